@@ -1,0 +1,46 @@
+"""overlapiter: stages and reads the coming mini-batches while earlier ones are trained on.
+
+The public names are loaded on first use, so that a worker process, which imports parts of this
+package, does not import Chainer for nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from . import errors as errors
+    from .chainer.convert import concat_examples as concat_examples
+    from .chainer.iterator import OverlapIterator as OverlapIterator
+    from .options import Staging as Staging
+    from .sources import local_path as local_path
+    from .stats import Stats as Stats
+
+__version__ = "0.1.0.dev0"
+
+__all__ = ["OverlapIterator", "Staging", "Stats", "concat_examples", "errors", "local_path"]
+
+_HOMES = {
+    "OverlapIterator": ".chainer.iterator",
+    "Staging": ".options",
+    "Stats": ".stats",
+    "concat_examples": ".chainer.convert",
+    "errors": ".errors",
+    "local_path": ".sources",
+}
+
+
+def __getattr__(name: str) -> object:
+    """Load a public name on first use."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module = importlib.import_module(home, __name__)
+    value = module if name == "errors" else getattr(module, name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

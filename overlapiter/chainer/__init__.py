@@ -1,0 +1,1 @@
+"""Chainer's face of overlapiter: the iterator, the converter, what Chainer's datasets read."""

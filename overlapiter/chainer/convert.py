@@ -1,0 +1,95 @@
+"""The converter: mini-batch to contiguous arrays, without copying them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import chainer
+import numpy as np
+
+from ..sharedmem.slots import MiniBatch
+
+
+@chainer.dataset.converter()
+def concat_examples(batch: Any, device: Any = None, padding: Any = None) -> Any:
+    """Concatenate a list of examples into arrays, as ``chainer.dataset.concat_examples`` does.
+
+    For a mini-batch of an :class:`OverlapIterator` whose arrays lie contiguously in shared memory
+    these very arrays are returned, without a copy, or sent to the device in one transfer each.
+    They live as long as somebody looks at them. Anything else is left to Chainer's function:
+    padding of unequal shapes, lists that did not come from the iterator, mini-batches whose
+    examples were replaced.
+
+    Args:
+        batch: The examples.
+        device: Where to send the arrays; None leaves them in the host's memory.
+        padding: Value to fill up arrays of unequal shapes with.
+
+    Returns:
+        An array of shape ``(len(batch), ...)`` for examples that are arrays, a tuple of them for
+        tuples, a dict of them for dicts.
+
+    Raises:
+        ValueError: The mini-batch is empty, or shapes differ and there is no ``padding``.
+    """
+    if isinstance(batch, MiniBatch) and batch and batch.columns and batch.is_untouched():
+        arrays = _columns(batch)
+        if arrays is not None:
+            return _sent(arrays, device)
+    return chainer.dataset.convert.concat_examples_func(batch, device, padding)
+
+
+def _columns(batch: MiniBatch) -> Any:
+    """Return the arrays in the form of an example, or None if Chainer has to concatenate."""
+    structure = batch.structure
+    if isinstance(structure, str):
+        return batch.columns[0]
+    assert structure is not None
+    kind, keys, children = structure
+    if kind == "list" or not all(isinstance(child, str) for child in children):
+        return None
+    arrays = []
+    for number, (mark, column) in enumerate(zip(children, batch.columns)):
+        key = number if keys is None else keys[number]
+        values = [example[key] for example in batch] if column is None or kind == "dict" else None
+        array = column
+        if column is None or not _still_views(values, column):
+            array = _numbers(mark, values)
+        if array is None:
+            return None
+        arrays.append(array)
+    return tuple(arrays) if keys is None else dict(zip(keys, arrays))
+
+
+def _still_views(values: Any, column: Any) -> bool:
+    """Return whether the values of a dict's key still are the rows of the column."""
+    if values is None:
+        return True
+    start = column.__array_interface__["data"][0]
+    step = column.strides[0]
+    return all(
+        type(value) is np.ndarray
+        and value.__array_interface__["data"][0] == start + row * step
+        and value.shape == column.shape[1:]
+        and value.dtype == column.dtype
+        for row, value in enumerate(values)
+    )
+
+
+def _numbers(mark: str, values: Any) -> Any:
+    """Return plain numbers as an array, as Chainer does; None for anything else."""
+    kinds = set(map(type, values))
+    if mark != "array" and len(kinds) == 1 and issubclass(kinds.pop(), (int, float, np.number)):
+        return np.asarray(values)
+    return None
+
+
+def _sent(arrays: Any, device: Any) -> Any:
+    if device is None:
+        return arrays
+    send = chainer.dataset.to_device
+    if isinstance(arrays, tuple):
+        return tuple(send(device, array) for array in arrays)
+    if isinstance(arrays, dict):
+        return {key: send(device, array) for key, array in arrays.items()}
+    return send(device, arrays)

@@ -1,0 +1,221 @@
+"""Which files Chainer's datasets read, and how they travel to the workers in little space."""
+
+from __future__ import annotations
+
+import bisect
+import collections.abc
+import os
+import pickle
+from collections.abc import Sequence
+from typing import IO, Any, Callable, overload
+
+import numpy as np
+from chainer import datasets as chainer_datasets
+
+from ..sources import declared_paths, source_roots
+
+# --- files ------------------------------------------------------------------------------------
+
+
+@declared_paths.register(chainer_datasets.ImageDataset)
+def _(dataset: Any, index: int) -> list[str]:
+    return [os.path.join(dataset._root, dataset._paths[index])]
+
+
+@declared_paths.register(chainer_datasets.LabeledImageDataset)
+def _(dataset: Any, index: int) -> list[str]:
+    return [os.path.join(dataset._root, dataset._pairs[index][0])]
+
+
+@declared_paths.register(chainer_datasets.ZippedImageDataset)
+def _(dataset: Any, index: int) -> list[str]:
+    return [dataset._zipfilename]
+
+
+@declared_paths.register(chainer_datasets.LabeledZippedImageDataset)
+def _(dataset: Any, index: int) -> list[str] | None:
+    return declared_paths(dataset._zipfile, index)
+
+
+@declared_paths.register(chainer_datasets.MultiZippedImageDataset)
+def _(dataset: Any, index: int) -> list[str] | None:
+    number = bisect.bisect(dataset._zpaths_accumlens, index) - 1
+    return declared_paths(dataset._zfs[number], index - dataset._zpaths_accumlens[number])
+
+
+@declared_paths.register(chainer_datasets.TransformDataset)
+def _(dataset: Any, index: int) -> list[str] | None:
+    return declared_paths(dataset._dataset, index)
+
+
+@declared_paths.register(chainer_datasets.SubDataset)
+def _(dataset: Any, index: int) -> list[str] | None:
+    position = (dataset._start if index >= 0 else dataset._finish) + index
+    return declared_paths(
+        dataset._dataset, position if dataset._order is None else dataset._order[position]
+    )
+
+
+@declared_paths.register(chainer_datasets.ConcatenatedDataset)
+def _(dataset: Any, index: int) -> list[str] | None:
+    for part in dataset._datasets:
+        if index < len(part):
+            return declared_paths(part, index)
+        index -= len(part)
+    return []
+
+
+@declared_paths.register(chainer_datasets.TupleDataset)
+def _(dataset: Any, index: int) -> list[str] | None:
+    return _joined(dataset._datasets, index)
+
+
+@declared_paths.register(chainer_datasets.DictDataset)
+def _(dataset: Any, index: int) -> list[str] | None:
+    return _joined(dataset._datasets.values(), index)
+
+
+def _joined(parts: collections.abc.Iterable[object], index: int) -> list[str] | None:
+    """Return the files of all parts, or None if those of one must be discovered."""
+    paths: list[str] = []
+    for part in parts:
+        some = declared_paths(part, index)
+        if some is None:
+            return None
+        paths += some
+    return paths
+
+
+# --- roots ------------------------------------------------------------------------------------
+
+
+@source_roots.register(chainer_datasets.ImageDataset)
+@source_roots.register(chainer_datasets.LabeledImageDataset)
+def _(dataset: Any) -> set[str]:
+    return {os.path.abspath(dataset._root)}
+
+
+@source_roots.register(chainer_datasets.ZippedImageDataset)
+def _(dataset: Any) -> set[str]:
+    return {os.path.dirname(os.path.abspath(dataset._zipfilename))}
+
+
+@source_roots.register(chainer_datasets.MultiZippedImageDataset)
+def _(dataset: Any) -> set[str]:
+    return set().union(*map(source_roots, dataset._zfs))
+
+
+@source_roots.register(chainer_datasets.ConcatenatedDataset)
+@source_roots.register(chainer_datasets.TupleDataset)
+def _(dataset: Any) -> set[str]:
+    return set().union(*map(source_roots, dataset._datasets))
+
+
+@source_roots.register(chainer_datasets.DictDataset)
+def _(dataset: Any) -> set[str]:
+    return set().union(*map(source_roots, dataset._datasets.values()))
+
+
+# --- pickling ---------------------------------------------------------------------------------
+
+#: Shorter lists are not worth packing.
+_PACK_FROM = 1000
+
+
+class PackedPaths(collections.abc.Sequence):  # type: ignore[type-arg]  # of str
+    """A list of texts in two arrays, so that forked processes go on sharing its memory.
+
+    A million Python objects would be copied page by page, as their reference counts change.
+    """
+
+    def __init__(self, paths: Sequence[str]) -> None:
+        text = "".join(paths)
+        data = text.encode("utf-8", "surrogateescape")
+        if len(data) == len(text):
+            lengths = map(len, paths)
+        else:
+            lengths = (len(path.encode("utf-8", "surrogateescape")) for path in paths)
+        self._data = np.frombuffer(data, np.uint8)
+        self._ends = np.cumsum(np.fromiter(lengths, np.int64, len(paths)))
+
+    def __len__(self) -> int:
+        """Return the number of paths."""
+        return len(self._ends)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[str]: ...
+    def __getitem__(self, index: Any) -> Any:
+        """Return one path, or a list of them."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = range(len(self))[index]
+        start = self._ends[position - 1] if position else 0
+        return self._data[start : self._ends[position]].tobytes().decode("utf-8", "surrogateescape")
+
+
+class PackedPairs(collections.abc.Sequence):  # type: ignore[type-arg]  # of (str, int)
+    """A list of (path, label) pairs in three arrays; see :class:`PackedPaths`."""
+
+    def __init__(self, pairs: Sequence[tuple[str, int]]) -> None:
+        paths, labels = zip(*pairs)
+        self._paths = PackedPaths(paths)
+        self._labels = np.array(labels, np.int64)
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        return len(self._paths)
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[str, int]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[str, int]]: ...
+    def __getitem__(self, index: Any) -> Any:
+        """Return one pair, or a list of them."""
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return self._paths[index], int(self._labels[index])
+
+
+class DatasetPickler(pickle.Pickler):
+    """Pickles a dataset with the long lists of Chainer's image datasets packed.
+
+    Args:
+        file: Where to write.
+        buffer_callback: Takes the arrays, which stay out of the pickle.
+    """
+
+    def __init__(
+        self, file: IO[bytes], buffer_callback: Callable[[pickle.PickleBuffer], Any]
+    ) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=buffer_callback)
+
+    def reducer_override(self, thing: Any) -> Any:
+        """Swap the lists of the known datasets for packed ones; leave all else to pickle."""
+        if not isinstance(thing, _PACKABLE):
+            return NotImplemented
+        reduced = list(thing.__reduce_ex__(pickle.HIGHEST_PROTOCOL))
+        if len(reduced) > 2 and isinstance(reduced[2], dict):
+            reduced[2] = {name: _packed(name, value) for name, value in reduced[2].items()}
+        return tuple(reduced)
+
+
+_PACKABLE = (
+    chainer_datasets.ImageDataset,
+    chainer_datasets.LabeledImageDataset,
+    chainer_datasets.ZippedImageDataset,
+    chainer_datasets.LabeledZippedImageDataset,
+)
+
+
+def _packed(name: str, value: Any) -> Any:
+    if type(value) not in (list, tuple) or len(value) < _PACK_FROM:
+        return value
+    if name == "_paths" and set(map(type, value)) == {str}:
+        return PackedPaths(value)
+    if name == "_pairs" and set(map(type, value)) == {tuple} and set(map(len, value)) == {2}:
+        paths, labels = zip(*value)
+        if set(map(type, paths)) == {str} and set(map(type, labels)) == {int}:
+            return PackedPairs(value)
+    return value

@@ -1,0 +1,441 @@
+"""The iterator: a drop-in for Chainer's ``MultiprocessIterator``."""
+
+from __future__ import annotations
+
+import collections
+import multiprocessing
+import os
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any, Optional
+
+import chainer
+import numpy as np
+
+from ..errors import OptionError
+from ..options import Staging, check_count
+from ..order import (
+    IndexList,
+    IterationState,
+    advance,
+    checked_order,
+    crosses_epoch,
+    epoch_size,
+    seeded_order,
+)
+from ..pipeline import Pipeline, WaitTimeoutError
+from ..sharedmem.slots import MiniBatch
+from ..sources import declared_paths
+from ..stats import Stats
+from ..workers.parcel import Parcel
+from ..workers.supervisor import SupervisorPlan
+from .datasets import DatasetPickler
+from .plan import staging_plan
+
+OrderSampler = Callable[[Any, int], Any]
+
+_PRELOAD = ("overlapiter.workers.supervisor", "overlapiter.chainer.preload")
+
+
+class OverlapIterator(chainer.dataset.Iterator):
+    """Dataset iterator that stages and reads the coming mini-batches in other processes.
+
+    A drop-in for ``chainer.iterators.MultiprocessIterator``: the same arguments, attributes and
+    mini-batches, in the order of ``SerialIterator``. With ``staging``, prefetcher processes copy
+    the files of the coming mini-batches to the node's own disk while earlier mini-batches are
+    read from there. The workers start in the constructor, through a forkserver; this process
+    never forks.
+
+    A mini-batch is a list of examples whose arrays are views of shared memory, valid as long as
+    they are kept. Use :func:`overlapiter.concat_examples` as the updater's converter to get the
+    arrays of a mini-batch without a copy.
+
+    Args:
+        dataset: The dataset. It is pickled here and now; later changes do not reach the workers.
+        batch_size: Examples in a mini-batch.
+        repeat: Whether to go on with the next epoch at the end of one.
+        shuffle: Whether to shuffle the order at the start of each epoch; None means True unless
+            there is an ``order_sampler``.
+        n_processes: File reader processes; None or 0 takes one for each core this process may use.
+        n_prefetch: Mini-batches that are kept ready beyond the next one.
+        shared_mem: Accepted for compatibility; the slots find their size by themselves.
+        order_sampler: Called with the current order and position before each epoch; returns the
+            next order.
+        dataset_timeout: Seconds after which a mini-batch that does not come gives a
+            :class:`TimeoutWarning`; None for never.
+        maxtasksperchild: Parts of mini-batches after which a file reader is replaced by a fresh
+            one; None for never.
+        staging: Where to stage files; None reads them where they are.
+        seed: With it, the order of every epoch and the state of ``random`` and ``numpy.random``
+            that each example sees follow from (seed, epoch, index) alone.
+
+    Raises:
+        OptionError: An argument cannot work.
+        DatasetPicklingError: The dataset cannot be sent to the workers.
+        StagingError: The staging directory cannot be used.
+    """
+
+    TimeoutWarning = chainer.iterators.MultiprocessIterator.TimeoutWarning
+
+    _finalized = False
+    _pipeline: Optional[Pipeline] = None
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int,
+        repeat: bool = True,
+        shuffle: Optional[bool] = None,
+        n_processes: Optional[int] = None,
+        n_prefetch: int = 1,
+        shared_mem: Optional[int] = None,
+        order_sampler: Optional[OrderSampler] = None,
+        dataset_timeout: Optional[float] = 30.0,
+        maxtasksperchild: Optional[int] = None,
+        *,
+        staging: Optional[Staging] = None,
+        seed: Optional[int] = None,
+    ) -> None:
+        created_ns = time.monotonic_ns()
+        self.dataset = dataset
+        self.batch_size = check_count("batch_size", batch_size)
+        self.repeat = repeat
+        self.shuffle = shuffle
+        self.n_processes = _count_readers(n_processes)
+        self.n_prefetch = max(check_count("n_prefetch", n_prefetch, minimum=0), 1)
+        self.shared_mem = shared_mem
+        if shared_mem is not None:
+            check_count("shared_mem", shared_mem, minimum=0)
+        self.dataset_timeout = dataset_timeout
+        if dataset_timeout is not None and not dataset_timeout > 0:
+            raise OptionError("dataset_timeout", f"{dataset_timeout!r} s is no time; use None")
+        self._maxtasksperchild = maxtasksperchild
+        if maxtasksperchild is not None:
+            check_count("maxtasksperchild", maxtasksperchild)
+        if staging is not None and not isinstance(staging, Staging):
+            raise OptionError("staging", f"{staging!r} is no overlapiter.Staging")
+        self.staging = staging
+        self.seed = None if seed is None else check_count("seed", seed, minimum=0)
+        self.order_sampler = _choose_sampler(shuffle, order_sampler, seed)
+        self._begin(self._first_state())
+        self._start(created_ns)
+
+    # --- iteration ----------------------------------------------------------------------------
+
+    def __next__(self) -> MiniBatch:
+        """Return the next mini-batch. Blocks until it is there.
+
+        Raises:
+            StopIteration: There is none; with ``repeat=False``, after the last one.
+            Exception: What the dataset raised, with an ExampleError as its cause; the next call
+                gives the following mini-batch.
+        """
+        if self._pipeline is None:
+            raise RuntimeError("the iterator has been finalized; make a new one")
+        self._run_ahead()
+        state, index_list = self._ahead[0]
+        if isinstance(index_list, BaseException):
+            self._ahead.popleft()
+            raise index_list
+        if index_list is None:
+            self._previous_epoch_detail = self.epoch_detail
+            raise StopIteration
+        try:
+            batch = self._wait()
+        except chainer.iterators.MultiprocessIterator.TimeoutWarning:
+            raise  # a warning that was turned into an error: the mini-batch is still to come
+        except Exception:
+            self._step(state)
+            raise
+        self._step(state)
+        return batch
+
+    next = __next__
+
+    def _step(self, state: IterationState) -> None:
+        self._ahead.popleft()
+        self._previous_epoch_detail = self.epoch_detail
+        self._state = state
+
+    def _wait(self) -> MiniBatch:
+        assert self._pipeline is not None
+        while True:
+            try:
+                return self._pipeline.take(self.dataset_timeout)
+            except WaitTimeoutError as stall:
+                warnings.warn(self._explain(stall), self.TimeoutWarning, stacklevel=3)
+
+    def _explain(self, stall: WaitTimeoutError) -> str:
+        text = f"Stalled dataset is detected: no mini-batch for {self.dataset_timeout} seconds."
+        if stall.index >= 0:
+            paths = declared_paths(self.dataset, stall.index) or []
+            where = f" ({', '.join(paths)})" if paths else ""
+            text += f" {stall.stage} is at example {stall.index}{where}."
+        else:
+            text += f" It waits for {stall.stage}."
+        return text + " Check that the file can be read, or raise dataset_timeout."
+
+    # --- running ahead ------------------------------------------------------------------------
+
+    def _first_state(self) -> IterationState:
+        size = len(self.dataset)
+        order = None
+        if self.order_sampler is not None:
+            order = checked_order(self._next_order(np.arange(size), 0, 0), size)
+        return IterationState(0, 0, False, order)
+
+    def _begin(self, state: IterationState) -> None:
+        """Set the state, and forget what was generated ahead of the old one."""
+        self._state = state
+        self._previous_epoch_detail = -1.0  # None in a form that snapshots can hold
+        self._head = state  # after the last index list that was generated
+        self._ahead: collections.deque[Any] = collections.deque()
+
+    def _next_order(self, order: Any, position: int, epoch: int) -> Any:
+        if self.seed is not None and isinstance(self.order_sampler, SeededShuffle):
+            return seeded_order(self.seed, epoch, len(order))
+        assert self.order_sampler is not None
+        return self.order_sampler(order, position)
+
+    def _run_ahead(self, *, may_cross_epoch: bool = True) -> None:
+        """Generate index lists as far ahead as the stages need them, and submit them."""
+        assert self._pipeline is not None
+        n_needed = self.n_prefetch + 2
+        n_wanted = n_needed if self.staging is None else max(n_needed, self.staging.look_ahead)
+        while len(self._ahead) < n_wanted and not (self._ahead and self._ends_here()):
+            size = len(self.dataset)
+            if crosses_epoch(self._head, self.batch_size, size):
+                is_far = len(self._ahead) >= n_needed and self._head.epoch > self._state.epoch
+                if is_far or not may_cross_epoch:
+                    break
+            index_list: Any
+            try:
+                self._head, index_list = advance(
+                    self._head, self.batch_size, self.repeat, self._next_order, size
+                )
+            except Exception as error:  # noqa: BLE001  # raised when its mini-batch is due
+                index_list = error
+            self._ahead.append((self._head, index_list))
+            if isinstance(index_list, IndexList):
+                self._pipeline.submit(index_list)
+        # Sent with the message that asks for the next mini-batch.
+
+    def _ends_here(self) -> bool:
+        return not isinstance(self._ahead[-1][1], IndexList)
+
+    def _start(self, created_ns: int) -> None:
+        parcel = Parcel(self.dataset, DatasetPickler)
+        needs_chainer = parcel.mentions("chainer")
+        preload = _PRELOAD if needs_chainer else _PRELOAD[:1]
+        try:
+            staging = staging_plan(self.staging, self.dataset, self._first_indices())
+        except BaseException:
+            parcel.close()
+            raise
+        plan = SupervisorPlan(
+            n_readers=self.n_processes,
+            n_build_ahead=self.n_prefetch + 1,
+            batch_size=self.batch_size,
+            dataset_size=len(self.dataset),
+            seed=self.seed,
+            max_parts_per_reader=self._maxtasksperchild,
+            staging=staging,
+            imports=preload,
+        )
+        self._pipeline = Pipeline(parcel, plan, preload, created_ns)
+        self._run_ahead(may_cross_epoch=False)
+        self._pipeline.flush()
+
+    def _first_indices(self) -> list[int]:
+        order = self._state.order
+        indices = range(len(self.dataset)) if order is None else order
+        return [int(index) for index in indices[: self.batch_size]]
+
+    # --- Chainer's iterator protocol ----------------------------------------------------------
+
+    @property
+    def current_position(self) -> int:
+        """Examples taken in the current epoch."""
+        return self._state.current_position
+
+    @property
+    def epoch(self) -> int:
+        """Completed sweeps over the dataset."""
+        return self._state.epoch
+
+    @property
+    def is_new_epoch(self) -> bool:
+        """Whether the last mini-batch completed a sweep."""
+        return self._state.is_new_epoch
+
+    @property
+    def epoch_detail(self) -> float:
+        """Sweeps over the dataset, with the fraction of the current one."""
+        return self.epoch + self.current_position / self._epoch_size
+
+    @property
+    def previous_epoch_detail(self) -> Optional[float]:
+        """The ``epoch_detail`` before the last mini-batch; None before the first one."""
+        return None if self._previous_epoch_detail < 0 else self._previous_epoch_detail
+
+    @property
+    def _epoch_size(self) -> int:
+        return epoch_size(self._state, len(self.dataset))
+
+    def reset(self) -> None:
+        """Go back to the start, with a new order from ``order_sampler``; the workers live on."""
+        self._refuse_if_finalized()
+        assert self._pipeline is not None
+        self._begin(self._first_state())
+        self._restart()
+
+    def _restart(self) -> None:
+        assert self._pipeline is not None
+        self._pipeline.reset()
+        self._run_ahead(may_cross_epoch=False)
+        self._pipeline.flush()
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load the state. Saving disturbs nothing that is on its way.
+
+        The random state of an order sampler is not saved, as in Chainer; with ``seed`` there is
+        none to save.
+        """
+        self._refuse_if_finalized()
+        order = None if self._state.order is None else np.array(self._state.order)
+        position = int(serializer("current_position", self.current_position))
+        epoch = int(serializer("epoch", self.epoch))
+        is_new_epoch = bool(serializer("is_new_epoch", self.is_new_epoch))
+        if order is not None:
+            try:
+                order = _kept(serializer("order", order), order)
+            except KeyError:
+                order = _kept(serializer("_order", order), order)  # of MultithreadIterator
+        state = IterationState(position, epoch, is_new_epoch, order)
+        previous = self._load_previous(serializer, state)
+        if _is_same(state, self._state):
+            self._previous_epoch_detail = previous
+            return
+        if order is not None:
+            checked_order(order, len(self.dataset))
+        self._begin(state)
+        self._previous_epoch_detail = previous
+        self._restart()
+
+    def _load_previous(self, serializer: Any, state: IterationState) -> float:
+        try:
+            previous = serializer("previous_epoch_detail", self._previous_epoch_detail)
+            return self._previous_epoch_detail if previous is None else float(previous)
+        except KeyError:  # a snapshot of an older Chainer
+            size = epoch_size(state, len(self.dataset))
+            if state.epoch + state.current_position / size <= 0:
+                return -1.0
+            return max(state.epoch + (state.current_position - self.batch_size) / size, 0.0)
+
+    def stats(self) -> Stats:
+        """Return counters of what the workers have done so far."""
+        self._refuse_if_finalized()
+        assert self._pipeline is not None
+        return self._pipeline.stats()
+
+    def finalize(self) -> None:
+        """End all worker processes. Mini-batches that were taken stay valid."""
+        self._finalized = True
+        pipeline, self._pipeline = self._pipeline, None
+        if pipeline is not None:
+            pipeline.close()
+
+    def _refuse_if_finalized(self) -> None:
+        if self._finalized:
+            raise NotImplementedError(
+                "Reset of finalized OverlapIterator is currently not supported."
+            )
+
+    # --- copies -------------------------------------------------------------------------------
+
+    def __copy__(self) -> OverlapIterator:
+        """Return an independent iterator over the same dataset, in the same state."""
+        return _revived(type(self), self._arguments(), self._state, self._previous_epoch_detail)
+
+    def __reduce__(self) -> Any:
+        """Pickle the arguments and the state; the workers stay here."""
+        state = self._state, self._previous_epoch_detail
+        return _revived, (type(self), self._arguments(), *state)
+
+    def _arguments(self) -> dict[str, Any]:
+        sampler = self.order_sampler
+        has_own_sampler = not isinstance(sampler, (_DefaultSampler, SeededShuffle, type(None)))
+        return {
+            "dataset": self.dataset,
+            "batch_size": self.batch_size,
+            "repeat": self.repeat,
+            "shuffle": None if has_own_sampler else self.shuffle,
+            "n_processes": self.n_processes,
+            "n_prefetch": self.n_prefetch,
+            "shared_mem": self.shared_mem,
+            "order_sampler": sampler if has_own_sampler else None,
+            "dataset_timeout": self.dataset_timeout,
+            "maxtasksperchild": self._maxtasksperchild,
+            "staging": self.staging,
+            "seed": self.seed,
+        }
+
+
+class _DefaultSampler(chainer.iterators.ShuffleOrderSampler):
+    """Chainer's sampler, made here rather than given by the user."""
+
+
+class SeededShuffle:
+    """Stands for the order that follows from ``seed``; a sampler could not know the epoch."""
+
+    def __call__(self, current_order: Any, current_position: int) -> Any:
+        """Refuse; the iterator computes this order itself."""
+        raise NotImplementedError("the order follows from the iterator's seed")
+
+
+def _revived(
+    kind: type[OverlapIterator],
+    arguments: dict[str, Any],
+    state: IterationState,
+    previous_epoch_detail: float,
+) -> OverlapIterator:
+    iterator = kind(**arguments)
+    iterator._begin(IterationState(*state))
+    iterator._previous_epoch_detail = previous_epoch_detail
+    iterator._restart()
+    return iterator
+
+
+def _count_readers(n_processes: Optional[int]) -> int:
+    if not n_processes:
+        return len(os.sched_getaffinity(0)) or multiprocessing.cpu_count()
+    return check_count("n_processes", n_processes)
+
+
+def _choose_sampler(
+    shuffle: Optional[bool], order_sampler: Optional[OrderSampler], seed: Optional[int]
+) -> Optional[OrderSampler]:
+    if shuffle is not None and order_sampler is not None:
+        raise OptionError(
+            "order_sampler",
+            "`shuffle` is not `None` and a custom `order_sampler` is set. Please set `shuffle` "
+            "to `None` to use the custom order sampler.",
+        )
+    if order_sampler is not None:
+        return order_sampler
+    if shuffle is False:
+        return None
+    return _DefaultSampler() if seed is None else SeededShuffle()
+
+
+def _kept(loaded: Any, order: Any) -> Any:
+    return order if loaded is None else np.asarray(loaded)
+
+
+def _is_same(one: IterationState, other: IterationState) -> bool:
+    if one[:3] != other[:3] or (one.order is None) != (other.order is None):
+        return False
+    return one.order is None or np.array_equal(one.order, other.order)
+
+

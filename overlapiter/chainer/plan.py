@@ -1,0 +1,104 @@
+"""From what the user asked for to what the supervisor is told: absolute paths, bytes, counts."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..errors import OptionError, StagingError
+from ..options import Staging, parse_size
+from ..sources import declared_paths, paths_below, source_roots
+from ..workers.supervisor import StagingPlan
+
+
+def staging_plan(
+    staging: Staging | None, dataset: Any, first_indices: list[int]
+) -> StagingPlan | None:
+    """Check the options against the disk and the dataset, and make the staging directory.
+
+    Args:
+        staging: The user's options; None for no staging.
+        dataset: The dataset, for its root.
+        first_indices: Indices of the first mini-batch, which must fit.
+
+    Raises:
+        OptionError: A value cannot work here.
+        StagingError: The staging directory cannot be made or written.
+    """
+    if staging is None:
+        return None
+    source = _find_source(staging, dataset)
+    directory = _make_directory(os.path.abspath(os.fspath(staging.directory)))
+    if os.path.join(directory, "").startswith(os.path.join(source, "")):
+        raise OptionError(
+            "directory", f"{directory} lies below the source {source}; choose one on another disk"
+        )
+    disk = os.statvfs(directory)
+    disk_bytes = disk.f_blocks * disk.f_frsize
+    capacity_bytes = None
+    if staging.capacity is not None:
+        capacity_bytes = parse_size("capacity", staging.capacity, disk_bytes)
+        _check_capacity(capacity_bytes, source, dataset, first_indices)
+    n_cores = len(os.sched_getaffinity(0))
+    plan = StagingPlan(
+        directory=directory,
+        source=source,
+        capacity_bytes=capacity_bytes,
+        keep_free_bytes=parse_size("keep_free", staging.keep_free, disk_bytes),
+        validate=staging.validate == "mtime",
+        n_prefetchers=staging.n_prefetchers or min(2, n_cores),
+        reads_in_flight=staging.reads_in_flight,
+    )
+    store = plan.store()
+    store.create()
+    plan.room().recount()
+    return plan
+
+
+def _find_source(staging: Staging, dataset: Any) -> str:
+    if staging.source is not None:
+        source = os.path.abspath(os.fspath(staging.source))
+    else:
+        roots = source_roots(dataset)
+        if len(roots) != 1:
+            found = f"several were found ({', '.join(sorted(roots))})" if roots else "none is known"
+            raise OptionError(
+                "source",
+                f"is needed, since of the roots of this dataset {found}; name the directory on "
+                f"the slow store below which the files lie",
+            )
+        source = roots.pop()
+    if not os.path.isdir(source):
+        raise OptionError("source", f"{source} is no directory; check the path and the mount")
+    return source
+
+
+def _make_directory(directory: str) -> str:
+    parent = os.path.dirname(directory)
+    if not os.path.isdir(parent):
+        raise StagingError(directory, f"its parent {parent} does not exist; make it first")
+    try:
+        os.makedirs(directory, mode=0o700, exist_ok=True)
+    except OSError as error:
+        message = f"cannot make it ({error.strerror}); choose a directory that you may write"
+        raise StagingError(directory, message) from error
+    if not os.access(directory, os.W_OK | os.X_OK):
+        raise StagingError(directory, "is not writable; choose a directory that you may write")
+    return directory
+
+
+def _check_capacity(
+    capacity_bytes: int, source: str, dataset: Any, first_indices: list[int]
+) -> None:
+    """Refuse a capacity that does not hold the files of one mini-batch."""
+    paths: set[str] = set()
+    for index in first_indices:
+        declared = declared_paths(dataset, index) or []
+        paths.update(absolute for _, absolute in paths_below(source, declared))
+    needed_bytes = sum(os.path.getsize(path) for path in paths if os.path.exists(path))
+    if capacity_bytes < max(needed_bytes, 1):
+        raise OptionError(
+            "capacity",
+            f"{capacity_bytes} bytes are less than the files of one mini-batch "
+            f"({needed_bytes} bytes); give room for some mini-batches",
+        )

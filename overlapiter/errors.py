@@ -1,0 +1,149 @@
+"""The errors that overlapiter raises, and the warnings that it gives.
+
+::
+
+    OverlapError
+    ├── OptionError (also ValueError)      an argument cannot work; raised at construction
+    ├── DatasetPicklingError (also TypeError)  the dataset cannot travel to the workers
+    ├── ExampleError                       one example could not be read
+    ├── WorkerDiedError                    the same example killed its file reader again and again
+    ├── StagingError (also OSError)        the staging directory cannot be used
+    ├── SharedMemoryError (also MemoryError)  no memory for the mini-batch slots
+    └── PipelineError                      the worker processes could not start or were lost
+
+    StagingWarning (RuntimeWarning)        staging is degraded; training goes on
+
+Each error carries its facts as attributes and survives pickling. When a dataset raises,
+``next()`` raises that very exception and chains an :class:`ExampleError` to it as ``__cause__``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+class OverlapError(Exception):
+    """Root of every error that overlapiter raises on purpose."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Rebuild from the message and the attributes, whatever the constructor takes."""
+        return _rebuild, (type(self), self.args, self.__dict__)
+
+
+def _rebuild(kind: type[OverlapError], args: tuple[Any, ...], facts: dict[str, Any]) -> OverlapError:
+    error = kind.__new__(kind)
+    error.args = args
+    error.__dict__.update(facts)
+    return error
+
+
+class OptionError(OverlapError, ValueError):
+    """An argument cannot work.
+
+    Attributes:
+        option: Name of the argument.
+    """
+
+    def __init__(self, option: str, message: str) -> None:
+        super().__init__(f"{option}: {message}")
+        self.option = option
+
+
+class DatasetPicklingError(OverlapError, TypeError):
+    """The dataset cannot be pickled, so it cannot travel to the worker processes.
+
+    Attributes:
+        attribute: Where inside the dataset the culprit sits, for example ``"dataset.base._file"``.
+    """
+
+    def __init__(self, attribute: str, reason: str) -> None:
+        super().__init__(
+            f"the dataset cannot be sent to the file readers: {attribute} cannot be pickled "
+            f"({reason}). Open files, locks and connections on first use inside get_example, and "
+            f"leave them out in __getstate__; define functions at the top level of a module."
+        )
+        self.attribute = attribute
+
+
+class ExampleError(OverlapError):
+    """An example could not be read.
+
+    Attributes:
+        index: Index of the example in the dataset.
+        paths: The source files that were opened for it, possibly empty.
+        worker_traceback: Traceback of the file reader process, as text.
+    """
+
+    def __init__(
+        self, index: int, paths: tuple[str, ...], reason: str, worker_traceback: str
+    ) -> None:
+        where = f" ({', '.join(paths)})" if paths else ""
+        super().__init__(
+            f"a file reader could not read example {index}{where}: {reason}. "
+            f"Check that file, or try dataset[{index}] in the main process.\n\n"
+            f"Traceback in the file reader:\n{worker_traceback}"
+        )
+        self.index = index
+        self.paths = paths
+        self.worker_traceback = worker_traceback
+
+
+class WorkerDiedError(OverlapError):
+    """The same example was being read each time its file reader died.
+
+    Attributes:
+        index: Index of the example in the dataset.
+        deaths: How many file readers died on it.
+        exit_code: How the last one ended; ``-N`` means killed by signal N.
+    """
+
+    def __init__(self, index: int, deaths: int, exit_code: int) -> None:
+        ending = f"signal {-exit_code}" if exit_code < 0 else f"exit status {exit_code}"
+        super().__init__(
+            f"{deaths} file readers died ({ending}) while they read example {index}. "
+            f"Try dataset[{index}] in a process of its own; a crash inside a C library and the "
+            f"kernel's out-of-memory killer are the usual causes."
+        )
+        self.index = index
+        self.deaths = deaths
+        self.exit_code = exit_code
+
+
+class StagingError(OverlapError, OSError):
+    """The staging directory cannot be used.
+
+    Attributes:
+        directory: The staging directory.
+    """
+
+    def __init__(self, directory: str, message: str) -> None:
+        super().__init__(f"staging directory {directory}: {message}")
+        self.directory = directory
+
+    def __str__(self) -> str:
+        """Return the message; OSError would format its arguments."""
+        return str(self.args[0])
+
+
+class SharedMemoryError(OverlapError, MemoryError):
+    """There is no memory left for the slots of the mini-batches.
+
+    Attributes:
+        wanted_bytes: Size of the reservation that failed.
+    """
+
+    def __init__(self, wanted_bytes: int, reason: str) -> None:
+        super().__init__(
+            f"cannot reserve {wanted_bytes / 1e6:.1f} MB of shared memory for a mini-batch "
+            f"({reason}). Keep fewer mini-batches alive, lower n_prefetch or batch_size, or ask "
+            f"the job scheduler for more memory."
+        )
+        self.wanted_bytes = wanted_bytes
+
+
+class PipelineError(OverlapError):
+    """The worker processes could not be started, or were lost for good."""
+
+
+class StagingWarning(RuntimeWarning):
+    """Staging is degraded: files are read from the source until it works again."""

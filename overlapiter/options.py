@@ -1,0 +1,105 @@
+"""Option classes: frozen, and checked when they are made."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import re
+from typing import Literal
+
+from .errors import OptionError
+
+#: Reads of the slow store that all prefetchers of an iterator together keep in flight.
+DEFAULT_READS_IN_FLIGHT = 64
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
+_SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([KMGT]?I?B?|%)\s*", re.IGNORECASE)
+
+
+def parse_size(option: str, size: int | str, whole_bytes: int) -> int:
+    """Return a size in bytes.
+
+    Args:
+        option: Name of the option, for the error.
+        size: Bytes, or a text such as ``"200GB"``, ``"1.5 GiB"`` or ``"50%"``.
+        whole_bytes: What 100% means.
+
+    Raises:
+        OptionError: The text is no size, or the size is negative.
+    """
+    if isinstance(size, bool) or not isinstance(size, (int, str)):
+        raise OptionError(option, f"{size!r} is no size; give bytes or a text such as '200GB'")
+    if isinstance(size, int):
+        if size < 0:
+            raise OptionError(option, f"{size} bytes is negative; give a positive size")
+        return size
+    match = _SIZE.fullmatch(size)
+    number, unit = (match[1], match[2].upper()) if match else ("", "?")
+    if unit == "%":
+        if float(number) > 100:
+            raise OptionError(option, f"{size!r} is more than the whole; give at most '100%'")
+        return int(float(number) / 100 * whole_bytes)
+    if unit not in _UNITS:
+        raise OptionError(option, f"{size!r} is no size; write '200GB', '1.5GiB' or '50%'")
+    return int(float(number) * _UNITS[unit])
+
+
+def check_count(option: str, value: object, *, minimum: int = 1) -> int:
+    """Return ``value`` as an int, or raise OptionError if it is no count of at least ``minimum``."""
+    try:
+        count = value.__index__()  # type: ignore[attr-defined]  # objects without it are refused
+    except (AttributeError, TypeError):
+        raise OptionError(option, f"{value!r} is no whole number") from None
+    if isinstance(value, bool) or count < minimum:
+        raise OptionError(option, f"{value!r} is too small; give at least {minimum}")
+    return int(count)
+
+
+@dataclasses.dataclass(frozen=True)
+class Staging:
+    """Where and how files are staged.
+
+    Args:
+        directory: The staging directory, on the node's own fast disk. It is made, with mode 0700,
+            if its parent exists. Several iterators, ranks and jobs may share it.
+        source: Root of the files on the slow store; only files below it are staged. None takes
+            the root of the data set where it is known.
+        n_prefetchers: Prefetcher processes. Waiting for the slow store costs no CPU, so a few are
+            enough: None takes 2, or 1 where there is a single core.
+        reads_in_flight: Files that all prefetchers together read at the same time.
+        capacity: Most bytes that staged files may take, as bytes, ``"200GB"`` or ``"50%"`` of the
+            disk; None for no limit of its own. When it is reached, further files are read from
+            the source.
+        keep_free: Free space that is left on the disk, in the same forms.
+        validate: ``"mtime"`` reuses a staged file only while size and mtime of its source still
+            match; ``"never"`` trusts whatever is staged.
+        look_ahead: Mini-batches whose files are staged ahead of the trainer.
+
+    Raises:
+        OptionError: A value cannot work.
+    """
+
+    directory: str | os.PathLike[str]
+    _: dataclasses.KW_ONLY
+    source: str | os.PathLike[str] | None = None
+    n_prefetchers: int | None = None
+    reads_in_flight: int = DEFAULT_READS_IN_FLIGHT
+    capacity: int | str | None = None
+    keep_free: int | str = "5%"
+    validate: Literal["mtime", "never"] = "mtime"
+    look_ahead: int = 32
+
+    def __post_init__(self) -> None:
+        """Check every value that can be checked without touching the disk."""
+        if not os.fspath(self.directory):
+            raise OptionError("directory", "is empty; name a directory on the node's own disk")
+        if self.n_prefetchers is not None:
+            check_count("n_prefetchers", self.n_prefetchers)
+        check_count("reads_in_flight", self.reads_in_flight)
+        check_count("look_ahead", self.look_ahead)
+        if self.capacity is not None and parse_size("capacity", self.capacity, 2**60) == 0:
+            raise OptionError("capacity", "is zero; give room for some mini-batches, or None")
+        parse_size("keep_free", self.keep_free, 2**60)
+        if self.validate not in ("mtime", "never"):
+            raise OptionError("validate", f"{self.validate!r} is unknown; use 'mtime' or 'never'")

@@ -1,0 +1,151 @@
+"""Access order: which example comes when. Pure: no clock, thread, process or file.
+
+The iteration state machine gives, mini-batch by mini-batch, the indices that Chainer's serial
+iterator would give, so it can run ahead of the trainer: the state travels with the mini-batch.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .errors import OptionError
+
+Indices = NDArray[np.intp]
+
+
+class NextOrder(Protocol):
+    """Gives the order of an epoch; an order sampler is wrapped into one."""
+
+    def __call__(self, order: Indices, position: int, epoch: int) -> Indices:
+        """Return the order of ``epoch``, given the previous order and the position in it."""
+
+
+class IterationState(NamedTuple):
+    """Where an iterator stands after a mini-batch.
+
+    ``order`` is None for ascending order. ``current_position`` counts examples from the start of
+    the epoch; ``epoch`` counts completed sweeps.
+    """
+
+    current_position: int
+    epoch: int
+    is_new_epoch: bool
+    order: Indices | None
+
+
+class IndexList(NamedTuple):
+    """The indices of one mini-batch, and the epoch that each of them belongs to."""
+
+    indices: Indices
+    epochs: NDArray[np.int64]
+
+
+def epoch_size(state: IterationState, dataset_size: int) -> int:
+    """Return the number of examples in the epoch of ``state``."""
+    return dataset_size if state.order is None else len(state.order)
+
+
+def crosses_epoch(state: IterationState, batch_size: int, dataset_size: int) -> bool:
+    """Return whether the next mini-batch ends the epoch, and so needs the next epoch's order."""
+    return state.current_position + batch_size >= epoch_size(state, dataset_size)
+
+
+def advance(
+    state: IterationState,
+    batch_size: int,
+    repeat: bool,
+    next_order: NextOrder | None,
+    dataset_size: int,
+) -> tuple[IterationState, IndexList | None]:
+    """Take the next mini-batch.
+
+    Args:
+        state: The state after the previous mini-batch.
+        batch_size: Examples in a full mini-batch.
+        repeat: Whether mini-batches run on into the next epoch.
+        next_order: Called once for each epoch end that is reached; unused without an order.
+        dataset_size: Examples in the dataset, the size of an epoch without an order.
+
+    Returns:
+        The new state and the index list; with ``repeat=False``, after the first epoch, the
+        unchanged state and None.
+
+    Raises:
+        ValueError: The epoch is empty though ``repeat`` is set, or a new order has another length.
+        OptionError: A new order holds an index that is no example of the dataset.
+    """
+    if not repeat and state.epoch > 0:
+        return state, None
+    size = epoch_size(state, dataset_size)
+    if repeat and size == 0:
+        raise ValueError("Epoch size must be positive for an iterator that repeats.")
+
+    position, epoch, order = state.current_position, state.epoch, state.order
+    pieces: list[Indices] = []
+    epochs: list[NDArray[np.int64]] = []
+    wanted = batch_size
+
+    def take(stop: int) -> None:
+        piece = np.arange(position, stop) if order is None else order[position:stop]
+        pieces.append(piece)
+        epochs.append(np.full(len(piece), epoch, np.int64))
+
+    is_new_epoch = False
+    while position + wanted >= size:
+        take(size)
+        wanted -= size - position
+        if order is not None and next_order is not None:
+            order = _checked_successor(order, next_order(order, position, epoch + 1), dataset_size)
+        epoch, position, is_new_epoch = epoch + 1, 0, True
+        if not repeat:
+            wanted = 0
+            break
+    take(position + wanted)
+
+    new_state = IterationState(position + wanted, epoch, is_new_epoch, order)
+    return new_state, IndexList(
+        np.concatenate(pieces).astype(np.intp, copy=False), np.concatenate(epochs)
+    )
+
+
+def _checked_successor(order: Indices, successor: Indices, dataset_size: int) -> Indices:
+    if len(successor) != len(order):
+        raise ValueError("The size of order does not match the size of the previous order.")
+    return checked_order(successor, dataset_size)
+
+
+def checked_order(order: Indices, dataset_size: int) -> Indices:
+    """Return ``order`` as an index array, or raise OptionError if the dataset lacks an index.
+
+    Negative indices count from the end, as in any sequence.
+    """
+    order = np.asarray(order)
+    if order.size == 0:
+        return order.astype(np.intp)
+    if order.ndim != 1 or order.dtype.kind not in "iu":
+        raise OptionError(
+            "order_sampler",
+            f"returned an array of shape {order.shape} and dtype {order.dtype}; "
+            f"return a 1-dimensional array of integers",
+        )
+    low, high = int(order.min()), int(order.max())
+    if low < -dataset_size or high >= dataset_size:
+        culprit = high if high >= dataset_size else low
+        raise OptionError(
+            "order_sampler",
+            f"returned index {culprit}, but the dataset has {dataset_size} examples; "
+            f"return indices from 0 to {dataset_size - 1}",
+        )
+    return order
+
+
+def seeded_order(seed: int, epoch: int, size: int) -> Indices:
+    """Return the shuffled order of one epoch, a function of ``(seed, epoch, size)`` alone.
+
+    Any epoch is computed directly, without those before it.
+    """
+    generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
+    return generator.permutation(size)

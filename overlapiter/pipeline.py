@@ -1,0 +1,368 @@
+"""The pipeline: joins the three stages, seen from the trainer process. Knows no framework.
+
+The trainer process runs no thread for it. Each mini-batch costs the trainer one message sent (the
+next index list, and the slots that have become free) and one received; the arrays stay where the
+file readers wrote them. All the rest happens in the supervisor and its workers.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import mmap
+import os
+import pickle
+import select
+import time
+import warnings
+import weakref
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from .errors import OverlapError, PipelineError, StagingWarning
+from .order import IndexList
+from .sharedmem.layout import Layout
+from .sharedmem.segments import Segment, Slot
+from .sharedmem.slots import MiniBatch, view_batch
+from .stats import Stats, StatsBoard
+from .workers.channel import Channel, ChannelClosedError, Message
+from .workers.launch import Child, launch
+from .workers.parcel import Parcel
+from .workers.supervisor import SupervisorPlan, supervise
+
+#: Supervisors lost in a row, without a mini-batch in between, after which the pipeline gives up.
+_MAX_SUPERVISOR_DEATHS = 3
+#: How long closing waits for the supervisor to end its workers before it is killed itself.
+_CLOSE_SECONDS = 1.0
+
+
+class WaitTimeoutError(Exception):
+    """A mini-batch did not come in time; waiting again is fine.
+
+    Attributes:
+        stage: Which process it waits for, in words.
+        index: Index of the example that this process is at; -1 where unknown.
+    """
+
+    def __init__(self, stage: str, index: int) -> None:
+        super().__init__(stage, index)
+        self.stage = stage
+        self.index = index
+
+
+class Pipeline:
+    """Mini-batches for index lists, in the order in which these are submitted.
+
+    Not thread-safe. Whoever makes it closes it; if nobody does, garbage collection and the end of
+    the interpreter do. In a forked child of the trainer it is dead and harmless.
+
+    Args:
+        parcel: The pickled dataset; the pipeline takes it over.
+        plan: What the supervisor needs to know.
+        preload: Modules for the forkserver to import, if it is started here.
+        created_ns: ``time.monotonic_ns()`` when the user's constructor began.
+    """
+
+    def __init__(
+        self, parcel: Parcel, plan: SupervisorPlan, preload: Sequence[str], created_ns: int
+    ) -> None:
+        n_prefetchers = plan.staging.n_prefetchers if plan.staging else 0
+        self._created_ns = created_ns
+        self._plan = plan
+        self._board, board_fd = StatsBoard.create(plan.n_readers, n_prefetchers)
+        self._processes = _Processes(parcel, plan, board_fd, preload)
+        self._finalizer = weakref.finalize(self, _Processes.close, self._processes)
+        self._waiting: collections.OrderedDict[int, IndexList] = collections.OrderedDict()
+        self._next_id = 0  # of the next index list
+        self._take_id = 0  # of the next mini-batch
+        self._outgoing: list[IndexList] = []
+        self._n_deaths = 0
+        self._was_interrupted = False
+        self._forget_memory()
+        self._processes.start()
+
+    def _forget_memory(self) -> None:
+        self._ready: dict[int, Message] = {}
+        self._layouts: dict[int, Layout] = {}
+        self._segments: dict[int, Segment] = {}
+        # Filled by whichever thread drops the last view of a slot. One for each supervisor: what
+        # is released late, after its supervisor died, lands where nobody looks.
+        self._released: collections.deque[Slot] = collections.deque()
+
+    # --- index lists in, mini-batches out -----------------------------------------------------
+
+    @property
+    def n_submitted(self) -> int:
+        """Index lists submitted of which the mini-batch has not been taken."""
+        return self._next_id - self._take_id
+
+    def submit(self, index_list: IndexList) -> None:
+        """Queue an index list; it travels with the next :meth:`flush` or :meth:`take`."""
+        self._waiting[self._next_id] = index_list
+        self._next_id += 1
+        self._outgoing.append(index_list)
+
+    def flush(self) -> None:
+        """Send what was queued. Does not wait for an answer."""
+        self._send_all(announces_take=False)
+
+    def take(self, timeout_seconds: float | None) -> MiniBatch:
+        """Return the mini-batch of the oldest index list. Blocks until it is there.
+
+        Raises:
+            WaitTimeoutError: It did not come within ``timeout_seconds``; call again to go on waiting.
+            Exception: Whatever the dataset raised, with an ExampleError as its cause; the
+                mini-batch is then done with.
+            OverlapError: It cannot be delivered.
+        """
+        self._check_open()
+        deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
+        if self._was_interrupted:
+            self._submit_again()
+        try:
+            self._send_all(announces_take=True)
+            while self._take_id not in self._ready:
+                self._receive(deadline)
+        except WaitTimeoutError:
+            raise
+        except BaseException:  # Ctrl-C may have fallen between two halves of a message's way
+            self._was_interrupted = True
+            raise
+        message = self._ready.pop(self._take_id)
+        del self._waiting[self._take_id]
+        self._take_id += 1
+        self._n_deaths = 0
+        if message[0] == "failed":
+            _raise_failure(message[2])
+        return self._view(message)
+
+    def reset(self) -> None:
+        """Drop every index list and mini-batch on its way; the workers live on."""
+        self._check_open()
+        self._waiting.clear()
+        self._outgoing.clear()
+        for message in self._ready.values():
+            self._release_unseen(message)
+        self._ready.clear()
+        self._take_id = self._next_id
+        self._send(("reset", self._next_id))
+
+    def _submit_again(self) -> None:
+        lists = list(self._waiting.values())
+        self.reset()
+        self._was_interrupted = False
+        for index_list in lists:
+            self.submit(index_list)
+
+    def _release_unseen(self, message: Message) -> None:
+        if message[0] == "batch":
+            self._released.append(message[3])
+
+    def _view(self, message: Message) -> MiniBatch:
+        _, _, layout_id, slot, parts = message
+        reports = [(a, b, None if data is None else pickle.loads(data)) for a, b, data in parts]
+        released = self._released
+        return view_batch(
+            self._layouts[layout_id],
+            self._segments.get(slot[0]),
+            slot,
+            reports,
+            lambda: released.append(slot),
+        )
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def _send_all(self, *, announces_take: bool) -> None:
+        if self._outgoing:
+            first_id = self._next_id - len(self._outgoing)
+            self._send(("batches", first_id, _plain(self._outgoing, self._plan.seed)))
+            self._outgoing = []
+        if announces_take or self._released:
+            slots = []
+            with contextlib.suppress(IndexError):
+                while True:
+                    slots.append(self._released.popleft())
+            self._send(("advance", self._take_id + announces_take, slots))
+
+    def _send(self, message: Message) -> None:
+        try:
+            self._processes.channel.send(message)
+        except ChannelClosedError:
+            self._revive()
+
+    def _receive(self, deadline: float | None) -> None:
+        channel = self._processes.channel
+        if deadline is not None:
+            wait_seconds = max(0.0, deadline - time.monotonic())
+            if not _is_readable(channel, wait_seconds):
+                raise WaitTimeoutError(*self._ask_what_stalls())
+        try:
+            self._hear(*channel.receive())
+        except ChannelClosedError:
+            self._revive()
+
+    def _ask_what_stalls(self) -> tuple[str, int]:
+        """Ask the supervisor what the next mini-batch waits for."""
+        channel = self._processes.channel
+        self._stalled: tuple[str, int] | None = None
+        try:
+            channel.send(("describe",), wait=False)
+            while self._stalled is None and _is_readable(channel, 0.2):
+                self._hear(*channel.receive())
+        except (ChannelClosedError, BlockingIOError):
+            pass  # the next attempt to receive meets the same and deals with it
+        return self._stalled or ("the supervisor", -1)
+
+    def _hear(self, message: Message, fds: list[int]) -> None:
+        kind = message[0]
+        if kind in ("batch", "failed"):
+            if message[1] >= self._take_id:
+                self._ready[message[1]] = message
+            else:
+                self._release_unseen(message)  # from before a reset
+        elif kind == "layout":
+            self._layouts[message[1]] = message[2]
+        elif kind == "segment":
+            segment = self._segments[message[1]] = Segment(fds[0], message[2])
+            segment.close()  # the mapping is enough
+        elif kind == "forget":
+            self._segments.pop(message[1], None)
+            self._layouts.pop(message[2], None)
+        elif kind == "trouble":
+            warnings.warn(message[1], StagingWarning, stacklevel=5)
+        elif kind == "description":
+            self._stalled = message[1:]
+        elif kind == "fatal":
+            raise PipelineError(
+                f"the supervisor process failed: {message[1]}. If it cannot find the class of the "
+                f"dataset, define that in a module that can be imported.\n\n"
+                f"Traceback in the supervisor:\n{message[2]}"
+            )
+
+    def _revive(self) -> None:
+        """Start another supervisor and submit again what has not been taken."""
+        self._n_deaths += 1
+        if self._n_deaths > _MAX_SUPERVISOR_DEATHS:
+            raise PipelineError(
+                f"the supervisor process ended {self._n_deaths} times in a row; look for "
+                f"'ovl-supervisor' or 'out of memory' in the system log of this node"
+            )
+        ready = {i: m for i, m in self._ready.items() if m[0] == "failed"}
+        self._forget_memory()
+        self._ready = ready
+        self._processes.end()
+        self._processes.start()
+        self._outgoing = []
+        lost = [self._waiting[i] for i in range(self._take_id, self._next_id)]
+        self._send(("reset", self._take_id))
+        self._send(("batches", self._take_id, _plain(lost, self._plan.seed)))
+        self._send(("advance", self._take_id + 1, []))
+
+    def _check_open(self) -> None:
+        if not self._finalizer.alive:
+            raise PipelineError("the iterator has been finalized; make a new one")
+        if os.getpid() != self._processes.owner_pid:
+            raise PipelineError(
+                "the iterator was made in another process and this one was forked from it; "
+                "make the iterator in the process that uses it"
+            )
+
+    # --- looking and ending -------------------------------------------------------------------
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether :meth:`close` was called."""
+        return not self._finalizer.alive
+
+    def stats(self) -> Stats:
+        """Return what the workers have done so far; works after closing too."""
+        return self._board.snapshot(self._created_ns)
+
+    def close(self) -> None:
+        """End all processes; at most about a second. Mini-batches that were taken stay valid."""
+        self._finalizer()
+
+
+class _Processes:
+    """The supervisor process with everything needed to start it again. Ends what it started."""
+
+    def __init__(
+        self, parcel: Parcel, plan: SupervisorPlan, board_fd: int, preload: Sequence[str]
+    ) -> None:
+        self.owner_pid = os.getpid()
+        self._parcel = parcel
+        self._plan = plan
+        self._preload = preload
+        self._board_fd = board_fd
+        self._validated_fd = os.memfd_create("overlapiter-validated", os.MFD_CLOEXEC)
+        os.ftruncate(self._validated_fd, max(plan.dataset_size, mmap.PAGESIZE))
+        self._child: Child | None = None
+        self.channel: Channel
+
+    def start(self) -> None:
+        """Start a supervisor; does not wait for it."""
+        ours, theirs = Channel.pair()
+        self.channel = ours
+        parcel = self._parcel
+        try:
+            self._child = launch(
+                supervise,
+                (dataclasses.replace(self._plan, trainer_pid=os.getpid()), parcel.size_bytes),
+                [theirs.fileno(), parcel.fd, self._board_fd, self._validated_fd],
+                preload=self._preload,
+                needs_main_module=parcel.mentions("__main__"),
+            )
+        finally:
+            theirs.close()
+
+    def end(self) -> None:
+        """End the supervisor and with it its workers; kill it if it does not end by itself."""
+        if self._child is None:
+            self.channel.close()
+            return
+        with contextlib.suppress(ChannelClosedError, BlockingIOError):
+            self.channel.send(("close",), wait=False)
+        self.channel.close()
+        try:
+            self._child.pid  # noqa: B018  # read it, so that the next thing to read is the end
+            if not _is_readable(self._child, _CLOSE_SECONDS):
+                self._child.kill()
+                _is_readable(self._child, _CLOSE_SECONDS)
+        except EOFError:
+            pass  # the forkserver is gone, and its children with it
+        self._child.close()
+        self._child = None
+
+    def close(self) -> None:
+        """End the processes and drop every descriptor; in a forked child drop nothing but these."""
+        if os.getpid() == self.owner_pid:
+            self.end()
+        for fd in (self._board_fd, self._validated_fd):
+            os.close(fd)
+        self._parcel.close()
+
+
+def _plain(index_lists: Iterable[IndexList], seed: int | None) -> list[tuple[list[int], Any]]:
+    """Return index lists as plain numbers, which pickle small; epochs only where a seed needs them."""
+    return [
+        (indices.tolist(), None if seed is None else epochs.tolist())
+        for indices, epochs in index_lists
+    ]
+
+
+def _is_readable(source: Any, timeout_seconds: float) -> bool:
+    poller = select.poll()
+    poller.register(source, select.POLLIN)
+    return bool(poller.poll(timeout_seconds * 1000))
+
+
+def _raise_failure(pickled: bytes) -> None:
+    error, context = pickle.loads(pickled)
+    if error is None:
+        raise context
+    if isinstance(error, OverlapError) or context is None:
+        raise error
+    raise error from context
+
+

@@ -1,0 +1,186 @@
+"""How a mini-batch lies in its slot. Pure: nothing here allocates or shares memory.
+
+An example is a tree of tuples, lists and dicts with leaves. The *structure* of an example is that
+tree with a mark for each leaf:
+
+* ``"array"``: a plain ``numpy.ndarray``; it lies in a column of the slot,
+* ``"number"``: a NumPy scalar; likewise,
+* ``"loose"``: anything else; it travels pickled beside the slot.
+
+A *column* holds one array leaf of every example: row ``p`` for the example at position ``p`` of
+the mini-batch, so that the column is the contiguous ``(batch_size, ...)`` array of the converter.
+The layout is taken from the first example ever read. An array of another shape or dtype lies in
+its row all the same while it fits, and travels pickled if it does not; then the next layout gets
+wider rows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from typing import Any, Union
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+
+#: ``"array"``, ``"number"``, ``"loose"``, or ``(kind, keys, children)`` of a container.
+Structure = Union[str, tuple[Any, ...]]
+
+_ALIGNMENT_BYTES = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+    """Where one array leaf of every example lies.
+
+    Attributes:
+        dtype: Element type of an ordinary row.
+        shape: Shape of an ordinary row.
+        row_bytes: Distance between rows, at least the size of an ordinary row.
+        offset_bytes: Start of row 0 in the slot.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    row_bytes: int
+    offset_bytes: int
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether ordinary rows follow each other without a gap."""
+        return self.row_bytes == size_bytes(self.dtype, self.shape)
+
+    def holds(self, leaf: Array) -> bool:
+        """Return whether ``leaf`` is an ordinary row."""
+        return leaf.shape == self.shape and leaf.dtype == self.dtype
+
+    def fits(self, leaf: Array) -> bool:
+        """Return whether ``leaf`` can lie in a row, with its elements aligned."""
+        start_bytes = self.offset_bytes | self.row_bytes
+        return leaf.nbytes <= self.row_bytes and start_bytes % leaf.dtype.alignment == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How mini-batches lie in slots of one size.
+
+    Attributes:
+        structure: The structure of an ordinary example.
+        columns: One column for each array or number leaf, in order.
+        n_rows: Examples that a slot holds.
+        slot_bytes: Size of a slot; 0 if examples hold no arrays.
+    """
+
+    structure: Structure
+    columns: tuple[Column, ...]
+    n_rows: int
+    slot_bytes: int
+
+    def widened(self, wanted_row_bytes: Sequence[int]) -> Layout:
+        """Return a layout whose rows hold at least ``wanted_row_bytes``, column by column."""
+        rows = [
+            column.row_bytes if wanted <= column.row_bytes else _aligned(wanted)
+            for column, wanted in zip(self.columns, wanted_row_bytes)
+        ]
+        kinds = [(column.dtype, column.shape) for column in self.columns]
+        return _arrange(self.structure, kinds, rows, self.n_rows)
+
+
+def layout_of(example: object, n_rows: int) -> Layout:
+    """Return the layout for mini-batches of ``n_rows`` examples like this one."""
+    structure, leaves = flatten(example)
+    arrays = [leaf for mark, leaf in zip(marks(structure), leaves) if mark != "loose"]
+    kinds = [(array.dtype, array.shape) for array in arrays]
+    rows = [size_bytes(dtype, shape) for dtype, shape in kinds]
+    return _arrange(structure, kinds, rows, n_rows)
+
+
+def _arrange(
+    structure: Structure,
+    kinds: Iterable[tuple[np.dtype[Any], tuple[int, ...]]],
+    rows: Iterable[int],
+    n_rows: int,
+) -> Layout:
+    columns = []
+    end_bytes = 0
+    for (dtype, shape), row_bytes in zip(kinds, rows):
+        columns.append(Column(dtype, shape, row_bytes, end_bytes))
+        end_bytes = _aligned(end_bytes + row_bytes * n_rows)
+    return Layout(structure, tuple(columns), n_rows, end_bytes)
+
+
+def size_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    """Return the bytes of a contiguous array."""
+    size = dtype.itemsize
+    for length in shape:
+        size *= length
+    return size
+
+
+def _aligned(number_bytes: int) -> int:
+    return -(-number_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+
+
+# --- trees ------------------------------------------------------------------------------------
+
+
+def flatten(example: object) -> tuple[Structure, list[Any]]:
+    """Return the structure of an example and its leaves, in order."""
+    leaves: list[Any] = []
+    return _flatten(example, leaves), leaves
+
+
+def _flatten(node: object, leaves: list[Any]) -> Structure:
+    kind = type(node)
+    if kind is tuple or kind is list:
+        children = tuple([_flatten(child, leaves) for child in node])  # type: ignore[attr-defined]  # a sequence
+        return (kind.__name__, None, children)
+    if kind is dict:
+        values = tuple([_flatten(child, leaves) for child in node.values()])  # type: ignore[attr-defined]  # a dict
+        return ("dict", tuple(node), values)  # type: ignore[arg-type]  # a dict
+    leaves.append(node)
+    if kind is np.ndarray:
+        return "loose" if node.dtype.hasobject else "array"  # type: ignore[attr-defined]  # an array
+    if isinstance(node, np.generic) and node.dtype.kind in "biufc":
+        return "number"
+    return "loose"
+
+
+def marks(structure: Structure) -> list[str]:
+    """Return the mark of each leaf, in order."""
+    if isinstance(structure, str):
+        return [structure]
+    return [mark for child in structure[2] for mark in marks(child)]
+
+
+def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
+    """Return the example with this structure and these leaves; inverse of :func:`flatten`."""
+    return _unflatten(structure, iter(leaves))
+
+
+def _unflatten(structure: Structure, leaves: Any) -> Any:
+    if isinstance(structure, str):
+        return next(leaves)
+    kind, keys, children = structure
+    values = [_unflatten(child, leaves) for child in children]
+    if kind == "dict":
+        return dict(zip(keys, values))
+    return tuple(values) if kind == "tuple" else values
+
+
+def assemble(structure: Structure, rows: Sequence[Sequence[Any]]) -> list[Any]:
+    """Return examples of one structure from their leaves, given leaf by leaf.
+
+    The common flat examples are put together without a Python loop over them.
+    """
+    if isinstance(structure, str):
+        return list(rows[0])
+    kind, keys, children = structure
+    if children and all(isinstance(child, str) for child in children):
+        if kind == "tuple":
+            return list(zip(*rows))
+        if kind == "dict":
+            return [dict(zip(keys, values)) for values in zip(*rows)]
+    return [unflatten(structure, leaves) for leaves in zip(*rows)]

@@ -1,0 +1,140 @@
+"""Segments: anonymous shared memory that several processes map, and the slots in them.
+
+A segment has no name (``memfd_create``), so nothing is left behind however its users end, and it
+is not bounded by the size of /dev/shm. Every slot is reserved before its first use, so that a
+machine without memory gives an error here, never a bus error in the middle of a copy.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from typing import NamedTuple
+
+from ..errors import SharedMemoryError
+
+
+class Slot(NamedTuple):
+    """The memory of one mini-batch: a place in a segment."""
+
+    segment_id: int
+    offset_bytes: int
+
+
+class Segment:
+    """One piece of shared memory, mapped.
+
+    Args:
+        fd: Its descriptor; the segment takes it over.
+        size_bytes: Its size.
+    """
+
+    def __init__(self, fd: int, size_bytes: int) -> None:
+        self.fd = fd
+        self.size_bytes = size_bytes
+        self.memory = mmap.mmap(fd, size_bytes)
+
+    @classmethod
+    def create(cls, size_bytes: int) -> Segment:
+        """Make a segment without any memory behind it yet; see :meth:`reserve`.
+
+        Raises:
+            SharedMemoryError: The address space or the descriptors are used up.
+        """
+        try:
+            fd = os.memfd_create("overlapiter-slots", os.MFD_CLOEXEC)
+            os.ftruncate(fd, size_bytes)
+            return cls(fd, size_bytes)
+        except (OSError, ValueError, OverflowError) as error:
+            raise SharedMemoryError(size_bytes, str(error)) from error
+
+    def reserve(self, offset_bytes: int, length_bytes: int) -> None:
+        """Put zeroed memory behind a range.
+
+        Raises:
+            SharedMemoryError: There is none.
+        """
+        try:
+            os.posix_fallocate(self.fd, offset_bytes, length_bytes)
+        except OSError as error:
+            reason = os.strerror(error.errno or errno.ENOMEM)
+            raise SharedMemoryError(length_bytes, reason) from error
+
+    def forget(self, offset_bytes: int, length_bytes: int) -> None:
+        """Give the memory of a page-aligned range back to the system; its content is lost."""
+        self.memory.madvise(mmap.MADV_REMOVE, offset_bytes, length_bytes)
+
+    def close(self) -> None:
+        """Drop the descriptor; the mapping goes with its last view."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+class SlotPool:
+    """Slots of one size, in segments that double, so that keeping mini-batches costs few of them.
+
+    Lives in the supervisor, which maps nothing it does not have to touch.
+
+    Args:
+        slot_bytes: Size of a slot.
+        n_expected: Slots in use in steady state; further free ones give their memory back.
+        first_segment_id: Identifier of the first segment; they count up.
+    """
+
+    def __init__(self, slot_bytes: int, n_expected: int, first_segment_id: int) -> None:
+        self._stride_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        self._n_expected = n_expected
+        self._next_segment_id = first_segment_id
+        self.segments: dict[int, Segment] = {}
+        self._warm: list[Slot] = []  # last in, first out: likely in the processor's cache
+        self._cold: list[Slot] = []  # no memory behind them
+        self._n_slots = 0
+
+    @property
+    def next_segment_id(self) -> int:
+        """The identifier that the next segment will get."""
+        return self._next_segment_id
+
+    def acquire(self) -> Slot:
+        """Return a free slot, in a new segment if need be.
+
+        Raises:
+            SharedMemoryError: There is no memory for it.
+        """
+        if self._warm:
+            return self._warm.pop()
+        if not self._cold:
+            self._add_segment()
+        slot = self._cold[-1]
+        self.segments[slot.segment_id].reserve(slot.offset_bytes, self._stride_bytes)
+        return self._cold.pop()
+
+    def release(self, slot: Slot) -> None:
+        """Take a slot back; the caller vouches that nobody looks at it any more."""
+        if len(self._warm) < self._n_expected:
+            self._warm.append(slot)
+        else:
+            self.segments[slot.segment_id].forget(slot.offset_bytes, self._stride_bytes)
+            self._cold.append(slot)
+
+    def is_idle(self) -> bool:
+        """Return whether every slot is free."""
+        return len(self._warm) + len(self._cold) == self._n_slots
+
+    def close(self) -> None:
+        """Drop all segments here; other processes keep what they have mapped."""
+        for segment in self.segments.values():
+            segment.close()
+        self.segments.clear()
+
+    def _add_segment(self) -> None:
+        n_new = max(self._n_expected, self._n_slots)
+        segment = Segment.create(n_new * self._stride_bytes)
+        segment_id = self._next_segment_id
+        self._next_segment_id += 1
+        self.segments[segment_id] = segment
+        starts = range((n_new - 1) * self._stride_bytes, -1, -self._stride_bytes)
+        self._cold.extend(Slot(segment_id, start) for start in starts)
+        self._n_slots += n_new

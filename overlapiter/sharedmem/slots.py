@@ -1,0 +1,242 @@
+"""The two ends of a slot: a file reader writes examples into it, the trainer looks at them.
+
+The report of a file reader on its part of a mini-batch is None if every example is ordinary
+(the structure of the layout, each array an ordinary row); else one entry per example, of
+``(structure or None, [leaf entry, ...])``, with None for the layout's own structure and as leaf
+entry ``(IN_COLUMN,)``, ``(IN_ROW, dtype, shape)`` or ``(LOOSE, value)``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Optional
+
+import numpy as np
+
+from .layout import Array, Column, Layout, Structure, assemble, flatten, marks, unflatten
+from .segments import Segment, Slot
+
+IN_COLUMN, IN_ROW, LOOSE = range(3)
+
+LeafEntry = tuple[Any, ...]
+ExampleEntry = tuple[Optional[Structure], list[LeafEntry]]
+Report = Optional[list[ExampleEntry]]
+
+
+class SlotWriter:
+    """Writes examples into slots of one layout; the file reader's end.
+
+    Attributes:
+        wanted_row_bytes: The largest array seen for each column, to widen the layout by.
+    """
+
+    def __init__(self, layout: Layout) -> None:
+        self.layout = layout
+        self.wanted_row_bytes = [column.row_bytes for column in layout.columns]
+        self._marks = marks(layout.structure)
+        self._is_flat_columns = "loose" not in self._marks
+        self._columns: dict[Slot, list[Array]] = {}
+
+    def write(self, segment: Segment | None, slot: Slot | None, row: int, example: object) -> Any:
+        """Write one example; return its entry, or None if it is ordinary. Copies each array once.
+
+        Args:
+            segment: The segment of the slot; None where the layout has no columns.
+            slot: The slot of the mini-batch.
+            row: Position of the example in the mini-batch.
+            example: What the dataset returned.
+        """
+        structure, leaves = flatten(example)
+        same = structure == self.layout.structure
+        if segment is None or slot is None:
+            return (None if same else structure, [(LOOSE, leaf) for leaf in leaves])
+        views = self._columns.get(slot)
+        if views is None:
+            views = self._columns[slot] = column_arrays(self.layout, segment.memory, slot)
+        if same and self._is_flat_columns and self._write_ordinary(views, row, leaves):
+            return None
+        leaf_marks = self._marks if same else marks(structure)
+        return (None if same else structure, self._write_any(segment, slot, row, leaf_marks, leaves))
+
+    def _write_ordinary(self, views: list[Array], row: int, leaves: list[Any]) -> bool:
+        for column, leaf in zip(self.layout.columns, leaves):
+            if not column.holds(leaf):
+                return False
+        for view, leaf in zip(views, leaves):
+            view[row] = leaf
+        return True
+
+    def _write_any(
+        self, segment: Segment, slot: Slot, row: int, leaf_marks: list[str], leaves: list[Any]
+    ) -> list[LeafEntry]:
+        entries: list[LeafEntry] = []
+        number = 0
+        for mark, leaf in zip(leaf_marks, leaves):
+            if mark == "loose" or number >= len(self.layout.columns):
+                entries.append((LOOSE, leaf))
+                continue
+            column = self.layout.columns[number]
+            if leaf.nbytes > self.wanted_row_bytes[number]:
+                self.wanted_row_bytes[number] = leaf.nbytes
+            number += 1
+            if not column.fits(leaf):
+                entries.append((LOOSE, leaf))
+                continue
+            _row_array(segment.memory, slot, column, row, leaf.dtype, leaf.shape)[...] = leaf
+            ordinary = column.holds(leaf)
+            entries.append((IN_COLUMN,) if ordinary else (IN_ROW, leaf.dtype, leaf.shape))
+        return entries
+
+
+def column_arrays(layout: Layout, memory: Any, slot: Slot) -> list[Array]:
+    """Return the whole columns of a slot, each of shape ``(n_rows, ...)``."""
+    return [
+        np.ndarray(
+            (layout.n_rows, *column.shape),
+            column.dtype,
+            memory,
+            slot.offset_bytes + column.offset_bytes,
+            _strides(column),
+        )
+        for column in layout.columns
+    ]
+
+
+def _strides(column: Column) -> tuple[int, ...]:
+    strides = [column.dtype.itemsize]
+    for length in reversed(column.shape[1:]):
+        strides.append(strides[-1] * length)
+    return (column.row_bytes, *reversed(strides)) if column.shape else (column.row_bytes,)
+
+
+def _row_array(
+    memory: Any, slot: Slot, column: Column, row: int, dtype: np.dtype[Any], shape: tuple[int, ...]
+) -> Array:
+    offset_bytes = slot.offset_bytes + column.offset_bytes + row * column.row_bytes
+    return np.ndarray(shape, dtype, memory, offset_bytes)
+
+
+class MiniBatch(list):  # type: ignore[type-arg]  # examples are whatever the dataset returns
+    """A mini-batch: a list of examples whose arrays are views of a slot of shared memory.
+
+    It is an ordinary list; the slot goes back to the pool when the last view of it is gone, so a
+    mini-batch, or any array of it, may be kept as long as one likes.
+
+    Attributes:
+        structure: The common structure of all examples, or None.
+        columns: For each leaf the array of shape ``(len(batch), ...)`` that holds it in every
+            example, without a copy, or None where it does not lie contiguously.
+    """
+
+    def __init__(
+        self,
+        examples: list[Any],
+        structure: Structure | None = None,
+        columns: Sequence[Array | None] = (),
+    ) -> None:
+        super().__init__(examples)
+        self.structure = structure
+        self.columns = columns
+        self._originals = examples
+
+    def is_untouched(self) -> bool:
+        """Return whether the list still holds the examples that it was made with, in order."""
+        return len(self) == len(self._originals) and all(map(_is, self, self._originals))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as a plain list: the slot stays here."""
+        return list, (list(self),)
+
+
+def _is(one: object, other: object) -> bool:
+    return one is other
+
+
+def view_batch(
+    layout: Layout,
+    segment: Segment | None,
+    slot: Slot,
+    reports: Sequence[tuple[int, int, Report]],
+    on_released: Callable[[], None],
+) -> MiniBatch:
+    """Return the mini-batch in a slot; the trainer's end. Copies nothing.
+
+    Args:
+        layout: The layout that the readers used.
+        segment: The segment of the slot; None where the layout has no columns.
+        slot: The slot.
+        reports: ``(start, stop, report)`` of every part, in order.
+        on_released: Called once, in any thread, when the last view of the slot is gone.
+    """
+    n_examples = reports[-1][1]
+    columns: list[Array] = []
+    root: Array | None = None
+    if segment is not None:
+        # Every view has this very array as its base, so it dies with the last of them.
+        root = np.frombuffer(segment.memory, np.uint8, layout.slot_bytes, slot.offset_bytes)
+        weakref.finalize(root, on_released).atexit = False
+        columns = [a[:n_examples] for a in column_arrays(layout, root, Slot(0, 0))]
+    else:
+        on_released()
+    leaf_marks = marks(layout.structure)
+    if all(report is None for _, _, report in reports) and columns:
+        rows = [_rows(column, mark) for column, mark in zip(columns, leaf_marks)]
+        contiguous = _contiguous(layout, columns)
+        return MiniBatch(assemble(layout.structure, rows), layout.structure, contiguous)
+    return _view_mixed(layout, root, columns, reports)
+
+
+def _rows(column: Array, mark: str) -> Sequence[Any]:
+    if mark == "number" or column.ndim > 1:
+        return list(column)
+    return [column[i, ...] for i in range(len(column))]  # views of shape (), not scalars
+
+
+def _contiguous(layout: Layout, columns: Sequence[Array]) -> list[Array | None]:
+    return [a if c.is_contiguous else None for a, c in zip(columns, layout.columns)]
+
+
+def _view_mixed(
+    layout: Layout, root: Array | None, columns: list[Array], reports: Sequence[tuple[int, int, Report]]
+) -> MiniBatch:
+    """Put together a mini-batch in which some example is not ordinary."""
+    examples: list[Any] = []
+    ordinary = [True] * len(marks(layout.structure))  # leaves that lie in their column throughout
+    common = True
+    for start, stop, report in reports:
+        for row in range(start, stop):
+            entry = None if report is None else report[row - start]
+            structure, leaves, in_column = _leaves(layout, root, columns, row, entry)
+            examples.append(unflatten(structure, leaves))
+            if structure != layout.structure:
+                common = False
+            else:
+                ordinary = [a and b for a, b in zip(ordinary, in_column)]
+    if not common:
+        return MiniBatch(examples)
+    whole = iter(_contiguous(layout, columns))
+    per_leaf = [None if mark == "loose" else next(whole, None) for mark in marks(layout.structure)]
+    kept = [array if fine else None for array, fine in zip(per_leaf, ordinary)]
+    return MiniBatch(examples, layout.structure, kept)
+
+
+def _leaves(
+    layout: Layout, root: Array | None, columns: list[Array], row: int, entry: ExampleEntry | None
+) -> tuple[Structure, list[Any], list[bool]]:
+    if entry is None:
+        entry = (None, [(IN_COLUMN,)] * len(layout.columns))
+    structure = layout.structure if entry[0] is None else entry[0]
+    leaves: list[Any] = []
+    number = 0
+    for mark, leaf in zip(marks(structure), entry[1]):
+        if leaf[0] == LOOSE:
+            leaves.append(leaf[1])
+        elif leaf[0] == IN_COLUMN:
+            array = columns[number]
+            leaves.append(array[row] if mark == "number" or array.ndim > 1 else array[row, ...])
+        else:
+            array = _row_array(root, Slot(0, 0), layout.columns[number], row, leaf[1], leaf[2])
+            leaves.append(array[()] if mark == "number" else array)
+        number += mark != "loose"
+    return structure, leaves, [leaf[0] == IN_COLUMN for leaf in entry[1]]

@@ -1,0 +1,112 @@
+"""Room in the staging directory: the capacity and the free space that is kept.
+
+Bytes in use are counted in one small file, ``overlapiter.usage``, that all processes of the node
+share under an ``fcntl`` lock, which the kernel drops when its holder dies. A reservation is made
+before the first byte is written, so the capacity is never exceeded, at any moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import threading
+from collections.abc import Iterator
+
+from ..errors import StagingError
+
+_USAGE_FILE = "overlapiter.usage"
+_USAGE = struct.Struct("<q")
+
+
+class Room:
+    """Decides whether a file fits into the staging directory.
+
+    Args:
+        directory: The staging directory.
+        capacity_bytes: Most bytes of staged files; None for no limit.
+        keep_free_bytes: Free space to leave on the disk.
+    """
+
+    def __init__(self, directory: str, capacity_bytes: int | None, keep_free_bytes: int) -> None:
+        self._directory = directory
+        self._capacity_bytes = capacity_bytes
+        self._keep_free_bytes = keep_free_bytes
+        self._threads = threading.Lock()
+
+    def reserve(self, size_bytes: int) -> bool:
+        """Set ``size_bytes`` aside for a file; return False if they do not fit.
+
+        Raises:
+            OSError: The disk does not answer.
+        """
+        if self._keep_free_bytes:
+            disk = os.statvfs(self._directory)
+            if disk.f_bavail * disk.f_frsize - size_bytes < self._keep_free_bytes:
+                return False
+        if self._capacity_bytes is None:
+            return True
+        with self._usage() as usage:
+            used_bytes = usage.read()
+            if used_bytes + size_bytes > self._capacity_bytes:
+                return False
+            usage.write(used_bytes + size_bytes)
+        return True
+
+    def release(self, size_bytes: int) -> None:
+        """Give back what :meth:`reserve` set aside."""
+        if self._capacity_bytes is not None:
+            with self._usage() as usage:
+                usage.write(max(0, usage.read() - size_bytes))
+
+    def recount(self) -> None:
+        """Count the bytes in use anew, from the files themselves, where a capacity is set.
+
+        Walks the staging directory; call it before the prefetchers start.
+
+        Raises:
+            StagingError: The directory cannot be read or written.
+        """
+        if self._capacity_bytes is None:
+            return
+        try:
+            with self._usage() as usage:
+                usage.write(_bytes_below(self._directory))
+        except OSError as error:
+            message = f"cannot count what is staged ({error.strerror})"
+            raise StagingError(self._directory, message) from error
+
+    @contextlib.contextmanager
+    def _usage(self) -> Iterator[_Usage]:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with self._threads:  # closing any descriptor of the file would drop another thread's lock
+            fd = os.open(os.path.join(self._directory, _USAGE_FILE), flags, 0o600)
+            try:
+                fcntl.lockf(fd, fcntl.LOCK_EX)
+                yield _Usage(fd)
+            finally:
+                os.close(fd)
+
+
+class _Usage:
+    """The locked usage file."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def read(self) -> int:
+        data = os.pread(self._fd, _USAGE.size, 0)
+        return int(_USAGE.unpack(data)[0]) if len(data) == _USAGE.size else 0
+
+    def write(self, used_bytes: int) -> None:
+        os.pwrite(self._fd, _USAGE.pack(used_bytes), 0)
+
+
+def _bytes_below(directory: str) -> int:
+    total_bytes = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                total_bytes += os.lstat(os.path.join(folder, name)).st_size
+    return total_bytes

@@ -1,0 +1,134 @@
+"""Channels: whole messages between two processes, over a pair of Unix sockets.
+
+A ``SOCK_SEQPACKET`` socket delivers a message as a whole or not at all, so a process killed in the
+middle of sending leaves nothing half-read, and each channel has one process at either end, so
+there is no lock that a dead process could hold. A message too large for a packet travels in
+anonymous memory whose descriptor is sent instead. Descriptors may accompany any message.
+"""
+
+from __future__ import annotations
+
+import array
+import errno
+import mmap
+import os
+import pickle
+import socket
+from typing import Any
+
+_PACKET_BYTES = 64 * 1024
+_MAX_FDS = 8
+_CONTROL_BYTES = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
+_IN_PACKET, _IN_MEMORY = b"P", b"M"
+
+#: A message is a tuple whose first element names its kind.
+Message = tuple[Any, ...]
+
+
+class ChannelClosedError(Exception):
+    """The process at the other end is gone."""
+
+
+class Channel:
+    """One end of a channel.
+
+    Args:
+        end: The socket; the channel takes it over.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
+        self._socket = end
+
+    @classmethod
+    def pair(cls) -> tuple[Channel, Channel]:
+        """Return the two ends of a new channel."""
+        one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        return cls(one), cls(other)
+
+    @classmethod
+    def from_fd(cls, fd: int) -> Channel:
+        """Return the end with this descriptor, which the channel takes over."""
+        return cls(socket.socket(fileno=fd))
+
+    def fileno(self) -> int:
+        """Return the descriptor, to wait on."""
+        return self._socket.fileno()
+
+    def send(self, message: Message, fds: tuple[int, ...] = (), *, wait: bool = True) -> None:
+        """Send a message; the descriptors stay the caller's.
+
+        Blocks while the other end has too much unread, unless ``wait`` is False.
+
+        Raises:
+            BlockingIOError: It would block.
+            ChannelClosedError: The other end is gone.
+        """
+        data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
+        flags = 0 if wait else socket.MSG_DONTWAIT
+        try:
+            if len(data) < _PACKET_BYTES:
+                self._send_packet(_IN_PACKET + data, fds, flags)
+                return
+            memory_fd = os.memfd_create("overlapiter-message", os.MFD_CLOEXEC)
+            try:
+                _write_all(memory_fd, data)
+                self._send_packet(_IN_MEMORY, (memory_fd, *fds), flags)
+            finally:
+                os.close(memory_fd)
+        except (BrokenPipeError, ConnectionResetError):
+            raise ChannelClosedError from None
+
+    def _send_packet(self, packet: bytes, fds: tuple[int, ...], flags: int) -> None:
+        if fds:
+            rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))
+            self._socket.sendmsg([packet], [rights], flags)
+        else:
+            self._socket.send(packet, flags)
+
+    def receive(self, *, wait: bool = True) -> tuple[Message, list[int]]:
+        """Return the next message and the descriptors that came with it, now the caller's.
+
+        Blocks until there is one, unless ``wait`` is False.
+
+        Raises:
+            BlockingIOError: There is none now.
+            ChannelClosedError: There will be none.
+        """
+        flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
+        try:
+            packet, control, _, _ = self._socket.recvmsg(_PACKET_BYTES, _CONTROL_BYTES, flags)
+        except ConnectionResetError:
+            packet, control = b"", []
+        except OSError as error:
+            if error.errno != errno.EBADF:
+                raise
+            packet, control = b"", []  # closed here
+        if not packet:
+            raise ChannelClosedError
+        fds = _received_fds(control)
+        if packet[:1] == _IN_PACKET:
+            return pickle.loads(memoryview(packet)[1:]), fds
+        memory_fd = fds.pop(0)
+        try:
+            with mmap.mmap(memory_fd, 0, access=mmap.ACCESS_READ) as memory:
+                return pickle.loads(memory), fds
+        finally:
+            os.close(memory_fd)
+
+    def close(self) -> None:
+        """Close this end; closing twice is fine."""
+        self._socket.close()
+
+
+def _received_fds(control: list[tuple[int, int, bytes]]) -> list[int]:
+    fds = array.array("i")
+    for level, kind, data in control:
+        if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
+            fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
+    return list(fds)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]

@@ -1,0 +1,172 @@
+"""Starting the supervisor from Python's forkserver.
+
+The forkserver is the one of ``multiprocessing``: if the program started it already (before MPI,
+as ChainerMN's guide says), the supervisor comes from there and the trainer starts no process at
+all; if not, it is started here, by vfork and exec, never by a plain fork.
+
+``multiprocessing.Process`` is not used on top of it, because it always re-imports the program's
+``__main__`` in the child. Under ``mpiexec`` that would call MPI_Init as the same rank and bring
+the job down, and it costs the start-up time of the user's script. Here ``__main__`` is imported
+only if the dataset refers to it, after the launcher's variables have been hidden.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import forkserver, process, spawn
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+#: Variables by which an MPI launcher tells a process which rank it is.
+LAUNCHER_PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "PMI_", "MPIR_", "HYDRA_", "MV2_", "I_MPI_HYDRA_")
+
+#: Makes ``from mpi4py import MPI`` in a child load the library without calling MPI_Init.
+_MPI4PY_SETTINGS = {"MPI4PY_RC_INITIALIZE": "0", "MPI4PY_RC_FINALIZE": "0"}
+
+_environment_lock = threading.Lock()
+
+
+class Child:
+    """A process from the forkserver, seen from the trainer.
+
+    Args:
+        status_fd: Where the forkserver reports the pid and, in the end, the exit code.
+        data_fd: Kept open for the child to notice that this process is gone.
+    """
+
+    def __init__(self, status_fd: int, data_fd: int) -> None:
+        self._status_fd = status_fd
+        self._data_fd = data_fd
+        self._pid: int | None = None
+
+    def fileno(self) -> int:
+        """Return a descriptor that becomes readable when the child ends, once the pid is read."""
+        return self._status_fd
+
+    @property
+    def pid(self) -> int:
+        """The child's process id. Blocks until the forkserver has forked it.
+
+        Raises:
+            EOFError: The forkserver is gone.
+        """
+        if self._pid is None:
+            self._pid = forkserver.read_signed(self._status_fd)
+        return self._pid
+
+    def kill(self) -> None:
+        """Kill the child, if it still lives."""
+        with contextlib.suppress(ProcessLookupError, EOFError):
+            os.kill(self.pid, signal.SIGKILL)
+
+    def close(self) -> None:
+        """Drop the descriptors; closing twice is fine."""
+        for fd in (self._status_fd, self._data_fd):
+            if fd >= 0:
+                os.close(fd)
+        self._status_fd = self._data_fd = -1
+
+
+def launch(
+    main: Callable[..., int],
+    arguments: tuple[Any, ...],
+    fds: Sequence[int],
+    *,
+    preload: Sequence[str],
+    needs_main_module: bool,
+) -> Child:
+    """Ask the forkserver for a process that runs ``main(fds, *arguments)``. Does not wait for it.
+
+    Args:
+        main: A function at the top level of a module.
+        arguments: Its further arguments; pickled.
+        fds: Descriptors to duplicate into the child; they stay the caller's.
+        preload: Modules that the forkserver imports, if it is started here.
+        needs_main_module: Whether the child must import the program's ``__main__``.
+    """
+    buffer = io.BytesIO()
+    data = spawn.get_preparation_data("overlapiter supervisor")
+    if not needs_main_module:
+        data.pop("init_main_from_path", None)
+        data.pop("init_main_from_name", None)
+    # The start method of this program is none of the child's business; unpickling the first entry
+    # makes the child deaf to Ctrl-C and hides the launcher, before anything of the user's runs.
+    data.pop("start_method", None)
+    data["authkey"] = bytes(data["authkey"])  # for connections that a dataset may open
+    ForkingPickler(buffer).dump({"overlapiter": _Shield(), **data})
+    ForkingPickler(buffer).dump(_Errand(main, arguments))
+
+    with hidden_launcher():
+        _start_forkserver(preload)
+        status_fd, data_fd = forkserver.connect_to_new_process(list(fds))
+    try:
+        keep_fd = os.dup(data_fd)
+    finally:
+        with open(data_fd, "wb") as pipe:
+            pipe.write(buffer.getbuffer())
+    return Child(status_fd, keep_fd)
+
+
+def _start_forkserver(preload: Sequence[str]) -> None:
+    server = forkserver._forkserver
+    if server._forkserver_pid is None and server._forkserver_address is None:
+        wanted = list(server._preload_modules)
+        forkserver.set_forkserver_preload([*wanted, *(m for m in preload if m not in wanted)])
+    forkserver.ensure_running()
+
+
+@contextlib.contextmanager
+def hidden_launcher() -> Iterator[None]:
+    """Hide the MPI launcher's variables from processes started meanwhile."""
+    with _environment_lock:
+        hidden = {name: os.environ.pop(name) for name in launcher_variables()}
+        added = {k: v for k, v in _MPI4PY_SETTINGS.items() if k not in os.environ}
+        os.environ.update(added)
+        try:
+            yield
+        finally:
+            for name in added:
+                os.environ.pop(name, None)
+            os.environ.update(hidden)
+
+
+def launcher_variables() -> list[str]:
+    """Return the names of the launcher's variables in this process's environment."""
+    return [name for name in os.environ if name.startswith(LAUNCHER_PREFIXES)]
+
+
+class _Shield:
+    """Shields the child while it is unpickled there; needs nothing but the standard library."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        expression = (
+            "(__import__('signal').signal(2, __import__('signal').SIG_IGN),"
+            " [__import__('os').environ.pop(n) for n in list(__import__('os').environ)"
+            f" if n.startswith({LAUNCHER_PREFIXES!r})],"
+            f" __import__('os').environ.update({_MPI4PY_SETTINGS!r}))"
+        )
+        return eval, (expression,)
+
+
+class _Errand:
+    """What the child does after its preparation; takes the place of a ``Process`` object."""
+
+    def __init__(self, main: Callable[..., int], arguments: tuple[Any, ...]) -> None:
+        self._main = main
+        self._arguments = arguments
+
+    def _bootstrap(self, parent_sentinel: int) -> int:
+        os.close(parent_sentinel)
+        process.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # so that datasets may start processes
+        fds = forkserver.get_inherited_fds() or []
+        try:
+            return self._main(fds, *self._arguments)
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()

@@ -1,0 +1,122 @@
+"""The dataset on its way to the supervisor: a pickle in anonymous memory.
+
+Arrays are pickled out of band, so the trainer copies each of them once, into the parcel, and the
+workers use them where they lie: as private views, copied page by page only when written to. A
+replacement of the supervisor opens the same parcel again.
+
+Layout: the number of buffers, the length of the pickle, the length of each buffer (8 bytes each,
+little endian), then the pickle and the buffers, each at a multiple of 64 bytes.
+"""
+
+from __future__ import annotations
+
+import io
+import mmap
+import os
+import pickle
+import struct
+from collections.abc import Callable
+from typing import IO, Any
+
+from ..errors import DatasetPicklingError
+
+_ALIGNMENT_BYTES = 64
+
+#: Makes a pickler that appends to a file and hands out-of-band buffers to a callback.
+PicklerFactory = Callable[[IO[bytes], Callable[[pickle.PickleBuffer], None]], pickle.Pickler]
+
+
+class Parcel:
+    """A pickled object in anonymous memory.
+
+    Args:
+        thing: What to pickle.
+        make_pickler: The pickler to use.
+
+    Raises:
+        DatasetPicklingError: It cannot be pickled.
+
+    Attributes:
+        fd: Descriptor of the memory.
+        size_bytes: Its size.
+    """
+
+    def __init__(self, thing: object, make_pickler: PicklerFactory) -> None:
+        buffers: list[pickle.PickleBuffer] = []
+        stream = io.BytesIO()
+        try:
+            make_pickler(stream, buffers.append).dump(thing)
+        except Exception as error:
+            raise _explained(thing, error) from error
+        self._mentioned = stream.getvalue()
+        pieces = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
+        header = struct.pack(f"<{len(pieces) + 1}q", len(buffers), *(p.nbytes for p in pieces))
+        self.fd = os.memfd_create("overlapiter-dataset", os.MFD_CLOEXEC)
+        self.size_bytes = 0
+        for piece in [memoryview(header), *pieces]:
+            self._write(piece)
+
+    def mentions(self, module: str) -> bool:
+        """Return whether the pickle refers to a module, so that it is imported on the other side."""
+        return module.encode() in self._mentioned
+
+    def _write(self, piece: memoryview) -> None:
+        offset_bytes = self.size_bytes
+        while piece:
+            written_bytes = os.pwrite(self.fd, piece, offset_bytes)
+            offset_bytes += written_bytes
+            piece = piece[written_bytes:]
+        self.size_bytes = _aligned(offset_bytes)
+        os.ftruncate(self.fd, self.size_bytes)
+
+    def close(self) -> None:
+        """Drop the descriptor; closing twice is fine."""
+        if self.fd >= 0:
+            os.close(self.fd)
+            self.fd = -1
+
+
+def _explained(thing: object, error: Exception) -> DatasetPicklingError:
+    """Find the attribute at fault by pickling the parts of ``thing`` one by one."""
+    attribute = "dataset"
+    while True:
+        for name, part in _parts(thing):
+            reason = _pickling_error(part)
+            if reason is not None:
+                attribute, thing, error = attribute + name, part, reason
+                break
+        else:
+            return DatasetPicklingError(attribute, f"{type(error).__name__}: {error}")
+
+
+def _parts(thing: object) -> list[tuple[str, object]]:
+    if isinstance(thing, dict):
+        return [(f"[{key!r}]", value) for key, value in thing.items()]
+    if isinstance(thing, (list, tuple)):
+        return [(f"[{number}]", value) for number, value in enumerate(thing)]
+    return [(f".{name}", value) for name, value in getattr(thing, "__dict__", {}).items()]
+
+
+def _pickling_error(thing: object) -> Exception | None:
+    try:
+        pickle.dumps(thing, pickle.HIGHEST_PROTOCOL)
+    except Exception as error:  # noqa: BLE001  # pickling runs user code
+        return error
+    return None
+
+
+def open_parcel(fd: int, size_bytes: int) -> Any:
+    """Unpickle what is in a parcel; the descriptor stays the caller's."""
+    memory = memoryview(mmap.mmap(fd, size_bytes, access=mmap.ACCESS_COPY))
+    (n_buffers,) = struct.unpack_from("<q", memory)
+    lengths = struct.unpack_from(f"<{n_buffers + 1}q", memory, 8)
+    start = _aligned(8 * (n_buffers + 2))
+    pieces = []
+    for length in lengths:
+        pieces.append(memory[start : start + length])
+        start = _aligned(start + length)
+    return pickle.loads(pieces[0], buffers=pieces[1:])
+
+
+def _aligned(number_bytes: int) -> int:
+    return -(-number_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES

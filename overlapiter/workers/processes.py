@@ -1,0 +1,64 @@
+"""What the operating system does for the workers: forking, naming, dying together."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import random
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+
+import numpy as np
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_NAME = 15
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def set_name(name: str) -> None:
+    """Name this process, at most 15 characters, as ``top`` and ``ps`` show it."""
+    _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def die_with_parent(parent_pid: int) -> None:
+    """Have the kernel kill this process when its parent ends, however that ends."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent_pid:  # it ended before we asked
+        os._exit(1)
+
+
+def freeze() -> None:
+    """Keep the garbage collector off the objects that exist now, so children share their pages."""
+    gc.collect()
+    gc.freeze()
+
+
+def fork_worker(name: str, run: Callable[[], None]) -> int:
+    """Fork a worker that calls ``run`` and exits; return its pid.
+
+    Called in the supervisor alone, which has one thread and never touched MPI or CUDA. The worker
+    has random streams of its own, and exits with status 1 if ``run`` raises.
+    """
+    parent_pid = os.getpid()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        die_with_parent(parent_pid)
+        set_name(name)
+        random.seed()
+        np.random.seed()  # noqa: NPY002  # the global stream is what datasets use
+        run()
+        status = 0
+    except BaseException:  # noqa: BLE001  # nothing may run on into the supervisor's stack
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
