@@ -29,7 +29,8 @@ from .stats import Stats, StatsBoard
 from .workers.channel import Channel, ChannelClosedError, Message
 from .workers.launch import Child, launch
 from .workers.parcel import Parcel
-from .workers.supervisor import SupervisorPlan, supervise
+from .workers.plan import SupervisorPlan
+from .workers.supervisor import supervise
 
 #: Supervisors lost in a row, without a mini-batch in between, after which the pipeline gives up.
 _MAX_SUPERVISOR_DEATHS = 3

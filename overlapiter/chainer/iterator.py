@@ -29,7 +29,7 @@ from ..sharedmem.slots import MiniBatch
 from ..sources import declared_paths
 from ..stats import Stats
 from ..workers.parcel import Parcel
-from ..workers.supervisor import SupervisorPlan
+from ..workers.plan import SupervisorPlan
 from .datasets import DatasetPickler
 from .plan import staging_plan
 

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import OptionError, StagingError
 from ..options import Staging, parse_size
 from ..sources import declared_paths, paths_below, source_roots
-from ..workers.supervisor import StagingPlan
+from ..workers.plan import StagingPlan
 
 
 def staging_plan(

@@ -75,38 +75,47 @@ class Segment:
 class SlotPool:
     """Slots of one size, in segments that double, so that keeping mini-batches costs few of them.
 
-    Lives in the supervisor, which maps nothing it does not have to touch.
-
     Args:
         slot_bytes: Size of a slot.
         n_expected: Slots in use in steady state; further free ones give their memory back.
-        first_segment_id: Identifier of the first segment; they count up.
     """
 
-    def __init__(self, slot_bytes: int, n_expected: int, first_segment_id: int) -> None:
+    def __init__(self, slot_bytes: int, n_expected: int) -> None:
         self._stride_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._n_expected = n_expected
-        self._next_segment_id = first_segment_id
         self.segments: dict[int, Segment] = {}
         self._warm: list[Slot] = []  # last in, first out: likely in the processor's cache
         self._cold: list[Slot] = []  # no memory behind them
         self._n_slots = 0
 
-    @property
-    def next_segment_id(self) -> int:
-        """The identifier that the next segment will get."""
-        return self._next_segment_id
+    def is_used_up(self) -> bool:
+        """Return whether no slot is free, so that a segment must be added."""
+        return not self._warm and not self._cold
+
+    def is_idle(self) -> bool:
+        """Return whether every slot is free."""
+        return len(self._warm) + len(self._cold) == self._n_slots
+
+    def add_segment(self, segment_id: int) -> None:
+        """Add a segment, with as many slots as there are already.
+
+        Raises:
+            SharedMemoryError: The address space or the descriptors are used up.
+        """
+        n_new = max(self._n_expected, self._n_slots)
+        self.segments[segment_id] = Segment.create(n_new * self._stride_bytes)
+        starts = range((n_new - 1) * self._stride_bytes, -1, -self._stride_bytes)
+        self._cold.extend(Slot(segment_id, start) for start in starts)
+        self._n_slots += n_new
 
     def acquire(self) -> Slot:
-        """Return a free slot, in a new segment if need be.
+        """Return a free slot.
 
         Raises:
             SharedMemoryError: There is no memory for it.
         """
         if self._warm:
             return self._warm.pop()
-        if not self._cold:
-            self._add_segment()
         slot = self._cold[-1]
         self.segments[slot.segment_id].reserve(slot.offset_bytes, self._stride_bytes)
         return self._cold.pop()
@@ -119,22 +128,8 @@ class SlotPool:
             self.segments[slot.segment_id].forget(slot.offset_bytes, self._stride_bytes)
             self._cold.append(slot)
 
-    def is_idle(self) -> bool:
-        """Return whether every slot is free."""
-        return len(self._warm) + len(self._cold) == self._n_slots
-
     def close(self) -> None:
         """Drop all segments here; other processes keep what they have mapped."""
         for segment in self.segments.values():
             segment.close()
         self.segments.clear()
-
-    def _add_segment(self) -> None:
-        n_new = max(self._n_expected, self._n_slots)
-        segment = Segment.create(n_new * self._stride_bytes)
-        segment_id = self._next_segment_id
-        self._next_segment_id += 1
-        self.segments[segment_id] = segment
-        starts = range((n_new - 1) * self._stride_bytes, -1, -self._stride_bytes)
-        self._cold.extend(Slot(segment_id, start) for start in starts)
-        self._n_slots += n_new

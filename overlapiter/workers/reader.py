@@ -108,10 +108,9 @@ class FileReader:
             self._segments[number].close()  # the mapping is enough
         elif kind == "layout":
             self._writers[number] = SlotWriter(value)
-            for old in [n for n in self._writers if n < number - 1]:
-                del self._writers[old]
         elif kind == "forget":
             self._segments.pop(number, None)
+            self._writers.pop(value, None)
 
     def _read(self, task: ReadTask) -> int:
         """Read one part and report it; return the nanoseconds spent inside the dataset."""

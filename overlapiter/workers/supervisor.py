@@ -1,21 +1,19 @@
 """The supervisor: hands out work to prefetchers and file readers, and replaces those that die.
 
 It is one process with one thread and runs no code of the user's after it has unpickled the
-dataset, so nothing that a dataset does can stop it. It owns the slot pool. Messages with the
-trainer:
+dataset, so nothing that a dataset does can stop it. Messages with the trainer:
 
     trainer → supervisor                      supervisor → trainer
     ("batches", first_id, [index list, …])    ("ready", pid)
     ("advance", consumed_id, [slot, …])       ("layout", id, layout), ("segment", id, bytes) + fd
     ("reset", next_id)                        ("batch", id, layout_id, slot, parts)
-    ("describe",)                             ("failed", id, …), ("trouble", text), ("fatal", …)
-    ("close",)                                ("description", text)
+    ("describe",)                             ("failed", id, pickled error), ("forget", …)
+    ("close",)                                ("description", who, index), ("trouble", text)
 """
 
 from __future__ import annotations
 
 import collections
-import dataclasses
 import importlib
 import mmap
 import os
@@ -23,651 +21,410 @@ import pickle
 import selectors
 import signal
 import sys
-import time
 import traceback
 from typing import Any
 
-from ..errors import OverlapError, PipelineError, WorkerDiedError
+from ..errors import OverlapError, WorkerDiedError
 from ..sharedmem.layout import Layout
-from ..sharedmem.segments import Slot, SlotPool
+from ..sharedmem.segments import Slot
 from ..sources import Dataset
-from ..staging.room import Room
-from ..staging.store import Store
-from ..stats import Counter, Row, StatsBoard
+from ..stats import Counter, StatsBoard
 from .channel import Channel, ChannelClosedError, Message
+from .memory import Acquaintance, SlotKeeper
 from .parcel import open_parcel
+from .plan import SupervisorPlan
 from .prefetcher import Prefetcher, StageTask
-from .processes import die_with_parent, fork_worker, freeze, set_name
+from .processes import freeze, set_name
 from .reader import FileReader, ReadTask
+from .schedule import Batch, Part, PartState, Schedule
+from .team import Team, Worker
 
-#: Deaths on the same example after which it is given up.
+#: Deaths on the same part after which it is given up.
 MAX_DEATHS = 3
 #: A part should keep a file reader busy for about this long: short enough to balance the load,
 #: long enough that messages cost little.
 PART_SECONDS = 0.002
 #: Parts that a file reader has at hand, so that it never waits for the supervisor.
 READER_CREDIT = 2
-
-
-@dataclasses.dataclass(frozen=True)
-class StagingPlan:
-    """Where to stage, in absolute terms."""
-
-    directory: str
-    source: str
-    capacity_bytes: int | None
-    keep_free_bytes: int
-    validate: bool
-    n_prefetchers: int
-    reads_in_flight: int
-
-    def room(self) -> Room:
-        """Return the room that this plan describes."""
-        return Room(self.directory, self.capacity_bytes, self.keep_free_bytes)
-
-    def store(self) -> Store:
-        """Return the store that this plan describes."""
-        return Store(self.directory, self.source, self.room(), validate=self.validate)
-
-
-@dataclasses.dataclass(frozen=True)
-class SupervisorPlan:
-    """All that the supervisor needs to know besides the dataset."""
-
-    n_readers: int
-    n_build_ahead: int
-    batch_size: int
-    dataset_size: int
-    seed: int | None
-    max_parts_per_reader: int | None
-    staging: StagingPlan | None
-    imports: tuple[str, ...]
-    trainer_pid: int = 0
-
-
-class _Part:
-    """Consecutive examples of one mini-batch: the unit that is staged, read and redone."""
-
-    __slots__ = ("batch", "deaths", "indices", "part_id", "report", "start", "staged", "stop")
-
-    def __init__(self, part_id: int, batch: _Batch, start: int, stop: int) -> None:
-        self.part_id = part_id
-        self.batch = batch
-        self.start = start
-        self.stop = stop
-        self.indices: list[int] = batch.indices[start:stop]
-        self.staged: dict[str, str] | None = None
-        self.report: bytes | None = None
-        self.deaths = 0
-
-
-class _Batch:
-    """A mini-batch on its way."""
-
-    __slots__ = ("batch_id", "epochs", "failure", "indices", "layout_id", "n_waiting", "parts", "slot")
-
-    def __init__(self, batch_id: int, indices: list[int], epochs: list[int] | None) -> None:
-        self.batch_id = batch_id
-        self.indices = indices
-        self.epochs = epochs
-        self.parts: list[_Part] = []
-        self.n_waiting = 0
-        self.slot: Slot | None = None
-        self.layout_id = -1
-        self.failure: Any = None
-
-
-class _Worker:
-    """A worker process and the parts that it has at hand, oldest first."""
-
-    def __init__(self, kind: str, number: int) -> None:
-        self.kind = kind
-        self.number = number
-        self.pid = 0
-        self.channel: Channel
-        self.parts: dict[int, _Part] = {}
-        self.n_examples = 0
-        self.n_parts_given = 0
-        self.segments: set[int] = set()
-        self.layouts: set[int] = set()
+_UNBOUNDED = 1 << 60
 
 
 class Supervisor:
     """See the module's text. ``run`` returns when the trainer closes or ends."""
 
     def __init__(
-        self, channel: Channel, dataset: Dataset, plan: SupervisorPlan, board: StatsBoard,
+        self,
+        channel: Channel,
+        dataset: Dataset,
+        plan: SupervisorPlan,
+        board: StatsBoard,
         validated: memoryview,
     ) -> None:
-        self._trainer = channel
-        self._dataset = dataset
         self._plan = plan
-        self._board = board
+        self._dataset = dataset
         self._validated = validated
         self._selector = selectors.DefaultSelector()
-        self._outbox: collections.deque[tuple[Message, tuple[int, ...]]] = collections.deque()
-
-        self._batches: dict[int, _Batch] = {}
-        self._dropped: dict[int, _Batch] = {}  # reset away, with parts still being worked on
-        self._parts: dict[int, _Part] = {}
-        self._next_part_id = 0
-        self._to_stage: collections.deque[_Part] = collections.deque()
-        self._to_read: dict[int, collections.deque[_Part]] = {}  # by mini-batch
+        self._trainer = _TrainerEnd(channel, self._selector)
+        self._schedule = Schedule(is_staging=plan.staging is not None)
+        # Those being built, the ready ones among them, the next one, and the one being looked at.
+        self._keeper = SlotKeeper(n_expected=plan.n_build_ahead + 2)
+        self._probe: Part | None = None  # the part whose reader is to propose the layout
         self._consumed_id = 0
-        self._probe: _Part | None = None  # the part whose reader is to propose the layout
-
-        self._layouts: dict[int, Layout] = {}
-        self._layout_id = -1
-        self._pools: dict[int, SlotPool] = {}
-        self._pool_of_segment: dict[int, SlotPool] = {}
-        self._trainer_segments: set[int] = set()
-        self._trainer_layouts: set[int] = set()
-
-        self._prefetchers: list[_Worker] = []
-        self._readers: list[_Worker] = []
         self._example_seconds = 0.0
-        self._n_files = 1
+        self._n_files = 1  # most files that an example has opened
         self._told: set[str] = set()
-        self._is_closing = False
+
+        n_prefetchers = plan.staging.n_prefetchers if plan.staging else 0
+        rows = [board.prefetcher_row(number) for number in range(n_prefetchers)]
+        self._prefetchers = Team("prefetcher", "ovl-prefetcher", rows, self._be_prefetcher)
+        rows = [board.reader_row(number) for number in range(plan.n_readers)]
+        self._readers = Team(
+            "file reader", "ovl-reader", rows, self._be_reader, plan.max_parts_per_reader
+        )
 
     # --- life ---------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Serve until the trainer closes its channel or ends."""
-        staging = self._plan.staging
-        if staging is not None:
-            staging.store().sweep()
-            for number in range(staging.n_prefetchers):
-                self._prefetchers.append(self._start(_Worker("prefetcher", number)))
-        for number in range(self._plan.n_readers):
-            self._readers.append(self._start(_Worker("reader", number)))
-        self._selector.register(self._trainer, selectors.EVENT_READ, None)
-        trainer_end = os.pidfd_open(self._plan.trainer_pid)
-        self._selector.register(trainer_end, selectors.EVENT_READ, "trainer ended")
-        self._tell_trainer(("ready", os.getpid()))
-        while not self._is_closing:
+        if self._plan.staging is not None:
+            self._plan.staging.store().sweep()
+        for team in (self._prefetchers, self._readers):
+            for worker in team:
+                self._start(team, worker)
+        trainer_end_fd = os.pidfd_open(self._plan.trainer_pid)
+        self._selector.register(trainer_end_fd, selectors.EVENT_READ, self._trainer.close)
+        self._trainer.tell(("ready", os.getpid()))
+        while not self._trainer.is_closed:
             for key, events in self._selector.select():
-                if key.data is None:
-                    self._serve_trainer(events)
-                elif isinstance(key.data, _Worker):
-                    self._serve_worker(key.data)
+                if key.data is self._trainer:
+                    for message in self._trainer.messages(events):
+                        self._obey(message)
+                elif callable(key.data):
+                    key.data()
                 else:
-                    self._is_closing = True
+                    self._serve(*key.data)
             self._hand_out()
 
     def end_workers(self) -> None:
         """Kill and reap all workers, and remove what they left half-copied."""
-        workers = self._prefetchers + self._readers
-        for worker in workers:
-            os.kill(worker.pid, signal.SIGKILL)
-        for worker in workers:
-            os.waitpid(worker.pid, 0)
+        self._prefetchers.end()
+        self._readers.end()
         if self._plan.staging is not None:
             self._plan.staging.store().sweep()
 
-    def _start(self, worker: _Worker) -> _Worker:
-        ours, theirs = Channel.pair()
-        worker.pid = fork_worker(f"ovl-{worker.kind}", lambda: self._be_worker(worker, theirs, ours))
-        theirs.close()
-        worker.channel = ours
-        worker.segments.clear()
-        worker.layouts.clear()
-        worker.n_parts_given = 0
-        self._selector.register(ours, selectors.EVENT_READ, worker)
-        return worker
+    def _start(self, team: Team, worker: Worker) -> None:
+        team.start(worker)
+        self._selector.register(worker.channel, selectors.EVENT_READ, (team, worker))
 
-    def _be_worker(self, worker: _Worker, channel: Channel, supervisor_end: Channel) -> None:
-        """In the forked worker: drop what is the supervisor's, then work."""
-        supervisor_end.close()
+    def _be_reader(self, worker: Worker, channel: Channel) -> None:
+        """Run in a forked file reader."""
+        self._leave_to_supervisor()
+        plan = self._plan
+        source = plan.staging.source if plan.staging else None
+        FileReader(channel, self._dataset, source, plan.batch_size, plan.seed, worker.row).run()
+
+    def _be_prefetcher(self, worker: Worker, channel: Channel) -> None:
+        """Run in a forked prefetcher."""
+        self._leave_to_supervisor()
+        staging = self._plan.staging
+        assert staging is not None
+        Prefetcher(
+            channel,
+            self._dataset,
+            staging.store(),
+            self._validated,
+            staging.reads_per_prefetcher,
+            worker.row,
+        ).run()
+
+    def _leave_to_supervisor(self) -> None:
+        """In a forked worker: close every channel but its own, so that each has two ends."""
         for key in list(self._selector.get_map().values()):
-            if not isinstance(key.fileobj, int):
+            if isinstance(key.fileobj, int):
+                os.close(key.fileobj)
+            else:
                 key.fileobj.close()  # type: ignore[attr-defined]  # a Channel
         self._selector.close()
-        self._trainer.close()
-        for pool in self._pools.values():
-            pool.close()
-        staging = self._plan.staging
-        if worker.kind == "prefetcher":
-            assert staging is not None
-            n_threads = -(-staging.reads_in_flight // staging.n_prefetchers)
-            row = self._board.prefetcher_row(worker.number)
-            Prefetcher(
-                channel, self._dataset, staging.store(), self._validated, n_threads, row
-            ).run()
-        else:
-            source = staging.source if staging else None
-            row = self._board.reader_row(worker.number)
-            n_rows, seed = self._plan.batch_size, self._plan.seed
-            FileReader(channel, self._dataset, source, n_rows, seed, row).run()
+        self._trainer.channel.close()
+        self._keeper.close()
 
     # --- the trainer --------------------------------------------------------------------------
-
-    def _serve_trainer(self, events: int) -> None:
-        if events & selectors.EVENT_WRITE:
-            self._flush()
-        try:
-            while events & selectors.EVENT_READ and not self._is_closing:
-                message, _ = self._trainer.receive(wait=False)
-                self._obey(message)
-        except BlockingIOError:
-            return
-        except ChannelClosedError:
-            self._is_closing = True
 
     def _obey(self, message: Message) -> None:
         kind = message[0]
         if kind == "batches":
             for batch_id, (indices, epochs) in enumerate(message[2], message[1]):
-                self._admit(_Batch(batch_id, indices, epochs))
+                self._schedule.admit(batch_id, indices, epochs, self._part_size(len(indices)))
         elif kind == "advance":
             self._consumed_id = message[1]
             for slot in message[2]:
                 self._release(slot)
         elif kind == "reset":
-            self._drop_all(message[1])
+            self._consumed_id = message[1]
+            for batch in self._schedule.drop_all(message[1]):
+                self._settle(batch)
         elif kind == "describe":
-            self._tell_trainer(("description", *self._describe()))
+            self._trainer.tell(("description", *self._describe()))
         else:
-            self._is_closing = True
-
-    def _tell_trainer(self, message: Message, fds: tuple[int, ...] = ()) -> None:
-        self._outbox.append((message, fds))
-        self._flush()
-
-    def _flush(self) -> None:
-        """Send what the trainer has room for; it may be busy for long, so never wait for it."""
-        events = selectors.EVENT_READ
-        try:
-            while self._outbox:
-                self._trainer.send(*self._outbox[0], wait=False)
-                self._outbox.popleft()
-        except BlockingIOError:
-            events |= selectors.EVENT_WRITE
-        except ChannelClosedError:
-            self._is_closing = True
-        if self._selector.get_key(self._trainer).events != events:
-            self._selector.modify(self._trainer, events, None)
-
-    # --- mini-batches -------------------------------------------------------------------------
-
-    def _admit(self, batch: _Batch) -> None:
-        self._batches[batch.batch_id] = batch
-        size = len(batch.indices)
-        step = self._part_size(size)
-        for start in range(0, size, step):
-            part = _Part(self._next_part_id, batch, start, min(start + step, size))
-            self._next_part_id += 1
-            self._parts[part.part_id] = part
-            batch.parts.append(part)
-        batch.n_waiting = len(batch.parts)
-        if self._plan.staging is None:
-            self._to_read[batch.batch_id] = collections.deque(batch.parts)
-        else:
-            self._to_stage.extend(batch.parts)
+            self._trainer.close()
 
     def _part_size(self, batch_size: int) -> int:
-        n_readers = self._plan.n_readers
-        fair = max(1, batch_size // n_readers)
+        fair = max(1, batch_size // self._plan.n_readers)
         if not self._example_seconds:
             return max(1, min(fair, -(-batch_size // 8)))
         return max(1, min(fair, round(PART_SECONDS / self._example_seconds)))
 
-    def _drop_all(self, next_id: int) -> None:
-        """Forget every mini-batch; parts being worked on are left to finish."""
-        busy = {p.batch.batch_id for w in self._prefetchers + self._readers for p in w.parts.values()}
-        for batch in self._batches.values():
-            if batch.batch_id in busy:
-                self._dropped[batch.batch_id] = batch
-            else:
-                self._discard(batch)
-        self._batches.clear()
-        self._to_stage.clear()
-        self._to_read.clear()
-        if self._probe is not None and self._probe.batch.batch_id not in self._dropped:
-            self._probe = None
-        self._consumed_id = next_id
+    def _describe(self) -> tuple[str, int]:
+        """Say whom the next mini-batch waits for, and at which example; -1 for none."""
+        batch = self._schedule.batch(self._consumed_id - 1)
+        for worker in [*self._readers, *self._prefetchers]:
+            for part in worker.parts.values():
+                if part.batch is batch:
+                    current = worker.current_index()
+                    return str(worker), current if current in part.indices else part.indices[0]
+        return "a free worker", -1
 
-    def _discard(self, batch: _Batch) -> None:
-        for part in batch.parts:
-            self._parts.pop(part.part_id, None)
-        if batch.slot is not None:
-            self._release(batch.slot)
-            batch.slot = None
-
-    def _discard_if_unused(self, batch: _Batch) -> None:
-        workers = self._prefetchers + self._readers
-        if not any(p.batch is batch for w in workers for p in w.parts.values()):
-            del self._dropped[batch.batch_id]
-            self._discard(batch)
-
-    def _finish(self, batch: _Batch) -> None:
-        """Deliver a mini-batch whose parts are all done."""
-        del self._batches[batch.batch_id]
-        for part in batch.parts:
-            del self._parts[part.part_id]
-        self._to_read.pop(batch.batch_id, None)
-        if batch.failure is not None:
+    def _settle(self, batch: Batch | None) -> None:
+        """Deliver a mini-batch whose parts are all done, or let it go."""
+        if batch is None:
+            return
+        if batch.is_abandoned:
             if batch.slot is not None:
                 self._release(batch.slot)
-            self._tell_trainer(("failed", batch.batch_id, batch.failure))
+            if not batch.is_dropped:
+                self._trainer.tell(("failed", batch.batch_id, batch.failure))
             return
         assert batch.slot is not None
-        self._introduce(batch)
+        for parcel in self._keeper.introduce(self._trainer.known, batch.layout_id, batch.slot):
+            self._trainer.tell(*parcel)
         parts = [(part.start, part.stop, part.report) for part in batch.parts]
-        self._tell_trainer(("batch", batch.batch_id, batch.layout_id, batch.slot, parts))
-
-    def _introduce(self, batch: _Batch) -> None:
-        """Tell the trainer about a layout and a segment that it has not seen yet."""
-        assert batch.slot is not None
-        if batch.layout_id not in self._trainer_layouts:
-            self._trainer_layouts.add(batch.layout_id)
-            self._tell_trainer(("layout", batch.layout_id, self._layouts[batch.layout_id]))
-        segment_id = batch.slot.segment_id
-        if segment_id >= 0 and segment_id not in self._trainer_segments:
-            self._trainer_segments.add(segment_id)
-            segment = self._pool_of_segment[segment_id].segments[segment_id]
-            self._tell_trainer(("segment", segment_id, segment.size_bytes), (segment.fd,))
-
-    # --- slots --------------------------------------------------------------------------------
-
-    def _adopt_layout(self, layout: Layout) -> None:
-        self._layout_id += 1
-        self._layouts[self._layout_id] = layout
-        if layout.slot_bytes:
-            # Those being built, the ready ones among them, and the one the trainer looks at.
-            n_expected = self._plan.n_build_ahead + 2
-            first = max((p.next_segment_id for p in self._pools.values()), default=0)
-            self._pools[self._layout_id] = SlotPool(layout.slot_bytes, n_expected, first)
-
-    def _acquire(self) -> Slot:
-        pool = self._pools.get(self._layout_id)
-        if pool is None:
-            return Slot(-1, 0)  # examples without arrays need no memory
-        slot = pool.acquire()
-        self._pool_of_segment[slot.segment_id] = pool
-        return slot
+        self._trainer.tell(("batch", batch.batch_id, batch.layout_id, batch.slot, parts))
 
     def _release(self, slot: Slot) -> None:
-        pool = self._pool_of_segment.get(slot[0])
-        if pool is None:
-            return
-        pool.release(Slot(*slot))
-        for layout_id, old in list(self._pools.items()):
-            if old is pool and layout_id != self._layout_id and pool.is_idle():
-                self._retire_pool(layout_id)
-
-    def _retire_pool(self, layout_id: int) -> None:
-        pool = self._pools.pop(layout_id)
-        del self._layouts[layout_id]
-        for segment_id in list(pool.segments):
-            self._pool_of_segment.pop(segment_id, None)
-            if segment_id in self._trainer_segments:
-                self._tell_trainer(("forget", segment_id, layout_id))
+        for message in self._keeper.release(Slot(*slot)):
+            self._trainer.tell(message)
             for reader in self._readers:
-                if segment_id in reader.segments:
-                    reader.channel.send(("forget", segment_id, None))
-        pool.close()
+                reader.send(message)
 
     # --- handing out --------------------------------------------------------------------------
 
     def _hand_out(self) -> None:
         staging = self._plan.staging
-        if staging is not None and self._to_stage:
-            # Twice the reads in flight: none of them waits for the supervisor.
-            credit = 2 * -(-staging.reads_in_flight // staging.n_prefetchers)
-            self._hand_out_staging(credit)
-        self._hand_out_reading()
-
-    def _hand_out_staging(self, credit: int) -> None:
-        while self._to_stage:
-            worker = min(self._prefetchers, key=lambda w: w.n_examples)
-            if worker.n_examples >= credit:
+        if staging is not None:
+            # Twice the reads in flight, so that none of them waits for the supervisor.
+            credit = 2 * staging.reads_per_prefetcher
+            while worker := self._prefetchers.least_loaded(_UNBOUNDED, credit):
+                part = self._schedule.next_to_stage()
+                if part is None:
+                    break
+                worker.give(part)
+                worker.send(("stage", StageTask(part.part_id, part.indices, self._n_files)))
+        before_id = self._consumed_id + self._plan.n_build_ahead
+        while worker := self._readers.least_loaded(READER_CREDIT, _UNBOUNDED):
+            if self._probe is not None:  # until there is a layout, one reader reads
                 return
-            part = self._to_stage.popleft()
-            self._assign(worker, part)
-            self._send(worker, ("stage", StageTask(part.part_id, part.indices, self._n_files)))
+            part = self._schedule.next_to_read(before_id)
+            if part is None:
+                return
+            if self._find_slot(part):
+                self._give_to_reader(worker, part)
 
-    def _hand_out_reading(self) -> None:
-        last_id = self._consumed_id + self._plan.n_build_ahead
-        for batch_id in sorted(b for b in self._to_read if b < last_id):
-            queue = self._to_read[batch_id]
-            while queue:
-                worker = min(self._readers, key=self._load)
-                if self._load(worker) >= READER_CREDIT:
-                    return
-                if not self._hand_part(worker, queue[0]):
-                    return
-                queue.popleft()
-            del self._to_read[batch_id]
-
-    def _load(self, reader: _Worker) -> int:
-        limit = self._plan.max_parts_per_reader
-        is_retiring = limit is not None and reader.n_parts_given >= limit
-        return READER_CREDIT if is_retiring else len(reader.parts)
-
-    def _hand_part(self, worker: _Worker, part: _Part) -> bool:
-        """Give a part to a file reader; False if it must wait for the layout."""
+    def _find_slot(self, part: Part) -> bool:
+        """See to it that a part has a slot to be read into; False if its mini-batch failed."""
         batch = part.batch
-        if self._layout_id < 0:
-            if self._probe is not None:
-                return False
+        if not self._keeper.has_layout:
             self._probe = part
         elif batch.slot is None:
             try:
-                batch.slot = self._acquire()
+                batch.slot = self._keeper.acquire()
             except OverlapError as error:
-                self._fail(batch, pickle.dumps((error, None)))
-                return True
-            batch.layout_id = self._layout_id
-        if batch.failure is not None:
-            self._part_done(part)
-            return True
-        self._assign(worker, part)
-        if batch.slot is not None:
-            self._prepare(worker, batch)
-        epochs = None if batch.epochs is None else batch.epochs[part.start : part.stop]
-        task = ReadTask(
-            part.part_id, part.start, part.indices, epochs, part.staged or {}, batch.slot,
-            batch.layout_id,
-        )
-        self._send(worker, ("read", task))
+                self._fail(part, error)
+                return False
+            batch.layout_id = self._keeper.layout_id
         return True
 
-    def _prepare(self, worker: _Worker, batch: _Batch) -> None:
-        """Tell a file reader about a layout and a segment that it has not seen yet."""
-        assert batch.slot is not None
-        if batch.layout_id not in worker.layouts:
-            worker.layouts.add(batch.layout_id)
-            self._send(worker, ("layout", batch.layout_id, self._layouts[batch.layout_id]))
-        segment_id = batch.slot.segment_id
-        if segment_id >= 0 and segment_id not in worker.segments:
-            worker.segments.add(segment_id)
-            segment = self._pool_of_segment[segment_id].segments[segment_id]
-            self._send(worker, ("segment", segment_id, segment.size_bytes), (segment.fd,))
+    def _give_to_reader(self, worker: Worker, part: Part) -> None:
+        batch = part.batch
+        worker.give(part)
+        if batch.slot is not None:
+            for parcel in self._keeper.introduce(worker.known, batch.layout_id, batch.slot):
+                worker.send(*parcel)
+        task = ReadTask(
+            part.part_id,
+            part.start,
+            part.indices,
+            part.epochs,
+            part.staged,
+            batch.slot,
+            batch.layout_id,
+        )
+        worker.send(("read", task))
 
-    def _assign(self, worker: _Worker, part: _Part) -> None:
-        worker.parts[part.part_id] = part
-        worker.n_parts_given += 1
-        worker.n_examples += len(part.indices)
-
-    def _send(self, worker: _Worker, message: Message, fds: tuple[int, ...] = ()) -> None:
-        try:
-            worker.channel.send(message, fds)
-        except ChannelClosedError:
-            pass  # its death is noticed as the end of its own messages
+    def _fail(self, part: Part, error: OverlapError) -> None:
+        self._settle(self._schedule.fail(part, pickle.dumps((error, None))))
 
     # --- the workers --------------------------------------------------------------------------
 
-    def _serve_worker(self, worker: _Worker) -> None:
+    def _serve(self, team: Team, worker: Worker) -> None:
         try:
             while True:
                 message, _ = worker.channel.receive(wait=False)
                 self._hear(worker, message)
+                if team.is_due(worker):
+                    self._replace(team, worker, is_death=False)
         except BlockingIOError:
             return
         except ChannelClosedError:
-            self._replace(worker)
+            self._replace(team, worker)
 
-    def _hear(self, worker: _Worker, message: Message) -> None:
+    def _hear(self, worker: Worker, message: Message) -> None:
         kind = message[0]
         if kind == "staged":
-            part = self._take_back(worker, message[1])
-            part.staged = message[2]
-            self._part_staged(part)
+            self._settle(self._schedule.staged(worker.take_back(message[1]), message[2]))
         elif kind == "read":
             self._hear_read(worker, *message[1:])
         elif kind == "failed":
-            part = self._take_back(worker, message[1][0])
-            if self._probe is part:
-                self._probe = None
-            self._fail(part.batch, message[2].pickled_error)
-            self._part_done(part)
-            self._retire_if_due(worker)
+            part = self._take_back_read(worker, message[1])
+            self._settle(self._schedule.fail(part, message[2].pickled_error))
         elif kind == "layout":
             self._hear_layout(worker, message[1], message[2])
         elif message[1] not in self._told:  # trouble
             self._told.add(message[1])
-            self._tell_trainer(message)
+            self._trainer.tell(message)
 
-    def _part_staged(self, part: _Part) -> None:
-        batch = part.batch
-        if batch.batch_id in self._dropped:
-            self._discard_if_unused(batch)
-            return
-        self._to_read.setdefault(batch.batch_id, collections.deque()).append(part)
-
-    def _hear_read(
-        self, worker: _Worker, answer: tuple[int, int, int, bool], report: bytes | None, wanted: Any
-    ) -> None:
-        part_id, fetch_ns, n_files, has_missed = answer
-        part = self._take_back(worker, part_id)
+    def _hear_read(self, worker: Worker, answer: Any, report: bytes | None, wanted: Any) -> None:
+        part = self._take_back_read(worker, answer)
         part.report = report
+        if wanted is not None:
+            self._keeper.widen(part.batch.layout_id, wanted)
+        self._settle(self._schedule.done(part))
+
+    def _take_back_read(self, worker: Worker, answer: tuple[int, int, int, bool]) -> Part:
+        part_id, fetch_ns, n_files, has_missed = answer
+        part = worker.take_back(part_id)
         seconds = fetch_ns / 1e9 / len(part.indices)
-        self._example_seconds += (seconds - self._example_seconds) * (
-            0.1 if self._example_seconds else 1.0
-        )
+        share = 0.1 if self._example_seconds else 1.0
+        self._example_seconds += (seconds - self._example_seconds) * share
         self._n_files = max(self._n_files, n_files)
-        if has_missed:
+        if has_missed:  # somebody removed a staged file: look again the next time
             for index in part.indices:
                 self._validated[index] = 0
-        if wanted is not None and part.batch.layout_id == self._layout_id:
-            self._adopt_layout(self._layouts[self._layout_id].widened(wanted))
-        self._part_done(part)
-        self._retire_if_due(worker)
-
-    def _hear_layout(self, worker: _Worker, part_id: int, layout: Layout) -> None:
-        part = worker.parts[part_id]
-        batch = part.batch
-        if self._layout_id < 0:
-            self._adopt_layout(layout)
-        self._probe = None
-        try:
-            batch.slot = batch.slot or self._acquire()
-        except OverlapError as error:
-            self._fail(batch, pickle.dumps((error, None)))
-            self._replace_now(worker)  # it waits for a slot that will not come
-            return
-        if batch.layout_id < 0:
-            batch.layout_id = self._layout_id
-        self._prepare(worker, batch)
-        self._send(worker, ("slot", batch.slot, batch.layout_id))
-
-    def _take_back(self, worker: _Worker, part_id: int) -> _Part:
-        part = worker.parts.pop(part_id)
-        worker.n_examples -= len(part.indices)
+        if self._probe is part:
+            self._probe = None
         return part
 
-    def _part_done(self, part: _Part) -> None:
-        batch = part.batch
-        if batch.batch_id in self._dropped:
-            self._discard_if_unused(batch)
+    def _hear_layout(self, worker: Worker, part_id: int, layout: Layout) -> None:
+        """Give the reader that proposes the first layout a slot to write to."""
+        part = worker.parts[part_id]
+        self._probe = None
+        if not self._keeper.has_layout:
+            self._keeper.adopt(layout)
+        if not self._find_slot(part):
+            worker.take_back(part_id)
+            self._replace(self._readers, worker)  # it waits for a slot that will not come
             return
-        batch.n_waiting -= 1
-        if batch.n_waiting == 0:
-            self._finish(batch)
-
-    def _fail(self, batch: _Batch, failure: bytes) -> None:
-        """Let a mini-batch fail; its other parts are finished, so that its slot is at rest."""
-        if batch.failure is None:
-            batch.failure = failure
+        batch = part.batch
+        assert batch.slot is not None
+        for parcel in self._keeper.introduce(worker.known, batch.layout_id, batch.slot):
+            worker.send(*parcel)
+        worker.send(("slot", batch.slot, batch.layout_id))
 
     # --- deaths -------------------------------------------------------------------------------
 
-    def _retire_if_due(self, worker: _Worker) -> None:
-        limit = self._plan.max_parts_per_reader
-        if limit is not None and worker.n_parts_given >= limit and not worker.parts:
-            self._replace_now(worker, is_death=False)
-
-    def _replace_now(self, worker: _Worker, *, is_death: bool = True) -> None:
-        os.kill(worker.pid, signal.SIGKILL)
-        self._replace(worker, is_death=is_death, is_culprit=False)
-
-    def _replace(
-        self, worker: _Worker, *, is_death: bool = True, is_culprit: bool = True
-    ) -> None:
-        """Reap a worker, start another in its place, and have exactly its parts redone."""
+    def _replace(self, team: Team, worker: Worker, *, is_death: bool = True) -> None:
+        """Put a new process in a worker's place, and have exactly the parts it had redone."""
         self._selector.unregister(worker.channel)
-        worker.channel.close()
-        os.kill(worker.pid, signal.SIGKILL)  # it may have closed its channel and live on
-        _, status = os.waitpid(worker.pid, 0)
-        parts = list(worker.parts.values())
-        worker.parts.clear()
-        worker.n_examples = 0
-        row = self._row(worker)
-        current = row.get(Counter.CURRENT) - 1
-        row.put(Counter.CURRENT, 0)
+        status = worker.end()
+        parts = worker.take_all_back()
+        culprit = worker.current_index()
+        worker.row.put(Counter.CURRENT, 0)
         if is_death:
-            row.add(Counter.DEATHS, 1)
-        self._start(worker)
-        for part in reversed(parts):
-            if worker.kind == "prefetcher":
+            worker.row.add(Counter.DEATHS, 1)
+        self._start(team, worker)
+        for part in parts:
+            if part is self._probe:
+                self._probe = None
+            if team is self._prefetchers:
                 self._redo_staging(part)
             else:
-                blamed = is_culprit and current in part.indices and part is parts[0]
-                self._redo_reading(part, current if blamed else None, status)
+                self._redo_reading(part, culprit, status)
 
-    def _row(self, worker: _Worker) -> Row:
-        is_reader = worker.kind == "reader"
-        return (self._board.reader_row if is_reader else self._board.prefetcher_row)(worker.number)
-
-    def _redo_staging(self, part: _Part) -> None:
+    def _redo_staging(self, part: Part) -> None:
         part.deaths += 1
-        if part.batch.batch_id in self._dropped:
-            self._discard_if_unused(part.batch)
-        elif part.deaths >= MAX_DEATHS:
-            part.deaths = 0
-            self._part_staged(part)  # unstaged: the file reader goes to the source
-        else:
-            self._to_stage.appendleft(part)
+        if part.deaths % MAX_DEATHS:
+            self._settle(self._schedule.redo(part, PartState.TO_STAGE))
+        else:  # let the file reader go to the source
+            self._settle(self._schedule.staged(part, {}))
 
-    def _redo_reading(self, part: _Part, culprit: int | None, status: int) -> None:
-        if self._probe is part:
-            self._probe = None
-        if part.batch.batch_id in self._dropped:
-            self._discard_if_unused(part.batch)
-            return
-        if culprit is not None:
+    def _redo_reading(self, part: Part, culprit: int, status: int) -> None:
+        if culprit in part.indices:
             part.deaths += 1
-            if part.deaths >= MAX_DEATHS:
-                error = WorkerDiedError(culprit, part.deaths, os.waitstatus_to_exitcode(status))
-                self._fail(part.batch, pickle.dumps((error, None)))
-        if part.batch.failure is not None:
-            self._part_done(part)
+        if part.deaths >= MAX_DEATHS and culprit in part.indices:
+            exit_code = os.waitstatus_to_exitcode(status)
+            self._fail(part, WorkerDiedError(culprit, part.deaths, exit_code))
+        else:
+            self._settle(self._schedule.redo(part, PartState.TO_READ))
+
+
+class _TrainerEnd:
+    """The channel to the trainer, which may be busy for long and is never waited for."""
+
+    def __init__(self, channel: Channel, selector: selectors.BaseSelector) -> None:
+        self.channel = channel
+        self.known = Acquaintance()
+        self.is_closed = False
+        self._selector = selector
+        self._outbox: collections.deque[tuple[Message, tuple[int, ...]]] = collections.deque()
+        self._is_full = False
+        selector.register(channel, selectors.EVENT_READ, self)
+
+    def messages(self, events: int) -> Any:
+        """Give the messages that have come; sends what has been waiting to go."""
+        if events & selectors.EVENT_WRITE:
+            self._flush()
+        try:
+            while not self.is_closed:
+                yield self.channel.receive(wait=False)[0]
+        except BlockingIOError:
             return
-        self._to_read.setdefault(part.batch.batch_id, collections.deque()).appendleft(part)
+        except ChannelClosedError:
+            self.is_closed = True
 
-    # --- looking ------------------------------------------------------------------------------
+    def tell(self, message: Message, fds: tuple[int, ...] = ()) -> None:
+        """Send a message, now or when there is room for it."""
+        # A descriptor that waits is duplicated: its owner may close it meanwhile.
+        if self._outbox:
+            fds = tuple(map(os.dup, fds))
+            self._outbox.append((message, fds))
+            return
+        try:
+            self.channel.send(message, fds, wait=False)
+        except BlockingIOError:
+            self._outbox.append((message, tuple(map(os.dup, fds))))
+            self._watch(selectors.EVENT_READ | selectors.EVENT_WRITE)
+        except ChannelClosedError:
+            self.is_closed = True
 
-    def _describe(self) -> tuple[str, int]:
-        """Say what the next mini-batch waits for, and the index of the example; -1 for none."""
-        batch = self._batches.get(self._consumed_id - 1)
-        for worker in self._readers + self._prefetchers:
-            for part in worker.parts.values():
-                if part.batch is batch:
-                    current = self._row(worker).get(Counter.CURRENT) - 1
-                    index = current if current in part.indices else part.indices[0]
-                    return f"{worker.kind} {worker.number} (pid {worker.pid})", index
-        return "a free worker", -1
+    def close(self) -> None:
+        """End the service."""
+        self.is_closed = True
+
+    def _flush(self) -> None:
+        try:
+            while self._outbox:
+                message, fds = self._outbox[0]
+                self.channel.send(message, fds, wait=False)
+                self._outbox.popleft()
+                for fd in fds:
+                    os.close(fd)
+            self._watch(selectors.EVENT_READ)
+        except BlockingIOError:
+            return
+        except ChannelClosedError:
+            self.is_closed = True
+
+    def _watch(self, events: int) -> None:
+        self._selector.modify(self.channel, events, self)
 
 
 def supervise(fds: list[int], plan: SupervisorPlan, dataset_bytes: int) -> int:
@@ -698,7 +455,7 @@ def supervise(fds: list[int], plan: SupervisorPlan, dataset_bytes: int) -> int:
             supervisor.end_workers()
     except ChannelClosedError:
         return 0
-    except BaseException as error:  # noqa: BLE001  # the trainer is told, nobody else can
+    except BaseException as error:  # noqa: BLE001  # the trainer is told, nobody else can be
         _report_fatal(channel, error)
         return 1
     return 0
@@ -706,8 +463,7 @@ def supervise(fds: list[int], plan: SupervisorPlan, dataset_bytes: int) -> int:
 
 def _report_fatal(channel: Channel, error: BaseException) -> None:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    summary = f"{type(error).__name__}: {error}"
     try:
-        channel.send(("fatal", summary, text))
+        channel.send(("fatal", f"{type(error).__name__}: {error}", text))
     except ChannelClosedError:
         sys.stderr.write(text)  # the trainer is gone: this is the last place to tell

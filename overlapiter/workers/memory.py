@@ -1,0 +1,101 @@
+"""The slots of mini-batches, in the supervisor: layouts, pools, and who has been told of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ..sharedmem.layout import Layout
+from ..sharedmem.segments import Slot, SlotPool
+from .channel import Message
+
+#: A message and the descriptors that go with it.
+Parcel = tuple[Message, tuple[int, ...]]
+
+_NO_MEMORY = Slot(-1, 0)  # of examples without arrays
+
+
+class Acquaintance:
+    """Which layouts and segments a process at the other end of a channel knows."""
+
+    def __init__(self) -> None:
+        self.layouts: set[int] = set()
+        self.segments: set[int] = set()
+
+
+class SlotKeeper:
+    """Keeps the slots. Each layout has a pool of its own; old ones go when they are idle.
+
+    Args:
+        n_expected: Slots in use in steady state.
+    """
+
+    def __init__(self, n_expected: int) -> None:
+        self._n_expected = n_expected
+        self._layouts: dict[int, Layout] = {}
+        self._pools: dict[int, SlotPool] = {}
+        self._layout_of_segment: dict[int, int] = {}
+        self._next_segment_id = 0
+        self.layout_id = -1
+
+    @property
+    def has_layout(self) -> bool:
+        """Whether an example has been seen."""
+        return self.layout_id >= 0
+
+    def adopt(self, layout: Layout) -> None:
+        """Use a layout from now on."""
+        self.layout_id += 1
+        self._layouts[self.layout_id] = layout
+        if layout.slot_bytes:
+            self._pools[self.layout_id] = SlotPool(layout.slot_bytes, self._n_expected)
+
+    def widen(self, layout_id: int, wanted_row_bytes: list[int]) -> None:
+        """Use wider rows from now on, unless that has been done since ``layout_id``."""
+        if layout_id == self.layout_id:
+            self.adopt(self._layouts[layout_id].widened(wanted_row_bytes))
+
+    def acquire(self) -> Slot:
+        """Return a free slot of the current layout.
+
+        Raises:
+            SharedMemoryError: There is no memory for it.
+        """
+        pool = self._pools.get(self.layout_id)
+        if pool is None:
+            return _NO_MEMORY
+        if pool.is_used_up():
+            pool.add_segment(self._next_segment_id)
+            self._layout_of_segment[self._next_segment_id] = self.layout_id
+            self._next_segment_id += 1
+        return pool.acquire()
+
+    def release(self, slot: Slot) -> list[Message]:
+        """Take a slot back; return what everybody must now be told."""
+        layout_id = self._layout_of_segment.get(slot.segment_id)
+        if layout_id is None:
+            return []
+        pool = self._pools[layout_id]
+        pool.release(slot)
+        if layout_id == self.layout_id or not pool.is_idle():
+            return []
+        messages: list[Message] = [("forget", i, layout_id) for i in pool.segments]
+        for segment_id in pool.segments:
+            del self._layout_of_segment[segment_id]
+        del self._pools[layout_id], self._layouts[layout_id]
+        pool.close()
+        return messages
+
+    def introduce(self, known: Acquaintance, layout_id: int, slot: Slot) -> Iterator[Parcel]:
+        """Give the messages that tell a process about a layout and a segment new to it."""
+        if layout_id not in known.layouts:
+            known.layouts.add(layout_id)
+            yield ("layout", layout_id, self._layouts[layout_id]), ()
+        if slot.segment_id >= 0 and slot.segment_id not in known.segments:
+            known.segments.add(slot.segment_id)
+            segment = self._pools[layout_id].segments[slot.segment_id]
+            yield ("segment", slot.segment_id, segment.size_bytes), (segment.fd,)
+
+    def close(self) -> None:
+        """Drop all memory here; other processes keep what they have mapped."""
+        for pool in self._pools.values():
+            pool.close()

@@ -1,0 +1,71 @@
+"""What the supervisor is told when it starts: everything that the user's options come down to."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from ..staging.room import Room
+from ..staging.store import Store
+
+
+@dataclasses.dataclass(frozen=True)
+class StagingPlan:
+    """Where and how to stage, in absolute paths and bytes.
+
+    Attributes:
+        directory: The staging directory.
+        source: Root of the files on the slow store.
+        capacity_bytes: Most bytes of staged files; None for no limit.
+        keep_free_bytes: Free space to leave on the disk.
+        validate: Whether a staged file is compared with its source.
+        n_prefetchers: Prefetcher processes.
+        reads_in_flight: Files that they read at the same time, together.
+    """
+
+    directory: str
+    source: str
+    capacity_bytes: int | None
+    keep_free_bytes: int
+    validate: bool
+    n_prefetchers: int
+    reads_in_flight: int
+
+    @property
+    def reads_per_prefetcher(self) -> int:
+        """Files that one prefetcher reads at the same time."""
+        return -(-self.reads_in_flight // self.n_prefetchers)
+
+    def room(self) -> Room:
+        """Return the room that this plan describes."""
+        return Room(self.directory, self.capacity_bytes, self.keep_free_bytes)
+
+    def store(self) -> Store:
+        """Return the store that this plan describes."""
+        return Store(self.directory, self.source, self.room(), validate=self.validate)
+
+
+@dataclasses.dataclass(frozen=True)
+class SupervisorPlan:
+    """All that the supervisor needs to know besides the dataset.
+
+    Attributes:
+        n_readers: File reader processes.
+        n_build_ahead: Mini-batches that are built or ready beyond the one that is asked for.
+        batch_size: Examples in a full mini-batch.
+        dataset_size: Examples in the dataset.
+        seed: Seeds the random streams of each example; None leaves them alone.
+        max_parts_per_reader: Parts after which a file reader is replaced; None for never.
+        staging: None to read files where they are.
+        imports: Modules to import before the dataset is unpickled.
+        trainer_pid: The process whose end is the end of all.
+    """
+
+    n_readers: int
+    n_build_ahead: int
+    batch_size: int
+    dataset_size: int
+    seed: int | None
+    max_parts_per_reader: int | None
+    staging: StagingPlan | None
+    imports: tuple[str, ...]
+    trainer_pid: int = 0

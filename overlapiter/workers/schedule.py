@@ -1,0 +1,222 @@
+"""The schedule: which part of which mini-batch is where. Pure: no process, memory or clock.
+
+A mini-batch is cut into parts, the unit that is staged, read and redone. Each part goes through
+the states of :class:`PartState`; a mini-batch is *settled* when all its parts are done. One that
+has failed or was dropped is *abandoned*: its queued parts count as done at once, those being
+worked on when they come back, so that its slot is at rest when it is settled.
+"""
+
+from __future__ import annotations
+
+import enum
+import heapq
+from typing import Any
+
+from ..sharedmem.segments import Slot
+
+
+class PartState(enum.Enum):
+    """Where a part is."""
+
+    TO_STAGE = enum.auto()
+    STAGING = enum.auto()
+    TO_READ = enum.auto()
+    READING = enum.auto()
+    DONE = enum.auto()
+
+
+class Part:
+    """Consecutive examples of one mini-batch.
+
+    Attributes:
+        part_id: Its number; parts needed earlier have smaller ones.
+        batch: Its mini-batch.
+        start: Position of the first example in the mini-batch.
+        stop: Position behind the last one.
+        indices: The indices of the examples.
+        state: Where it is.
+        staged: Source path to staged path of the files that may be read from there.
+        report: What its file reader said about the examples, pickled.
+        deaths: Workers that died on it.
+    """
+
+    __slots__ = ("batch", "deaths", "indices", "part_id", "report", "staged", "start", "state", "stop")
+
+    def __init__(self, part_id: int, batch: Batch, start: int, stop: int, state: PartState) -> None:
+        self.part_id = part_id
+        self.batch = batch
+        self.start = start
+        self.stop = stop
+        self.indices: list[int] = batch.indices[start:stop]
+        self.state = state
+        self.staged: dict[str, str] = {}
+        self.report: bytes | None = None
+        self.deaths = 0
+
+    @property
+    def epochs(self) -> list[int] | None:
+        """The epoch of each example; None without a seed."""
+        epochs = self.batch.epochs
+        return None if epochs is None else epochs[self.start : self.stop]
+
+
+class Batch:
+    """A mini-batch on its way.
+
+    Attributes:
+        batch_id: Its number; they count up.
+        indices: Its index list.
+        epochs: The epoch of each example; None without a seed.
+        parts: Its parts, in order.
+        n_waiting: Parts that are not done.
+        slot: Where it is built; None before.
+        layout_id: The layout of the slot; -1 before.
+        failure: Why it cannot be delivered, pickled; None if it can.
+        is_dropped: Whether nobody wants it any more.
+    """
+
+    __slots__ = (
+        "batch_id", "epochs", "failure", "indices", "is_dropped", "layout_id", "n_waiting", "parts",
+        "slot",
+    )  # fmt: skip
+
+    def __init__(self, batch_id: int, indices: list[int], epochs: list[int] | None) -> None:
+        self.batch_id = batch_id
+        self.indices = indices
+        self.epochs = epochs
+        self.parts: list[Part] = []
+        self.n_waiting = 0
+        self.slot: Slot | None = None
+        self.layout_id = -1
+        self.failure: bytes | None = None
+        self.is_dropped = False
+
+    @property
+    def is_abandoned(self) -> bool:
+        """Whether its parts are no longer worth any work."""
+        return self.is_dropped or self.failure is not None
+
+
+_Queue = list[tuple[int, Part]]
+
+
+class Schedule:
+    """All mini-batches on their way, and two queues of parts, the ones needed first in front.
+
+    Args:
+        is_staging: Whether parts are staged before they are read.
+    """
+
+    def __init__(self, *, is_staging: bool) -> None:
+        self._is_staging = is_staging
+        self._next_batch_id = 0
+        self._next_part_id = 0
+        self._batches: dict[int, Batch] = {}
+        self._to_stage: _Queue = []
+        self._to_read: _Queue = []
+
+    def batch(self, batch_id: int) -> Batch | None:
+        """Return a mini-batch that is not settled, or None."""
+        return self._batches.get(batch_id)
+
+    def admit(self, batch_id: int, indices: list[int], epochs: Any, part_size: int) -> None:
+        """Take up a mini-batch, in parts of ``part_size`` examples; one taken up before is left."""
+        if batch_id < self._next_batch_id:
+            return
+        self._next_batch_id = batch_id + 1
+        batch = self._batches[batch_id] = Batch(batch_id, indices, epochs)
+        state = PartState.TO_STAGE if self._is_staging else PartState.TO_READ
+        size = len(indices)
+        for start in range(0, size, part_size):
+            part = Part(self._next_part_id, batch, start, min(start + part_size, size), state)
+            self._next_part_id += 1
+            batch.parts.append(part)
+            self._queue(part, state)
+        batch.n_waiting = len(batch.parts)
+
+    def next_to_stage(self) -> Part | None:
+        """Take the part that is to be staged next."""
+        return self._pop(self._to_stage, PartState.TO_STAGE, PartState.STAGING, None)
+
+    def next_to_read(self, before_id: int) -> Part | None:
+        """Take the part that is to be read next, of the mini-batches before ``before_id``."""
+        return self._pop(self._to_read, PartState.TO_READ, PartState.READING, before_id)
+
+    def staged(self, part: Part, staged: dict[str, str]) -> Batch | None:
+        """Note that a part may be read; return its mini-batch if that settles it."""
+        if part.batch.is_abandoned:
+            return self.done(part)
+        part.staged = staged
+        self._queue(part, PartState.TO_READ)
+        return None
+
+    def redo(self, part: Part, state: PartState) -> Batch | None:
+        """Queue a part again whose worker died; return its mini-batch if that settles it."""
+        if part.batch.is_abandoned:
+            return self.done(part)
+        self._queue(part, state)
+        return None
+
+    def done(self, part: Part) -> Batch | None:
+        """Note that no worker has a part any more; return its mini-batch if that settles it."""
+        if part.state is PartState.DONE:
+            return None
+        part.state = PartState.DONE
+        part.batch.n_waiting -= 1
+        return self._settled(part.batch)
+
+    def fail(self, part: Part, failure: bytes) -> Batch | None:
+        """Abandon the mini-batch of a part that no worker has any more, and that cannot be read.
+
+        Args:
+            part: The part.
+            failure: The reason, pickled; the first one of a mini-batch counts.
+
+        Returns:
+            The mini-batch if this settles it.
+        """
+        if part.batch.failure is None:
+            part.batch.failure = failure
+        if part.state is not PartState.DONE:
+            part.state = PartState.DONE
+            part.batch.n_waiting -= 1
+        return self._abandon(part.batch)
+
+    def drop_all(self, next_id: int) -> list[Batch]:
+        """Abandon every mini-batch, and expect ``next_id`` next; return those settled by that."""
+        self._next_batch_id = next_id
+        batches = list(self._batches.values())
+        for batch in batches:
+            batch.is_dropped = True
+        return [batch for batch in batches if self._abandon(batch)]
+
+    def _abandon(self, batch: Batch) -> Batch | None:
+        for part in batch.parts:
+            if part.state in (PartState.TO_STAGE, PartState.TO_READ):
+                part.state = PartState.DONE
+                batch.n_waiting -= 1
+        return self._settled(batch)
+
+    def _settled(self, batch: Batch) -> Batch | None:
+        if batch.n_waiting == 0 and self._batches.pop(batch.batch_id, None):
+            return batch
+        return None
+
+    def _queue(self, part: Part, state: PartState) -> None:
+        part.state = state
+        queue = self._to_stage if state is PartState.TO_STAGE else self._to_read
+        heapq.heappush(queue, (part.part_id, part))
+
+    def _pop(
+        self, queue: _Queue, wanted: PartState, then: PartState, before_id: int | None
+    ) -> Part | None:
+        while queue:
+            part = queue[0][1]
+            if part.state is wanted:
+                if before_id is not None and part.batch.batch_id >= before_id:
+                    return None
+                part.state = then
+            heapq.heappop(queue)
+            if part.state is then:
+                return part
+        return None

@@ -1,0 +1,68 @@
+"""The maker of the benchmark's data set."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import pytest
+from PIL import Image
+
+from bench import photographs
+
+
+@pytest.fixture(scope="module")
+def sources():
+    return photographs.load_sources()
+
+
+def test_an_image_depends_on_its_index_and_seed_alone(sources):
+    assert photographs.encode(sources, 5) == photographs.encode(sources, 5)
+    different = {photographs.encode(sources, index, seed) for index in range(8) for seed in (0, 1)}
+    assert len(different) == 16
+
+
+def test_images_have_the_promised_shape_and_size(sources):
+    encoded = [photographs.encode(sources, index) for index in range(40)]
+    with Image.open(io.BytesIO(encoded[0])) as image:
+        assert (image.format, image.size, image.mode) == ("JPEG", (256, 256), "RGB")
+    assert 17_000 < sum(map(len, encoded)) / len(encoded) < 25_000
+
+
+def test_a_set_is_made_once_and_then_reused(tmp_path):
+    made = photographs.make_photographs(tmp_path, 12, n_processes=1)
+    files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*.jpg")}
+    assert len(files) == len(made.pairs) == 12
+    assert photographs.make_photographs(tmp_path, 12, n_processes=1) == made
+    assert photographs.make_photographs(tmp_path, 5, n_processes=1).pairs == made.pairs[:5]
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*.jpg")} == files
+    lines = (tmp_path / "pairs.txt").read_text().splitlines()
+    assert lines == [f"{path} {label}" for path, label in made.pairs]
+
+
+def test_an_interrupted_set_is_completed_with_the_same_bytes(tmp_path, sources):
+    made = photographs.make_photographs(tmp_path, 6, n_processes=1)
+    missing = tmp_path / made.pairs[3][0]
+    missing.unlink()
+    (tmp_path / "manifest.json").unlink()
+    photographs.make_photographs(tmp_path, 8, n_processes=1)
+    assert missing.read_bytes() == photographs.encode(sources, 3)
+    assert json.loads((tmp_path / "manifest.json").read_text())["count"] == 8
+
+
+def test_several_processes_make_the_same_files(tmp_path):
+    alone = photographs.make_photographs(tmp_path / "alone", 4, n_processes=1)
+    many = photographs.make_photographs(tmp_path / "many", 4, n_processes=2)
+    for path, _ in alone.pairs:
+        assert (alone.root / path).read_bytes() == (many.root / path).read_bytes()
+
+
+def test_images_of_another_seed_are_not_mixed_in(tmp_path):
+    photographs.make_photographs(tmp_path, 1, n_processes=1)
+    with pytest.raises(ValueError, match="another recipe"):
+        photographs.make_photographs(tmp_path, 1, seed=1, n_processes=1)
+
+
+def test_a_folder_has_at_most_a_thousand_files():
+    assert photographs.relative_path(999) == "0000/0000999.jpg"
+    assert photographs.relative_path(1_000) == "0001/0001000.jpg"

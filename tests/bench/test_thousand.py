@@ -1,0 +1,133 @@
+"""The 1,000-mini-batch benchmark, on few and small images."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from bench import figures, thousand
+from bench.checks import differences
+from bench.runner import read_pairs, run_in_new_process
+from bench.spec import RunResult, RunSpec
+
+OPEN_SECONDS = 0.002
+
+
+@pytest.fixture
+def spec(image_folder, tmp_path) -> RunSpec:
+    staging = tmp_path / "staging"
+    staging.mkdir()
+    return RunSpec(
+        loader="slow",
+        pairs=str(image_folder / "list.txt"),
+        n_examples=64,
+        root=str(image_folder),
+        staging=str(staging),
+        batch_size=4,
+        n_batches=12,
+        open_seconds=OPEN_SECONDS,
+    )
+
+
+@pytest.fixture
+def arguments(image_folder, tmp_path) -> list[str]:
+    words = ["--pairs", str(image_folder / "list.txt"), "--root", str(image_folder)]
+    words += ["--staging", str(tmp_path / "local"), "--out", str(tmp_path / "result.json")]
+    words += ["--batch-size", "4", "--batches", "12", "--repeats", "1", "--open-ms", "2"]
+    return words
+
+
+@pytest.mark.parametrize("loader", ["slow", "fast", "copy", "floor", "overlap"])
+def test_a_run_reports_where_the_time_of_the_readers_went(spec, loader):
+    result = run_in_new_process(dataclasses.replace(spec, loader=loader))
+    assert result.parts.total == pytest.approx(result.wall_seconds, rel=0.25)
+    assert min(dataclasses.astuple(result.parts)) >= 0
+    assert 0 < result.first_batch_seconds <= result.wall_seconds
+    assert len(result.fingerprints) == 12
+    assert set(result.checksums) == {0, 10}
+    if loader in ("slow", "copy", "overlap"):
+        assert result.store_opens == 48  # every file crosses the slow store once
+    if loader == "slow":  # the trainer reads the first mini-batch itself, the two readers the rest
+        assert result.parts.fetch * 2 >= 44 * OPEN_SECONDS
+
+
+def test_loaders_are_compared_by_content():
+    same = RunResult(1, 1, 0, 0, fingerprints=[1, 2, 3], checksums={0: 7, 2: 9})
+    shorter = RunResult(1, 1, 0, 0, fingerprints=[1, 2], checksums={0: 7})
+    assert differences(same, shorter) == []
+    other = RunResult(1, 1, 0, 0, fingerprints=[1, 5, 3], checksums={0: 7, 2: 8})
+    assert differences(same, other) == [1, 2]
+
+
+def test_a_wrong_mini_batch_is_found_in_a_run_longer_than_the_floor():
+    right = dataclasses.asdict(RunResult(1, 1, 0, 0, fingerprints=[1, 2, 3]))
+    wrong = {**right, "fingerprints": [1, 2, 4]}
+    floor = {**right, "fingerprints": [1, 2]}
+    points = [
+        {"loader": "overlap", "n_batches": 3, "runs": [dict(right), dict(wrong)]},
+        {"loader": "floor", "n_batches": 2, "runs": [dict(floor)]},
+    ]
+    assert thousand.verify(points)["different"] == {"overlap, run 1": [2]}
+
+
+def test_the_result_is_a_table_and_a_file_without_paths(arguments, tmp_path, capsys):
+    assert thousand.main([*arguments, "--loaders", "slow,floor"]) == 0
+    printed = capsys.readouterr().out
+    assert "emulated store: 2 ms per open, 100 MB/s" in printed
+    assert "same examples" in printed
+    text = (tmp_path / "result.json").read_text()
+    assert str(tmp_path) not in text
+    assert [point["loader"] for point in json.loads(text)["points"]] == ["slow", "floor"]
+    assert list((tmp_path / "local").iterdir()) == []
+
+
+@pytest.mark.slow
+def test_a_sweep_of_all_loaders_can_be_drawn(arguments, tmp_path):
+    words = [*arguments, "--sweep", "--prefetchers", "1,2", "--readers", "1,2"]
+    assert thousand.main(words) == 0
+    figures.main([str(tmp_path / "result.json")])
+    drawn = {path.name for path in tmp_path.glob("*.png")}
+    names = ("prefetchers", "readers", "loaders", "waits")
+    assert drawn == {f"result-{name}.png" for name in names}
+
+
+@pytest.mark.slow
+def test_a_slow_store_of_the_user_is_not_emulated(image_folder, tmp_path):
+    words = ["--pairs", str(image_folder / "list.txt"), "--source", str(image_folder)]
+    words += ["--staging", str(tmp_path / "local"), "--out", str(tmp_path / "result.json")]
+    words += ["--batch-size", "4", "--batches", "6", "--repeats", "1"]
+    assert thousand.main(words) == 0
+    result = json.loads((tmp_path / "result.json").read_text())
+    assert result["store"] == "slow store given by the user"
+    assert all(run["store_opens"] is None for p in result["points"] for run in p["runs"])
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--readers", "2,4"], "need --sweep"),
+        (["--loaders", "faster"], "unknown"),
+        (["--root", "."], "need --pairs"),
+        (["--pairs", "pairs.txt"], "need --pairs"),
+        (["--pairs", "pairs.txt", "--root", ".", "--source", "."], "--source is the place"),
+    ],
+)
+def test_options_that_contradict_each_other_are_refused(words, complaint, capsys):
+    with pytest.raises(SystemExit):
+        thousand.parse(words)
+    assert complaint in capsys.readouterr().err
+
+
+def test_the_sweep_varies_one_number_at_a_time():
+    options = thousand.parse(["--sweep", "--loaders", "overlap,slow"])
+    points = [point[:3] for point in thousand.points_of(options)]
+    assert points[:5] == [("overlap", n, 2) for n in (2, 4, 8, 12, 16)]
+    assert points[5:9] == [("overlap", 12, n) for n in (4, 8, 12, 16)]
+    assert points[9:] == [("slow", 0, n) for n in (2, 4, 8, 12, 16)]
+
+
+def test_pairs_may_have_spaces_in_their_paths(tmp_path):
+    (tmp_path / "pairs.txt").write_text("a b.jpg 3\nc.jpg 4\nd.jpg 5\n")
+    assert read_pairs(str(tmp_path / "pairs.txt"), 2) == [("a b.jpg", 3), ("c.jpg", 4)]

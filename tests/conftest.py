@@ -1,0 +1,177 @@
+"""What every test gets: a check that it left nothing behind, and photographs to load."""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import threading
+import time
+from collections.abc import Iterator
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+import psutil
+import pytest
+from PIL import Image
+
+GRACE_SECONDS = 2.0
+
+# Inherited by every process that a test starts: one whose parent died is still recognized by it.
+MARK = f"OVERLAPITER_TESTS_{os.getpid()}"
+# These two live as long as the process that started them.
+HELPER = re.compile(r"from multiprocessing\.(forkserver|resource_tracker) import main")
+# Daemon threads that a library started without giving them a name.
+UNNAMED = re.compile(r"(Thread|Dummy)-\d+")
+
+
+class Belongings(NamedTuple):
+    """What exists because of this process at one moment, each thing with its description."""
+
+    processes: dict[psutil.Process, str]
+    threads: dict[threading.Thread, str]
+    shared_memory: dict[str, str]
+    descriptors: dict[tuple[int, str], str]
+
+    @classmethod
+    def now(cls) -> Belongings:
+        return cls(_processes(), _threads(), _shared_memory(), _descriptors())
+
+    def beyond(self, before: Belongings) -> Belongings:
+        """Return what exists now and did not before."""
+        pairs = zip(self, before, strict=True)
+        return Belongings(*({k: v for k, v in a.items() if k not in b} for a, b in pairs))
+
+    def describe(self) -> str:
+        kinds = zip(self._fields, self, strict=True)
+        return "\n".join(f"  {kind}: {text}" for kind, things in kinds for text in things.values())
+
+
+def _processes() -> dict[psutil.Process, str]:
+    descendants = set(psutil.Process().children(recursive=True))
+    for process in psutil.process_iter():
+        try:
+            if MARK in process.environ():
+                descendants.add(process)
+        except psutil.Error:  # ended meanwhile, a zombie or somebody else's
+            continue
+    found = {}
+    for process in descendants:
+        try:
+            command = " ".join(process.cmdline())
+            # The children of the fork server share its command line, but not its parent.
+            if not (HELPER.search(command) and process.ppid() == os.getpid()):
+                found[process] = f"{process.pid} {process.status()} {command}"
+        except psutil.NoSuchProcess as gone:
+            if isinstance(gone, psutil.ZombieProcess):
+                found[process] = f"{process.pid} zombie"
+    return found
+
+
+def _threads() -> dict[threading.Thread, str]:
+    threads = threading.enumerate()
+    return {t: repr(t) for t in threads if not (t.daemon and UNNAMED.match(t.name))}
+
+
+def _shared_memory() -> dict[str, str]:
+    return {path: path for path in map(str, Path("/dev/shm").iterdir())}
+
+
+def _descriptors() -> dict[tuple[int, str], str]:
+    helpers = {forkserver._forkserver._forkserver_alive_fd, resource_tracker._resource_tracker._fd}
+    found = {}
+    for number in map(int, os.listdir("/proc/self/fd")):
+        try:
+            target = os.readlink(f"/proc/self/fd/{number}")
+        except FileNotFoundError:  # the one that listed the folder
+            continue
+        if number > 2 and number not in helpers:  # pytest exchanges the standard streams
+            found[number, target] = f"{number} -> {target}"
+    return found
+
+
+def _is_held_by_others(path: str) -> bool:
+    """Say whether a process that is none of ours uses this entry of /dev/shm."""
+    ours = {os.getpid(), *(process.pid for process in _processes())}
+    for process in psutil.process_iter():
+        try:
+            if process.pid not in ours and any(m.path == path for m in process.memory_maps()):
+                return True
+        except psutil.Error:
+            continue
+    return False
+
+
+def _leaks(before: Belongings) -> Belongings:
+    """Return what is left after a test, once its objects are collected and its processes ended."""
+    leaks = Belongings.now().beyond(before)
+    if any(leaks):
+        gc.collect()
+    deadline = time.monotonic() + GRACE_SECONDS
+    while any(leaks) and time.monotonic() < deadline:
+        time.sleep(0.01)
+        leaks = Belongings.now().beyond(before)
+        for path in [p for p in leaks.shared_memory if _is_held_by_others(p)]:
+            del leaks.shared_memory[path]
+    return leaks
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _marked_environment() -> Iterator[None]:
+    os.environ[MARK] = "1"
+    yield
+    del os.environ[MARK]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves a process, thread, descriptor or /dev/shm entry behind."""
+    exemption = request.node.get_closest_marker("leaks_ok")
+    if exemption:
+        assert exemption.args or exemption.kwargs.get("reason"), "leaks_ok needs a reason"
+        yield
+        return
+    before = Belongings.now()
+    yield
+    leaks = _leaks(before)
+    for process in leaks.processes:  # the next test is not to suffer from it
+        process.kill()
+    if any(leaks):
+        pytest.fail(f"left behind:\n{leaks.describe()}", pytrace=False)
+
+
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip a test marked gpu where CuPy or the GPU is missing."""
+    if item.get_closest_marker("gpu"):
+        cupy = pytest.importorskip("cupy")
+        if not cupy.cuda.is_available():
+            pytest.skip("needs a GPU")
+
+
+def make_images(folder: Path, n: int, size: tuple[int, int] = (32, 32)) -> Path:
+    """Write ``n`` different JPEG files of ``size`` (width, height) into ``folder``.
+
+    Returns the list file, ``folder/list.txt``, whose lines are ``path label`` with the path
+    relative to ``folder`` and labels from 0 to 9.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(0)
+    lines = []
+    for i in range(n):
+        # Smooth, so that the file is small and decodes to nearly what was written.
+        image = Image.fromarray(random.integers(0, 256, (3, 3, 3), dtype=np.uint8))
+        image.resize(size, Image.Resampling.BILINEAR).save(folder / f"{i:05}.jpg")
+        lines.append(f"{i:05}.jpg {i % 10}\n")
+    listing = folder / "list.txt"
+    listing.write_text("".join(lines))
+    return listing
+
+
+@pytest.fixture(scope="session")
+def image_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of 64 small JPEG files and their ``list.txt``; not to be written to."""
+    folder = tmp_path_factory.mktemp("images")
+    make_images(folder, 64)
+    return folder

@@ -1,0 +1,279 @@
+"""The ImageNet example, run as a user runs it: each script in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import pathlib
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from PIL import Image
+
+REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
+EXAMPLE = REPOSITORY / "examples" / "imagenet"
+N_TRAIN, N_VAL, N_CLASSES, SIDE = 48, 16, 4, 80
+BATCH_SIZE = 8
+ITERATORS = ("overlap", "staged", "multiprocess", "serial")
+# The scripts run as they do for a user, also where the tests turn warnings into errors.
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"},
+    "PYTHONPATH": str(REPOSITORY),
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def run_python(*arguments: object, cwd: pathlib.Path) -> subprocess.CompletedProcess[str]:
+    """Run Python without a terminal; return its exit status and what it wrote."""
+    return subprocess.run(
+        [sys.executable, *map(str, arguments)],
+        cwd=cwd,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
+
+
+def write_images(folder: pathlib.Path, name: str, n_images: int) -> None:
+    """Write JPEGs whose colour tells their class, and their list ``<name>.txt``."""
+    generator = np.random.default_rng(n_images)
+    lines = []
+    (folder / name).mkdir()
+    for i in range(n_images):
+        label = i % N_CLASSES
+        pixels = np.full((SIDE, SIDE, 3), (60 * label, 120, 255 - 60 * label))
+        pixels += generator.integers(-20, 20, pixels.shape)
+        path = f"{name}/{i:03d}.jpg"
+        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / path)
+        lines.append(f"{path} {label}\n")
+    (folder / f"{name}.txt").write_text("".join(lines))
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder of images with ``train.txt``, ``val.txt`` and ``mean.npy``; no test changes it."""
+    folder = tmp_path_factory.mktemp("images")
+    write_images(folder, "train", N_TRAIN)
+    write_images(folder, "val", N_VAL)
+    np.save(folder / "mean.npy", np.full((3, SIDE, SIDE), 120, dtype=np.float32))
+    return folder
+
+
+def train(
+    images: pathlib.Path,
+    cwd: pathlib.Path,
+    iterator: str,
+    *options: object,
+    train_list: pathlib.Path | str | None = None,
+) -> subprocess.CompletedProcess[str]:
+    """Train for two epochs into ``cwd/<iterator>``; ``staged`` is ``overlap`` with staging."""
+    staging = ("--staging", cwd / "fast", "--prefetchers", 1) if iterator == "staged" else ()
+    return run_python(
+        EXAMPLE / "train_imagenet.py",
+        train_list or images / "train.txt",
+        images / "val.txt",
+        *("--root", images, "--mean", images / "mean.npy", "--arch", "tiny"),
+        *("--batchsize", BATCH_SIZE, "--val_batchsize", BATCH_SIZE, "--epoch", 2),
+        *("--iterator", "overlap" if iterator == "staged" else iterator, "--loaderjob", 2),
+        *("--out", iterator, *staging, *options),
+        cwd=cwd,
+    )
+
+
+def read_log(out: pathlib.Path) -> list[dict[str, float]]:
+    """Return the log without the entries that differ from run to run."""
+    entries = json.loads((out / "log").read_text())
+    return [{name: entry[name] for name in entry if name != "elapsed_time"} for entry in entries]
+
+
+def assert_succeeded(ended: subprocess.CompletedProcess[str]) -> None:
+    """Fail, showing what was written, unless the process ended well and without complaint."""
+    complaints = [
+        word for word in ("Traceback", "leaked", "Exception ignored") if word in ended.stderr
+    ]
+    assert (ended.returncode, complaints) == (0, []), ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize("iterator", ITERATORS)
+def test_two_epochs_lower_the_loss_and_leave_a_log_and_snapshots(
+    iterator: str, images: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    ended = train(images, tmp_path, iterator)
+
+    assert_succeeded(ended)
+    log = read_log(tmp_path / iterator)
+    assert [entry["epoch"] for entry in log] == [1, 2]
+    assert all(math.isfinite(value) for entry in log for value in entry.values())
+    assert log[1]["main/loss"] < log[0]["main/loss"]
+    assert log[1]["validation/main/loss"] < log[0]["validation/main/loss"]
+    snapshots = {path.name for path in (tmp_path / iterator).glob("snapshot_*")}
+    assert snapshots == {"snapshot_iter_6", "snapshot_iter_12"}
+
+
+def test_the_staging_directory_holds_a_copy_of_every_image_afterwards(
+    images: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    assert_succeeded(train(images, tmp_path, "staged"))
+
+    staged = {path.parts[-2:]: path for path in (tmp_path / "fast").rglob("*.jpg")}
+    assert len(staged) == N_TRAIN + N_VAL
+    for (folder, name), path in staged.items():
+        assert path.read_bytes() == (images / folder / name).read_bytes()
+
+
+def test_without_augmentation_every_iterator_gives_the_same_losses(
+    images: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    logs = {}
+    for iterator in ITERATORS:
+        assert_succeeded(train(images, tmp_path, iterator, "--seed", 3, "--no-augment"))
+        logs[iterator] = read_log(tmp_path / iterator)
+
+    assert all(log == logs["serial"] for log in logs.values()), logs
+
+
+def test_a_seed_fixes_crops_and_flips_whatever_the_number_of_file_readers(
+    images: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    logs = {}
+    for n_readers in (1, 3):
+        options = ("--seed", 3, "--loaderjob", n_readers)
+        assert_succeeded(train(images, tmp_path, "overlap", *options))
+        logs[n_readers] = read_log(tmp_path / "overlap")
+    assert_succeeded(train(images, tmp_path, "overlap", "--seed", 3, "--no-augment"))
+
+    assert logs[1] == logs[3]
+    assert logs[1] != read_log(tmp_path / "overlap")
+
+
+@pytest.mark.parametrize("iterator", ITERATORS)
+def test_a_resumed_run_ends_like_one_that_was_not_interrupted(
+    iterator: str, images: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    # Chainer's iterators do not fix the crops.
+    is_ours = iterator in ("overlap", "staged")
+    seeded = ("--seed", 3) if is_ours else ("--seed", 3, "--no-augment")
+    assert_succeeded(train(images, tmp_path, iterator, *seeded))
+    snapshot = tmp_path / iterator / "snapshot_iter_6"
+    resumed = ("--out", "resumed", "--resume", snapshot)
+    assert_succeeded(train(images, tmp_path, iterator, *seeded, *resumed))
+
+    assert not (tmp_path / "resumed" / snapshot.name).exists()
+    assert read_log(tmp_path / "resumed") == read_log(tmp_path / iterator)
+
+
+def test_the_option_test_stops_after_three_mini_batches(
+    images: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    assert_succeeded(train(images, tmp_path, "serial", "--test"))
+
+    log = read_log(tmp_path / "serial")
+    assert [entry["iteration"] for entry in log] == [1, 2, 3]
+    assert "validation/main/loss" in log[-1]
+    assert (tmp_path / "serial" / "snapshot_iter_3").exists()
+
+
+@pytest.mark.parametrize(
+    ("iterator", "options"),
+    [
+        ("overlap", ("--prefetchers", 1)),
+        ("overlap", ("--source", "/")),
+        ("serial", ("--staging", "fast")),
+    ],
+)
+def test_options_that_would_have_no_effect_are_refused(
+    iterator: str, options: tuple[object, ...], images: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    ended = train(images, tmp_path, iterator, *options)
+
+    assert ended.returncode == 2
+    assert "--staging" in ended.stderr.splitlines()[-1]
+
+
+def test_an_image_smaller_than_the_crop_is_named(
+    images: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    Image.new("RGB", (70, 50)).save(tmp_path / "small.jpg")
+    (tmp_path / "small.txt").write_text(f"{tmp_path}/small.jpg 0\n")
+    ended = train(images, tmp_path, "overlap", train_list=tmp_path / "small.txt")
+
+    assert ended.returncode == 1
+    assert "image 0 has 50 x 70 pixels; it must be at least 64 x 64" in ended.stderr
+
+
+def test_importing_the_training_script_loads_nothing_that_workers_do_without(
+    tmp_path: pathlib.Path,
+) -> None:
+    code = f"""
+import sys
+sys.path.insert(0, {str(EXAMPLE)!r})
+import chainer, chainer.training.extensions, overlapiter.order
+before = set(sys.modules)
+import train_imagenet
+added = {{name.partition(".")[0] for name in set(sys.modules) - before}}
+assert added - sys.stdlib_module_names == {{"train_imagenet"}}, added
+"""
+    assert_succeeded(run_python("-c", code, cwd=tmp_path))
+
+
+def test_compute_mean_averages_the_images_of_the_list(
+    images: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    script = (EXAMPLE / "compute_mean.py", images / "val.txt", "--root", images, "--loaderjob", 1)
+    assert_succeeded(run_python(*script, cwd=tmp_path))
+    assert_succeeded(run_python(*script, "--per_channel", "-o", "color.npy", cwd=tmp_path))
+
+    pixels = []
+    for path in (images / "val").iterdir():
+        with Image.open(path) as image:
+            pixels.append(np.asarray(image))
+    expected = np.mean(pixels, axis=0, dtype=np.float64).transpose(2, 0, 1)
+    mean, color = np.load(tmp_path / "mean.npy"), np.load(tmp_path / "color.npy")
+    assert (mean.dtype, color.dtype) == (np.float32, np.float32)
+    np.testing.assert_allclose(mean, expected, rtol=1e-6)
+    np.testing.assert_allclose(color, expected.mean(axis=(1, 2), keepdims=True), rtol=1e-6)
+
+
+def test_training_on_images_of_several_sizes_works_with_a_mean_color(
+    images: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    lines = []
+    for i in range(2 * BATCH_SIZE):
+        Image.new("RGB", (SIDE + i, SIDE)).save(tmp_path / f"{i}.jpg")
+        lines.append(f"{tmp_path}/{i}.jpg {i % N_CLASSES}\n")
+    (tmp_path / "mixed.txt").write_text("".join(lines))
+
+    # A mean image needs a single size.
+    script = (EXAMPLE / "compute_mean.py", "mixed.txt", "--loaderjob", 1)
+    refused = run_python(*script, cwd=tmp_path)
+    assert refused.returncode == 1
+    assert "use --per_channel" in refused.stderr
+    assert_succeeded(run_python(*script, "--per_channel", cwd=tmp_path))
+
+    mixed = ("--mean", "mean.npy", "--test")
+    assert_succeeded(train(images, tmp_path, "overlap", *mixed, train_list="mixed.txt"))
+
+
+@pytest.mark.parametrize("architecture", ["tiny", "alex", "resnet50"])
+def test_a_network_learns_from_one_mini_batch(architecture: str, tmp_path: pathlib.Path) -> None:
+    # In a process of its own, which gives the memory of the large networks back.
+    code = f"""
+import sys
+sys.path.insert(0, {str(EXAMPLE)!r})
+import chainer, models, numpy as np
+np.random.seed(0)
+network = models.ARCHITECTURES[{architecture!r}]()
+model = chainer.links.Classifier(network)
+optimizer = chainer.optimizers.MomentumSGD(0.01).setup(model)
+images = np.random.rand(2, 3, network.insize, network.insize).astype(np.float32)
+optimizer.update(model, images, np.array([1, 999], np.int32))
+assert network(images).shape == (2, models.N_CLASSES)
+assert all(p.grad is not None and np.isfinite(p.array).all() for p in model.params())
+"""
+    assert_succeeded(run_python("-c", code, cwd=tmp_path))
