@@ -17,10 +17,9 @@ import time
 from pathlib import Path
 from statistics import median
 
-from tqdm import tqdm
-
 from bench import isolated
 from bench.machine import machine_facts
+from bench.progress import progress_bar
 from bench.summary import aligned, spread
 
 LOADERS = ("overlap", "multiprocess")
@@ -112,17 +111,18 @@ def main(arguments: list[str] | None = None) -> None:
         for compute_ms in (0.0, options.compute_ms)
         for loader in LOADERS
     ]
-    for point in tqdm(points * options.repeats, unit="run", disable=None):
-        request = {
-            "loader": point["loader"],
-            "compute_ms": point["compute_ms"],
-            "n_examples": options.examples,
-            "batch_size": options.batch_size,
-            "n_readers": options.readers,
-            "n_prefetch": options.n_prefetch,
-            "n_batches": options.batches,
-        }
-        point["runs"].append(isolated.call("bench.in_memory", request))
+    common = {
+        "n_examples": options.examples,
+        "batch_size": options.batch_size,
+        "n_readers": options.readers,
+        "n_prefetch": options.n_prefetch,
+        "n_batches": options.batches,
+    }
+    with progress_bar(len(points) * options.repeats, "run") as progress:
+        for point in points * options.repeats:
+            request = {"loader": point["loader"], "compute_ms": point["compute_ms"], **common}
+            point["runs"].append(isolated.call("bench.in_memory", request))
+            progress.update()
     result = {
         "benchmark": "in-memory",
         "machine": machine_facts(),

@@ -24,7 +24,8 @@ from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
-from tqdm import tqdm
+
+from bench.progress import progress_bar
 
 DEFAULT_ROOT = Path(".cache/bench/photographs")
 DEFAULT_COUNT = 32_000
@@ -139,8 +140,7 @@ def _write_missing(root: Path, count: int, seed: int, n_processes: int | None) -
         for start in range(0, count, FILES_PER_FOLDER)
     ]
     write = partial(_write_folder, load_sources(), root, seed)
-    progress = tqdm(total=count, unit="image", desc="photographs", disable=None)
-    with progress:
+    with progress_bar(count, "image") as progress:
         if n_processes == 1:
             for folder in folders:
                 progress.update(write(folder))

@@ -19,11 +19,11 @@ from pathlib import Path
 from statistics import median
 
 import psutil
-from tqdm import tqdm
 
 from bench import isolated
 from bench.machine import machine_facts
 from bench.photographs import make_photographs
+from bench.progress import progress_bar
 from bench.runner import read_pairs
 from bench.slowstore import SlowStore, attach
 from bench.summary import aligned, spread
@@ -131,18 +131,14 @@ def main(arguments: list[str] | None = None) -> None:
         for n, m in SIZES
         for name in options.loaders.split(",")
     ]
-    try:
-        for point in tqdm(points * options.repeats, unit="run", disable=None):
-            staging.mkdir(parents=True)
+    with progress_bar(len(points) * options.repeats, "run") as progress:
+        for point in points * options.repeats:
             request = {key: value for key, value in point.items() if key != "runs"}
-            request |= {"pairs": str(made.root.resolve() / "pairs.txt"), "staging": str(staging)}
-            # The stock iterator needs a while on the slow store: its readers settle sooner.
+            # The stock iterator is slow on the slow store: a quarter has to do.
             n_batches = options.batches if point["loader"] == "overlap" else options.batches // 4
             request |= {"root": str(made.root.resolve()), "n_batches": n_batches}
-            point["runs"].append(isolated.call("bench.startup", request))
-            shutil.rmtree(staging)
-    finally:
-        shutil.rmtree(staging, ignore_errors=True)
+            point["runs"].append(_run(request, staging))
+            progress.update()
     result = {
         "benchmark": "startup",
         "store": "emulated store: 10 ms per open, 100 MB/s",
@@ -153,6 +149,16 @@ def main(arguments: list[str] | None = None) -> None:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result) + "\n")
     print(f"{result['store']}\n\n{_table(points)}")
+
+
+def _run(request: dict, staging: Path) -> dict:
+    """Do one run with an empty staging directory, which is removed again."""
+    staging.mkdir(parents=True)
+    pairs = os.path.join(request["root"], "pairs.txt")
+    try:
+        return isolated.call("bench.startup", {**request, "pairs": pairs, "staging": str(staging)})
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
 
 
 def _table(points: list[dict]) -> str:

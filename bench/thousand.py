@@ -32,13 +32,12 @@ import os
 import shutil
 from typing import NamedTuple
 
-from tqdm import tqdm
-
 from bench.checks import differences
 from bench.copying import copy_files, drop_page_cache, read_files
 from bench.isolated import CHECKOUT
 from bench.machine import filesystem_of, machine_facts
 from bench.photographs import make_photographs
+from bench.progress import progress_bar
 from bench.runner import read_pairs, run_in_new_process
 from bench.spec import LOADERS, RunResult, RunSpec
 from bench.summary import summarize, tables
@@ -210,7 +209,7 @@ def prepare_local(specs: list[RunSpec], sources: Sources) -> None:
 def run_all(points: list[Point], specs: list[RunSpec], options: argparse.Namespace) -> list[dict]:
     """Do all runs, interleaved, and return the points with their runs."""
     results = [{**point._asdict(), "runs": []} for point in points]
-    with tqdm(total=len(specs) * options.repeats, unit="run", disable=None) as progress:
+    with progress_bar(len(specs) * options.repeats, "run") as progress:
         for _ in range(options.repeats):
             for spec, result in zip(specs, results, strict=True):
                 progress.set_description(spec.loader)

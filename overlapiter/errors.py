@@ -30,7 +30,9 @@ class OverlapError(Exception):
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
-def _rebuild(kind: type[OverlapError], args: tuple[Any, ...], facts: dict[str, Any]) -> OverlapError:
+def _rebuild(
+    kind: type[OverlapError], args: tuple[Any, ...], facts: dict[str, Any]
+) -> OverlapError:
     error = kind.__new__(kind)
     error.args = args
     error.__dict__.update(facts)

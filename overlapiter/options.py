@@ -46,7 +46,7 @@ def parse_size(option: str, size: int | str, whole_bytes: int) -> int:
 
 
 def check_count(option: str, value: object, *, minimum: int = 1) -> int:
-    """Return ``value`` as an int, or raise OptionError if it is no count of at least ``minimum``."""
+    """Return ``value`` as an int; raise OptionError unless it is one of at least ``minimum``."""
     try:
         count = value.__index__()  # type: ignore[attr-defined]  # objects without it are refused
     except (AttributeError, TypeError):

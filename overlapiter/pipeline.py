@@ -112,7 +112,7 @@ class Pipeline:
         """Return the mini-batch of the oldest index list. Blocks until it is there.
 
         Raises:
-            WaitTimeoutError: It did not come within ``timeout_seconds``; call again to go on waiting.
+            WaitTimeoutError: It did not come within ``timeout_seconds``; calling again waits on.
             Exception: Whatever the dataset raised, with an ExampleError as its cause; the
                 mini-batch is then done with.
             OverlapError: It cannot be delivered.
@@ -345,7 +345,7 @@ class _Processes:
 
 
 def _plain(index_lists: Iterable[IndexList], seed: int | None) -> list[tuple[list[int], Any]]:
-    """Return index lists as plain numbers, which pickle small; epochs only where a seed needs them."""
+    """Return index lists as plain numbers; epochs only where a seed needs them."""
     return [
         (indices.tolist(), None if seed is None else epochs.tolist())
         for indices, epochs in index_lists
@@ -365,5 +365,3 @@ def _raise_failure(pickled: bytes) -> None:
     if isinstance(error, OverlapError) or context is None:
         raise error
     raise error from context
-
-

@@ -18,7 +18,7 @@ import io
 import os
 import threading
 from collections.abc import Callable, Iterator
-from typing import IO, Any, Protocol, cast
+from typing import IO, Any, Protocol
 
 import numpy as np
 
@@ -50,7 +50,7 @@ def declared_paths(dataset: object, index: int) -> list[str] | None:
 @declared_paths.register(tuple)
 @declared_paths.register(range)
 @declared_paths.register(np.ndarray)
-def _(dataset: object, index: int) -> list[str]:
+def _(_dataset: object, _index: int) -> list[str]:
     return []  # held in memory
 
 
@@ -71,7 +71,7 @@ def source_roots(dataset: object) -> set[str]:
 @source_roots.register(tuple)
 @source_roots.register(dict)
 @source_roots.register(range)
-def _(dataset: object) -> set[str]:
+def _(_dataset: object) -> set[str]:
     return set()
 
 
@@ -108,10 +108,10 @@ class OpenHook:
                 other = redirected(file)
                 if other is not None:
                     try:
-                        return cast("IO[Any]", underlying(other, mode, *args, **kwargs))
+                        return underlying(other, mode, *args, **kwargs)
                     except OSError:  # the staged copy has gone: the source still has it
                         self._handler_missed(other)
-            return cast("IO[Any]", underlying(file, mode, *args, **kwargs))
+            return underlying(file, mode, *args, **kwargs)
 
         self._wrapper = open_below_source
         builtins.open = open_below_source  # type: ignore[assignment]  # same call signature
@@ -159,7 +159,7 @@ class Redirect:
         opened: The source paths opened for the current example, in order.
     """
 
-    def __init__(self, source: str) -> None:
+    def __init__(self) -> None:
         self._table: dict[str, str] = {}
         self.opens_staged = 0
         self.opens_source = 0
@@ -207,7 +207,7 @@ _current_redirect: Redirect | None = None
 
 def set_current_redirect(redirect: Redirect | None) -> None:
     """Tell :func:`local_path` about the redirect of this file reader."""
-    global _current_redirect  # noqa: PLW0603  # one file reader is one process
+    global _current_redirect  # one file reader is one process
     _current_redirect = redirect
 
 

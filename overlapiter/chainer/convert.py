@@ -7,10 +7,10 @@ from typing import Any
 import chainer
 import numpy as np
 
-from ..sharedmem.slots import MiniBatch
+from overlapiter.sharedmem.slots import MiniBatch
 
 
-@chainer.dataset.converter()
+@chainer.dataset.converter()  # type: ignore[untyped-decorator]  # Chainer has no types
 def concat_examples(batch: Any, device: Any = None, padding: Any = None) -> Any:
     """Concatenate a list of examples into arrays, as ``chainer.dataset.concat_examples`` does.
 
@@ -49,7 +49,7 @@ def _columns(batch: MiniBatch) -> Any:
     if kind == "list" or not all(isinstance(child, str) for child in children):
         return None
     arrays = []
-    for number, (mark, column) in enumerate(zip(children, batch.columns)):
+    for number, (mark, column) in enumerate(zip(children, batch.columns, strict=True)):
         key = number if keys is None else keys[number]
         values = [example[key] for example in batch] if column is None or kind == "dict" else None
         array = column
@@ -58,7 +58,7 @@ def _columns(batch: MiniBatch) -> Any:
         if array is None:
             return None
         arrays.append(array)
-    return tuple(arrays) if keys is None else dict(zip(keys, arrays))
+    return tuple(arrays) if keys is None else dict(zip(keys, arrays, strict=True))
 
 
 def _still_views(values: Any, column: Any) -> bool:

@@ -6,13 +6,13 @@ import bisect
 import collections.abc
 import os
 import pickle
-from collections.abc import Sequence
-from typing import IO, Any, Callable, overload
+from collections.abc import Callable, Sequence
+from typing import IO, Any, overload
 
 import numpy as np
 from chainer import datasets as chainer_datasets
 
-from ..sources import declared_paths, source_roots
+from overlapiter.sources import declared_paths, source_roots
 
 # --- files ------------------------------------------------------------------------------------
 
@@ -28,7 +28,7 @@ def _(dataset: Any, index: int) -> list[str]:
 
 
 @declared_paths.register(chainer_datasets.ZippedImageDataset)
-def _(dataset: Any, index: int) -> list[str]:
+def _(dataset: Any, _index: int) -> list[str]:
     return [dataset._zipfilename]
 
 
@@ -131,10 +131,9 @@ class PackedPaths(collections.abc.Sequence):  # type: ignore[type-arg]  # of str
     def __init__(self, paths: Sequence[str]) -> None:
         text = "".join(paths)
         data = text.encode("utf-8", "surrogateescape")
-        if len(data) == len(text):
-            lengths = map(len, paths)
-        else:
-            lengths = (len(path.encode("utf-8", "surrogateescape")) for path in paths)
+        is_ascii = len(data) == len(text)
+        encoded = paths if is_ascii else [p.encode("utf-8", "surrogateescape") for p in paths]
+        lengths = map(len, encoded)
         self._data = np.frombuffer(data, np.uint8)
         self._ends = np.cumsum(np.fromiter(lengths, np.int64, len(paths)))
 
@@ -159,7 +158,7 @@ class PackedPairs(collections.abc.Sequence):  # type: ignore[type-arg]  # of (st
     """A list of (path, label) pairs in three arrays; see :class:`PackedPaths`."""
 
     def __init__(self, pairs: Sequence[tuple[str, int]]) -> None:
-        paths, labels = zip(*pairs)
+        paths, labels = zip(*pairs, strict=True)
         self._paths = PackedPaths(paths)
         self._labels = np.array(labels, np.int64)
 
@@ -215,7 +214,7 @@ def _packed(name: str, value: Any) -> Any:
     if name == "_paths" and set(map(type, value)) == {str}:
         return PackedPaths(value)
     if name == "_pairs" and set(map(type, value)) == {tuple} and set(map(len, value)) == {2}:
-        paths, labels = zip(*value)
+        paths, labels = zip(*value, strict=True)
         if set(map(type, paths)) == {str} and set(map(type, labels)) == {int}:
             return PackedPairs(value)
     return value

@@ -8,14 +8,14 @@ import os
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any, Optional
+from typing import Any
 
 import chainer
 import numpy as np
 
-from ..errors import OptionError
-from ..options import Staging, check_count
-from ..order import (
+from overlapiter.errors import OptionError
+from overlapiter.options import Staging, check_count
+from overlapiter.order import (
     IndexList,
     IterationState,
     advance,
@@ -24,12 +24,13 @@ from ..order import (
     epoch_size,
     seeded_order,
 )
-from ..pipeline import Pipeline, WaitTimeoutError
-from ..sharedmem.slots import MiniBatch
-from ..sources import declared_paths
-from ..stats import Stats
-from ..workers.parcel import Parcel
-from ..workers.plan import SupervisorPlan
+from overlapiter.pipeline import Pipeline, WaitTimeoutError
+from overlapiter.sharedmem.slots import MiniBatch
+from overlapiter.sources import declared_paths
+from overlapiter.stats import Stats
+from overlapiter.workers.parcel import Parcel
+from overlapiter.workers.plan import SupervisorPlan
+
 from .datasets import DatasetPickler
 from .plan import staging_plan
 
@@ -79,23 +80,23 @@ class OverlapIterator(chainer.dataset.Iterator):
     TimeoutWarning = chainer.iterators.MultiprocessIterator.TimeoutWarning
 
     _finalized = False
-    _pipeline: Optional[Pipeline] = None
+    _pipeline: Pipeline | None = None
 
     def __init__(
         self,
         dataset: Any,
         batch_size: int,
         repeat: bool = True,
-        shuffle: Optional[bool] = None,
-        n_processes: Optional[int] = None,
+        shuffle: bool | None = None,
+        n_processes: int | None = None,
         n_prefetch: int = 1,
-        shared_mem: Optional[int] = None,
-        order_sampler: Optional[OrderSampler] = None,
-        dataset_timeout: Optional[float] = 30.0,
-        maxtasksperchild: Optional[int] = None,
+        shared_mem: int | None = None,
+        order_sampler: OrderSampler | None = None,
+        dataset_timeout: float | None = 30.0,
+        maxtasksperchild: int | None = None,
         *,
-        staging: Optional[Staging] = None,
-        seed: Optional[int] = None,
+        staging: Staging | None = None,
+        seed: int | None = None,
     ) -> None:
         created_ns = time.monotonic_ns()
         self.dataset = dataset
@@ -214,7 +215,7 @@ class OverlapIterator(chainer.dataset.Iterator):
                 self._head, index_list = advance(
                     self._head, self.batch_size, self.repeat, self._next_order, size
                 )
-            except Exception as error:  # noqa: BLE001  # raised when its mini-batch is due
+            except Exception as error:  # raised when its mini-batch is due
                 index_list = error
             self._ahead.append((self._head, index_list))
             if isinstance(index_list, IndexList):
@@ -275,7 +276,7 @@ class OverlapIterator(chainer.dataset.Iterator):
         return self.epoch + self.current_position / self._epoch_size
 
     @property
-    def previous_epoch_detail(self) -> Optional[float]:
+    def previous_epoch_detail(self) -> float | None:
         """The ``epoch_detail`` before the last mini-batch; None before the first one."""
         return None if self._previous_epoch_detail < 0 else self._previous_epoch_detail
 
@@ -407,15 +408,15 @@ def _revived(
     return iterator
 
 
-def _count_readers(n_processes: Optional[int]) -> int:
+def _count_readers(n_processes: int | None) -> int:
     if not n_processes:
         return len(os.sched_getaffinity(0)) or multiprocessing.cpu_count()
     return check_count("n_processes", n_processes)
 
 
 def _choose_sampler(
-    shuffle: Optional[bool], order_sampler: Optional[OrderSampler], seed: Optional[int]
-) -> Optional[OrderSampler]:
+    shuffle: bool | None, order_sampler: OrderSampler | None, seed: int | None
+) -> OrderSampler | None:
     if shuffle is not None and order_sampler is not None:
         raise OptionError(
             "order_sampler",
@@ -434,8 +435,8 @@ def _kept(loaded: Any, order: Any) -> Any:
 
 
 def _is_same(one: IterationState, other: IterationState) -> bool:
-    if one[:3] != other[:3] or (one.order is None) != (other.order is None):
+    if one[:3] != other[:3]:
         return False
-    return one.order is None or np.array_equal(one.order, other.order)
-
-
+    if one.order is None or other.order is None:
+        return one.order is other.order
+    return np.array_equal(one.order, other.order)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from ..errors import OptionError, StagingError
-from ..options import Staging, parse_size
-from ..sources import declared_paths, paths_below, source_roots
-from ..workers.plan import StagingPlan
+from overlapiter.errors import OptionError, StagingError
+from overlapiter.options import Staging, parse_size
+from overlapiter.sources import declared_paths, paths_below, source_roots
+from overlapiter.workers.plan import StagingPlan
 
 
 def staging_plan(

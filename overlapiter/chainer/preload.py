@@ -13,7 +13,7 @@ _check.check = lambda: None  # type: ignore[attr-defined]  # a module made here
 sys.modules.setdefault("chainer._environment_check", _check)
 
 import chainer.datasets  # noqa: E402, F401  # after the stand-in
-import PIL.JpegImagePlugin  # noqa: E402, F401
+import PIL.JpegImagePlugin  # noqa: E402
 import PIL.PngImagePlugin  # noqa: E402, F401
 
 from . import datasets  # noqa: E402, F401

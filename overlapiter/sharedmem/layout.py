@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Sequence
-from typing import Any, Union
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 Array = NDArray[Any]
 
 #: ``"array"``, ``"number"``, ``"loose"``, or ``(kind, keys, children)`` of a container.
-Structure = Union[str, tuple[Any, ...]]
+Structure = str | tuple[Any, ...]
 
 _ALIGNMENT_BYTES = 64
 
@@ -82,7 +82,7 @@ class Layout:
         """Return a layout whose rows hold at least ``wanted_row_bytes``, column by column."""
         rows = [
             column.row_bytes if wanted <= column.row_bytes else _aligned(wanted)
-            for column, wanted in zip(self.columns, wanted_row_bytes)
+            for column, wanted in zip(self.columns, wanted_row_bytes, strict=True)
         ]
         kinds = [(column.dtype, column.shape) for column in self.columns]
         return _arrange(self.structure, kinds, rows, self.n_rows)
@@ -91,7 +91,7 @@ class Layout:
 def layout_of(example: object, n_rows: int) -> Layout:
     """Return the layout for mini-batches of ``n_rows`` examples like this one."""
     structure, leaves = flatten(example)
-    arrays = [leaf for mark, leaf in zip(marks(structure), leaves) if mark != "loose"]
+    arrays = [leaf for mark, leaf in zip(marks(structure), leaves, strict=True) if mark != "loose"]
     kinds = [(array.dtype, array.shape) for array in arrays]
     rows = [size_bytes(dtype, shape) for dtype, shape in kinds]
     return _arrange(structure, kinds, rows, n_rows)
@@ -105,7 +105,7 @@ def _arrange(
 ) -> Layout:
     columns = []
     end_bytes = 0
-    for (dtype, shape), row_bytes in zip(kinds, rows):
+    for (dtype, shape), row_bytes in zip(kinds, rows, strict=True):
         columns.append(Column(dtype, shape, row_bytes, end_bytes))
         end_bytes = _aligned(end_bytes + row_bytes * n_rows)
     return Layout(structure, tuple(columns), n_rows, end_bytes)
@@ -166,7 +166,7 @@ def _unflatten(structure: Structure, leaves: Any) -> Any:
     kind, keys, children = structure
     values = [_unflatten(child, leaves) for child in children]
     if kind == "dict":
-        return dict(zip(keys, values))
+        return dict(zip(keys, values, strict=True))
     return tuple(values) if kind == "tuple" else values
 
 
@@ -180,7 +180,7 @@ def assemble(structure: Structure, rows: Sequence[Sequence[Any]]) -> list[Any]:
     kind, keys, children = structure
     if children and all(isinstance(child, str) for child in children):
         if kind == "tuple":
-            return list(zip(*rows))
+            return list(zip(*rows, strict=True))
         if kind == "dict":
-            return [dict(zip(keys, values)) for values in zip(*rows)]
-    return [unflatten(structure, leaves) for leaves in zip(*rows)]
+            return [dict(zip(keys, values, strict=True)) for values in zip(*rows, strict=False)]
+    return [unflatten(structure, leaves) for leaves in zip(*rows, strict=True)]

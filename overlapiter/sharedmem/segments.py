@@ -12,7 +12,7 @@ import mmap
 import os
 from typing import NamedTuple
 
-from ..errors import SharedMemoryError
+from overlapiter.errors import SharedMemoryError
 
 
 class Slot(NamedTuple):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
@@ -20,8 +20,8 @@ from .segments import Segment, Slot
 IN_COLUMN, IN_ROW, LOOSE = range(3)
 
 LeafEntry = tuple[Any, ...]
-ExampleEntry = tuple[Optional[Structure], list[LeafEntry]]
-Report = Optional[list[ExampleEntry]]
+ExampleEntry = tuple[Structure | None, list[LeafEntry]]
+Report = list[ExampleEntry] | None
 
 
 class SlotWriter:
@@ -57,13 +57,16 @@ class SlotWriter:
         if same and self._is_flat_columns and self._write_ordinary(views, row, leaves):
             return None
         leaf_marks = self._marks if same else marks(structure)
-        return (None if same else structure, self._write_any(segment, slot, row, leaf_marks, leaves))
+        return (
+            None if same else structure,
+            self._write_any(segment, slot, row, leaf_marks, leaves),
+        )
 
     def _write_ordinary(self, views: list[Array], row: int, leaves: list[Any]) -> bool:
-        for column, leaf in zip(self.layout.columns, leaves):
+        for column, leaf in zip(self.layout.columns, leaves, strict=True):
             if not column.holds(leaf):
                 return False
-        for view, leaf in zip(views, leaves):
+        for view, leaf in zip(views, leaves, strict=True):
             view[row] = leaf
         return True
 
@@ -72,7 +75,7 @@ class SlotWriter:
     ) -> list[LeafEntry]:
         entries: list[LeafEntry] = []
         number = 0
-        for mark, leaf in zip(leaf_marks, leaves):
+        for mark, leaf in zip(leaf_marks, leaves, strict=True):
             if mark == "loose" or number >= len(self.layout.columns):
                 entries.append((LOOSE, leaf))
                 continue
@@ -181,7 +184,7 @@ def view_batch(
         on_released()
     leaf_marks = marks(layout.structure)
     if all(report is None for _, _, report in reports) and columns:
-        rows = [_rows(column, mark) for column, mark in zip(columns, leaf_marks)]
+        rows = [_rows(column, mark) for column, mark in zip(columns, leaf_marks, strict=True)]
         contiguous = _contiguous(layout, columns)
         return MiniBatch(assemble(layout.structure, rows), layout.structure, contiguous)
     return _view_mixed(layout, root, columns, reports)
@@ -194,11 +197,14 @@ def _rows(column: Array, mark: str) -> Sequence[Any]:
 
 
 def _contiguous(layout: Layout, columns: Sequence[Array]) -> list[Array | None]:
-    return [a if c.is_contiguous else None for a, c in zip(columns, layout.columns)]
+    return [a if c.is_contiguous else None for a, c in zip(columns, layout.columns, strict=True)]
 
 
 def _view_mixed(
-    layout: Layout, root: Array | None, columns: list[Array], reports: Sequence[tuple[int, int, Report]]
+    layout: Layout,
+    root: Array | None,
+    columns: list[Array],
+    reports: Sequence[tuple[int, int, Report]],
 ) -> MiniBatch:
     """Put together a mini-batch in which some example is not ordinary."""
     examples: list[Any] = []
@@ -212,12 +218,12 @@ def _view_mixed(
             if structure != layout.structure:
                 common = False
             else:
-                ordinary = [a and b for a, b in zip(ordinary, in_column)]
+                ordinary = [a and b for a, b in zip(ordinary, in_column, strict=True)]
     if not common:
         return MiniBatch(examples)
     whole = iter(_contiguous(layout, columns))
     per_leaf = [None if mark == "loose" else next(whole, None) for mark in marks(layout.structure)]
-    kept = [array if fine else None for array, fine in zip(per_leaf, ordinary)]
+    kept = [array if fine else None for array, fine in zip(per_leaf, ordinary, strict=True)]
     return MiniBatch(examples, layout.structure, kept)
 
 
@@ -229,7 +235,7 @@ def _leaves(
     structure = layout.structure if entry[0] is None else entry[0]
     leaves: list[Any] = []
     number = 0
-    for mark, leaf in zip(marks(structure), entry[1]):
+    for mark, leaf in zip(marks(structure), entry[1], strict=True):
         if leaf[0] == LOOSE:
             leaves.append(leaf[1])
         elif leaf[0] == IN_COLUMN:

@@ -14,7 +14,7 @@ import struct
 import threading
 from collections.abc import Iterator
 
-from ..errors import StagingError
+from overlapiter.errors import StagingError
 
 _USAGE_FILE = "overlapiter.usage"
 _USAGE = struct.Struct("<q")

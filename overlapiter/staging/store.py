@@ -25,7 +25,8 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from ..errors import StagingError
+from overlapiter.errors import StagingError
+
 from .room import Room
 
 _CHUNK_BYTES = 4 << 20
@@ -235,7 +236,7 @@ def _size_of(path: str) -> int:
 def _open_source(path: str) -> io.FileIO:
     try:
         # The builtin, looked up now: whoever wraps the slow store's files wraps it.
-        return open(path, "rb", buffering=0)  # noqa: SIM115  # the caller closes it
+        return open(path, "rb", buffering=0)  # the caller closes it
     except OSError as error:
         raise _SourceError from error
 

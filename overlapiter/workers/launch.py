@@ -114,7 +114,7 @@ def launch(
 
 
 def _start_forkserver(preload: Sequence[str]) -> None:
-    server = forkserver._forkserver
+    server: Any = forkserver._forkserver
     if server._forkserver_pid is None and server._forkserver_address is None:
         wanted = list(server._preload_modules)
         forkserver.set_forkserver_preload([*wanted, *(m for m in preload if m not in wanted)])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ..sharedmem.layout import Layout
-from ..sharedmem.segments import Slot, SlotPool
+from overlapiter.sharedmem.layout import Layout
+from overlapiter.sharedmem.segments import Slot, SlotPool
+
 from .channel import Message
 
 #: A message and the descriptors that go with it.

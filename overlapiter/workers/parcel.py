@@ -18,7 +18,7 @@ import struct
 from collections.abc import Callable
 from typing import IO, Any
 
-from ..errors import DatasetPicklingError
+from overlapiter.errors import DatasetPicklingError
 
 _ALIGNMENT_BYTES = 64
 
@@ -57,7 +57,7 @@ class Parcel:
             self._write(piece)
 
     def mentions(self, module: str) -> bool:
-        """Return whether the pickle refers to a module, so that it is imported on the other side."""
+        """Return whether the pickle refers to a module."""
         return module.encode() in self._mentioned
 
     def _write(self, piece: memoryview) -> None:
@@ -100,7 +100,7 @@ def _parts(thing: object) -> list[tuple[str, object]]:
 def _pickling_error(thing: object) -> Exception | None:
     try:
         pickle.dumps(thing, pickle.HIGHEST_PROTOCOL)
-    except Exception as error:  # noqa: BLE001  # pickling runs user code
+    except Exception as error:  # pickling runs user code
         return error
     return None
 

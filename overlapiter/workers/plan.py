@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
-from ..staging.room import Room
-from ..staging.store import Store
+from overlapiter.staging.room import Room
+from overlapiter.staging.store import Store
 
 
 @dataclasses.dataclass(frozen=True)

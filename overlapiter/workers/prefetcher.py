@@ -12,9 +12,10 @@ import threading
 import time
 from typing import NamedTuple
 
-from ..sources import Dataset, Discovery, declared_paths, paths_below
-from ..staging.store import Outcome, Staged, Store
-from ..stats import Counter, Row
+from overlapiter.sources import Dataset, Discovery, declared_paths, paths_below
+from overlapiter.staging.store import Outcome, Staged, Store
+from overlapiter.stats import Counter, Row
+
 from .channel import Channel, ChannelClosedError
 
 #: After the staging disk failed, how long examples pass unstaged before it is tried again.
@@ -106,7 +107,7 @@ class Prefetcher:
         is_trusted = bool(self._validated[index])
         try:
             declared = declared_paths(self._dataset, index)
-        except Exception:  # noqa: BLE001  # user code: the file reader will report it
+        except Exception:  # user code: the file reader will report it
             return staged
         if declared is None:
             self._discover(index, n_files, is_trusted, staged)
@@ -116,9 +117,7 @@ class Prefetcher:
         self._validated[index] = 1
         return staged
 
-    def _discover(
-        self, index: int, n_files: int, is_trusted: bool, staged: dict[str, str]
-    ) -> None:
+    def _discover(self, index: int, n_files: int, is_trusted: bool, staged: dict[str, str]) -> None:
         while len(staged) < max(n_files, 1):
             with self._user_code:
                 if self._discovery is None:

@@ -13,6 +13,11 @@ from collections.abc import Callable
 
 import numpy as np
 
+# From <malloc.h> of glibc.
+_M_TRIM_THRESHOLD = -1
+_M_MMAP_THRESHOLD = -3
+_KEEP_FREE_BYTES = 64 << 20
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -28,6 +33,17 @@ def die_with_parent(parent_pid: int) -> None:
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent_pid:  # it ended before we asked
         os._exit(1)
+
+
+def keep_freed_memory() -> None:
+    """Have this process reuse the memory of one example for the next.
+
+    By default the C library returns the large buffers of a decoded image to the system and asks
+    for them again at the next one; the page faults of that take a third of a small image's time.
+    """
+    if hasattr(_libc, "mallopt"):
+        _libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)  # the largest that is accepted
+        _libc.mallopt(_M_TRIM_THRESHOLD, _KEEP_FREE_BYTES)
 
 
 def freeze() -> None:
@@ -53,10 +69,10 @@ def fork_worker(name: str, run: Callable[[], None]) -> int:
         die_with_parent(parent_pid)
         set_name(name)
         random.seed()
-        np.random.seed()  # noqa: NPY002  # the global stream is what datasets use
+        np.random.seed()  # the global stream is what datasets use
         run()
         status = 0
-    except BaseException:  # noqa: BLE001  # nothing may run on into the supervisor's stack
+    except BaseException:  # nothing may run on into the supervisor's stack
         traceback.print_exc()
     finally:
         sys.stdout.flush()

@@ -6,17 +6,19 @@ import pickle
 import random
 import time
 import traceback
-from typing import Any, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..errors import ExampleError
-from ..sharedmem.layout import layout_of
-from ..sharedmem.segments import Segment, Slot
-from ..sharedmem.slots import SlotWriter
-from ..sources import Dataset, OpenHook, Redirect, set_current_redirect
-from ..stats import Counter, Row
+from overlapiter.errors import ExampleError
+from overlapiter.sharedmem.layout import layout_of
+from overlapiter.sharedmem.segments import Segment, Slot
+from overlapiter.sharedmem.slots import SlotWriter
+from overlapiter.sources import Dataset, OpenHook, Redirect, set_current_redirect
+from overlapiter.stats import Counter, Row
+
 from .channel import Channel, ChannelClosedError
+from .processes import keep_freed_memory
 
 
 class ReadTask(NamedTuple):
@@ -35,16 +37,16 @@ class ReadTask(NamedTuple):
     part_id: int
     first_row: int
     indices: list[int]
-    epochs: Optional[list[int]]
+    epochs: list[int] | None
     staged: dict[str, str]
-    slot: Optional[Slot]
+    slot: Slot | None
     layout_id: int
 
 
 class Failure(NamedTuple):
     """An example that the dataset could not give, as it travels to the trainer."""
 
-    index: int
+    example_index: int
     pickled_error: bytes
 
 
@@ -76,13 +78,14 @@ class FileReader:
         self._row = row
         self._segments: dict[int, Segment] = {}
         self._writers: dict[int, SlotWriter] = {}
-        self._redirect = Redirect(source or "")
+        self._redirect = Redirect()
         if source is not None:
             OpenHook(source, self._redirect).install()
             set_current_redirect(self._redirect)
 
     def run(self) -> None:
         """Serve until the supervisor closes the channel."""
+        keep_freed_memory()
         row = self._row
         if not row.get(Counter.STARTED_NS):
             row.put(Counter.STARTED_NS, time.monotonic_ns())
@@ -129,7 +132,7 @@ class FileReader:
             before_ns = time.monotonic_ns()
             try:
                 example = self._dataset[index]
-            except Exception as error:  # noqa: BLE001  # user code: it travels to the trainer
+            except Exception as error:  # user code: it travels to the trainer
                 failure = Failure(index, _pickled_error(error, index, tuple(redirect.opened)))
                 break
             finally:
@@ -170,7 +173,7 @@ class FileReader:
         if any(entry is not None for entry in entries):
             try:
                 payload = pickle.dumps(entries, pickle.HIGHEST_PROTOCOL)
-            except Exception as error:  # noqa: BLE001  # user data: the trainer is told
+            except Exception as error:  # user data: the trainer is told
                 index = _unpicklable(task.indices, entries)
                 failure = Failure(index, _pickled_error(error, index, ()))
                 self._channel.send(("failed", answer, failure))
@@ -183,15 +186,15 @@ class FileReader:
 def seed_example(seed: int, epoch: int, index: int) -> None:
     """Set ``random`` and ``numpy.random`` to a state that follows from the arguments alone."""
     words = np.random.SeedSequence([seed, epoch, index % 2**64]).generate_state(4)
-    np.random.seed(words)  # noqa: NPY002  # the global stream is what datasets use
+    np.random.seed(words)  # the global stream is what datasets use
     random.seed(words.tobytes())
 
 
 def _unpicklable(indices: list[int], entries: list[Any]) -> int:
-    for index, entry in zip(indices, entries):
+    for index, entry in zip(indices, entries, strict=True):
         try:
             pickle.dumps(entry, pickle.HIGHEST_PROTOCOL)
-        except Exception:  # noqa: BLE001, PERF203  # looking for the one that cannot
+        except Exception:  # looking for the one that cannot
             return index
     return indices[0]
 
@@ -205,7 +208,6 @@ def _pickled_error(error: Exception, index: int, paths: tuple[str, ...]) -> byte
     try:
         data = pickle.dumps((error, context), pickle.HIGHEST_PROTOCOL)
         pickle.loads(data)  # some exceptions pickle but do not come back
-    except Exception:  # noqa: BLE001  # then the context alone must do
+    except Exception:  # then the context alone must do
         return pickle.dumps((None, context), pickle.HIGHEST_PROTOCOL)
     return data
-

@@ -12,7 +12,7 @@ import enum
 import heapq
 from typing import Any
 
-from ..sharedmem.segments import Slot
+from overlapiter.sharedmem.segments import Slot
 
 
 class PartState(enum.Enum):
@@ -40,7 +40,17 @@ class Part:
         deaths: Workers that died on it.
     """
 
-    __slots__ = ("batch", "deaths", "indices", "part_id", "report", "staged", "start", "state", "stop")
+    __slots__ = (
+        "batch",
+        "deaths",
+        "indices",
+        "part_id",
+        "report",
+        "staged",
+        "start",
+        "state",
+        "stop",
+    )
 
     def __init__(self, part_id: int, batch: Batch, start: int, stop: int, state: PartState) -> None:
         self.part_id = part_id
@@ -198,7 +208,7 @@ class Schedule:
         return self._settled(batch)
 
     def _settled(self, batch: Batch) -> Batch | None:
-        if batch.n_waiting == 0 and self._batches.pop(batch.batch_id, None):
+        if batch.n_waiting == 0 and self._batches.pop(batch.batch_id, None) is not None:
             return batch
         return None
 

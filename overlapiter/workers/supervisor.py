@@ -24,11 +24,12 @@ import sys
 import traceback
 from typing import Any
 
-from ..errors import OverlapError, WorkerDiedError
-from ..sharedmem.layout import Layout
-from ..sharedmem.segments import Slot
-from ..sources import Dataset
-from ..stats import Counter, StatsBoard
+from overlapiter.errors import OverlapError, WorkerDiedError
+from overlapiter.sharedmem.layout import Layout
+from overlapiter.sharedmem.segments import Slot
+from overlapiter.sources import Dataset
+from overlapiter.stats import Counter, StatsBoard
+
 from .channel import Channel, ChannelClosedError, Message
 from .memory import Acquaintance, SlotKeeper
 from .parcel import open_parcel
@@ -43,7 +44,7 @@ from .team import Team, Worker
 MAX_DEATHS = 3
 #: A part should keep a file reader busy for about this long: short enough to balance the load,
 #: long enough that messages cost little.
-PART_SECONDS = 0.002
+PART_SECONDS = 0.004
 #: Parts that a file reader has at hand, so that it never waits for the supervisor.
 READER_CREDIT = 2
 _UNBOUNDED = 1 << 60
@@ -455,7 +456,7 @@ def supervise(fds: list[int], plan: SupervisorPlan, dataset_bytes: int) -> int:
             supervisor.end_workers()
     except ChannelClosedError:
         return 0
-    except BaseException as error:  # noqa: BLE001  # the trainer is told, nobody else can be
+    except BaseException as error:  # the trainer is told, nobody else can be
         _report_fatal(channel, error)
         return 1
     return 0

@@ -7,7 +7,8 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 
-from ..stats import Counter, Row
+from overlapiter.stats import Counter, Row
+
 from .channel import Channel, ChannelClosedError, Message
 from .memory import Acquaintance
 from .processes import fork_worker

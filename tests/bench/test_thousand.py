@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import subprocess
+import sys
 
 import pytest
 
-from bench import figures, thousand
+from bench import thousand
 from bench.checks import differences
+from bench.isolated import CHECKOUT
 from bench.runner import read_pairs, run_in_new_process
 from bench.spec import RunResult, RunSpec
 
@@ -87,7 +90,9 @@ def test_the_result_is_a_table_and_a_file_without_paths(arguments, tmp_path, cap
 def test_a_sweep_of_all_loaders_can_be_drawn(arguments, tmp_path):
     words = [*arguments, "--sweep", "--prefetchers", "1,2", "--readers", "1,2"]
     assert thousand.main(words) == 0
-    figures.main([str(tmp_path / "result.json")])
+    # In a process of its own, because Matplotlib keeps its fonts open.
+    command = [sys.executable, "-m", "bench.figures", str(tmp_path / "result.json")]
+    subprocess.run(command, cwd=CHECKOUT, check=True)
     drawn = {path.name for path in tmp_path.glob("*.png")}
     names = ("prefetchers", "readers", "loaders", "waits")
     assert drawn == {f"result-{name}.png" for name in names}
