@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import decimal
 import os
 import re
 from typing import Literal
@@ -42,7 +43,7 @@ def parse_size(option: str, size: int | str, whole_bytes: int) -> int:
         return int(float(number) / 100 * whole_bytes)
     if unit not in _UNITS:
         raise OptionError(option, f"{size!r} is no size; write '200GB', '1.5GiB' or '50%'")
-    return int(float(number) * _UNITS[unit])
+    return int(decimal.Decimal(number) * _UNITS[unit])
 
 
 def check_count(option: str, value: object, *, minimum: int = 1) -> int:

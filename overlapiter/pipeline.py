@@ -18,9 +18,9 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from .errors import OverlapError, PipelineError, StagingWarning
+from .errors import ExampleError, PipelineError, StagingWarning
 from .order import IndexList
 from .sharedmem.layout import Layout
 from .sharedmem.segments import Segment, Slot
@@ -52,6 +52,18 @@ class WaitTimeoutError(Exception):
         self.index = index
 
 
+class FailedBatch(NamedTuple):
+    """A mini-batch that cannot be had; takes its place.
+
+    Attributes:
+        error: What to raise.
+        context: Where it comes from, to chain to it; may be None.
+    """
+
+    error: BaseException
+    context: ExampleError | None
+
+
 class Pipeline:
     """Mini-batches for index lists, in the order in which these are submitted.
 
@@ -79,7 +91,6 @@ class Pipeline:
         self._take_id = 0  # of the next mini-batch
         self._outgoing: list[IndexList] = []
         self._n_deaths = 0
-        self._was_interrupted = False
         self._forget_memory()
         self._processes.start()
 
@@ -108,35 +119,24 @@ class Pipeline:
         """Send what was queued. Does not wait for an answer."""
         self._send_all(announces_take=False)
 
-    def take(self, timeout_seconds: float | None) -> MiniBatch:
+    def take(self, timeout_seconds: float | None) -> MiniBatch | FailedBatch:
         """Return the mini-batch of the oldest index list. Blocks until it is there.
 
         Raises:
             WaitTimeoutError: It did not come within ``timeout_seconds``; calling again waits on.
-            Exception: Whatever the dataset raised, with an ExampleError as its cause; the
-                mini-batch is then done with.
-            OverlapError: It cannot be delivered.
+            BaseException: Anything else, Ctrl-C among it, may have fallen between two halves of a
+                message's way: :meth:`reset`, and submit again what was not taken.
         """
         self._check_open()
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        if self._was_interrupted:
-            self._submit_again()
-        try:
-            self._send_all(announces_take=True)
-            while self._take_id not in self._ready:
-                self._receive(deadline)
-        except WaitTimeoutError:
-            raise
-        except BaseException:  # Ctrl-C may have fallen between two halves of a message's way
-            self._was_interrupted = True
-            raise
+        self._send_all(announces_take=True)
+        while self._take_id not in self._ready:
+            self._receive(deadline)
         message = self._ready.pop(self._take_id)
         del self._waiting[self._take_id]
         self._take_id += 1
         self._n_deaths = 0
-        if message[0] == "failed":
-            _raise_failure(message[2])
-        return self._view(message)
+        return _failed(message[2]) if message[0] == "failed" else self._view(message)
 
     def reset(self) -> None:
         """Drop every index list and mini-batch on its way; the workers live on."""
@@ -148,13 +148,6 @@ class Pipeline:
         self._ready.clear()
         self._take_id = self._next_id
         self._send(("reset", self._next_id))
-
-    def _submit_again(self) -> None:
-        lists = list(self._waiting.values())
-        self.reset()
-        self._was_interrupted = False
-        for index_list in lists:
-            self.submit(index_list)
 
     def _release_unseen(self, message: Message) -> None:
         if message[0] == "batch":
@@ -175,16 +168,14 @@ class Pipeline:
     # --- messages -----------------------------------------------------------------------------
 
     def _send_all(self, *, announces_take: bool) -> None:
-        if self._outgoing:
-            first_id = self._next_id - len(self._outgoing)
-            self._send(("batches", first_id, _plain(self._outgoing, self._plan.seed)))
-            self._outgoing = []
-        if announces_take or self._released:
-            slots = []
-            with contextlib.suppress(IndexError):
-                while True:
-                    slots.append(self._released.popleft())
-            self._send(("advance", self._take_id + announces_take, slots))
+        first_id = self._next_id - len(self._outgoing)
+        lists = _plain(self._outgoing, self._plan.seed)
+        slots = []
+        with contextlib.suppress(IndexError):
+            while True:
+                slots.append(self._released.popleft())
+        self._outgoing = []
+        self._send(("advance", self._take_id + announces_take, slots, first_id, lists))
 
     def _send(self, message: Message) -> None:
         try:
@@ -243,22 +234,22 @@ class Pipeline:
 
     def _revive(self) -> None:
         """Start another supervisor and submit again what has not been taken."""
+        with contextlib.suppress(ChannelClosedError, BlockingIOError):
+            while True:  # its last words may say why it ended
+                self._hear(*self._processes.channel.receive(wait=False))
         self._n_deaths += 1
         if self._n_deaths > _MAX_SUPERVISOR_DEATHS:
             raise PipelineError(
                 f"the supervisor process ended {self._n_deaths} times in a row; look for "
                 f"'ovl-supervisor' or 'out of memory' in the system log of this node"
             )
-        ready = {i: m for i, m in self._ready.items() if m[0] == "failed"}
         self._forget_memory()
-        self._ready = ready
         self._processes.end()
         self._processes.start()
         self._outgoing = []
         lost = [self._waiting[i] for i in range(self._take_id, self._next_id)]
         self._send(("reset", self._take_id))
-        self._send(("batches", self._take_id, _plain(lost, self._plan.seed)))
-        self._send(("advance", self._take_id + 1, []))
+        self._send(("advance", self._take_id + 1, [], self._take_id, _plain(lost, self._plan.seed)))
 
     def _check_open(self) -> None:
         if not self._finalizer.alive:
@@ -358,10 +349,6 @@ def _is_readable(source: Any, timeout_seconds: float) -> bool:
     return bool(poller.poll(timeout_seconds * 1000))
 
 
-def _raise_failure(pickled: bytes) -> None:
+def _failed(pickled: bytes) -> FailedBatch:
     error, context = pickle.loads(pickled)
-    if error is None:
-        raise context
-    if isinstance(error, OverlapError) or context is None:
-        raise error
-    raise error from context
+    return FailedBatch(context, None) if error is None else FailedBatch(error, context)

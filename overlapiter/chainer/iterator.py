@@ -24,7 +24,7 @@ from overlapiter.order import (
     epoch_size,
     seeded_order,
 )
-from overlapiter.pipeline import Pipeline, WaitTimeoutError
+from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
 from overlapiter.sharedmem.slots import MiniBatch
 from overlapiter.sources import declared_paths
 from overlapiter.stats import Stats
@@ -80,6 +80,8 @@ class OverlapIterator(chainer.dataset.Iterator):
     TimeoutWarning = chainer.iterators.MultiprocessIterator.TimeoutWarning
 
     _finalized = False
+    _is_torn: bool = False
+    _state: IterationState
     _pipeline: Pipeline | None = None
 
     def __init__(
@@ -134,6 +136,8 @@ class OverlapIterator(chainer.dataset.Iterator):
         """
         if self._pipeline is None:
             raise RuntimeError("the iterator has been finalized; make a new one")
+        if self._is_torn:
+            self._mend()
         self._run_ahead()
         state, index_list = self._ahead[0]
         if isinstance(index_list, BaseException):
@@ -144,22 +148,21 @@ class OverlapIterator(chainer.dataset.Iterator):
             raise StopIteration
         try:
             batch = self._wait()
-        except chainer.iterators.MultiprocessIterator.TimeoutWarning:
+        except self.TimeoutWarning:
             raise  # a warning that was turned into an error: the mini-batch is still to come
-        except Exception:
-            self._step(state)
+        except BaseException:
+            self._is_torn = True
             raise
-        self._step(state)
+        self._ahead.popleft()
+        self._previous_epoch_detail = self.epoch_detail
+        self._state = state
+        if isinstance(batch, FailedBatch):
+            raise batch.error from batch.context
         return batch
 
     next = __next__
 
-    def _step(self, state: IterationState) -> None:
-        self._ahead.popleft()
-        self._previous_epoch_detail = self.epoch_detail
-        self._state = state
-
-    def _wait(self) -> MiniBatch:
+    def _wait(self) -> MiniBatch | FailedBatch:
         assert self._pipeline is not None
         while True:
             try:
@@ -177,6 +180,15 @@ class OverlapIterator(chainer.dataset.Iterator):
             text += f" It waits for {stall.stage}."
         return text + " Check that the file can be read, or raise dataset_timeout."
 
+    def _mend(self) -> None:
+        """Submit anew what is ahead: Ctrl-C or the like may have torn a message apart."""
+        assert self._pipeline is not None
+        self._pipeline.reset()
+        for _, index_list in self._ahead:
+            if isinstance(index_list, IndexList):
+                self._pipeline.submit(index_list)
+        self._is_torn = False
+
     # --- running ahead ------------------------------------------------------------------------
 
     def _first_state(self) -> IterationState:
@@ -192,6 +204,7 @@ class OverlapIterator(chainer.dataset.Iterator):
         self._previous_epoch_detail = -1.0  # None in a form that snapshots can hold
         self._head = state  # after the last index list that was generated
         self._ahead: collections.deque[Any] = collections.deque()
+        self._is_torn = False
 
     def _next_order(self, order: Any, position: int, epoch: int) -> Any:
         if self.seed is not None and isinstance(self.order_sampler, SeededShuffle):

@@ -4,8 +4,8 @@ It is one process with one thread and runs no code of the user's after it has un
 dataset, so nothing that a dataset does can stop it. Messages with the trainer:
 
     trainer → supervisor                      supervisor → trainer
-    ("batches", first_id, [index list, …])    ("ready", pid)
-    ("advance", consumed_id, [slot, …])       ("layout", id, layout), ("segment", id, bytes) + fd
+    ("advance", consumed_id, [slot, …],       ("ready", pid)
+        first_id, [index list, …])            ("layout", id, layout), ("segment", id, bytes) + fd
     ("reset", next_id)                        ("batch", id, layout_id, slot, parts)
     ("describe",)                             ("failed", id, pickled error), ("forget", …)
     ("close",)                                ("description", who, index), ("trouble", text)
@@ -153,13 +153,12 @@ class Supervisor:
 
     def _obey(self, message: Message) -> None:
         kind = message[0]
-        if kind == "batches":
-            for batch_id, (indices, epochs) in enumerate(message[2], message[1]):
-                self._schedule.admit(batch_id, indices, epochs, self._part_size(len(indices)))
-        elif kind == "advance":
-            self._consumed_id = message[1]
-            for slot in message[2]:
+        if kind == "advance":
+            _, self._consumed_id, released, first_id, index_lists = message
+            for slot in released:
                 self._release(slot)
+            for batch_id, (indices, epochs) in enumerate(index_lists, first_id):
+                self._schedule.admit(batch_id, indices, epochs, self._part_size(len(indices)))
         elif kind == "reset":
             self._consumed_id = message[1]
             for batch in self._schedule.drop_all(message[1]):
