@@ -13,7 +13,7 @@ LOADER_MEANINGS = {
     "overlap": "OverlapIterator on the slow store, nothing staged before",
     "slow": "MultiprocessIterator on the slow store",
     "fast": "MultiprocessIterator on the local disk",
-    "copy": "copy everything, then MultiprocessIterator on the local disk",
+    "copy": "copy all files of these mini-batches, then MultiprocessIterator on the copies",
     "floor": "plain loop in one process per core, local files, no loader",
     "overlap-staged": "OverlapIterator with everything staged before",
     "torch": "torch.utils.data.DataLoader on the slow store",

@@ -40,12 +40,18 @@ def summarize(point: dict) -> dict[str, object]:
     return summary
 
 
-def find(points: Sequence[dict], loader: str, n_readers: int | None = None) -> dict | None:
-    """Return the summary of a loader, with the same number of readers where that is known."""
-    found = [point for point in points if point["loader"] == loader]
-    same = [point for point in found if point["n_readers"] == n_readers]
-    chosen = same or found
-    return chosen[0]["summary"] if chosen else None
+def ratio(point: dict, points: Sequence[dict], loader: str) -> float | None:
+    """Return how many times as fast as ``loader`` a point is; None where that did not run.
+
+    It is compared with the one that had the same number of readers, if there is one. Runs of the
+    same repeat are compared, and the median is returned: the speed of a machine drifts.
+    """
+    found = [other for other in points if other["loader"] == loader]
+    same = [other for other in found if other["n_readers"] == point["n_readers"]]
+    if not found:
+        return None
+    pairs = zip(point["runs"], (same or found)[0]["runs"], strict=True)
+    return median(run["images_per_second"] / other["images_per_second"] for run, other in pairs)
 
 
 def tables(result: dict) -> str:
@@ -55,7 +61,7 @@ def tables(result: dict) -> str:
         f"{options['n_batches']} mini-batches of {options['batch_size']}, {result['data']}",
         f"{result['store']}; page cache of the source: {result['page_cache']}",
         f"{machine['cores']} cores, {machine['processor']}, Python {machine['python']}; "
-        f"median of {options['repeats']} interleaved runs [min, max]",
+        f"median of {options['repeats']} interleaved runs [min, max], ratios within a repeat",
     ]
     meanings = [
         f"{loader}: {meaning}"
@@ -83,9 +89,8 @@ def _speeds(points: Sequence[dict]) -> str:
         rate = summary["images_per_second"]
         row = [*_name(point), f"{rate['median']:.0f}", f"[{rate['min']:.0f}, {rate['max']:.0f}]"]
         for other in ("floor", "slow", "fast"):
-            reference = find(points, other, point["n_readers"])
-            ratio = reference and rate["median"] / reference["images_per_second"]["median"]
-            row.append(f"{ratio:.2f}" if ratio else "-")
+            times = ratio(point, points, other)
+            row.append(f"{times:.2f}" if times else "-")
         row.append(f"{summary['first_batch_seconds']['median']:.2f}")
         waits = summary.get("wait_seconds", {})
         row += [f"{waits[key] * 1e3:.1f}" if waits else "-" for key in ("median", "p99", "max")]

@@ -210,8 +210,9 @@ def run_all(points: list[Point], specs: list[RunSpec], options: argparse.Namespa
     """Do all runs, interleaved, and return the points with their runs."""
     results = [{**point._asdict(), "runs": []} for point in points]
     with progress_bar(len(specs) * options.repeats, "run") as progress:
-        for _ in range(options.repeats):
-            for spec, result in zip(specs, results, strict=True):
+        for repeat in range(options.repeats):
+            # There and back, so that a drift of the machine's speed favours nobody.
+            for spec, result in list(zip(specs, results, strict=True))[:: (-1) ** repeat]:
                 progress.set_description(spec.loader)
                 if spec.loader != "overlap-staged":
                     shutil.rmtree(spec.staging, ignore_errors=True)

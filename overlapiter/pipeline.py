@@ -316,13 +316,11 @@ class _Processes:
         with contextlib.suppress(ChannelClosedError, BlockingIOError):
             self.channel.send(("close",), wait=False)
         self.channel.close()
-        try:
-            self._child.pid  # noqa: B018  # read it, so that the next thing to read is the end
-            if not _is_readable(self._child, _CLOSE_SECONDS):
-                self._child.kill()
-                _is_readable(self._child, _CLOSE_SECONDS)
-        except EOFError:
-            pass  # the forkserver is gone, and its children with it
+        # A forkserver that is still importing forks it later; it then finds its channel closed.
+        is_there = _is_readable(self._child, _CLOSE_SECONDS) and self._child.is_forked()
+        if is_there and not _is_readable(self._child, _CLOSE_SECONDS):
+            self._child.kill()
+            _is_readable(self._child, _CLOSE_SECONDS)
         self._child.close()
         self._child = None
 

@@ -19,7 +19,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import forkserver, process, spawn
+from multiprocessing import forkserver, spawn
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -49,21 +49,21 @@ class Child:
         """Return a descriptor that becomes readable when the child ends, once the pid is read."""
         return self._status_fd
 
-    @property
-    def pid(self) -> int:
-        """The child's process id. Blocks until the forkserver has forked it.
+    def is_forked(self) -> bool:
+        """Return whether there is a process. Blocks until the forkserver has forked it.
 
-        Raises:
-            EOFError: The forkserver is gone.
+        From then on the next thing to read is the end of the process.
         """
         if self._pid is None:
-            self._pid = forkserver.read_signed(self._status_fd)
-        return self._pid
+            with contextlib.suppress(EOFError):  # the forkserver is gone, and will not fork it
+                self._pid = forkserver.read_signed(self._status_fd)
+        return self._pid is not None
 
     def kill(self) -> None:
-        """Kill the child, if it still lives."""
-        with contextlib.suppress(ProcessLookupError, EOFError):
-            os.kill(self.pid, signal.SIGKILL)
+        """Kill the child, if there is one and it still lives."""
+        if self.is_forked() and self._pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Drop the descriptors; closing twice is fine."""
@@ -163,7 +163,6 @@ class _Errand:
 
     def _bootstrap(self, parent_sentinel: int) -> int:
         os.close(parent_sentinel)
-        process.current_process()._config["daemon"] = False  # type: ignore[attr-defined]  # so that datasets may start processes
         fds = forkserver.get_inherited_fds() or []
         try:
             return self._main(fds, *self._arguments)

@@ -35,6 +35,15 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
+def is_running(pid: int) -> bool:
+    """Return whether a process exists and has not ended; one that nobody has reaped has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b") ")[2][:1] not in (b"Z", b"X")
+    except FileNotFoundError:
+        return False
+
+
 def keep_freed_memory() -> None:
     """Have this process reuse the memory of one example for the next.
 

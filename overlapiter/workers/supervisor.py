@@ -35,7 +35,7 @@ from .memory import Acquaintance, SlotKeeper
 from .parcel import open_parcel
 from .plan import SupervisorPlan
 from .prefetcher import Prefetcher, StageTask
-from .processes import freeze, set_name
+from .processes import freeze, is_running, set_name
 from .reader import FileReader, ReadTask
 from .schedule import Batch, Part, PartState, Schedule
 from .team import Team, Worker
@@ -47,6 +47,8 @@ MAX_DEATHS = 3
 PART_SECONDS = 0.004
 #: Parts that a file reader has at hand, so that it never waits for the supervisor.
 READER_CREDIT = 2
+#: With nothing to do for so long, look whether the trainer is still there.
+_LOOK_AFTER_SECONDS = 1.0
 _UNBOUNDED = 1 << 60
 
 
@@ -92,19 +94,19 @@ class Supervisor:
         for team in (self._prefetchers, self._readers):
             for worker in team:
                 self._start(team, worker)
-        trainer_end_fd = os.pidfd_open(self._plan.trainer_pid)
-        self._selector.register(trainer_end_fd, selectors.EVENT_READ, self._trainer.close)
         self._trainer.tell(("ready", os.getpid()))
         while not self._trainer.is_closed:
-            for key, events in self._selector.select():
+            ready = self._selector.select(_LOOK_AFTER_SECONDS)
+            for key, events in ready:
                 if key.data is self._trainer:
                     for message in self._trainer.messages(events):
                         self._obey(message)
-                elif callable(key.data):
-                    key.data()
                 else:
                     self._serve(*key.data)
             self._hand_out()
+            # A process forked from the trainer may keep the channel open beyond its end.
+            if not ready and not is_running(self._plan.trainer_pid):
+                self._trainer.close()
 
     def end_workers(self) -> None:
         """Kill and reap all workers, and remove what they left half-copied."""
@@ -141,10 +143,7 @@ class Supervisor:
     def _leave_to_supervisor(self) -> None:
         """In a forked worker: close every channel but its own, so that each has two ends."""
         for key in list(self._selector.get_map().values()):
-            if isinstance(key.fileobj, int):
-                os.close(key.fileobj)
-            else:
-                key.fileobj.close()  # type: ignore[attr-defined]  # a Channel
+            key.fileobj.close()  # type: ignore[union-attr]  # a Channel
         self._selector.close()
         self._trainer.channel.close()
         self._keeper.close()

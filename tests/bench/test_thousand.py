@@ -14,6 +14,7 @@ from bench.checks import differences
 from bench.isolated import CHECKOUT
 from bench.runner import read_pairs, run_in_new_process
 from bench.spec import RunResult, RunSpec
+from bench.summary import ratio
 
 OPEN_SECONDS = 0.002
 
@@ -136,3 +137,14 @@ def test_the_sweep_varies_one_number_at_a_time():
 def test_pairs_may_have_spaces_in_their_paths(tmp_path):
     (tmp_path / "pairs.txt").write_text("a b.jpg 3\nc.jpg 4\nd.jpg 5\n")
     assert read_pairs(str(tmp_path / "pairs.txt"), 2) == [("a b.jpg", 3), ("c.jpg", 4)]
+
+
+def test_ratios_compare_runs_of_the_same_repeat_and_number_of_readers():
+    def point(loader: str, n_readers: int, *rates: float) -> dict:
+        runs = [{"images_per_second": rate} for rate in rates]
+        return {"loader": loader, "n_readers": n_readers, "runs": runs}
+
+    ours = point("overlap", 2, 10, 40, 60)
+    points = [ours, point("slow", 4, 1, 1, 1), point("slow", 2, 10, 20, 20)]
+    assert ratio(ours, points, "slow") == 2
+    assert ratio(ours, points, "floor") is None
