@@ -217,6 +217,7 @@ def run_all(points: list[Point], specs: list[RunSpec], options: argparse.Namespa
                 if spec.loader != "overlap-staged":
                     shutil.rmtree(spec.staging, ignore_errors=True)
                     os.makedirs(spec.staging)
+                os.sync()  # what the run before wrote or removed is not to slow down this one
                 if options.drop_caches:
                     drop_page_cache()
                 else:

@@ -127,7 +127,8 @@ class StagingError(OverlapError, OSError):
         return str(self.args[0])
 
 
-class SharedMemoryError(OverlapError, MemoryError):
+# MemoryError first: it has a __new__ of its own, which _rebuild would not be allowed to call.
+class SharedMemoryError(MemoryError, OverlapError):
     """There is no memory left for the slots of the mini-batches.
 
     Attributes:

@@ -1,7 +1,7 @@
 """Which files an example reads, and where an ``open`` of such a file goes.
 
 A dataset declares its files through one protocol, ``dataset.source_paths(i) -> list[str]``;
-framework adapters register the datasets they know with :func:`declared_paths` and
+framework adapters register the datasets they know with :func:`known_paths` and
 :func:`source_roots`. Of any other dataset the files are discovered: the dataset is asked for the
 example, and the first ``open`` of a file below the source is intercepted.
 
@@ -36,20 +36,33 @@ class Dataset(Protocol):
 # --- the protocol -----------------------------------------------------------------------------
 
 
-@functools.singledispatch
 def declared_paths(dataset: object, index: int) -> list[str] | None:
     """Return the source files that example ``index`` reads, or None where nobody declares them.
 
-    An implementation costs microseconds and opens nothing.
+    What the dataset itself declares counts more than what is known of its class.
     """
     declare = getattr(dataset, "source_paths", None)
-    return None if declare is None else [os.fspath(path) for path in declare(index)]
+    if declare is None:
+        return known_paths(dataset, index)
+    return [os.fspath(path) for path in declare(index)]
 
 
-@declared_paths.register(list)
-@declared_paths.register(tuple)
-@declared_paths.register(range)
-@declared_paths.register(np.ndarray)
+@functools.singledispatch
+def known_paths(  # what others register uses its arguments
+    dataset: object,  # noqa: ARG001
+    index: int,  # noqa: ARG001
+) -> list[str] | None:
+    """Return what is known of the class of ``dataset``; adapters register theirs here.
+
+    An implementation costs microseconds and opens nothing.
+    """
+    return None
+
+
+@known_paths.register(list)
+@known_paths.register(tuple)
+@known_paths.register(range)
+@known_paths.register(np.ndarray)
 def _(_dataset: object, _index: int) -> list[str]:
     return []  # held in memory
 
@@ -61,10 +74,20 @@ def source_roots(dataset: object) -> set[str]:
     A dataset that nobody registered is searched for wrapped datasets among its attributes.
     """
     roots: set[str] = set()
-    for value in getattr(dataset, "__dict__", {}).values():
-        if hasattr(type(value), "__getitem__") and not isinstance(value, (str, bytes, np.ndarray)):
-            roots |= source_roots(value)
+    if id(dataset) in _being_searched:  # it refers to itself
+        return roots
+    _being_searched.add(id(dataset))
+    try:
+        for value in getattr(dataset, "__dict__", {}).values():
+            is_text = isinstance(value, (str, bytes, np.ndarray))
+            if hasattr(type(value), "__getitem__") and not is_text:
+                roots |= source_roots(value)
+    finally:
+        _being_searched.discard(id(dataset))
     return roots
+
+
+_being_searched: set[int] = set()
 
 
 @source_roots.register(list)
@@ -99,23 +122,24 @@ class OpenHook:
     def install(self) -> None:
         """Replace ``open``; what was there before still does the opening."""
         underlying = self._underlying = builtins.open
-        redirected = self._redirected
+        redirected = self.redirected
 
         @functools.wraps(underlying)
         def open_below_source(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
-            # An int is a file descriptor; a writing mode is never redirected.
-            if not isinstance(file, int) and mode in _READ_MODES:
+            # A number is a file descriptor; a writing mode is never redirected.
+            if isinstance(file, (str, bytes, os.PathLike)) and mode in _READ_MODES:
                 other = redirected(file)
                 if other is not None:
                     try:
                         return underlying(other, mode, *args, **kwargs)
                     except OSError:  # the staged copy has gone: the source still has it
-                        self._handler_missed(other)
+                        self.missed(other)
             return underlying(file, mode, *args, **kwargs)
 
         self._wrapper = open_below_source
         builtins.open = open_below_source  # type: ignore[assignment]  # same call signature
         io.open = open_below_source  # type: ignore[assignment]  # same call signature
+        _set_current_hook(self)
 
     def uninstall(self) -> None:
         """Put back the ``open`` that was found, unless somebody replaced it since."""
@@ -123,12 +147,16 @@ class OpenHook:
             builtins.open = self._underlying  # type: ignore[assignment]  # what was there before
             io.open = self._underlying  # type: ignore[assignment]  # what was there before
         self._underlying = None
+        if _current_hook is self:
+            _set_current_hook(None)
 
-    def _redirected(self, file: Any) -> str | None:
+    def redirected(self, file: Any) -> str | None:
+        """Return what to open instead of ``file``; None for ``file`` itself."""
         path = file if type(file) is str else os.fsdecode(os.fspath(file))
         return self._handler(path) if is_below(self._prefix, path) else None
 
-    def _handler_missed(self, staged: str) -> None:
+    def missed(self, staged: str) -> None:
+        """Tell the handler that a staged copy has disappeared."""
         missed = getattr(self._handler, "missed", None)
         if missed is not None:
             missed(staged)
@@ -202,30 +230,26 @@ class Redirect:
         return bool(self._missing)
 
 
-_current_redirect: Redirect | None = None
+_current_hook: OpenHook | None = None
 
 
-def set_current_redirect(redirect: Redirect | None) -> None:
-    """Tell :func:`local_path` about the redirect of this file reader."""
-    global _current_redirect  # one file reader is one process
-    _current_redirect = redirect
+def _set_current_hook(hook: OpenHook | None) -> None:
+    global _current_hook  # as builtins.open, it is one for the process
+    _current_hook = hook
 
 
 def local_path(path: str | os.PathLike[str]) -> str:
     """Return the path to open instead of ``path``: its staged copy, or ``path`` itself.
 
-    For libraries that open files without Python's ``open`` (OpenCV, HDF5). Outside a file reader
-    it returns ``path`` unchanged. The answer holds while the example is being read.
+    For libraries that open files without Python's ``open`` (OpenCV, HDF5). Counts, and is
+    discovered, as an ``open``. Outside a worker it returns ``path`` unchanged. The answer holds
+    while the example is being read.
     """
     name = os.fspath(path)
-    redirect = _current_redirect
-    if redirect is None:
-        return name
-    staged = redirect.staged(name)
-    if staged is not None and not os.path.exists(staged):
+    staged = None if _current_hook is None else _current_hook.redirected(name)
+    if _current_hook is not None and staged is not None and not os.path.exists(staged):
+        _current_hook.missed(staged)
         staged = None
-    if staged is not None:
-        redirect.opens_staged += 1
     return staged or name
 
 
@@ -270,7 +294,7 @@ class Discovery:
         """
         self._known, self._found = after, None
         self._thread = threading.get_ident()
-        with contextlib.suppress(_PathFoundError, Exception):
+        with contextlib.suppress(BaseException):  # even sys.exit is for the file reader to meet
             self._dataset[index]
         self._thread = None
         return self._found

@@ -48,6 +48,8 @@ def _columns(batch: MiniBatch) -> Any:
     kind, keys, children = structure
     if kind == "list" or not all(isinstance(child, str) for child in children):
         return None
+    if kind == "dict" and any(tuple(example) != keys for example in batch):
+        return None  # the user has added or removed a key
     arrays = []
     for number, (mark, column) in enumerate(zip(children, batch.columns, strict=True)):
         key = number if keys is None else keys[number]

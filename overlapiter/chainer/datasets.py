@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import collections.abc
+import contextlib
 import os
 import pickle
 from collections.abc import Callable, Sequence
@@ -12,43 +13,43 @@ from typing import IO, Any, overload
 import numpy as np
 from chainer import datasets as chainer_datasets
 
-from overlapiter.sources import declared_paths, source_roots
+from overlapiter.sources import declared_paths, known_paths, source_roots
 
 # --- files ------------------------------------------------------------------------------------
 
 
-@declared_paths.register(chainer_datasets.ImageDataset)
+@known_paths.register(chainer_datasets.ImageDataset)
 def _(dataset: Any, index: int) -> list[str]:
     return [os.path.join(dataset._root, dataset._paths[index])]
 
 
-@declared_paths.register(chainer_datasets.LabeledImageDataset)
+@known_paths.register(chainer_datasets.LabeledImageDataset)
 def _(dataset: Any, index: int) -> list[str]:
     return [os.path.join(dataset._root, dataset._pairs[index][0])]
 
 
-@declared_paths.register(chainer_datasets.ZippedImageDataset)
+@known_paths.register(chainer_datasets.ZippedImageDataset)
 def _(dataset: Any, _index: int) -> list[str]:
     return [dataset._zipfilename]
 
 
-@declared_paths.register(chainer_datasets.LabeledZippedImageDataset)
+@known_paths.register(chainer_datasets.LabeledZippedImageDataset)
 def _(dataset: Any, index: int) -> list[str] | None:
     return declared_paths(dataset._zipfile, index)
 
 
-@declared_paths.register(chainer_datasets.MultiZippedImageDataset)
+@known_paths.register(chainer_datasets.MultiZippedImageDataset)
 def _(dataset: Any, index: int) -> list[str] | None:
     number = bisect.bisect(dataset._zpaths_accumlens, index) - 1
     return declared_paths(dataset._zfs[number], index - dataset._zpaths_accumlens[number])
 
 
-@declared_paths.register(chainer_datasets.TransformDataset)
+@known_paths.register(chainer_datasets.TransformDataset)
 def _(dataset: Any, index: int) -> list[str] | None:
     return declared_paths(dataset._dataset, index)
 
 
-@declared_paths.register(chainer_datasets.SubDataset)
+@known_paths.register(chainer_datasets.SubDataset)
 def _(dataset: Any, index: int) -> list[str] | None:
     position = (dataset._start if index >= 0 else dataset._finish) + index
     return declared_paths(
@@ -56,7 +57,7 @@ def _(dataset: Any, index: int) -> list[str] | None:
     )
 
 
-@declared_paths.register(chainer_datasets.ConcatenatedDataset)
+@known_paths.register(chainer_datasets.ConcatenatedDataset)
 def _(dataset: Any, index: int) -> list[str] | None:
     for part in dataset._datasets:
         if index < len(part):
@@ -65,12 +66,12 @@ def _(dataset: Any, index: int) -> list[str] | None:
     return []
 
 
-@declared_paths.register(chainer_datasets.TupleDataset)
+@known_paths.register(chainer_datasets.TupleDataset)
 def _(dataset: Any, index: int) -> list[str] | None:
     return _joined(dataset._datasets, index)
 
 
-@declared_paths.register(chainer_datasets.DictDataset)
+@known_paths.register(chainer_datasets.DictDataset)
 def _(dataset: Any, index: int) -> list[str] | None:
     return _joined(dataset._datasets.values(), index)
 
@@ -130,9 +131,9 @@ class PackedPaths(collections.abc.Sequence):  # type: ignore[type-arg]  # of str
 
     def __init__(self, paths: Sequence[str]) -> None:
         text = "".join(paths)
-        data = text.encode("utf-8", "surrogateescape")
+        data = text.encode("utf-8", "surrogatepass")
         is_ascii = len(data) == len(text)
-        encoded = paths if is_ascii else [p.encode("utf-8", "surrogateescape") for p in paths]
+        encoded = paths if is_ascii else [p.encode("utf-8", "surrogatepass") for p in paths]
         lengths = map(len, encoded)
         self._data = np.frombuffer(data, np.uint8)
         self._ends = np.cumsum(np.fromiter(lengths, np.int64, len(paths)))
@@ -151,16 +152,15 @@ class PackedPaths(collections.abc.Sequence):  # type: ignore[type-arg]  # of str
             return [self[i] for i in range(*index.indices(len(self)))]
         position = range(len(self))[index]
         start = self._ends[position - 1] if position else 0
-        return self._data[start : self._ends[position]].tobytes().decode("utf-8", "surrogateescape")
+        return self._data[start : self._ends[position]].tobytes().decode("utf-8", "surrogatepass")
 
 
 class PackedPairs(collections.abc.Sequence):  # type: ignore[type-arg]  # of (str, int)
     """A list of (path, label) pairs in three arrays; see :class:`PackedPaths`."""
 
     def __init__(self, pairs: Sequence[tuple[str, int]]) -> None:
-        paths, labels = zip(*pairs, strict=True)
-        self._paths = PackedPaths(paths)
-        self._labels = np.array(labels, np.int64)
+        self._paths = PackedPaths([path for path, _ in pairs])
+        self._labels = np.array([label for _, label in pairs], np.int64)
 
     def __len__(self) -> int:
         """Return the number of pairs."""
@@ -214,7 +214,8 @@ def _packed(name: str, value: Any) -> Any:
     if name == "_paths" and set(map(type, value)) == {str}:
         return PackedPaths(value)
     if name == "_pairs" and set(map(type, value)) == {tuple} and set(map(len, value)) == {2}:
-        paths, labels = zip(*value, strict=True)
-        if set(map(type, paths)) == {str} and set(map(type, labels)) == {int}:
-            return PackedPairs(value)
+        kinds = {type(path) for path, _ in value}, {type(label) for _, label in value}
+        if kinds == ({str}, {int}):
+            with contextlib.suppress(OverflowError):  # a label of more than 64 bits
+                return PackedPairs(value)
     return value

@@ -147,7 +147,7 @@ class OverlapIterator(chainer.dataset.Iterator):
             self._previous_epoch_detail = self.epoch_detail
             raise StopIteration
         try:
-            batch = self._wait()
+            batch = self._wait() if len(index_list.indices) else MiniBatch([])
         except self.TimeoutWarning:
             raise  # a warning that was turned into an error: the mini-batch is still to come
         except BaseException:
@@ -185,8 +185,7 @@ class OverlapIterator(chainer.dataset.Iterator):
         assert self._pipeline is not None
         self._pipeline.reset()
         for _, index_list in self._ahead:
-            if isinstance(index_list, IndexList):
-                self._pipeline.submit(index_list)
+            self._submit(index_list)
         self._is_torn = False
 
     # --- running ahead ------------------------------------------------------------------------
@@ -231,9 +230,14 @@ class OverlapIterator(chainer.dataset.Iterator):
             except Exception as error:  # raised when its mini-batch is due
                 index_list = error
             self._ahead.append((self._head, index_list))
-            if isinstance(index_list, IndexList):
-                self._pipeline.submit(index_list)
+            self._submit(index_list)
         # Sent with the message that asks for the next mini-batch.
+
+    def _submit(self, index_list: Any) -> None:
+        assert self._pipeline is not None
+        # An empty dataset has one empty mini-batch, which nobody needs to build.
+        if isinstance(index_list, IndexList) and len(index_list.indices):
+            self._pipeline.submit(index_list)
 
     def _ends_here(self) -> bool:
         return not isinstance(self._ahead[-1][1], IndexList)
@@ -286,7 +290,7 @@ class OverlapIterator(chainer.dataset.Iterator):
     @property
     def epoch_detail(self) -> float:
         """Sweeps over the dataset, with the fraction of the current one."""
-        return self.epoch + self.current_position / self._epoch_size
+        return self.epoch + self.current_position / max(self._epoch_size, 1)
 
     @property
     def previous_epoch_detail(self) -> float | None:

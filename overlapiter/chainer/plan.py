@@ -28,11 +28,12 @@ def staging_plan(
     if staging is None:
         return None
     source = _find_source(staging, dataset)
-    directory = _make_directory(os.path.abspath(os.fspath(staging.directory)))
+    directory = os.path.abspath(os.fspath(staging.directory))
     if os.path.join(directory, "").startswith(os.path.join(source, "")):
         raise OptionError(
             "directory", f"{directory} lies below the source {source}; choose one on another disk"
         )
+    _make_directory(directory)
     disk = os.statvfs(directory)
     disk_bytes = disk.f_blocks * disk.f_frsize
     capacity_bytes = None
@@ -73,7 +74,7 @@ def _find_source(staging: Staging, dataset: Any) -> str:
     return source
 
 
-def _make_directory(directory: str) -> str:
+def _make_directory(directory: str) -> None:
     parent = os.path.dirname(directory)
     if not os.path.isdir(parent):
         raise StagingError(directory, f"its parent {parent} does not exist; make it first")
@@ -84,7 +85,6 @@ def _make_directory(directory: str) -> str:
         raise StagingError(directory, message) from error
     if not os.access(directory, os.W_OK | os.X_OK):
         raise StagingError(directory, "is not writable; choose a directory that you may write")
-    return directory
 
 
 def _check_capacity(

@@ -108,7 +108,9 @@ def _arrange(
     for (dtype, shape), row_bytes in zip(kinds, rows, strict=True):
         columns.append(Column(dtype, shape, row_bytes, end_bytes))
         end_bytes = _aligned(end_bytes + row_bytes * n_rows)
-    return Layout(structure, tuple(columns), n_rows, end_bytes)
+    # Where all arrays are empty there are slots all the same: later arrays may make them wider.
+    slot_bytes = max(end_bytes, _ALIGNMENT_BYTES) if columns else 0
+    return Layout(structure, tuple(columns), n_rows, slot_bytes)
 
 
 def size_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:

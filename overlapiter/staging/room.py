@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import os
 import struct
 import threading
@@ -63,7 +64,8 @@ class Room:
     def recount(self) -> None:
         """Count the bytes in use anew, from the files themselves, where a capacity is set.
 
-        Walks the staging directory; call it before the prefetchers start.
+        Walks the staging directory; call it before the prefetchers start. While a file is being
+        copied, by another job perhaps, the old count is kept: it includes that file.
 
         Raises:
             StagingError: The directory cannot be read or written.
@@ -72,7 +74,8 @@ class Room:
             return
         try:
             with self._usage() as usage:
-                usage.write(_bytes_below(self._directory))
+                if usage.is_new() or not _is_copying(self._directory):
+                    usage.write(_bytes_below(self._directory))
         except OSError as error:
             message = f"cannot count what is staged ({error.strerror})"
             raise StagingError(self._directory, message) from error
@@ -95,12 +98,29 @@ class _Usage:
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
+    def is_new(self) -> bool:
+        return os.fstat(self._fd).st_size == 0
+
     def read(self) -> int:
         data = os.pread(self._fd, _USAGE.size, 0)
         return int(_USAGE.unpack(data)[0]) if len(data) == _USAGE.size else 0
 
     def write(self, used_bytes: int) -> None:
         os.pwrite(self._fd, _USAGE.pack(used_bytes), 0)
+
+
+def _is_copying(directory: str) -> bool:
+    """Return whether a live process holds the claim on a partial file; see the store."""
+    for path in glob.glob(os.path.join(glob.escape(directory), "*", "partial", "*")):
+        with contextlib.suppress(FileNotFoundError):
+            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+            finally:
+                os.close(fd)
+    return False
 
 
 def _bytes_below(directory: str) -> int:

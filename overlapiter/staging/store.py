@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import enum
+import errno
 import fcntl
 import hashlib
 import io
@@ -85,6 +86,8 @@ class Store:
         for path in (self._files, self._partial):
             try:
                 _make_private(path)
+                _refuse_foreign(os.path.dirname(path.rstrip("/")))
+                _refuse_foreign(path.rstrip("/"))
             except OSError as error:
                 message = f"cannot make it ({error.strerror}); choose another directory"
                 raise StagingError(path, message) from error
@@ -124,9 +127,10 @@ class Store:
                 with contextlib.suppress(OSError):
                     fd = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
                     try:
-                        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                        os.unlink(entry.path)
-                        removed += 1
+                        if _try_lock(fd, entry.path):
+                            self._room.release(os.fstat(fd).st_size)
+                            os.unlink(entry.path)
+                            removed += 1
                     finally:
                         os.close(fd)
         return removed
@@ -155,7 +159,12 @@ class Store:
         deadline: float | None = None
         while True:
             fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            if _try_lock(fd, name):
+            try:
+                is_ours = _try_lock(fd, name)
+            except BaseException:
+                os.close(fd)
+                raise
+            if is_ours:
                 break
             os.close(fd)
             now = time.monotonic()
@@ -176,8 +185,7 @@ class Store:
     def _copy(self, path: str, partial: _Partial, staged: str) -> Staged:
         with _open_source(path) as file:
             original = _stat_source(file.fileno())
-            replaced_bytes = _size_of(staged)
-            if not self._room.reserve(original.st_size - replaced_bytes):
+            if not self._reserve(original.st_size, staged):
                 return Staged(Outcome.REFUSED, None)
             try:
                 os.ftruncate(partial.fd, 0)
@@ -187,11 +195,25 @@ class Store:
                 ):
                     raise _SourceError  # it is being written: not ours to keep
                 os.utime(partial.fd, ns=(original.st_mtime_ns, original.st_mtime_ns))
+                replaced_bytes = _size_of(staged)
                 _publish(partial, staged)
             except BaseException:
-                self._room.release(original.st_size - replaced_bytes)
+                self._room.release(original.st_size)
                 raise
+            self._room.release(replaced_bytes)
         return Staged(Outcome.COPIED, staged, copied_bytes)
+
+    def _reserve(self, size_bytes: int, staged: str) -> bool:
+        """Reserve room for a file beside its outdated copy, or else in the place of that."""
+        if self._room.reserve(size_bytes):
+            return True
+        outdated_bytes = _size_of(staged)
+        try:
+            os.unlink(staged)
+        except FileNotFoundError:
+            return False
+        self._room.release(outdated_bytes)
+        return self._room.reserve(size_bytes)
 
 
 class _Partial:
@@ -221,9 +243,6 @@ def _try_lock(fd: int, name: str) -> bool:
         return os.lstat(name).st_ino == os.fstat(fd).st_ino
     except (BlockingIOError, FileNotFoundError):
         return False
-    except BaseException:
-        os.close(fd)
-        raise
 
 
 def _size_of(path: str) -> int:
@@ -272,6 +291,13 @@ def _publish(partial: _Partial, staged: str) -> None:
         _make_private(os.path.dirname(staged))
         os.rename(partial.name, staged)
     partial.is_published = True
+
+
+def _refuse_foreign(path: str) -> None:
+    """Raise OSError unless ``path`` is a directory, not a link to one, and the user's own."""
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, "a link, or another user's, is in its place")
 
 
 def _make_private(path: str) -> None:

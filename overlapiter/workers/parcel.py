@@ -10,6 +10,7 @@ little endian), then the pickle and the buffers, each at a multiple of 64 bytes.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import mmap
 import os
@@ -79,9 +80,11 @@ class Parcel:
 def _explained(thing: object, error: Exception) -> DatasetPicklingError:
     """Find the attribute at fault by pickling the parts of ``thing`` one by one."""
     attribute = "dataset"
+    seen: set[int] = set()
     while True:
+        seen.add(id(thing))
         for name, part in _parts(thing):
-            reason = _pickling_error(part)
+            reason = None if id(part) in seen else _pickling_error(part)
             if reason is not None:
                 attribute, thing, error = attribute + name, part, reason
                 break
@@ -94,7 +97,11 @@ def _parts(thing: object) -> list[tuple[str, object]]:
         return [(f"[{key!r}]", value) for key, value in thing.items()]
     if isinstance(thing, (list, tuple)):
         return [(f"[{number}]", value) for number, value in enumerate(thing)]
-    return [(f".{name}", value) for name, value in getattr(thing, "__dict__", {}).items()]
+    state = getattr(thing, "__dict__", {})
+    with contextlib.suppress(Exception):  # what is pickled may be less: __getstate__ is user code
+        pickled = thing.__getstate__()  # type: ignore[attr-defined]  # not before Python 3.11
+        state = pickled if isinstance(pickled, dict) else state
+    return [(f".{name}", value) for name, value in state.items()]
 
 
 def _pickling_error(thing: object) -> Exception | None:

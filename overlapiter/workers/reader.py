@@ -14,7 +14,7 @@ from overlapiter.errors import ExampleError
 from overlapiter.sharedmem.layout import layout_of
 from overlapiter.sharedmem.segments import Segment, Slot
 from overlapiter.sharedmem.slots import SlotWriter
-from overlapiter.sources import Dataset, OpenHook, Redirect, set_current_redirect
+from overlapiter.sources import Dataset, OpenHook, Redirect
 from overlapiter.stats import Counter, Row
 
 from .channel import Channel, ChannelClosedError
@@ -81,7 +81,6 @@ class FileReader:
         self._redirect = Redirect()
         if source is not None:
             OpenHook(source, self._redirect).install()
-            set_current_redirect(self._redirect)
 
     def run(self) -> None:
         """Serve until the supervisor closes the channel."""

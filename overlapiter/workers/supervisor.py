@@ -4,11 +4,11 @@ It is one process with one thread and runs no code of the user's after it has un
 dataset, so nothing that a dataset does can stop it. Messages with the trainer:
 
     trainer → supervisor                      supervisor → trainer
-    ("advance", consumed_id, [slot, …],       ("ready", pid)
-        first_id, [index list, …])            ("layout", id, layout), ("segment", id, bytes) + fd
-    ("reset", next_id)                        ("batch", id, layout_id, slot, parts)
-    ("describe",)                             ("failed", id, pickled error), ("forget", …)
-    ("close",)                                ("description", who, index), ("trouble", text)
+    ("advance", consumed_id, [slot, …],       ("layout", id, layout), ("segment", id, bytes) + fd
+        first_id, [index list, …])            ("batch", id, layout_id, slot, parts)
+    ("reset", next_id)                        ("failed", id, pickled error), ("forget", …)
+    ("describe",)                             ("description", who, index), ("trouble", text)
+    ("close",)                                ("fatal", error, traceback)
 """
 
 from __future__ import annotations
@@ -94,19 +94,23 @@ class Supervisor:
         for team in (self._prefetchers, self._readers):
             for worker in team:
                 self._start(team, worker)
-        self._trainer.tell(("ready", os.getpid()))
+                self._take_turn(0)  # the first ones work while the others are forked
         while not self._trainer.is_closed:
-            ready = self._selector.select(_LOOK_AFTER_SECONDS)
-            for key, events in ready:
-                if key.data is self._trainer:
-                    for message in self._trainer.messages(events):
-                        self._obey(message)
-                else:
-                    self._serve(*key.data)
-            self._hand_out()
             # A process forked from the trainer may keep the channel open beyond its end.
-            if not ready and not is_running(self._plan.trainer_pid):
+            if not self._take_turn(_LOOK_AFTER_SECONDS) and not is_running(self._plan.trainer_pid):
                 self._trainer.close()
+
+    def _take_turn(self, timeout_seconds: float) -> bool:
+        """Serve whoever has sent a message, and hand out work; False if nobody had."""
+        ready = self._selector.select(timeout_seconds)
+        for key, events in ready:
+            if key.data is self._trainer:
+                for message in self._trainer.messages(events):
+                    self._obey(message)
+            else:
+                self._serve(*key.data)
+        self._hand_out()
+        return bool(ready)
 
     def end_workers(self) -> None:
         """Kill and reap all workers, and remove what they left half-copied."""

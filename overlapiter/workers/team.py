@@ -133,7 +133,8 @@ class Team:
         best = None
         for worker in self.workers:
             if (
-                len(worker.parts) < credit_parts
+                worker.pid
+                and len(worker.parts) < credit_parts
                 and worker.n_examples < credit_examples
                 and not self._is_retiring(worker)
                 and (best is None or worker.n_examples < best.n_examples)

@@ -1,0 +1,157 @@
+"""Datasets for the tests of the iterator; the processes that read them import this module."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from chainer.dataset import DatasetMixin
+from chainer.datasets import LabeledImageDataset
+
+
+def numbered_images(folder: Path, n: int) -> LabeledImageDataset:
+    """Return ``n`` images of a folder of ``make_images``, each with its index as label."""
+    return LabeledImageDataset([(f"{i:05}.jpg", i) for i in range(n)], str(folder))
+
+
+def indices_of(batch: list[Any]) -> list[int]:
+    """Return the index of each example of ``numbered_images`` or :class:`Pixels`."""
+    return [int(example[1]) for example in batch]
+
+
+class Values(DatasetMixin):
+    """Gives ``values[i]``."""
+
+    def __init__(self, values: list[Any]) -> None:
+        self.values = values
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def get_example(self, i: int) -> Any:
+        return self.values[i]
+
+
+class Pixels(DatasetMixin):
+    """Gives ``(array, index)``, where each array follows from its index."""
+
+    def __init__(self, n: int, shape: tuple[int, ...] = (3, 8, 8)) -> None:
+        self.n = n
+        self.shape = shape
+
+    def __len__(self) -> int:
+        return self.n
+
+    def get_example(self, i: int) -> tuple[Any, Any]:
+        size = int(np.prod(self.shape))
+        values = np.arange(i * 1000, i * 1000 + size, dtype=np.float32)
+        return values.reshape(self.shape), np.int32(i)
+
+
+class Slow(Pixels):
+    """As :class:`Pixels`; each example takes a while."""
+
+    seconds = 0.002
+
+    def get_example(self, i: int) -> tuple[Any, Any]:
+        time.sleep(self.seconds)
+        return super().get_example(i)
+
+
+class Augmented(Pixels):
+    """Draws from the random streams that datasets commonly use."""
+
+    def get_example(self, i: int) -> tuple[Any, Any]:
+        values, index = super().get_example(i)
+        return values + np.random.rand(*self.shape).astype(np.float32), index  # noqa: NPY002
+
+
+class SourceFiles(DatasetMixin):
+    """Reads one file for each example, without declaring it: the bytes, and the index."""
+
+    def __init__(self, folder: Path, names: list[str]) -> None:
+        self.folder = str(folder)
+        self.names = names
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def get_example(self, i: int) -> tuple[Any, Any]:
+        with open(os.path.join(self.folder, self.names[i]), "rb") as file:
+            return np.frombuffer(file.read(), np.uint8), np.int32(i)
+
+
+class DeclaredFiles(SourceFiles):
+    """As :class:`SourceFiles`, and says which file an example reads."""
+
+    def source_paths(self, i: int) -> list[str]:
+        return [os.path.join(self.folder, self.names[i])]
+
+
+class CustomError(Exception):
+    """An exception of the user's with a constructor that pickle does not know how to call."""
+
+    def __init__(self, code: int, *, detail: str) -> None:
+        super().__init__(f"code {code}: {detail}")
+        self.code = code
+
+    def __reduce__(self) -> Any:
+        raise TypeError("this exception stays where it is")
+
+
+class Culprit(Pixels):
+    """One example does something bad; the others are those of :class:`Pixels`."""
+
+    def __init__(self, n: int, index: int, deed: str) -> None:
+        super().__init__(n)
+        self.index = index
+        self.deed = deed
+
+    def get_example(self, i: int) -> Any:
+        if i == self.index:
+            return getattr(self, self.deed)(i)
+        return super().get_example(i)
+
+    def raises(self, i: int) -> None:
+        raise KeyError(f"no example {i}")
+
+    def raises_unpicklable(self, i: int) -> None:
+        raise CustomError(i, detail="deep inside")
+
+    def gives_unpicklable(self, i: int) -> Any:
+        return threading.Lock(), i
+
+    def exits_hard(self, i: int) -> None:
+        os._exit(7)
+
+    def exits(self, i: int) -> None:
+        sys.exit(3)
+
+    def crashes(self, i: int) -> None:
+        os.kill(os.getpid(), signal.SIGSEGV)
+
+    def gives_objects(self, i: int) -> Any:
+        return np.array([None, "text", i], dtype=object), i
+
+
+class Gated(Pixels):
+    """One example waits until a file appears."""
+
+    def __init__(self, n: int, index: int, gate: Path) -> None:
+        super().__init__(n)
+        self.index = index
+        self.gate = str(gate)
+
+    def get_example(self, i: int) -> Any:
+        while i == self.index and not os.path.exists(self.gate):
+            time.sleep(0.005)
+        return super().get_example(i)
+
+    def source_paths(self, i: int) -> list[str]:
+        return [self.gate] if i == self.index else []

@@ -1,0 +1,146 @@
+"""Runs programs as a user does, each in a process of its own, and looks at their processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+ENVIRONMENT = {
+    **{name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"},
+    "PYTHONPATH": str(REPOSITORY),
+    "OMP_NUM_THREADS": "1",
+}
+
+
+def wait_until(condition: Callable[[], object], timeout_seconds: float = 20.0) -> None:
+    """Return when the condition holds; fail if it does not come to hold."""
+    deadline = time.monotonic() + timeout_seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+def write_script(folder: Path, body: str) -> Path:
+    """Write a program, given indented, into ``folder``."""
+    path = folder / "program.py"
+    path.write_text(textwrap.dedent(body))
+    return path
+
+
+def run_script(
+    folder: Path, body: str, *, launcher: tuple[str, ...] = (), timeout_seconds: float = 60
+) -> subprocess.CompletedProcess[str]:
+    """Run a program to its end, with ``folder`` as its working directory."""
+    return subprocess.run(
+        [*launcher, sys.executable, str(write_script(folder, body))],
+        cwd=folder,
+        env=ENVIRONMENT,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=timeout_seconds,
+        check=False,
+    )
+
+
+class Program:
+    """A program that runs in a process group of its own; kills what is left of it at the end."""
+
+    def __init__(self, folder: Path, body: str) -> None:
+        self._errors_path = folder / "errors.txt"
+        with self._errors_path.open("w") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, str(write_script(folder, body))],
+                cwd=folder,
+                env=ENVIRONMENT,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Program:
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        for process in self.descendants():
+            process.kill()
+        self.process.kill()
+        self.process.wait()
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def wait_for(self, line: str) -> None:
+        """Return when the program has printed this line."""
+        assert self.process.stdout is not None
+        for printed in self.process.stdout:
+            if printed.strip() == line:
+                return
+        raise AssertionError(f"the program ended without {line!r}: {self.errors()}")
+
+    def descendants(self) -> list[psutil.Process]:
+        """Return the processes that the program started, with the helpers of multiprocessing."""
+        try:
+            return psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+
+    def interrupt(self) -> None:
+        """Press Ctrl-C: send SIGINT to the whole process group."""
+        os.killpg(self.process.pid, signal.SIGINT)
+
+    def wait(self, timeout_seconds: float) -> int:
+        """Return the exit status."""
+        return self.process.wait(timeout_seconds)
+
+    def errors(self) -> str:
+        """Return what went to the standard error stream so far."""
+        return self._errors_path.read_text()
+
+
+def workers(parent: psutil.Process | None = None) -> dict[str, list[psutil.Process]]:
+    """Return our processes below ``parent`` (this process) by their names, as ``ps`` shows them."""
+    found: dict[str, list[psutil.Process]] = {}
+    for process in (parent or psutil.Process()).children(recursive=True):
+        try:
+            name = Path(f"/proc/{process.pid}/comm").read_text().strip()
+            if process.status() == psutil.STATUS_ZOMBIE:
+                continue
+        except (OSError, psutil.NoSuchProcess):
+            continue
+        if name.startswith("ovl-"):
+            found.setdefault(name, []).append(process)
+    return found
+
+
+def are_gone(processes: list[psutil.Process], timeout_seconds: float) -> bool:
+    """Return whether all processes end within the time. A zombie has ended."""
+    deadline = time.monotonic() + timeout_seconds
+    while any(_is_alive(process) for process in processes):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
+
+
+def _is_alive(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def complaints(errors: str) -> list[str]:
+    """Return the lines of a standard error stream that a user would worry about."""
+    words = ("Traceback", "Exception ignored", "leaked", "Error", "Warning", "warn")
+    return [line for line in errors.splitlines() if any(word in line for word in words)]

@@ -1,0 +1,197 @@
+"""Which processes an iterator starts, and what they leave behind."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from overlapiter import OverlapIterator
+from tests.chainer.conftest import Maker, NumberedImages
+from tests.chainer.iterator_datasets import Pixels, indices_of
+from tests.chainer.scripts import run_script, wait_until, workers
+
+NO_FORK = """
+    import multiprocessing, os, sys
+    forks = []
+    sys.addaudithook(lambda event, _: event in ("os.fork", "os.forkpty") and forks.append(event))
+    os.register_at_fork(before=lambda: forks.append("fork"))
+
+    import overlapiter
+    from tests.chainer.iterator_datasets import Pixels, SourceFiles
+
+    if __name__ == "__main__":
+        names = [f"{i}.bin" for i in range(12)]
+        for name in names:
+            with open(name, "w") as file:
+                file.write(name)
+        os.makedirs("source"), [os.rename(name, f"source/{name}") for name in names]
+        staging = overlapiter.Staging("fast", source="source", n_prefetchers=1)
+        train = overlapiter.OverlapIterator(Pixels(10), 4, n_processes=2)
+        val = overlapiter.OverlapIterator(
+            SourceFiles("source", names), 4, repeat=False, n_processes=1, staging=staging
+        )
+        for _ in range(2):
+            for _ in range(5):
+                assert len(next(train)) == 4
+            assert sum(map(len, val)) == 12
+            val.reset()
+        # A reader that dies is replaced, and not by this process.
+        victim = next(p for p in os.listdir("/proc") if p.isdigit() and is_reader(p))
+        os.kill(int(victim), 9)
+        for _ in range(20):
+            next(train)
+        train.finalize()
+        del val
+        assert multiprocessing.get_start_method(allow_none=True) is None
+        assert forks == [], forks
+        print("no fork")
+"""
+
+
+def test_the_trainer_never_forks_and_the_global_start_method_stays_unset(tmp_path: Path) -> None:
+    body = NO_FORK.replace(
+        "\n    if __name__",
+        """
+    def is_reader(pid):
+        try:
+            with open(f"/proc/{pid}/comm") as comm, open(f"/proc/{pid}/cwd/program.py"):
+                return comm.read() == "ovl-reader\\n" and os.readlink(f"/proc/{pid}/cwd") == HERE
+        except OSError:
+            return False
+
+    HERE = os.getcwd()
+
+    if __name__""",
+    )
+    ended = run_script(tmp_path, body)
+
+    assert ended.stdout == "no fork\n", ended.stderr
+    assert ended.stderr == ""
+
+
+def test_the_processes_are_named_and_counted_as_asked_for(
+    make_ours: Maker, images: NumberedImages
+) -> None:
+    iterator = make_ours(images(8), 4, n_processes=3)
+    next(iterator)
+
+    n_expected = {"ovl-supervisor": 1, "ovl-reader": 3}
+    if make_ours.kind == "staged":
+        n_expected["ovl-prefetcher"] = 1
+    wait_until(lambda: {name: len(found) for name, found in workers().items()} == n_expected)
+    iterator.finalize()
+    assert workers() == {}
+
+
+def test_the_trainer_runs_no_thread_for_it(make_ours: Maker, images: NumberedImages) -> None:
+    before = threading.enumerate()
+    iterator = make_ours(images(8), 4)
+    for _ in range(10):
+        next(iterator)
+
+    assert threading.enumerate() == before
+
+
+def test_two_iterators_side_by_side_do_not_disturb_each_other(
+    make_ours: Maker, images: NumberedImages
+) -> None:
+    train = make_ours(images(12), 4, shuffle=False)
+    val = make_ours(images(5), 2, repeat=False, shuffle=False)
+
+    for _ in range(3):
+        assert [indices_of(next(train)) for _ in range(3)] == [
+            [0, 1, 2, 3],
+            [4, 5, 6, 7],
+            [8, 9, 10, 11],
+        ]
+        assert [indices_of(batch) for batch in val] == [[0, 1], [2, 3], [4]]
+        val.reset()
+    val.finalize()
+    assert indices_of(next(train)) == [0, 1, 2, 3]
+
+
+def belongings() -> dict[str, Any]:
+    gc.collect()
+    me = psutil.Process()
+    return {
+        "processes": {p.pid for p in me.children(recursive=True)},
+        "descriptors": len(os.listdir("/proc/self/fd")),
+        "threads": me.num_threads(),
+        "shared memory": sorted(os.listdir("/dev/shm")),
+        "mappings": sum("overlapiter" in line for line in Path("/proc/self/maps").open()),
+    }
+
+
+def test_twenty_iterators_in_a_row_leave_nothing_behind(
+    make_ours: Maker, images: NumberedImages
+) -> None:
+    def use_one() -> None:
+        iterator = make_ours.keep(
+            OverlapIterator(
+                images(8),
+                4,
+                n_processes=1,
+                staging=make_ours.staging if make_ours.kind == "staged" else None,
+            )
+        )
+        next(iterator)
+        iterator.finalize()
+        make_ours.finalize()
+
+    use_one()  # starts the forkserver
+    before = belongings()
+    for _ in range(20):
+        use_one()
+
+    wait_until(lambda: belongings() == before, 5)
+
+
+def test_the_start_method_of_the_program_is_left_alone() -> None:
+    before = multiprocessing.get_start_method(allow_none=True)
+    with OverlapIterator(Pixels(4), 2, n_processes=1) as iterator:
+        next(iterator)
+
+    assert multiprocessing.get_start_method(allow_none=True) == before
+
+
+def test_a_program_without_a_main_guard_works(tmp_path: Path) -> None:
+    ended = run_script(
+        tmp_path,
+        """
+        print("once")
+        import overlapiter
+        from tests.chainer.iterator_datasets import Pixels
+
+        iterator = overlapiter.OverlapIterator(Pixels(4), 2, n_processes=2)
+        print(len(next(iterator)))
+        """,
+    )
+
+    assert (ended.stdout, ended.stderr) == ("once\n2\n", "")
+
+
+def test_a_dataset_of_the_main_module_works(tmp_path: Path) -> None:
+    ended = run_script(
+        tmp_path,
+        """
+        import overlapiter
+
+        class Squares:
+            def __len__(self):
+                return 6
+            def __getitem__(self, i):
+                return i * i
+
+        if __name__ == "__main__":
+            with overlapiter.OverlapIterator(Squares(), 3, shuffle=False, n_processes=2) as it:
+                print(next(it), next(it))
+        """,
+    )
+
+    assert (ended.stdout, ended.stderr) == ("[0, 1, 4] [9, 16, 25]\n", "")

@@ -1,0 +1,211 @@
+"""Room in the staging directory: the capacity holds at every moment, for all processes together."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from overlapiter.errors import StagingError
+from overlapiter.staging.room import Room
+from overlapiter.staging.store import Outcome, Store
+
+BLOCK = 4096
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> str:
+    (tmp_path / "staging").mkdir()
+    return str(tmp_path / "staging")
+
+
+def wait_for(pids: list[int]) -> None:
+    """Reap children; all must have ended well."""
+    assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * len(pids)
+
+
+def forked(function, *arguments) -> int:
+    pid = os.fork()
+    if pid:
+        return pid
+    status = 1
+    try:
+        function(*arguments)
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def test_without_limits_everything_fits(directory):
+    room = Room(directory, None, 0)
+    assert room.reserve(1 << 60)
+    room.release(1 << 60)
+    room.recount()
+    assert os.listdir(directory) == []
+
+
+def test_what_fits_is_granted_to_the_last_byte(directory):
+    room = Room(directory, 100, 0)
+    assert room.reserve(60)
+    assert not room.reserve(41)
+    assert room.reserve(40)
+    assert not room.reserve(1)
+    assert room.reserve(0)
+
+
+def test_what_is_given_back_can_be_granted_again(directory):
+    room = Room(directory, 100, 0)
+    assert room.reserve(100)
+    room.release(30)
+    assert not room.reserve(31)
+    assert room.reserve(30)
+
+
+def test_all_rooms_of_a_directory_count_together(directory):
+    assert Room(directory, 100, 0).reserve(60)
+    assert not Room(directory, 100, 0).reserve(60)
+    assert Room(directory, 200, 0).reserve(60)
+
+
+def test_giving_back_too_much_makes_no_room_out_of_nothing(directory):
+    room = Room(directory, 100, 0)
+    assert room.reserve(10)
+    room.release(1000)
+    assert not room.reserve(101)
+
+
+def test_the_free_space_to_keep_is_kept(directory):
+    disk = os.statvfs(directory)
+    free_bytes = disk.f_bavail * disk.f_frsize
+    room = Room(directory, None, free_bytes // 2)
+    assert room.reserve(free_bytes // 4)
+    assert not room.reserve(free_bytes // 4 * 3)
+    assert not Room(directory, 1 << 60, free_bytes * 2).reserve(1)
+
+
+def test_counting_anew_takes_the_files_for_what_they_are(directory):
+    Room(directory, 1000, 0).reserve(1000)  # by a process that died before it wrote anything
+    Path(directory, "images").mkdir()
+    Path(directory, "images", "a").write_bytes(bytes(300))
+    Path(directory, "b").write_bytes(bytes(200))
+    room = Room(directory, 1000, 0)
+    room.recount()
+    usage_bytes = Path(directory, "overlapiter.usage").stat().st_size
+    assert not room.reserve(501)
+    assert room.reserve(500 - usage_bytes)
+
+
+def test_counting_anew_follows_no_link(directory, tmp_path):
+    (tmp_path / "big").mkdir()
+    (tmp_path / "big" / "file").write_bytes(bytes(10**6))
+    os.symlink(tmp_path / "big", Path(directory, "folder"))
+    os.symlink(tmp_path / "big" / "file", Path(directory, "file"))
+    room = Room(directory, 10**6, 0)
+    room.recount()
+    assert room.reserve(990_000)
+
+
+def test_while_a_file_is_being_copied_its_reservation_is_not_forgotten(directory):
+    partial = Path(directory, "images-0", "partial", "1")
+    partial.parent.mkdir(parents=True)
+    partial.write_bytes(bytes(10))  # of 900
+    room = Room(directory, 1000, 0)
+    room.reserve(900)
+    with partial.open("r+b") as claimed:
+        fcntl.flock(claimed, fcntl.LOCK_EX)
+        Room(directory, 1000, 0).recount()
+        assert not room.reserve(101)
+    Room(directory, 1000, 0).recount()  # its owner is gone
+    assert room.reserve(900)
+
+
+def test_a_usage_file_that_is_a_link_is_not_followed(directory, tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    os.symlink(tmp_path / "precious", Path(directory, "overlapiter.usage"))
+    with pytest.raises(StagingError) as caught:
+        Room(directory, 100, 0).recount()
+    assert caught.value.directory == directory
+    with pytest.raises(OSError, match="symbolic links"):
+        Room(directory, 100, 0).reserve(1)
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_a_directory_that_is_gone_is_told(directory):
+    os.rmdir(directory)
+    with pytest.raises(StagingError, match="cannot count"):
+        Room(directory, 100, 0).recount()
+
+
+def test_threads_and_processes_together_are_granted_the_capacity_exactly(directory):
+    granted = os.memfd_create("granted")
+
+    def reserve_all() -> None:
+        room = Room(directory, 500, 0)
+
+        def reserve_some() -> None:
+            for _ in range(100):
+                if room.reserve(1):
+                    os.write(append, b"1")
+
+        append = os.open(f"/proc/self/fd/{granted}", os.O_WRONLY | os.O_APPEND)
+        threads = [threading.Thread(target=reserve_some) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    wait_for([forked(reserve_all) for _ in range(4)])
+    assert os.fstat(granted).st_size == 500
+    os.close(granted)
+
+
+def used_bytes(directory: str) -> int:
+    """Return the bytes of all files, whatever appears and disappears meanwhile."""
+    total_bytes = 0
+    for folder, _, names in os.walk(directory):
+        for name in names:
+            try:
+                total_bytes += os.lstat(os.path.join(folder, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total_bytes
+
+
+@pytest.mark.parametrize("is_outdated", [False, True])
+def test_the_files_of_four_processes_never_exceed_the_capacity(directory, tmp_path, is_outdated):
+    source = tmp_path / "source"
+    source.mkdir()
+    names = [str(source / f"{n}.bin") for n in range(60)]
+    capacity_bytes = 30 * BLOCK
+    if is_outdated:  # the staging directory is full of copies of what the files were before
+        old = Store(directory, str(source), Room(directory, None, 0))
+        old.create()
+        for name in names[:30]:
+            Path(name).write_bytes(bytes(BLOCK - 8))
+            assert old.stage(name).outcome is Outcome.COPIED
+    for n, name in enumerate(names):
+        Path(name).write_bytes(bytes([n]) * (BLOCK + n % 2))
+    Room(directory, capacity_bytes, 0).recount()
+
+    def stage_all(seed: int) -> None:
+        store = Store(directory, str(source), Room(directory, capacity_bytes - 8, 0))
+        store.create()
+        order = random.Random(seed).sample(names, len(names))
+        assert {store.stage(name).outcome for name in order} > {Outcome.REFUSED}
+
+    pids = [forked(stage_all, seed) for seed in range(4)]
+    samples = []
+    while pids:
+        samples.append(used_bytes(directory))
+        pids = [pid for pid in pids if os.waitpid(pid, os.WNOHANG) == (0, 0)]
+    samples.append(used_bytes(directory))
+    assert max(samples) <= capacity_bytes
+    assert samples[-1] > capacity_bytes - 4 * BLOCK
+    staged = [p for p in Path(directory).rglob("*.bin") if p.stat().st_size >= BLOCK]
+    assert len(staged) >= 25
+    for path in staged:
+        assert path.read_bytes() == (source / path.name).read_bytes()

@@ -1,0 +1,333 @@
+"""The store: a file crosses the slow store once, and is published complete or not at all."""
+
+from __future__ import annotations
+
+import builtins
+import os
+import stat
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from overlapiter.errors import StagingError
+from overlapiter.staging import store as store_module
+from overlapiter.staging.room import Room
+from overlapiter.staging.store import Outcome, Staged, Store, subdirectory
+
+DAY_NS = 86_400 * 10**9
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    folder = tmp_path / "source"
+    (folder / "train" / "n01").mkdir(parents=True)
+    for n in range(20):
+        (folder / "train" / "n01" / f"{n}.bin").write_bytes(bytes([n]) * (1000 + n))
+    return folder
+
+
+@pytest.fixture
+def staging(tmp_path: Path) -> Path:
+    (tmp_path / "staging").mkdir()
+    return tmp_path / "staging"
+
+
+@pytest.fixture
+def store(source: Path, staging: Path) -> Store:
+    return made_store(source, staging)
+
+
+def made_store(source: Path, staging: Path, **options: bool) -> Store:
+    store = Store(str(staging), str(source), Room(str(staging), None, 0), **options)
+    store.create()
+    return store
+
+
+def name_of(source: Path, number: int) -> str:
+    return str(source / "train" / "n01" / f"{number}.bin")
+
+
+def partials(staging: Path) -> list[Path]:
+    return [*staging.glob("*/partial/*")]
+
+
+def is_same(staged: Staged, name: str) -> bool:
+    return Path(staged.path).read_bytes() == Path(name).read_bytes()
+
+
+def rewrite(name: str, data: bytes) -> None:
+    """Change a file, with an mtime that no clock's grain can hide."""
+    before = os.stat(name)
+    Path(name).write_bytes(data)
+    os.utime(name, ns=(before.st_mtime_ns + DAY_NS, before.st_mtime_ns + DAY_NS))
+
+
+# --- one file ---------------------------------------------------------------------------------
+
+
+def test_a_file_is_copied_with_its_mtime_under_a_tree_like_that_of_the_source(
+    source, staging, store
+):
+    name = name_of(source, 3)
+    os.utime(name, ns=(DAY_NS + 1, DAY_NS + 123_456_789))
+    staged = store.stage(name)
+    assert (staged.outcome, staged.copied_bytes) == (Outcome.COPIED, 1003)
+    assert staged.path == store.staged_path(name)
+    assert staged.path == subdirectory(str(staging), str(source)) + "/files/train/n01/3.bin"
+    assert is_same(staged, name)
+    assert os.stat(staged.path).st_mtime_ns == DAY_NS + 123_456_789
+    assert partials(staging) == []
+
+
+def test_an_empty_file_and_one_of_many_chunks_are_copied(source, store, monkeypatch):
+    monkeypatch.setattr(store_module, "_CHUNK_BYTES", 7)
+    for name, data in (("empty", b""), ("odd", bytes(range(100)))):
+        (source / name).write_bytes(data)
+        staged = store.stage(str(source / name))
+        assert (staged.outcome, staged.copied_bytes) == (Outcome.COPIED, len(data))
+        assert Path(staged.path).read_bytes() == data
+
+
+def test_a_staged_file_is_found_by_this_run_and_by_later_ones(source, staging, store):
+    name = name_of(source, 1)
+    copied = store.stage(name)
+    before = os.stat(copied.path)
+    for later in (store, made_store(source, staging)):
+        assert later.stage(name) == Staged(Outcome.FOUND, copied.path)
+    assert os.stat(copied.path).st_ino == before.st_ino
+
+
+@pytest.mark.parametrize("data", [b"longer" * 500, b"short", bytes([1]) * 1001], ids=len)
+def test_a_changed_source_replaces_the_staged_file(source, store, data):
+    name = name_of(source, 1)
+    store.stage(name)
+    rewrite(name, data)  # the last one has the size that it had
+    staged = store.stage(name)
+    assert staged.outcome is Outcome.COPIED
+    assert is_same(staged, name)
+
+
+def test_a_source_that_became_older_replaces_the_staged_file_too(source, store):
+    name = name_of(source, 1)
+    store.stage(name)
+    os.utime(name, ns=(DAY_NS, DAY_NS))
+    assert store.stage(name).outcome is Outcome.COPIED
+
+
+def test_a_truncated_copy_is_replaced_even_if_its_mtime_is_right(source, store):
+    name = name_of(source, 1)
+    staged = store.stage(name)
+    mtime_ns = os.stat(name).st_mtime_ns
+    os.truncate(staged.path, 500)
+    os.utime(staged.path, ns=(mtime_ns, mtime_ns))
+    assert store.stage(name).outcome is Outcome.COPIED
+    assert is_same(staged, name)
+
+
+@pytest.mark.parametrize("trust", ["validate", "is_trusted"])
+def test_a_trusted_copy_is_taken_as_it_is_without_asking_the_source(source, staging, trust):
+    name = name_of(source, 1)
+    made_store(source, staging).stage(name)
+    Path(name).unlink()
+    store = made_store(source, staging, validate=trust != "validate")
+    assert store.stage(name, is_trusted=trust == "is_trusted").outcome is Outcome.FOUND
+    assert made_store(source, staging).stage(name).outcome is Outcome.SOURCE_FAILED
+
+
+def test_a_missing_source_is_left_to_the_file_reader(source, staging, store):
+    assert store.stage(str(source / "none.bin")) == Staged(Outcome.SOURCE_FAILED, None)
+    assert [*staging.rglob("none.bin")] == partials(staging) == []
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "denied"), OSError(5, "I/O error")])
+def test_an_unreadable_source_is_left_to_the_file_reader(
+    source, staging, store, monkeypatch, error
+):
+    def broken_open(*_args, **_kwargs):
+        raise error
+
+    with monkeypatch.context() as patched:
+        patched.setattr(builtins, "open", broken_open)
+        assert store.stage(name_of(source, 1)).outcome is Outcome.SOURCE_FAILED
+    assert partials(staging) == []
+    assert store.stage(name_of(source, 1)).outcome is Outcome.COPIED
+
+
+def test_a_folder_is_no_file(source, store):
+    assert store.stage(str(source / "train")).outcome is Outcome.SOURCE_FAILED
+
+
+@pytest.mark.parametrize("change", ["grows", "shrinks", "is rewritten"])
+def test_a_file_that_is_written_while_it_is_copied_is_not_kept(
+    source, staging, store, monkeypatch, change
+):
+    name = name_of(source, 1)
+    pump = store_module._pump
+
+    def pump_slowly(*arguments):
+        if change == "shrinks":
+            os.truncate(name, 10)
+        copied_bytes = pump(*arguments)
+        if change == "grows":
+            with open(name, "ab") as file:
+                file.write(b"more")
+        elif change == "is rewritten":
+            rewrite(name, Path(name).read_bytes())
+        return copied_bytes
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store_module, "_pump", pump_slowly)
+        assert store.stage(name) == Staged(Outcome.SOURCE_FAILED, None)
+    assert [*staging.rglob("1.bin")] == partials(staging) == []
+    assert is_same(store.stage(name), name)
+
+
+def test_a_failing_staging_disk_is_told_and_leaves_nothing(source, staging, store, monkeypatch):
+    room = Room(str(staging), 5000, 0)
+    store = Store(str(staging), str(source), room)
+
+    def full(*_arguments):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(store_module, "_pump", full)
+        with pytest.raises(OSError, match="No space left"):
+            store.stage(name_of(source, 1))
+    assert partials(staging) == []
+    assert room.reserve(5000)  # what was reserved has been given back
+
+
+def test_without_room_a_file_is_refused_but_its_outdated_copy_makes_room(source, staging, store):
+    name = name_of(source, 1)
+    small = Store(str(staging), str(source), Room(str(staging), 1010, 0))
+    assert small.stage(name).outcome is Outcome.COPIED
+    assert small.stage(name_of(source, 2)) == Staged(Outcome.REFUSED, None)
+    rewrite(name, b"x" * 1010)
+    assert small.stage(name).outcome is Outcome.COPIED
+    rewrite(name, b"x" * 1011)
+    assert small.stage(name).outcome is Outcome.REFUSED
+    assert partials(staging) == []
+
+
+# --- what lies in the way ---------------------------------------------------------------------
+
+
+def test_a_link_in_the_place_of_a_staged_file_is_replaced_and_not_followed(source, store, tmp_path):
+    name = name_of(source, 1)
+    staged = Path(store.stage(name).path)
+    staged.unlink()
+    for target in (tmp_path / "precious", Path(name)):  # the latter would even look valid
+        (tmp_path / "precious").write_text("precious")
+        staged.unlink(missing_ok=True)
+        staged.symlink_to(target)
+        assert store.stage(name).outcome is Outcome.COPIED
+        assert not staged.is_symlink()
+        assert (tmp_path / "precious").read_text() == "precious"
+
+
+def test_a_link_in_the_place_of_a_partial_file_is_not_followed(source, staging, store, tmp_path):
+    (tmp_path / "precious").write_text("precious")
+    seen = []
+    try_lock = store_module._try_lock
+    store_module._try_lock = lambda fd, name: seen.append(name) or try_lock(fd, name)
+    try:
+        store.stage(name_of(source, 1))
+    finally:
+        store_module._try_lock = try_lock
+    rewrite(name_of(source, 1), b"changed")
+    os.symlink(tmp_path / "precious", seen[0])
+    with pytest.raises(OSError, match="symbolic links"):
+        store.stage(name_of(source, 1))
+    assert store.sweep() == 0
+    assert (tmp_path / "precious").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["", "files", "partial"])
+def test_a_directory_that_is_a_link_is_refused(source, staging, tmp_path, name):
+    (tmp_path / "elsewhere").mkdir()
+    place = Path(subdirectory(str(staging), str(source)), name)
+    place.parent.mkdir(exist_ok=True)
+    place.symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(StagingError, match="a link"):
+        made_store(source, staging)
+
+
+def test_a_directory_that_cannot_be_made_is_told(source, staging):
+    Path(subdirectory(str(staging), str(source))).write_text("in the way")
+    with pytest.raises(StagingError, match="choose another directory"):
+        made_store(source, staging)
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077])
+def test_nobody_else_may_look_into_the_staging_directory(source, staging, umask):
+    before = os.umask(umask)
+    try:
+        store = made_store(source, staging)
+        staged = store.stage(name_of(source, 1))
+    finally:
+        os.umask(before)
+    modes = {p: stat.S_IMODE(p.stat().st_mode) for p in staging.rglob("*")}
+    assert len(modes) == 6
+    assert modes.pop(Path(staged.path)) == 0o600
+    assert set(modes.values()) == {0o700}
+
+
+def test_equal_paths_of_two_sources_do_not_meet(staging, tmp_path):
+    stores = []
+    for parent in ("one", "other"):
+        source = tmp_path / parent / "images"
+        source.mkdir(parents=True)
+        (source / "a.bin").write_text(parent)
+        os.utime(source / "a.bin", ns=(DAY_NS, DAY_NS))
+        stores.append((made_store(source, staging), str(source / "a.bin")))
+    for _ in range(2):
+        for store, name in stores:
+            assert is_same(store.stage(name), name)
+
+
+def test_the_root_of_everything_can_be_a_source(source, staging):
+    store = made_store(Path("/"), staging)
+    staged = store.stage(name_of(source, 1))
+    assert staged.path.startswith(subdirectory(str(staging), "/") + "/files/")
+    assert is_same(staged, name_of(source, 1))
+
+
+# --- together with threads --------------------------------------------------------------------
+
+
+def test_threads_that_want_the_same_files_read_each_once(source, store, monkeypatch):
+    opened = []
+    real_open = builtins.open
+
+    def counting_open(file, *args, **kwargs):
+        opened.append(file)
+        return real_open(file, *args, **kwargs)
+
+    monkeypatch.setattr(builtins, "open", counting_open)
+    names = [name_of(source, n) for n in range(20)]
+    answers = []
+
+    def stage_all() -> None:
+        answers.extend(store.stage(name) for name in names)
+
+    threads = [threading.Thread(target=stage_all) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    monkeypatch.undo()
+    assert sorted(opened) == sorted(names)
+    assert sum(answer.outcome is Outcome.COPIED for answer in answers) == 20
+    assert sum(answer.outcome is Outcome.FOUND for answer in answers) == 140
+
+
+def test_who_waits_too_long_for_a_claim_reads_the_source(source, staging, store, monkeypatch):
+    monkeypatch.setattr(store_module, "_CLAIM_PATIENCE_SECONDS", 0.01)
+    name = name_of(source, 1)
+    with store._claim(name):
+        before = time.monotonic()
+        assert made_store(source, staging).stage(name) == Staged(Outcome.REFUSED, None)
+        assert time.monotonic() - before < 5
+    assert store.stage(name).outcome is Outcome.COPIED

@@ -1,0 +1,178 @@
+"""The files of a dataset that declares none are found by asking it for the example."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from overlapiter.sources import Discovery, local_path
+
+
+@pytest.fixture(autouse=True)
+def plain_open():
+    """Put the real open back: a discovery takes it for the life of its process."""
+    real, hook = builtins.open, sys.modules["overlapiter.sources"]._current_hook
+    yield
+    builtins.open = io.open = real
+    sys.modules["overlapiter.sources"]._current_hook = hook
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "source").mkdir()
+    for number in range(4):
+        (tmp_path / "source" / f"{number}.txt").write_text(str(number))
+    return tmp_path / "source"
+
+
+class Asked:
+    """A dataset whose examples are what a function of the index returns."""
+
+    def __init__(self, give) -> None:
+        self.give = give
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index):
+        return self.give(index)
+
+
+def read(path: Path) -> str:
+    with open(path) as file:
+        return file.read()
+
+
+def discovered(source: Path, give) -> list[str]:
+    """Discover file after file of example 1, each staged as its own copy, as a prefetcher does."""
+    discovery = Discovery(Asked(give), str(source))
+    staged: dict[str, str] = {}
+    while len(staged) < 9:
+        path = discovery.next_path(1, staged)
+        if path is None:
+            break
+        assert path not in staged
+        copy = source.parent / Path(path).name
+        copy.write_bytes(Path(path).read_bytes())
+        staged[path] = str(copy)
+    return [*staged]
+
+
+def test_the_one_file_of_an_example_is_found(source):
+    assert discovered(source, lambda i: read(source / f"{i}.txt")) == [str(source / "1.txt")]
+
+
+def test_nothing_behind_the_open_is_run(source):
+    ran = []
+
+    def give(index):
+        ran.append("before")
+        text = read(source / f"{index}.txt")
+        ran.append("after")
+        return text
+
+    assert Discovery(Asked(give), str(source)).next_path(2, {}) == str(source / "2.txt")
+    assert ran == ["before"]
+
+
+def test_several_files_are_found_one_by_one_even_if_a_name_is_in_another_file(source):
+    (source / "1.txt").write_text("3.txt")
+
+    def give(index):
+        return read(source / read(source / f"{index}.txt")) + read(source / "2.txt")
+
+    assert discovered(source, give) == [str(source / f"{n}.txt") for n in (1, 3, 2)]
+
+
+def test_a_file_opened_twice_is_found_once(source):
+    def give(index):
+        return read(source / f"{index}.txt") + read(source / f"{index}.txt")
+
+    assert discovered(source, give) == [str(source / "1.txt")]
+
+
+def test_an_example_that_opens_nothing_below_the_source_has_no_file(source):
+    (source.parent / "other.txt").write_text("x")
+    assert discovered(source, lambda _: read(source.parent / "other.txt")) == []
+
+
+def test_the_path_comes_as_it_was_written(source, monkeypatch):
+    monkeypatch.chdir(source.parent)
+    discovery = Discovery(Asked(lambda i: read(f"source/../source/{i}.txt")), str(source))
+    assert discovery.next_path(0, {}) == "source/../source/0.txt"
+
+
+def test_user_code_that_swallows_everything_does_not_hide_the_file(source):
+    def give(index):
+        try:
+            return read(source / f"{index}.txt")
+        except BaseException:  # noqa: BLE001  # that is the point
+            return read(source / "0.txt")
+
+    assert Discovery(Asked(give), str(source)).next_path(1, {}) == str(source / "1.txt")
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
+def test_a_dataset_that_raises_is_left_to_the_file_reader(source, error):
+    def give(index):
+        if index == 1:
+            raise error
+        return read(source / f"{index}.txt")
+
+    discovery = Discovery(Asked(give), str(source))
+    assert discovery.next_path(1, {}) is None
+    assert discovery.next_path(2, {}) == str(source / "2.txt")
+
+
+@pytest.mark.parametrize("error", [ValueError, SystemExit])
+def test_a_dataset_that_answers_with_another_error_does_not_hide_the_file(source, error):
+    def give(index):
+        try:
+            return read(source / f"{index}.txt")
+        except BaseException:
+            raise error from None
+
+    assert Discovery(Asked(give), str(source)).next_path(1, {}) == str(source / "1.txt")
+
+
+def test_outside_the_question_files_open_as_ever(source):
+    discovery = Discovery(Asked(lambda i: read(source / f"{i}.txt")), str(source))
+    discovery.next_path(0, {})
+    assert read(source / "2.txt") == "2"
+
+
+def test_other_threads_open_their_files_meanwhile(source):
+    asked, go_on = threading.Event(), threading.Event()
+    got = []
+
+    def give(index):
+        asked.set()
+        assert go_on.wait(10)
+        return read(source / f"{index}.txt")
+
+    discovery = Discovery(Asked(give), str(source))
+    thread = threading.Thread(target=lambda: got.append(discovery.next_path(1, {})))
+    thread.start()
+    assert asked.wait(10)
+    assert [read(source / f"{n}.txt") for n in (1, 2)] == ["1", "2"]
+    go_on.set()
+    thread.join()
+    assert got == [str(source / "1.txt")]
+
+
+def test_a_file_that_a_c_library_opens_is_found_through_local_path(source):
+    def give(index):
+        return local_path(source / f"{index}.txt"), local_path(source / "3.txt")
+
+    assert discovered(source, give) == [str(source / "1.txt"), str(source / "3.txt")]
+
+
+def test_a_staged_copy_that_disappeared_meanwhile_is_no_new_file(source):
+    path = str(source / "1.txt")
+    for give in (lambda i: read(source / f"{i}.txt"), lambda i: local_path(source / f"{i}.txt")):
+        assert Discovery(Asked(give), str(source)).next_path(1, {path: "/nowhere"}) is None

@@ -1,0 +1,172 @@
+"""The access order: the same as Chainer's, index for index, whatever the sizes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from chainer.iterators._statemachine import IteratorState, iterator_statemachine
+from hypothesis import given
+from hypothesis import strategies as st
+
+from overlapiter.errors import OptionError
+from overlapiter.order import (
+    IterationState,
+    advance,
+    checked_order,
+    crosses_epoch,
+    epoch_size,
+    seeded_order,
+)
+
+
+class Sampler:
+    """An order that depends on everything a sampler is told, and on how often it was called."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[list[int], int]] = []
+
+    def __call__(self, order, position):
+        self.calls.append((list(order), position))
+        return np.roll(order[::-1], position + len(self.calls))
+
+
+@given(
+    size=st.integers(0, 12),
+    batch_size=st.integers(1, 30),
+    repeat=st.booleans(),
+    permutation=st.none() | st.randoms(use_true_random=False),
+    start=st.integers(0, 11),
+)
+def test_mini_batches_are_those_of_chainer(size, batch_size, repeat, permutation, start):
+    order = None
+    if permutation is not None:
+        # An epoch may be another size than the dataset, and may name an example twice.
+        order = np.array([permutation.randrange(max(size, 1)) for _ in range(size)], np.intp)
+    start = min(start, max(size - 1, 0))
+    ours, theirs = Sampler(), Sampler()
+    state = IterationState(start, 0, False, order)
+    expected_state = IteratorState(start, 0, False, order)
+    for _ in range(6):
+        try:
+            expected_state, expected = iterator_statemachine(
+                expected_state, batch_size, repeat, theirs, size
+            )
+        except ValueError as error:
+            with pytest.raises(ValueError, match=str(error)):
+                advance(state, batch_size, repeat, lambda o, p, _: ours(o, p), size)
+            return
+        state, index_list = advance(state, batch_size, repeat, lambda o, p, _: ours(o, p), size)
+        assert (index_list is None) == (expected is None)
+        if index_list is not None:
+            assert index_list.indices.dtype == np.intp
+            assert index_list.indices.tolist() == expected.tolist()
+        assert state[:3] == expected_state[:3]
+        assert np.array_equal(state.order, expected_state.order)
+        assert ours.calls == theirs.calls
+
+
+@given(size=st.integers(1, 7), batch_size=st.integers(1, 20), shuffle=st.booleans())
+def test_each_index_carries_the_epoch_that_it_belongs_to(size, batch_size, shuffle):
+    def next_order(_order, _position, epoch):
+        return seeded_order(7, epoch, size)
+
+    state = IterationState(0, 0, False, seeded_order(7, 0, size) if shuffle else None)
+    indices, epochs = [], []
+    for _ in range(5):
+        state, index_list = advance(state, batch_size, True, next_order, size)
+        indices += index_list.indices.tolist()
+        epochs += index_list.epochs.tolist()
+    assert epochs == [n // size for n in range(5 * batch_size)]
+    for epoch in range(5 * batch_size // size):
+        sweep = indices[epoch * size : (epoch + 1) * size]
+        assert sweep == (seeded_order(7, epoch, size).tolist() if shuffle else [*range(size)])
+
+
+def test_the_end_is_final_without_repeat():
+    state, index_list = advance(IterationState(0, 0, False, None), 4, False, None, 3)
+    assert index_list.indices.tolist() == [0, 1, 2]
+    again, nothing = advance(state, 4, False, None, 3)
+    assert nothing is None
+    assert again is state
+
+
+def test_an_empty_dataset_gives_one_empty_mini_batch_without_repeat():
+    state, index_list = advance(IterationState(0, 0, False, None), 4, False, None, 0)
+    assert len(index_list.indices) == len(index_list.epochs) == 0
+    assert state.epoch == 1
+
+
+@given(
+    position=st.integers(0, 9),
+    size=st.integers(1, 10),
+    batch_size=st.integers(1, 12),
+    has_order=st.booleans(),
+)
+def test_crossing_is_announced_exactly_when_the_sampler_will_be_asked(
+    position, size, batch_size, has_order
+):
+    order = np.arange(size) if has_order else None
+    state = IterationState(min(position, size - 1), 0, False, order)
+    new_state, _ = advance(state, batch_size, True, lambda order, _p, _e: order, size)
+    assert crosses_epoch(state, batch_size, size) == (new_state.epoch > 0)
+
+
+def test_the_size_of_an_epoch_is_that_of_the_order():
+    assert epoch_size(IterationState(0, 0, False, None), 10) == 10
+    assert epoch_size(IterationState(0, 0, False, np.arange(4)), 10) == 4
+
+
+def test_a_new_order_of_another_length_is_refused():
+    state = IterationState(0, 0, False, np.arange(3))
+    with pytest.raises(ValueError, match="does not match the size of the previous order"):
+        advance(state, 3, True, lambda *_: np.arange(4), 10)
+
+
+def test_a_new_order_with_an_unknown_index_is_refused():
+    state = IterationState(0, 0, False, np.arange(3))
+    with pytest.raises(OptionError, match=r"index 10.*0 to 9"):
+        advance(state, 3, True, lambda *_: np.array([0, 1, 10]), 10)
+
+
+@pytest.mark.parametrize(
+    "order",
+    [np.arange(3.0), np.zeros((3, 1), int), np.array([True, False]), np.array(["0", "1"]), 5],
+)
+def test_an_order_of_anything_but_indices_is_refused(order):
+    with pytest.raises(OptionError, match="return a 1-dimensional array of integers") as caught:
+        checked_order(order, 10)
+    assert caught.value.option == "order_sampler"
+
+
+@pytest.mark.parametrize("order", [[0, 10], [-11, 0]])
+def test_an_order_with_an_index_that_the_dataset_lacks_is_refused(order):
+    with pytest.raises(OptionError, match="return indices from 0 to 9"):
+        checked_order(np.array(order), 10)
+
+
+@pytest.mark.parametrize("order", [[0, 9, -10], (3, 3), np.array([2], np.uint8), [], range(4)])
+def test_any_sequence_of_indices_is_an_order(order):
+    checked = checked_order(order, 10)
+    assert isinstance(checked, np.ndarray)
+    assert checked.dtype.kind in "iu"
+    assert checked.tolist() == list(order)
+
+
+@given(seed=st.integers(0, 2**40), epoch=st.integers(0, 10**6), size=st.integers(0, 50))
+def test_a_seeded_order_is_a_permutation_that_follows_from_its_arguments(seed, epoch, size):
+    order = seeded_order(seed, epoch, size)
+    assert sorted(order) == [*range(size)]
+    np.random.seed(0)  # noqa: NPY002  # it must not matter
+    assert np.array_equal(order, seeded_order(seed, epoch, size))
+
+
+def test_seeded_orders_of_other_epochs_and_seeds_are_unrelated():
+    orders = [seeded_order(seed, epoch, 1000) for seed in range(3) for epoch in range(3)]
+    for number, one in enumerate(orders):
+        for other in orders[:number]:
+            assert np.count_nonzero(one == other) < 20
+
+
+def test_a_seeded_order_stays_what_it_was():
+    # A snapshot of an old run must go on with the same order.
+    assert seeded_order(42, 3, 8).tolist() == [7, 0, 1, 4, 2, 6, 5, 3]

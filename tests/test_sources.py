@@ -1,0 +1,329 @@
+"""Which files an example reads, as declared and as discovered, and where an open goes."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from overlapiter.sources import (
+    Discovery,
+    OpenHook,
+    Redirect,
+    declared_paths,
+    is_below,
+    known_paths,
+    local_path,
+    paths_below,
+    source_roots,
+)
+
+
+@pytest.fixture(autouse=True)
+def plain_open():
+    """Give every test the real open, and put it back whatever the test did."""
+    real = builtins.open
+    yield real
+    builtins.open = io.open = real
+
+
+@pytest.fixture
+def folders(tmp_path: Path) -> tuple[Path, Path]:
+    """A source and a staging folder whose files of one name differ in content."""
+    for name in ("source", "staged"):
+        (tmp_path / name).mkdir()
+        for letter in "abc":
+            (tmp_path / name / f"{letter}.txt").write_text(f"{name} {letter}")
+    return tmp_path / "source", tmp_path / "staged"
+
+
+@pytest.fixture
+def hooked(folders):
+    """A hook with a redirect whose table holds a.txt and b.txt, but not c.txt."""
+    source, staged = folders
+    redirect = Redirect()
+    redirect.begin_part({str(source / f"{n}.txt"): str(staged / f"{n}.txt") for n in "ab"})
+    hook = OpenHook(str(source), redirect)
+    hook.install()
+    yield redirect
+    hook.uninstall()
+
+
+def opens(redirect: Redirect) -> tuple[int, int]:
+    return redirect.opens_staged, redirect.opens_source
+
+
+# --- the protocol -----------------------------------------------------------------------------
+
+
+class Declaring:
+    def source_paths(self, index):
+        return [Path("/lustre") / f"{index}.jpg", "/lustre/labels.txt"]
+
+
+class Wrapping:
+    def __init__(self, **attributes) -> None:
+        vars(self).update(attributes)
+
+    def __getitem__(self, index):
+        return index
+
+
+class Rooted(Wrapping):
+    pass
+
+
+@source_roots.register(Rooted)
+def _(dataset):
+    return {dataset.root}
+
+
+@known_paths.register(Rooted)
+def _(dataset, index):
+    return [f"{dataset.root}/{index}"]
+
+
+class RootedAndDeclaring(Rooted):
+    def source_paths(self, index):
+        return [*known_paths(self, index), "/lustre/mask"]
+
+
+@pytest.mark.parametrize("held", [[1, 2], (1, 2), range(2), np.arange(2)])
+def test_what_is_held_in_memory_reads_no_file(held):
+    assert declared_paths(held, 0) == []
+    assert source_roots(held) == set()
+
+
+def test_a_dataset_declares_its_files_as_texts():
+    assert declared_paths(Declaring(), 3) == ["/lustre/3.jpg", "/lustre/labels.txt"]
+
+
+@pytest.mark.parametrize("unknown", [object(), Wrapping(), {"a": 1}, "text"])
+def test_of_anything_else_nobody_declares_the_files(unknown):
+    assert declared_paths(unknown, 0) is None
+
+
+def test_a_class_is_known_with_its_subclasses():
+    assert declared_paths(type("Sub", (Rooted,), {})(root="/lustre"), 4) == ["/lustre/4"]
+
+
+def test_what_a_dataset_declares_counts_more_than_what_is_known_of_its_class():
+    assert declared_paths(RootedAndDeclaring(root="/lustre"), 4) == ["/lustre/4", "/lustre/mask"]
+
+
+def test_roots_are_found_inside_wrappers_however_deep():
+    inner = Wrapping(base=Rooted(root="/lustre/a"), mean=np.zeros(3), name="x", n=5)
+    assert source_roots(Wrapping(one=inner, other=Rooted(root="/b"))) == {"/lustre/a", "/b"}
+
+
+def test_a_dataset_that_refers_to_itself_is_searched_once():
+    inner = Wrapping(base=Rooted(root="/lustre"))
+    inner.parent = Wrapping(child=inner)
+    inner.me = inner
+    assert source_roots(inner) == {"/lustre"}
+    assert source_roots(inner) == {"/lustre"}
+
+
+def test_things_without_items_are_not_searched():
+    class Config:
+        dataset = Rooted(root="/lustre")
+
+    assert source_roots(Wrapping(config=Config())) == set()
+
+
+@pytest.mark.parametrize(
+    ("path", "below"),
+    [
+        ("/lustre/me/a.jpg", True),
+        ("/lustre/me/x/../a.jpg", True),
+        ("/lustre//me/a.jpg", True),
+        ("/lustre/./me/a.jpg", True),
+        ("/lustre/me/.hidden", True),
+        ("/lustre/me", False),
+        ("/lustre/me2/a.jpg", False),
+        ("/lustre/me/../a.jpg", False),
+        ("/etc/passwd", False),
+        ("lustre/me/a.jpg", False),
+    ],
+)
+def test_below_means_after_dots_are_resolved(path, below):
+    assert is_below("/lustre/me/", path) == below
+    assert bool(list(paths_below("/lustre/me", [path]))) == below
+
+
+def test_paths_below_come_as_written_and_normalised(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    given = ["a.jpg", "../x", f"{tmp_path}/b/../../y", f"{tmp_path}/b/../c.jpg", "//etc"]
+    assert list(paths_below(str(tmp_path), given)) == [
+        ("a.jpg", f"{tmp_path}/a.jpg"),
+        (f"{tmp_path}/b/../c.jpg", f"{tmp_path}/c.jpg"),
+    ]
+
+
+# --- the hook ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("mode", ["r", "rb", "br", "rt", "tr"])
+def test_a_reading_open_goes_to_the_staged_copy(folders, hooked, mode):
+    with open(folders[0] / "a.txt", mode) as file:
+        assert file.read() in ("staged a", b"staged a")
+    assert opens(hooked) == (1, 0)
+
+
+@pytest.mark.parametrize("kind", [str, os.fsencode, Path])
+def test_every_kind_of_path_is_redirected(folders, hooked, kind):
+    with open(kind(str(folders[0] / "a.txt"))) as file:
+        assert file.read() == "staged a"
+    assert hooked.opened == [str(folders[0] / "a.txt")]
+
+
+@pytest.mark.parametrize("spelling", ["source/a.txt", "./source/a.txt", "source/../source/a.txt"])
+def test_relative_and_roundabout_paths_are_redirected(folders, hooked, monkeypatch, spelling):
+    monkeypatch.chdir(folders[0].parent)
+    with open(spelling) as file:
+        assert file.read() == "staged a"
+
+
+@pytest.mark.usefixtures("hooked")
+def test_whatever_opens_through_python_is_redirected(folders):
+    np.save(folders[1] / "b.txt.npy", np.arange(3))
+    assert io.open(folders[0] / "a.txt").read() == "staged a"  # noqa: SIM115, UP020  # that is it
+    assert (folders[0] / "a.txt").read_text() == "staged a"
+    with open(file=folders[0] / "a.txt", mode="rb", buffering=0) as file:
+        assert file.read() == b"staged a"
+
+
+@pytest.mark.parametrize("mode", ["r+", "rb+", "r+b", "a", "ab", "w", "wb", "a+"])
+def test_writing_is_never_redirected(folders, hooked, mode):
+    with open(folders[0] / "a.txt", mode) as file:
+        file.write(b"new" if "b" in mode else "new")
+    assert (folders[1] / "a.txt").read_bytes() != b"new"
+    assert Path(os.path.realpath(folders[1] / "a.txt")).stat().st_size == len("staged a")
+    with open(os.open(folders[0] / "a.txt", os.O_RDONLY)) as file:
+        assert "new" in file.read()
+    with open(folders[0] / "new.txt", "x") as file:
+        file.write("new")
+    assert not (folders[1] / "new.txt").exists()
+    assert opens(hooked)[0] <= 1  # by read_bytes of the staged folder: none
+
+
+def test_a_descriptor_is_not_redirected(folders, hooked):
+    for number in (int, np.int64):
+        with open(number(os.open(folders[0] / "a.txt", os.O_RDONLY))) as file:
+            assert file.read() == "source a"
+    assert opens(hooked) == (0, 0)
+
+
+def test_a_file_that_is_not_staged_is_read_from_the_source_and_counted(folders, hooked):
+    assert (folders[0] / "c.txt").read_text() == "source c"
+    assert opens(hooked) == (0, 1)
+
+
+def test_other_files_are_left_alone(folders, hooked):
+    other = folders[0].parent / "source-of-another"
+    other.write_text("other")
+    assert open(other).read() == "other"  # noqa: SIM115  # closed by its end
+    assert (opens(hooked), hooked.opened) == ((0, 0), [])
+
+
+@pytest.mark.parametrize("wrong", [None, 3.5, object(), ["a"]])
+@pytest.mark.usefixtures("hooked")
+def test_nonsense_raises_what_open_raises(plain_open, wrong):
+    with pytest.raises(Exception) as expected:  # noqa: PT011  # whatever it is
+        plain_open(wrong)
+    with pytest.raises(type(expected.value)) as caught:
+        open(wrong)
+    assert str(caught.value) == str(expected.value)
+
+
+def test_a_missing_source_file_raises_with_its_own_name(folders, hooked):
+    hooked.begin_part({})
+    with pytest.raises(FileNotFoundError) as caught:
+        open(folders[0] / "none.txt")
+    assert caught.value.filename == str(folders[0] / "none.txt")
+
+
+def test_a_staged_copy_that_disappeared_is_replaced_by_the_source_and_counted(folders, hooked):
+    (folders[1] / "a.txt").unlink()
+    for n in (1, 2):
+        assert (folders[0] / "a.txt").read_text() == "source a"
+        assert opens(hooked) == (0, n)
+        assert hooked.has_missed
+    hooked.begin_part({})
+    assert not hooked.has_missed
+
+
+def test_the_opened_files_are_those_of_the_current_example(folders, hooked):
+    for letter in "ac":
+        (folders[0] / f"{letter}.txt").read_text()
+    assert hooked.opened == [str(folders[0] / f"{letter}.txt") for letter in "ac"]
+    hooked.begin_example()
+    assert hooked.opened == []
+
+
+def test_hooks_stack_on_what_replaced_open_before(folders, plain_open):
+    source, staged = folders
+    seen = []
+
+    def noisy_open(file, *args, **kwargs):
+        seen.append(str(file))
+        return plain_open(file, *args, **kwargs)
+
+    builtins.open = noisy_open
+    lower = OpenHook(str(source), {str(source / "a.txt"): str(source / "b.txt")}.get)
+    lower.install()
+    upper = OpenHook(str(staged), {str(staged / "a.txt"): str(source / "a.txt")}.get)
+    upper.install()
+    with open(staged / "a.txt") as file:  # upper, then lower, then the noisy one
+        assert file.read() == "source b"
+    assert seen == [str(source / "b.txt")]
+    upper.uninstall()
+    lower.uninstall()
+    assert builtins.open is noisy_open
+
+
+def test_a_hook_leaves_a_later_replacement_of_open_alone(folders, plain_open):
+    hook = OpenHook(str(folders[0]), lambda _: None)
+    hook.install()
+    later = builtins.open = lambda *args, **kwargs: plain_open(*args, **kwargs)
+    hook.uninstall()
+    hook.uninstall()
+    assert builtins.open is later
+
+
+# --- local_path -------------------------------------------------------------------------------
+
+
+def test_outside_a_worker_local_path_is_the_path_itself(folders):
+    assert local_path(folders[0] / "a.txt") == str(folders[0] / "a.txt")
+    assert local_path("any/thing") == "any/thing"
+
+
+def test_in_a_file_reader_local_path_is_the_staged_copy_and_counts_as_an_open(folders, hooked):
+    source, staged = folders
+    assert local_path(source / "a.txt") == str(staged / "a.txt")
+    assert opens(hooked) == (1, 0)
+    assert local_path(str(source / "c.txt")) == str(source / "c.txt")
+    assert opens(hooked) == (1, 1)
+    assert local_path("/etc/hosts") == "/etc/hosts"
+    assert opens(hooked) == (1, 1)
+    assert hooked.opened == [str(source / "a.txt"), str(source / "c.txt")]
+
+
+def test_local_path_never_names_a_copy_that_is_gone(folders, hooked):
+    (folders[1] / "b.txt").unlink()
+    assert local_path(folders[0] / "b.txt") == str(folders[0] / "b.txt")
+    assert (opens(hooked), hooked.has_missed) == ((0, 1), True)
+
+
+def test_after_the_hook_is_gone_local_path_is_the_path_itself(folders):
+    hook = OpenHook(str(folders[0]), {str(folders[0] / "a.txt"): "/staged"}.get)
+    hook.install()
+    hook.uninstall()
+    assert local_path(folders[0] / "a.txt") == str(folders[0] / "a.txt")
+    assert threading.active_count() >= 1

@@ -1,0 +1,125 @@
+"""The counters: what a worker writes, another process reads, and a replacement goes on with."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+
+import pytest
+
+from overlapiter.stats import Counter, Stats, StatsBoard
+
+FIELD_OF = {
+    Counter.EXAMPLES_READ: "examples_read",
+    Counter.OPENS_STAGED: "opens_staged",
+    Counter.OPENS_SOURCE: "opens_source",
+    Counter.FILES_STAGED: "files_staged",
+    Counter.BYTES_STAGED: "bytes_staged",
+    Counter.FILES_FOUND_STAGED: "files_found_staged",
+    Counter.FILES_REFUSED: "files_refused",
+    Counter.DEATHS: "workers_replaced",
+}
+SECONDS_OF = {
+    Counter.DEQUEUE_NS: "dequeue_seconds",
+    Counter.FETCH_NS: "fetch_seconds",
+    Counter.OTHER_NS: "other_seconds",
+}
+
+
+@pytest.fixture
+def board():
+    board, fd = StatsBoard.create(2, 1)
+    yield board
+    os.close(fd)
+
+
+def test_a_new_board_counts_nothing(board):
+    stats = board.snapshot(time.monotonic_ns())
+    assert (stats.n_readers, stats.n_prefetchers) == (2, 1)
+    facts = dataclasses.asdict(stats)
+    del facts["n_readers"], facts["n_prefetchers"], facts["initialize_seconds"]
+    assert not any(facts.values())
+
+
+@pytest.mark.parametrize("counter", FIELD_OF)
+def test_a_snapshot_sums_a_counter_over_all_workers(board, counter):
+    for amount, row in enumerate(
+        [board.reader_row(0), board.reader_row(1), board.prefetcher_row(0)], start=1
+    ):
+        row.add(counter, amount)
+        row.add(counter, 10 * amount)
+    stats = board.snapshot(0)
+    others = [name for other, name in FIELD_OF.items() if other is not counter]
+    assert getattr(stats, FIELD_OF[counter]) == 66
+    assert not any(getattr(stats, name) for name in others)
+
+
+@pytest.mark.parametrize("counter", SECONDS_OF)
+def test_nanoseconds_become_seconds(board, counter):
+    board.reader_row(0).add(counter, 1_500_000_000)
+    board.reader_row(1).add(counter, 500_000_000)
+    assert getattr(board.snapshot(0), SECONDS_OF[counter]) == 2.0
+
+
+def test_what_a_worker_is_at_is_in_no_sum(board):
+    board.reader_row(0).put(Counter.CURRENT, 77)
+    assert 77 not in dataclasses.asdict(board.snapshot(time.monotonic_ns())).values()
+    assert board.reader_row(0).get(Counter.CURRENT) == 77
+
+
+def test_initializing_lasts_until_each_reader_has_started(board):
+    created_ns = time.monotonic_ns() - 10**9
+    for number in range(2):
+        board.reader_row(number).put(Counter.STARTED_NS, created_ns + (number + 1) * 10**8)
+    assert board.snapshot(created_ns).initialize_seconds == pytest.approx(0.3)
+
+
+def test_a_reader_that_has_not_started_is_still_initializing(board):
+    before_ns = time.monotonic_ns()
+    board.reader_row(0).put(Counter.STARTED_NS, before_ns)
+    first = board.snapshot(before_ns).initialize_seconds
+    while time.monotonic_ns() == before_ns:
+        pass
+    assert board.snapshot(before_ns).initialize_seconds > first > 0
+
+
+def test_rows_do_not_overlap(board):
+    rows = [board.reader_row(0), board.reader_row(1), board.prefetcher_row(0)]
+    for number, row in enumerate(rows):
+        for counter in Counter:
+            row.put(counter, 100 * number + counter)
+    for number, row in enumerate(rows):
+        assert [row.get(counter) for counter in Counter] == [100 * number + c for c in Counter]
+
+
+def test_two_boards_of_one_descriptor_are_the_same_board():
+    one, fd = StatsBoard.create(1, 0)
+    other = StatsBoard(fd, 1, 0)
+    os.close(fd)
+    one.reader_row(0).add(Counter.EXAMPLES_READ, 3)
+    other.reader_row(0).add(Counter.EXAMPLES_READ, 4)
+    assert one.snapshot(0).examples_read == other.snapshot(0).examples_read == 7
+
+
+def test_another_process_counts_on_the_same_board_and_its_replacement_goes_on(board):
+    for _ in range(2):  # a worker and its replacement
+        pid = os.fork()
+        if not pid:
+            board.reader_row(1).add(Counter.EXAMPLES_READ, 5)
+            os._exit(0)
+        os.waitpid(pid, 0)
+    assert board.snapshot(0).examples_read == 10
+
+
+def test_counters_hold_more_than_32_bits(board):
+    board.prefetcher_row(0).add(Counter.BYTES_STAGED, 3 * 10**12)
+    assert board.snapshot(0).bytes_staged == 3 * 10**12
+
+
+def test_a_snapshot_is_frozen_and_every_field_of_it_is_explained(board):
+    stats = board.snapshot(0)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        stats.examples_read = 1  # type: ignore[misc]  # that is the point
+    for field in dataclasses.fields(Stats):
+        assert f"        {field.name}: " in Stats.__doc__
