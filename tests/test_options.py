@@ -46,7 +46,7 @@ def test_a_size_is_bytes_or_a_text_with_a_unit(text, expected):
     [-1, "", " ", "GB", "-5GB", "5 G B", "5XB", "5K", "1e9", "101%", "1_000", "²", "5GB 5GB", "%"],
 )
 def test_a_size_that_cannot_be_is_refused_by_the_name_of_its_option(wrong):
-    with pytest.raises(OptionError, match="^capacity: ") as caught:
+    with pytest.raises(OptionError, match=r"^capacity: ") as caught:
         parse_size("capacity", wrong, TERABYTE)
     assert caught.value.option == "capacity"
 
@@ -79,7 +79,7 @@ def test_a_count_is_anything_that_python_takes_for_a_whole_number(value):
 
 @pytest.mark.parametrize("wrong", [0, -1, True, 1.0, "1", None, np.float64(1)])
 def test_anything_else_is_no_count(wrong):
-    with pytest.raises(OptionError, match="^n_processes: "):
+    with pytest.raises(OptionError, match=r"^n_processes: "):
         check_count("n_processes", wrong)
 
 
@@ -121,7 +121,7 @@ def test_a_wrong_value_is_refused_at_once_by_its_name(option, value):
 
 
 def test_an_empty_directory_is_refused():
-    with pytest.raises(OptionError, match="^directory: "):
+    with pytest.raises(OptionError, match=r"^directory: "):
         Staging("")
 
 

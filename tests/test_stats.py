@@ -27,14 +27,14 @@ SECONDS_OF = {
 }
 
 
-@pytest.fixture
-def board():
+def new_board() -> StatsBoard:
     board, fd = StatsBoard.create(2, 1)
-    yield board
     os.close(fd)
+    return board
 
 
-def test_a_new_board_counts_nothing(board):
+def test_a_new_board_counts_nothing():
+    board = new_board()
     stats = board.snapshot(time.monotonic_ns())
     assert (stats.n_readers, stats.n_prefetchers) == (2, 1)
     facts = dataclasses.asdict(stats)
@@ -43,7 +43,8 @@ def test_a_new_board_counts_nothing(board):
 
 
 @pytest.mark.parametrize("counter", FIELD_OF)
-def test_a_snapshot_sums_a_counter_over_all_workers(board, counter):
+def test_a_snapshot_sums_a_counter_over_all_workers(counter):
+    board = new_board()
     for amount, row in enumerate(
         [board.reader_row(0), board.reader_row(1), board.prefetcher_row(0)], start=1
     ):
@@ -56,26 +57,30 @@ def test_a_snapshot_sums_a_counter_over_all_workers(board, counter):
 
 
 @pytest.mark.parametrize("counter", SECONDS_OF)
-def test_nanoseconds_become_seconds(board, counter):
+def test_nanoseconds_become_seconds(counter):
+    board = new_board()
     board.reader_row(0).add(counter, 1_500_000_000)
     board.reader_row(1).add(counter, 500_000_000)
     assert getattr(board.snapshot(0), SECONDS_OF[counter]) == 2.0
 
 
-def test_what_a_worker_is_at_is_in_no_sum(board):
+def test_what_a_worker_is_at_is_in_no_sum():
+    board = new_board()
     board.reader_row(0).put(Counter.CURRENT, 77)
     assert 77 not in dataclasses.asdict(board.snapshot(time.monotonic_ns())).values()
     assert board.reader_row(0).get(Counter.CURRENT) == 77
 
 
-def test_initializing_lasts_until_each_reader_has_started(board):
+def test_initializing_lasts_until_each_reader_has_started():
+    board = new_board()
     created_ns = time.monotonic_ns() - 10**9
     for number in range(2):
         board.reader_row(number).put(Counter.STARTED_NS, created_ns + (number + 1) * 10**8)
     assert board.snapshot(created_ns).initialize_seconds == pytest.approx(0.3)
 
 
-def test_a_reader_that_has_not_started_is_still_initializing(board):
+def test_a_reader_that_has_not_started_is_still_initializing():
+    board = new_board()
     before_ns = time.monotonic_ns()
     board.reader_row(0).put(Counter.STARTED_NS, before_ns)
     first = board.snapshot(before_ns).initialize_seconds
@@ -84,7 +89,8 @@ def test_a_reader_that_has_not_started_is_still_initializing(board):
     assert board.snapshot(before_ns).initialize_seconds > first > 0
 
 
-def test_rows_do_not_overlap(board):
+def test_rows_do_not_overlap():
+    board = new_board()
     rows = [board.reader_row(0), board.reader_row(1), board.prefetcher_row(0)]
     for number, row in enumerate(rows):
         for counter in Counter:
@@ -102,7 +108,8 @@ def test_two_boards_of_one_descriptor_are_the_same_board():
     assert one.snapshot(0).examples_read == other.snapshot(0).examples_read == 7
 
 
-def test_another_process_counts_on_the_same_board_and_its_replacement_goes_on(board):
+def test_another_process_counts_on_the_same_board_and_its_replacement_goes_on():
+    board = new_board()
     for _ in range(2):  # a worker and its replacement
         pid = os.fork()
         if not pid:
@@ -112,12 +119,14 @@ def test_another_process_counts_on_the_same_board_and_its_replacement_goes_on(bo
     assert board.snapshot(0).examples_read == 10
 
 
-def test_counters_hold_more_than_32_bits(board):
+def test_counters_hold_more_than_32_bits():
+    board = new_board()
     board.prefetcher_row(0).add(Counter.BYTES_STAGED, 3 * 10**12)
     assert board.snapshot(0).bytes_staged == 3 * 10**12
 
 
-def test_a_snapshot_is_frozen_and_every_field_of_it_is_explained(board):
+def test_a_snapshot_is_frozen_and_every_field_of_it_is_explained():
+    board = new_board()
     stats = board.snapshot(0)
     with pytest.raises(dataclasses.FrozenInstanceError):
         stats.examples_read = 1  # type: ignore[misc]  # that is the point

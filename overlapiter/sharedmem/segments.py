@@ -42,11 +42,14 @@ class Segment:
         Raises:
             SharedMemoryError: The address space or the descriptors are used up.
         """
+        fd = -1
         try:
             fd = os.memfd_create("overlapiter-slots", os.MFD_CLOEXEC)
             os.ftruncate(fd, size_bytes)
             return cls(fd, size_bytes)
         except (OSError, ValueError, OverflowError) as error:
+            if fd >= 0:
+                os.close(fd)
             raise SharedMemoryError(size_bytes, str(error)) from error
 
     def reserve(self, offset_bytes: int, length_bytes: int) -> None:

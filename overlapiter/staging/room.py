@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from overlapiter.errors import StagingError
 
 _USAGE_FILE = "overlapiter.usage"
+#: What the disk has to spare is asked for anew when this process has used 1/256 of it.
+_SHARES = 256
 _USAGE = struct.Struct("<q")
 
 
@@ -35,6 +37,7 @@ class Room:
         self._capacity_bytes = capacity_bytes
         self._keep_free_bytes = keep_free_bytes
         self._threads = threading.Lock()
+        self._allowance_bytes = 0
 
     def reserve(self, size_bytes: int) -> bool:
         """Set ``size_bytes`` aside for a file; return False if they do not fit.
@@ -42,10 +45,8 @@ class Room:
         Raises:
             OSError: The disk does not answer.
         """
-        if self._keep_free_bytes:
-            disk = os.statvfs(self._directory)
-            if disk.f_bavail * disk.f_frsize - size_bytes < self._keep_free_bytes:
-                return False
+        if self._keep_free_bytes and not self._is_disk_roomy(size_bytes):
+            return False
         if self._capacity_bytes is None:
             return True
         with self._usage() as usage:
@@ -54,6 +55,17 @@ class Room:
                 return False
             usage.write(used_bytes + size_bytes)
         return True
+
+    def _is_disk_roomy(self, size_bytes: int) -> bool:
+        """Ask the disk, or go by what it said while that leaves plenty for everybody else."""
+        with self._threads:
+            if size_bytes <= self._allowance_bytes:
+                self._allowance_bytes -= size_bytes
+                return True
+            disk = os.statvfs(self._directory)
+            spare_bytes = disk.f_bavail * disk.f_frsize - self._keep_free_bytes
+            self._allowance_bytes = max(0, spare_bytes - size_bytes) // _SHARES
+            return size_bytes <= spare_bytes
 
     def release(self, size_bytes: int) -> None:
         """Give back what :meth:`reserve` set aside."""

@@ -106,14 +106,29 @@ class Store:
         Raises:
             OSError: The staging disk failed.
         """
+        return self.find(path, is_trusted=is_trusted) or self.fetch(path)
+
+    def find(self, path: str, *, is_trusted: bool = False) -> Staged | None:
+        """Return the copy of ``path`` if it is staged and valid, as :meth:`stage` would.
+
+        Costs a look at the staging disk and, if there is a copy to compare, one at the source.
+        """
         staged = self.staged_path(path)
         try:
-            if self._is_valid(path, staged, is_trusted):
+            if self._is_valid(path, _lstat(staged), is_trusted):
                 return Staged(Outcome.FOUND, staged)
+        except _SourceError:
+            return Staged(Outcome.SOURCE_FAILED, None)
+        return None
+
+    def fetch(self, path: str) -> Staged:
+        """Copy ``path``, unless another process does so first; as :meth:`stage` after a look."""
+        staged = self.staged_path(path)
+        try:
             with self._claim(path) as partial:
                 if partial is None:
                     return Staged(Outcome.REFUSED, None)
-                if self._is_valid(path, staged):  # published while we waited for the claim
+                if self._is_valid(path, partial.copy):  # published while we waited for the claim
                     return Staged(Outcome.FOUND, staged)
                 return self._copy(path, partial, staged)
         except _SourceError:
@@ -127,7 +142,8 @@ class Store:
                 with contextlib.suppress(OSError):
                     fd = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
                     try:
-                        if _try_lock(fd, entry.path):
+                        # Its owner may have published it, or another one begun anew, meanwhile.
+                        if _try_lock(fd) and os.lstat(entry.path).st_ino == os.fstat(fd).st_ino:
                             self._room.release(os.fstat(fd).st_size)
                             os.unlink(entry.path)
                             removed += 1
@@ -137,12 +153,8 @@ class Store:
 
     # --- one file -----------------------------------------------------------------------------
 
-    def _is_valid(self, path: str, staged: str, is_trusted: bool = False) -> bool:
-        try:
-            copy = os.lstat(staged)
-        except FileNotFoundError:
-            return False
-        if not stat.S_ISREG(copy.st_mode):
+    def _is_valid(self, path: str, copy: os.stat_result | None, is_trusted: bool = False) -> bool:
+        if copy is None or not stat.S_ISREG(copy.st_mode):
             return False
         if is_trusted or not self._validate:
             return True
@@ -156,16 +168,17 @@ class Store:
     def _claim(self, path: str) -> Iterator[_Partial | None]:
         """Hold the claim on ``path``; None if another process kept it for too long."""
         name = self._partial + hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest()
+        staged = self.staged_path(path)
         deadline: float | None = None
         while True:
             fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+            partial = _Partial(name, fd)
             try:
-                is_ours = _try_lock(fd, name)
+                if _try_lock(fd) and partial.is_claimed(staged):
+                    break
             except BaseException:
                 os.close(fd)
                 raise
-            if is_ours:
-                break
             os.close(fd)
             now = time.monotonic()
             deadline = deadline or now + _CLAIM_PATIENCE_SECONDS
@@ -173,7 +186,6 @@ class Store:
                 yield None
                 return
             time.sleep(_CLAIM_POLL_SECONDS)
-        partial = _Partial(name, fd)
         try:
             yield partial
         finally:
@@ -188,14 +200,15 @@ class Store:
             if not self._reserve(original.st_size, staged):
                 return Staged(Outcome.REFUSED, None)
             try:
-                os.ftruncate(partial.fd, 0)
+                if partial.size_bytes:
+                    os.ftruncate(partial.fd, 0)
                 copied_bytes = _pump(file.fileno(), partial.fd, original.st_size)
                 if copied_bytes != original.st_size or not _same_file(
                     original, _stat_source(file.fileno())
                 ):
                     raise _SourceError  # it is being written: not ours to keep
                 os.utime(partial.fd, ns=(original.st_mtime_ns, original.st_mtime_ns))
-                replaced_bytes = _size_of(staged)
+                replaced_bytes = 0 if partial.copy is None else _size_of(staged)
                 _publish(partial, staged)
             except BaseException:
                 self._room.release(original.st_size)
@@ -217,12 +230,26 @@ class Store:
 
 
 class _Partial:
-    """A claimed partial file."""
+    """A partial file; once claimed, nobody else writes to it.
+
+    Attributes:
+        size_bytes: What another owner had copied before it died.
+        copy: The staged file at the time of the claim; None if there was none.
+    """
 
     def __init__(self, name: str, fd: int) -> None:
         self.name = name
         self.fd = fd
+        self.size_bytes = 0
+        self.copy: os.stat_result | None = None
         self.is_published = False
+
+    def is_claimed(self, staged: str) -> bool:
+        """Look once the lock is held; False if another owner has published or removed the file."""
+        held = os.fstat(self.fd)
+        self.size_bytes = held.st_size
+        self.copy = _lstat(staged)
+        return held.st_nlink > 0 and (self.copy is None or self.copy.st_ino != held.st_ino)
 
 
 def subdirectory(directory: str, source: str) -> str:
@@ -236,20 +263,24 @@ def _same_file(one: os.stat_result, other: os.stat_result) -> bool:
     return one.st_size == other.st_size and one.st_mtime_ns == other.st_mtime_ns
 
 
-def _try_lock(fd: int, name: str) -> bool:
-    """Lock a partial file; False if another owner has it, or had it and published it."""
+def _try_lock(fd: int) -> bool:
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        return os.lstat(name).st_ino == os.fstat(fd).st_ino
-    except (BlockingIOError, FileNotFoundError):
+    except BlockingIOError:
         return False
+    return True
+
+
+def _lstat(path: str) -> os.stat_result | None:
+    try:
+        return os.lstat(path)
+    except FileNotFoundError:
+        return None
 
 
 def _size_of(path: str) -> int:
-    try:
-        return os.lstat(path).st_size
-    except FileNotFoundError:
-        return 0
+    found = _lstat(path)
+    return 0 if found is None else found.st_size
 
 
 def _open_source(path: str) -> io.FileIO:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import multiprocessing
 import os
 import signal
 import sys
@@ -91,7 +92,8 @@ def launch(
         needs_main_module: Whether the child must import the program's ``__main__``.
     """
     buffer = io.BytesIO()
-    data = spawn.get_preparation_data("overlapiter supervisor")
+    with _undecided_start_method():
+        data: dict[str, Any] = spawn.get_preparation_data("overlapiter supervisor")
     if not needs_main_module:
         data.pop("init_main_from_path", None)
         data.pop("init_main_from_name", None)
@@ -102,7 +104,7 @@ def launch(
     ForkingPickler(buffer).dump({"overlapiter": _Shield(), **data})
     ForkingPickler(buffer).dump(_Errand(main, arguments))
 
-    with hidden_launcher():
+    with hidden_launcher(), _undecided_start_method():
         _start_forkserver(preload)
         status_fd, data_fd = forkserver.connect_to_new_process(list(fds))
     try:
@@ -111,6 +113,17 @@ def launch(
         with open(data_fd, "wb") as pipe:
             pipe.write(buffer.getbuffer())
     return Child(status_fd, keep_fd)
+
+
+@contextlib.contextmanager
+def _undecided_start_method() -> Iterator[None]:
+    """Leave the program free to set its start method later; preparing a child settles it."""
+    is_undecided = multiprocessing.get_start_method(allow_none=True) is None
+    try:
+        yield
+    finally:
+        if is_undecided:
+            multiprocessing.set_start_method(None, force=True)
 
 
 def _start_forkserver(preload: Sequence[str]) -> None:

@@ -79,17 +79,22 @@ class Parcel:
 
 def _explained(thing: object, error: Exception) -> DatasetPicklingError:
     """Find the attribute at fault by pickling the parts of ``thing`` one by one."""
-    attribute = "dataset"
-    seen: set[int] = set()
-    while True:
-        seen.add(id(thing))
-        for name, part in _parts(thing):
-            reason = None if id(part) in seen else _pickling_error(part)
-            if reason is not None:
-                attribute, thing, error = attribute + name, part, reason
-                break
-        else:
-            return DatasetPicklingError(attribute, f"{type(error).__name__}: {error}")
+    attribute, culprit = _culprit(thing, error, set()) or ("", error)
+    return DatasetPicklingError(f"dataset{attribute}", f"{type(culprit).__name__}: {culprit}")
+
+
+def _culprit(thing: object, error: Exception, seen: set[int]) -> tuple[str, Exception] | None:
+    """Return where in ``thing`` the fault lies; None if only by a way back to what was seen."""
+    seen.add(id(thing))
+    leads_back = False
+    for name, part in _parts(thing):
+        reason = _pickling_error(part)
+        if reason is not None:
+            found = None if id(part) in seen else _culprit(part, reason, seen)
+            if found is not None:
+                return name + found[0], found[1]
+            leads_back = True
+    return None if leads_back else ("", error)
 
 
 def _parts(thing: object) -> list[tuple[str, object]]:

@@ -7,9 +7,12 @@ which has one read in flight.
 from __future__ import annotations
 
 import collections
+import contextlib
+import functools
 import queue
 import threading
 import time
+from collections.abc import Callable
 from typing import NamedTuple
 
 from overlapiter.sources import Dataset, Discovery, declared_paths, paths_below
@@ -63,7 +66,7 @@ class Prefetcher:
         self._dataset = dataset
         self._store = store
         self._row = row
-        self._jobs: queue.SimpleQueue[tuple[_Part, int]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._user_code = threading.Lock()
         self._discovery: Discovery | None = None
@@ -80,94 +83,136 @@ class Prefetcher:
         try:
             while True:
                 message, _ = self._channel.receive()
-                task: StageTask = message[1]
-                part = _Part(task, [{} for _ in task.indices])
-                for number in range(len(task.indices)):
-                    self._jobs.put((part, number))
+                self._jobs.put(functools.partial(self._begin, _Part(message[1])))
         except ChannelClosedError:
             return
 
     def _work(self) -> None:
-        while True:
-            part, number = self._jobs.get()
-            part.staged[number] = self._stage_example(part.task.indices[number], part.task.n_files)
-            with self._lock:
-                part.n_waiting -= 1
-                is_complete = part.n_waiting == 0
-            if is_complete:
-                staged = {path: copy for paths in part.staged for path, copy in paths.items()}
-                try:
-                    self._channel.send(("staged", part.task.part_id, staged))
-                except ChannelClosedError:
-                    return
+        with contextlib.suppress(ChannelClosedError):  # the end of this process
+            while True:
+                self._jobs.get()()
 
-    def _stage_example(self, index: int, n_files: int) -> dict[str, str]:
-        """Stage the files of one example; return source path to staged path."""
-        staged: dict[str, str] = {}
-        is_trusted = bool(self._validated[index])
+    def _begin(self, part: _Part) -> None:
+        """Look which files of a part are staged; what is not becomes a job for every example."""
+        missing = []
+        for example in map(self._look, part.task.indices):
+            if example.missing or not example.is_declared:
+                missing.append(example)
+            else:
+                self._finish(part, example)
+        part.n_waiting = len(missing)
+        for example in missing[1:]:
+            self._jobs.put(functools.partial(self._fetch, part, example))
+        if missing:
+            self._fetch(part, missing[0])
+        else:
+            self._answer(part)
+
+    def _look(self, index: int) -> _Example:
+        """Find the files of an example, and those of them that are staged."""
+        example = _Example(index, is_trusted=bool(self._validated[index]))
         try:
             declared = declared_paths(self._dataset, index)
-        except Exception:  # user code: the file reader will report it
-            return staged
+        except Exception as error:  # user code: the file reader will report it if it matters
+            self._tell(f"source_paths({index}) failed ({error!r}): the example is read unstaged")
+            return example
         if declared is None:
-            self._discover(index, n_files, is_trusted, staged)
-        else:
-            for path, absolute in paths_below(self._store.source, declared):
-                self._stage_file(path, absolute, is_trusted, staged)
-        self._validated[index] = 1
-        return staged
+            example.is_declared = False
+            return example
+        for path, absolute in paths_below(self._store.source, declared):
+            if not self._note(example, path, absolute, self._find(absolute, example.is_trusted)):
+                example.missing.append((path, absolute))
+        return example
 
-    def _discover(self, index: int, n_files: int, is_trusted: bool, staged: dict[str, str]) -> None:
-        while len(staged) < max(n_files, 1):
+    def _find(self, absolute: str, is_trusted: bool) -> Staged | None:
+        try:
+            return self._store.find(absolute, is_trusted=is_trusted or absolute in self._recent)
+        except OSError as error:
+            return self._fall_sick(error)
+
+    def _fetch(self, part: _Part, example: _Example) -> None:
+        """Copy what is missing of an example."""
+        try:
+            if example.is_declared:
+                for path, absolute in example.missing:
+                    self._note(example, path, absolute, self._copy(absolute))
+            else:
+                self._discover(example, part.task.n_files)
+        except Exception as error:  # a path that no file can have, say
+            example.is_complete = False
+            self._tell(f"example {example.index} cannot be staged ({error!r})")
+        with self._lock:
+            self._finish(part, example)
+            part.n_waiting -= 1
+            is_complete = part.n_waiting == 0
+        if is_complete:
+            self._answer(part)
+
+    def _finish(self, part: _Part, example: _Example) -> None:
+        part.staged.update(example.staged)
+        if example.is_complete:
+            self._validated[example.index] = 1
+
+    def _discover(self, example: _Example, n_files: int) -> None:
+        while len(example.staged) < max(n_files, 1):
             with self._user_code:
                 if self._discovery is None:
                     self._discovery = Discovery(self._dataset, self._store.source)
-                found = self._discovery.next_path(index, staged)
+                found = self._discovery.next_path(example.index, example.staged)
             if found is None:
                 return
             path, absolute = next(paths_below(self._store.source, [found]))
-            if not self._stage_file(path, absolute, is_trusted, staged):
+            answer = self._find(absolute, example.is_trusted) or self._copy(absolute)
+            if not self._note(example, path, absolute, answer):
                 return
 
-    def _stage_file(
-        self, path: str, absolute: str, is_trusted: bool, staged: dict[str, str]
-    ) -> bool:
+    def _copy(self, absolute: str) -> Staged:
         if time.monotonic() < self._sick_until:
-            self._count(Counter.FILES_REFUSED)
-            return False
+            return Staged(Outcome.REFUSED, None)
         try:
-            answer = self._store.stage(absolute, is_trusted=is_trusted or absolute in self._recent)
+            answer = self._store.fetch(absolute)
         except OSError as error:
-            self._sick_until = time.monotonic() + SICK_SECONDS
-            self._count(Counter.FILES_REFUSED)
+            return self._fall_sick(error)
+        if answer.outcome is Outcome.REFUSED:
             self._tell(
-                f"staging failed ({error}): files are read from the source, and staging is tried "
-                f"again every {SICK_SECONDS:.0f} s; see whether that disk is full or broken"
+                "the staging directory is full: further files are read from the source; "
+                "raise Staging.capacity, lower keep_free, or free space on the disk"
             )
+        return answer
+
+    def _fall_sick(self, error: OSError) -> Staged:
+        """Leave the staging disk alone for a while."""
+        self._sick_until = time.monotonic() + SICK_SECONDS
+        self._tell(
+            f"staging failed ({error}): files are read from the source, and staging is tried "
+            f"again every {SICK_SECONDS:.0f} s; see whether that disk is full or broken"
+        )
+        return Staged(Outcome.REFUSED, None)
+
+    def _note(self, example: _Example, path: str, absolute: str, answer: Staged | None) -> bool:
+        """Count an answer of the store; return whether it settles what becomes of the file."""
+        if answer is None:
             return False
-        self._note(answer)
-        if answer.path is None:
-            return False
-        staged[path] = answer.path
+        row = self._row
         with self._lock:
+            if answer.outcome is Outcome.COPIED:
+                row.add(Counter.FILES_STAGED, 1)
+                row.add(Counter.BYTES_STAGED, answer.copied_bytes)
+            elif answer.outcome is Outcome.FOUND:
+                row.add(Counter.FILES_FOUND_STAGED, 1)
+            elif answer.outcome is Outcome.REFUSED:
+                row.add(Counter.FILES_REFUSED, 1)
+            if answer.path is None:
+                example.is_complete = False
+                return example.is_declared
+            example.staged[path] = answer.path
             self._recent[absolute] = None
             if len(self._recent) > _REMEMBERED_PATHS:
                 self._recent.popitem(last=False)
         return True
 
-    def _note(self, answer: Staged) -> None:
-        if answer.outcome is Outcome.COPIED:
-            with self._lock:
-                self._row.add(Counter.FILES_STAGED, 1)
-                self._row.add(Counter.BYTES_STAGED, answer.copied_bytes)
-        elif answer.outcome is Outcome.FOUND:
-            self._count(Counter.FILES_FOUND_STAGED)
-        elif answer.outcome is Outcome.REFUSED:
-            self._count(Counter.FILES_REFUSED)
-            self._tell(
-                "the staging directory is full: further files are read from the source; "
-                "raise Staging.capacity, lower keep_free, or free space on the disk"
-            )
+    def _answer(self, part: _Part) -> None:
+        self._channel.send(("staged", part.task.part_id, part.staged))
 
     def _tell(self, text: str) -> None:
         with self._lock:
@@ -176,15 +221,34 @@ class Prefetcher:
         if is_news:
             self._channel.send(("trouble", text))
 
-    def _count(self, counter: Counter) -> None:
-        with self._lock:
-            self._row.add(counter, 1)
+
+class _Example:
+    """An example on its way to the staging directory.
+
+    Attributes:
+        index: Its index.
+        is_trusted: Whether its files have been compared with their sources in this run.
+        is_declared: Whether its files are known without asking the dataset for it.
+        is_complete: Whether all its files are staged.
+        staged: Source path to staged path of those that are.
+        missing: Source path and absolute path of those to copy.
+    """
+
+    __slots__ = ("index", "is_complete", "is_declared", "is_trusted", "missing", "staged")
+
+    def __init__(self, index: int, *, is_trusted: bool) -> None:
+        self.index = index
+        self.is_trusted = is_trusted
+        self.is_declared = True
+        self.is_complete = True
+        self.staged: dict[str, str] = {}
+        self.missing: list[tuple[str, str]] = []
 
 
 class _Part:
-    """A part with some of its examples still waiting for the slow store."""
+    """A part, with the number of its examples that wait for the slow store."""
 
-    def __init__(self, task: StageTask, staged: list[dict[str, str]]) -> None:
+    def __init__(self, task: StageTask) -> None:
         self.task = task
-        self.staged = staged
-        self.n_waiting = len(staged)
+        self.staged: dict[str, str] = {}
+        self.n_waiting = 0

@@ -24,6 +24,7 @@ NO_FORK = """
 
     import overlapiter
     from tests.chainer.iterator_datasets import Pixels, SourceFiles
+    from tests.chainer.scripts import workers
 
     if __name__ == "__main__":
         names = [f"{i}.bin" for i in range(12)]
@@ -42,8 +43,7 @@ NO_FORK = """
             assert sum(map(len, val)) == 12
             val.reset()
         # A reader that dies is replaced, and not by this process.
-        victim = next(p for p in os.listdir("/proc") if p.isdigit() and is_reader(p))
-        os.kill(int(victim), 9)
+        workers()["ovl-reader"][0].kill()
         for _ in range(20):
             next(train)
         train.finalize()
@@ -55,21 +55,7 @@ NO_FORK = """
 
 
 def test_the_trainer_never_forks_and_the_global_start_method_stays_unset(tmp_path: Path) -> None:
-    body = NO_FORK.replace(
-        "\n    if __name__",
-        """
-    def is_reader(pid):
-        try:
-            with open(f"/proc/{pid}/comm") as comm, open(f"/proc/{pid}/cwd/program.py"):
-                return comm.read() == "ovl-reader\\n" and os.readlink(f"/proc/{pid}/cwd") == HERE
-        except OSError:
-            return False
-
-    HERE = os.getcwd()
-
-    if __name__""",
-    )
-    ended = run_script(tmp_path, body)
+    ended = run_script(tmp_path, NO_FORK)
 
     assert ended.stdout == "no fork\n", ended.stderr
     assert ended.stderr == ""
@@ -124,7 +110,7 @@ def belongings() -> dict[str, Any]:
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": me.num_threads(),
         "shared memory": sorted(os.listdir("/dev/shm")),
-        "mappings": sum("overlapiter" in line for line in Path("/proc/self/maps").open()),
+        "mappings": Path("/proc/self/maps").read_text().count("overlapiter"),
     }
 
 

@@ -199,8 +199,9 @@ def test_a_failing_staging_disk_is_told_and_leaves_nothing(source, staging, stor
     assert room.reserve(5000)  # what was reserved has been given back
 
 
-def test_without_room_a_file_is_refused_but_its_outdated_copy_makes_room(source, staging, store):
+def test_without_room_a_file_is_refused_but_its_outdated_copy_makes_room(source, staging):
     name = name_of(source, 1)
+    made_store(source, staging)
     small = Store(str(staging), str(source), Room(str(staging), 1010, 0))
     assert small.stage(name).outcome is Outcome.COPIED
     assert small.stage(name_of(source, 2)) == Staged(Outcome.REFUSED, None)
@@ -227,11 +228,12 @@ def test_a_link_in_the_place_of_a_staged_file_is_replaced_and_not_followed(sourc
         assert (tmp_path / "precious").read_text() == "precious"
 
 
-def test_a_link_in_the_place_of_a_partial_file_is_not_followed(source, staging, store, tmp_path):
+def test_a_link_in_the_place_of_a_partial_file_is_not_followed(source, store, tmp_path):
     (tmp_path / "precious").write_text("precious")
     seen = []
     try_lock = store_module._try_lock
-    store_module._try_lock = lambda fd, name: seen.append(name) or try_lock(fd, name)
+    link = "/proc/self/fd/{}".format
+    store_module._try_lock = lambda fd: seen.append(os.readlink(link(fd))) or try_lock(fd)
     try:
         store.stage(name_of(source, 1))
     finally:

@@ -1,0 +1,154 @@
+"""However a program ends, its workers end with it, and silently."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.chainer.scripts import Program, are_gone, complaints, wait_until, workers
+
+START = """
+    import os, sys, gc, time
+    import overlapiter
+    from tests.chainer.iterator_datasets import {dataset}
+
+    def main():
+        global it
+        it = overlapiter.OverlapIterator({dataset}(40), 4, n_processes=2)
+        other = overlapiter.OverlapIterator({dataset}(40), 4, n_processes=1, repeat=False)
+        next(it), next(other)
+        print("ready", flush=True)
+        sys.stdin = None
+        while not os.path.exists("go"):
+            time.sleep(0.005)
+        {ending}
+
+    if __name__ == "__main__":
+        main()
+"""
+
+ENDINGS = {
+    "the end of the script": ("pass", 0, ""),
+    "sys.exit": ("sys.exit(3)", 3, ""),
+    "an exception": ("raise KeyError('mine')", 1, "KeyError: 'mine'"),
+    "os._exit": ("os._exit(4)", 4, ""),
+    "a reference cycle": ("other.myself = other; del other; it = None", 0, ""),
+    "a kept mini-batch": ("it.kept = [next(it) for _ in range(3)]", 0, ""),
+}
+
+
+def leave(tmp_path: Path, ending: str, dataset: str = "Pixels") -> tuple[int, str, bool]:
+    """Run to the ending; return the exit status, the errors, whether all children ended in 2 s."""
+    with Program(tmp_path, START.format(ending=ending, dataset=dataset)) as program:
+        program.wait_for("ready")
+        found = workers(psutil.Process(program.process.pid))
+        assert {name: len(them) for name, them in found.items()} == {
+            "ovl-supervisor": 2,
+            "ovl-reader": 3,
+        }
+        children = program.descendants()
+        (tmp_path / "go").touch()
+        status = program.wait(5)
+        return status, program.errors(), are_gone(children, 2)
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_without_finalize_all_children_end_silently(tmp_path: Path, ending: str) -> None:
+    statement, expected_status, expected_error = ENDINGS[ending]
+
+    status, errors, are_all_gone = leave(tmp_path, statement)
+
+    assert status == expected_status
+    assert are_all_gone
+    lines = errors.splitlines()
+    assert (lines[-1] if lines else "") == expected_error
+    assert errors.count("Traceback") == bool(expected_error)
+
+
+def test_an_iterator_that_is_collected_ends_its_workers_while_the_program_goes_on(
+    tmp_path: Path,
+) -> None:
+    ending = """
+        other.myself = other
+        del other
+        it = None
+        gc.collect()
+        print("collected", flush=True)
+        while not os.path.exists("finish"):
+            time.sleep(0.005)
+"""
+    with Program(tmp_path, START.format(ending=ending.strip(), dataset="Pixels")) as program:
+        program.wait_for("ready")
+        found = workers(psutil.Process(program.process.pid))
+        (tmp_path / "go").touch()
+        program.wait_for("collected")
+        assert are_gone([p for them in found.values() for p in them], 2)
+        (tmp_path / "finish").touch()
+        assert program.wait(5) == 0
+        assert program.errors() == ""
+
+
+def test_readers_that_are_stuck_do_not_delay_the_end(tmp_path: Path) -> None:
+    ending = "stuck = overlapiter.OverlapIterator(Gated(8, 0, 'never'), 4, n_processes=1)"
+    body = START.replace("import {dataset}", "import {dataset}, Gated")
+
+    with Program(tmp_path, body.format(ending=ending, dataset="Pixels")) as program:
+        program.wait_for("ready")
+        children = program.descendants()
+        (tmp_path / "go").touch()
+        assert program.wait(5) == 0
+        assert are_gone(children, 2)
+        assert program.errors() == ""
+
+
+@pytest.mark.parametrize("dataset", ["Pixels", "Slow"])
+def test_killing_the_trainer_ends_all_children_and_leaves_no_shared_memory(
+    tmp_path: Path, dataset: str
+) -> None:
+    before = set(os.listdir("/dev/shm"))
+    with Program(tmp_path, START.format(ending="pass", dataset=dataset)) as program:
+        program.wait_for("ready")
+        children = program.descendants()
+        assert len(children) >= 5
+
+        program.process.kill()
+
+        assert are_gone(children, 5)
+        assert complaints(program.errors()) == []
+    assert set(os.listdir("/dev/shm")) <= before
+
+
+def test_killing_the_trainer_ends_stuck_children_and_leaves_no_half_copied_file(
+    tmp_path: Path,
+) -> None:
+    body = """
+    import os, overlapiter
+    from tests.chainer.iterator_datasets import DeclaredFiles
+
+    if __name__ == "__main__":
+        os.mkdir("source")
+        names = [str(i) for i in range(4)]
+        for name in names[1:]:
+            open(f"source/{name}", "w").close()
+        os.mkfifo("source/0")  # whoever opens it waits
+        staging = overlapiter.Staging("fast", source="source", n_prefetchers=2)
+        it = overlapiter.OverlapIterator(
+            DeclaredFiles("source", names), 4, shuffle=False, n_processes=2, staging=staging
+        )
+        print("ready", flush=True)
+        next(it)
+    """
+    with Program(tmp_path, body) as program:
+        program.wait_for("ready")
+        wait_until(lambda: list((tmp_path / "fast").glob("*/partial/*")))
+        children = program.descendants()
+
+        program.process.kill()
+
+        assert are_gone(children, 5)
+        assert complaints(program.errors()) == []
+    # The supervisor tidies up if it outlives the trainer by a moment, else the next start does.
+    assert len(list((tmp_path / "fast").glob("*/partial/*"))) <= 1
