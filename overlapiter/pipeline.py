@@ -33,7 +33,9 @@ from .workers.plan import SupervisorPlan
 from .workers.supervisor import supervise
 
 #: Supervisors lost in a row, without a mini-batch in between, after which the pipeline gives up.
-_MAX_SUPERVISOR_DEATHS = 3
+_MAX_DEATHS = 4
+#: The same for one that never got as far as reading the dataset: it will not the next time either.
+_MAX_DEATHS_AT_START = 2
 #: How long closing waits for the supervisor to end its workers before it is killed itself.
 _CLOSE_SECONDS = 1.0
 
@@ -95,6 +97,7 @@ class Pipeline:
         self._processes.start()
 
     def _forget_memory(self) -> None:
+        self._is_ready = False  # the supervisor
         self._ready: dict[int, Message] = {}
         self._layouts: dict[int, Layout] = {}
         self._segments: dict[int, Segment] = {}
@@ -178,9 +181,11 @@ class Pipeline:
         self._send(("advance", self._take_id + announces_take, slots, first_id, lists))
 
     def _send(self, message: Message) -> None:
-        try:
+        is_sent = False
+        with contextlib.suppress(ChannelClosedError):
             self._processes.channel.send(message)
-        except ChannelClosedError:
+            is_sent = True
+        if not is_sent:
             self._revive()
 
     def _receive(self, deadline: float | None) -> None:
@@ -189,10 +194,13 @@ class Pipeline:
             wait_seconds = max(0.0, deadline - time.monotonic())
             if not _is_readable(channel, wait_seconds):
                 raise WaitTimeoutError(*self._ask_what_stalls())
-        try:
-            self._hear(*channel.receive())
-        except ChannelClosedError:
+        message: tuple[Message, list[int]] | None = None
+        with contextlib.suppress(ChannelClosedError):
+            message = channel.receive()
+        if message is None:
             self._revive()
+        else:
+            self._hear(*message)
 
     def _ask_what_stalls(self) -> tuple[str, int]:
         """Ask the supervisor what the next mini-batch waits for."""
@@ -208,7 +216,9 @@ class Pipeline:
 
     def _hear(self, message: Message, fds: list[int]) -> None:
         kind = message[0]
-        if kind in ("batch", "failed"):
+        if kind == "ready":
+            self._is_ready = True
+        elif kind in ("batch", "failed"):
             if message[1] >= self._take_id:
                 self._ready[message[1]] = message
             else:
@@ -238,10 +248,17 @@ class Pipeline:
             while True:  # its last words may say why it ended
                 self._hear(*self._processes.channel.receive(wait=False))
         self._n_deaths += 1
-        if self._n_deaths > _MAX_SUPERVISOR_DEATHS:
+        if self._n_deaths >= (_MAX_DEATHS if self._is_ready else _MAX_DEATHS_AT_START):
             raise PipelineError(
-                f"the supervisor process ended {self._n_deaths} times in a row; look for "
-                f"'ovl-supervisor' or 'out of memory' in the system log of this node"
+                f"the supervisor process ended {self._n_deaths} times in a row"
+                + (
+                    ": look for 'ovl-supervisor' or 'out of memory' in the system log of this node"
+                    if self._is_ready
+                    else " before it had read the dataset. If your dataset's class is in the "
+                    "script itself, the script is imported in that process: what starts the "
+                    'training must stand below `if __name__ == "__main__":`. What the process '
+                    "printed stands above"
+                )
             )
         self._forget_memory()
         self._processes.end()

@@ -34,6 +34,7 @@ def staging_plan(
             "directory", f"{directory} lies below the source {source}; choose one on another disk"
         )
     _make_directory(directory)
+    _check_source(source, dataset, first_indices)
     disk = os.statvfs(directory)
     disk_bytes = disk.f_blocks * disk.f_frsize
     capacity_bytes = None
@@ -72,6 +73,17 @@ def _find_source(staging: Staging, dataset: Any) -> str:
     if not os.path.isdir(source):
         raise OptionError("source", f"{source} is no directory; check the path and the mount")
     return source
+
+
+def _check_source(source: str, dataset: Any, first_indices: list[int]) -> None:
+    """Refuse a source below which no file of the first mini-batch lies."""
+    paths = [path for index in first_indices for path in declared_paths(dataset, index) or []]
+    if paths and not any(paths_below(source, paths)):
+        raise OptionError(
+            "source",
+            f"no file of the first mini-batch lies below {source}, for example "
+            f"{os.path.abspath(paths[0])} does not; name the directory that holds the files",
+        )
 
 
 def _make_directory(directory: str) -> None:

@@ -24,6 +24,8 @@ from multiprocessing import forkserver, spawn
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
+from overlapiter.errors import PipelineError
+
 #: Variables by which an MPI launcher tells a process which rank it is.
 LAUNCHER_PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "PMI_", "MPIR_", "HYDRA_", "MV2_", "I_MPI_HYDRA_")
 
@@ -90,13 +92,17 @@ def launch(
         fds: Descriptors to duplicate into the child; they stay the caller's.
         preload: Modules that the forkserver imports, if it is started here.
         needs_main_module: Whether the child must import the program's ``__main__``.
+
+    Raises:
+        PipelineError: It must, but cannot.
     """
     buffer = io.BytesIO()
     with _undecided_start_method():
         data: dict[str, Any] = spawn.get_preparation_data("overlapiter supervisor")
-    if not needs_main_module:
-        data.pop("init_main_from_path", None)
-        data.pop("init_main_from_name", None)
+    main_path = data.pop("init_main_from_path", None)
+    main_name = data.pop("init_main_from_name", None)
+    if needs_main_module:
+        data.update(_main_module(main_path, main_name))
     # The start method of this program is none of the child's business; unpickling the first entry
     # makes the child deaf to Ctrl-C and hides the launcher, before anything of the user's runs.
     data.pop("start_method", None)
@@ -124,6 +130,18 @@ def _undecided_start_method() -> Iterator[None]:
     finally:
         if is_undecided:
             multiprocessing.set_start_method(None, force=True)
+
+
+def _main_module(path: str | None, name: str | None) -> dict[str, str]:
+    """Return the preparation data by which the child imports the program's ``__main__``."""
+    if name is not None:
+        return {"init_main_from_name": name}
+    if path is not None and os.path.exists(path):
+        return {"init_main_from_path": path}
+    raise PipelineError(
+        "the dataset refers to something defined in an interactive session or a notebook, which "
+        "other processes cannot import; put the dataset's class and functions into a module"
+    )
 
 
 def _start_forkserver(preload: Sequence[str]) -> None:

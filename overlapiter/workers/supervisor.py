@@ -4,11 +4,11 @@ It is one process with one thread and runs no code of the user's after it has un
 dataset, so nothing that a dataset does can stop it. Messages with the trainer:
 
     trainer → supervisor                      supervisor → trainer
-    ("advance", consumed_id, [slot, …],       ("layout", id, layout), ("segment", id, bytes) + fd
-        first_id, [index list, …])            ("batch", id, layout_id, slot, parts)
-    ("reset", next_id)                        ("failed", id, pickled error), ("forget", …)
-    ("describe",)                             ("description", who, index), ("trouble", text)
-    ("close",)                                ("fatal", error, traceback)
+    ("advance", consumed_id, [slot, …],       ("ready",), ("fatal", error, traceback)
+        first_id, [index list, …])            ("layout", id, layout), ("segment", id, bytes) + fd
+    ("reset", next_id)                        ("batch", id, layout_id, slot, parts)
+    ("describe",)                             ("failed", id, pickled error), ("forget", …)
+    ("close",)                                ("description", who, index), ("trouble", text)
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ class Supervisor:
 
     def run(self) -> None:
         """Serve until the trainer closes its channel or ends."""
+        self._trainer.tell(("ready",))
         if self._plan.staging is not None:
             self._plan.staging.store().sweep()
         for team in (self._prefetchers, self._readers):

@@ -100,7 +100,6 @@ DATASETS: dict[str, tuple[Callable[[Path], Any], int]] = {
     ),
     "MultiZippedImageDataset": (lambda root: d.MultiZippedImageDataset([str(zipped(root))]), 1),
     "a user's own around another": (lambda root: Preprocessed(labeled(root)), N_FILES),
-    "a user's own of two files": (lambda root: Pairs(labeled(root)), N_FILES),
     "a user's own that opens files": (lambda root: SourceFiles(root, names(root)), N_FILES),
     "a user's own that declares them": (lambda root: DeclaredFiles(root, names(root)), N_FILES),
     "all of these around each other": (
@@ -160,6 +159,25 @@ def test_each_file_is_opened_once_in_three_epochs_and_no_reader_goes_to_the_sour
         assert 1 <= stats.opens_staged <= 2
     else:
         assert stats.opens_staged >= 3 * n_files
+
+
+def test_of_several_files_that_nobody_declares_all_are_staged_in_the_end(
+    tmp_path: Path, folder: Path, store: SlowStore
+) -> None:
+    staging = Staging(
+        tmp_path / "fast", source=folder, n_prefetchers=1, keep_free=0, look_ahead=1
+    )
+    dataset = attach(Pairs(labeled(folder)), store)
+    with OverlapIterator(dataset, 2, n_processes=1, staging=staging) as iterator:
+        while iterator.epoch < 4:
+            next(iterator)
+        opens, stats = store.opens, iterator.stats()
+        while iterator.epoch < 8:
+            next(iterator)
+
+        assert stats.files_staged == N_FILES
+        assert iterator.stats().opens_source == stats.opens_source
+        assert store.opens == opens
 
 
 def test_the_source_is_taken_from_the_dataset_where_it_is_known(

@@ -1,0 +1,265 @@
+"""What the user sees when an example cannot be given, and that it goes on afterwards."""
+
+from __future__ import annotations
+
+import gc
+import os
+import pickle
+import time
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import UnidentifiedImageError
+
+from overlapiter import OverlapIterator, Staging
+from overlapiter.errors import ExampleError, PipelineError, WorkerDiedError
+from tests.chainer.conftest import Maker
+from tests.chainer.iterator_datasets import Culprit, DeclaredFiles, Gated, Pixels, indices_of
+from tests.chainer.iterator_datasets import numbered_images as numbered
+from tests.conftest import make_images
+
+
+def error_of_second(iterator: Any) -> BaseException:
+    """Take three mini-batches of four, the second of which fails; return its error."""
+    assert indices_of(next(iterator)) == [0, 1, 2, 3]
+    with pytest.raises(Exception) as caught:  # noqa: PT011  # the caller looks at it
+        next(iterator)
+    assert (iterator.current_position, iterator.previous_epoch_detail) == (8, 0.25)
+    assert indices_of(next(iterator)) == [8, 9, 10, 11]
+    assert iterator.current_position == 12
+    error = caught.value
+    del caught
+    return error
+
+
+def test_an_exception_of_the_dataset_leaves_next_with_its_type_and_the_readers_traceback(
+    make_ours: Maker,
+) -> None:
+    iterator = make_ours(Culprit(16, 6, "raises"), 4, shuffle=False)
+
+    error = error_of_second(iterator)
+
+    assert type(error) is KeyError
+    assert error.args == ("no example 6",)
+    cause = error.__cause__
+    assert isinstance(cause, ExampleError)
+    assert cause.index == 6
+    assert 'in raises\n    raise KeyError(f"no example {i}")' in cause.worker_traceback
+    assert cause.worker_traceback in str(cause)
+
+
+def test_every_pass_over_a_bad_example_raises_again(make_ours: Maker) -> None:
+    iterator = make_ours(Culprit(8, 6, "raises"), 4, shuffle=False)
+
+    for _ in range(3):
+        assert indices_of(next(iterator)) == [0, 1, 2, 3]
+        with pytest.raises(KeyError):
+            next(iterator)
+    iterator.reset()
+    assert indices_of(next(iterator)) == [0, 1, 2, 3]
+
+
+def test_an_exception_that_cannot_be_pickled_is_told_by_an_example_error(make_ours: Maker) -> None:
+    error = error_of_second(make_ours(Culprit(16, 5, "raises_unpicklable"), 4, shuffle=False))
+
+    assert isinstance(error, ExampleError)
+    assert error.index == 5
+    assert "CustomError: code 5: deep inside" in str(error)
+
+
+def test_an_example_that_cannot_be_pickled_is_named(make_ours: Maker) -> None:
+    error = error_of_second(make_ours(Culprit(16, 5, "gives_unpicklable"), 4, shuffle=False))
+
+    assert isinstance(error, TypeError)
+    assert "cannot pickle '_thread.lock' object" in str(error)
+    assert isinstance(error.__cause__, ExampleError)
+    assert error.__cause__.index == 5
+
+
+@pytest.mark.parametrize(
+    ("deed", "exit_code"), [("exits_hard", 7), ("crashes", -11), ("exits", 3)]
+)
+def test_an_example_that_kills_its_readers_is_named_after_three_deaths(
+    make_ours: Maker, deed: str, exit_code: int
+) -> None:
+    iterator = make_ours(Culprit(16, 6, deed), 4, shuffle=False)
+
+    error = error_of_second(iterator)
+
+    assert isinstance(error, WorkerDiedError)
+    assert (error.index, error.deaths, error.exit_code) == (6, 3, exit_code)
+    assert iterator.stats().workers_replaced == 3
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+def test_the_very_first_example_may_be_the_bad_one(make_ours: Maker) -> None:
+    for deed, kind in (("raises", KeyError), ("exits_hard", WorkerDiedError)):
+        iterator = make_ours(Culprit(8, 0, deed), 4, shuffle=False)
+        with pytest.raises(kind):
+            next(iterator)
+        assert indices_of(next(iterator)) == [4, 5, 6, 7]
+
+
+def test_readers_that_are_replaced_after_every_part_give_the_same_mini_batches(
+    make_ours: Maker,
+) -> None:
+    iterator = make_ours(Pixels(16), 4, shuffle=False, maxtasksperchild=1)
+
+    for _ in range(3):
+        taken = [indices_of(next(iterator)) for _ in range(4)]
+        assert taken == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+    assert iterator.stats().workers_replaced == 0  # nobody died
+
+
+# --- files ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_images(tmp_path / "source", 12)
+    return tmp_path / "source"
+
+
+def test_a_missing_file_is_named(make_ours: Maker, folder: Path, tmp_path: Path) -> None:
+    (folder / "00005.jpg").unlink()
+    staging = Staging(tmp_path / "fast", source=folder, keep_free=0)
+    options = {"staging": staging} if make_ours.kind == "staged" else {}
+
+    iterator = make_ours(numbered(folder, 12), 4, shuffle=False, **options)
+    assert indices_of(next(iterator)) == [0, 1, 2, 3]
+    with pytest.raises(FileNotFoundError) as caught:
+        next(iterator)
+    error = caught.value
+
+    assert error.filename == str(folder / "00005.jpg")
+    assert isinstance(error.__cause__, ExampleError)
+    assert error.__cause__.index == 5
+    if options:
+        assert error.__cause__.paths == (str(folder / "00005.jpg"),)
+    assert indices_of(next(iterator)) == [8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("left_bytes", [0, 300])
+def test_a_truncated_file_is_named(
+    make_ours: Maker, folder: Path, tmp_path: Path, left_bytes: int
+) -> None:
+    os.truncate(folder / "00005.jpg", left_bytes)
+    staging = Staging(tmp_path / "fast", source=folder, keep_free=0)
+    options = {"staging": staging} if make_ours.kind == "staged" else {}
+    iterator = make_ours(numbered(folder, 12), 4, shuffle=False, **options)
+    next(iterator)
+
+    with pytest.raises(OSError) as caught:  # noqa: PT011  # what Pillow says is its own business
+        next(iterator)
+
+    assert isinstance(caught.value, UnidentifiedImageError) or left_bytes
+    assert isinstance(caught.value.__cause__, ExampleError)
+    assert caught.value.__cause__.index == 5
+    assert indices_of(next(iterator)) == [8, 9, 10, 11]
+
+
+def test_something_that_is_no_file_is_named(
+    make_ours: Maker, folder: Path, tmp_path: Path
+) -> None:
+    # Root may read any file, so it is a folder that cannot be read.
+    (folder / "a folder").mkdir()
+    names = ["00000.jpg", "00001.jpg", "a folder", "00003.jpg", "00004.jpg", "00005.jpg"]
+    staging = Staging(tmp_path / "fast", source=folder, keep_free=0)
+    options = {"staging": staging} if make_ours.kind == "staged" else {}
+    iterator = make_ours(DeclaredFiles(folder, names), 2, shuffle=False, **options)
+    next(iterator)
+
+    with pytest.raises(IsADirectoryError, match="a folder"):
+        next(iterator)
+
+    assert indices_of(next(iterator)) == [4, 5]
+
+
+# --- waiting ----------------------------------------------------------------------------------
+
+
+def test_a_stuck_dataset_is_named_and_the_wait_can_be_taken_up_again(
+    make_ours: Maker, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    iterator = make_ours(Gated(12, 5, gate), 4, shuffle=False, dataset_timeout=0.1)
+    assert indices_of(next(iterator)) == [0, 1, 2, 3]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", iterator.TimeoutWarning)
+        for _ in range(3):
+            with pytest.raises(iterator.TimeoutWarning) as caught:
+                next(iterator)
+            assert iterator.current_position == 4
+    text = str(caught.value)
+    assert "Stalled dataset is detected" in text
+    assert "file reader" in text
+    assert "example 5" in text
+    assert str(gate) in text
+
+    gate.touch()
+    iterator.dataset_timeout = 30.0
+    assert indices_of(next(iterator)) == [4, 5, 6, 7]
+    assert indices_of(next(iterator)) == [8, 9, 10, 11]
+
+
+def test_the_warning_of_a_stuck_dataset_does_not_end_the_wait(
+    make_ours: Maker, tmp_path: Path
+) -> None:
+    gate = tmp_path / "gate"
+    iterator = make_ours(Gated(8, 5, gate), 4, shuffle=False, dataset_timeout=0.1)
+    next(iterator)
+    heard = []
+
+    def show(message: Any, *_: Any) -> None:
+        heard.append(message)
+        if len(heard) == 2:
+            gate.touch()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", iterator.TimeoutWarning)
+        warnings.showwarning = show
+        assert indices_of(next(iterator)) == [4, 5, 6, 7]
+    assert len(heard) >= 2
+
+
+@pytest.mark.parametrize("index", [0, 5])
+def test_finalize_and_reset_do_not_wait_for_a_stuck_reader(
+    make_ours: Maker, tmp_path: Path, index: int
+) -> None:
+    iterator = make_ours(Gated(8, index, tmp_path / "gate"), 4, shuffle=False, dataset_timeout=0.1)
+    if index:
+        next(iterator)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", iterator.TimeoutWarning)
+        with pytest.raises(iterator.TimeoutWarning):
+            next(iterator)
+
+    start = time.monotonic()
+    iterator.reset()
+    iterator.finalize()
+    assert time.monotonic() - start < 2
+
+
+def test_a_forked_child_of_the_trainer_is_told_and_does_no_harm(make_ours: Maker) -> None:
+    iterator = make_ours(Pixels(16), 4, shuffle=False)
+    next(iterator)
+
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            next(iterator)
+        except PipelineError as error:
+            status = 0 if "forked" in str(error) else 2
+        finally:
+            iterator.finalize()
+            del iterator
+            gc.collect()
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+    assert indices_of(next(iterator)) == [4, 5, 6, 7]
+    assert isinstance(iterator, OverlapIterator)
