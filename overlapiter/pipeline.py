@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import dataclasses
-import mmap
 import os
 import pickle
-import select
 import time
 import warnings
 import weakref
@@ -26,18 +23,15 @@ from .sharedmem.layout import Layout
 from .sharedmem.segments import Segment, Slot
 from .sharedmem.slots import MiniBatch, view_batch
 from .stats import Stats, StatsBoard
-from .workers.channel import Channel, ChannelClosedError, Message
-from .workers.launch import Child, launch
+from .workers.channel import ChannelClosedError, Message
 from .workers.parcel import Parcel
 from .workers.plan import SupervisorPlan
-from .workers.supervisor import supervise
+from .workers.service import Service, is_readable
 
 #: Supervisors lost in a row, without a mini-batch in between, after which the pipeline gives up.
 _MAX_DEATHS = 4
 #: The same for one that never got as far as reading the dataset: it will not the next time either.
 _MAX_DEATHS_AT_START = 2
-#: How long closing waits for the supervisor to end its workers before it is killed itself.
-_CLOSE_SECONDS = 1.0
 
 
 class WaitTimeoutError(Exception):
@@ -86,15 +80,15 @@ class Pipeline:
         self._created_ns = created_ns
         self._plan = plan
         self._board, board_fd = StatsBoard.create(plan.n_readers, n_prefetchers)
-        self._processes = _Processes(parcel, plan, board_fd, preload)
-        self._finalizer = weakref.finalize(self, _Processes.close, self._processes)
+        self._service = Service(parcel, plan, board_fd, preload)
+        self._finalizer = weakref.finalize(self, Service.close, self._service)
         self._waiting: collections.OrderedDict[int, IndexList] = collections.OrderedDict()
         self._next_id = 0  # of the next index list
         self._take_id = 0  # of the next mini-batch
         self._outgoing: list[IndexList] = []
         self._n_deaths = 0
         self._forget_memory()
-        self._processes.start()
+        self._service.start()
 
     def _forget_memory(self) -> None:
         self._is_ready = False  # the supervisor
@@ -183,16 +177,16 @@ class Pipeline:
     def _send(self, message: Message) -> None:
         is_sent = False
         with contextlib.suppress(ChannelClosedError):
-            self._processes.channel.send(message)
+            self._service.channel.send(message)
             is_sent = True
         if not is_sent:
             self._revive()
 
     def _receive(self, deadline: float | None) -> None:
-        channel = self._processes.channel
+        channel = self._service.channel
         if deadline is not None:
             wait_seconds = max(0.0, deadline - time.monotonic())
-            if not _is_readable(channel, wait_seconds):
+            if not is_readable(channel, wait_seconds):
                 raise WaitTimeoutError(*self._ask_what_stalls())
         message: tuple[Message, list[int]] | None = None
         with contextlib.suppress(ChannelClosedError):
@@ -204,11 +198,11 @@ class Pipeline:
 
     def _ask_what_stalls(self) -> tuple[str, int]:
         """Ask the supervisor what the next mini-batch waits for."""
-        channel = self._processes.channel
+        channel = self._service.channel
         self._stalled: tuple[str, int] | None = None
         try:
             channel.send(("describe",), wait=False)
-            while self._stalled is None and _is_readable(channel, 0.2):
+            while self._stalled is None and is_readable(channel, 0.2):
                 self._hear(*channel.receive())
         except (ChannelClosedError, BlockingIOError):
             pass  # the next attempt to receive meets the same and deals with it
@@ -246,7 +240,7 @@ class Pipeline:
         """Start another supervisor and submit again what has not been taken."""
         with contextlib.suppress(ChannelClosedError, BlockingIOError):
             while True:  # its last words may say why it ended
-                self._hear(*self._processes.channel.receive(wait=False))
+                self._hear(*self._service.channel.receive(wait=False))
         self._n_deaths += 1
         if self._n_deaths >= (_MAX_DEATHS if self._is_ready else _MAX_DEATHS_AT_START):
             raise PipelineError(
@@ -261,8 +255,8 @@ class Pipeline:
                 )
             )
         self._forget_memory()
-        self._processes.end()
-        self._processes.start()
+        self._service.end()
+        self._service.start()
         self._outgoing = []
         lost = [self._waiting[i] for i in range(self._take_id, self._next_id)]
         self._send(("reset", self._take_id))
@@ -271,7 +265,7 @@ class Pipeline:
     def _check_open(self) -> None:
         if not self._finalizer.alive:
             raise PipelineError("the iterator has been finalized; make a new one")
-        if os.getpid() != self._processes.owner_pid:
+        if os.getpid() != self._service.owner_pid:
             raise PipelineError(
                 "the iterator was made in another process and this one was forked from it; "
                 "make the iterator in the process that uses it"
@@ -293,75 +287,12 @@ class Pipeline:
         self._finalizer()
 
 
-class _Processes:
-    """The supervisor process with everything needed to start it again. Ends what it started."""
-
-    def __init__(
-        self, parcel: Parcel, plan: SupervisorPlan, board_fd: int, preload: Sequence[str]
-    ) -> None:
-        self.owner_pid = os.getpid()
-        self._parcel = parcel
-        self._plan = plan
-        self._preload = preload
-        self._board_fd = board_fd
-        self._validated_fd = os.memfd_create("overlapiter-validated", os.MFD_CLOEXEC)
-        os.ftruncate(self._validated_fd, max(plan.dataset_size, mmap.PAGESIZE))
-        self._child: Child | None = None
-        self.channel: Channel
-
-    def start(self) -> None:
-        """Start a supervisor; does not wait for it."""
-        ours, theirs = Channel.pair()
-        self.channel = ours
-        parcel = self._parcel
-        try:
-            self._child = launch(
-                supervise,
-                (dataclasses.replace(self._plan, trainer_pid=os.getpid()), parcel.size_bytes),
-                [theirs.fileno(), parcel.fd, self._board_fd, self._validated_fd],
-                preload=self._preload,
-                needs_main_module=parcel.mentions("__main__"),
-            )
-        finally:
-            theirs.close()
-
-    def end(self) -> None:
-        """End the supervisor and with it its workers; kill it if it does not end by itself."""
-        if self._child is None:
-            self.channel.close()
-            return
-        with contextlib.suppress(ChannelClosedError, BlockingIOError):
-            self.channel.send(("close",), wait=False)
-        self.channel.close()
-        # A forkserver that is still importing forks it later; it then finds its channel closed.
-        is_there = _is_readable(self._child, _CLOSE_SECONDS) and self._child.is_forked()
-        if is_there and not _is_readable(self._child, _CLOSE_SECONDS):
-            self._child.kill()
-            _is_readable(self._child, _CLOSE_SECONDS)
-        self._child.close()
-        self._child = None
-
-    def close(self) -> None:
-        """End the processes and drop every descriptor; in a forked child drop nothing but these."""
-        if os.getpid() == self.owner_pid:
-            self.end()
-        for fd in (self._board_fd, self._validated_fd):
-            os.close(fd)
-        self._parcel.close()
-
-
 def _plain(index_lists: Iterable[IndexList], seed: int | None) -> list[tuple[list[int], Any]]:
     """Return index lists as plain numbers; epochs only where a seed needs them."""
     return [
         (indices.tolist(), None if seed is None else epochs.tolist())
         for indices, epochs in index_lists
     ]
-
-
-def _is_readable(source: Any, timeout_seconds: float) -> bool:
-    poller = select.poll()
-    poller.register(source, select.POLLIN)
-    return bool(poller.poll(timeout_seconds * 1000))
 
 
 def _failed(pickled: bytes) -> FailedBatch:

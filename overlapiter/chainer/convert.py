@@ -42,6 +42,8 @@ def concat_examples(batch: Any, device: Any = None, padding: Any = None) -> Any:
 def _columns(batch: MiniBatch) -> Any:
     """Return the arrays in the form of an example, or None if Chainer has to concatenate."""
     structure = batch.structure
+    if any(column is not None and not column.dtype.isnative for column in batch.columns):
+        return None  # Chainer gives the byte order of the machine
     if isinstance(structure, str):
         return batch.columns[0]
     assert structure is not None
@@ -73,6 +75,7 @@ def _still_views(values: Any, column: Any) -> bool:
         type(value) is np.ndarray
         and value.__array_interface__["data"][0] == start + row * step
         and value.shape == column.shape[1:]
+        and value.strides == column.strides[1:]
         and value.dtype == column.dtype
         for row, value in enumerate(values)
     )

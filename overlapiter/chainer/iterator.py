@@ -36,7 +36,7 @@ from .plan import staging_plan
 
 OrderSampler = Callable[[Any, int], Any]
 
-_PRELOAD = ("overlapiter.workers.supervisor", "overlapiter.chainer.preload")
+_PRELOAD = ("overlapiter.workers.service", "overlapiter.chainer.preload")
 
 
 class OverlapIterator(chainer.dataset.Iterator):

@@ -83,11 +83,11 @@ class Store:
         Raises:
             StagingError: A directory cannot be made.
         """
-        for path in (self._files, self._partial):
+        files, partial = self._files.rstrip("/"), self._partial.rstrip("/")
+        for path in (os.path.dirname(files), files, partial):
             try:
                 _make_private(path)
-                _refuse_foreign(os.path.dirname(path.rstrip("/")))
-                _refuse_foreign(path.rstrip("/"))
+                _refuse_foreign(path)
             except OSError as error:
                 message = f"cannot make it ({error.strerror}); choose another directory"
                 raise StagingError(path, message) from error

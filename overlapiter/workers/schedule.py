@@ -37,11 +37,13 @@ class Part:
         state: Where it is.
         staged: Source path to staged path of the files that may be read from there.
         report: What its file reader said about the examples, pickled.
-        deaths: Workers that died on it.
+        deaths: Prefetchers that died on it, then file readers that died on ``culprit``.
+        culprit: Index of the example that the last file reader died on; -1 for none.
     """
 
     __slots__ = (
         "batch",
+        "culprit",
         "deaths",
         "indices",
         "part_id",
@@ -62,6 +64,7 @@ class Part:
         self.staged: dict[str, str] = {}
         self.report: bytes | None = None
         self.deaths = 0
+        self.culprit = -1
 
     @property
     def epochs(self) -> list[int] | None:
@@ -157,6 +160,7 @@ class Schedule:
         if part.batch.is_abandoned:
             return self.done(part)
         part.staged = staged
+        part.deaths = 0  # of a prefetcher; from now on those of file readers count
         self._queue(part, PartState.TO_READ)
         return None
 

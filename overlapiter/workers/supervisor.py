@@ -13,15 +13,9 @@ dataset, so nothing that a dataset does can stop it. Messages with the trainer:
 
 from __future__ import annotations
 
-import collections
-import importlib
-import mmap
 import os
 import pickle
 import selectors
-import signal
-import sys
-import traceback
 from typing import Any
 
 from overlapiter.errors import OverlapError, WorkerDiedError
@@ -31,14 +25,14 @@ from overlapiter.sources import Dataset
 from overlapiter.stats import Counter, StatsBoard
 
 from .channel import Channel, ChannelClosedError, Message
-from .memory import Acquaintance, SlotKeeper
-from .parcel import open_parcel
+from .memory import SlotKeeper
 from .plan import SupervisorPlan
 from .prefetcher import Prefetcher, StageTask
-from .processes import freeze, is_running, set_name
+from .processes import is_running
 from .reader import FileReader, ReadTask
 from .schedule import Batch, Part, PartState, Schedule
 from .team import Team, Worker
+from .trainer_end import TrainerEnd
 
 #: Deaths on the same part after which it is given up.
 MAX_DEATHS = 3
@@ -67,7 +61,7 @@ class Supervisor:
         self._dataset = dataset
         self._validated = validated
         self._selector = selectors.DefaultSelector()
-        self._trainer = _TrainerEnd(channel, self._selector)
+        self._trainer = TrainerEnd(channel, self._selector)
         self._schedule = Schedule(is_staging=plan.staging is not None)
         # Those being built, the ready ones among them, the next one, and the one being looked at.
         self._keeper = SlotKeeper(n_expected=plan.n_build_ahead + 2)
@@ -362,112 +356,10 @@ class Supervisor:
 
     def _redo_reading(self, part: Part, culprit: int, status: int) -> None:
         if culprit in part.indices:
-            part.deaths += 1
+            part.deaths = part.deaths + 1 if culprit == part.culprit else 1
+            part.culprit = culprit
         if part.deaths >= MAX_DEATHS and culprit in part.indices:
             exit_code = os.waitstatus_to_exitcode(status)
             self._fail(part, WorkerDiedError(culprit, part.deaths, exit_code))
         else:
             self._settle(self._schedule.redo(part, PartState.TO_READ))
-
-
-class _TrainerEnd:
-    """The channel to the trainer, which may be busy for long and is never waited for."""
-
-    def __init__(self, channel: Channel, selector: selectors.BaseSelector) -> None:
-        self.channel = channel
-        self.known = Acquaintance()
-        self.is_closed = False
-        self._selector = selector
-        self._outbox: collections.deque[tuple[Message, tuple[int, ...]]] = collections.deque()
-        self._is_full = False
-        selector.register(channel, selectors.EVENT_READ, self)
-
-    def messages(self, events: int) -> Any:
-        """Give the messages that have come; sends what has been waiting to go."""
-        if events & selectors.EVENT_WRITE:
-            self._flush()
-        try:
-            while not self.is_closed:
-                yield self.channel.receive(wait=False)[0]
-        except BlockingIOError:
-            return
-        except ChannelClosedError:
-            self.is_closed = True
-
-    def tell(self, message: Message, fds: tuple[int, ...] = ()) -> None:
-        """Send a message, now or when there is room for it."""
-        # A descriptor that waits is duplicated: its owner may close it meanwhile.
-        if self._outbox:
-            fds = tuple(map(os.dup, fds))
-            self._outbox.append((message, fds))
-            return
-        try:
-            self.channel.send(message, fds, wait=False)
-        except BlockingIOError:
-            self._outbox.append((message, tuple(map(os.dup, fds))))
-            self._watch(selectors.EVENT_READ | selectors.EVENT_WRITE)
-        except ChannelClosedError:
-            self.is_closed = True
-
-    def close(self) -> None:
-        """End the service."""
-        self.is_closed = True
-
-    def _flush(self) -> None:
-        try:
-            while self._outbox:
-                message, fds = self._outbox[0]
-                self.channel.send(message, fds, wait=False)
-                self._outbox.popleft()
-                for fd in fds:
-                    os.close(fd)
-            self._watch(selectors.EVENT_READ)
-        except BlockingIOError:
-            return
-        except ChannelClosedError:
-            self.is_closed = True
-
-    def _watch(self, events: int) -> None:
-        self._selector.modify(self.channel, events, self)
-
-
-def supervise(fds: list[int], plan: SupervisorPlan, dataset_bytes: int) -> int:
-    """Run the supervisor; the main function of its process.
-
-    Args:
-        fds: The channel to the trainer, the pickled dataset, the stats board, the validated bytes.
-        plan: The plan.
-        dataset_bytes: Size of the pickled dataset.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    set_name("ovl-supervisor")
-    channel = Channel.from_fd(fds[0])
-    try:
-        for name in plan.imports:
-            importlib.import_module(name)
-        dataset = open_parcel(fds[1], dataset_bytes)
-        n_prefetchers = plan.staging.n_prefetchers if plan.staging else 0
-        board = StatsBoard(fds[2], plan.n_readers, n_prefetchers)
-        validated = memoryview(mmap.mmap(fds[3], max(plan.dataset_size, 1)))
-        for fd in fds[1:4]:
-            os.close(fd)
-        freeze()
-        supervisor = Supervisor(channel, dataset, plan, board, validated)
-        try:
-            supervisor.run()
-        finally:
-            supervisor.end_workers()
-    except ChannelClosedError:
-        return 0
-    except BaseException as error:  # the trainer is told, nobody else can be
-        _report_fatal(channel, error)
-        return 1
-    return 0
-
-
-def _report_fatal(channel: Channel, error: BaseException) -> None:
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    try:
-        channel.send(("fatal", f"{type(error).__name__}: {error}", text))
-    except ChannelClosedError:
-        sys.stderr.write(text)  # the trainer is gone: this is the last place to tell

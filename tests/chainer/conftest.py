@@ -89,7 +89,9 @@ def make_parallel(
 
 
 @pytest.fixture(params=["overlap", "staged"])
-def make_ours(request: pytest.FixtureRequest, image_folder: Path, tmp_path: Path) -> Iterator[Maker]:
+def make_ours(
+    request: pytest.FixtureRequest, image_folder: Path, tmp_path: Path
+) -> Iterator[Maker]:
     """Make our iterators, without staging and with it."""
     yield from _maker(request, image_folder, tmp_path)
 

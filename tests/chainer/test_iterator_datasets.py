@@ -164,9 +164,7 @@ def test_each_file_is_opened_once_in_three_epochs_and_no_reader_goes_to_the_sour
 def test_of_several_files_that_nobody_declares_all_are_staged_in_the_end(
     tmp_path: Path, folder: Path, store: SlowStore
 ) -> None:
-    staging = Staging(
-        tmp_path / "fast", source=folder, n_prefetchers=1, keep_free=0, look_ahead=1
-    )
+    staging = Staging(tmp_path / "fast", source=folder, n_prefetchers=1, keep_free=0, look_ahead=1)
     dataset = attach(Pairs(labeled(folder)), store)
     with OverlapIterator(dataset, 2, n_processes=1, staging=staging) as iterator:
         while iterator.epoch < 4:

@@ -78,9 +78,7 @@ def test_an_example_that_cannot_be_pickled_is_named(make_ours: Maker) -> None:
     assert error.__cause__.index == 5
 
 
-@pytest.mark.parametrize(
-    ("deed", "exit_code"), [("exits_hard", 7), ("crashes", -11), ("exits", 3)]
-)
+@pytest.mark.parametrize(("deed", "exit_code"), [("exits_hard", 7), ("crashes", -11), ("exits", 3)])
 def test_an_example_that_kills_its_readers_is_named_after_three_deaths(
     make_ours: Maker, deed: str, exit_code: int
 ) -> None:
@@ -90,7 +88,9 @@ def test_an_example_that_kills_its_readers_is_named_after_three_deaths(
 
     assert isinstance(error, WorkerDiedError)
     assert (error.index, error.deaths, error.exit_code) == (6, 3, exit_code)
-    assert iterator.stats().workers_replaced == 3
+    replaced = iterator.stats().workers_replaced
+    # Nobody knows the files of this dataset: prefetchers look for them, and may die as well.
+    assert 3 <= replaced <= (6 if make_ours.kind == "staged" else 3)
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
@@ -160,9 +160,7 @@ def test_a_truncated_file_is_named(
     assert indices_of(next(iterator)) == [8, 9, 10, 11]
 
 
-def test_something_that_is_no_file_is_named(
-    make_ours: Maker, folder: Path, tmp_path: Path
-) -> None:
+def test_something_that_is_no_file_is_named(make_ours: Maker, folder: Path, tmp_path: Path) -> None:
     # Root may read any file, so it is a folder that cannot be read.
     (folder / "a folder").mkdir()
     names = ["00000.jpg", "00001.jpg", "a folder", "00003.jpg", "00004.jpg", "00005.jpg"]
@@ -229,7 +227,11 @@ def test_the_warning_of_a_stuck_dataset_does_not_end_the_wait(
 def test_finalize_and_reset_do_not_wait_for_a_stuck_reader(
     make_ours: Maker, tmp_path: Path, index: int
 ) -> None:
-    iterator = make_ours(Gated(8, index, tmp_path / "gate"), 4, shuffle=False, dataset_timeout=0.1)
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    options = {"staging": Staging(tmp_path / "fast", source=gate)}
+    options = {"dataset_timeout": 0.1, **(options if make_ours.kind == "staged" else {})}
+    iterator = make_ours(Gated(8, index, gate / "never"), 4, shuffle=False, **options)
     if index:
         next(iterator)
     with warnings.catch_warnings():

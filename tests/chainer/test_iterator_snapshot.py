@@ -234,7 +234,9 @@ def test_a_pickle_continues_where_the_original_stands_which_goes_on_undisturbed(
 
 def test_a_copy_is_independent_and_keeps_class_arguments_and_place(make_ours: Maker) -> None:
     iterator = make_ours.keep(
-        Subclass(Pixels(8), 2, shuffle=False, n_processes=1, dataset_timeout=5.0, maxtasksperchild=9)
+        Subclass(
+            Pixels(8), 2, shuffle=False, n_processes=1, dataset_timeout=5.0, maxtasksperchild=9
+        )
     )
     next(iterator)
 

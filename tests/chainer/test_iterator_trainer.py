@@ -84,8 +84,9 @@ def test_a_training_gives_the_log_of_the_serial_iterator(
 
     assert log_of(trainer) == expected_log
     assert len(expected_log) == 18
-    assert expected_log[-1]["main/loss"] < expected_log[0]["main/loss"]
-    assert sum("validation/main/loss" in entry for entry in expected_log) == 6
+    losses = [entry.get("validation/main/loss") for entry in expected_log][2::3]
+    assert len(set(losses)) == 6
+    assert losses[-1] < losses[0]
 
 
 def test_a_training_that_is_resumed_in_the_middle_of_an_epoch_ends_that_epoch_the_same(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import random
+import signal
 import threading
 from pathlib import Path
 
@@ -164,15 +165,17 @@ def test_threads_and_processes_together_are_granted_the_capacity_exactly(directo
 
 
 def used_bytes(directory: str) -> int:
-    """Return the bytes of all files, whatever appears and disappears meanwhile."""
-    total_bytes = 0
-    for folder, _, names in os.walk(directory):
-        for name in names:
-            try:
-                total_bytes += os.lstat(os.path.join(folder, name)).st_size
-            except FileNotFoundError:
-                continue
-    return total_bytes
+    return sum(path.stat().st_size for path in Path(directory).rglob("*") if path.is_file())
+
+
+def still_running(pids: list[int]) -> list[int]:
+    """Stop the processes where they are; return those that have not ended, all well."""
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    statuses = {pid: os.waitpid(pid, os.WUNTRACED)[1] for pid in pids}
+    stopped = [pid for pid in pids if os.WIFSTOPPED(statuses[pid])]
+    assert all(statuses[pid] == 0 for pid in pids if pid not in stopped)
+    return stopped
 
 
 @pytest.mark.parametrize("is_outdated", [False, True])
@@ -200,9 +203,11 @@ def test_the_files_of_four_processes_never_exceed_the_capacity(directory, tmp_pa
     pids = [forked(stage_all, seed) for seed in range(4)]
     samples = []
     while pids:
+        pids = still_running(pids)
         samples.append(used_bytes(directory))
-        pids = [pid for pid in pids if os.waitpid(pid, os.WNOHANG) == (0, 0)]
-    samples.append(used_bytes(directory))
+        for pid in pids:
+            os.kill(pid, signal.SIGCONT)
+    assert len(samples) > 2
     assert max(samples) <= capacity_bytes
     assert samples[-1] > capacity_bytes - 4 * BLOCK
     staged = [p for p in Path(directory).rglob("*.bin") if p.stat().st_size >= BLOCK]

@@ -1,0 +1,142 @@
+"""The supervisor's process: its main function, and what the trainer holds of it."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import mmap
+import os
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from typing import Protocol
+
+from overlapiter.stats import StatsBoard
+
+from .channel import Channel, ChannelClosedError
+from .launch import Child, launch
+from .parcel import Parcel, open_parcel
+from .plan import SupervisorPlan
+from .processes import freeze, set_name
+from .supervisor import Supervisor
+
+#: How long ending waits for the supervisor to end its workers before it is killed itself.
+_END_SECONDS = 1.0
+
+
+class HasFileno(Protocol):
+    """Something to wait on."""
+
+    def fileno(self) -> int:
+        """Return its descriptor."""
+
+
+def is_readable(source: HasFileno, timeout_seconds: float) -> bool:
+    """Return whether there is something to read from ``source``, or its end, in time."""
+    poller = select.poll()
+    poller.register(source, select.POLLIN)
+    return bool(poller.poll(timeout_seconds * 1000))
+
+
+class Service:
+    """The supervisor process with everything needed to start it again. Ends what it started."""
+
+    def __init__(
+        self, parcel: Parcel, plan: SupervisorPlan, board_fd: int, preload: Sequence[str]
+    ) -> None:
+        self.owner_pid = os.getpid()
+        self._parcel = parcel
+        self._plan = plan
+        self._preload = preload
+        self._board_fd = board_fd
+        self._validated_fd = os.memfd_create("overlapiter-validated", os.MFD_CLOEXEC)
+        os.ftruncate(self._validated_fd, max(plan.dataset_size, mmap.PAGESIZE))
+        self._child: Child | None = None
+        self.channel: Channel
+
+    def start(self) -> None:
+        """Start a supervisor; does not wait for it."""
+        ours, theirs = Channel.pair()
+        self.channel = ours
+        parcel = self._parcel
+        try:
+            self._child = launch(
+                supervise,
+                (dataclasses.replace(self._plan, trainer_pid=os.getpid()), parcel.size_bytes),
+                [theirs.fileno(), parcel.fd, self._board_fd, self._validated_fd],
+                preload=self._preload,
+                needs_main_module=parcel.mentions("__main__"),
+            )
+        finally:
+            theirs.close()
+
+    def end(self) -> None:
+        """End the supervisor and with it its workers; kill it if it does not end by itself."""
+        if self._child is None:
+            self.channel.close()
+            return
+        with contextlib.suppress(ChannelClosedError, BlockingIOError):
+            self.channel.send(("close",), wait=False)
+        self.channel.close()
+        # A forkserver that is still importing forks it later; it then finds its channel closed.
+        is_there = is_readable(self._child, _END_SECONDS) and self._child.is_forked()
+        if is_there and not is_readable(self._child, _END_SECONDS):
+            self._child.kill()
+            is_readable(self._child, _END_SECONDS)
+        self._child.close()
+        self._child = None
+
+    def close(self) -> None:
+        """End the processes and drop every descriptor; in a forked child drop nothing but these."""
+        if os.getpid() == self.owner_pid:
+            self.end()
+        else:
+            self.channel.close()
+        for fd in (self._board_fd, self._validated_fd):
+            os.close(fd)
+        self._parcel.close()
+
+
+def supervise(fds: list[int], plan: SupervisorPlan, dataset_bytes: int) -> int:
+    """Run the supervisor; the main function of its process.
+
+    Args:
+        fds: The channel to the trainer, the pickled dataset, the stats board, the validated bytes.
+        plan: The plan.
+        dataset_bytes: Size of the pickled dataset.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    set_name("ovl-supervisor")
+    channel = Channel.from_fd(fds[0])
+    try:
+        for name in plan.imports:
+            importlib.import_module(name)
+        dataset = open_parcel(fds[1], dataset_bytes)
+        n_prefetchers = plan.staging.n_prefetchers if plan.staging else 0
+        board = StatsBoard(fds[2], plan.n_readers, n_prefetchers)
+        validated = memoryview(mmap.mmap(fds[3], max(plan.dataset_size, 1)))
+        for fd in fds[1:4]:
+            os.close(fd)
+        freeze()
+        supervisor = Supervisor(channel, dataset, plan, board, validated)
+        try:
+            supervisor.run()
+        finally:
+            supervisor.end_workers()
+    except ChannelClosedError:
+        return 0
+    except BaseException as error:  # the trainer is told, nobody else can be
+        _report_fatal(channel, error)
+        return 1
+    return 0
+
+
+def _report_fatal(channel: Channel, error: BaseException) -> None:
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    try:
+        channel.send(("fatal", f"{type(error).__name__}: {error}", text))
+    except ChannelClosedError:
+        sys.stderr.write(text)  # the trainer is gone: this is the last place to tell

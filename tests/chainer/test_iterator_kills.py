@@ -1,0 +1,215 @@
+"""Workers that are killed: the mini-batches stay what they were, byte for byte."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from overlapiter import OverlapIterator, Staging
+from overlapiter.errors import PipelineError
+from tests.chainer.iterator_datasets import Augmented, Slow, numbered_images
+from tests.chainer.scripts import wait_until, workers
+from tests.conftest import make_images
+
+N_IMAGES = 40
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    make_images(tmp_path / "source", N_IMAGES)
+    return tmp_path / "source"
+
+
+@pytest.fixture(params=[False, True], ids=["overlap", "staged"])
+def iterator(
+    request: pytest.FixtureRequest, folder: Path, tmp_path: Path
+) -> Iterator[OverlapIterator]:
+    """An iterator over images with three readers, and two prefetchers where it is staged."""
+    staging = Staging(tmp_path / "fast", source=folder, n_prefetchers=2, keep_free=0)
+    with OverlapIterator(
+        numbered_images(folder, N_IMAGES),
+        8,
+        n_processes=3,
+        seed=7,
+        n_prefetch=2,
+        staging=staging if request.param else None,
+    ) as iterator:
+        yield iterator
+
+
+def content(batch: list[Any]) -> list[tuple[bytes, bytes]]:
+    return [(pixels.tobytes(), label.tobytes()) for pixels, label in batch]
+
+
+def undisturbed(folder: Path, n_batches: int) -> list[Any]:
+    with OverlapIterator(numbered_images(folder, N_IMAGES), 8, n_processes=1, seed=7) as iterator:
+        return [content(next(iterator)) for _ in range(n_batches)]
+
+
+def kill_one(name: str, signal_number: int, random_numbers: random.Random) -> None:
+    """Kill one of our processes; those that were just killed may not be replaced yet."""
+    wait_until(lambda: workers().get(name))
+    victim = random_numbers.choice(workers().get(name) or [None])
+    if victim is not None:
+        victim.send_signal(signal_number)
+
+
+@pytest.mark.parametrize("signal_number", [signal.SIGKILL, signal.SIGSEGV])
+@pytest.mark.parametrize("name", ["ovl-reader", "ovl-prefetcher", "ovl-supervisor"])
+def test_a_worker_that_is_killed_now_and_then_changes_no_mini_batch(
+    iterator: OverlapIterator, folder: Path, name: str, signal_number: int
+) -> None:
+    if name == "ovl-prefetcher" and iterator.staging is None:
+        pytest.skip("there are none")
+    expected = undisturbed(folder, 20)
+    numbers = random.Random(1)
+
+    for step in range(20):
+        if step % 4 == 0:
+            kill_one(name, signal_number, numbers)
+        assert content(next(iterator)) == expected[step]
+    wait_until(lambda: len(workers().get("ovl-reader", [])) == 3)
+
+
+def test_workers_that_are_killed_before_the_first_mini_batch_change_nothing(
+    iterator: OverlapIterator, folder: Path
+) -> None:
+    expected = undisturbed(folder, 3)
+    for name in ("ovl-reader", "ovl-supervisor"):
+        iterator.reset()
+        kill_one(name, signal.SIGKILL, random.Random(0))
+        assert [content(next(iterator)) for _ in range(3)] == expected
+
+
+def test_all_workers_at_once_may_be_killed(iterator: OverlapIterator, folder: Path) -> None:
+    expected = undisturbed(folder, 9)
+    kept = [next(iterator) for _ in range(3)]
+
+    for step in range(3, 9, 3):
+        for found in workers().values():
+            for process in found:
+                process.kill()
+        kept += [next(iterator) for _ in range(step, step + 3)]
+
+    assert [content(batch) for batch in kept] == expected
+    assert iterator.stats().n_readers == 3
+
+
+def test_mini_batches_that_are_kept_outlive_the_supervisor(
+    iterator: OverlapIterator, folder: Path
+) -> None:
+    expected = undisturbed(folder, 8)
+    kept = [next(iterator) for _ in range(4)]
+    kill_one("ovl-supervisor", signal.SIGKILL, random.Random(0))
+
+    kept += [next(iterator) for _ in range(4)]
+
+    assert [content(batch) for batch in kept] == expected
+
+
+def test_a_reset_after_a_kill_starts_from_the_beginning(
+    iterator: OverlapIterator, folder: Path
+) -> None:
+    expected = undisturbed(folder, 5)
+    for name in ("ovl-reader", "ovl-supervisor"):
+        next(iterator)
+        kill_one(name, signal.SIGKILL, random.Random(0))
+        iterator.reset()
+        assert [content(next(iterator)) for _ in range(5)] == expected
+
+
+def test_finalize_after_a_kill_is_quiet() -> None:
+    for name in ("ovl-reader", "ovl-supervisor"):
+        iterator = OverlapIterator(Slow(20), 4, n_processes=2)
+        next(iterator)
+        kill_one(name, signal.SIGKILL, random.Random(0))
+        iterator.finalize()
+        wait_until(lambda: not workers(), 2)
+
+
+def test_a_supervisor_that_dies_again_and_again_is_given_up_clearly() -> None:
+    class Killer:
+        """Kills the supervisor whenever it has been started."""
+
+        def __call__(self) -> None:
+            kill_one("ovl-supervisor", signal.SIGKILL, random.Random(0))
+
+    with OverlapIterator(Slow(400), 100, n_processes=1) as iterator:
+        original = iterator._pipeline._processes.start
+
+        def start_and_kill() -> None:
+            original()
+            Killer()()
+
+        iterator._pipeline._processes.start = start_and_kill
+        Killer()()
+        with pytest.raises(PipelineError, match="supervisor process ended"):
+            next(iterator)
+
+
+# --- the seed ---------------------------------------------------------------------------------
+
+
+def augmented(n_batches: int, **options: Any) -> list[Any]:
+    with OverlapIterator(Augmented(18), 4, seed=3, **options) as iterator:
+        return [content(next(iterator)) for _ in range(n_batches)]
+
+
+def test_with_a_seed_the_bytes_do_not_depend_on_readers_staging_or_the_global_state(
+    tmp_path: Path,
+) -> None:
+    expected = augmented(10, n_processes=1)
+
+    assert len({pixels for batch in expected for pixels, _ in batch}) == 40
+    for n_processes in (2, 5):
+        np.random.seed(n_processes)  # noqa: NPY002
+        assert augmented(10, n_processes=n_processes) == expected
+    (tmp_path / "source").mkdir()
+    staging = Staging(tmp_path / "fast", source=tmp_path / "source")
+    assert augmented(10, n_processes=2, staging=staging) == expected
+
+
+def test_with_a_seed_the_bytes_are_the_same_after_kills_and_after_resuming() -> None:
+    expected = augmented(12, n_processes=1)
+    numbers = random.Random(2)
+
+    with OverlapIterator(Augmented(18), 4, seed=3, n_processes=2) as iterator:
+        for step in range(12):
+            if step in (2, 5, 8):
+                name = "ovl-supervisor" if step == 5 else "ovl-reader"
+                kill_one(name, signal.SIGKILL, numbers)
+            if step == 7:
+                revived = iterator.__copy__()
+            assert content(next(iterator)) == expected[step]
+    with revived:
+        assert [content(next(revived)) for _ in range(5)] == expected[7:]
+
+
+# --- soak -------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_two_hundred_kills_at_random_moments_change_no_mini_batch(
+    iterator: OverlapIterator, folder: Path, seed: int
+) -> None:
+    n_batches = 400
+    expected = undisturbed(folder, n_batches)
+    numbers = random.Random(seed)
+    names = ["ovl-reader"] * 8 + ["ovl-prefetcher"] * 3 * bool(iterator.staging) + ["ovl-supervisor"]
+    n_descriptors = 0
+
+    for step in range(n_batches):
+        if step % 2 == 0:
+            kill_one(numbers.choice(names), signal.SIGKILL, numbers)
+        assert content(next(iterator)) == expected[step]
+        if step == 100:
+            n_descriptors = len(os.listdir("/proc/self/fd"))
+    assert len(os.listdir("/proc/self/fd")) <= n_descriptors + 10

@@ -1,0 +1,225 @@
+"""The plan: what cannot work is refused at construction, by its name, and with what would work."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import chainer
+import pytest
+
+from overlapiter import Staging
+from overlapiter.chainer.plan import staging_plan
+from overlapiter.errors import OptionError, StagingError
+from overlapiter.staging.store import Outcome, subdirectory
+
+N, SIZE_BYTES = 4, 1000
+BATCH = [0, 1, 2]
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "source").mkdir()
+    for n in range(N):
+        (tmp_path / "source" / f"{n}.jpg").write_bytes(bytes(SIZE_BYTES))
+    return tmp_path / "source"
+
+
+@pytest.fixture
+def dataset(source: Path) -> chainer.datasets.ImageDataset:
+    return chainer.datasets.ImageDataset([f"{n}.jpg" for n in range(N)], str(source))
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    return tmp_path / "staging"
+
+
+def test_without_staging_there_is_nothing_to_plan(dataset):
+    assert staging_plan(None, dataset, BATCH) is None
+
+
+def test_the_plan_is_in_absolute_paths_bytes_and_counts(dataset, source, monkeypatch):
+    monkeypatch.chdir(source.parent)
+    staging = Staging("staging", source="source", capacity="10KB", n_prefetchers=3)
+    plan = staging_plan(staging, dataset, BATCH)
+    assert (plan.directory, plan.source) == (f"{source.parent}/staging", str(source))
+    assert plan.capacity_bytes == 10_000
+    assert plan.validate
+    assert (plan.n_prefetchers, plan.reads_in_flight) == (3, 64)
+    assert plan.reads_per_prefetcher == 22
+
+
+def test_the_defaults_follow_from_the_machine_and_the_disk(dataset, directory):
+    plan = staging_plan(Staging(directory, validate="never"), dataset, BATCH)
+    disk = os.statvfs(directory)
+    disk_bytes = disk.f_blocks * disk.f_frsize
+    assert plan.capacity_bytes is None
+    assert not plan.validate
+    assert plan.keep_free_bytes == pytest.approx(disk_bytes * 0.05, rel=0.01)
+    assert plan.n_prefetchers == min(2, len(os.sched_getaffinity(0)))
+
+
+def test_shares_are_shares_of_the_disk(dataset, directory):
+    plan = staging_plan(Staging(directory, capacity="50%", keep_free=0), dataset, BATCH)
+    disk = os.statvfs(directory)
+    assert plan.capacity_bytes == disk.f_blocks * disk.f_frsize // 2
+    assert plan.keep_free_bytes == 0
+
+
+def test_the_directory_is_made_and_is_private(dataset, directory, source):
+    plan = staging_plan(Staging(directory), dataset, BATCH)
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE(os.stat(subdirectory(plan.directory, plan.source)).st_mode) == 0o700
+    assert plan.store().stage(str(source / "0.jpg")).outcome is Outcome.COPIED
+    assert staging_plan(Staging(directory), dataset, BATCH) == plan  # again, over what is there
+
+
+def test_what_is_staged_already_counts(dataset, directory, source):
+    staging = Staging(directory, capacity=3 * SIZE_BYTES + 100, keep_free=0)
+    store = staging_plan(staging, dataset, BATCH).store()
+    for n in range(3):
+        assert store.stage(str(source / f"{n}.jpg")).outcome is Outcome.COPIED
+    (directory / "overlapiter.usage").unlink()
+    room = staging_plan(staging, dataset, BATCH).room()
+    assert not room.reserve(101)
+
+
+# --- the source -------------------------------------------------------------------------------
+
+
+class Unknown:
+    def __getitem__(self, index):
+        return index
+
+    def __len__(self) -> int:
+        return N
+
+
+def refused(option: str, staging: Staging, dataset) -> str:
+    with pytest.raises(OptionError) as caught:
+        staging_plan(staging, dataset, BATCH)
+    assert caught.value.option == option
+    return str(caught.value)
+
+
+def test_a_source_that_is_not_there_is_refused(dataset, directory, source):
+    for missing in (source / "none", source / "0.jpg"):
+        staging = Staging(directory, source=missing)
+        assert "check the path and the mount" in refused("source", staging, dataset)
+    assert not directory.exists()
+
+
+def test_a_root_of_the_dataset_that_is_not_there_is_refused(directory):
+    dataset = chainer.datasets.ImageDataset(["a.jpg"], "/lustre/not/mounted")
+    assert "/lustre/not/mounted" in refused("source", Staging(directory), dataset)
+
+
+@pytest.mark.parametrize("held", [[1, 2, 3, 4], Unknown()])
+def test_of_a_dataset_without_a_known_root_the_source_must_be_named(directory, held, source):
+    assert "none is known" in refused("source", Staging(directory), held)
+    assert staging_plan(Staging(directory, source=source), held, BATCH).source == str(source)
+
+
+def test_of_several_roots_one_must_be_named(dataset, directory, tmp_path):
+    other = chainer.datasets.ImageDataset(["a.jpg"] * N, str(tmp_path / "other"))
+    pair = chainer.datasets.TupleDataset(dataset, other)
+    text = refused("source", Staging(directory), pair)
+    assert f"several were found ({tmp_path}/other, {tmp_path}/source)" in text
+    named = Staging(directory, source=dataset._root)
+    assert staging_plan(named, pair, BATCH).source == dataset._root
+
+
+# --- the directory ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("below", ["", "staging", "deep/down", "../source/staging"])
+def test_a_staging_directory_in_the_source_is_refused_before_anything_is_made(
+    dataset, source, below
+):
+    text = refused("directory", Staging(source / below), dataset)
+    assert "choose one on another disk" in text
+    assert sorted(os.listdir(source)) == [f"{n}.jpg" for n in range(N)]
+
+
+def test_a_source_below_the_staging_directory_is_fine(dataset, tmp_path):
+    assert staging_plan(Staging(tmp_path), dataset, BATCH) is not None
+
+
+def failed(directory: Path, dataset) -> str:
+    with pytest.raises(StagingError) as caught:
+        staging_plan(Staging(directory), dataset, BATCH)
+    assert caught.value.directory.startswith(str(directory))
+    return str(caught.value)
+
+
+def test_a_missing_parent_is_not_made(dataset, directory):
+    assert "make it first" in failed(directory / "me", dataset)
+    assert not directory.exists()
+
+
+def test_a_parent_that_is_a_file_is_told(dataset, directory):
+    directory.write_text("in the way")
+    assert f"parent {directory} does not exist" in failed(directory / "me", dataset)
+
+
+def test_a_directory_that_is_a_file_is_told(dataset, directory):
+    directory.write_text("in the way")
+    assert "cannot make it (File exists)" in failed(directory, dataset)
+
+
+def test_a_directory_that_not_even_root_can_make_is_told(dataset):
+    assert "choose a directory that you may write" in failed(Path("/proc/staging"), dataset)
+
+
+def test_a_directory_that_not_even_root_can_write_is_told(dataset):
+    assert "directory" in failed(Path("/proc/self/fd"), dataset)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes whatever the mode")
+def test_a_directory_without_write_permission_is_told(dataset, directory):
+    directory.mkdir(mode=0o500)
+    assert "is not writable" in failed(directory, dataset)
+
+
+@pytest.mark.parametrize("capacity", [None, "1GB"])
+def test_links_where_the_staging_directory_has_its_own_files_are_not_followed(
+    dataset, directory, source, tmp_path, capacity
+):
+    directory.mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    os.symlink(tmp_path / "elsewhere", subdirectory(str(directory), str(source)))
+    with pytest.raises(StagingError):
+        staging_plan(Staging(directory, capacity=capacity), dataset, BATCH)
+    assert os.listdir(tmp_path / "elsewhere") == []
+
+
+# --- the capacity -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("capacity", [1, 3 * SIZE_BYTES - 1])
+def test_a_capacity_below_a_mini_batch_is_refused(dataset, directory, capacity):
+    text = refused("capacity", Staging(directory, capacity=capacity), dataset)
+    assert f"{capacity} bytes are less than" in text
+    assert f"({3 * SIZE_BYTES} bytes)" in text
+
+
+def test_a_capacity_of_a_mini_batch_is_enough_and_a_file_used_twice_counts_once(dataset, directory):
+    staging = Staging(directory, capacity=3 * SIZE_BYTES)
+    assert staging_plan(staging, dataset, [0, 1, 2, 2, 1]) is not None
+
+
+def test_files_that_are_missing_or_elsewhere_or_unknown_need_no_room(source, directory, tmp_path):
+    staging = Staging(directory, source=source, capacity=1)
+    (tmp_path / "big.jpg").write_bytes(bytes(10**6))
+    for dataset in (
+        chainer.datasets.ImageDataset(["../big.jpg", "none.jpg"], str(source)),
+        Unknown(),
+    ):
+        assert staging_plan(staging, dataset, [0, 1]).capacity_bytes == 1
+
+
+def test_a_share_that_comes_to_nothing_is_refused(dataset, directory):
+    text = refused("capacity", Staging(directory, capacity="0.00000000000001%"), dataset)
+    assert "0 bytes are less" in text
