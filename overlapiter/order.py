@@ -6,6 +6,7 @@ iterator would give, so it can run ahead of the trainer: the state travels with 
 
 from __future__ import annotations
 
+import collections
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -140,6 +141,81 @@ def checked_order(order: Indices, dataset_size: int) -> Indices:
             f"return indices from 0 to {dataset_size - 1}",
         )
     return order
+
+
+class Step(NamedTuple):
+    """What an iterator does next: it comes to ``state`` with ``index_list``.
+
+    ``index_list`` is None at the end; ``error`` is what the order sampler raised instead.
+    """
+
+    state: IterationState
+    index_list: IndexList | None
+    error: Exception | None = None
+
+
+class RunAhead:
+    """Generates steps ahead of the trainer.
+
+    Args:
+        state: Where the trainer stands.
+        batch_size: Examples in a full mini-batch.
+        repeat: Whether mini-batches run on into the next epoch.
+        next_order: Gives the order of an epoch; called when a step into it is generated.
+        dataset_size: Examples in the dataset.
+    """
+
+    def __init__(
+        self,
+        state: IterationState,
+        batch_size: int,
+        repeat: bool,
+        next_order: NextOrder | None,
+        dataset_size: int,
+    ) -> None:
+        self._taken = state
+        self._batch_size = batch_size
+        self._repeat = repeat
+        self._next_order = next_order
+        self._dataset_size = dataset_size
+        self.steps: collections.deque[Step] = collections.deque()
+
+    def take(self) -> Step:
+        """Remove and return the next step."""
+        step = self.steps.popleft()
+        self._taken = step.state
+        return step
+
+    def extend(self, n_needed: int, n_wanted: int, *, may_cross_epoch: bool) -> list[Step]:
+        """Generate steps until ``n_wanted`` are ahead, and return the new ones.
+
+        Beyond ``n_needed`` steps no epoch is entered but the one after the trainer's, so that an
+        order sampler is not asked earlier than it is good for.
+
+        Args:
+            n_needed: Steps that are needed now.
+            n_wanted: Steps that are good to have, at least ``n_needed``.
+            may_cross_epoch: Whether an order sampler may be asked at all.
+        """
+        new = []
+        while len(self.steps) < n_wanted and not self._is_at_end():
+            head = self.steps[-1].state if self.steps else self._taken
+            if crosses_epoch(head, self._batch_size, self._dataset_size):
+                is_far = len(self.steps) >= n_needed and head.epoch > self._taken.epoch
+                if is_far or not may_cross_epoch:
+                    break
+            try:
+                step = Step(*advance(
+                    head, self._batch_size, self._repeat, self._next_order, self._dataset_size
+                ))  # fmt: skip
+            except Exception as error:  # raised when its mini-batch is due
+                step = Step(head, None, error)
+            self.steps.append(step)
+            new.append(step)
+        return new
+
+    def _is_at_end(self) -> bool:
+        return bool(self.steps) and self.steps[-1].index_list is None
 
 
 def seeded_order(seed: int, epoch: int, size: int) -> Indices:

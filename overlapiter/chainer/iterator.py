@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import collections
-import multiprocessing
-import os
 import time
 import warnings
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Iterable
+from typing import Any, NoReturn
 
 import chainer
 import numpy as np
@@ -16,13 +13,11 @@ import numpy as np
 from overlapiter.errors import OptionError
 from overlapiter.options import Staging, check_count
 from overlapiter.order import (
-    IndexList,
     IterationState,
-    advance,
+    RunAhead,
+    Step,
     checked_order,
-    crosses_epoch,
     epoch_size,
-    seeded_order,
 )
 from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
 from overlapiter.sharedmem.slots import MiniBatch
@@ -31,10 +26,17 @@ from overlapiter.stats import Stats
 from overlapiter.workers.parcel import Parcel
 from overlapiter.workers.plan import SupervisorPlan
 
+from .arguments import (
+    DefaultSampler,
+    OrderSampler,
+    SeededShuffle,
+    choose_sampler,
+    count_readers,
+    order_source,
+)
 from .datasets import DatasetPickler
 from .plan import staging_plan
-
-OrderSampler = Callable[[Any, int], Any]
+from .snapshot import exchange, is_same
 
 _PRELOAD = ("overlapiter.workers.service", "overlapiter.chainer.preload")
 
@@ -82,6 +84,7 @@ class OverlapIterator(chainer.dataset.Iterator):
     _finalized = False
     _is_torn: bool = False
     _state: IterationState
+    _ahead: RunAhead
     _pipeline: Pipeline | None = None
 
     def __init__(
@@ -105,7 +108,7 @@ class OverlapIterator(chainer.dataset.Iterator):
         self.batch_size = check_count("batch_size", batch_size)
         self.repeat = repeat
         self.shuffle = shuffle
-        self.n_processes = _count_readers(n_processes)
+        self.n_processes = count_readers(n_processes)
         self.n_prefetch = max(check_count("n_prefetch", n_prefetch, minimum=0), 1)
         self.shared_mem = shared_mem
         if shared_mem is not None:
@@ -120,7 +123,7 @@ class OverlapIterator(chainer.dataset.Iterator):
             raise OptionError("staging", f"{staging!r} is no overlapiter.Staging")
         self.staging = staging
         self.seed = None if seed is None else check_count("seed", seed, minimum=0)
-        self.order_sampler = _choose_sampler(shuffle, order_sampler, seed)
+        self.order_sampler = choose_sampler(shuffle, order_sampler, seed)
         self._begin(self._first_state())
         self._start(created_ns)
 
@@ -138,29 +141,29 @@ class OverlapIterator(chainer.dataset.Iterator):
             raise RuntimeError("the iterator has been finalized; make a new one")
         if self._is_torn:
             self._mend()
+        self._is_torn = True  # whatever interrupts us from here on, Ctrl-C for example
         self._run_ahead()
-        state, index_list = self._ahead[0]
-        if isinstance(index_list, BaseException):
-            self._ahead.popleft()
-            raise index_list
-        if index_list is None:
-            self._previous_epoch_detail = self.epoch_detail
-            raise StopIteration
-        try:
-            batch = self._wait() if len(index_list.indices) else MiniBatch([])
-        except self.TimeoutWarning:
-            raise  # a warning that was turned into an error: the mini-batch is still to come
-        except BaseException:
-            self._is_torn = True
-            raise
-        self._ahead.popleft()
+        step = self._ahead.steps[0]
+        if step.index_list is None:
+            self._is_torn = False
+            self._stop(step)
+        batch = self._wait() if len(step.index_list.indices) else MiniBatch([])
+        self._ahead.take()
         self._previous_epoch_detail = self.epoch_detail
-        self._state = state
+        self._state = step.state
+        self._is_torn = False
         if isinstance(batch, FailedBatch):
             raise batch.error from batch.context
         return batch
 
     next = __next__
+
+    def _stop(self, step: Step) -> NoReturn:
+        if step.error is not None:
+            self._ahead.take()  # the next call asks the sampler again
+            raise step.error
+        self._previous_epoch_detail = self.epoch_detail
+        raise StopIteration
 
     def _wait(self) -> MiniBatch | FailedBatch:
         assert self._pipeline is not None
@@ -168,7 +171,9 @@ class OverlapIterator(chainer.dataset.Iterator):
             try:
                 return self._pipeline.take(self.dataset_timeout)
             except WaitTimeoutError as stall:
+                self._is_torn = False  # as an error it leaves next(), which may be called again
                 warnings.warn(self._explain(stall), self.TimeoutWarning, stacklevel=3)
+                self._is_torn = True
 
     def _explain(self, stall: WaitTimeoutError) -> str:
         text = f"Stalled dataset is detected: no mini-batch for {self.dataset_timeout} seconds."
@@ -181,11 +186,10 @@ class OverlapIterator(chainer.dataset.Iterator):
         return text + " Check that the file can be read, or raise dataset_timeout."
 
     def _mend(self) -> None:
-        """Submit anew what is ahead: Ctrl-C or the like may have torn a message apart."""
+        """Submit anew what is ahead: an interruption may have torn a message apart."""
         assert self._pipeline is not None
         self._pipeline.reset()
-        for _, index_list in self._ahead:
-            self._submit(index_list)
+        self._submit(self._ahead.steps)
         self._is_torn = False
 
     # --- running ahead ------------------------------------------------------------------------
@@ -193,54 +197,35 @@ class OverlapIterator(chainer.dataset.Iterator):
     def _first_state(self) -> IterationState:
         size = len(self.dataset)
         order = None
-        if self.order_sampler is not None:
-            order = checked_order(self._next_order(np.arange(size), 0, 0), size)
+        next_order = order_source(self.order_sampler, self.seed)
+        if next_order is not None:
+            order = checked_order(next_order(np.arange(size), 0, 0), size)
         return IterationState(0, 0, False, order)
 
     def _begin(self, state: IterationState) -> None:
         """Set the state, and forget what was generated ahead of the old one."""
         self._state = state
         self._previous_epoch_detail = -1.0  # None in a form that snapshots can hold
-        self._head = state  # after the last index list that was generated
-        self._ahead: collections.deque[Any] = collections.deque()
+        # Holds no reference to this iterator, which is to end with its last reference.
+        next_order = order_source(self.order_sampler, self.seed)
+        self._ahead = RunAhead(state, self.batch_size, self.repeat, next_order, len(self.dataset))
         self._is_torn = False
 
-    def _next_order(self, order: Any, position: int, epoch: int) -> Any:
-        if self.seed is not None and isinstance(self.order_sampler, SeededShuffle):
-            return seeded_order(self.seed, epoch, len(order))
-        assert self.order_sampler is not None
-        return self.order_sampler(order, position)
-
     def _run_ahead(self, *, may_cross_epoch: bool = True) -> None:
-        """Generate index lists as far ahead as the stages need them, and submit them."""
-        assert self._pipeline is not None
+        """Generate index lists as far ahead as the stages need them, and submit them.
+
+        They are sent with the message that asks for the next mini-batch.
+        """
         n_needed = self.n_prefetch + 2
         n_wanted = n_needed if self.staging is None else max(n_needed, self.staging.look_ahead)
-        while len(self._ahead) < n_wanted and not (self._ahead and self._ends_here()):
-            size = len(self.dataset)
-            if crosses_epoch(self._head, self.batch_size, size):
-                is_far = len(self._ahead) >= n_needed and self._head.epoch > self._state.epoch
-                if is_far or not may_cross_epoch:
-                    break
-            index_list: Any
-            try:
-                self._head, index_list = advance(
-                    self._head, self.batch_size, self.repeat, self._next_order, size
-                )
-            except Exception as error:  # raised when its mini-batch is due
-                index_list = error
-            self._ahead.append((self._head, index_list))
-            self._submit(index_list)
-        # Sent with the message that asks for the next mini-batch.
+        self._submit(self._ahead.extend(n_needed, n_wanted, may_cross_epoch=may_cross_epoch))
 
-    def _submit(self, index_list: Any) -> None:
+    def _submit(self, steps: Iterable[Step]) -> None:
         assert self._pipeline is not None
-        # An empty dataset has one empty mini-batch, which nobody needs to build.
-        if isinstance(index_list, IndexList) and len(index_list.indices):
-            self._pipeline.submit(index_list)
-
-    def _ends_here(self) -> bool:
-        return not isinstance(self._ahead[-1][1], IndexList)
+        for step in steps:
+            # An empty dataset has one empty mini-batch, which nobody needs to build.
+            if step.index_list is not None and len(step.index_list.indices):
+                self._pipeline.submit(step.index_list)
 
     def _start(self, created_ns: int) -> None:
         parcel = Parcel(self.dataset, DatasetPickler)
@@ -321,35 +306,13 @@ class OverlapIterator(chainer.dataset.Iterator):
         none to save.
         """
         self._refuse_if_finalized()
-        order = None if self._state.order is None else np.array(self._state.order)
-        position = int(serializer("current_position", self.current_position))
-        epoch = int(serializer("epoch", self.epoch))
-        is_new_epoch = bool(serializer("is_new_epoch", self.is_new_epoch))
-        if order is not None:
-            try:
-                order = _kept(serializer("order", order), order)
-            except KeyError:
-                order = _kept(serializer("_order", order), order)  # of MultithreadIterator
-        state = IterationState(position, epoch, is_new_epoch, order)
-        previous = self._load_previous(serializer, state)
-        if _is_same(state, self._state):
-            self._previous_epoch_detail = previous
-            return
-        if order is not None:
-            checked_order(order, len(self.dataset))
-        self._begin(state)
+        state, previous = exchange(
+            serializer, self._state, self._previous_epoch_detail, self.batch_size, len(self.dataset)
+        )
+        if not is_same(state, self._state):
+            self._begin(state)
+            self._restart()
         self._previous_epoch_detail = previous
-        self._restart()
-
-    def _load_previous(self, serializer: Any, state: IterationState) -> float:
-        try:
-            previous = serializer("previous_epoch_detail", self._previous_epoch_detail)
-            return self._previous_epoch_detail if previous is None else float(previous)
-        except KeyError:  # a snapshot of an older Chainer
-            size = epoch_size(state, len(self.dataset))
-            if state.epoch + state.current_position / size <= 0:
-                return -1.0
-            return max(state.epoch + (state.current_position - self.batch_size) / size, 0.0)
 
     def stats(self) -> Stats:
         """Return counters of what the workers have done so far."""
@@ -383,7 +346,7 @@ class OverlapIterator(chainer.dataset.Iterator):
 
     def _arguments(self) -> dict[str, Any]:
         sampler = self.order_sampler
-        has_own_sampler = not isinstance(sampler, (_DefaultSampler, SeededShuffle, type(None)))
+        has_own_sampler = not isinstance(sampler, (DefaultSampler, SeededShuffle, type(None)))
         return {
             "dataset": self.dataset,
             "batch_size": self.batch_size,
@@ -400,18 +363,6 @@ class OverlapIterator(chainer.dataset.Iterator):
         }
 
 
-class _DefaultSampler(chainer.iterators.ShuffleOrderSampler):
-    """Chainer's sampler, made here rather than given by the user."""
-
-
-class SeededShuffle:
-    """Stands for the order that follows from ``seed``; a sampler could not know the epoch."""
-
-    def __call__(self, current_order: Any, current_position: int) -> Any:
-        """Refuse; the iterator computes this order itself."""
-        raise NotImplementedError("the order follows from the iterator's seed")
-
-
 def _revived(
     kind: type[OverlapIterator],
     arguments: dict[str, Any],
@@ -423,37 +374,3 @@ def _revived(
     iterator._previous_epoch_detail = previous_epoch_detail
     iterator._restart()
     return iterator
-
-
-def _count_readers(n_processes: int | None) -> int:
-    if not n_processes:
-        return len(os.sched_getaffinity(0)) or multiprocessing.cpu_count()
-    return check_count("n_processes", n_processes)
-
-
-def _choose_sampler(
-    shuffle: bool | None, order_sampler: OrderSampler | None, seed: int | None
-) -> OrderSampler | None:
-    if shuffle is not None and order_sampler is not None:
-        raise OptionError(
-            "order_sampler",
-            "`shuffle` is not `None` and a custom `order_sampler` is set. Please set `shuffle` "
-            "to `None` to use the custom order sampler.",
-        )
-    if order_sampler is not None:
-        return order_sampler
-    if shuffle is False:
-        return None
-    return _DefaultSampler() if seed is None else SeededShuffle()
-
-
-def _kept(loaded: Any, order: Any) -> Any:
-    return order if loaded is None else np.asarray(loaded)
-
-
-def _is_same(one: IterationState, other: IterationState) -> bool:
-    if one[:3] != other[:3]:
-        return False
-    if one.order is None or other.order is None:
-        return one.order is other.order
-    return np.array_equal(one.order, other.order)

@@ -20,7 +20,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from multiprocessing import forkserver, spawn
+from multiprocessing import forkserver, resource_tracker, spawn
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
@@ -31,6 +31,9 @@ LAUNCHER_PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "PMI_", "MPIR_", "HYDRA_", "MV2_
 
 #: Makes ``from mpi4py import MPI`` in a child load the library without calling MPI_Init.
 _MPI4PY_SETTINGS = {"MPI4PY_RC_INITIALIZE": "0", "MPI4PY_RC_FINALIZE": "0"}
+
+#: Ends in the forkserver what :func:`_interrupts_held` began.
+_LAST_PRELOAD = "overlapiter.workers.release_interrupts"
 
 _environment_lock = threading.Lock()
 
@@ -110,15 +113,26 @@ def launch(
     ForkingPickler(buffer).dump({"overlapiter": _Shield(), **data})
     ForkingPickler(buffer).dump(_Errand(main, arguments))
 
-    with hidden_launcher(), _undecided_start_method():
+    with _interrupts_held(), hidden_launcher(), _undecided_start_method():
         _start_forkserver(preload)
         status_fd, data_fd = forkserver.connect_to_new_process(list(fds))
+        try:
+            keep_fd = os.dup(data_fd)
+        finally:
+            with open(data_fd, "wb") as pipe:
+                pipe.write(buffer.getbuffer())
+        return Child(status_fd, keep_fd)
+
+
+@contextlib.contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back: nothing is left half-done here, and the forkserver starts without it."""
+    resource_tracker.ensure_running()  # would end the hold, were it started inside
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        keep_fd = os.dup(data_fd)
+        yield
     finally:
-        with open(data_fd, "wb") as pipe:
-            pipe.write(buffer.getbuffer())
-    return Child(status_fd, keep_fd)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
@@ -148,7 +162,8 @@ def _start_forkserver(preload: Sequence[str]) -> None:
     server: Any = forkserver._forkserver
     if server._forkserver_pid is None and server._forkserver_address is None:
         wanted = list(server._preload_modules)
-        forkserver.set_forkserver_preload([*wanted, *(m for m in preload if m not in wanted)])
+        added = [m for m in (*preload, _LAST_PRELOAD) if m not in wanted]
+        forkserver.set_forkserver_preload([*wanted, *added])
     forkserver.ensure_running()
 
 

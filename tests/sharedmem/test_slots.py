@@ -13,7 +13,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
-from overlapiter.sharedmem.layout import Layout, layout_of
+from overlapiter.sharedmem.layout import Layout, flatten, layout_of
 from overlapiter.sharedmem.segments import Segment, Slot
 from overlapiter.sharedmem.slots import MiniBatch, SlotWriter, view_batch
 
@@ -125,7 +125,10 @@ class Slots:
                 else pickle.loads(pickle.dumps(entries, pickle.HIGHEST_PROTOCOL))
             )
             reports.append((start, stop, report))
-        return view_batch(self.layout, self.segment, self.slot, reports, self._count)
+        batch = view_batch(self.layout, self.segment, self.slot, reports, self._count)
+        leaves = flatten([*batch])[1]
+        assert all(leaf.flags.aligned for leaf in leaves if isinstance(leaf, np.ndarray))
+        return batch
 
     def _count(self) -> None:
         self.n_released += 1

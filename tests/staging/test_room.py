@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import random
@@ -12,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from overlapiter.errors import StagingError
-from overlapiter.staging.room import Room
+from overlapiter.staging.room import Room, _Usage
 from overlapiter.staging.store import Outcome, Store
 
 BLOCK = 4096
@@ -164,6 +165,26 @@ def test_threads_and_processes_together_are_granted_the_capacity_exactly(directo
     os.close(granted)
 
 
+def test_two_threads_never_look_at_the_same_moment(directory, monkeypatch):
+    room, granted = Room(directory, 100, 0), []
+    room.reserve(0)
+    both_look, read = threading.Barrier(2), _Usage.read
+
+    def read_together(usage: _Usage) -> int:
+        used = read(usage)
+        with contextlib.suppress(threading.BrokenBarrierError):
+            both_look.wait(0.1)
+        return used
+
+    monkeypatch.setattr(_Usage, "read", read_together)
+    threads = [threading.Thread(target=lambda: granted.append(room.reserve(60))) for _ in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(granted) == [False, True]
+
+
 def used_bytes(directory: str) -> int:
     return sum(path.stat().st_size for path in Path(directory).rglob("*") if path.is_file())
 
@@ -197,16 +218,27 @@ def test_the_files_of_four_processes_never_exceed_the_capacity(directory, tmp_pa
     def stage_all(seed: int) -> None:
         store = Store(directory, str(source), Room(directory, capacity_bytes - 8, 0))
         store.create()
+        os.kill(os.getpid(), signal.SIGSTOP)  # until all are there
         order = random.Random(seed).sample(names, len(names))
-        assert {store.stage(name).outcome for name in order} > {Outcome.REFUSED}
+        outcomes = set()
+        for name in order:
+            outcomes.add(store.stage(name).outcome)
+            os.write(progress_w, b"!")
+        assert outcomes > {Outcome.REFUSED}
 
+    progress_r, progress_w = os.pipe()
     pids = [forked(stage_all, seed) for seed in range(4)]
+    for pid in pids:
+        assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+    os.close(progress_w)
     samples = []
     while pids:
-        pids = still_running(pids)
-        samples.append(used_bytes(directory))
         for pid in pids:
             os.kill(pid, signal.SIGCONT)
+        os.read(progress_r, 1)
+        pids = still_running(pids)
+        samples.append(used_bytes(directory))
+    os.close(progress_r)
     assert len(samples) > 2
     assert max(samples) <= capacity_bytes
     assert samples[-1] > capacity_bytes - 4 * BLOCK

@@ -133,6 +133,36 @@ def test_a_process_killed_in_the_middle_of_a_copy_blocks_nobody(source, staging)
     assert partials(staging) == []
 
 
+def test_what_a_dead_process_left_is_no_part_of_the_new_copy(source, staging):
+    kill(stuck_in_a_copy(source, staging))
+    (source / "0.bin").write_bytes(b"shorter than what was copied")
+    staged = made_store(source, staging).stage(str(source / "0.bin"))
+    assert Path(staged.path).read_bytes() == b"shorter than what was copied"
+
+
+def test_who_comes_when_a_copy_is_published_never_writes_into_that_copy(
+    source, staging, monkeypatch
+):
+    """Between its open and its lock the file is published; then the source changes."""
+    store = made_store(source, staging)
+    name = str(source / "0.bin")
+    real_flock, published = fcntl.flock, []
+
+    def flock_late(fd: int, how: int) -> None:
+        monkeypatch.undo()
+        if not published:
+            published.append(open(store.stage(name).path, "rb"))  # noqa: SIM115  # closed below
+            (source / "0.bin").write_bytes(b"new")
+        real_flock(fd, how)
+
+    kill(stuck_in_a_copy(source, staging))  # so that all open the same file
+    monkeypatch.setattr(store_module.fcntl, "flock", flock_late)
+    staged = store.stage(name)
+    assert Path(staged.path).read_bytes() == b"new"
+    assert published[0].read() == bytes(10_000)
+    published[0].close()
+
+
 def test_a_waiting_process_takes_over_from_one_that_is_killed(source, staging):
     pid = stuck_in_a_copy(source, staging)
     waits_r, waits_w = os.pipe()

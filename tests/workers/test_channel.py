@@ -44,14 +44,14 @@ def test_both_directions_are_independent(ends):
     assert other.receive() == (("to", 1), [])
 
 
-@pytest.mark.parametrize("margin", [*range(-60, 10, 5), 10**6])
-def test_messages_around_and_beyond_the_size_of_a_packet_come_whole(ends, margin):
+def test_messages_around_and_beyond_the_size_of_a_packet_come_whole(ends):
     one, other = ends
-    message = ("data", os.urandom(channel_module._PACKET_BYTES + margin))
-    one.send(message)
-    one.send(("next",))
-    assert other.receive() == (message, [])
-    assert other.receive() == (("next",), [])
+    for margin in (*range(-60, 10), 10**6):
+        message = ("data", os.urandom(channel_module._PACKET_BYTES + margin))
+        one.send(message)
+        one.send(("next",))
+        assert other.receive() == (message, [])
+        assert other.receive() == (("next",), [])
 
 
 @given(sizes=st.lists(st.integers(0, 200_000), max_size=6))

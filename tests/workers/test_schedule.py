@@ -128,6 +128,8 @@ class ScheduleMachine(RuleBasedStateMachine):
         for batch in self.open.values():
             n_done = sum(part.state is PartState.DONE for part in batch.parts)
             assert batch.n_waiting == len(batch.parts) - n_done > 0
+            queued = {PartState.TO_STAGE, PartState.TO_READ}
+            assert not (batch.is_abandoned and queued & {part.state for part in batch.parts})
 
     def teardown(self) -> None:
         """Let the workers finish: everything that was admitted must settle."""

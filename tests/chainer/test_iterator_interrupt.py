@@ -1,0 +1,125 @@
+"""Ctrl-C at any moment: KeyboardInterrupt in the trainer, and nothing from the workers."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from overlapiter import OverlapIterator
+from tests.chainer.iterator_datasets import Slow, indices_of
+from tests.chainer.scripts import Program, are_gone
+
+PROGRAM = """
+    import sys, time
+    import overlapiter
+    from tests.chainer.iterator_datasets import Gated, Slow
+
+    def main():
+        {before}
+        try:
+            print("ready", flush=True)
+            while True:
+                {during}
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+        {after}
+        sys.exit(5)
+
+    if __name__ == "__main__":
+        main()
+"""
+
+MAKE = "it = overlapiter.OverlapIterator({dataset}, 4, n_processes=2)"
+STUCK = MAKE.format(dataset="Gated(8, 0, 'never')")
+STEADY = MAKE.format(dataset="Slow(40)")
+
+MOMENTS = {
+    "start-up": ("it = None", STEADY, "del it"),
+    "the first mini-batch": (STUCK, "next(it)", "it.finalize()"),
+    "the steady state": (f"{STEADY}; next(it)", "next(it)", "it.finalize()"),
+    "the trainer's own work": (f"{STEADY}; next(it)", "time.sleep(1)", "next(it); it.finalize()"),
+    "no finalize": (f"{STEADY}; next(it)", "next(it)", "pass"),
+    "the end": (STEADY, f"it.finalize(); {STEADY}; next(it)", "it.finalize(); it.finalize()"),
+}
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_ctrl_c_ends_the_program_as_it_asks_for_and_no_worker_speaks(
+    tmp_path: Path, moment: str
+) -> None:
+    before, during, after = MOMENTS[moment]
+
+    with Program(tmp_path, PROGRAM.format(before=before, during=during, after=after)) as program:
+        program.wait_for("ready")
+        children = program.descendants()
+        program.interrupt()
+        program.wait_for("interrupted")
+        children += program.descendants()
+        status = program.wait(5)
+        assert are_gone(children, 2)
+        assert (status, program.errors()) == (5, "")
+
+
+def test_ctrl_c_that_nobody_catches_shows_one_traceback(tmp_path: Path) -> None:
+    body = f"""
+    import overlapiter
+    from tests.chainer.iterator_datasets import Gated
+
+    if __name__ == "__main__":
+        {STUCK}
+        print("ready", flush=True)
+        next(it)
+    """
+    with Program(tmp_path, body) as program:
+        program.wait_for("ready")
+        children = program.descendants()
+        program.interrupt()
+        status = program.wait(5)
+        assert are_gone(children, 2)
+        assert status == -signal.SIGINT
+        assert program.errors().count("Traceback") == 1
+        assert program.errors().splitlines()[-1] == "KeyboardInterrupt"
+
+
+def test_interrupts_at_many_moments_lose_no_mini_batch() -> None:
+    expected = [[4 * i % 40 + k for k in range(4)] for i in range(200)]
+    taken = []
+    is_over = threading.Event()
+
+    def interrupt_often() -> None:
+        while not is_over.wait(0.03):
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    with OverlapIterator(Slow(40), 4, shuffle=False, n_processes=2) as iterator:
+        next(iterator)
+        iterator.reset()
+        thread = threading.Thread(target=interrupt_often)
+        n_interrupts = 0
+        try:
+            thread.start()
+            while len(taken) < 200 and n_interrupts < 5000:
+                try:
+                    batch = None
+                    batch = next(iterator)
+                    taken.append(indices_of(batch))
+                except KeyboardInterrupt:
+                    n_interrupts += 1
+                    # The interrupt may have come after the mini-batch was taken.
+                    position = iterator.epoch * 40 + iterator.current_position
+                    if position == 4 * (len(taken) + 1):
+                        taken.append(expected[len(taken)])
+        finally:
+            while not is_over.is_set() or thread.is_alive():
+                try:
+                    is_over.set()
+                    thread.join()
+                    time.sleep(0)
+                except KeyboardInterrupt:
+                    continue
+
+    assert n_interrupts > 10
+    assert taken == expected
