@@ -16,6 +16,7 @@ import contextlib
 import functools
 import io
 import os
+import pathlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import IO, Any, Protocol
@@ -139,6 +140,7 @@ class OpenHook:
         self._wrapper = open_below_source
         builtins.open = open_below_source  # type: ignore[assignment]  # same call signature
         io.open = open_below_source  # type: ignore[assignment]  # same call signature
+        self._set_pathlib_open(open_below_source)
         _set_current_hook(self)
 
     def uninstall(self) -> None:
@@ -146,9 +148,17 @@ class OpenHook:
         if self._underlying is not None and builtins.open is self._wrapper:
             builtins.open = self._underlying  # type: ignore[assignment]  # what was there before
             io.open = self._underlying  # type: ignore[assignment]  # what was there before
+            self._set_pathlib_open(self._underlying)
         self._underlying = None
         if _current_hook is self:
             _set_current_hook(None)
+
+    @staticmethod
+    def _set_pathlib_open(function: OpenFunction) -> None:
+        # Python 3.10's pathlib keeps the open that it found when it was imported.
+        accessor = getattr(pathlib, "_normal_accessor", None)
+        if accessor is not None:
+            accessor.open = function
 
     def redirected(self, file: Any) -> str | None:
         """Return what to open instead of ``file``; None for ``file`` itself."""

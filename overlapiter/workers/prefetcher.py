@@ -181,7 +181,9 @@ class Prefetcher:
         return answer
 
     def _fall_sick(self, error: OSError) -> Staged:
-        """Leave the staging disk alone for a while."""
+        """Leave the staging disk alone for a while, if it is the disk that failed."""
+        if isinstance(error, (NotADirectoryError, IsADirectoryError)):
+            return Staged(Outcome.REFUSED, None)  # the source has a file where it had a directory
         self._sick_until = time.monotonic() + SICK_SECONDS
         self._tell(
             f"staging failed ({error}): files are read from the source, and staging is tried "
@@ -206,6 +208,8 @@ class Prefetcher:
                 example.is_complete = False
                 return example.is_declared
             example.staged[path] = answer.path
+            if example.is_declared:  # the dataset may open it by another name
+                example.staged[absolute] = answer.path
             self._recent[absolute] = None
             if len(self._recent) > _REMEMBERED_PATHS:
                 self._recent.popitem(last=False)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import gc
 import os
 import random
 import signal
+import stat
 import sys
 import traceback
 from collections.abc import Callable
@@ -18,6 +20,7 @@ _M_TRIM_THRESHOLD = -1
 _M_MMAP_THRESHOLD = -3
 _KEEP_FREE_BYTES = 64 << 20
 
+_STDERR_FD = 2
 _PR_SET_PDEATHSIG = 1
 _PR_SET_NAME = 15
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -61,6 +64,27 @@ def freeze() -> None:
     gc.freeze()
 
 
+def own_file_offsets() -> None:
+    """Give each regular file inherited by fork an offset of its own.
+
+    A dataset that opened a file when it was unpickled would otherwise read from wherever another
+    worker has just left that file.
+    """
+    for name in os.listdir("/proc/self/fd"):
+        fd, path = int(name), f"/proc/self/fd/{name}"
+        try:
+            if fd <= _STDERR_FD or not stat.S_ISREG(os.fstat(fd).st_mode):
+                continue
+            if os.readlink(path).startswith("/memfd:"):
+                continue
+            own_fd = os.open(path, fcntl.fcntl(fd, fcntl.F_GETFL))
+        except OSError:  # the listing's own descriptor, or a file that may not be opened again
+            continue
+        os.lseek(own_fd, os.lseek(fd, 0, os.SEEK_CUR), os.SEEK_SET)
+        os.dup2(own_fd, fd, inheritable=False)
+        os.close(own_fd)
+
+
 def fork_worker(name: str, run: Callable[[], None]) -> int:
     """Fork a worker that calls ``run`` and exits; return its pid.
 
@@ -77,6 +101,7 @@ def fork_worker(name: str, run: Callable[[], None]) -> int:
     try:
         die_with_parent(parent_pid)
         set_name(name)
+        own_file_offsets()
         random.seed()
         np.random.seed()  # the global stream is what datasets use
         run()

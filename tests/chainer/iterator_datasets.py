@@ -69,7 +69,7 @@ class Augmented(Pixels):
 
     def get_example(self, i: int) -> tuple[Any, Any]:
         values, index = super().get_example(i)
-        return values + np.random.rand(*self.shape).astype(np.float32), index  # noqa: NPY002
+        return values + np.random.rand(*self.shape).astype(np.float32), index
 
 
 class SourceFiles(DatasetMixin):

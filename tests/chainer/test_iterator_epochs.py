@@ -105,11 +105,11 @@ def test_a_batch_size_that_divides_the_epoch_ends_each_epoch_exactly(
 def test_shuffled_epochs_follow_the_global_random_state_of_numpy_as_in_the_serial_iterator(
     make: Maker, images: NumberedImages
 ) -> None:
-    np.random.seed(3)  # noqa: NPY002
-    orders = [np.random.permutation(10) for _ in range(4)]  # noqa: NPY002
+    np.random.seed(3)
+    orders = [np.random.permutation(10) for _ in range(4)]
     expected = np.concatenate(orders).tolist()
 
-    np.random.seed(3)  # noqa: NPY002
+    np.random.seed(3)
     iterator = make(images(10), 4)
     taken = [index for _ in range(9) for index in indices_of(next(iterator))]
 

@@ -183,7 +183,7 @@ def test_with_a_seed_the_bytes_do_not_depend_on_readers_staging_or_the_global_st
 
     assert len({pixels for batch in expected for pixels, _ in batch}) == 40
     for n_processes in (2, 5):
-        np.random.seed(n_processes)  # noqa: NPY002
+        np.random.seed(n_processes)
         assert augmented(10, n_processes=n_processes) == expected
     (tmp_path / "source").mkdir()
     staging = Staging(tmp_path / "fast", source=tmp_path / "source")
@@ -216,7 +216,9 @@ def test_two_hundred_kills_at_random_moments_change_no_mini_batch(
     n_kills = 0
     expected = undisturbed(folder, 400)
     numbers = random.Random(seed)
-    names = ["ovl-reader"] * 8 + ["ovl-prefetcher"] * 3 * bool(iterator.staging) + ["ovl-supervisor"]
+    names = (
+        ["ovl-reader"] * 8 + ["ovl-prefetcher"] * 3 * bool(iterator.staging) + ["ovl-supervisor"]
+    )
     n_descriptors = []
 
     for step in range(400):

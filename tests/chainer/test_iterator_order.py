@@ -155,14 +155,14 @@ def test_two_iterators_with_equal_private_random_states_agree_in_every_epoch(
     batches = []
     for batch in taken(iterator, 8):
         batches += batch
-        np.random.random()  # noqa: NPY002  # the trainer draws from the global stream meanwhile
+        np.random.random()  # the trainer draws from the global stream meanwhile
     assert batches == expected[:24]
 
 
 def test_the_seed_gives_an_order_that_nothing_else_moves(make_ours: Maker) -> None:
     orders = []
     for global_seed in (1, 2):
-        np.random.seed(global_seed)  # noqa: NPY002
+        np.random.seed(global_seed)
         iterator = make_ours(Pixels(20), 6, seed=5)
         orders.append(taken(iterator, 10))
 

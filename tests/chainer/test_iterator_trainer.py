@@ -35,7 +35,7 @@ class Classifier(chainer.Chain):
 def trainer_of(
     make: Maker, folder: Path, out: Path, n_epochs: int, converter: Any
 ) -> training.Trainer:
-    np.random.seed(0)  # noqa: NPY002
+    np.random.seed(0)
     train = make(numbered_images(folder, N_TRAIN), BATCH_SIZE)
     val = make(numbered_images(folder, N_VAL), BATCH_SIZE, repeat=False, shuffle=False)
     model = Classifier()

@@ -1,0 +1,173 @@
+"""Staging that goes wrong: training goes on with the right bytes, and the user is told once."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from overlapiter import OverlapIterator, Staging
+from overlapiter.errors import StagingWarning
+from tests.chainer.iterator_datasets import DeclaredFiles
+from tests.chainer.scripts import wait_until
+
+FILE_BYTES = 40_000
+N_FILES = 12
+NAMES = [f"{i // 4}/{i}.bin" for i in range(N_FILES)]
+
+
+def write_file(folder: Path, number: int, salt: int = 0) -> None:
+    path = folder / NAMES[number]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(100 * salt + number)
+    path.write_bytes(random.integers(0, 256, FILE_BYTES, dtype=np.uint8).tobytes())
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    for number in range(N_FILES):
+        write_file(tmp_path / "source", number)
+    return tmp_path / "source"
+
+
+def iterator_of(source: Path, directory: Path, **options: Any) -> OverlapIterator:
+    staging = Staging(directory, source=source, n_prefetchers=2, **{"keep_free": 0, **options})
+    dataset = DeclaredFiles(source, NAMES)
+    return OverlapIterator(dataset, 4, shuffle=False, n_processes=2, staging=staging)
+
+
+def assert_right(batch: list[Any], source: Path) -> None:
+    for values, index in batch:
+        assert values.tobytes() == (source / NAMES[int(index)]).read_bytes()
+
+
+def staged_files(directory: Path) -> list[Path]:
+    return [path for path in directory.glob("*/files/**/*") if path.is_file()]
+
+
+def test_a_staging_directory_that_is_removed_while_running_changes_no_mini_batch(
+    source: Path, tmp_path: Path
+) -> None:
+    with warnings.catch_warnings(), iterator_of(source, tmp_path / "fast") as iterator:
+        warnings.simplefilter("ignore", StagingWarning)
+        for step in range(20):
+            if step in (4, 9):
+                shutil.rmtree(tmp_path / "fast", ignore_errors=True)
+            assert_right(next(iterator), source)
+
+
+def test_staged_files_that_are_removed_are_staged_again(source: Path, tmp_path: Path) -> None:
+    with iterator_of(source, tmp_path / "fast", look_ahead=2) as iterator:
+        for _ in range(3):
+            next(iterator)
+        for path in staged_files(tmp_path / "fast"):
+            path.unlink()
+        for _ in range(12):
+            assert_right(next(iterator), source)
+        assert iterator.stats().files_staged > N_FILES
+
+    assert len(staged_files(tmp_path / "fast")) == N_FILES
+
+
+def test_source_files_that_change_between_runs_are_staged_anew(
+    source: Path, tmp_path: Path
+) -> None:
+    for run in range(3):
+        with iterator_of(source, tmp_path / "fast") as iterator:
+            for _ in range(3):
+                assert_right(next(iterator), source)
+            assert iterator.stats().files_staged == (N_FILES if run == 0 else 2)
+            assert iterator.stats().opens_source == 0
+        for number in (3, 7):  # of the same size
+            write_file(source, number, salt=run + 1)
+
+
+def test_a_staged_file_that_was_cut_short_is_staged_anew(source: Path, tmp_path: Path) -> None:
+    with iterator_of(source, tmp_path / "fast") as iterator:
+        next(iterator)
+        wait_until(lambda: len(staged_files(tmp_path / "fast")) == N_FILES)
+    for path in staged_files(tmp_path / "fast"):
+        os.truncate(path, FILE_BYTES // 2)
+
+    with iterator_of(source, tmp_path / "fast") as iterator:
+        for _ in range(3):
+            assert_right(next(iterator), source)
+
+
+def test_a_capacity_that_does_not_hold_all_files_is_never_exceeded_and_warned_of_once(
+    source: Path, tmp_path: Path
+) -> None:
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        with iterator_of(source, tmp_path / "fast", capacity=6 * FILE_BYTES) as iterator:
+            for _ in range(12):
+                assert_right(next(iterator), source)
+                sizes = [path.stat().st_size for path in staged_files(tmp_path / "fast")]
+                assert sum(sizes) <= 6 * FILE_BYTES
+            stats = iterator.stats()
+
+    assert [warning.category for warning in heard] == [StagingWarning]
+    assert "is full" in str(heard[0].message)
+    assert stats.files_refused > 0
+    assert stats.opens_staged > 0
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of its own with room for about five files."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount")
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    size = f"size={5 * FILE_BYTES + 8192}"
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", size, "none", str(disk)], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"cannot mount: {done.stderr.decode()}")
+    yield disk
+    subprocess.run(["umount", "-l", str(disk)], check=True)
+
+
+@pytest.mark.parametrize("keep_free", [0, "5%"])
+def test_a_staging_disk_that_is_full_is_warned_of_once_and_training_goes_on(
+    source: Path, small_disk: Path, keep_free: Any
+) -> None:
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        with iterator_of(source, small_disk / "fast", keep_free=keep_free) as iterator:
+            for _ in range(12):
+                assert_right(next(iterator), source)
+            stats = iterator.stats()
+
+    assert [warning.category for warning in heard] == [StagingWarning]
+    assert stats.files_refused > 0
+    assert stats.files_staged > 0
+    assert all(path.stat().st_size == FILE_BYTES for path in staged_files(small_disk / "fast"))
+    assert list((small_disk / "fast").glob("*/partial/*")) == []
+
+
+def test_the_staging_directory_is_private_and_links_in_it_are_not_followed(
+    source: Path, tmp_path: Path
+) -> None:
+    with iterator_of(source, tmp_path / "fast") as iterator:
+        next(iterator)
+        wait_until(lambda: len(staged_files(tmp_path / "fast")) == N_FILES)
+    assert (tmp_path / "fast").stat().st_mode & 0o777 == 0o700
+    victim = tmp_path / "victim"
+    victim.write_bytes(b"do not touch")
+    for path in staged_files(tmp_path / "fast"):
+        path.unlink()
+        path.symlink_to(victim)
+
+    with iterator_of(source, tmp_path / "fast") as iterator:
+        for _ in range(3):
+            assert_right(next(iterator), source)
+    assert victim.read_bytes() == b"do not touch"
