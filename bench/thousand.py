@@ -89,7 +89,12 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     add("--mb-per-s", type=float, default=100.0, help="emulated bandwidth (%(default)s)")
     add("--drop-caches", action="store_true", help="drop the page cache before each run (root)")
     add("--batch-size", type=int, default=32, help="images in a mini-batch (%(default)s)")
-    add("--batches", type=int, default=1000, help="mini-batches of overlap (%(default)s)")
+    add(
+        "--batches",
+        type=int,
+        default=1000,
+        help="mini-batches of overlap and overlap-staged (%(default)s)",
+    )
     add("--slow-batches", type=int, default=60, help="of slow and torch (%(default)s)")
     add("--steady-batches", type=int, default=300, help="of all others (%(default)s)")
     add("--n-prefetch", type=int, default=1, help="this argument of the iterators (%(default)s)")
@@ -130,7 +135,7 @@ def _loaders(text: str) -> list[str]:
 def points_of(options: argparse.Namespace) -> list[Point]:
     """Return the lines of the table in the order in which they run."""
     lengths = dict.fromkeys(LOADERS, min(options.steady_batches, options.batches))
-    lengths["overlap"] = options.batches
+    lengths["overlap"] = lengths["overlap-staged"] = options.batches
     lengths["slow"] = lengths["torch"] = min(options.slow_batches, options.batches)
     fixed = options.fixed_readers if options.sweep else options.readers[0]
     points = []

@@ -72,6 +72,8 @@ class Prefetcher:
         self._discovery: Discovery | None = None
         self._validated = validated
         self._recent: collections.OrderedDict[str, None] = collections.OrderedDict()
+        self._has_first = False
+        self._n_files = 1
         self._told: set[str] = set()
         self._sick_until = 0.0
         self._n_threads = n_threads
@@ -154,17 +156,20 @@ class Prefetcher:
             self._validated[example.index] = 1
 
     def _discover(self, example: _Example, n_files: int) -> None:
-        while len(example.staged) < max(n_files, 1):
+        # The first example is followed to its end, to learn how many files an example opens.
+        is_first, self._has_first = not self._has_first, True
+        while is_first or len(example.staged) < max(n_files, self._n_files):
             with self._user_code:
                 if self._discovery is None:
                     self._discovery = Discovery(self._dataset, self._store.source)
                 found = self._discovery.next_path(example.index, example.staged)
             if found is None:
-                return
+                break
             path, absolute = next(paths_below(self._store.source, [found]))
             answer = self._find(absolute, example.is_trusted) or self._copy(absolute)
             if not self._note(example, path, absolute, answer):
-                return
+                break
+        self._n_files = max(self._n_files, len(example.staged))
 
     def _copy(self, absolute: str) -> Staged:
         if time.monotonic() < self._sick_until:

@@ -127,13 +127,13 @@ class Culprit(Pixels):
     def gives_unpicklable(self, i: int) -> Any:
         return threading.Lock(), i
 
-    def exits_hard(self, i: int) -> None:
+    def exits_hard(self, _: int) -> None:
         os._exit(7)
 
-    def exits(self, i: int) -> None:
+    def exits(self, _: int) -> None:
         sys.exit(3)
 
-    def crashes(self, i: int) -> None:
+    def crashes(self, _: int) -> None:
         os.kill(os.getpid(), signal.SIGSEGV)
 
     def gives_objects(self, i: int) -> Any:

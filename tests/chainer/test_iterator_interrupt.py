@@ -85,6 +85,43 @@ def test_ctrl_c_that_nobody_catches_shows_one_traceback(tmp_path: Path) -> None:
         assert program.errors().splitlines()[-1] == "KeyboardInterrupt"
 
 
+def test_ctrl_c_reaches_processes_that_the_program_itself_gets_from_the_forkserver(
+    tmp_path: Path,
+) -> None:
+    body = """
+    import multiprocessing, time
+    import overlapiter
+    from tests.chainer.iterator_datasets import Pixels
+
+    def wait(connection):
+        try:
+            connection.send("waiting")
+            while True:
+                time.sleep(1)
+        except KeyboardInterrupt:
+            connection.send("interrupted")
+
+    if __name__ == "__main__":
+        it = overlapiter.OverlapIterator(Pixels(4), 2, n_processes=1)
+        next(it)
+        context = multiprocessing.get_context("forkserver")
+        ours, theirs = context.Pipe()
+        process = context.Process(target=wait, args=(theirs,))
+        process.start()
+        ours.recv()
+        try:
+            print("ready", flush=True)
+            time.sleep(10)
+        except KeyboardInterrupt:
+            print(ours.recv(), flush=True)
+    """
+    with Program(tmp_path, body) as program:
+        program.wait_for("ready")
+        program.interrupt()
+        program.wait_for("interrupted")
+        assert (program.wait(5), program.errors()) == (0, "")
+
+
 def test_interrupts_at_many_moments_lose_no_mini_batch() -> None:
     expected = [[4 * i % 40 + k for k in range(4)] for i in range(200)]
     taken = []

@@ -70,7 +70,7 @@ def test_arguments_that_cannot_work_are_refused_as_by_the_original(make_parallel
         make_parallel(Pixels(4), 2, shuffle=True, order_sampler=lambda order, _: order)
     with pytest.raises(TypeError, match="unexpected keyword argument 'n_proceses'"):
         make_parallel(Pixels(4), 2, n_proceses=2)
-    with pytest.raises(ValueError, match="shared_mem|Array length"):
+    with pytest.raises(ValueError, match=r"shared_mem|Array length"):
         make_parallel(Pixels(4), 2, shared_mem=-1)
     with pytest.raises(ValueError, match="processes"):
         next(make_parallel(Pixels(4), 2, n_processes=-1))
@@ -121,15 +121,15 @@ def test_leaving_a_with_block_finalizes(make_parallel: Maker, images: NumberedIm
 
 
 def test_an_exception_leaves_a_with_block_as_it_is(make_ours: Maker) -> None:
-    with pytest.raises(ZeroDivisionError), make_ours(Pixels(4), 2) as iterator:
-        next(iterator)
+    iterator = make_ours(Pixels(4), 2)
+    with pytest.raises(ZeroDivisionError), iterator:
         raise ZeroDivisionError
 
     with pytest.raises(NotImplementedError):
         iterator.reset()
 
 
-def test_dropping_the_last_reference_ends_the_workers_at_once(image_folder: Any) -> None:
+def test_dropping_the_last_reference_ends_the_workers_at_once() -> None:
     iterator = OverlapIterator(Pixels(10), 4, n_processes=2)
     next(iterator)
     workers = [p for p in psutil.Process().children(recursive=True) if p.name().startswith("ovl-")]

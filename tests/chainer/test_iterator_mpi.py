@@ -79,8 +79,11 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("home", ["main", "module"])
-@pytest.mark.parametrize("start", [BEFORE, AFTER], ids=["MPI started before", "MPI started after"])
+@pytest.mark.parametrize(
+    ("start", "home"),
+    [(BEFORE, "main"), (BEFORE, "module"), (AFTER, "main")],
+    ids=["MPI before", "MPI before, dataset in a module", "MPI after"],
+)
 def test_file_readers_see_nothing_of_mpi(tmp_path: Path, start: str, home: str) -> None:
     (tmp_path / "witness.py").write_text(MODULE)
     dataset = MODULE if home == "main" else "from witness import Witness"

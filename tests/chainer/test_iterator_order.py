@@ -28,7 +28,7 @@ class Fixed:
     def __init__(self, order: list[int]) -> None:
         self.order = np.array(order)
 
-    def __call__(self, order: Any, position: int) -> Any:
+    def __call__(self, _order: Any, _position: int) -> Any:
         return self.order
 
 
@@ -38,7 +38,7 @@ class LengthChanging:
     def __init__(self) -> None:
         self.n_calls = 0
 
-    def __call__(self, order: Any, position: int) -> Any:
+    def __call__(self, _order: Any, _position: int) -> Any:
         self.n_calls += 1
         return np.arange(6 if self.n_calls == 1 else 5)
 

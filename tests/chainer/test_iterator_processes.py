@@ -49,6 +49,7 @@ NO_FORK = """
         train.finalize()
         del val
         assert multiprocessing.get_start_method(allow_none=True) is None
+        multiprocessing.set_start_method("spawn")  # is still free to be chosen
         assert forks == [], forks
         print("no fork")
 """
@@ -144,6 +145,30 @@ def test_the_start_method_of_the_program_is_left_alone() -> None:
         next(iterator)
 
     assert multiprocessing.get_start_method(allow_none=True) == before
+
+
+def test_a_forkserver_that_the_program_started_itself_is_used(tmp_path: Path) -> None:
+    ended = run_script(
+        tmp_path,
+        """
+        import multiprocessing
+        import overlapiter, psutil
+        from tests.chainer.iterator_datasets import Pixels
+
+        if __name__ == "__main__":
+            # As ChainerMN's guide has it, before MPI or CUDA start.
+            multiprocessing.set_start_method("forkserver")
+            process = multiprocessing.Process(target=int)
+            process.start()
+            process.join()
+            before = set(psutil.Process().children())
+            with overlapiter.OverlapIterator(Pixels(4), 2, n_processes=2) as it:
+                print(len(next(it)), set(psutil.Process().children()) == before)
+            print(process.exitcode, multiprocessing.get_start_method())
+        """,
+    )
+
+    assert (ended.stdout, ended.stderr) == ("2 True\n0 forkserver\n", "")
 
 
 def test_a_program_without_a_main_guard_works(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ class Rotating:
         self.random = np.random.RandomState(1)
         self.n_calls = 0
 
-    def __call__(self, order: Any, position: int) -> Any:
+    def __call__(self, order: Any, _position: int) -> Any:
         self.n_calls += 1
         return self.random.permutation(len(order))
 
