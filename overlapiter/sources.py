@@ -180,9 +180,14 @@ def is_below(prefix: str, path: str) -> bool:
 
     Symbolic links are not resolved.
     """
-    if "/." in path or not path.startswith("/") or "//" in path:
-        path = os.path.abspath(path)
-    return path.startswith(prefix)
+    return normalised(path).startswith(prefix)
+
+
+def normalised(path: str) -> str:
+    """Return ``os.path.abspath(path)``; at once where nothing is to be done."""
+    if path.startswith("/") and "/." not in path and "//" not in path and path[-1] != "/":
+        return path
+    return os.path.abspath(path)
 
 
 class Redirect:
@@ -326,6 +331,6 @@ def paths_below(source: str, paths: list[str]) -> Iterator[tuple[str, str]]:
     """
     prefix = os.path.join(source, "")
     for path in paths:
-        absolute = os.path.abspath(path)
+        absolute = normalised(path)
         if absolute.startswith(prefix):
             yield path, absolute
