@@ -140,9 +140,8 @@ class Pipeline:
         self._check_open()
         self._waiting.clear()
         self._outgoing.clear()
-        for message in self._ready.values():
-            self._release_unseen(message)
-        self._ready.clear()
+        while self._ready:  # each is released once, whatever interrupts this
+            self._release_unseen(self._ready.popitem()[1])
         self._take_id = self._next_id
         self._send(("reset", self._next_id))
 
@@ -285,6 +284,8 @@ class Pipeline:
     def close(self) -> None:
         """End all processes; at most about a second. Mini-batches that were taken stay valid."""
         self._finalizer()
+        self._ready.clear()
+        self._segments.clear()
 
 
 def _plain(index_lists: Iterable[IndexList], seed: int | None) -> list[tuple[list[int], Any]]:

@@ -45,7 +45,7 @@ def declared_paths(dataset: object, index: int) -> list[str] | None:
     declare = getattr(dataset, "source_paths", None)
     if declare is None:
         return known_paths(dataset, index)
-    return [os.fspath(path) for path in declare(index)]
+    return [os.fsdecode(path) for path in declare(index)]
 
 
 @functools.singledispatch
@@ -238,6 +238,11 @@ class Redirect:
         self._missing.add(staged)
         self.opens_staged -= 1
         self.opens_source += 1
+
+    def distrust(self) -> None:
+        """Send the further opens of this part to the source, and have its files looked at again."""
+        self._missing.update(self._table.values())
+        self._table = {}
 
     @property
     def has_missed(self) -> bool:

@@ -83,6 +83,7 @@ class OverlapIterator(chainer.dataset.Iterator):
 
     _finalized = False
     _is_torn: bool = False
+    _ended: Pipeline | None = None
     _state: IterationState
     _ahead: RunAhead
     _pipeline: Pipeline | None = None
@@ -178,7 +179,10 @@ class OverlapIterator(chainer.dataset.Iterator):
     def _explain(self, stall: WaitTimeoutError) -> str:
         text = f"Stalled dataset is detected: no mini-batch for {self.dataset_timeout} seconds."
         if stall.index >= 0:
-            paths = declared_paths(self.dataset, stall.index) or []
+            try:
+                paths = declared_paths(self.dataset, stall.index) or []
+            except Exception:  # the user's source_paths: the index must do
+                paths = []
             where = f" ({', '.join(paths)})" if paths else ""
             text += f" {stall.stage} is at example {stall.index}{where}."
         else:
@@ -209,7 +213,7 @@ class OverlapIterator(chainer.dataset.Iterator):
         # Holds no reference to this iterator, which is to end with its last reference.
         next_order = order_source(self.order_sampler, self.seed)
         self._ahead = RunAhead(state, self.batch_size, self.repeat, next_order, len(self.dataset))
-        self._is_torn = False
+        self._is_torn = True  # until the pipeline has been told
 
     def _run_ahead(self, *, may_cross_epoch: bool = True) -> None:
         """Generate index lists as far ahead as the stages need them, and submit them.
@@ -249,6 +253,7 @@ class OverlapIterator(chainer.dataset.Iterator):
         self._pipeline = Pipeline(parcel, plan, preload, created_ns)
         self._run_ahead(may_cross_epoch=False)
         self._pipeline.flush()
+        self._is_torn = False
 
     def _first_indices(self) -> list[int]:
         order = self._state.order
@@ -298,6 +303,7 @@ class OverlapIterator(chainer.dataset.Iterator):
         self._pipeline.reset()
         self._run_ahead(may_cross_epoch=False)
         self._pipeline.flush()
+        self._is_torn = False
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the state. Saving disturbs nothing that is on its way.
@@ -315,16 +321,17 @@ class OverlapIterator(chainer.dataset.Iterator):
         self._previous_epoch_detail = previous
 
     def stats(self) -> Stats:
-        """Return counters of what the workers have done so far."""
-        self._refuse_if_finalized()
-        assert self._pipeline is not None
-        return self._pipeline.stats()
+        """Return counters of what the workers have done so far, or did until the end."""
+        pipeline = self._pipeline or self._ended
+        assert pipeline is not None
+        return pipeline.stats()
 
     def finalize(self) -> None:
         """End all worker processes. Mini-batches that were taken stay valid."""
         self._finalized = True
         pipeline, self._pipeline = self._pipeline, None
         if pipeline is not None:
+            self._ended = pipeline  # for its counters
             pipeline.close()
 
     def _refuse_if_finalized(self) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from overlapiter.errors import OptionError
 from overlapiter.order import IterationState, checked_order, epoch_size
 
 
@@ -39,6 +40,12 @@ def exchange(
     if order is not None:
         order = checked_order(order, dataset_size)
     new_state = IterationState(position, epoch, is_new_epoch, order)
+    if not 0 <= position <= epoch_size(new_state, dataset_size):
+        raise OptionError(
+            "current_position",
+            f"the snapshot stands at example {position} of an epoch, but the dataset has "
+            f"{dataset_size}; resume with the dataset that it was taken with",
+        )
     try:
         previous = serializer("previous_epoch_detail", previous_epoch_detail)
     except KeyError:  # a snapshot of an older Chainer

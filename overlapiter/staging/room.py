@@ -39,6 +39,11 @@ class Room:
         self._threads = threading.Lock()
         self._allowance_bytes = 0
 
+    @property
+    def is_counting(self) -> bool:
+        """Whether bytes are counted, because there is a capacity."""
+        return self._capacity_bytes is not None
+
     def reserve(self, size_bytes: int) -> bool:
         """Set ``size_bytes`` aside for a file; return False if they do not fit.
 

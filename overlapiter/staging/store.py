@@ -128,6 +128,7 @@ class Store:
             with self._claim(path) as partial:
                 if partial is None:
                     return Staged(Outcome.REFUSED, None)
+                self._room.release(partial.size_bytes)  # the reservation of an owner that died
                 if self._is_valid(path, partial.copy):  # published while we waited for the claim
                     return Staged(Outcome.FOUND, staged)
                 return self._copy(path, partial, staged)
@@ -197,11 +198,15 @@ class Store:
     def _copy(self, path: str, partial: _Partial, staged: str) -> Staged:
         with _open_source(path) as file:
             original = _stat_source(file.fileno())
+            if not original.st_size:  # empty, or of a kind that does not tell: read it there
+                return Staged(Outcome.SOURCE_FAILED, None)
             if not self._reserve(original.st_size, staged):
                 return Staged(Outcome.REFUSED, None)
             try:
-                if partial.size_bytes:
-                    os.ftruncate(partial.fd, 0)
+                # Its size is its reservation, should we die.
+                size_bytes = original.st_size if self._room.is_counting else 0
+                if partial.size_bytes != size_bytes:
+                    os.ftruncate(partial.fd, size_bytes)
                 copied_bytes = _pump(file.fileno(), partial.fd, original.st_size)
                 if copied_bytes != original.st_size or not _same_file(
                     original, _stat_source(file.fileno())

@@ -77,6 +77,10 @@ class Channel:
                 os.close(memory_fd)
         except (BrokenPipeError, ConnectionResetError):
             raise ChannelClosedError from None
+        except OSError as error:
+            if error.errno == errno.EBADF:  # closed here
+                raise ChannelClosedError from None
+            raise
 
     def _send_packet(self, packet: bytes, fds: tuple[int, ...], flags: int) -> None:
         if fds:
@@ -96,7 +100,13 @@ class Channel:
         """
         flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
         try:
-            packet, control, _, _ = self._socket.recvmsg(_PACKET_BYTES, _CONTROL_BYTES, flags)
+            try:
+                answer = self._socket.recvmsg(_PACKET_BYTES, _CONTROL_BYTES, flags)
+            except ConnectionResetError:  # told once; what was sent before can still be read
+                answer = self._socket.recvmsg(_PACKET_BYTES, _CONTROL_BYTES, flags)
+            packet, control, result_flags, _ = answer
+            if result_flags & socket.MSG_CTRUNC:
+                raise OSError(errno.EMFILE, "no descriptor is left for what another process sent")
         except ConnectionResetError:
             packet, control = b"", []
         except OSError as error:

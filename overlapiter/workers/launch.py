@@ -17,7 +17,6 @@ import io
 import multiprocessing
 import os
 import signal
-import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import forkserver, resource_tracker, spawn
@@ -25,6 +24,8 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from overlapiter.errors import PipelineError
+
+from .processes import flush_output
 
 #: Variables by which an MPI launcher tells a process which rank it is.
 LAUNCHER_PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "PMI_", "MPIR_", "HYDRA_", "MV2_", "I_MPI_HYDRA_")
@@ -213,5 +214,4 @@ class _Errand:
         try:
             return self._main(fds, *self._arguments)
         finally:
-            sys.stdout.flush()
-            sys.stderr.flush()
+            flush_output()

@@ -10,7 +10,11 @@ from overlapiter.sharedmem.segments import Slot, SlotPool
 from .channel import Message
 
 #: A message and the descriptors that go with it.
-Parcel = tuple[Message, tuple[int, ...]]
+Sending = tuple[Message, tuple[int, ...]]
+
+#: A slot grows at most so many times at once, or to so many bytes.
+_WIDEN_TIMES = 8
+_WIDEN_BYTES = 64 << 20
 
 _NO_MEMORY = Slot(-1, 0)  # of examples without arrays
 
@@ -52,8 +56,13 @@ class SlotKeeper:
 
     def widen(self, layout_id: int, wanted_row_bytes: list[int]) -> None:
         """Use wider rows from now on, unless that has been done since ``layout_id``."""
-        if layout_id == self.layout_id:
-            self.adopt(self._layouts[layout_id].widened(wanted_row_bytes))
+        if layout_id != self.layout_id:
+            return
+        old = self._layouts[layout_id]
+        new = old.widened(wanted_row_bytes)
+        # A single outlier is not to make all slots huge: what does not fit travels pickled.
+        if new.slot_bytes <= max(_WIDEN_TIMES * old.slot_bytes, _WIDEN_BYTES):
+            self.adopt(new)
 
     def acquire(self) -> Slot:
         """Return a free slot of the current layout.
@@ -86,7 +95,7 @@ class SlotKeeper:
         pool.close()
         return messages
 
-    def introduce(self, known: Acquaintance, layout_id: int, slot: Slot) -> Iterator[Parcel]:
+    def introduce(self, known: Acquaintance, layout_id: int, slot: Slot) -> Iterator[Sending]:
         """Give the messages that tell a process about a layout and a segment new to it."""
         if layout_id not in known.layouts:
             known.layouts.add(layout_id)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import functools
 import queue
 import threading
@@ -24,6 +25,10 @@ from .channel import Channel, ChannelClosedError
 #: After the staging disk failed, how long examples pass unstaged before it is tried again.
 SICK_SECONDS = 5.0
 _REMEMBERED_PATHS = 4096
+#: Say nothing about the disk; the source may have a file where it had a directory.
+_ABOUT_THE_PATH = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
+#: In the shared bytes: all files of the example have been compared, however many there are.
+_ALL = 255
 
 
 class StageTask(NamedTuple):
@@ -47,8 +52,8 @@ class Prefetcher:
         channel: To the supervisor.
         dataset: The dataset.
         store: The staging store.
-        validated: One byte for each example, shared by all prefetchers; set once its files have
-            been compared with their sources in this run, which is not done again.
+        validated: One byte for each example, shared by all prefetchers: how many of its files
+            have been compared with their sources in this run, which is not done again.
         n_threads: Reads in flight.
         row: Its counters.
     """
@@ -97,7 +102,7 @@ class Prefetcher:
     def _begin(self, part: _Part) -> None:
         """Look which files of a part are staged; what is not becomes a job for every example."""
         missing = []
-        for example in map(self._look, part.task.indices):
+        for example in map(self._look_safely, part.task.indices):
             if example.missing or not example.is_declared:
                 missing.append(example)
             else:
@@ -110,19 +115,32 @@ class Prefetcher:
         else:
             self._answer(part)
 
+    def _look_safely(self, index: int) -> _Example:
+        try:
+            return self._look(index)
+        except ChannelClosedError:
+            raise
+        except BaseException as error:  # user code, or a path that no file can have
+            return self._give_up(_Example(index, 0), error)
+
+    def _give_up(self, example: _Example, error: BaseException) -> _Example:
+        """Leave an example to the file reader, which goes to the source."""
+        example.is_complete = False
+        self._tell(
+            f"example {example.index} cannot be staged ({error!r}): it is read from the source"
+        )
+        return example
+
     def _look(self, index: int) -> _Example:
         """Find the files of an example, and those of them that are staged."""
-        example = _Example(index, is_trusted=bool(self._validated[index]))
-        try:
-            declared = declared_paths(self._dataset, index)
-        except Exception as error:  # user code: the file reader will report it if it matters
-            self._tell(f"source_paths({index}) failed ({error!r}): the example is read unstaged")
-            return example
+        example = _Example(index, self._validated[index])
+        declared = declared_paths(self._dataset, index)
         if declared is None:
             example.is_declared = False
             return example
         for path, absolute in paths_below(self._store.source, declared):
-            if not self._note(example, path, absolute, self._find(absolute, example.is_trusted)):
+            found = self._find(absolute, example.n_compared == _ALL)
+            if not self._note(example, path, absolute, found):
                 example.missing.append((path, absolute))
         return example
 
@@ -140,9 +158,10 @@ class Prefetcher:
                     self._note(example, path, absolute, self._copy(absolute))
             else:
                 self._discover(example, part.task.n_files)
-        except Exception as error:  # a path that no file can have, say
-            example.is_complete = False
-            self._tell(f"example {example.index} cannot be staged ({error!r})")
+        except ChannelClosedError:
+            raise
+        except BaseException as error:  # user code, or a path that no file can have
+            self._give_up(example, error)
         with self._lock:
             self._finish(part, example)
             part.n_waiting -= 1
@@ -153,7 +172,8 @@ class Prefetcher:
     def _finish(self, part: _Part, example: _Example) -> None:
         part.staged.update(example.staged)
         if example.is_complete:
-            self._validated[example.index] = 1
+            n_staged = min(len(example.staged), _ALL - 1)
+            self._validated[example.index] = _ALL if example.is_declared else n_staged
 
     def _discover(self, example: _Example, n_files: int) -> None:
         # The first example is followed to its end, to learn how many files an example opens.
@@ -166,7 +186,8 @@ class Prefetcher:
             if found is None:
                 break
             path, absolute = next(paths_below(self._store.source, [found]))
-            answer = self._find(absolute, example.is_trusted) or self._copy(absolute)
+            is_trusted = len(example.staged) < example.n_compared
+            answer = self._find(absolute, is_trusted) or self._copy(absolute)
             if not self._note(example, path, absolute, answer):
                 break
         self._n_files = max(self._n_files, len(example.staged))
@@ -187,8 +208,8 @@ class Prefetcher:
 
     def _fall_sick(self, error: OSError) -> Staged:
         """Leave the staging disk alone for a while, if it is the disk that failed."""
-        if isinstance(error, (NotADirectoryError, IsADirectoryError)):
-            return Staged(Outcome.REFUSED, None)  # the source has a file where it had a directory
+        if error.errno in _ABOUT_THE_PATH:
+            return Staged(Outcome.REFUSED, None)
         self._sick_until = time.monotonic() + SICK_SECONDS
         self._tell(
             f"staging failed ({error}): files are read from the source, and staging is tried "
@@ -236,18 +257,19 @@ class _Example:
 
     Attributes:
         index: Its index.
-        is_trusted: Whether its files have been compared with their sources in this run.
+        n_compared: How many of its files, in the order in which it opens them, have been compared
+            with their sources in this run.
         is_declared: Whether its files are known without asking the dataset for it.
         is_complete: Whether all its files are staged.
         staged: Source path to staged path of those that are.
         missing: Source path and absolute path of those to copy.
     """
 
-    __slots__ = ("index", "is_complete", "is_declared", "is_trusted", "missing", "staged")
+    __slots__ = ("index", "is_complete", "is_declared", "missing", "n_compared", "staged")
 
-    def __init__(self, index: int, *, is_trusted: bool) -> None:
+    def __init__(self, index: int, n_compared: int) -> None:
         self.index = index
-        self.is_trusted = is_trusted
+        self.n_compared = n_compared
         self.is_declared = True
         self.is_complete = True
         self.staged: dict[str, str] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import fcntl
 import gc
@@ -92,8 +93,7 @@ def fork_worker(name: str, run: Callable[[], None]) -> int:
     has random streams of its own, and exits with status 1 if ``run`` raises.
     """
     parent_pid = os.getpid()
-    sys.stdout.flush()
-    sys.stderr.flush()
+    flush_output()
     pid = os.fork()
     if pid:
         return pid
@@ -111,6 +111,15 @@ def fork_worker(name: str, run: Callable[[], None]) -> int:
     except BaseException:  # nothing may run on into the supervisor's stack
         traceback.print_exc()
     finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
+        try:
+            flush_output()
+        finally:
+            os._exit(status)
+
+
+def flush_output() -> None:
+    """Flush what was printed, as far as there is anybody to read it."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:
+            with contextlib.suppress(OSError, ValueError):  # a broken pipe, or closed
+                stream.flush()

@@ -126,11 +126,9 @@ class FileReader:
         for number, index in enumerate(task.indices):
             row.put(Counter.CURRENT, index + 1)
             redirect.begin_example()
-            if task.epochs is not None and self._seed is not None:
-                seed_example(self._seed, task.epochs[number], index)
             before_ns = time.monotonic_ns()
             try:
-                example = self._dataset[index]
+                example = self._fetch(task, number, index)
             except Exception as error:  # user code: it travels to the trainer
                 failure = Failure(index, _pickled_error(error, index, tuple(redirect.opened)))
                 break
@@ -140,7 +138,6 @@ class FileReader:
             if task.slot is None:
                 task = self._offer_layout(task, example)
             entries.append(self._write(task, task.first_row + number, example))
-        row.put(Counter.CURRENT, 0)
         row.add(Counter.EXAMPLES_READ, len(entries))
         row.add(Counter.OPENS_STAGED, redirect.opens_staged - staged_before)
         row.add(Counter.OPENS_SOURCE, redirect.opens_source - source_before)
@@ -149,7 +146,23 @@ class FileReader:
             self._channel.send(("failed", answer, failure))
         else:
             self._report(task, answer, entries)
+        row.put(Counter.CURRENT, 0)
         return fetch_ns
+
+    def _fetch(self, task: ReadTask, number: int, index: int) -> object:
+        """Return an example; if the dataset fails on a staged copy, from the source instead."""
+        opens_before = self._redirect.opens_staged
+        for is_last in (False, True):
+            if task.epochs is not None and self._seed is not None:
+                seed_example(self._seed, task.epochs[number], index)
+            try:
+                return self._dataset[index]
+            except Exception:
+                # The copy may be damaged, or its disk.
+                if is_last or self._redirect.opens_staged == opens_before:
+                    raise
+                self._redirect.distrust()
+        raise AssertionError
 
     def _write(self, task: ReadTask, row: int, example: object) -> Any:
         assert task.slot is not None

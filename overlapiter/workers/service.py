@@ -25,6 +25,7 @@ from .supervisor import Supervisor
 
 #: How long ending waits for the supervisor to end its workers before it is killed itself.
 _END_SECONDS = 1.0
+_LONGEST_POLL_MS = 2**31 - 1
 
 
 class HasFileno(Protocol):
@@ -38,7 +39,7 @@ def is_readable(source: HasFileno, timeout_seconds: float) -> bool:
     """Return whether there is something to read from ``source``, or its end, in time."""
     poller = select.poll()
     poller.register(source, select.POLLIN)
-    return bool(poller.poll(timeout_seconds * 1000))
+    return bool(poller.poll(min(timeout_seconds * 1000, _LONGEST_POLL_MS)))
 
 
 class Service:

@@ -25,7 +25,7 @@ from overlapiter.sources import Dataset
 from overlapiter.stats import Counter, StatsBoard
 
 from .channel import Channel, ChannelClosedError, Message
-from .memory import SlotKeeper
+from .memory import Acquaintance, SlotKeeper
 from .plan import SupervisorPlan
 from .prefetcher import Prefetcher, StageTask
 from .processes import is_running
@@ -88,7 +88,8 @@ class Supervisor:
             self._plan.staging.store().sweep()
         for team in (self._prefetchers, self._readers):
             for worker in team:
-                self._start(team, worker)
+                if not worker.pid:
+                    self._start(team, worker)
                 self._take_turn(0)  # the first ones work while the others are forked
         while not self._trainer.is_closed:
             # A process forked from the trainer may keep the channel open beyond its end.
@@ -104,6 +105,10 @@ class Supervisor:
                     self._obey(message)
             else:
                 self._serve(*key.data)
+        if not ready and timeout_seconds:
+            for team in (self._prefetchers, self._readers):
+                for worker in team.vacant():
+                    self._start(team, worker)
         self._hand_out()
         return bool(ready)
 
@@ -115,7 +120,11 @@ class Supervisor:
             self._plan.staging.store().sweep()
 
     def _start(self, team: Team, worker: Worker) -> None:
-        team.start(worker)
+        try:
+            team.start(worker)
+        except OSError as error:  # too many processes, say: tried again a little later
+            team.count_failed_start(error)
+            return
         self._selector.register(worker.channel, selectors.EVENT_READ, (team, worker))
 
     def _be_reader(self, worker: Worker, channel: Channel) -> None:
@@ -159,6 +168,8 @@ class Supervisor:
                 self._schedule.admit(batch_id, indices, epochs, self._part_size(len(indices)))
         elif kind == "reset":
             self._consumed_id = message[1]
+            # An interruption may have cost it what it was told; hearing it again does no harm.
+            self._trainer.known = Acquaintance()
             for batch in self._schedule.drop_all(message[1]):
                 self._settle(batch)
         elif kind == "describe":
@@ -202,7 +213,8 @@ class Supervisor:
         for message in self._keeper.release(Slot(*slot)):
             self._trainer.tell(message)
             for reader in self._readers:
-                reader.send(message)
+                if reader.pid and message[2] in reader.known.layouts:
+                    reader.send(message)
 
     # --- handing out --------------------------------------------------------------------------
 
@@ -268,6 +280,7 @@ class Supervisor:
             while True:
                 message, _ = worker.channel.receive(wait=False)
                 self._hear(worker, message)
+                team.n_fruitless = 0
                 if team.is_due(worker):
                     self._replace(team, worker, is_death=False)
         except BlockingIOError:
@@ -319,7 +332,8 @@ class Supervisor:
             self._keeper.adopt(layout)
         if not self._find_slot(part):
             worker.take_back(part_id)
-            self._replace(self._readers, worker)  # it waits for a slot that will not come
+            # It waits for a slot that will not come.
+            self._replace(self._readers, worker, is_death=False)
             return
         batch = part.batch
         assert batch.slot is not None
@@ -332,12 +346,14 @@ class Supervisor:
     def _replace(self, team: Team, worker: Worker, *, is_death: bool = True) -> None:
         """Put a new process in a worker's place, and have exactly the parts it had redone."""
         self._selector.unregister(worker.channel)
+        culprit = worker.current_index()
         status = worker.end()
         parts = worker.take_all_back()
-        culprit = worker.current_index()
-        worker.row.put(Counter.CURRENT, 0)
         if is_death:
             worker.row.add(Counter.DEATHS, 1)
+            team.count_death(status)
+        if parts and not any(culprit in part.indices for part in parts):
+            culprit = parts[0].indices[0]  # it died between two examples: the next one is suspect
         self._start(team, worker)
         for part in parts:
             if part is self._probe:

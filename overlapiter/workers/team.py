@@ -7,12 +7,16 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 
+from overlapiter.errors import PipelineError
 from overlapiter.stats import Counter, Row
 
 from .channel import Channel, ChannelClosedError, Message
 from .memory import Acquaintance
 from .processes import fork_worker
 from .schedule import Part
+
+#: Processes of a team, beyond one for each place, that may end without having done anything.
+MAX_FRUITLESS = 10
 
 #: Runs in the forked worker, with its end of the channel.
 WorkerMain = Callable[["Worker", Channel], None]
@@ -52,8 +56,14 @@ class Worker:
             ours.close()
             main(self, theirs)
 
-        self.pid = fork_worker(name, run)
-        theirs.close()
+        self.row.put(Counter.CURRENT, 0)
+        try:
+            self.pid = fork_worker(name, run)
+        except OSError:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
         self.channel = ours
         self.known = Acquaintance()
         self.n_given = 0
@@ -63,6 +73,7 @@ class Worker:
         self.channel.close()
         os.kill(self.pid, signal.SIGKILL)  # not reaped yet, so the pid is still its own
         _, status = os.waitpid(self.pid, 0)
+        self.pid = 0
         return status
 
     def give(self, part: Part) -> None:
@@ -120,6 +131,7 @@ class Team:
         self._main = main
         self._max_parts = max_parts
         self.workers = [Worker(kind, number, row) for number, row in enumerate(rows)]
+        self.n_fruitless = 0  # processes that ended, since one of them last sent something
 
     def __iter__(self) -> Iterator[Worker]:
         return iter(self.workers)
@@ -127,6 +139,32 @@ class Team:
     def start(self, worker: Worker) -> None:
         """Start a process in a worker's place."""
         worker.start(self._process_name, self._main)
+
+    def vacant(self) -> list[Worker]:
+        """Return the places without a process."""
+        return [worker for worker in self.workers if not worker.pid]
+
+    def count_death(self, status: int) -> None:
+        """Count a process that has died.
+
+        Raises:
+            PipelineError: They all end before they have done anything.
+        """
+        exit_code = os.waitstatus_to_exitcode(status)
+        self._count_fruitless(f"the last one with exit code {exit_code}")
+
+    def count_failed_start(self, error: OSError) -> None:
+        """Count a process that could not be started; the same."""
+        self._count_fruitless(f"the last one could not be started: {error}")
+
+    def _count_fruitless(self, how: str) -> None:
+        self.n_fruitless += 1
+        if self.n_fruitless > MAX_FRUITLESS + len(self.workers):
+            raise PipelineError(
+                f"{self.n_fruitless} {self.workers[0].kind} processes in a row ended before they "
+                f"had done anything, {how}; look at the limits of the job for processes, threads "
+                f"and memory, and at what was printed above"
+            )
 
     def least_loaded(self, credit_parts: int, credit_examples: int) -> Worker | None:
         """Return the worker to give the next part to, or None if all have enough at hand."""
@@ -157,4 +195,3 @@ class Team:
         for worker in self.workers:
             if worker.pid:
                 worker.end()
-                worker.pid = 0

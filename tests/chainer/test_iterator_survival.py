@@ -1,0 +1,214 @@
+"""What a run survives: odd datasets, damaged copies, interruptions at the worst moment."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from chainer.dataset import DatasetMixin
+
+from overlapiter import OverlapIterator, Staging
+from overlapiter.errors import OptionError, WorkerDiedError
+
+
+class TwoFiles(DatasetMixin):
+    """Reads two files for each example, undeclared."""
+
+    def __init__(self, root: Path, size: int) -> None:
+        self.root, self.size = str(root), size
+
+    def __len__(self) -> int:
+        return self.size
+
+    def get_example(self, i: int) -> Any:
+        texts = []
+        for kind in "ab":
+            with open(f"{self.root}/{kind}{i}") as file:
+                texts.append(int(file.read()))
+        return np.array(texts)
+
+
+class Declared(DatasetMixin):
+    """Reads one number from a declared file; a number is all that the file may hold."""
+
+    def __init__(self, root: Path, size: int, odd_path: Any = None) -> None:
+        self.root, self.size, self.odd_path = str(root), size, odd_path
+
+    def __len__(self) -> int:
+        return self.size
+
+    def source_paths(self, i: int) -> list[Any]:
+        if i == 5 and self.odd_path is not None:
+            if self.odd_path == "exit":
+                sys.exit(3)
+            return [self.odd_path]
+        return [f"{self.root}/a{i}"]
+
+    def get_example(self, i: int) -> Any:
+        with open(f"{self.root}/a{i}") as file:
+            return np.array(int(file.read()))
+
+
+class Growing(DatasetMixin):
+    """Arrays that grow with the index."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def get_example(self, i: int) -> Any:
+        return np.full(1 + i * 50, i)
+
+
+class DiesWhenPickled:
+    """Ends the process that pickles it."""
+
+    def __reduce__(self) -> Any:
+        os._exit(7)
+
+
+class Deadly(DatasetMixin):
+    """Its example 2 ends the file reader, not in the dataset but when it is reported."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def get_example(self, i: int) -> Any:
+        return DiesWhenPickled() if i == 2 else np.array(i)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    (tmp_path / "source").mkdir()
+    for i in range(8):
+        for kind in "ab":
+            (tmp_path / "source" / f"{kind}{i}").write_text("1")
+    return tmp_path / "source"
+
+
+def staging(source: Path) -> Staging:
+    return Staging(source.parent / "staging", source=source, n_prefetchers=1, keep_free=0)
+
+
+def values(iterator: OverlapIterator, n_batches: int) -> list[int]:
+    return [int(x) for _ in range(n_batches) for example in next(iterator) for x in example.flat]
+
+
+def test_an_undeclared_second_file_that_changed_between_runs_is_never_read_stale(source):
+    dataset = TwoFiles(source, 8)
+    for expected in ([1, 1], [1, 2]):
+        (source / "b0").write_text(str(expected[1]))
+        for i in range(8):
+            (source / f"b{i}").write_text(str(expected[1]))
+            os.utime(source / f"b{i}", ns=(0, expected[1] * 10**9))
+        with OverlapIterator(
+            dataset, 4, shuffle=False, n_processes=1, staging=staging(source)
+        ) as iterator:
+            assert values(iterator, 8) == expected * 32
+
+
+@pytest.mark.parametrize("odd_path", ["exit", "below\0nul", b"bytes", "below/\udcff\ud800"])
+def test_paths_that_no_file_can_have_are_read_unstaged(source, odd_path):
+    if isinstance(odd_path, str) and odd_path.startswith("below"):
+        odd_path = f"{source}/{odd_path}"
+    dataset = Declared(source, 8, odd_path)
+    with (
+        pytest.warns(RuntimeWarning) if odd_path != b"bytes" else pytest.MonkeyPatch.context(),
+        OverlapIterator(
+            dataset, 4, shuffle=False, n_processes=1, dataset_timeout=None, staging=staging(source)
+        ) as iterator,
+    ):
+        assert values(iterator, 6) == [1] * 24
+
+
+def test_a_damaged_copy_does_not_end_the_run(source):
+    dataset = Declared(source, 8)
+    with OverlapIterator(
+        dataset, 4, shuffle=False, n_processes=1, staging=staging(source)
+    ) as iterator:
+        assert values(iterator, 4) == [1] * 16
+        for copy in (source.parent / "staging").glob("*/files/a*"):
+            copy.write_text("")
+        assert values(iterator, 8) == [1] * 32
+
+
+def test_many_readers_and_growing_arrays_start_together():
+    with OverlapIterator(Growing(), 8, shuffle=False, n_processes=24) as iterator:
+        for _ in range(16):
+            for example in next(iterator):
+                assert (example == example[0]).all()
+
+
+def test_an_example_that_ends_its_reader_when_it_is_reported_is_named():
+    with OverlapIterator(Deadly(), 4, shuffle=False, n_processes=1) as iterator:
+        with pytest.raises(WorkerDiedError):
+            next(iterator)
+        assert [int(x) for x in next(iterator)] == [4, 5, 6, 7]
+        assert iterator.stats().workers_replaced <= 4
+
+
+def test_a_slot_is_released_once_though_a_reset_is_interrupted(monkeypatch):
+    with OverlapIterator(Growing(), 4, shuffle=False, n_processes=1, n_prefetch=3) as iterator:
+        next(iterator)
+        pipeline = iterator._pipeline
+        while len(pipeline._ready) < 2:
+            pipeline._receive(None)
+        release, calls = pipeline._release_unseen, []
+
+        def interrupted(message: Any) -> None:
+            release(message)
+            calls.append(message)
+            if len(calls) == 1:
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(pipeline, "_release_unseen", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            iterator.reset()
+        iterator.reset()
+        slots = [message[3] for message in calls]
+        assert len(set(slots)) == len(slots) >= 2
+        assert [len(example) for example in next(iterator)] == [1, 51, 101, 151]
+
+
+def test_an_interrupted_reset_delivers_no_old_mini_batch(monkeypatch):
+    with OverlapIterator(Growing(), 4, shuffle=False, n_processes=1) as iterator:
+        next(iterator)
+
+        def interrupted() -> None:
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(iterator._pipeline, "reset", interrupted)
+            with pytest.raises(KeyboardInterrupt):
+                iterator.reset()
+        assert [len(example) for example in next(iterator)] == [1, 51, 101, 151]
+        assert iterator.current_position == 4
+
+
+def test_a_snapshot_beyond_the_end_of_the_dataset_is_refused():
+    saved = {"current_position": 70, "epoch": 0, "is_new_epoch": False, "previous_epoch_detail": 0}
+    with OverlapIterator(Growing(), 4, shuffle=False, n_processes=1) as iterator:
+        with pytest.raises(OptionError, match="70"):
+            iterator.serialize(lambda key, _value: saved[key])
+        assert [len(example) for example in next(iterator)] == [1, 51, 101, 151]
+
+
+def test_the_counters_can_be_read_after_the_end():
+    with OverlapIterator(Growing(), 4, shuffle=False, n_processes=1) as iterator:
+        next(iterator)
+    assert iterator.stats().examples_read >= 4
+
+
+def test_a_program_without_standard_output_trains():
+    program = (
+        "import numpy, overlapiter\n"
+        "it = overlapiter.OverlapIterator(numpy.arange(8), 4, n_processes=1)\n"
+        "raise SystemExit(len(next(it)))\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-c", program]
+    ended = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], check=False)
+    assert ended.returncode == 4
