@@ -284,8 +284,6 @@ class Pipeline:
     def close(self) -> None:
         """End all processes; at most about a second. Mini-batches that were taken stay valid."""
         self._finalizer()
-        self._ready.clear()
-        self._segments.clear()
 
 
 def _plain(index_lists: Iterable[IndexList], seed: int | None) -> list[tuple[list[int], Any]]:

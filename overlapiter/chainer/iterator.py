@@ -83,7 +83,7 @@ class OverlapIterator(chainer.dataset.Iterator):
 
     _finalized = False
     _is_torn: bool = False
-    _ended: Pipeline | None = None
+    _last_stats: Stats | None = None
     _state: IterationState
     _ahead: RunAhead
     _pipeline: Pipeline | None = None
@@ -322,17 +322,19 @@ class OverlapIterator(chainer.dataset.Iterator):
 
     def stats(self) -> Stats:
         """Return counters of what the workers have done so far, or did until the end."""
-        pipeline = self._pipeline or self._ended
-        assert pipeline is not None
-        return pipeline.stats()
+        if self._pipeline is not None:
+            return self._pipeline.stats()
+        if self._last_stats is None:
+            raise RuntimeError("the iterator ended with the interpreter; ask it before")
+        return self._last_stats
 
     def finalize(self) -> None:
         """End all worker processes. Mini-batches that were taken stay valid."""
         self._finalized = True
         pipeline, self._pipeline = self._pipeline, None
-        if pipeline is not None:
-            self._ended = pipeline  # for its counters
+        if pipeline is not None and not pipeline.is_closed:  # the end of the interpreter does so
             pipeline.close()
+            self._last_stats = pipeline.stats()
 
     def _refuse_if_finalized(self) -> None:
         if self._finalized:

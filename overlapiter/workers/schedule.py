@@ -38,7 +38,8 @@ class Part:
         staged: Source path to staged path of the files that may be read from there.
         report: What its file reader said about the examples, pickled.
         deaths: Prefetchers that died on it, then file readers that died on ``culprit``.
-        culprit: Index of the example that the last file reader died on; -1 for none.
+        culprit: Index of the example that the last file reader died on, -1 for none, and whether
+            it is known to be that one.
     """
 
     __slots__ = (
@@ -64,7 +65,7 @@ class Part:
         self.staged: dict[str, str] = {}
         self.report: bytes | None = None
         self.deaths = 0
-        self.culprit = -1
+        self.culprit = -1, False
 
     @property
     def epochs(self) -> list[int] | None:

@@ -34,8 +34,10 @@ from .schedule import Batch, Part, PartState, Schedule
 from .team import Team, Worker
 from .trainer_end import TrainerEnd
 
-#: Deaths on the same part after which it is given up.
+#: Deaths on the same example, or of prefetchers on the same part, after which it is given up.
 MAX_DEATHS = 3
+#: The same for the example that was to come next when its file reader died between two examples.
+MAX_SUSPECT_DEATHS = 10
 #: A part should keep a file reader busy for about this long: short enough to balance the load,
 #: long enough that messages cost little.
 PART_SECONDS = 0.004
@@ -352,8 +354,10 @@ class Supervisor:
         if is_death:
             worker.row.add(Counter.DEATHS, 1)
             team.count_death(status)
-        if parts and not any(culprit in part.indices for part in parts):
-            culprit = parts[0].indices[0]  # it died between two examples: the next one is suspect
+        # Died between two examples, the next one is but suspect.
+        is_known = any(culprit in part.indices for part in parts)
+        if parts and not is_known:
+            culprit = parts[0].indices[0]
         self._start(team, worker)
         for part in parts:
             if part is self._probe:
@@ -361,7 +365,7 @@ class Supervisor:
             if team is self._prefetchers:
                 self._redo_staging(part)
             else:
-                self._redo_reading(part, culprit, status)
+                self._redo_reading(part, culprit, is_known, status)
 
     def _redo_staging(self, part: Part) -> None:
         part.deaths += 1
@@ -370,11 +374,12 @@ class Supervisor:
         else:  # let the file reader go to the source
             self._settle(self._schedule.staged(part, {}))
 
-    def _redo_reading(self, part: Part, culprit: int, status: int) -> None:
+    def _redo_reading(self, part: Part, culprit: int, is_known: bool, status: int) -> None:
+        limit = MAX_DEATHS if is_known else MAX_SUSPECT_DEATHS
         if culprit in part.indices:
-            part.deaths = part.deaths + 1 if culprit == part.culprit else 1
-            part.culprit = culprit
-        if part.deaths >= MAX_DEATHS and culprit in part.indices:
+            part.deaths = part.deaths + 1 if (culprit, is_known) == part.culprit else 1
+            part.culprit = culprit, is_known
+        if part.deaths >= limit and culprit in part.indices:
             exit_code = os.waitstatus_to_exitcode(status)
             self._fail(part, WorkerDiedError(culprit, part.deaths, exit_code))
         else:
