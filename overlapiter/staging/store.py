@@ -330,10 +330,15 @@ def _publish(partial: _Partial, staged: str) -> None:
 
 
 def _refuse_foreign(path: str) -> None:
-    """Raise OSError unless ``path`` is a directory, not a link to one, and the user's own."""
+    """Raise OSError unless ``path`` is a directory, not a link to one, and the user's own.
+
+    One that others may enter is closed to them.
+    """
     found = os.lstat(path)
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
         raise PermissionError(errno.EPERM, "a link, or another user's, is in its place")
+    if found.st_mode & 0o077:  # nobody else may plant a link in it
+        os.chmod(path, 0o700)
 
 
 def _make_private(path: str) -> None:

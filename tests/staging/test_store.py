@@ -281,6 +281,14 @@ def test_nobody_else_may_look_into_the_staging_directory(source, staging, umask)
     assert set(modes.values()) == {0o700}
 
 
+def test_a_directory_that_others_could_write_is_closed_to_them(source, staging):
+    base = Path(subdirectory(str(staging), str(source)))
+    (base / "files").mkdir(parents=True)
+    base.chmod(0o777)
+    made_store(source, staging)
+    assert stat.S_IMODE(base.stat().st_mode) == 0o700
+
+
 def test_equal_paths_of_two_sources_do_not_meet(staging, tmp_path):
     stores = []
     for parent in ("one", "other"):
