@@ -182,8 +182,9 @@ def test_a_stuck_dataset_is_named_and_the_wait_can_be_taken_up_again(
     make_ours: Maker, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    iterator = make_ours(Gated(12, 5, gate), 4, shuffle=False, dataset_timeout=0.1)
+    iterator = make_ours(Gated(12, 5, gate), 4, shuffle=False)
     assert indices_of(next(iterator)) == [0, 1, 2, 3]
+    iterator.dataset_timeout = 0.1  # from now on: the workers have started
 
     with warnings.catch_warnings():
         warnings.simplefilter("error", iterator.TimeoutWarning)
@@ -207,8 +208,9 @@ def test_the_warning_of_a_stuck_dataset_does_not_end_the_wait(
     make_ours: Maker, tmp_path: Path
 ) -> None:
     gate = tmp_path / "gate"
-    iterator = make_ours(Gated(8, 5, gate), 4, shuffle=False, dataset_timeout=0.1)
+    iterator = make_ours(Gated(8, 5, gate), 4, shuffle=False)
     next(iterator)
+    iterator.dataset_timeout = 0.1
     heard = []
 
     def show(message: Any, *_: Any) -> None:
@@ -230,10 +232,11 @@ def test_finalize_and_reset_do_not_wait_for_a_stuck_reader(
     gate = tmp_path / "gate"
     gate.mkdir()
     options = {"staging": Staging(tmp_path / "fast", source=gate)}
-    options = {"dataset_timeout": 0.1, **(options if make_ours.kind == "staged" else {})}
+    options = options if make_ours.kind == "staged" else {}
     iterator = make_ours(Gated(8, index, gate / "never"), 4, shuffle=False, **options)
     if index:
         next(iterator)
+    iterator.dataset_timeout = 0.1
     with warnings.catch_warnings():
         warnings.simplefilter("error", iterator.TimeoutWarning)
         with pytest.raises(iterator.TimeoutWarning):
