@@ -101,11 +101,6 @@ class Pipeline:
 
     # --- index lists in, mini-batches out -----------------------------------------------------
 
-    @property
-    def n_submitted(self) -> int:
-        """Index lists submitted of which the mini-batch has not been taken."""
-        return self._next_id - self._take_id
-
     def submit(self, index_list: IndexList) -> None:
         """Queue an index list; it travels with the next :meth:`flush` or :meth:`take`."""
         self._waiting[self._next_id] = index_list

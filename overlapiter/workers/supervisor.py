@@ -206,8 +206,8 @@ class Supervisor:
                 self._trainer.tell(("failed", batch.batch_id, batch.failure))
             return
         assert batch.slot is not None
-        for parcel in self._keeper.introduce(self._trainer.known, batch.layout_id, batch.slot):
-            self._trainer.tell(*parcel)
+        for sending in self._keeper.introduce(self._trainer.known, batch.layout_id, batch.slot):
+            self._trainer.tell(*sending)
         parts = [(part.start, part.stop, part.report) for part in batch.parts]
         self._trainer.tell(("batch", batch.batch_id, batch.layout_id, batch.slot, parts))
 
@@ -259,8 +259,7 @@ class Supervisor:
         batch = part.batch
         worker.give(part)
         if batch.slot is not None:
-            for parcel in self._keeper.introduce(worker.known, batch.layout_id, batch.slot):
-                worker.send(*parcel)
+            self._introduce(worker, batch.layout_id, batch.slot)
         task = ReadTask(
             part.part_id,
             part.start,
@@ -271,6 +270,11 @@ class Supervisor:
             batch.layout_id,
         )
         worker.send(("read", task))
+
+    def _introduce(self, worker: Worker, layout_id: int, slot: Slot) -> None:
+        """Tell a file reader about a layout and a segment that are new to it."""
+        for sending in self._keeper.introduce(worker.known, layout_id, slot):
+            worker.send(*sending)
 
     def _fail(self, part: Part, error: OverlapError) -> None:
         self._settle(self._schedule.fail(part, pickle.dumps((error, None))))
@@ -339,8 +343,7 @@ class Supervisor:
             return
         batch = part.batch
         assert batch.slot is not None
-        for parcel in self._keeper.introduce(worker.known, batch.layout_id, batch.slot):
-            worker.send(*parcel)
+        self._introduce(worker, batch.layout_id, batch.slot)
         worker.send(("slot", batch.slot, batch.layout_id))
 
     # --- deaths -------------------------------------------------------------------------------

@@ -20,7 +20,6 @@ class TrainerEnd:
         self.is_closed = False
         self._selector = selector
         self._outbox: collections.deque[tuple[Message, tuple[int, ...]]] = collections.deque()
-        self._is_full = False
         selector.register(channel, selectors.EVENT_READ, self)
 
     def messages(self, events: int) -> Iterator[Message]:
