@@ -6,12 +6,14 @@
     ├── OptionError (also ValueError)      an argument cannot work; raised at construction
     ├── DatasetPicklingError (also TypeError)  the dataset cannot travel to the workers
     ├── ExampleError                       one example could not be read
+    ├── TooManyBadExamplesError            more examples had to be left out than were allowed
     ├── WorkerDiedError                    the same example killed its file reader again and again
     ├── StagingError (also OSError)        the staging directory cannot be used
     ├── SharedMemoryError (also MemoryError)  no memory for the mini-batch slots
     └── PipelineError                      the worker processes could not start or were lost
 
     StagingWarning (RuntimeWarning)        staging is degraded; training goes on
+    BadExampleWarning (RuntimeWarning)     an example was left out, as the user asked for
 
 Each error carries its facts as attributes and survives pickling. When a dataset raises,
 ``next()`` raises that very exception and chains an :class:`ExampleError` to it as ``__cause__``.
@@ -19,7 +21,11 @@ Each error carries its facts as attributes and survives pickling. When a dataset
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Sequence
 from typing import Any
+
+_SHOWN_EXAMPLES = 3
 
 
 class OverlapError(Exception):
@@ -73,21 +79,45 @@ class ExampleError(OverlapError):
     Attributes:
         index: Index of the example in the dataset.
         paths: The source files that were opened for it, possibly empty.
-        worker_traceback: Traceback of the file reader process, as text.
+        reason: What went wrong, in one line.
+        worker_traceback: Traceback of the file reader process, as text; empty if it died.
     """
 
     def __init__(
         self, index: int, paths: tuple[str, ...], reason: str, worker_traceback: str
     ) -> None:
-        where = f" ({', '.join(paths)})" if paths else ""
-        super().__init__(
-            f"a file reader could not read example {index}{where}: {reason}. "
-            f"Check that file, or try dataset[{index}] in the main process.\n\n"
-            f"Traceback in the file reader:\n{worker_traceback}"
+        text = (
+            f"a file reader could not read {example_words(index, paths)}: {reason}. "
+            f"Check that file, or try dataset[{index}] in the main process."
         )
+        if worker_traceback:
+            text += f"\n\nTraceback in the file reader:\n{worker_traceback}"
+        super().__init__(text)
         self.index = index
         self.paths = paths
+        self.reason = reason
         self.worker_traceback = worker_traceback
+
+
+class TooManyBadExamplesError(OverlapError):
+    """More examples could not be read than may be left out.
+
+    Attributes:
+        limit: How many different examples may be left out.
+        examples: Those that could not be read, in the order in which they were met.
+    """
+
+    def __init__(self, limit: int, examples: Sequence[ExampleError]) -> None:
+        shown = [f"{example_words(e.index, e.paths)}: {e.reason}" for e in examples]
+        more = len(shown) - _SHOWN_EXAMPLES
+        text = "; ".join(shown[:_SHOWN_EXAMPLES]) + (f"; and {more} more" if more > 0 else "")
+        super().__init__(
+            f"{len(examples)} examples could not be read, and at most {limit} may be left out: "
+            f"{text}. Check these files and the store that they are on; if they are to be left "
+            f"out, raise the limit in bad_examples=overlapiter.Skip(limit=...)."
+        )
+        self.limit = limit
+        self.examples = tuple(examples)
 
 
 class WorkerDiedError(OverlapError):
@@ -97,18 +127,47 @@ class WorkerDiedError(OverlapError):
         index: Index of the example in the dataset.
         deaths: How many file readers died on it.
         exit_code: How the last one ended; ``-N`` means killed by signal N.
+        paths: The source files that the dataset declares for it, possibly empty.
+        worker_traceback: What the last one reported before it ended, as text; mostly empty.
     """
 
-    def __init__(self, index: int, deaths: int, exit_code: int) -> None:
-        ending = f"signal {-exit_code}" if exit_code < 0 else f"exit status {exit_code}"
-        super().__init__(
-            f"{deaths} file readers died ({ending}) while they read example {index}. "
+    def __init__(
+        self,
+        index: int,
+        deaths: int,
+        exit_code: int,
+        paths: tuple[str, ...] = (),
+        worker_traceback: str = "",
+    ) -> None:
+        text = (
+            f"{deaths_words(deaths, exit_code)} while they read {example_words(index, paths)}. "
             f"Try dataset[{index}] in a process of its own; a crash inside a C library and the "
             f"kernel's out-of-memory killer are the usual causes."
         )
+        if worker_traceback:
+            text += f"\n\nTraceback in the file reader:\n{worker_traceback}"
+        super().__init__(text)
         self.index = index
         self.deaths = deaths
         self.exit_code = exit_code
+        self.paths = paths
+        self.worker_traceback = worker_traceback
+
+
+def example_words(index: int, paths: Sequence[str]) -> str:
+    """Name an example, and its files where they are known."""
+    return f"example {index} ({', '.join(paths)})" if paths else f"example {index}"
+
+
+def deaths_words(deaths: int, exit_code: int, kind: str = "file readers") -> str:
+    """Say how workers ended; ``-N`` means killed by signal N."""
+    if exit_code >= 0:
+        return f"{deaths} {kind} died (exit status {exit_code})"
+    try:
+        name = f" {signal.Signals(-exit_code).name}"
+    except ValueError:  # a real-time signal has no name
+        name = ""
+    return f"{deaths} {kind} died (signal {-exit_code}{name})"
 
 
 class StagingError(OverlapError, OSError):
@@ -150,3 +209,7 @@ class PipelineError(OverlapError):
 
 class StagingWarning(RuntimeWarning):
     """Staging is degraded: files are read from the source until it works again."""
+
+
+class BadExampleWarning(RuntimeWarning):
+    """An example could not be read and was left out, as the user asked for."""

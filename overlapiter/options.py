@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import decimal
+import math
 import os
 import re
 from typing import Literal
@@ -16,6 +17,7 @@ DEFAULT_READS_IN_FLIGHT = 64
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
 _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([KMGT]?I?B?|%)\s*", re.IGNORECASE)
+_SHARE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*%\s*")
 
 
 def parse_size(option: str, size: int | str, whole_bytes: int) -> int:
@@ -55,6 +57,34 @@ def check_count(option: str, value: object, *, minimum: int = 1) -> int:
     if isinstance(value, bool) or count < minimum:
         raise OptionError(option, f"{value!r} is too small; give at least {minimum}")
     return int(count)
+
+
+@dataclasses.dataclass(frozen=True)
+class Skip:
+    """Leave out examples that cannot be read, up to a limit.
+
+    Args:
+        limit: How many different examples of the dataset may be left out, as a number or as a
+            share of the dataset such as ``"1%"``, rounded up.
+
+    Raises:
+        OptionError: The limit is neither.
+    """
+
+    limit: int | str = "1%"
+
+    def __post_init__(self) -> None:
+        """Check the limit."""
+        self.max_examples(1)
+
+    def max_examples(self, dataset_size: int) -> int:
+        """Return the limit as a number of examples."""
+        if not isinstance(self.limit, str):
+            return check_count("limit", self.limit, minimum=0)
+        match = _SHARE.fullmatch(self.limit)
+        if match is None or float(match[1]) > 100:
+            raise OptionError("limit", f"{self.limit!r} is no share; write '1%', or a number")
+        return math.ceil(float(match[1]) / 100 * dataset_size)
 
 
 @dataclasses.dataclass(frozen=True)

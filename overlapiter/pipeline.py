@@ -21,13 +21,15 @@ from .errors import ExampleError, PipelineError, StagingWarning
 from .order import IndexList
 from .sharedmem.layout import Layout
 from .sharedmem.segments import Segment, Slot
-from .sharedmem.slots import MiniBatch, view_batch
+from .sharedmem.slots import MiniBatch, view_batch, view_empty
 from .stats import Stats, StatsBoard
 from .workers.channel import ChannelClosedError, Message
 from .workers.parcel import Parcel
 from .workers.plan import SupervisorPlan
-from .workers.service import Service, is_readable
+from .workers.service import Service, is_readable, is_writable
 
+#: While waiting for the supervisor, how often to look whether it can still work.
+_LOOK_AFTER_SECONDS = 1.0
 #: Supervisors lost in a row, without a mini-batch in between, after which the pipeline gives up.
 _MAX_DEATHS = 4
 #: The same for one that never got as far as reading the dataset: it will not the next time either.
@@ -147,6 +149,8 @@ class Pipeline:
     def _view(self, message: Message) -> MiniBatch:
         _, _, layout_id, slot, parts = message
         reports = [(a, b, None if data is None else pickle.loads(data)) for a, b, data in parts]
+        if layout_id < 0:
+            return view_empty(reports)
         released = self._released
         return view_batch(
             self._layouts[layout_id],
@@ -171,17 +175,26 @@ class Pipeline:
     def _send(self, message: Message) -> None:
         is_sent = False
         with contextlib.suppress(ChannelClosedError):
-            self._service.channel.send(message)
-            is_sent = True
+            while not is_sent:
+                try:
+                    self._service.channel.send(message, wait=False)
+                    is_sent = True
+                except BlockingIOError:
+                    if not is_writable(self._service.channel, _LOOK_AFTER_SECONDS):
+                        self._service.look()
         if not is_sent:
             self._revive()
 
     def _receive(self, deadline: float | None) -> None:
         channel = self._service.channel
+        left_seconds = _LOOK_AFTER_SECONDS
         if deadline is not None:
-            wait_seconds = max(0.0, deadline - time.monotonic())
-            if not is_readable(channel, wait_seconds):
+            left_seconds = max(0.0, deadline - time.monotonic())
+        if not is_readable(channel, min(left_seconds, _LOOK_AFTER_SECONDS)):
+            self._service.look()
+            if left_seconds <= _LOOK_AFTER_SECONDS and deadline is not None:
                 raise WaitTimeoutError(*self._ask_what_stalls())
+            return
         message: tuple[Message, list[int]] | None = None
         with contextlib.suppress(ChannelClosedError):
             message = channel.receive()
@@ -220,7 +233,7 @@ class Pipeline:
             self._segments.pop(message[1], None)
             self._layouts.pop(message[2], None)
         elif kind == "trouble":
-            warnings.warn(message[1], StagingWarning, stacklevel=5)
+            warnings.warn(message[1], StagingWarning, stacklevel=7)
         elif kind == "description":
             self._stalled = message[1:]
         elif kind == "fatal":

@@ -30,6 +30,7 @@ class Counter(enum.IntEnum):
     DEATHS = 11
     #: What the worker is at, for the message about a stalled one: index + 1, or 0.
     CURRENT = 12
+    EXAMPLES_SKIPPED = 13
 
 
 _ROW_CELLS = 16  # two cache lines, so that no two workers write to the same one
@@ -70,6 +71,8 @@ class Stats:
             small beside ``fetch_seconds``.
         examples_read: Examples that file readers have read; above what the trainer took by the
             mini-batches that are ready or were redone.
+        examples_skipped: Examples that could not be read and were left out, each time; above the
+            iterator's ``skipped`` by those that come again and those that are ready.
         opens_staged: Opens of source files that went to a staged copy.
         opens_source: Opens of source files that went to the slow store. Grows in steady state:
             something is not staged (see ``files_refused``).
@@ -87,6 +90,7 @@ class Stats:
     fetch_seconds: float
     other_seconds: float
     examples_read: int
+    examples_skipped: int
     opens_staged: int
     opens_source: int
     files_staged: int
@@ -156,6 +160,7 @@ class StatsBoard:
             fetch_seconds=total(Counter.FETCH_NS) / 1e9,
             other_seconds=total(Counter.OTHER_NS) / 1e9,
             examples_read=total(Counter.EXAMPLES_READ),
+            examples_skipped=total(Counter.EXAMPLES_SKIPPED),
             opens_staged=total(Counter.OPENS_STAGED),
             opens_source=total(Counter.OPENS_SOURCE),
             files_staged=total(Counter.FILES_STAGED),

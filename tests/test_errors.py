@@ -21,6 +21,9 @@ ERRORS = [
     errors.StagingError("/nvme/me", "is not writable; choose a directory that you may write"),
     errors.SharedMemoryError(12_000_000, "No space left on device"),
     errors.PipelineError("the supervisor was killed; look at the system log"),
+    errors.TooManyBadExamplesError(
+        1, [errors.ExampleError(i, (f"/lustre/{i}.jpg",), "OSError: gone", "") for i in range(5)]
+    ),
 ]
 BUILTIN = {
     "OptionError": ValueError,
@@ -30,6 +33,7 @@ BUILTIN = {
     "StagingError": OSError,
     "SharedMemoryError": MemoryError,
     "PipelineError": Exception,
+    "TooManyBadExamplesError": Exception,
 }
 
 each_error = pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
@@ -64,7 +68,7 @@ def test_an_error_survives_pickling_with_its_facts(error, protocol):
     again = pickle.loads(pickle.dumps(error, protocol))
     assert type(again) is type(error)
     assert str(again) == str(error)
-    assert vars(again) == vars(error)
+    assert repr(vars(again)) == repr(vars(error))  # errors are only equal to themselves
     assert again.args == error.args
 
 
@@ -87,9 +91,12 @@ def test_facts_are_attributes():
     assert ERRORS[2].index == 3
     assert ERRORS[2].paths == ("/lustre/a.jpg", "/lustre/b.jpg")
     assert ERRORS[2].worker_traceback == "Traceback: x"
+    assert ERRORS[2].reason == "OSError: gone"
     assert (ERRORS[4].index, ERRORS[4].deaths, ERRORS[4].exit_code) == (5, 3, -9)
     assert ERRORS[5].directory == "/nvme/me"
     assert ERRORS[6].wanted_bytes == 12_000_000
+    assert ERRORS[8].limit == 1
+    assert [error.index for error in ERRORS[8].examples] == [0, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -100,6 +107,17 @@ def test_facts_are_attributes():
         (ERRORS[4], ["3 file readers", "signal 9", "example 5"], "Try dataset[5]"),
         (errors.WorkerDiedError(5, 3, 1), ["exit status 1"], "Try dataset[5]"),
         (ERRORS[5], ["/nvme/me"], "choose a directory"),
+        (
+            errors.WorkerDiedError(5, 3, -11, ("/lustre/e.jpg",), "Traceback: y"),
+            ["signal 11 SIGSEGV", "example 5 (/lustre/e.jpg)", "Traceback: y"],
+            "Try dataset[5]",
+        ),
+        (errors.WorkerDiedError(5, 3, -40), ["(signal 40)"], "Try dataset[5]"),
+        (
+            ERRORS[8],
+            ["5 examples", "at most 1", "example 0 (/lustre/0.jpg): OSError: gone", "2 more"],
+            "raise the limit in bad_examples=overlapiter.Skip(limit=...)",
+        ),
         (ERRORS[6], ["12.0 MB", "No space left"], "lower n_prefetch or batch_size"),
     ],
 )
@@ -113,6 +131,7 @@ def test_an_example_without_files_has_no_empty_brackets():
     assert "example 3: ValueError" in str(ERRORS[3])
 
 
-def test_a_staging_warning_can_be_filtered_as_a_runtime_warning():
+@pytest.mark.parametrize("kind", [errors.StagingWarning, errors.BadExampleWarning])
+def test_our_warnings_can_be_filtered_as_runtime_warnings(kind):
     with pytest.warns(RuntimeWarning):
-        warnings.warn("the disk is full", errors.StagingWarning, stacklevel=1)
+        warnings.warn("the disk is full", kind, stacklevel=1)

@@ -12,6 +12,7 @@ from overlapiter.stats import Counter, Stats, StatsBoard
 
 FIELD_OF = {
     Counter.EXAMPLES_READ: "examples_read",
+    Counter.EXAMPLES_SKIPPED: "examples_skipped",
     Counter.OPENS_STAGED: "opens_staged",
     Counter.OPENS_SOURCE: "opens_source",
     Counter.FILES_STAGED: "files_staged",

@@ -5,15 +5,17 @@ from __future__ import annotations
 import multiprocessing
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import chainer
+import numpy as np
 
 from overlapiter.errors import OptionError
-from overlapiter.options import check_count
-from overlapiter.order import NextOrder, seeded_order
+from overlapiter.options import Skip, check_count
+from overlapiter.order import IterationState, NextOrder, checked_order, seeded_order
 
 OrderSampler = Callable[[Any, int], Any]
+BadExamples = Literal["raise", "skip"] | Skip
 
 
 class DefaultSampler(chainer.iterators.ShuffleOrderSampler):
@@ -37,11 +39,38 @@ def order_source(sampler: OrderSampler | None, seed: int | None) -> NextOrder | 
     return lambda order, position, _epoch: sampler(order, position)
 
 
+def first_state(sampler: OrderSampler | None, seed: int | None, size: int) -> IterationState:
+    """Return the state before the first mini-batch of ``size`` examples; asks the sampler."""
+    order = None
+    next_order = order_source(sampler, seed)
+    if next_order is not None:
+        order = checked_order(next_order(np.arange(size), 0, 0), size)
+    return IterationState(0, 0, False, order)
+
+
 def count_readers(n_processes: int | None) -> int:
     """Return the number of file readers; None and 0 stand for the cores this process may use."""
     if not n_processes:
         return len(os.sched_getaffinity(0)) or multiprocessing.cpu_count()
     return check_count("n_processes", n_processes)
+
+
+def skip_limit(bad_examples: BadExamples, dataset_size: int) -> int | None:
+    """Return how many examples may be left out; None if none is ever left out.
+
+    Raises:
+        OptionError: It is none of the known values.
+    """
+    if bad_examples == "raise":
+        return None
+    if bad_examples == "skip":
+        bad_examples = Skip()
+    if not isinstance(bad_examples, Skip):
+        raise OptionError(
+            "bad_examples",
+            f"{bad_examples!r} is unknown; use 'raise', 'skip' or overlapiter.Skip(limit=...)",
+        )
+    return bad_examples.max_examples(dataset_size)
 
 
 def choose_sampler(
@@ -63,3 +92,19 @@ def choose_sampler(
     if shuffle is False:
         return None
     return DefaultSampler() if seed is None else SeededShuffle()
+
+
+def arguments_of(iterator: Any) -> dict[str, Any]:
+    """Return the arguments that make another iterator like this one."""
+    sampler = iterator.order_sampler
+    has_own_sampler = not isinstance(sampler, (DefaultSampler, SeededShuffle, type(None)))
+    names = (
+        "dataset", "batch_size", "repeat", "n_processes", "n_prefetch", "shared_mem",
+        "dataset_timeout", "staging", "seed", "bad_examples",
+    )  # fmt: skip
+    return {
+        **{name: getattr(iterator, name) for name in names},
+        "shuffle": None if has_own_sampler else iterator.shuffle,
+        "order_sampler": sampler if has_own_sampler else None,
+        "maxtasksperchild": iterator._maxtasksperchild,
+    }

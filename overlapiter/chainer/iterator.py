@@ -8,33 +8,28 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import chainer
-import numpy as np
 
-from overlapiter.errors import OptionError
+from overlapiter.errors import ExampleError, OptionError
 from overlapiter.options import Staging, check_count
-from overlapiter.order import (
-    IterationState,
-    RunAhead,
-    Step,
-    checked_order,
-    epoch_size,
-)
+from overlapiter.order import IterationState, RunAhead, Step, epoch_size
 from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
 from overlapiter.sharedmem.slots import MiniBatch
-from overlapiter.sources import declared_paths
 from overlapiter.stats import Stats
 from overlapiter.workers.parcel import Parcel
 from overlapiter.workers.plan import SupervisorPlan
 
 from .arguments import (
-    DefaultSampler,
+    BadExamples,
     OrderSampler,
-    SeededShuffle,
+    arguments_of,
     choose_sampler,
     count_readers,
+    first_state,
     order_source,
+    skip_limit,
 )
 from .datasets import DatasetPickler
+from .faults import SkippedExamples, explain_stall, with_paths
 from .plan import staging_plan
 from .snapshot import exchange, is_same
 
@@ -72,6 +67,9 @@ class OverlapIterator(chainer.dataset.Iterator):
         staging: Where to stage files; None reads them where they are.
         seed: With it, the order of every epoch and the state of ``random`` and ``numpy.random``
             that each example sees follow from (seed, epoch, index) alone.
+        bad_examples: ``"raise"`` raises what the dataset raised. ``"skip"`` leaves out examples
+            that cannot be read, up to 1% of the dataset; :class:`overlapiter.Skip` sets another
+            limit. Mini-batches are then shorter, and ``skipped`` lists the examples.
 
     Raises:
         OptionError: An argument cannot work.
@@ -103,6 +101,7 @@ class OverlapIterator(chainer.dataset.Iterator):
         *,
         staging: Staging | None = None,
         seed: int | None = None,
+        bad_examples: BadExamples = "raise",
     ) -> None:
         created_ns = time.monotonic_ns()
         self.dataset = dataset
@@ -124,8 +123,11 @@ class OverlapIterator(chainer.dataset.Iterator):
             raise OptionError("staging", f"{staging!r} is no overlapiter.Staging")
         self.staging = staging
         self.seed = None if seed is None else check_count("seed", seed, minimum=0)
+        self.bad_examples = bad_examples
+        limit = skip_limit(bad_examples, len(dataset))
+        self._skipped = SkippedExamples(limit, len(dataset))
         self.order_sampler = choose_sampler(shuffle, order_sampler, seed)
-        self._begin(self._first_state())
+        self._begin(first_state(self.order_sampler, self.seed, len(self.dataset)))
         self._start(created_ns)
 
     # --- iteration ----------------------------------------------------------------------------
@@ -137,9 +139,28 @@ class OverlapIterator(chainer.dataset.Iterator):
             StopIteration: There is none; with ``repeat=False``, after the last one.
             Exception: What the dataset raised, with an ExampleError as its cause; the next call
                 gives the following mini-batch.
+            TooManyBadExamplesError: More examples were left out than ``bad_examples`` allows.
         """
         if self._pipeline is None:
             raise RuntimeError("the iterator has been finalized; make a new one")
+        before = self.epoch_detail
+        is_new_epoch = False
+        while True:
+            step, batch = self._next_step()
+            is_new_epoch |= step.state.is_new_epoch
+            self._previous_epoch_detail = before
+            self._state = step.state._replace(is_new_epoch=is_new_epoch)
+            self._is_torn = False
+            if isinstance(batch, FailedBatch):
+                raise with_paths(batch.error, self.dataset) from batch.context
+            self._skipped.note(batch)
+            if batch or not batch.skipped:  # one of which nothing is left is passed over
+                return batch
+
+    next = __next__
+
+    def _next_step(self) -> tuple[Step, MiniBatch | FailedBatch]:
+        """Take the next step and wait for its mini-batch; torn until the state is set."""
         if self._is_torn:
             self._mend()
         self._is_torn = True  # whatever interrupts us from here on, Ctrl-C for example
@@ -150,14 +171,7 @@ class OverlapIterator(chainer.dataset.Iterator):
             self._stop(step)
         batch = self._wait() if len(step.index_list.indices) else MiniBatch([])
         self._ahead.take()
-        self._previous_epoch_detail = self.epoch_detail
-        self._state = step.state
-        self._is_torn = False
-        if isinstance(batch, FailedBatch):
-            raise batch.error from batch.context
-        return batch
-
-    next = __next__
+        return step, batch
 
     def _stop(self, step: Step) -> NoReturn:
         if step.error is not None:
@@ -172,22 +186,10 @@ class OverlapIterator(chainer.dataset.Iterator):
             try:
                 return self._pipeline.take(self.dataset_timeout)
             except WaitTimeoutError as stall:
+                text = explain_stall(stall, self.dataset, self.dataset_timeout)
                 self._is_torn = False  # as an error it leaves next(), which may be called again
-                warnings.warn(self._explain(stall), self.TimeoutWarning, stacklevel=3)
+                warnings.warn(text, self.TimeoutWarning, stacklevel=4)
                 self._is_torn = True
-
-    def _explain(self, stall: WaitTimeoutError) -> str:
-        text = f"Stalled dataset is detected: no mini-batch for {self.dataset_timeout} seconds."
-        if stall.index >= 0:
-            try:
-                paths = declared_paths(self.dataset, stall.index) or []
-            except Exception:  # the user's source_paths: the index must do
-                paths = []
-            where = f" ({', '.join(paths)})" if paths else ""
-            text += f" {stall.stage} is at example {stall.index}{where}."
-        else:
-            text += f" It waits for {stall.stage}."
-        return text + " Check that the file can be read, or raise dataset_timeout."
 
     def _mend(self) -> None:
         """Submit anew what is ahead: an interruption may have torn a message apart."""
@@ -197,14 +199,6 @@ class OverlapIterator(chainer.dataset.Iterator):
         self._is_torn = False
 
     # --- running ahead ------------------------------------------------------------------------
-
-    def _first_state(self) -> IterationState:
-        size = len(self.dataset)
-        order = None
-        next_order = order_source(self.order_sampler, self.seed)
-        if next_order is not None:
-            order = checked_order(next_order(np.arange(size), 0, 0), size)
-        return IterationState(0, 0, False, order)
 
     def _begin(self, state: IterationState) -> None:
         """Set the state, and forget what was generated ahead of the old one."""
@@ -235,8 +229,11 @@ class OverlapIterator(chainer.dataset.Iterator):
         parcel = Parcel(self.dataset, DatasetPickler)
         needs_chainer = parcel.mentions("chainer")
         preload = _PRELOAD if needs_chainer else _PRELOAD[:1]
+        order = self._state.order
+        indices = range(len(self.dataset)) if order is None else order
+        first_indices = [int(index) for index in indices[: self.batch_size]]
         try:
-            staging = staging_plan(self.staging, self.dataset, self._first_indices())
+            staging = staging_plan(self.staging, self.dataset, first_indices)
         except BaseException:
             parcel.close()
             raise
@@ -246,6 +243,7 @@ class OverlapIterator(chainer.dataset.Iterator):
             batch_size=self.batch_size,
             dataset_size=len(self.dataset),
             seed=self.seed,
+            is_skipping=self.bad_examples != "raise",
             max_parts_per_reader=self._maxtasksperchild,
             staging=staging,
             imports=preload,
@@ -254,11 +252,6 @@ class OverlapIterator(chainer.dataset.Iterator):
         self._run_ahead(may_cross_epoch=False)
         self._pipeline.flush()
         self._is_torn = False
-
-    def _first_indices(self) -> list[int]:
-        order = self._state.order
-        indices = range(len(self.dataset)) if order is None else order
-        return [int(index) for index in indices[: self.batch_size]]
 
     # --- Chainer's iterator protocol ----------------------------------------------------------
 
@@ -295,7 +288,7 @@ class OverlapIterator(chainer.dataset.Iterator):
         """Go back to the start, with a new order from ``order_sampler``; the workers live on."""
         self._refuse_if_finalized()
         assert self._pipeline is not None
-        self._begin(self._first_state())
+        self._begin(first_state(self.order_sampler, self.seed, len(self.dataset)))
         self._restart()
 
     def _restart(self) -> None:
@@ -319,6 +312,11 @@ class OverlapIterator(chainer.dataset.Iterator):
             self._begin(state)
             self._restart()
         self._previous_epoch_detail = previous
+
+    @property
+    def skipped(self) -> list[ExampleError]:
+        """What explains each example left out so far: its ``index``, ``paths`` and ``reason``."""
+        return [*self._skipped.errors.values()]
 
     def stats(self) -> Stats:
         """Return counters of what the workers have done so far, or did until the end."""
@@ -346,30 +344,12 @@ class OverlapIterator(chainer.dataset.Iterator):
 
     def __copy__(self) -> OverlapIterator:
         """Return an independent iterator over the same dataset, in the same state."""
-        return _revived(type(self), self._arguments(), self._state, self._previous_epoch_detail)
+        return _revived(type(self), arguments_of(self), self._state, self._previous_epoch_detail)
 
     def __reduce__(self) -> Any:
         """Pickle the arguments and the state; the workers stay here."""
         state = self._state, self._previous_epoch_detail
-        return _revived, (type(self), self._arguments(), *state)
-
-    def _arguments(self) -> dict[str, Any]:
-        sampler = self.order_sampler
-        has_own_sampler = not isinstance(sampler, (DefaultSampler, SeededShuffle, type(None)))
-        return {
-            "dataset": self.dataset,
-            "batch_size": self.batch_size,
-            "repeat": self.repeat,
-            "shuffle": None if has_own_sampler else self.shuffle,
-            "n_processes": self.n_processes,
-            "n_prefetch": self.n_prefetch,
-            "shared_mem": self.shared_mem,
-            "order_sampler": sampler if has_own_sampler else None,
-            "dataset_timeout": self.dataset_timeout,
-            "maxtasksperchild": self._maxtasksperchild,
-            "staging": self.staging,
-            "seed": self.seed,
-        }
+        return _revived, (type(self), arguments_of(self), *state)
 
 
 def _revived(

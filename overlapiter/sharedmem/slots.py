@@ -1,9 +1,10 @@
 """The two ends of a slot: a file reader writes examples into it, the trainer looks at them.
 
 The report of a file reader on its part of a mini-batch is None if every example is ordinary
-(the structure of the layout, each array an ordinary row); else one entry per example, of
-``(structure or None, [leaf entry, ...])``, with None for the layout's own structure and as leaf
-entry ``(IN_COLUMN,)``, ``(IN_ROW, dtype, shape)`` or ``(LOOSE, value)``.
+(the structure of the layout, each array an ordinary row); else one entry per example: None for
+an ordinary one, an :class:`ExampleError` for one that is left out, or ``(structure or None,
+[leaf entry, ...])``, with None for the layout's own structure and as leaf entry ``(IN_COLUMN,)``,
+``(IN_ROW, dtype, shape)`` or ``(LOOSE, value)``.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from typing import Any
 
 import numpy as np
 
+from overlapiter.errors import ExampleError
+
 from .layout import Array, Column, Layout, Structure, assemble, flatten, marks, unflatten
 from .segments import Segment, Slot
 
@@ -21,7 +24,7 @@ IN_COLUMN, IN_ROW, LOOSE = range(3)
 
 LeafEntry = tuple[Any, ...]
 ExampleEntry = tuple[Structure | None, list[LeafEntry]]
-Report = list[ExampleEntry] | None
+Report = list[ExampleEntry | ExampleError | None] | None
 
 
 class SlotWriter:
@@ -37,6 +40,10 @@ class SlotWriter:
         self._marks = marks(layout.structure)
         self._is_flat_columns = "loose" not in self._marks
         self._columns: dict[Slot, list[Array]] = {}
+
+    def wants_wider_rows(self) -> bool:
+        """Return whether an array was seen that the rows of the layout are too small for."""
+        return self.wanted_row_bytes != [column.row_bytes for column in self.layout.columns]
 
     def write(self, segment: Segment | None, slot: Slot | None, row: int, example: object) -> Any:
         """Write one example; return its entry, or None if it is ordinary. Copies each array once.
@@ -130,6 +137,7 @@ class MiniBatch(list):  # type: ignore[type-arg]  # examples are whatever the da
         structure: The common structure of all examples, or None.
         columns: For each leaf the array of shape ``(len(batch), ...)`` that holds it in every
             example, without a copy, or None where it does not lie contiguously.
+        skipped: What explains each example of the index list that was left out, in order.
     """
 
     def __init__(
@@ -137,10 +145,12 @@ class MiniBatch(list):  # type: ignore[type-arg]  # examples are whatever the da
         examples: list[Any],
         structure: Structure | None = None,
         columns: Sequence[Array | None] = (),
+        skipped: Sequence[ExampleError] = (),
     ) -> None:
         super().__init__(examples)
         self.structure = structure
         self.columns = columns
+        self.skipped = skipped
         self._originals = examples
 
     def is_untouched(self) -> bool:
@@ -154,6 +164,12 @@ class MiniBatch(list):  # type: ignore[type-arg]  # examples are whatever the da
 
 def _is(one: object, other: object) -> bool:
     return one is other
+
+
+def view_empty(reports: Sequence[tuple[int, int, Report]]) -> MiniBatch:
+    """Return the mini-batch of which every example is left out, and so has no slot."""
+    entries = [entry for _, _, report in reports for entry in report or []]
+    return MiniBatch([], skipped=[entry for entry in entries if isinstance(entry, ExampleError)])
 
 
 def view_batch(
@@ -208,19 +224,23 @@ def _view_mixed(
 ) -> MiniBatch:
     """Put together a mini-batch in which some example is not ordinary."""
     examples: list[Any] = []
+    skipped: list[ExampleError] = []
     ordinary = [True] * len(marks(layout.structure))  # leaves that lie in their column throughout
     common = True
     for start, stop, report in reports:
         for row in range(start, stop):
             entry = None if report is None else report[row - start]
+            if isinstance(entry, ExampleError):
+                skipped.append(entry)
+                continue
             structure, leaves, in_column = _leaves(layout, root, columns, row, entry)
             examples.append(unflatten(structure, leaves))
             if structure != layout.structure:
                 common = False
             else:
                 ordinary = [a and b for a, b in zip(ordinary, in_column, strict=True)]
-    if not common:
-        return MiniBatch(examples)
+    if skipped or not common:
+        return MiniBatch(examples, skipped=skipped)
     whole = iter(_contiguous(layout, columns))
     per_leaf = [None if mark == "loose" else next(whole, None) for mark in marks(layout.structure)]
     kept = [array if fine else None for array, fine in zip(per_leaf, ordinary, strict=True)]

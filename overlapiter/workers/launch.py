@@ -45,12 +45,15 @@ class Child:
     Args:
         status_fd: Where the forkserver reports the pid and, in the end, the exit code.
         data_fd: Kept open for the child to notice that this process is gone.
+
+    Attributes:
+        pid: The process, once :meth:`is_forked` has seen it; 0 before.
     """
 
     def __init__(self, status_fd: int, data_fd: int) -> None:
         self._status_fd = status_fd
         self._data_fd = data_fd
-        self._pid: int | None = None
+        self.pid = 0
 
     def fileno(self) -> int:
         """Return a descriptor that becomes readable when the child ends, once the pid is read."""
@@ -61,16 +64,16 @@ class Child:
 
         From then on the next thing to read is the end of the process.
         """
-        if self._pid is None:
+        if not self.pid:
             with contextlib.suppress(EOFError):  # the forkserver is gone, and will not fork it
-                self._pid = forkserver.read_signed(self._status_fd)
-        return self._pid is not None
+                self.pid = forkserver.read_signed(self._status_fd)
+        return bool(self.pid)
 
     def kill(self) -> None:
         """Kill the child, if there is one and it still lives."""
-        if self.is_forked() and self._pid is not None:
+        if self.is_forked():
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGKILL)
+                os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Drop the descriptors; closing twice is fine."""

@@ -16,7 +16,8 @@ Sending = tuple[Message, tuple[int, ...]]
 _WIDEN_TIMES = 8
 _WIDEN_BYTES = 64 << 20
 
-_NO_MEMORY = Slot(-1, 0)  # of examples without arrays
+#: The slot of mini-batches without arrays.
+NO_MEMORY = Slot(-1, 0)
 
 
 class Acquaintance:
@@ -72,7 +73,7 @@ class SlotKeeper:
         """
         pool = self._pools.get(self.layout_id)
         if pool is None:
-            return _NO_MEMORY
+            return NO_MEMORY
         if pool.is_used_up():
             pool.add_segment(self._next_segment_id)
             self._layout_of_segment[self._next_segment_id] = self.layout_id

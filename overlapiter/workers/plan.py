@@ -54,6 +54,7 @@ class SupervisorPlan:
         batch_size: Examples in a full mini-batch.
         dataset_size: Examples in the dataset.
         seed: Seeds the random streams of each example; None leaves them alone.
+        is_skipping: Whether examples that cannot be read are left out.
         max_parts_per_reader: Parts after which a file reader is replaced; None for never.
         staging: None to read files where they are.
         imports: Modules to import before the dataset is unpickled.
@@ -65,6 +66,7 @@ class SupervisorPlan:
     batch_size: int
     dataset_size: int
     seed: int | None
+    is_skipping: bool
     max_parts_per_reader: int | None
     staging: StagingPlan | None
     imports: tuple[str, ...]

@@ -41,11 +41,21 @@ def die_with_parent(parent_pid: int) -> None:
 
 def is_running(pid: int) -> bool:
     """Return whether a process exists and has not ended; one that nobody has reaped has ended."""
+    return _state_of(pid) not in ("", "Z", "X")
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether a process was stopped by a signal; one that a debugger holds is not."""
+    return _state_of(pid) == "T"
+
+
+def _state_of(pid: int) -> str:
+    """Return the letter of a process's state, as ``ps`` shows it; empty if there is none."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b") ")[2][:1] not in (b"Z", b"X")
-    except FileNotFoundError:
-        return False
+            return file.read().rpartition(b") ")[2][:1].decode()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def keep_freed_memory() -> None:
@@ -86,11 +96,12 @@ def own_file_offsets() -> None:
         os.close(own_fd)
 
 
-def fork_worker(name: str, run: Callable[[], None]) -> int:
+def fork_worker(name: str, run: Callable[[], None], report: Callable[[str], None]) -> int:
     """Fork a worker that calls ``run`` and exits; return its pid.
 
     Called in the supervisor alone, which has one thread and never touched MPI or CUDA. The worker
-    has random streams of its own, and exits with status 1 if ``run`` raises.
+    has random streams of its own. If ``run`` raises, it calls ``report`` with the traceback and
+    exits with status 1.
     """
     parent_pid = os.getpid()
     flush_output()
@@ -109,7 +120,7 @@ def fork_worker(name: str, run: Callable[[], None]) -> int:
     except SystemExit as request:  # a dataset called sys.exit
         status = request.code if isinstance(request.code, int) else 1
     except BaseException:  # nothing may run on into the supervisor's stack
-        traceback.print_exc()
+        report(traceback.format_exc())
     finally:
         try:
             flush_output()

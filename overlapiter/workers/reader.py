@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import random
 import time
 import traceback
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,10 +16,11 @@ from overlapiter.errors import ExampleError
 from overlapiter.sharedmem.layout import layout_of
 from overlapiter.sharedmem.segments import Segment, Slot
 from overlapiter.sharedmem.slots import SlotWriter
-from overlapiter.sources import Dataset, OpenHook, Redirect
+from overlapiter.sources import Dataset, OpenHook, Redirect, declared_paths
 from overlapiter.stats import Counter, Row
 
 from .channel import Channel, ChannelClosedError
+from .plan import SupervisorPlan
 from .processes import keep_freed_memory
 
 
@@ -32,6 +35,7 @@ class ReadTask(NamedTuple):
         staged: For each source path that may be read from its staged copy, that copy.
         slot: Where to write; None asks for the layout first.
         layout_id: Which layout the slot has.
+        given_up: Why not to read an example again, by index.
     """
 
     part_id: int
@@ -41,13 +45,7 @@ class ReadTask(NamedTuple):
     staged: dict[str, str]
     slot: Slot | None
     layout_id: int
-
-
-class Failure(NamedTuple):
-    """An example that the dataset could not give, as it travels to the trainer."""
-
-    example_index: int
-    pickled_error: bytes
+    given_up: dict[int, ExampleError]
 
 
 class FileReader:
@@ -56,31 +54,20 @@ class FileReader:
     Args:
         channel: To the supervisor.
         dataset: The dataset.
-        source: Absolute root of the files on the slow store; None without staging.
-        n_rows: Examples in a full mini-batch, for the layout.
-        seed: Seeds the random streams of each example; None leaves them alone.
+        plan: What it needs to know besides.
         row: Its counters.
     """
 
-    def __init__(
-        self,
-        channel: Channel,
-        dataset: Dataset,
-        source: str | None,
-        n_rows: int,
-        seed: int | None,
-        row: Row,
-    ) -> None:
+    def __init__(self, channel: Channel, dataset: Dataset, plan: SupervisorPlan, row: Row) -> None:
         self._channel = channel
         self._dataset = dataset
-        self._n_rows = n_rows
-        self._seed = seed
+        self._plan = plan
         self._row = row
         self._segments: dict[int, Segment] = {}
         self._writers: dict[int, SlotWriter] = {}
         self._redirect = Redirect()
-        if source is not None:
-            OpenHook(source, self._redirect).install()
+        if plan.staging is not None:
+            OpenHook(plan.staging.source, self._redirect).install()
 
     def run(self) -> None:
         """Serve until the supervisor closes the channel."""
@@ -119,42 +106,58 @@ class FileReader:
         redirect, row = self._redirect, self._row
         redirect.begin_part(task.staged)
         staged_before, source_before = redirect.opens_staged, redirect.opens_source
-        fetch_ns = 0
-        most_files = 0
-        entries: list[Any] = []
-        failure: Failure | None = None
+        reading = _Reading(task)
         for number, index in enumerate(task.indices):
             row.put(Counter.CURRENT, index + 1)
             redirect.begin_example()
-            before_ns = time.monotonic_ns()
             try:
-                example = self._fetch(task, number, index)
+                self._read_example(reading, number, index)
+            except ChannelClosedError:
+                raise
             except Exception as error:  # user code: it travels to the trainer
-                failure = Failure(index, _pickled_error(error, index, tuple(redirect.opened)))
-                break
-            finally:
-                fetch_ns += time.monotonic_ns() - before_ns
-            most_files = max(most_files, len(set(redirect.opened)))
-            if task.slot is None:
-                task = self._offer_layout(task, example)
-            entries.append(self._write(task, task.first_row + number, example))
-        row.add(Counter.EXAMPLES_READ, len(entries))
+                paths = redirect.opened or self._likely_paths(error, index)
+                reading.entries.append(_explained(error, index, paths))
+                if not self._plan.is_skipping:
+                    reading.failure = error
+                    break
+            reading.n_files = max(reading.n_files, len(set(redirect.opened)))
         row.add(Counter.OPENS_STAGED, redirect.opens_staged - staged_before)
         row.add(Counter.OPENS_SOURCE, redirect.opens_source - source_before)
-        answer = (task.part_id, fetch_ns, most_files, redirect.has_missed)
-        if failure is not None:
-            self._channel.send(("failed", answer, failure))
-        else:
-            self._report(task, answer, entries)
+        self._report(reading, redirect.has_missed)
         row.put(Counter.CURRENT, 0)
-        return fetch_ns
+        return reading.fetch_ns
+
+    def _read_example(self, reading: _Reading, number: int, index: int) -> None:
+        """Read one example and write it to the slot."""
+        task = reading.task
+        if index in task.given_up:
+            reading.entries.append(task.given_up[index])
+            return
+        before_ns = time.monotonic_ns()
+        try:
+            example = self._fetch(task, number, index)
+        finally:
+            reading.fetch_ns += time.monotonic_ns() - before_ns
+        if task.slot is None:
+            task = reading.task = self._offer_layout(task, example)
+        reading.entries.append(self._write(task, task.first_row + number, example))
+
+    def _likely_paths(self, error: Exception, index: int) -> Sequence[str]:
+        """Return the files of an example that cannot be read, where no open was observed."""
+        filename = getattr(error, "filename", None)
+        if isinstance(filename, (str, bytes)):
+            return [os.fsdecode(filename)]
+        try:
+            return declared_paths(self._dataset, index) or []
+        except Exception:  # user code, which has failed once already: the index must do
+            return []
 
     def _fetch(self, task: ReadTask, number: int, index: int) -> object:
         """Return an example; if the dataset fails on a staged copy, from the source instead."""
         opens_before = self._redirect.opens_staged
         for is_last in (False, True):
-            if task.epochs is not None and self._seed is not None:
-                seed_example(self._seed, task.epochs[number], index)
+            if task.epochs is not None and self._plan.seed is not None:
+                seed_example(self._plan.seed, task.epochs[number], index)
             try:
                 return self._dataset[index]
             except Exception:
@@ -171,28 +174,68 @@ class FileReader:
 
     def _offer_layout(self, task: ReadTask, example: object) -> ReadTask:
         """Propose the layout that an example asks for; return the task with a slot to write to."""
-        self._channel.send(("layout", task.part_id, layout_of(example, self._n_rows)))
+        self._channel.send(("layout", task.part_id, layout_of(example, self._plan.batch_size)))
         while True:
             message, fds = self._channel.receive()
             if message[0] == "slot":
                 return task._replace(slot=message[1], layout_id=message[2])
             self._take_note(message, fds)
 
-    def _report(self, task: ReadTask, answer: Any, entries: list[Any]) -> None:
-        writer = self._writers[task.layout_id]
-        payload = None
+    def _report(self, reading: _Reading, has_missed: bool) -> None:
+        payload = reading.pickled_entries(self._plan.is_skipping)
+        n_bad = sum(isinstance(entry, ExampleError) for entry in reading.entries)
+        self._row.add(Counter.EXAMPLES_READ, len(reading.entries) - n_bad)
+        answer = reading.task.part_id, reading.fetch_ns, reading.n_files, has_missed
+        if reading.failure is not None:
+            failure = _pickled_error(reading.failure, reading.entries[-1])
+            self._channel.send(("failed", answer, failure))
+            return
+        self._row.add(Counter.EXAMPLES_SKIPPED, n_bad)
         wanted = None
-        if any(entry is not None for entry in entries):
-            try:
-                payload = pickle.dumps(entries, pickle.HIGHEST_PROTOCOL)
-            except Exception as error:  # user data: the trainer is told
-                index = _unpicklable(task.indices, entries)
-                failure = Failure(index, _pickled_error(error, index, ()))
-                self._channel.send(("failed", answer, failure))
-                return
-            if writer.wanted_row_bytes != [c.row_bytes for c in writer.layout.columns]:
-                wanted = writer.wanted_row_bytes
+        writer = self._writers.get(reading.task.layout_id)
+        if payload is not None and writer is not None and writer.wants_wider_rows():
+            wanted = writer.wanted_row_bytes
         self._channel.send(("read", answer, payload, wanted))
+
+
+class _Reading:
+    """A part while it is being read.
+
+    Attributes:
+        task: What to do; with a slot once that is known.
+        entries: What the slot's writer said of each example so far, or why there is none.
+        failure: What ends the whole part; the last entry explains it.
+        fetch_ns: Nanoseconds spent inside the dataset.
+        n_files: Most files that one of its examples has opened.
+    """
+
+    def __init__(self, task: ReadTask) -> None:
+        self.task = task
+        self.entries: list[Any] = []
+        self.failure: Exception | None = None
+        self.fetch_ns = 0
+        self.n_files = 0
+
+    def pickled_entries(self, is_skipping: bool) -> bytes | None:
+        """Return the entries, pickled; None if every example is ordinary, or the part has failed.
+
+        An example that cannot be pickled cannot be read, either.
+        """
+        if self.failure is not None or all(entry is None for entry in self.entries):
+            return None
+        try:
+            return pickle.dumps(self.entries, pickle.HIGHEST_PROTOCOL)
+        except Exception:  # user data: look for those that cannot
+            for number, entry in enumerate(self.entries):
+                try:
+                    pickle.dumps(entry, pickle.HIGHEST_PROTOCOL)
+                except Exception as error:  # here it is
+                    self.entries[number] = _explained(error, self.task.indices[number], ())
+                    if not is_skipping:
+                        self.failure = error
+                        del self.entries[number + 1 :]
+                        return None
+        return pickle.dumps(self.entries, pickle.HIGHEST_PROTOCOL)
 
 
 def seed_example(seed: int, epoch: int, index: int) -> None:
@@ -202,20 +245,15 @@ def seed_example(seed: int, epoch: int, index: int) -> None:
     random.seed(words.tobytes())
 
 
-def _unpicklable(indices: list[int], entries: list[Any]) -> int:
-    for index, entry in zip(indices, entries, strict=True):
-        try:
-            pickle.dumps(entry, pickle.HIGHEST_PROTOCOL)
-        except Exception:  # looking for the one that cannot
-            return index
-    return indices[0]
-
-
-def _pickled_error(error: Exception, index: int, paths: tuple[str, ...]) -> bytes:
-    """Pickle the exception with an ExampleError that tells where it came from."""
+def _explained(error: Exception, index: int, opened: Sequence[str]) -> ExampleError:
+    """Return what tells where an exception of the user's code came from."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    reason = f"{type(error).__name__}: {error}"
-    context = ExampleError(index, paths, reason, text)
+    reason = "".join(traceback.format_exception_only(type(error), error)).strip()
+    return ExampleError(index, tuple(dict.fromkeys(opened)), reason, text)
+
+
+def _pickled_error(error: Exception, context: ExampleError) -> bytes:
+    """Pickle an exception of the user's code together with what explains it."""
     error.__traceback__ = error.__cause__ = error.__context__ = None
     try:
         data = pickle.dumps((error, context), pickle.HIGHEST_PROTOCOL)

@@ -37,15 +37,10 @@ class Part:
         state: Where it is.
         staged: Source path to staged path of the files that may be read from there.
         report: What its file reader said about the examples, pickled.
-        deaths: Prefetchers that died on it, then file readers that died on ``culprit``.
-        culprit: Index of the example that the last file reader died on, -1 for none, and whether
-            it is known to be that one.
     """
 
     __slots__ = (
         "batch",
-        "culprit",
-        "deaths",
         "indices",
         "part_id",
         "report",
@@ -64,8 +59,6 @@ class Part:
         self.state = state
         self.staged: dict[str, str] = {}
         self.report: bytes | None = None
-        self.deaths = 0
-        self.culprit = -1, False
 
     @property
     def epochs(self) -> list[int] | None:
@@ -161,7 +154,6 @@ class Schedule:
         if part.batch.is_abandoned:
             return self.done(part)
         part.staged = staged
-        part.deaths = 0  # of a prefetcher; from now on those of file readers count
         self._queue(part, PartState.TO_READ)
         return None
 

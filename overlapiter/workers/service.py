@@ -9,7 +9,6 @@ import mmap
 import os
 import select
 import signal
-import sys
 import traceback
 from collections.abc import Sequence
 from typing import Protocol
@@ -20,11 +19,12 @@ from .channel import Channel, ChannelClosedError
 from .launch import Child, launch
 from .parcel import Parcel, open_parcel
 from .plan import SupervisorPlan
-from .processes import freeze, set_name
+from .processes import freeze, is_stopped, set_name
 from .supervisor import Supervisor
 
-#: How long ending waits for the supervisor to end its workers before it is killed itself.
-_END_SECONDS = 1.0
+#: How long ending waits for each of: the supervisor is forked, it ends by itself, it is killed.
+#: All of them together are less than the 2 s within which finalizing is to end every process.
+_END_SECONDS = 0.6
 _LONGEST_POLL_MS = 2**31 - 1
 
 
@@ -37,8 +37,17 @@ class HasFileno(Protocol):
 
 def is_readable(source: HasFileno, timeout_seconds: float) -> bool:
     """Return whether there is something to read from ``source``, or its end, in time."""
+    return _is_ready(source, select.POLLIN, timeout_seconds)
+
+
+def is_writable(source: HasFileno, timeout_seconds: float) -> bool:
+    """Return whether there is room to write to ``source``, or nobody to read it, in time."""
+    return _is_ready(source, select.POLLOUT, timeout_seconds)
+
+
+def _is_ready(source: HasFileno, event: int, timeout_seconds: float) -> bool:
     poller = select.poll()
-    poller.register(source, select.POLLIN)
+    poller.register(source, event)
     return bool(poller.poll(min(timeout_seconds * 1000, _LONGEST_POLL_MS)))
 
 
@@ -56,12 +65,14 @@ class Service:
         self._validated_fd = os.memfd_create("overlapiter-validated", os.MFD_CLOEXEC)
         os.ftruncate(self._validated_fd, max(plan.dataset_size, mmap.PAGESIZE))
         self._child: Child | None = None
+        self._was_stopped = False
         self.channel: Channel
 
     def start(self) -> None:
         """Start a supervisor; does not wait for it."""
         ours, theirs = Channel.pair()
         self.channel = ours
+        self._was_stopped = False
         parcel = self._parcel
         try:
             self._child = launch(
@@ -74,6 +85,15 @@ class Service:
         finally:
             theirs.close()
 
+    def look(self) -> None:
+        """Kill a supervisor that is stopped, as it was at the last look. Does not block."""
+        child = self._child
+        if child is None or not (child.pid or (is_readable(child, 0) and child.is_forked())):
+            return
+        was_stopped, self._was_stopped = self._was_stopped, is_stopped(child.pid)
+        if was_stopped and self._was_stopped:
+            child.kill()
+
     def end(self) -> None:
         """End the supervisor and with it its workers; kill it if it does not end by itself."""
         if self._child is None:
@@ -83,7 +103,9 @@ class Service:
             self.channel.send(("close",), wait=False)
         self.channel.close()
         # A forkserver that is still importing forks it later; it then finds its channel closed.
-        is_there = is_readable(self._child, _END_SECONDS) and self._child.is_forked()
+        is_there = self._child.pid or (
+            is_readable(self._child, _END_SECONDS) and self._child.is_forked()
+        )
         if is_there and not is_readable(self._child, _END_SECONDS):
             self._child.kill()
             is_readable(self._child, _END_SECONDS)
@@ -137,7 +159,6 @@ def supervise(fds: list[int], plan: SupervisorPlan, dataset_bytes: int) -> int:
 
 def _report_fatal(channel: Channel, error: BaseException) -> None:
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    try:
-        channel.send(("fatal", f"{type(error).__name__}: {error}", text))
-    except ChannelClosedError:
-        sys.stderr.write(text)  # the trainer is gone: this is the last place to tell
+    reason = "".join(traceback.format_exception_only(type(error), error)).strip()
+    with contextlib.suppress(ChannelClosedError):  # then there is nobody to tell
+        channel.send(("fatal", reason, text))

@@ -11,15 +11,17 @@ from overlapiter.errors import PipelineError
 from overlapiter.stats import Counter, Row
 
 from .channel import Channel, ChannelClosedError, Message
+from .deaths import Death
 from .memory import Acquaintance
 from .processes import fork_worker
+from .roles import Role
 from .schedule import Part
 
 #: Processes of a team, beyond one for each place, that may end without having done anything.
 MAX_FRUITLESS = 10
 
-#: Runs in the forked worker, with its end of the channel.
-WorkerMain = Callable[["Worker", Channel], None]
+_LOOK_FOR = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
+_ENDED = (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
 
 
 class Worker:
@@ -35,6 +37,7 @@ class Worker:
         n_examples: Examples in these parts.
         n_given: Parts given to this process so far.
         known: What it has been told of the slots.
+        last_words: The traceback that it reported before it ended.
     """
 
     def __init__(self, kind: str, number: int, row: Row) -> None:
@@ -47,18 +50,35 @@ class Worker:
         self.n_examples = 0
         self.n_given = 0
         self.known = Acquaintance()
+        self.last_words = ""
+        self._was_stopped = False
 
-    def start(self, name: str, main: WorkerMain) -> None:
-        """Fork a process into this place."""
+    def start(self, name: str, role: Role, leave_supervisor: Callable[[], None]) -> None:
+        """Fork a process into this place.
+
+        Args:
+            name: As ``top`` shows it.
+            role: What it does.
+            leave_supervisor: Called first in the process, to close what is the supervisor's.
+
+        Raises:
+            OSError: There are too many processes or descriptors.
+        """
         ours, theirs = Channel.pair()
 
         def run() -> None:
             ours.close()
-            main(self, theirs)
+            leave_supervisor()
+            with contextlib.suppress(ChannelClosedError):
+                role(theirs, self.row)
+
+        def report(text: str) -> None:
+            with contextlib.suppress(ChannelClosedError):
+                theirs.send(("crashed", text))
 
         self.row.put(Counter.CURRENT, 0)
         try:
-            self.pid = fork_worker(name, run)
+            self.pid = fork_worker(name, run, report)
         except OSError:
             ours.close()
             raise
@@ -67,6 +87,21 @@ class Worker:
         self.channel = ours
         self.known = Acquaintance()
         self.n_given = 0
+        self.last_words = ""
+        self._was_stopped = False
+
+    def is_lost(self) -> bool:
+        """Look whether the process can do no more; called now and then.
+
+        It has ended, though a process that the dataset started keeps its channel open; or it was
+        stopped before the last look and is stopped still.
+        """
+        # A process that a debugger holds counts as neither.
+        change = os.waitid(os.P_PID, self.pid, _LOOK_FOR)
+        was_stopped = self._was_stopped
+        self._was_stopped = change is not None and change.si_code == os.CLD_STOPPED
+        has_ended = change is not None and change.si_code in _ENDED
+        return has_ended or (was_stopped and self._was_stopped)
 
     def end(self) -> int:
         """Kill and reap the process; return its wait status."""
@@ -113,22 +148,23 @@ class Team:
 
     Args:
         kind: ``"file reader"`` or ``"prefetcher"``.
-        process_name: As ``top`` shows it.
         rows: The counters of each worker; there are as many workers.
-        main: What a worker does.
+        role: What a worker does.
+        leave_supervisor: Called first in each forked process.
         max_parts: Parts after which a process is replaced by a fresh one; None for never.
     """
 
     def __init__(
         self,
         kind: str,
-        process_name: str,
         rows: list[Row],
-        main: WorkerMain,
+        role: Role,
+        leave_supervisor: Callable[[], None],
         max_parts: int | None = None,
     ) -> None:
-        self._process_name = process_name
-        self._main = main
+        self._process_name = f"ovl-{kind.split()[-1]}"
+        self._role = role
+        self._leave_supervisor = leave_supervisor
         self._max_parts = max_parts
         self.workers = [Worker(kind, number, row) for number, row in enumerate(rows)]
         self.n_fruitless = 0  # processes that ended, since one of them last sent something
@@ -138,20 +174,26 @@ class Team:
 
     def start(self, worker: Worker) -> None:
         """Start a process in a worker's place."""
-        worker.start(self._process_name, self._main)
+        worker.start(self._process_name, self._role, self._leave_supervisor)
 
     def vacant(self) -> list[Worker]:
         """Return the places without a process."""
         return [worker for worker in self.workers if not worker.pid]
 
-    def count_death(self, status: int) -> None:
+    def lost(self) -> list[Worker]:
+        """Return the workers whose processes can do no more."""
+        return [worker for worker in self.workers if worker.pid and worker.is_lost()]
+
+    def count_death(self, death: Death) -> None:
         """Count a process that has died.
 
         Raises:
             PipelineError: They all end before they have done anything.
         """
-        exit_code = os.waitstatus_to_exitcode(status)
-        self._count_fruitless(f"the last one with exit code {exit_code}")
+        text = f"the last one with exit code {death.exit_code}"
+        if death.last_words:
+            text += f" after\n\n{death.last_words}"
+        self._count_fruitless(text)
 
     def count_failed_start(self, error: OSError) -> None:
         """Count a process that could not be started; the same."""
@@ -162,8 +204,8 @@ class Team:
         if self.n_fruitless > MAX_FRUITLESS + len(self.workers):
             raise PipelineError(
                 f"{self.n_fruitless} {self.workers[0].kind} processes in a row ended before they "
-                f"had done anything, {how}; look at the limits of the job for processes, threads "
-                f"and memory, and at what was printed above"
+                f"had done anything; look at the limits of the job for processes, threads, "
+                f"descriptors and memory, and at what was printed above; {how}"
             )
 
     def least_loaded(self, credit_parts: int, credit_examples: int) -> Worker | None:

@@ -78,6 +78,11 @@ def test_an_example_that_cannot_be_pickled_is_named(make_ours: Maker) -> None:
     assert error.__cause__.index == 5
 
 
+# They look for the files of a dataset that declares none by asking it for the example.
+prefetchers_may_die = pytest.mark.filterwarnings("ignore:3 prefetchers died")
+
+
+@prefetchers_may_die
 @pytest.mark.parametrize(("deed", "exit_code"), [("exits_hard", 7), ("crashes", -11), ("exits", 3)])
 def test_an_example_that_kills_its_readers_is_named_after_three_deaths(
     make_ours: Maker, deed: str, exit_code: int
@@ -94,6 +99,7 @@ def test_an_example_that_kills_its_readers_is_named_after_three_deaths(
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
 
+@prefetchers_may_die
 def test_the_very_first_example_may_be_the_bad_one(make_ours: Maker) -> None:
     for deed, kind in (("raises", KeyError), ("exits_hard", WorkerDiedError)):
         iterator = make_ours(Culprit(8, 0, deed), 4, shuffle=False)

@@ -1,0 +1,37 @@
+"""What a forked worker becomes: a file reader or a prefetcher."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from overlapiter.sources import Dataset
+from overlapiter.stats import Row
+
+from .channel import Channel
+from .plan import SupervisorPlan
+from .prefetcher import Prefetcher
+from .reader import FileReader
+
+#: Runs a worker on its end of the channel, counting in its row, until the channel closes.
+Role = Callable[[Channel, Row], None]
+
+
+def reader_role(dataset: Dataset, plan: SupervisorPlan) -> Role:
+    """Return the role of a file reader."""
+
+    def read(channel: Channel, row: Row) -> None:
+        FileReader(channel, dataset, plan, row).run()
+
+    return read
+
+
+def prefetcher_role(dataset: Dataset, plan: SupervisorPlan, validated: memoryview) -> Role:
+    """Return the role of a prefetcher; ``validated`` is shared by all of them."""
+
+    def stage(channel: Channel, row: Row) -> None:
+        staging = plan.staging
+        assert staging is not None
+        n_threads = staging.reads_per_prefetcher
+        Prefetcher(channel, dataset, staging.store(), validated, n_threads, row).run()
+
+    return stage
