@@ -1,0 +1,193 @@
+"""Workers that can do no more though they have not ended, or that end in an unusual way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from overlapiter import OverlapIterator, Skip
+from overlapiter.errors import WorkerDiedError
+from tests.chainer.conftest import Maker
+from tests.chainer.iterator_datasets import Culprit, Pixels, Slow, indices_of
+from tests.chainer.scripts import are_gone, run_script, wait_until, workers
+
+
+class StopsItself(Pixels):
+    """One example stops the process that reads it, until somebody continues that."""
+
+    def get_example(self, i: int) -> Any:
+        if i == 5:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().get_example(i)
+
+
+class LeavesAChild(Pixels):
+    """One example leaves a process behind that holds whatever its reader has open, then dies."""
+
+    def __init__(self, n: int, note: Path) -> None:
+        super().__init__(n)
+        self.note = note
+
+    def get_example(self, i: int) -> Any:
+        if i == 5 and not self.note.exists():
+            pid = os.fork()
+            if not pid:
+                time.sleep(60)
+            self.note.write_text(str(pid))
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().get_example(i)
+
+
+class Interrupts(Pixels):
+    """One example raises what no ``except Exception`` catches."""
+
+    def get_example(self, i: int) -> Any:
+        if i == 5:
+            raise KeyboardInterrupt(f"at {i}")
+        return super().get_example(i)
+
+
+class DeclaredCulprit(Culprit):
+    """As :class:`Culprit`, and says which file an example reads."""
+
+    def __init__(self, n: int, index: int, deed: str, folder: str) -> None:
+        super().__init__(n, index, deed)
+        self.folder = folder
+
+    def source_paths(self, i: int) -> list[str]:
+        return [f"{self.folder}/{i}"]
+
+
+def in_order(n: int, size: int, start: int = 0) -> list[list[int]]:
+    return [[(start + 4 * k + j) % size for j in range(4)] for k in range(n)]
+
+
+@pytest.mark.parametrize("name", ["ovl-reader", "ovl-prefetcher", "ovl-supervisor"])
+def test_a_worker_that_is_stopped_is_replaced_and_no_mini_batch_changes(
+    make_ours: Maker, name: str
+) -> None:
+    if name == "ovl-prefetcher" and make_ours.kind != "staged":
+        pytest.skip("there are none")
+    iterator = make_ours(Slow(40), 4, shuffle=False, dataset_timeout=None)
+    taken = [indices_of(next(iterator)) for _ in range(3)]
+    (victim, *_) = workers()[name]
+    victim.suspend()
+
+    # More than can be on their way at that moment, so that the stopped one is needed.
+    taken += [indices_of(next(iterator)) for _ in range(57)]
+
+    assert taken == in_order(60, 40)
+    assert are_gone([victim], 3)
+    wait_until(lambda: len(workers().get("ovl-reader", [])) == 2)
+
+
+def test_a_supervisor_that_is_stopped_does_not_keep_the_trainer_from_sending() -> None:
+    size = 10_000
+    with OverlapIterator(Pixels(size, (1,)), size // 2, shuffle=False, n_processes=1) as iterator:
+        assert len(next(iterator)) == size // 2
+        (supervisor,) = workers()["ovl-supervisor"]
+        supervisor.suspend()
+        for _ in range(100):
+            iterator.reset()  # sends messages until there is no room for more
+        assert indices_of(next(iterator))[-1] == size // 2 - 1
+
+
+def test_finalize_ends_workers_that_are_stopped() -> None:
+    for name in ("ovl-reader", "ovl-supervisor"):
+        iterator = OverlapIterator(Slow(20), 4, n_processes=2)
+        next(iterator)
+        everyone = [process for found in workers().values() for process in found]
+        workers()[name][0].suspend()
+        start = time.monotonic()
+        iterator.finalize()
+        assert time.monotonic() - start < 2
+        assert are_gone(everyone, 2)
+
+
+def test_a_job_that_is_suspended_as_a_whole_goes_on_with_the_same_workers() -> None:
+    with OverlapIterator(Slow(40), 4, shuffle=False, n_processes=2) as iterator:
+        taken = [indices_of(next(iterator)) for _ in range(3)]
+        everyone = [process for found in workers().values() for process in found]
+        for process in everyone:
+            process.suspend()
+        wait_until(lambda: all(p.status() == psutil.STATUS_STOPPED for p in everyone))
+        for process in everyone:
+            process.resume()
+        taken += [indices_of(next(iterator)) for _ in range(27)]
+        assert taken == in_order(30, 40)
+        assert iterator.stats().workers_replaced == 0
+        assert [process for found in workers().values() for process in found] == everyone
+
+
+def test_an_example_that_stops_its_readers_is_named(make_ours: Maker) -> None:
+    iterator = make_ours(StopsItself(16), 4, shuffle=False, bad_examples=Skip(1), n_processes=1)
+    if make_ours.kind == "staged":
+        pytest.skip("the prefetchers that look for its files are stopped as well: much longer")
+    with pytest.warns(match="example 5 could not be read"):
+        taken = [indices_of(next(iterator)) for _ in range(3)]
+    assert taken == [[0, 1, 2, 3], [4, 6, 7], [8, 9, 10, 11]]
+    assert "signal 9" in iterator.skipped[0].reason
+
+
+def test_a_dead_reader_is_missed_though_a_process_of_the_dataset_keeps_its_channel(
+    tmp_path: Path,
+) -> None:
+    note = tmp_path / "pid"
+    with OverlapIterator(LeavesAChild(16, note), 4, shuffle=False, n_processes=2) as iterator:
+        assert [indices_of(next(iterator)) for _ in range(8)] == in_order(8, 16)
+        assert iterator.stats().workers_replaced == 1
+    os.kill(int(note.read_text()), signal.SIGKILL)
+
+
+def test_what_no_handler_catches_is_told_with_its_traceback(make_ours: Maker) -> None:
+    iterator = make_ours(Interrupts(16), 4, shuffle=False)
+    next(iterator)
+    with pytest.raises(WorkerDiedError, match="example 5") as caught:
+        next(iterator)
+    assert "KeyboardInterrupt: at 5" in caught.value.worker_traceback
+    assert "KeyboardInterrupt: at 5" in str(caught.value)
+    assert indices_of(next(iterator)) == [8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("error", ["KeyboardInterrupt", "SystemExit", "RuntimeError", "Exception"])
+def test_no_worker_prints_a_traceback_of_its_own(tmp_path: Path, error: str) -> None:
+    done = run_script(
+        tmp_path,
+        f"""
+        import overlapiter
+
+        class Bad(list):
+            def __getitem__(self, i):
+                if i == 5:
+                    raise {error}("bad")
+                return super().__getitem__(i)
+
+        if __name__ == "__main__":
+            data = Bad(range(16))
+            with overlapiter.OverlapIterator(data, 4, shuffle=False, n_processes=2) as iterator:
+                print(next(iterator))
+                try:
+                    next(iterator)
+                except BaseException as caught:
+                    print(type(caught).__name__)
+                print(next(iterator))
+        """,
+    )
+    assert done.returncode == 0
+    assert done.stderr == ""
+    name = error if error in ("RuntimeError", "Exception") else "WorkerDiedError"
+    assert done.stdout.splitlines() == ["[0, 1, 2, 3]", name, "[8, 9, 10, 11]"]
+
+
+def test_the_paths_of_an_example_that_kills_its_readers_are_named(make_ours: Maker) -> None:
+    folder = str(make_ours.staging.source)
+    iterator = make_ours(DeclaredCulprit(8, 2, "exits_hard", folder), 4, shuffle=False)
+    with pytest.raises(WorkerDiedError, match=rf"example 2 \({folder}/2\)") as caught:
+        next(iterator)
+    assert caught.value.paths == (f"{folder}/2",)
