@@ -1,7 +1,8 @@
 """The supervisor: hands out work to prefetchers and file readers, and replaces those that die.
 
-It is one process with one thread and runs no code of the user's after it has unpickled the
-dataset, so nothing that a dataset does can stop it. Messages with the trainer:
+It is one process with one thread, runs no code of the user's after it has unpickled the dataset,
+and never waits for anybody to read a message, so nothing that a dataset does can stop it. Messages
+with the trainer:
 
     trainer → supervisor                      supervisor → trainer
     ("advance", consumed_id, [slot, …],       ("ready",), ("fatal", error, traceback)
@@ -106,7 +107,10 @@ class Supervisor:
                 for message in self._trainer.messages(events):
                     self._obey(message)
             else:
-                self._serve(*key.data)
+                stage, worker = key.data
+                if events & selectors.EVENT_WRITE:
+                    worker.flush()
+                self._serve(stage, worker)
         if time.monotonic() >= self._look_at:
             self._look_around()
         self._staging.hand_out()
@@ -200,7 +204,7 @@ class Supervisor:
         except OSError as error:  # too many processes, say: tried again a little later
             stage.team.count_failed_start(error)
             return
-        self._selector.register(worker.channel, selectors.EVENT_READ, (stage, worker))
+        worker.attend(self._selector, (stage, worker))
 
     def _leave(self) -> None:
         """In a forked worker: close every channel but its own, so that each has two ends."""

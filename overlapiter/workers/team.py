@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import selectors
 import signal
 from collections.abc import Callable, Iterator
 
@@ -13,6 +14,7 @@ from overlapiter.stats import Counter, Row
 from .channel import Channel, ChannelClosedError, Message
 from .deaths import Death
 from .memory import Acquaintance
+from .outbox import Outbox
 from .processes import fork_worker
 from .roles import Role
 from .schedule import Part
@@ -46,6 +48,7 @@ class Worker:
         self.row = row
         self.pid = 0
         self.channel: Channel
+        self._outbox: Outbox
         self.parts: dict[int, Part] = {}
         self.n_examples = 0
         self.n_given = 0
@@ -54,7 +57,7 @@ class Worker:
         self._was_stopped = False
 
     def start(self, name: str, role: Role, leave_supervisor: Callable[[], None]) -> None:
-        """Fork a process into this place.
+        """Fork a process into this place; :meth:`attend` to it before anything is sent.
 
         Args:
             name: As ``top`` shows it.
@@ -90,6 +93,11 @@ class Worker:
         self.last_words = ""
         self._was_stopped = False
 
+    def attend(self, selector: selectors.BaseSelector, data: object) -> None:
+        """Have a selector watch the channel, with ``data`` to recognize it by."""
+        selector.register(self.channel, selectors.EVENT_READ, data)
+        self._outbox = Outbox(self.channel, selector)
+
     def is_lost(self) -> bool:
         """Look whether the process can do no more; called now and then.
 
@@ -105,6 +113,7 @@ class Worker:
 
     def end(self) -> int:
         """Kill and reap the process; return its wait status."""
+        self._outbox.drop()
         self.channel.close()
         os.kill(self.pid, signal.SIGKILL)  # not reaped yet, so the pid is still its own
         _, status = os.waitpid(self.pid, 0)
@@ -131,9 +140,17 @@ class Worker:
         return parts
 
     def send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
-        """Send a message; a process that has died is noticed by the end of its own messages."""
+        """Send a message, now or when there is room for it.
+
+        A process that has died is noticed by the end of its own messages.
+        """
         with contextlib.suppress(ChannelClosedError):
-            self.channel.send(message, fds)
+            self._outbox.send(message, fds)
+
+    def flush(self) -> None:
+        """Send what has been waiting to go."""
+        with contextlib.suppress(ChannelClosedError):
+            self._outbox.flush()
 
     def current_index(self) -> int:
         """Return the index of the example that the process is at; -1 if it is at none."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import collections
-import os
 import selectors
 from collections.abc import Iterator
 
 from .channel import Channel, ChannelClosedError, Message
 from .memory import Acquaintance
+from .outbox import Outbox
 
 
 class TrainerEnd:
@@ -18,15 +17,14 @@ class TrainerEnd:
         self.channel = channel
         self.known = Acquaintance()
         self.is_closed = False
-        self._selector = selector
-        self._outbox: collections.deque[tuple[Message, tuple[int, ...]]] = collections.deque()
         selector.register(channel, selectors.EVENT_READ, self)
+        self._outbox = Outbox(channel, selector)
 
     def messages(self, events: int) -> Iterator[Message]:
         """Give the messages that have come; sends what has been waiting to go."""
-        if events & selectors.EVENT_WRITE:
-            self._flush()
         try:
+            if events & selectors.EVENT_WRITE:
+                self._outbox.flush()
             while not self.is_closed:
                 yield self.channel.receive(wait=False)[0]
         except BlockingIOError:
@@ -36,36 +34,11 @@ class TrainerEnd:
 
     def tell(self, message: Message, fds: tuple[int, ...] = ()) -> None:
         """Send a message, now or when there is room for it."""
-        # A descriptor that waits is duplicated: its owner may close it meanwhile.
-        if self._outbox:
-            fds = tuple(map(os.dup, fds))
-            self._outbox.append((message, fds))
-            return
         try:
-            self.channel.send(message, fds, wait=False)
-        except BlockingIOError:
-            self._outbox.append((message, tuple(map(os.dup, fds))))
-            self._watch(selectors.EVENT_READ | selectors.EVENT_WRITE)
+            self._outbox.send(message, fds)
         except ChannelClosedError:
             self.is_closed = True
 
     def close(self) -> None:
         """End the service."""
         self.is_closed = True
-
-    def _flush(self) -> None:
-        try:
-            while self._outbox:
-                message, fds = self._outbox[0]
-                self.channel.send(message, fds, wait=False)
-                self._outbox.popleft()
-                for fd in fds:
-                    os.close(fd)
-            self._watch(selectors.EVENT_READ)
-        except BlockingIOError:
-            return
-        except ChannelClosedError:
-            self.is_closed = True
-
-    def _watch(self, events: int) -> None:
-        self._selector.modify(self.channel, events, self)
