@@ -11,13 +11,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import psutil
 import pytest
 
 from overlapiter import OverlapIterator, Staging
 from overlapiter.errors import PipelineError
-from tests.chainer.iterator_datasets import Augmented, Gated, Slow, numbered_images
+from tests.chainer.iterator_datasets import Gated, Slow, numbered_images
 from tests.chainer.scripts import wait_until, workers
 from tests.conftest import make_images
 
@@ -166,43 +165,6 @@ def test_a_supervisor_that_dies_again_and_again_is_given_up_clearly(tmp_path: Pa
         finally:
             is_over.set()
             thread.join()
-
-
-# --- the seed ---------------------------------------------------------------------------------
-
-
-def augmented(n_batches: int, **options: Any) -> list[Any]:
-    with OverlapIterator(Augmented(18), 4, seed=3, **options) as iterator:
-        return [content(next(iterator)) for _ in range(n_batches)]
-
-
-def test_with_a_seed_the_bytes_do_not_depend_on_readers_staging_or_the_global_state(
-    tmp_path: Path,
-) -> None:
-    expected = augmented(10, n_processes=1)
-
-    assert len({pixels for batch in expected for pixels, _ in batch}) == 40
-    for n_processes in (2, 5):
-        np.random.seed(n_processes)
-        assert augmented(10, n_processes=n_processes) == expected
-    (tmp_path / "source").mkdir()
-    staging = Staging(tmp_path / "fast", source=tmp_path / "source")
-    assert augmented(10, n_processes=2, staging=staging) == expected
-
-
-def test_with_a_seed_the_bytes_are_the_same_after_kills_and_after_resuming() -> None:
-    expected = augmented(12, n_processes=1)
-
-    numbers = random.Random(2)
-    with OverlapIterator(Augmented(18), 4, seed=3, n_processes=2) as iterator:
-        for step in range(12):
-            if step in (2, 5, 8):
-                kill_one("ovl-supervisor" if step == 5 else "ovl-reader", signal.SIGKILL, numbers)
-            if step == 7:
-                revived = iterator.__copy__()
-            assert content(next(iterator)) == expected[step]
-    with revived:
-        assert [content(next(revived)) for _ in range(5)] == expected[7:]
 
 
 # --- soak -------------------------------------------------------------------------------------

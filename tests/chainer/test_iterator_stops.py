@@ -191,3 +191,38 @@ def test_the_paths_of_an_example_that_kills_its_readers_are_named(make_ours: Mak
     with pytest.raises(WorkerDiedError, match=rf"example 2 \({folder}/2\)") as caught:
         next(iterator)
     assert caught.value.paths == (f"{folder}/2",)
+
+
+def test_the_end_of_the_forkserver_is_survived(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        """
+        import os, signal
+        from multiprocessing import forkserver
+        import overlapiter
+        from overlapiter.workers.processes import is_running
+
+        def kill(pid):
+            os.kill(pid, signal.SIGKILL)
+            while is_running(pid):
+                pass
+
+        if __name__ == "__main__":
+            first = overlapiter.OverlapIterator(list(range(40)), 4, shuffle=False, n_processes=2)
+            print(next(first))
+            kill(forkserver._forkserver._forkserver_pid)
+            print([next(first)[0] for _ in range(4)])
+            second = overlapiter.OverlapIterator(list(range(8)), 4, shuffle=False, n_processes=2)
+            print([next(second)[0] for _ in range(4)])
+            supervisor = first._pipeline._service._child
+            assert supervisor.is_forked()
+            kill(supervisor.pid)
+            print([next(first)[0] for _ in range(4)])
+            first.finalize()
+            second.finalize()
+        """,
+    )
+    assert done.stderr == ""
+    assert done.stdout.splitlines() == [
+        "[0, 1, 2, 3]", "[4, 8, 12, 16]", "[0, 4, 0, 4]", "[20, 24, 28, 32]"
+    ]  # fmt: skip
