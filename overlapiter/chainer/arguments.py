@@ -39,12 +39,21 @@ def order_source(sampler: OrderSampler | None, seed: int | None) -> NextOrder | 
     return lambda order, position, _epoch: sampler(order, position)
 
 
-def first_state(sampler: OrderSampler | None, seed: int | None, size: int) -> IterationState:
-    """Return the state before the first mini-batch of ``size`` examples; asks the sampler."""
+def first_state(
+    sampler: OrderSampler | None, seed: int | None, size: int, dataset_size: int
+) -> IterationState:
+    """Return the state before the first mini-batch; asks the sampler for an order.
+
+    Args:
+        sampler: The order sampler; None for ascending order.
+        seed: The seed, which may stand for a sampler.
+        size: Examples in the dataset that the sampler knows.
+        dataset_size: Examples in the dataset that the workers know.
+    """
     order = None
     next_order = order_source(sampler, seed)
     if next_order is not None:
-        order = checked_order(next_order(np.arange(size), 0, 0), size)
+        order = checked_order(next_order(np.arange(size), 0, 0), dataset_size)
     return IterationState(0, 0, False, order)
 
 
@@ -89,7 +98,7 @@ def choose_sampler(
         )
     if order_sampler is not None:
         return order_sampler
-    if shuffle is False:
+    if shuffle is not None and not shuffle:
         return None
     return DefaultSampler() if seed is None else SeededShuffle()
 

@@ -82,6 +82,7 @@ class OverlapIterator(chainer.dataset.Iterator):
     _finalized = False
     _is_torn: bool = False
     _last_stats: Stats | None = None
+    _own_names: frozenset[str] = frozenset()
     _state: IterationState
     _ahead: RunAhead
     _pipeline: Pipeline | None = None
@@ -104,12 +105,13 @@ class OverlapIterator(chainer.dataset.Iterator):
         bad_examples: BadExamples = "raise",
     ) -> None:
         created_ns = time.monotonic_ns()
+        added = set(vars(self))  # by a subclass
         self.dataset = dataset
         self.batch_size = check_count("batch_size", batch_size)
         self.repeat = repeat
         self.shuffle = shuffle
         self.n_processes = count_readers(n_processes)
-        self.n_prefetch = max(check_count("n_prefetch", n_prefetch, minimum=0), 1)
+        self.n_prefetch = check_count("n_prefetch", max(n_prefetch, 1))
         self.shared_mem = shared_mem
         if shared_mem is not None:
             check_count("shared_mem", shared_mem, minimum=0)
@@ -127,7 +129,10 @@ class OverlapIterator(chainer.dataset.Iterator):
         limit = skip_limit(bad_examples, len(dataset))
         self._skipped = SkippedExamples(limit, len(dataset))
         self.order_sampler = choose_sampler(shuffle, order_sampler, seed)
-        self._begin(first_state(self.order_sampler, self.seed, len(self.dataset)))
+        # What the workers know; as in the original, changes of the attributes do not reach them.
+        self._batch_size, self._repeat, self._dataset_size = self.batch_size, repeat, len(dataset)
+        self._begin(self._first_state())
+        self._own_names = frozenset(vars(self)) - added
         self._start(created_ns)
 
     # --- iteration ----------------------------------------------------------------------------
@@ -200,13 +205,19 @@ class OverlapIterator(chainer.dataset.Iterator):
 
     # --- running ahead ------------------------------------------------------------------------
 
+    def _first_state(self) -> IterationState:
+        size = len(self.dataset), self._dataset_size
+        return first_state(self.order_sampler, self.seed, *size)
+
     def _begin(self, state: IterationState) -> None:
         """Set the state, and forget what was generated ahead of the old one."""
         self._state = state
         self._previous_epoch_detail = -1.0  # None in a form that snapshots can hold
         # Holds no reference to this iterator, which is to end with its last reference.
         next_order = order_source(self.order_sampler, self.seed)
-        self._ahead = RunAhead(state, self.batch_size, self.repeat, next_order, len(self.dataset))
+        self._ahead = RunAhead(
+            state, self._batch_size, self._repeat, next_order, self._dataset_size
+        )
         self._is_torn = True  # until the pipeline has been told
 
     def _run_ahead(self, *, may_cross_epoch: bool = True) -> None:
@@ -288,7 +299,7 @@ class OverlapIterator(chainer.dataset.Iterator):
         """Go back to the start, with a new order from ``order_sampler``; the workers live on."""
         self._refuse_if_finalized()
         assert self._pipeline is not None
-        self._begin(first_state(self.order_sampler, self.seed, len(self.dataset)))
+        self._begin(self._first_state())
         self._restart()
 
     def _restart(self) -> None:
@@ -306,7 +317,11 @@ class OverlapIterator(chainer.dataset.Iterator):
         """
         self._refuse_if_finalized()
         state, previous = exchange(
-            serializer, self._state, self._previous_epoch_detail, self.batch_size, len(self.dataset)
+            serializer,
+            self._state,
+            self._previous_epoch_detail,
+            self.batch_size,
+            self._dataset_size,
         )
         if not is_same(state, self._state):
             self._begin(state)
@@ -344,21 +359,27 @@ class OverlapIterator(chainer.dataset.Iterator):
 
     def __copy__(self) -> OverlapIterator:
         """Return an independent iterator over the same dataset, in the same state."""
-        return _revived(type(self), arguments_of(self), self._state, self._previous_epoch_detail)
+        _, ingredients = self.__reduce__()
+        return _revived(*ingredients)
 
     def __reduce__(self) -> Any:
-        """Pickle the arguments and the state; the workers stay here."""
+        """Pickle the arguments, the state and what was added; the workers stay here."""
+        own = self._own_names.union(vars(OverlapIterator))
+        added = {name: value for name, value in vars(self).items() if name not in own}
         state = self._state, self._previous_epoch_detail
-        return _revived, (type(self), arguments_of(self), *state)
+        return _revived, (type(self), arguments_of(self), added, *state)
 
 
 def _revived(
     kind: type[OverlapIterator],
     arguments: dict[str, Any],
+    added: dict[str, Any],
     state: IterationState,
     previous_epoch_detail: float,
 ) -> OverlapIterator:
-    iterator = kind(**arguments)
+    iterator = kind.__new__(kind)  # a subclass may take other arguments
+    iterator.__dict__.update(added)
+    OverlapIterator.__init__(iterator, **arguments)
     iterator._begin(IterationState(*state))
     iterator._previous_epoch_detail = previous_epoch_detail
     iterator._restart()

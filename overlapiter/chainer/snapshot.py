@@ -20,7 +20,8 @@ def exchange(
     """Save or load the state, whichever the serializer does; the arguments stay as they are.
 
     Args:
-        serializer: Called with a key and the current value; returns the value to go on with.
+        serializer: Called with a key and the current value; returns the value to go on with, or
+            None for the current one.
         state: The current state.
         previous_epoch_detail: The current one; -1 for none.
         batch_size: To guess ``previous_epoch_detail`` where a snapshot lacks it.
@@ -33,9 +34,9 @@ def exchange(
         KeyError: The snapshot lacks a key.
         OptionError: Its order does not fit the dataset.
     """
-    position = int(serializer("current_position", state.current_position))
-    epoch = int(serializer("epoch", state.epoch))
-    is_new_epoch = bool(serializer("is_new_epoch", state.is_new_epoch))
+    position = int(_exchange(serializer, "current_position", state.current_position))
+    epoch = int(_exchange(serializer, "epoch", state.epoch))
+    is_new_epoch = bool(_exchange(serializer, "is_new_epoch", state.is_new_epoch))
     order = _exchange_order(serializer, state.order)
     if order is not None:
         order = checked_order(order, dataset_size)
@@ -47,13 +48,18 @@ def exchange(
             f"{dataset_size}; resume with the dataset that it was taken with",
         )
     try:
-        previous = serializer("previous_epoch_detail", previous_epoch_detail)
+        previous = float(_exchange(serializer, "previous_epoch_detail", previous_epoch_detail))
     except KeyError:  # a snapshot of an older Chainer
         size = epoch_size(new_state, dataset_size)
         if epoch + position / size <= 0:
             return new_state, -1.0
         return new_state, max(epoch + (position - batch_size) / size, 0.0)
-    return new_state, previous_epoch_detail if previous is None else float(previous)
+    return new_state, previous
+
+
+def _exchange(serializer: Any, key: str, value: Any) -> Any:
+    answer = serializer(key, value)
+    return value if answer is None else answer
 
 
 def _exchange_order(serializer: Any, order: Any) -> Any:
@@ -61,10 +67,9 @@ def _exchange_order(serializer: Any, order: Any) -> Any:
         return None
     kept = np.array(order)  # some serializers load in place
     try:
-        loaded = serializer("order", kept)
+        return np.asarray(_exchange(serializer, "order", kept))
     except KeyError:
-        loaded = serializer("_order", kept)  # of MultithreadIterator
-    return kept if loaded is None else np.asarray(loaded)
+        return np.asarray(_exchange(serializer, "_order", kept))  # of MultithreadIterator
 
 
 def is_same(one: IterationState, other: IterationState) -> bool:
