@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import random
 import signal
 import sys
 import threading
@@ -70,6 +71,28 @@ class Augmented(Pixels):
     def get_example(self, i: int) -> tuple[Any, Any]:
         values, index = super().get_example(i)
         return values + np.random.rand(*self.shape).astype(np.float32), index
+
+
+class Draws(DatasetMixin):
+    """Gives what it draws from the two global random streams, and the process.
+
+    After the first example, each process waits until there are two of them.
+    """
+
+    def __init__(self, n: int, folder: Path) -> None:
+        self.n = n
+        self.folder = str(folder)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def get_example(self, _: int) -> tuple[int, int, int]:
+        own = Path(self.folder, str(os.getpid()))
+        is_first = not own.exists()
+        own.touch()
+        while not is_first and len(os.listdir(self.folder)) < 2:
+            time.sleep(0.001)
+        return int(np.random.randint(2**62)), random.getrandbits(62), os.getpid()
 
 
 class SourceFiles(DatasetMixin):
