@@ -44,7 +44,7 @@ class Job(NamedTuple):
 
 
 def run_job(
-    program: str, n_ranks: int, folder: Path, *arguments: object, timeout_seconds: float = 60.0
+    program: str, n_ranks: int, folder: Path, *arguments: object, timeout_seconds: float = 90.0
 ) -> Job:
     """Run ``program`` of this folder on ``n_ranks`` ranks; fail if anything is left of it.
 

@@ -6,7 +6,6 @@ Arguments: the folder of images. The fork server is the program's own, as Chaine
 import multiprocessing
 import sys
 import warnings
-from typing import Any
 
 import chainermn
 import mpi4py
@@ -20,26 +19,14 @@ warnings.simplefilter("ignore")  # that ChainerMN's iterators are experimental
 mpi4py.rc.initialize = False
 
 
-class Images:
-    """A dataset of the program's own, so that workers import the program."""
-
-    def __init__(self) -> None:
-        self.images = numbered_images(sys.argv[1], 12)
-
-    def __len__(self) -> int:
-        return len(self.images)
-
-    def __getitem__(self, i: int) -> Any:
-        return self.images[i]
-
-
 def main() -> None:
     multiprocessing.set_start_method("forkserver")
     process = multiprocessing.Process(target=len, args=("",))
     process.start()
     process.join()
     staging = Staging("staging", source=sys.argv[1], n_prefetchers=1, keep_free=0)
-    early = OverlapIterator(Images(), 4, shuffle=False, n_processes=1, staging=staging)
+    images = numbered_images(sys.argv[1], 12)
+    early = OverlapIterator(images, 4, shuffle=False, n_processes=1, staging=staging)
     taken = [indices_of(next(early))]
     children = psutil.Process().children()
 
@@ -47,7 +34,7 @@ def main() -> None:
 
     MPI.Init()
     comm = chainermn.create_communicator("naive")
-    late = OverlapIterator(Images(), 4, shuffle=False, n_processes=1, staging=staging)
+    late = OverlapIterator(images, 4, shuffle=False, n_processes=1, staging=staging)
     for iterator in (early, late):
         shared = chainermn.iterators.create_multi_node_iterator(iterator, comm)
         taken += [indices_of(next(shared)) for _ in range(3)]

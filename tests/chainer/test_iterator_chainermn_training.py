@@ -13,7 +13,6 @@ from tests.chainer.mpi_jobs import NEEDS_MPIEXEC, Job, check_staged, run_job
 
 pytestmark = NEEDS_MPIEXEC
 
-N_RANKS = pytest.mark.parametrize("n_ranks", [2, 4])
 BOTH = pytest.mark.parametrize("kind", ["overlap", "staged"])
 
 
@@ -146,13 +145,12 @@ def test_the_serial_iterator_finishes_the_epoch_of_the_same_checkpoint(
 # --- failures ---------------------------------------------------------------------------------
 
 
-@N_RANKS
+MISSING = ("a file is missing", "FileNotFoundError: [Errno 2] No such file or directory:")
+DYING = ("a reader dies", "WorkerDiedError: 3 file readers died")
+
+
 @pytest.mark.parametrize(
-    ("deed", "message"),
-    [
-        ("a file is missing", "FileNotFoundError: [Errno 2] No such file or directory:"),
-        ("a reader dies", "WorkerDiedError: 3 file readers died"),
-    ],
+    ("n_ranks", "deed", "message"), [(2, *MISSING), (4, *MISSING), (2, *DYING)]
 )
 def test_a_rank_whose_iterator_raises_takes_the_job_down(
     tmp_path: Path, image_folder: Path, n_ranks: int, deed: str, message: str
