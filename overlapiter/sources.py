@@ -19,7 +19,7 @@ import os
 import pathlib
 import threading
 from collections.abc import Callable, Iterator
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, SupportsIndex
 
 import numpy as np
 
@@ -30,7 +30,7 @@ class Dataset(Protocol):
     def __len__(self) -> int:
         """Return the number of examples."""
 
-    def __getitem__(self, index: int) -> object:
+    def __getitem__(self, index: SupportsIndex) -> object:
         """Return one example."""
 
 

@@ -177,6 +177,18 @@ class PackedPairs(collections.abc.Sequence):  # type: ignore[type-arg]  # of (st
         return self._paths[index], int(self._labels[index])
 
 
+class ZippedImages(chainer_datasets.ZippedImageDataset):
+    """Takes any integer for an index; Chainer's own fails on those that order samplers give."""
+
+    def get_example(self, i: Any) -> Any:
+        """Return an image; ``i`` may be its name in the archive as well."""
+        return super().get_example(int(i) if isinstance(i, np.integer) else i)
+
+
+def _empty_zipped_images() -> ZippedImages:
+    return ZippedImages.__new__(ZippedImages)
+
+
 class DatasetPickler(pickle.Pickler):
     """Pickles a dataset with the long lists of Chainer's image datasets packed.
 
@@ -195,6 +207,8 @@ class DatasetPickler(pickle.Pickler):
         if not isinstance(thing, _PACKABLE):
             return NotImplemented
         reduced = list(thing.__reduce_ex__(pickle.HIGHEST_PROTOCOL))
+        if reduced[1] == (chainer_datasets.ZippedImageDataset,):
+            reduced[:2] = _empty_zipped_images, ()
         if len(reduced) > 2 and isinstance(reduced[2], dict):
             reduced[2] = {name: _packed(name, value) for name, value in reduced[2].items()}
         return tuple(reduced)

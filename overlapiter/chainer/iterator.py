@@ -8,6 +8,7 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 import chainer
+import numpy as np
 
 from overlapiter.errors import ExampleError, OptionError
 from overlapiter.options import Staging, check_count
@@ -253,6 +254,8 @@ class OverlapIterator(chainer.dataset.Iterator):
             n_build_ahead=self.n_prefetch + 1,
             batch_size=self.batch_size,
             dataset_size=len(self.dataset),
+            # The original asks with the elements of the order.
+            index_type=np.dtype(np.intp if order is None else order.dtype).char,
             seed=self.seed,
             is_skipping=self.bad_examples != "raise",
             max_parts_per_reader=self._maxtasksperchild,

@@ -164,6 +164,13 @@ def _main_module(path: str | None, name: str | None) -> dict[str, str]:
 
 def _start_forkserver(preload: Sequence[str]) -> None:
     server: Any = forkserver._forkserver
+    if server._forkserver_pid is not None:
+        try:
+            os.waitid(os.P_PID, server._forkserver_pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:  # that of the process from which this one was forked
+            os.close(server._forkserver_alive_fd)
+            server._forkserver_pid = server._forkserver_address = None
+            server._forkserver_alive_fd = None
     if server._forkserver_pid is None and server._forkserver_address is None:
         wanted = list(server._preload_modules)
         added = [m for m in (*preload, _LAST_PRELOAD) if m not in wanted]

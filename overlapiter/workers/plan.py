@@ -53,6 +53,7 @@ class SupervisorPlan:
         n_build_ahead: Mini-batches that are built or ready beyond the one that is asked for.
         batch_size: Examples in a full mini-batch.
         dataset_size: Examples in the dataset.
+        index_type: As which the dataset is asked for an example: a character of NumPy's.
         seed: Seeds the random streams of each example; None leaves them alone.
         is_skipping: Whether examples that cannot be read are left out.
         max_parts_per_reader: Parts after which a file reader is replaced; None for never.
@@ -65,6 +66,7 @@ class SupervisorPlan:
     n_build_ahead: int
     batch_size: int
     dataset_size: int
+    index_type: str
     seed: int | None
     is_skipping: bool
     max_parts_per_reader: int | None

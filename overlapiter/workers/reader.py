@@ -62,6 +62,7 @@ class FileReader:
         self._channel = channel
         self._dataset = dataset
         self._plan = plan
+        self._index_type = np.dtype(plan.index_type).type
         self._row = row
         self._segments: dict[int, Segment] = {}
         self._writers: dict[int, SlotWriter] = {}
@@ -159,7 +160,7 @@ class FileReader:
             if task.epochs is not None and self._plan.seed is not None:
                 seed_example(self._plan.seed, task.epochs[number], index)
             try:
-                return self._dataset[index]
+                return self._dataset[self._index_type(index)]
             except Exception:
                 # The copy may be damaged, or its disk.
                 if is_last or self._redirect.opens_staged == opens_before:

@@ -167,17 +167,11 @@ DAEMON = """
         print(process.exitcode)
 """
 USED_BEFORE = "overlapiter.OverlapIterator(Pixels(8), 4, n_processes=1).finalize()"
-# DIFFERS: it fails with "ChildProcessError: [Errno 10] No child processes", which says nothing.
-FORK_AFTER_USE = pytest.mark.xfail(reason="DIFFERS: the forkserver is that of the parent")
 
 
 @pytest.mark.parametrize(
     ("method", "before"),
-    [
-        ("fork", "pass"),
-        pytest.param("fork", USED_BEFORE, marks=FORK_AFTER_USE),
-        ("forkserver", USED_BEFORE),
-    ],
+    [("fork", "pass"), ("fork", USED_BEFORE), ("forkserver", USED_BEFORE)],
     ids=["fork", "fork after use", "forkserver"],
 )
 def test_a_daemonic_process_may_use_an_iterator(tmp_path: Path, method: str, before: str) -> None:
