@@ -118,13 +118,6 @@ def _leaks(before: Belongings) -> Belongings:
     return leaks
 
 
-@pytest.fixture(scope="session", autouse=True)
-def _marked_environment() -> Iterator[None]:
-    os.environ[MARK] = "1"
-    yield
-    del os.environ[MARK]
-
-
 @pytest.fixture(autouse=True)
 def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """Fail a test that leaves a process, thread, descriptor or /dev/shm entry behind."""
@@ -140,6 +133,16 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
         process.kill()
     if any(leaks):
         pytest.fail(f"left behind:\n{leaks.describe()}", pytrace=False)
+
+
+def pytest_configure() -> None:
+    """Mark whatever is started from here on, also by what copies the environment when imported."""
+    os.environ[MARK] = "1"
+
+
+def pytest_unconfigure() -> None:
+    """Remove the mark."""
+    os.environ.pop(MARK, None)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
