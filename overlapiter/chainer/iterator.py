@@ -12,7 +12,7 @@ import numpy as np
 
 from overlapiter.errors import ExampleError, OptionError
 from overlapiter.options import Staging, check_count
-from overlapiter.order import IterationState, RunAhead, Step, epoch_size
+from overlapiter.order import IterationState, RunAhead, Step
 from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
 from overlapiter.sharedmem.slots import MiniBatch
 from overlapiter.stats import Stats
@@ -33,11 +33,12 @@ from .datasets import DatasetPickler
 from .faults import SkippedExamples, explain_stall, with_paths
 from .plan import staging_plan
 from .snapshot import exchange, is_same
+from .standing import Standing
 
 _PRELOAD = ("overlapiter.workers.service", "overlapiter.chainer.preload")
 
 
-class OverlapIterator(chainer.dataset.Iterator):
+class OverlapIterator(Standing):
     """Dataset iterator that stages and reads the coming mini-batches in other processes.
 
     A drop-in for ``chainer.iterators.MultiprocessIterator``: the same arguments, attributes and
@@ -82,11 +83,9 @@ class OverlapIterator(chainer.dataset.Iterator):
 
     _finalized = False
     _is_torn: bool = False
-    _last_stats: Stats | None = None
     _own_names: frozenset[str] = frozenset()
-    _state: IterationState
     _ahead: RunAhead
-    _pipeline: Pipeline | None = None
+    _pipeline: Pipeline
 
     def __init__(
         self,
@@ -133,8 +132,8 @@ class OverlapIterator(chainer.dataset.Iterator):
         # What the workers know; as in the original, changes of the attributes do not reach them.
         self._batch_size, self._repeat, self._dataset_size = self.batch_size, repeat, len(dataset)
         self._begin(self._first_state())
-        self._own_names = frozenset(vars(self)) - added
         self._start(created_ns)
+        self._own_names = frozenset(vars(self)) - added
 
     # --- iteration ----------------------------------------------------------------------------
 
@@ -147,7 +146,7 @@ class OverlapIterator(chainer.dataset.Iterator):
                 gives the following mini-batch.
             TooManyBadExamplesError: More examples were left out than ``bad_examples`` allows.
         """
-        if self._pipeline is None:
+        if self._finalized:
             raise RuntimeError("the iterator has been finalized; make a new one")
         before = self.epoch_detail
         is_new_epoch = False
@@ -187,7 +186,6 @@ class OverlapIterator(chainer.dataset.Iterator):
         raise StopIteration
 
     def _wait(self) -> MiniBatch | FailedBatch:
-        assert self._pipeline is not None
         while True:
             try:
                 return self._pipeline.take(self.dataset_timeout)
@@ -199,7 +197,6 @@ class OverlapIterator(chainer.dataset.Iterator):
 
     def _mend(self) -> None:
         """Submit anew what is ahead: an interruption may have torn a message apart."""
-        assert self._pipeline is not None
         self._pipeline.reset()
         self._submit(self._ahead.steps)
         self._is_torn = False
@@ -213,7 +210,7 @@ class OverlapIterator(chainer.dataset.Iterator):
     def _begin(self, state: IterationState) -> None:
         """Set the state, and forget what was generated ahead of the old one."""
         self._state = state
-        self._previous_epoch_detail = -1.0  # None in a form that snapshots can hold
+        self._previous_epoch_detail = -1.0
         # Holds no reference to this iterator, which is to end with its last reference.
         next_order = order_source(self.order_sampler, self.seed)
         self._ahead = RunAhead(
@@ -231,7 +228,6 @@ class OverlapIterator(chainer.dataset.Iterator):
         self._submit(self._ahead.extend(n_needed, n_wanted, may_cross_epoch=may_cross_epoch))
 
     def _submit(self, steps: Iterable[Step]) -> None:
-        assert self._pipeline is not None
         for step in steps:
             # An empty dataset has one empty mini-batch, which nobody needs to build.
             if step.index_list is not None and len(step.index_list.indices):
@@ -267,46 +263,15 @@ class OverlapIterator(chainer.dataset.Iterator):
         self._pipeline.flush()
         self._is_torn = False
 
-    # --- Chainer's iterator protocol ----------------------------------------------------------
-
-    @property
-    def current_position(self) -> int:
-        """Examples taken in the current epoch."""
-        return self._state.current_position
-
-    @property
-    def epoch(self) -> int:
-        """Completed sweeps over the dataset."""
-        return self._state.epoch
-
-    @property
-    def is_new_epoch(self) -> bool:
-        """Whether the last mini-batch completed a sweep."""
-        return self._state.is_new_epoch
-
-    @property
-    def epoch_detail(self) -> float:
-        """Sweeps over the dataset, with the fraction of the current one."""
-        return self.epoch + self.current_position / max(self._epoch_size, 1)
-
-    @property
-    def previous_epoch_detail(self) -> float | None:
-        """The ``epoch_detail`` before the last mini-batch; None before the first one."""
-        return None if self._previous_epoch_detail < 0 else self._previous_epoch_detail
-
-    @property
-    def _epoch_size(self) -> int:
-        return epoch_size(self._state, len(self.dataset))
+    # --- starting over, saving, ending -------------------------------------------------------
 
     def reset(self) -> None:
         """Go back to the start, with a new order from ``order_sampler``; the workers live on."""
         self._refuse_if_finalized()
-        assert self._pipeline is not None
         self._begin(self._first_state())
         self._restart()
 
     def _restart(self) -> None:
-        assert self._pipeline is not None
         self._pipeline.reset()
         self._run_ahead(may_cross_epoch=False)
         self._pipeline.flush()
@@ -338,19 +303,13 @@ class OverlapIterator(chainer.dataset.Iterator):
 
     def stats(self) -> Stats:
         """Return counters of what the workers have done so far, or did until the end."""
-        if self._pipeline is not None:
-            return self._pipeline.stats()
-        if self._last_stats is None:
-            raise RuntimeError("the iterator ended with the interpreter; ask it before")
-        return self._last_stats
+        return self._pipeline.stats()
 
     def finalize(self) -> None:
         """End all worker processes. Mini-batches that were taken stay valid."""
         self._finalized = True
-        pipeline, self._pipeline = self._pipeline, None
-        if pipeline is not None and not pipeline.is_closed:  # the end of the interpreter does so
-            pipeline.close()
-            self._last_stats = pipeline.stats()
+        if hasattr(self, "_pipeline"):  # else the constructor failed
+            self._pipeline.close()
 
     def _refuse_if_finalized(self) -> None:
         if self._finalized:
@@ -367,7 +326,7 @@ class OverlapIterator(chainer.dataset.Iterator):
 
     def __reduce__(self) -> Any:
         """Pickle the arguments, the state and what was added; the workers stay here."""
-        own = self._own_names.union(vars(OverlapIterator))
+        own = self._own_names.union(vars(OverlapIterator), vars(Standing))
         added = {name: value for name, value in vars(self).items() if name not in own}
         state = self._state, self._previous_epoch_detail
         return _revived, (type(self), arguments_of(self), added, *state)
