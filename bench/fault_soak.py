@@ -1,0 +1,267 @@
+"""A trainer whose workers are killed, and the same one left in peace."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import faulthandler
+import hashlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import overlapiter
+from bench.family import MARK, Belongings, Family, leftovers, usage, workers
+from bench.fault_data import N_FILES, Augmented, file_name
+from bench.fault_killer import Progress
+from bench.isolated import CHECKOUT
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+BATCH_SIZE = 16
+N_READERS = 3
+N_PREFETCHERS = 2
+N_PREFETCH = 2
+#: Mini-batches that count as following a replacement.
+FOLLOWING = 3
+#: Mini-batches before anything is measured, and after the last worker was replaced.
+WARM_UP_BATCHES = 50
+SETTLE_BATCHES = 100
+_KEPT_BATCHES = 3
+
+
+def digest(batch: list) -> str:
+    """Return a hash of all bytes of a mini-batch, with every kind of thing, shape and dtype."""
+    value = hashlib.blake2b(str(len(batch)).encode(), digest_size=8)
+    for example in batch:
+        for element in example:
+            array = np.ascontiguousarray(element)
+            value.update(f"{type(element).__name__} {np.shape(element)} {array.dtype.str}".encode())
+            value.update(array.data)
+    return value.hexdigest()
+
+
+class Trainer:
+    """Takes mini-batches, keeps each for a while, and notes what it got and when.
+
+    Args:
+        iterator: To take them from.
+        progress: To tell the killer.
+        compute_ms: How long to compute on each.
+
+    Attributes:
+        digests: What each mini-batch was.
+        states: Epoch, position and whether an epoch ended, after each.
+        changed: Positions of those that were another thing when they were let go.
+        taken_at: When each call of ``next`` began, by ``time.monotonic()``.
+        next_seconds: How long it took.
+    """
+
+    def __init__(
+        self, iterator: overlapiter.OverlapIterator, progress: Progress, compute_ms: float
+    ) -> None:
+        self._iterator = iterator
+        self._progress = progress
+        self._compute_seconds = compute_ms / 1e3
+        self._kept: collections.deque[tuple[int, list]] = collections.deque()
+        self.digests: list[str] = []
+        self.states: list[tuple[int, int, bool]] = []
+        self.changed: list[int] = []
+        self.taken_at: list[float] = []
+        self.next_seconds: list[float] = []
+
+    def take(self, n_batches: int) -> None:
+        """Take so many mini-batches."""
+        for _ in range(n_batches):
+            start = time.monotonic()
+            batch = next(self._iterator)
+            self.next_seconds.append(round(time.monotonic() - start, 6))
+            self.taken_at.append(start)
+            it = self._iterator
+            self.states.append((it.epoch, it.current_position, it.is_new_epoch))
+            self.digests.append(digest(batch))
+            self._kept.append((len(self.digests) - 1, batch))
+            del batch
+            if len(self._kept) > _KEPT_BATCHES:
+                self._let_go()
+            self._progress.put(len(self.digests))
+            if self._compute_seconds:
+                time.sleep(self._compute_seconds)
+
+    def let_go(self) -> None:
+        """Let go what is kept."""
+        while self._kept:
+            self._let_go()
+
+    def _let_go(self) -> None:
+        position, batch = self._kept.popleft()
+        if digest(batch) != self.digests[position]:
+            self.changed.append(position)
+
+
+def measure(request: dict) -> dict:
+    """Train in this process.
+
+    Args:
+        request: ``source``, ``staging`` (a new folder, or None), ``n_readers``, ``seed``,
+            ``compute_ms``, and either ``n_batches`` or what the killer needs: ``kills``,
+            ``pause_ms``, ``calm_batches`` and ``hang_seconds``, with a ``folder`` for its files.
+
+    Returns:
+        What :class:`Trainer` noted; with a killer also what that noted, ``usage`` before and after,
+        ``finalize_seconds`` with ``ended_seconds`` (until all workers were gone), ``leftovers`` and
+        ``warnings``.
+    """
+    _prepare()
+    dataset = Augmented(request["source"])
+    with overlapiter.OverlapIterator(dataset, 1, n_processes=1) as iterator:
+        next(iterator)  # the forkserver, and the libraries: what then exists is not left over
+    progress = Progress(os.path.join(request["folder"], "progress"))
+    before = Belongings.now()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        iterator = _open(request, dataset)
+        trainer = Trainer(iterator, progress, request["compute_ms"])
+        try:
+            if "kills" in request:
+                answer = _train_under_fire(request, trainer)
+            else:
+                trainer.take(request["n_batches"])
+                answer = {}
+            trainer.let_go()
+        finally:
+            ended = _finalize(iterator)
+    names = ("digests", "states", "changed", "taken_at", "next_seconds")
+    answer |= {name: getattr(trainer, name) for name in names}
+    left = leftovers(before)
+    left["partial_files"] = partial_files(request["staging"])
+    texts = [f"{warning.category.__name__}: {warning.message}" for warning in caught]
+    return {**answer, **ended, "leftovers": left, "warnings": texts}
+
+
+def _prepare() -> None:
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no file for each SIGSEGV
+    faulthandler.register(signal.SIGUSR1)
+    os.environ[MARK] = str(os.getpid())
+
+
+def _open(request: dict, dataset: Augmented) -> overlapiter.OverlapIterator:
+    return overlapiter.OverlapIterator(
+        dataset,
+        BATCH_SIZE,
+        n_processes=request["n_readers"],
+        n_prefetch=N_PREFETCH,
+        seed=request["seed"],
+        staging=staging_options(request["staging"], request["source"]),
+    )
+
+
+def staging_options(directory: str | None, source: str) -> overlapiter.Staging | None:
+    """Return the options of staging; None for none."""
+    if directory is None:
+        return None
+    return overlapiter.Staging(directory, source=source, n_prefetchers=N_PREFETCHERS, keep_free=0)
+
+
+def partial_files(staging: str | None) -> list[str]:
+    """Return the names of half-copied files in a staging directory."""
+    return [path.name for path in Path(staging).glob("*/partial/*")] if staging else []
+
+
+# --- under fire -------------------------------------------------------------------------------
+
+
+def _train_under_fire(request: dict, trainer: Trainer) -> dict:
+    """Train until the killer has finished, and for a while longer."""
+    with _killer(request) as (process, answer_path):
+        trainer.take(request["calm_batches"])
+        usage_before = _usage()
+        while process.poll() is None:
+            trainer.take(1)
+    answer = json.loads(answer_path.read_text())
+    trainer.take(SETTLE_BATCHES)
+    for hit in answer["hits"]:
+        hit["notice_seconds"] = hit["replaced_at"] - hit["hit_at"]
+        hit["recover_seconds"] = recover_seconds(hit, trainer.taken_at, trainer.next_seconds)
+        hit["beside"] = beside(hit, answer["hits"])
+    return {**answer, "usage": {"before": usage_before, "after": _usage()}}
+
+
+@contextlib.contextmanager
+def _killer(request: dict) -> Iterator[tuple[subprocess.Popen, Path]]:
+    """Run the killer beside; gives its process and the path of its answer."""
+    paths = [Path(request["folder"], name) for name in ("killer.json", "hits.json")]
+    names = [file_name(i) for i in range(N_FILES)] if request["staging"] else []
+    staged = [str(path) for path in _staged_paths(request, names)]
+    own = {"trainer_pid": os.getpid(), "progress": os.path.join(request["folder"], "progress")}
+    paths[0].write_text(json.dumps({**request, **own, "staged_files": staged}))
+    command = [sys.executable, "-m", "bench.fault_killer", *map(str, paths)]
+    process = subprocess.Popen(command, cwd=CHECKOUT, stdin=subprocess.DEVNULL)
+    try:
+        yield process, paths[1]
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _staged_paths(request: dict, names: list[str]) -> list[Path]:
+    roots = Path(request["staging"]).glob("*/files") if names else []
+    return [root / name for root in roots for name in names]
+
+
+def recover_seconds(hit: dict, taken_at: list[float], next_seconds: list[float]) -> float:
+    """Return how long the trainer had to wait for a mini-batch because of a hit, at the most.
+
+    It is the longest of the calls of ``next()`` that were under way at some time between the
+    signal and the replacement, or among the three calls after that. The other hits of that time
+    have their part in it.
+    """
+    ends = np.add(taken_at, next_seconds)
+    first = int(np.searchsorted(ends, hit["hit_at"]))
+    last = int(np.searchsorted(taken_at, hit["replaced_at"])) + FOLLOWING
+    return max(next_seconds[first:last])
+
+
+def beside(hit: dict, hits: list[dict]) -> str:
+    """Return ``"supervisor"`` or ``"stop"`` if one was pending at the same time, else nothing.
+
+    A worker cannot be replaced before its supervisor is, and a stopped one keeps the trainer
+    waiting beyond what the others need.
+    """
+    others = [
+        other
+        for other in hits
+        if other is not hit
+        and other["hit_at"] < hit["replaced_at"]
+        and other["replaced_at"] > hit["hit_at"]
+    ]
+    if any(other["kind"] == "supervisor" for other in others):
+        return "supervisor"
+    return "stop" if any(other["signal"] == "SIGSTOP" for other in others) else ""
+
+
+def _usage() -> dict[str, dict[str, int]]:
+    """Return what the trainer and its supervisor take."""
+    found = workers(Family(os.getpid()).look())
+    pids = {kind: process.pid for process, kind in found.items() if kind == "supervisor"}
+    return {who: usage(pid) for who, pid in {"trainer": os.getpid(), **pids}.items()}
+
+
+def _finalize(iterator: overlapiter.OverlapIterator) -> dict[str, float]:
+    family = Family(os.getpid())
+    start = time.monotonic()
+    iterator.finalize()
+    finalize_seconds = time.monotonic() - start
+    while workers(family.look()) and time.monotonic() - start < 10:
+        time.sleep(0.001)
+    return {"finalize_seconds": finalize_seconds, "ended_seconds": time.monotonic() - start}
