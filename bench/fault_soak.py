@@ -190,10 +190,7 @@ def _train_under_fire(request: dict, trainer: Trainer) -> dict:
             trainer.take(1)
     answer = json.loads(answer_path.read_text())
     trainer.take(SETTLE_BATCHES)
-    for hit in answer["hits"]:
-        hit["notice_seconds"] = hit["replaced_at"] - hit["hit_at"]
-        hit["recover_seconds"] = recover_seconds(hit, trainer.taken_at, trainer.next_seconds)
-        hit["beside"] = beside(hit, answer["hits"])
+    note_recovery(answer["hits"], trainer.taken_at, trainer.next_seconds)
     return {**answer, "usage": {"before": usage_before, "after": _usage()}}
 
 
@@ -219,35 +216,40 @@ def _staged_paths(request: dict, names: list[str]) -> list[Path]:
     return [root / name for root in roots for name in names]
 
 
-def recover_seconds(hit: dict, taken_at: list[float], next_seconds: list[float]) -> float:
-    """Return how long the trainer had to wait for a mini-batch because of a hit, at the most.
+def note_recovery(hits: list[dict], taken_at: list[float], next_seconds: list[float]) -> None:
+    """Add to each hit what it cost.
 
-    It is the longest of the calls of ``next()`` that were under way at some time between the
-    signal and the replacement, or among the three calls after that. The other hits of that time
-    have their part in it.
+    * ``notice_seconds``: from the signal until a new process was seen in the victim's place;
+    * ``recover_seconds``: the longest of the calls of ``next()`` that were under way at some time
+      between these two moments, or among the three calls after that;
+    * ``beside``: ``"supervisor"`` or ``"stop"`` if another hit of the supervisor, or another stop,
+      had to be recovered from at the same time, so that the times tell little of this hit alone;
+    * ``had_supervisor``: whether there was one, not hit itself, all the time until the replacement.
     """
     ends = np.add(taken_at, next_seconds)
-    first = int(np.searchsorted(ends, hit["hit_at"]))
-    last = int(np.searchsorted(taken_at, hit["replaced_at"])) + FOLLOWING
-    return max(next_seconds[first:last])
-
-
-def beside(hit: dict, hits: list[dict]) -> str:
-    """Return ``"supervisor"`` or ``"stop"`` if one was pending at the same time, else nothing.
-
-    A worker cannot be replaced before its supervisor is, and a stopped one keeps the trainer
-    waiting beyond what the others need.
-    """
-    others = [
-        other
-        for other in hits
-        if other is not hit
-        and other["hit_at"] < hit["replaced_at"]
-        and other["replaced_at"] > hit["hit_at"]
-    ]
-    if any(other["kind"] == "supervisor" for other in others):
-        return "supervisor"
-    return "stop" if any(other["signal"] == "SIGSTOP" for other in others) else ""
+    spans = []
+    for hit in hits:
+        first = int(np.searchsorted(ends, hit["hit_at"]))
+        last = int(np.searchsorted(taken_at, hit["replaced_at"])) + FOLLOWING
+        hit["notice_seconds"] = hit["replaced_at"] - hit["hit_at"]
+        hit["recover_seconds"] = max(next_seconds[first:last])
+        start = min(hit["hit_at"], taken_at[first])
+        spans.append((start, hit["hit_at"], max(hit["replaced_at"], float(ends[:last][-1]))))
+    for hit, (start, _, end) in zip(hits, spans, strict=True):
+        others = [
+            other
+            for other, (_, other_start, other_end) in zip(hits, spans, strict=True)
+            if other is not hit and other_start < end and other_end > start
+        ]
+        hit["had_supervisor"] = not any(
+            other["kind"] == "supervisor"
+            and other["hit_at"] < hit["replaced_at"]
+            and other["replaced_at"] > hit["hit_at"]
+            for other in others
+        )
+        is_beside_stop = any(other["signal"] == "SIGSTOP" for other in others)
+        is_beside_supervisor = any(other["kind"] == "supervisor" for other in others)
+        hit["beside"] = "supervisor" if is_beside_supervisor else "stop" if is_beside_stop else ""
 
 
 def _usage() -> dict[str, dict[str, int]]:

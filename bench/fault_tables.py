@@ -15,16 +15,13 @@ if TYPE_CHECKING:
 
 #: Within this time a file reader that died is replaced; a stopped one is not dead yet.
 NOTICE_LIMIT_SECONDS = 0.2
-_KINDS = ("reader", "prefetcher", "supervisor")
-_SIGNALS = ("SIGKILL", "SIGSEGV", "SIGSTOP")
+KINDS = ("reader", "prefetcher", "supervisor")
+SIGNALS = ("SIGKILL", "SIGSEGV", "SIGSTOP")
 
 
 def is_limited(hit: dict) -> bool:
-    """Return whether a hit is one for which the limit holds: a reader that died by itself.
-
-    Beside a hit of the supervisor it is not: nobody is there to replace it.
-    """
-    return hit["kind"] == "reader" and hit["signal"] != "SIGSTOP" and hit["beside"] != "supervisor"
+    """Return whether the limit holds for a hit: a reader died, and its supervisor lived on."""
+    return hit["kind"] == "reader" and hit["signal"] != "SIGSTOP" and hit["had_supervisor"]
 
 
 def notices(hits: Iterable[dict]) -> list[float]:
@@ -126,17 +123,18 @@ def _soak(point: dict, options: dict) -> str:
 def _hits(hits: list[dict]) -> str:
     rows = [["hit", "signal", "survived", "notice s: median", "p95", "max", "limit"]]
     rows[0] += ["recover s: median", "p95", "max", "beside another"]
-    for kind in _KINDS:
-        for name in _SIGNALS:
+    for kind in KINDS:
+        for name in SIGNALS:
             found = [hit for hit in hits if (hit["kind"], hit["signal"]) == (kind, name)]
             if found:
                 rows.append([kind, name, str(len(found)), *_notice(found), *_recover(found)])
     text = aligned(rows)
     return (
-        f"{text}\n(without those beside a pending stop or supervisor, which are counted in the "
-        f"last column; with them, the longest notice took "
-        f"{max(hit['notice_seconds'] for hit in hits):.3f} s, the longest recovery "
-        f"{max(hit['recover_seconds'] for hit in hits):.3f} s)"
+        f"{text}\nMedian, p95 and max are of those that were not beside a pending stop or "
+        f"supervisor, which the last column counts; the limit is for all that had a supervisor. "
+        f"Of all, the longest notice took "
+        f"{max(hit['notice_seconds'] for hit in hits):.3f} s and the longest recovery "
+        f"{max(hit['recover_seconds'] for hit in hits):.3f} s."
     )
 
 

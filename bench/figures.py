@@ -41,7 +41,8 @@ _LINES = {
     "fast": ("MultiprocessIterator, local disk", "#009E73", "s-"),
     "slow": ("MultiprocessIterator, slow store", "#D55E00", "^-"),
 }
-_STYLE = {
+#: For the figures of every benchmark.
+STYLE = {
     "figure.figsize": (7.0, 4.3),
     "figure.dpi": 150,
     "font.size": 10,
@@ -212,7 +213,7 @@ def main(arguments: list[str] | None = None) -> None:
     default = CHECKOUT / "bench/results/thousand.json"
     parser.add_argument("result", type=Path, nargs="?", default=default, help="the JSON file")
     options = parser.parse_args(arguments)
-    with plt.rc_context(_STYLE):
+    with plt.rc_context(STYLE):
         for path in draw_all(
             json.loads(options.result.read_text()), options.result.with_suffix("")
         ):
