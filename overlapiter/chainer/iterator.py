@@ -31,11 +31,9 @@ from .arguments import (
 )
 from .datasets import DatasetPickler
 from .faults import SkippedExamples, explain_stall, with_paths
-from .plan import staging_plan
+from .plan import modules_to_preload, staging_plan
 from .snapshot import exchange, is_same
 from .standing import Standing
-
-_PRELOAD = ("overlapiter.workers.service", "overlapiter.chainer.preload")
 
 
 class OverlapIterator(Standing):
@@ -235,8 +233,7 @@ class OverlapIterator(Standing):
 
     def _start(self, created_ns: int) -> None:
         parcel = Parcel(self.dataset, DatasetPickler)
-        needs_chainer = parcel.mentions("chainer")
-        preload = _PRELOAD if needs_chainer else _PRELOAD[:1]
+        preload = modules_to_preload(self.dataset, parcel)
         order = self._state.order
         indices = range(len(self.dataset)) if order is None else order
         first_indices = [int(index) for index in indices[: self.batch_size]]

@@ -8,7 +8,20 @@ from typing import Any
 from overlapiter.errors import OptionError, StagingError
 from overlapiter.options import Staging, parse_size
 from overlapiter.sources import declared_paths, paths_below, source_roots
+from overlapiter.workers.parcel import Parcel
 from overlapiter.workers.plan import StagingPlan
+
+_PRELOAD = ("overlapiter.workers.service", "overlapiter.chainer.preload")
+
+
+def modules_to_preload(dataset: Any, parcel: Parcel) -> tuple[str, ...]:
+    """Return what the forkserver is to import, Chainer only if the workers need it.
+
+    They do so too for a user's own subclass of ``DatasetMixin``, whose pickle names the user's
+    module alone; otherwise each new supervisor would import Chainer anew.
+    """
+    is_chainers = any(kind.__module__.split(".")[0] == "chainer" for kind in type(dataset).__mro__)
+    return _PRELOAD if is_chainers or parcel.mentions("chainer") else _PRELOAD[:1]
 
 
 def staging_plan(

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import os
 import stat
+import sys
 from pathlib import Path
 
 import chainer
 import pytest
 
 from overlapiter import Staging
-from overlapiter.chainer.plan import staging_plan
+from overlapiter.chainer.datasets import DatasetPickler
+from overlapiter.chainer.plan import modules_to_preload, staging_plan
 from overlapiter.errors import OptionError, StagingError
 from overlapiter.staging.store import Outcome, subdirectory
+from overlapiter.workers.parcel import Parcel
 
 N, SIZE_BYTES = 4, 1000
 BATCH = [0, 1, 2]
@@ -223,3 +226,26 @@ def test_files_that_are_missing_or_elsewhere_or_unknown_need_no_room(source, dir
 def test_a_share_that_comes_to_nothing_is_refused(dataset, directory):
     text = refused("capacity", Staging(directory, capacity="0.00000000000001%"), dataset)
     assert "0 bytes are less" in text
+
+
+# --- what the workers import ------------------------------------------------------------------
+
+
+class Own(chainer.dataset.DatasetMixin):
+    """Its pickle names the module it is defined in, and not Chainer."""
+
+
+@pytest.mark.parametrize(("kind", "expected"), [(Own, True), (list, False)])
+def test_chainer_is_imported_before_the_workers_start_if_the_dataset_derives_from_it(
+    monkeypatch: pytest.MonkeyPatch, kind: type, expected: bool
+) -> None:
+    monkeypatch.setattr(Own, "__module__", "mine")
+    monkeypatch.setitem(sys.modules, "mine", sys.modules[__name__])
+    dataset = kind()
+    parcel = Parcel(dataset, DatasetPickler)
+    try:
+        assert not parcel.mentions("chainer")
+        modules = modules_to_preload(dataset, parcel)
+        assert ("overlapiter.chainer.preload" in modules) == expected
+    finally:
+        parcel.close()
