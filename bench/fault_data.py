@@ -19,8 +19,6 @@ from PIL import Image
 from bench.photographs import load_sources
 
 N_FILES = 200
-#: Examples of :class:`Stuck` that can be had: a mini-batch.
-N_READABLE = 16
 _FILE_SIDE, _IMAGE_SIDE = 64, 56
 
 
@@ -79,32 +77,34 @@ class Augmented(DatasetMixin):
 
 
 class Stuck(Augmented):
-    """Gives the first ``N_READABLE`` examples, and never any other.
+    """As :class:`Augmented`, until it is told to give nothing any more.
 
     Args:
         folder: Where the files are.
-        n_files: How many there are.
-        pipe: A named pipe that nobody writes to.
-        is_source: Whether it is a file to stage.
-        signs: A folder; a reader that is stuck leaves a file there.
+        pipe: A named pipe that nobody writes to: whoever opens it waits.
+        is_source: Whether that is a file to stage, for which the prefetchers then wait, or one
+            that is read besides, for which the file readers do.
+        signs: A folder: when ``SIGN`` is there, it begins; a reader that waits leaves a file too.
     """
 
-    def __init__(self, folder: str, n_files: int, pipe: str, is_source: bool, signs: str) -> None:
-        super().__init__(folder, n_files)
+    SIGN = "begin"
+
+    def __init__(self, folder: str, pipe: str, is_source: bool, signs: str) -> None:
+        super().__init__(folder)
         self._pipe = pipe
         self._is_source = is_source
         self._signs = signs
 
     def source_paths(self, i: int) -> list[str]:
         """Return the files that an example reads, the pipe among them if it is one."""
-        if i >= N_READABLE and self._is_source:
+        if self._is_source and os.path.exists(os.path.join(self._signs, self.SIGN)):
             return [self._pipe]
         return super().source_paths(i)
 
     def get_example(self, i: int) -> tuple:
-        """Return one of the first examples; wait for any other until killed."""
-        if i >= N_READABLE:
-            Path(self._signs, str(os.getpid())).touch()
+        """Return an example, or wait until killed."""
+        if os.path.exists(os.path.join(self._signs, self.SIGN)):
+            Path(self._signs, f"reader-{os.getpid()}").touch()
             with open(self._pipe, "rb"):
                 pass
         return super().get_example(i)

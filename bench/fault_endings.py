@@ -10,6 +10,7 @@ Each measurement runs a program of its own, in a process group of its own, with 
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import select
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, NoReturn
 import overlapiter
 from bench import fault_soak
 from bench.family import KINDS, MARK, Process, is_running, marked, new_shared_memory
-from bench.fault_data import N_FILES, N_READABLE, Augmented, Stuck
+from bench.fault_data import Augmented, Stuck
 from bench.isolated import CHECKOUT
 
 if TYPE_CHECKING:
@@ -35,7 +36,6 @@ LIMIT_SECONDS = {"finalize": 2.0, "interrupt": 2.0, "kill": 5.0}
 WORKERS = ("idle", "loading", "stuck readers", "stuck prefetchers")
 _PATIENCE_SECONDS = 30.0
 _POLL_SECONDS = 0.001
-_ENDED = "finalized"
 
 
 # --- the program ------------------------------------------------------------------------------
@@ -43,26 +43,19 @@ _ENDED = "finalized"
 
 def run_program(request: dict) -> None:
     """Be the program: come into the state that is asked for, say so, and wait for the end."""
+    faulthandler.dump_traceback_later(2 * _PATIENCE_SECONDS, exit=True)
     folder, state = Path(request["folder"]), request["workers"]
-    dataset = Augmented(request["source"])
-    if state.startswith("stuck"):
-        pipe = Path(request["pipe"])
-        is_source = state == "stuck prefetchers"
-        signs = str(folder / "signs")
-        dataset = Stuck(request["source"], N_FILES, str(pipe), is_source, signs)
-    iterator = overlapiter.OverlapIterator(
-        dataset,
-        N_READABLE,
-        shuffle=False,
-        n_processes=fault_soak.N_READERS,
-        n_prefetch=fault_soak.N_PREFETCH,
-        staging=fault_soak.staging_options(str(folder / "staging"), request["source"]),
-    )
+    iterator = _open(request, folder)
     if request["ending"] == "start":
         iterator.finalize()
         return
     next(iterator)
-    _await_state(state, folder, iterator)
+    if state != "loading":
+        _await_idle(iterator)
+    if state.startswith("stuck"):
+        Path(folder, "signs", Stuck.SIGN).touch()
+        next(iterator)  # is there already, and gives the workers another one to do
+        _await_stuck(state, folder)
     print("ready", flush=True)
     if request["ending"] != "finalize":
         _train(iterator, is_waiting=state == "idle")
@@ -71,29 +64,43 @@ def run_program(request: dict) -> None:
             next(iterator)
     start = time.monotonic()
     iterator.finalize()
-    print(_ENDED, start, time.monotonic(), flush=True)
+    print("finalized", start, time.monotonic(), flush=True)
     sys.stdin.readline()
 
 
-def _await_state(state: str, folder: Path, iterator: overlapiter.OverlapIterator) -> None:
-    """Wait until the workers are as they should be."""
-    deadline = time.monotonic() + _PATIENCE_SECONDS
-    n_idle, n_read = 0, -1
-    while time.monotonic() < deadline:
-        if state == "idle":  # nothing has been read for a while
-            n_now = iterator.stats().opens_staged + iterator.stats().opens_source
-            n_idle, n_read = n_idle + 1 if n_now == n_read else 0, n_now
-            is_there = n_idle == 50
-        elif state == "loading":
-            is_there = True
-        elif state == "stuck readers":
-            is_there = len(list(folder.glob("signs/*"))) == fault_soak.N_READERS
-        else:
-            is_there = any(folder.glob("staging/*/partial/*"))
-        if is_there:
-            return
+def _open(request: dict, folder: Path) -> overlapiter.OverlapIterator:
+    dataset = Augmented(request["source"])
+    if request["workers"].startswith("stuck"):
+        is_source = request["workers"] == "stuck prefetchers"
+        dataset = Stuck(request["source"], request["pipe"], is_source, str(folder / "signs"))
+    # Looking ahead no farther than needed, so that each mini-batch taken gives all of them work.
+    staging = fault_soak.staging_options(str(folder / "staging"), request["source"], look_ahead=1)
+    return overlapiter.OverlapIterator(
+        dataset,
+        fault_soak.BATCH_SIZE,
+        n_processes=fault_soak.N_READERS,
+        n_prefetch=fault_soak.N_PREFETCH,
+        staging=staging,
+    )
+
+
+def _await_idle(iterator: overlapiter.OverlapIterator) -> None:
+    """Wait until nothing has been staged or read for a while."""
+    n_quiet, before = 0, None
+    while n_quiet < 50:
+        stats = iterator.stats()
+        now = stats.examples_read, stats.files_staged, stats.files_found_staged
+        n_quiet = n_quiet + 1 if now == before else 0
+        before = now
         time.sleep(0.005)
-    raise TimeoutError(f"the workers did not get to be {state}")
+
+
+def _await_stuck(state: str, folder: Path) -> None:
+    is_for_readers = state == "stuck readers"
+    pattern = "signs/reader-*" if is_for_readers else "staging/*/partial/*"
+    n_wanted = fault_soak.N_READERS if is_for_readers else 1
+    while len(list(folder.glob(pattern))) < n_wanted:
+        time.sleep(0.005)
 
 
 def _train(iterator: overlapiter.OverlapIterator, *, is_waiting: bool) -> NoReturn:

@@ -166,11 +166,19 @@ def _open(request: dict, dataset: Augmented) -> overlapiter.OverlapIterator:
     )
 
 
-def staging_options(directory: str | None, source: str) -> overlapiter.Staging | None:
+def staging_options(
+    directory: str | None, source: str, look_ahead: int = 32
+) -> overlapiter.Staging | None:
     """Return the options of staging; None for none."""
     if directory is None:
         return None
-    return overlapiter.Staging(directory, source=source, n_prefetchers=N_PREFETCHERS, keep_free=0)
+    return overlapiter.Staging(
+        directory,
+        source=source,
+        n_prefetchers=N_PREFETCHERS,
+        keep_free=0,
+        look_ahead=look_ahead,
+    )
 
 
 def partial_files(staging: str | None) -> list[str]:

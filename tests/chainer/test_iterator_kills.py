@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import random
 import signal
 import threading
@@ -165,28 +164,3 @@ def test_a_supervisor_that_dies_again_and_again_is_given_up_clearly(tmp_path: Pa
         finally:
             is_over.set()
             thread.join()
-
-
-# --- soak -------------------------------------------------------------------------------------
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(2))
-def test_two_hundred_kills_at_random_moments_change_no_mini_batch(
-    iterator: OverlapIterator, folder: Path, seed: int
-) -> None:
-    n_kills = 0
-    expected = undisturbed(folder, 400)
-    numbers = random.Random(seed)
-    names = (
-        ["ovl-reader"] * 8 + ["ovl-prefetcher"] * 3 * bool(iterator.staging) + ["ovl-supervisor"]
-    )
-    n_descriptors = []
-
-    for step in range(400):
-        if n_kills < 200:
-            n_kills += kill_one(numbers.choice(names), signal.SIGKILL, numbers)
-        assert content(next(iterator)) == expected[step]
-        n_descriptors.append(len(os.listdir("/proc/self/fd")))
-    assert n_kills == 200
-    assert max(n_descriptors[300:]) <= max(n_descriptors[:100]) + 4
