@@ -32,7 +32,7 @@ from .workers.service import Service, is_readable, is_writable
 _LOOK_AFTER_SECONDS = 1.0
 #: Supervisors lost in a row, without a mini-batch in between, after which the pipeline gives up.
 _MAX_DEATHS = 4
-#: The same for one that never got as far as reading the dataset: it will not the next time either.
+#: The same if none ever got as far as reading the dataset: the next one will not either.
 _MAX_DEATHS_AT_START = 2
 
 
@@ -89,11 +89,11 @@ class Pipeline:
         self._take_id = 0  # of the next mini-batch
         self._outgoing: list[IndexList] = []
         self._n_deaths = 0
+        self._was_ready = False  # a supervisor, at any time: the dataset can be read
         self._forget_memory()
         self._service.start()
 
     def _forget_memory(self) -> None:
-        self._is_ready = False  # the supervisor
         self._ready: dict[int, Message] = {}
         self._layouts: dict[int, Layout] = {}
         self._segments: dict[int, Segment] = {}
@@ -218,7 +218,7 @@ class Pipeline:
     def _hear(self, message: Message, fds: list[int]) -> None:
         kind = message[0]
         if kind == "ready":
-            self._is_ready = True
+            self._was_ready = True
         elif kind in ("batch", "failed"):
             if message[1] >= self._take_id:
                 self._ready[message[1]] = message
@@ -249,12 +249,12 @@ class Pipeline:
             while True:  # its last words may say why it ended
                 self._hear(*self._service.channel.receive(wait=False))
         self._n_deaths += 1
-        if self._n_deaths >= (_MAX_DEATHS if self._is_ready else _MAX_DEATHS_AT_START):
+        if self._n_deaths >= (_MAX_DEATHS if self._was_ready else _MAX_DEATHS_AT_START):
             raise PipelineError(
                 f"the supervisor process ended {self._n_deaths} times in a row"
                 + (
                     ": look for 'ovl-supervisor' or 'out of memory' in the system log of this node"
-                    if self._is_ready
+                    if self._was_ready
                     else " before it had read the dataset. If your dataset's class is in the "
                     "script itself, the script is imported in that process: what starts the "
                     'training must stand below `if __name__ == "__main__":`. What the process '

@@ -178,3 +178,17 @@ class Gated(Pixels):
 
     def source_paths(self, i: int) -> list[str]:
         return [self.gate] if i == self.index else []
+
+
+class DiesWhenUnpickled(Pixels):
+    """Takes its process down while it is unpickled, once for each file in a folder."""
+
+    def __init__(self, n: int, folder: Path) -> None:
+        super().__init__(n)
+        self.folder = folder
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        for path in self.folder.iterdir():
+            path.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)

@@ -15,7 +15,13 @@ import pytest
 
 from overlapiter import OverlapIterator, Staging
 from overlapiter.errors import PipelineError
-from tests.chainer.iterator_datasets import Gated, Slow, numbered_images
+from tests.chainer.iterator_datasets import (
+    DiesWhenUnpickled,
+    Gated,
+    Slow,
+    indices_of,
+    numbered_images,
+)
 from tests.chainer.scripts import wait_until, workers
 from tests.conftest import make_images
 
@@ -146,6 +152,20 @@ def test_finalize_after_a_kill_is_quiet() -> None:
         wait_and_kill(name)
         iterator.finalize()
         wait_until(lambda: not workers(), 2)
+
+
+def test_a_supervisor_may_die_twice_while_it_starts_where_one_has_started_before(
+    tmp_path: Path,
+) -> None:
+    with OverlapIterator(DiesWhenUnpickled(8, tmp_path), 4, shuffle=False, n_processes=1) as it:
+        next(it)
+        for name in ("one", "two"):
+            (tmp_path / name).touch()
+        wait_and_kill("ovl-supervisor")
+        assert [indices_of(next(it)) for _ in range(5)] == [
+            [4, 5, 6, 7], [0, 1, 2, 3], [4, 5, 6, 7], [0, 1, 2, 3], [4, 5, 6, 7]
+        ]  # fmt: skip
+        assert not list(tmp_path.iterdir())
 
 
 def test_a_supervisor_that_dies_again_and_again_is_given_up_clearly(tmp_path: Path) -> None:
