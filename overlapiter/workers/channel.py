@@ -13,6 +13,7 @@ import errno
 import mmap
 import os
 import pickle
+import resource
 import socket
 from typing import Any
 
@@ -20,6 +21,8 @@ _PACKET_BYTES = 64 * 1024
 _MAX_FDS = 8
 _CONTROL_BYTES = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
 _IN_PACKET, _IN_MEMORY = b"P", b"M"
+#: Descriptors that the channels of a process leave to others: messages, slots, the dataset.
+_SPARE_DESCRIPTORS = 12
 
 #: A message is a tuple whose first element names its kind.
 Message = tuple[Any, ...]
@@ -41,8 +44,18 @@ class Channel:
 
     @classmethod
     def pair(cls) -> tuple[Channel, Channel]:
-        """Return the two ends of a new channel."""
+        """Return the two ends of a new channel.
+
+        Raises:
+            OSError: Hardly any descriptor is left.
+        """
         one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        last = max(one.fileno(), other.fileno())  # the lowest ones that are free come first
+        if limit != resource.RLIM_INFINITY and last + _SPARE_DESCRIPTORS > limit:
+            one.close()
+            other.close()
+            raise _no_descriptor(f"for another process, with {_SPARE_DESCRIPTORS} to spare")
         return cls(one), cls(other)
 
     @classmethod
@@ -97,6 +110,7 @@ class Channel:
         Raises:
             BlockingIOError: There is none now.
             ChannelClosedError: There will be none.
+            OSError: No descriptor is left for those that came with it; the message is lost.
         """
         flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
         try:
@@ -106,7 +120,9 @@ class Channel:
                 answer = self._socket.recvmsg(_PACKET_BYTES, _CONTROL_BYTES, flags)
             packet, control, result_flags, _ = answer
             if result_flags & socket.MSG_CTRUNC:
-                raise OSError(errno.EMFILE, "no descriptor is left for what another process sent")
+                for fd in _received_fds(control):  # there was room for some
+                    os.close(fd)
+                raise _no_descriptor("for what another process sent")
         except ConnectionResetError:
             packet, control = b"", []
         except OSError as error:
@@ -128,6 +144,14 @@ class Channel:
     def close(self) -> None:
         """Close this end; closing twice is fine."""
         self._socket.close()
+
+
+def _no_descriptor(purpose: str) -> OSError:
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    text = (
+        f"no descriptor is left {purpose}; raise the limit of open files (ulimit -n, now {limit})"
+    )
+    return OSError(errno.EMFILE, text)
 
 
 def _received_fds(control: list[tuple[int, int, bytes]]) -> list[int]:
