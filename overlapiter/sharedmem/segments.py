@@ -22,18 +22,33 @@ class Slot(NamedTuple):
     offset_bytes: int
 
 
+#: What stands behind an error that says little about itself.
+_LIMITS = {
+    errno.EMFILE: "the limit of open files, ulimit -n",
+    errno.EFBIG: "the limit of file sizes, ulimit -f",
+    errno.ENOMEM: "the memory of the job, or the limit of address space, ulimit -v",
+}
+
+
 class Segment:
     """One piece of shared memory, mapped.
 
     Args:
         fd: Its descriptor; the segment takes it over.
         size_bytes: Its size.
+
+    Raises:
+        SharedMemoryError: The address space is used up.
     """
 
     def __init__(self, fd: int, size_bytes: int) -> None:
         self.fd = fd
         self.size_bytes = size_bytes
-        self.memory = mmap.mmap(fd, size_bytes)
+        try:
+            self.memory = mmap.mmap(fd, size_bytes)
+        except (OSError, ValueError, OverflowError) as error:
+            os.close(fd)
+            raise SharedMemoryError(size_bytes, _reason(error)) from error
 
     @classmethod
     def create(cls, size_bytes: int) -> Segment:
@@ -46,11 +61,11 @@ class Segment:
         try:
             fd = os.memfd_create("overlapiter-slots", os.MFD_CLOEXEC)
             os.ftruncate(fd, size_bytes)
-            return cls(fd, size_bytes)
         except (OSError, ValueError, OverflowError) as error:
             if fd >= 0:
                 os.close(fd)
-            raise SharedMemoryError(size_bytes, str(error)) from error
+            raise SharedMemoryError(size_bytes, _reason(error)) from error
+        return cls(fd, size_bytes)
 
     def reserve(self, offset_bytes: int, length_bytes: int) -> None:
         """Put zeroed memory behind a range.
@@ -61,8 +76,7 @@ class Segment:
         try:
             os.posix_fallocate(self.fd, offset_bytes, length_bytes)
         except OSError as error:
-            reason = os.strerror(error.errno or errno.ENOMEM)
-            raise SharedMemoryError(length_bytes, reason) from error
+            raise SharedMemoryError(length_bytes, _reason(error)) from error
 
     def forget(self, offset_bytes: int, length_bytes: int) -> None:
         """Give the memory of a page-aligned range back to the system; its content is lost."""
@@ -73,6 +87,12 @@ class Segment:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def _reason(error: Exception) -> str:
+    number = error.errno if isinstance(error, OSError) else None
+    text = os.strerror(number) if number else str(error)
+    return f"{text}: see {_LIMITS[number]}" if number in _LIMITS else text
 
 
 class SlotPool:
