@@ -3,7 +3,7 @@
 A dataset declares its files through one protocol, ``dataset.source_paths(i) -> list[str]``;
 framework adapters register the datasets they know with :func:`known_paths` and
 :func:`source_roots`. Of any other dataset the files are discovered: the dataset is asked for the
-example, and the first ``open`` of a file below the source is intercepted.
+example, and the first ``open`` of a file below the source is intercepted (by a prefetcher).
 
 Opens are intercepted in worker processes alone, by :class:`OpenHook`, which replaces
 ``builtins.open`` and ``io.open``. C libraries that open files themselves ask :func:`local_path`.
@@ -12,14 +12,12 @@ Opens are intercepted in worker processes alone, by :class:`OpenHook`, which rep
 from __future__ import annotations
 
 import builtins
-import contextlib
 import functools
 import io
 import os
 import pathlib
-import threading
 from collections.abc import Callable, Iterator
-from typing import IO, Any, Protocol, SupportsIndex
+from typing import IO, Any, NamedTuple, Protocol, SupportsIndex
 
 import numpy as np
 
@@ -166,7 +164,7 @@ class OpenHook:
         return self._handler(path) if is_below(self._prefix, path) else None
 
     def missed(self, staged: str) -> None:
-        """Tell the handler that a staged copy has disappeared."""
+        """Tell the handler that a staged copy cannot be opened."""
         missed = getattr(self._handler, "missed", None)
         if missed is not None:
             missed(staged)
@@ -190,11 +188,35 @@ def normalised(path: str) -> str:
     return os.path.abspath(path)
 
 
+class Copy(NamedTuple):
+    """A staged copy as a prefetcher has validated it.
+
+    Attributes:
+        path: Where it lies.
+        stamp: What :func:`stamp_of` gave then; anything that is done to the file changes it.
+    """
+
+    path: str
+    stamp: int
+
+    def is_intact(self) -> bool:
+        """Return whether the file is still the one that was validated. Costs one look at it."""
+        try:
+            return stamp_of(os.lstat(self.path)) == self.stamp
+        except OSError:
+            return False
+
+
+def stamp_of(found: os.stat_result) -> int:
+    """Return a number, never 0, that is the same only for the same file, untouched since."""
+    return hash((found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)) % 2**64 or 1
+
+
 class Redirect:
     """The handler of a file reader: a source path is opened at its staged copy.
 
     Only the files of the current part of a mini-batch that a prefetcher has staged and validated
-    are in the table, so a copy that nobody validated is never read.
+    are in the table, and only as long as nobody touches them, so what nobody validated is not read.
 
     Attributes:
         opens_staged: Opens that went to a staged copy, since the start.
@@ -203,14 +225,14 @@ class Redirect:
     """
 
     def __init__(self) -> None:
-        self._table: dict[str, str] = {}
+        self._table: dict[str, Copy] = {}
         self.opens_staged = 0
         self.opens_source = 0
         self.opened: list[str] = []
         self._missing: set[str] = set()
 
-    def begin_part(self, table: dict[str, str]) -> None:
-        """Replace the table: source path, as written or absolute, to staged path."""
+    def begin_part(self, table: dict[str, Copy]) -> None:
+        """Replace the table: source path, as written or absolute, to its staged copy."""
         self._table = table
         self._missing.clear()
 
@@ -221,32 +243,29 @@ class Redirect:
     def __call__(self, path: str) -> str | None:
         """Return the staged copy of ``path``, or None to open the source."""
         self.opened.append(path)
-        staged = self.staged(path)
-        if staged is None:
-            self.opens_source += 1
-        else:
-            self.opens_staged += 1
-        return staged
-
-    def staged(self, path: str) -> str | None:
-        """Return the staged copy of ``path`` if this part may read it; counts nothing."""
-        staged = self._table.get(path) or self._table.get(os.path.abspath(path))
-        return None if staged is None or staged in self._missing else staged
+        copy = self._table.get(path) or self._table.get(os.path.abspath(path))
+        if copy is not None and copy.path not in self._missing:
+            if copy.is_intact():
+                self.opens_staged += 1
+                return copy.path
+            self._missing.add(copy.path)
+        self.opens_source += 1
+        return None
 
     def missed(self, staged: str) -> None:
-        """Count an open of a staged copy that has disappeared as one of the source."""
+        """Count an open of a staged copy that failed as one of the source."""
         self._missing.add(staged)
         self.opens_staged -= 1
         self.opens_source += 1
 
     def distrust(self) -> None:
         """Send the further opens of this part to the source, and have its files looked at again."""
-        self._missing.update(self._table.values())
+        self._missing.update(copy.path for copy in self._table.values())
         self._table = {}
 
     @property
     def has_missed(self) -> bool:
-        """Whether a staged copy of the current part has disappeared."""
+        """Whether a staged copy of the current part has disappeared or was touched."""
         return bool(self._missing)
 
 
@@ -267,66 +286,7 @@ def local_path(path: str | os.PathLike[str]) -> str:
     """
     name = os.fspath(path)
     staged = None if _current_hook is None else _current_hook.redirected(name)
-    if _current_hook is not None and staged is not None and not os.path.exists(staged):
-        _current_hook.missed(staged)
-        staged = None
     return staged or name
-
-
-# --- discovery --------------------------------------------------------------------------------
-
-
-class _PathFoundError(BaseException):
-    """Leaves the dataset at its first open; no Exception, so that user code lets it pass."""
-
-
-class Discovery:
-    """Finds the files of an example by asking the dataset for it.
-
-    Used in a prefetcher. It costs what the dataset does before it opens its first file. A dataset
-    that reads several files for one example gives its first one so; to reach the next, the
-    dataset is run again with the staged copies of those before (see ``after``).
-
-    Not thread-safe: one call at a time, from any thread; other threads may open files meanwhile.
-
-    Args:
-        dataset: The dataset.
-        source: Absolute root of the files on the slow store.
-    """
-
-    def __init__(self, dataset: Dataset, source: str) -> None:
-        self._dataset = dataset
-        self._thread: int | None = None
-        self._known: dict[str, str] = {}
-        self._found: str | None = None
-        OpenHook(source, self._on_open).install()
-
-    def next_path(self, index: int, after: dict[str, str]) -> str | None:
-        """Return the first file that example ``index`` opens which is not in ``after``.
-
-        Args:
-            index: Index of the example.
-            after: Files already staged for this example: source path to staged path.
-
-        Returns:
-            The path as the dataset wrote it, or None if the example opens no further file. None
-            too where the dataset raises: the file reader meets the same error and reports it.
-        """
-        self._known, self._found = after, None
-        self._thread = threading.get_ident()
-        with contextlib.suppress(BaseException):  # even sys.exit is for the file reader to meet
-            self._dataset[index]
-        self._thread = None
-        return self._found
-
-    def _on_open(self, path: str) -> str | None:
-        if self._thread != threading.get_ident():
-            return None
-        staged = self._known.get(path)
-        if staged is None:
-            self._found = self._found or path
-            raise _PathFoundError
-        return staged
 
 
 def paths_below(source: str, paths: list[str]) -> Iterator[tuple[str, str]]:

@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from overlapiter.sources import Discovery, local_path
+from overlapiter.sources import local_path
+from overlapiter.workers.discovery import Discovery
 
 
 @pytest.fixture(autouse=True)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from overlapiter.sources import (
+    Copy,
     OpenHook,
     Redirect,
     declared_paths,
@@ -19,6 +20,7 @@ from overlapiter.sources import (
     local_path,
     paths_below,
     source_roots,
+    stamp_of,
 )
 
 
@@ -40,12 +42,16 @@ def folders(tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "source", tmp_path / "staged"
 
 
+def copy_at(path: Path) -> Copy:
+    return Copy(str(path), stamp_of(path.lstat()))
+
+
 @pytest.fixture
 def hooked(folders):
     """A hook with a redirect whose table holds a.txt and b.txt, but not c.txt."""
     source, staged = folders
     redirect = Redirect()
-    redirect.begin_part({str(source / f"{n}.txt"): str(staged / f"{n}.txt") for n in "ab"})
+    redirect.begin_part({str(source / f"{n}.txt"): copy_at(staged / f"{n}.txt") for n in "ab"})
     hook = OpenHook(str(source), redirect)
     hook.install()
     yield redirect
@@ -188,10 +194,11 @@ def test_relative_and_roundabout_paths_are_redirected(folders, monkeypatch, spel
         assert file.read() == "staged a"
 
 
-@pytest.mark.usefixtures("hooked")
-def test_whatever_opens_through_python_is_redirected(folders):
+def test_whatever_opens_through_python_is_redirected(folders, hooked):
     np.save(folders[1] / "array.npy", np.arange(3))
     (folders[1] / "array.npy").rename(folders[1] / "b.txt")
+    copies = {str(folders[0] / name): copy_at(folders[1] / name) for name in ("a.txt", "b.txt")}
+    hooked.begin_part(copies)
     assert np.load(folders[0] / "b.txt").tolist() == [0, 1, 2]
     with io.open(folders[0] / "a.txt") as file:  # noqa: UP020  # another name for the same
         assert file.read() == "staged a"
@@ -211,7 +218,7 @@ def test_writing_is_never_redirected(folders, hooked, mode):
 
 
 def test_a_new_file_is_made_in_the_source(folders, hooked):
-    hooked.begin_part({str(folders[0] / "new.txt"): str(folders[1] / "new.txt")})
+    hooked.begin_part({str(folders[0] / "new.txt"): Copy(str(folders[1] / "new.txt"), 1)})
     with open(folders[0] / "new.txt", "x") as file:
         file.write("new")
     assert not (folders[1] / "new.txt").exists()
@@ -261,6 +268,33 @@ def test_a_staged_copy_that_disappeared_is_replaced_by_the_source_and_counted(fo
         assert hooked.has_missed
     hooked.begin_part({})
     assert not hooked.has_missed
+
+
+def keep_mtime(path: Path, data: str) -> None:
+    before = path.stat()
+    path.write_text(data)
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+
+
+TOUCHES = {
+    "cut short": lambda path: os.truncate(path, 3),
+    "overwritten": lambda path: path.write_text("nonsense"),
+    "overwritten, of the same size and mtime": lambda path: keep_mtime(path, "STAGED A"),
+    "replaced": lambda path: (
+        path.with_name("new").write_text("x"),
+        path.with_name("new").rename(path),
+    ),
+    "a directory": lambda path: (path.unlink(), path.mkdir()),
+    "a link": lambda path: (path.unlink(), path.symlink_to(path.with_name("b.txt"))),
+}
+
+
+@pytest.mark.parametrize("touch", TOUCHES.values(), ids=TOUCHES)
+def test_a_staged_copy_that_somebody_touched_is_not_read(folders, hooked, touch):
+    touch(folders[1] / "a.txt")
+    assert (folders[0] / "a.txt").read_text() == "source a"
+    assert local_path(folders[0] / "a.txt") == str(folders[0] / "a.txt")
+    assert (opens(hooked), hooked.has_missed) == ((0, 2), True)
 
 
 def test_the_opened_files_are_those_of_the_current_example(folders, hooked):

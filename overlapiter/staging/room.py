@@ -2,7 +2,8 @@
 
 Bytes in use are counted in one small file, ``overlapiter.usage``, that all processes of the node
 share under an ``fcntl`` lock, which the kernel drops when its holder dies. A reservation is made
-before the first byte is written, so the capacity is never exceeded, at any moment.
+before the first byte is written, so the capacity is never exceeded, at any moment. The lock is
+held for microseconds; a process that was stopped while it held it is not waited for.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import glob
 import os
 import struct
 import threading
+import time
 from collections.abc import Iterator
 
 from overlapiter.errors import StagingError
@@ -20,7 +22,13 @@ from overlapiter.errors import StagingError
 _USAGE_FILE = "overlapiter.usage"
 #: What the disk has to spare is asked for anew when this process has used 1/256 of it.
 _SHARES = 256
-_USAGE = struct.Struct("<q")
+_USAGE = struct.Struct("<qq")  # bytes in use, and how often that has changed
+_LOCK_POLL_SECONDS = 0.002
+_LOCK_PATIENCE_SECONDS = 1.0
+
+
+class BusyError(Exception):
+    """Another process holds the usage file for too long."""
 
 
 class Room:
@@ -38,6 +46,8 @@ class Room:
         self._keep_free_bytes = keep_free_bytes
         self._threads = threading.Lock()
         self._allowance_bytes = 0
+        self._owed_bytes = 0  # given back, but not counted yet
+        self._is_patient = True
 
     @property
     def is_counting(self) -> bool:
@@ -49,13 +59,14 @@ class Room:
 
         Raises:
             OSError: The disk does not answer.
+            BusyError: Nobody can tell, for another process keeps the count to itself.
         """
         if self._keep_free_bytes and not self._is_disk_roomy(size_bytes):
             return False
         if self._capacity_bytes is None:
             return True
         with self._usage() as usage:
-            used_bytes = usage.read()
+            used_bytes = _bytes_below(self._directory) if usage.is_new() else usage.read()
             if used_bytes + size_bytes > self._capacity_bytes:
                 return False
             usage.write(used_bytes + size_bytes)
@@ -73,16 +84,16 @@ class Room:
             return size_bytes <= spare_bytes
 
     def release(self, size_bytes: int) -> None:
-        """Give back what :meth:`reserve` set aside."""
-        if self._capacity_bytes is not None:
-            with self._usage() as usage:
-                usage.write(max(0, usage.read() - size_bytes))
+        """Give back what :meth:`reserve` set aside; at the next occasion if the count is held."""
+        if self._capacity_bytes is not None and size_bytes:
+            with contextlib.suppress(BusyError), self._usage(size_bytes):
+                pass
 
     def recount(self) -> None:
         """Count the bytes in use anew, from the files themselves, where a capacity is set.
 
-        Walks the staging directory; call it before the prefetchers start. While a file is being
-        copied, by another job perhaps, the old count is kept: it includes that file.
+        Walks the staging directory; call it before the prefetchers start. If a file is being
+        copied meanwhile, by another job perhaps, the old count is kept: it includes that file.
 
         Raises:
             StagingError: The directory cannot be read or written.
@@ -91,22 +102,50 @@ class Room:
             return
         try:
             with self._usage() as usage:
-                if usage.is_new() or not _is_copying(self._directory):
-                    usage.write(_bytes_below(self._directory))
+                is_new, n_changes = usage.is_new(), usage.n_changes()
+            if not is_new and _is_copying(self._directory):
+                return
+            used_bytes = _bytes_below(self._directory)  # takes a while, so others may count on
+            with self._usage() as usage:
+                is_quiet = is_new or not _is_copying(self._directory)
+                if is_quiet and usage.n_changes() == n_changes:
+                    usage.write(used_bytes)
+        except BusyError:  # the prefetchers find out, and tell
+            return
         except OSError as error:
             message = f"cannot count what is staged ({error.strerror})"
             raise StagingError(self._directory, message) from error
 
     @contextlib.contextmanager
-    def _usage(self) -> Iterator[_Usage]:
+    def _usage(self, released_bytes: int = 0) -> Iterator[_Usage]:
+        """Hold the usage file. Raises BusyError if another process does so for too long."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with self._threads:  # closing any descriptor of the file would drop another thread's lock
+            self._owed_bytes += released_bytes
             fd = os.open(os.path.join(self._directory, _USAGE_FILE), flags, 0o600)
             try:
-                fcntl.lockf(fd, fcntl.LOCK_EX)
-                yield _Usage(fd)
+                self._lock(fd)
+                usage = _Usage(fd)
+                if self._owed_bytes and not usage.is_new():
+                    usage.write(max(0, usage.read() - self._owed_bytes))
+                self._owed_bytes = 0
+                yield usage
             finally:
                 os.close(fd)
+
+    def _lock(self, fd: int) -> None:
+        deadline = time.monotonic() + (_LOCK_PATIENCE_SECONDS if self._is_patient else 0)
+        while True:
+            try:
+                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):  # which one depends on the system
+                self._is_patient = time.monotonic() < deadline
+                if not self._is_patient:  # nor the next time, until it can be had again
+                    raise BusyError from None
+                time.sleep(_LOCK_POLL_SECONDS)
+            else:
+                self._is_patient = True
+                return
 
 
 class _Usage:
@@ -116,14 +155,22 @@ class _Usage:
         self._fd = fd
 
     def is_new(self) -> bool:
-        return os.fstat(self._fd).st_size == 0
+        """Return whether nobody has counted yet; the old file may have been removed."""
+        return os.fstat(self._fd).st_size != _USAGE.size
 
     def read(self) -> int:
-        data = os.pread(self._fd, _USAGE.size, 0)
-        return int(_USAGE.unpack(data)[0]) if len(data) == _USAGE.size else 0
+        return self._numbers()[0]
+
+    def n_changes(self) -> int:
+        return self._numbers()[1]
 
     def write(self, used_bytes: int) -> None:
-        os.pwrite(self._fd, _USAGE.pack(used_bytes), 0)
+        os.pwrite(self._fd, _USAGE.pack(used_bytes, self.n_changes() + 1), 0)
+
+    def _numbers(self) -> tuple[int, int]:
+        data = os.pread(self._fd, _USAGE.size, 0)
+        used_bytes, n_changes = _USAGE.unpack(data) if len(data) == _USAGE.size else (0, 0)
+        return used_bytes, n_changes
 
 
 def _is_copying(directory: str) -> bool:

@@ -6,10 +6,9 @@ Layout below the staging directory::
         files/train/n01/a.jpg     mirrors the source's tree; complete files only
         partial/5d41402abc4b2a76  files being copied, named by the hash of their path
 
-The claim on a file is an exclusive ``flock`` on its partial file: the kernel drops it when its
-owner dies, so a killed process never blocks another one. A file is published by renaming the
-partial file, complete and with the source's mtime, which makes it self-describing: size and mtime
-are all that validation needs.
+A file is claimed before it is copied (see :mod:`.claim`), and published by renaming the partial
+file, complete and with the source's mtime, which makes it self-describing: size and mtime are all
+that validation needs.
 """
 
 from __future__ import annotations
@@ -17,22 +16,20 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
-import fcntl
 import hashlib
 import io
 import os
 import stat
-import time
-from collections.abc import Iterator
 from typing import NamedTuple
 
 from overlapiter.errors import StagingError
+from overlapiter.sources import stamp_of
 
-from .room import Room
+from .claim import Claims, Partial, lstat, try_lock
+from .folders import make_private, refuse_foreign
+from .room import BusyError, Room
 
 _CHUNK_BYTES = 4 << 20
-_CLAIM_POLL_SECONDS = 0.002
-_CLAIM_PATIENCE_SECONDS = 30.0
 
 
 class Outcome(enum.Enum):
@@ -40,15 +37,24 @@ class Outcome(enum.Enum):
 
     COPIED = "copied"
     FOUND = "found"  # staged before, and still valid
-    REFUSED = "refused"  # no room, or another process holds the claim for too long
+    REFUSED = "refused"  # no room
+    BUSY = "busy"  # another process holds the claim, or the count of bytes in use, for too long
     SOURCE_FAILED = "source failed"  # missing or unreadable: the file reader will report it
 
 
 class Staged(NamedTuple):
-    """Answer of :meth:`Store.stage`; ``path`` is None unless the copy may be read."""
+    """Answer of :meth:`Store.stage`.
+
+    Attributes:
+        outcome: What became of it.
+        path: The staged copy; None unless it may be read.
+        stamp: The copy's stamp, see :func:`~overlapiter.sources.stamp_of`.
+        copied_bytes: Bytes read from the source.
+    """
 
     outcome: Outcome
     path: str | None
+    stamp: int = 0
     copied_bytes: int = 0
 
 
@@ -69,6 +75,7 @@ class Store:
     """
 
     def __init__(self, directory: str, source: str, room: Room, *, validate: bool = True) -> None:
+        self.directory = directory
         self.source = source
         self._prefix = os.path.join(source, "")
         base = subdirectory(directory, source)
@@ -76,6 +83,7 @@ class Store:
         self._partial = os.path.join(base, "partial", "")
         self._room = room
         self._validate = validate
+        self._claims = Claims()
 
     def create(self) -> None:
         """Make the directories, with mode 0700.
@@ -86,8 +94,8 @@ class Store:
         files, partial = self._files.rstrip("/"), self._partial.rstrip("/")
         for path in (os.path.dirname(files), files, partial):
             try:
-                _make_private(path)
-                _refuse_foreign(path)
+                make_private(path)
+                refuse_foreign(path)
             except OSError as error:
                 message = f"cannot make it ({error.strerror}); choose another directory"
                 raise StagingError(path, message) from error
@@ -96,44 +104,49 @@ class Store:
         """Return where the copy of ``path``, a normalised path below the source, belongs."""
         return self._files + path[len(self._prefix) :]
 
-    def stage(self, path: str, *, is_trusted: bool = False) -> Staged:
+    def stage(self, path: str, *, stamp: int = 0) -> Staged:
         """Make sure that a valid copy of ``path`` is staged. Blocks while it is read.
 
         Args:
             path: Normalised absolute path below the source.
-            is_trusted: Take a copy as it is, because this run has compared it already.
+            stamp: Of a copy that this run has compared already; it is valid while untouched.
 
         Raises:
             OSError: The staging disk failed.
         """
-        return self.find(path, is_trusted=is_trusted) or self.fetch(path)
+        copy = self.peek(path)
+        found = None if copy is None else self.compare(path, copy, stamp=stamp)
+        return found or self.fetch(path)
 
-    def find(self, path: str, *, is_trusted: bool = False) -> Staged | None:
-        """Return the copy of ``path`` if it is staged and valid, as :meth:`stage` would.
+    def peek(self, path: str) -> os.stat_result | None:
+        """Look at the copy of ``path``, valid or not; None if there is none. Asks no source."""
+        copy = lstat(self.staged_path(path))
+        return copy if copy is not None and stat.S_ISREG(copy.st_mode) else None
 
-        Costs a look at the staging disk and, if there is a copy to compare, one at the source.
+    def compare(self, path: str, copy: os.stat_result, *, stamp: int = 0) -> Staged | None:
+        """Return the copy of ``path`` that :meth:`peek` saw if it is valid, as :meth:`stage` would.
+
+        Costs a look at the source, unless the copy has that stamp or nothing is to be compared.
         """
-        staged = self.staged_path(path)
-        try:
-            if self._is_valid(path, _lstat(staged), is_trusted):
-                return Staged(Outcome.FOUND, staged)
-        except _SourceError:
-            return Staged(Outcome.SOURCE_FAILED, None)
-        return None
+        found_stamp = stamp_of(copy)
+        if found_stamp != stamp and self._validate:
+            try:
+                original = os.stat(path)
+            except OSError:
+                return Staged(Outcome.SOURCE_FAILED, None)
+            if not _same_file(copy, original):
+                return None
+        return Staged(Outcome.FOUND, self.staged_path(path), found_stamp)
 
     def fetch(self, path: str) -> Staged:
         """Copy ``path``, unless another process does so first; as :meth:`stage` after a look."""
-        staged = self.staged_path(path)
         try:
-            with self._claim(path) as partial:
-                if partial is None:
-                    return Staged(Outcome.REFUSED, None)
-                self._room.release(partial.size_bytes)  # the reservation of an owner that died
-                if self._is_valid(path, partial.copy):  # published while we waited for the claim
-                    return Staged(Outcome.FOUND, staged)
-                return self._copy(path, partial, staged)
-        except _SourceError:
-            return Staged(Outcome.SOURCE_FAILED, None)
+            return self._fetch(path)
+        except FileNotFoundError:  # somebody removed the staging directory
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(self.directory, 0o700)
+            self.create()
+            return self._fetch(path)
 
     def sweep(self) -> int:
         """Remove partial files whose owner is dead; return how many. Costs one listing."""
@@ -144,7 +157,7 @@ class Store:
                     fd = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
                     try:
                         # Its owner may have published it, or another one begun anew, meanwhile.
-                        if _try_lock(fd) and os.lstat(entry.path).st_ino == os.fstat(fd).st_ino:
+                        if try_lock(fd) and os.lstat(entry.path).st_ino == os.fstat(fd).st_ino:
                             self._room.release(os.fstat(fd).st_size)
                             os.unlink(entry.path)
                             removed += 1
@@ -154,48 +167,25 @@ class Store:
 
     # --- one file -----------------------------------------------------------------------------
 
-    def _is_valid(self, path: str, copy: os.stat_result | None, is_trusted: bool = False) -> bool:
-        if copy is None or not stat.S_ISREG(copy.st_mode):
-            return False
-        if is_trusted or not self._validate:
-            return True
-        try:
-            original = os.stat(path)
-        except OSError as error:
-            raise _SourceError from error
-        return _same_file(copy, original)
-
-    @contextlib.contextmanager
-    def _claim(self, path: str) -> Iterator[_Partial | None]:
-        """Hold the claim on ``path``; None if another process kept it for too long."""
-        name = self._partial + hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest()
+    def _fetch(self, path: str) -> Staged:
         staged = self.staged_path(path)
-        deadline: float | None = None
-        while True:
-            fd = os.open(name, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-            partial = _Partial(name, fd)
-            try:
-                if _try_lock(fd) and partial.is_claimed(staged):
-                    break
-            except BaseException:
-                os.close(fd)
-                raise
-            os.close(fd)
-            now = time.monotonic()
-            deadline = deadline or now + _CLAIM_PATIENCE_SECONDS
-            if now > deadline:
-                yield None
-                return
-            time.sleep(_CLAIM_POLL_SECONDS)
+        name = self._partial + hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest()
         try:
-            yield partial
-        finally:
-            if not partial.is_published:
-                with contextlib.suppress(OSError):
-                    os.unlink(name)
-            os.close(fd)
+            with self._claims.hold(name, staged) as partial:
+                if partial is None:
+                    return Staged(Outcome.BUSY, None)
+                self._room.release(partial.size_bytes)  # the reservation of an owner that died
+                copy = self.peek(path)  # published while we waited for the claim
+                found = None if copy is None else self.compare(path, copy)
+                return found or self._copy(path, partial, staged)
+        except _SourceError:
+            return Staged(Outcome.SOURCE_FAILED, None)
+        except BusyError:
+            return Staged(Outcome.BUSY, None)
 
-    def _copy(self, path: str, partial: _Partial, staged: str) -> Staged:
+    def _copy(self, path: str, partial: Partial, staged: str) -> Staged:
+        if partial.copy is not None and stat.S_ISDIR(partial.copy.st_mode):
+            raise IsADirectoryError(errno.EISDIR, "a directory is in the place of its copy", staged)
         with _open_source(path) as file:
             original = _stat_source(file.fileno())
             if not original.st_size:  # empty, or of a kind that does not tell: read it there
@@ -219,7 +209,7 @@ class Store:
                 self._room.release(original.st_size)
                 raise
             self._room.release(replaced_bytes)
-        return Staged(Outcome.COPIED, staged, copied_bytes)
+        return Staged(Outcome.COPIED, staged, stamp_of(os.fstat(partial.fd)), copied_bytes)
 
     def _reserve(self, size_bytes: int, staged: str) -> bool:
         """Reserve room for a file beside its outdated copy, or else in the place of that."""
@@ -234,29 +224,6 @@ class Store:
         return self._room.reserve(size_bytes)
 
 
-class _Partial:
-    """A partial file; once claimed, nobody else writes to it.
-
-    Attributes:
-        size_bytes: What another owner had copied before it died.
-        copy: The staged file at the time of the claim; None if there was none.
-    """
-
-    def __init__(self, name: str, fd: int) -> None:
-        self.name = name
-        self.fd = fd
-        self.size_bytes = 0
-        self.copy: os.stat_result | None = None
-        self.is_published = False
-
-    def is_claimed(self, staged: str) -> bool:
-        """Look once the lock is held; False if another owner has published or removed the file."""
-        held = os.fstat(self.fd)
-        self.size_bytes = held.st_size
-        self.copy = _lstat(staged)
-        return held.st_nlink > 0 and (self.copy is None or self.copy.st_ino != held.st_ino)
-
-
 def subdirectory(directory: str, source: str) -> str:
     """Return the part of a staging directory that belongs to one source root."""
     digest = hashlib.blake2b(os.fsencode(source), digest_size=6).hexdigest()
@@ -268,23 +235,8 @@ def _same_file(one: os.stat_result, other: os.stat_result) -> bool:
     return one.st_size == other.st_size and one.st_mtime_ns == other.st_mtime_ns
 
 
-def _try_lock(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def _lstat(path: str) -> os.stat_result | None:
-    try:
-        return os.lstat(path)
-    except FileNotFoundError:
-        return None
-
-
 def _size_of(path: str) -> int:
-    found = _lstat(path)
+    found = lstat(path)
     return 0 if found is None else found.st_size
 
 
@@ -320,34 +272,12 @@ def _pump(source_fd: int, target_fd: int, size_bytes: int) -> int:
     return copied_bytes
 
 
-def _publish(partial: _Partial, staged: str) -> None:
+def _publish(partial: Partial, staged: str) -> None:
     try:
         os.rename(partial.name, staged)
     except FileNotFoundError:
-        _make_private(os.path.dirname(staged))
+        if not os.fstat(partial.fd).st_nlink:  # the whole directory has gone
+            raise
+        make_private(os.path.dirname(staged))
         os.rename(partial.name, staged)
     partial.is_published = True
-
-
-def _refuse_foreign(path: str) -> None:
-    """Raise OSError unless ``path`` is a directory, not a link to one, and the user's own.
-
-    One that others may enter is closed to them.
-    """
-    found = os.lstat(path)
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise PermissionError(errno.EPERM, "a link, or another user's, is in its place")
-    if found.st_mode & 0o077:  # nobody else may plant a link in it
-        os.chmod(path, 0o700)
-
-
-def _make_private(path: str) -> None:
-    """Make a directory and its missing parents, all with mode 0700."""
-    try:
-        os.mkdir(path, 0o700)
-    except FileExistsError:
-        return
-    except FileNotFoundError:
-        _make_private(os.path.dirname(path.rstrip("/")))
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)

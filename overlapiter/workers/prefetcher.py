@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import errno
 import functools
+import os
 import queue
+import resource
 import threading
-import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
-from overlapiter.sources import Dataset, Discovery, declared_paths, paths_below
+from overlapiter.sources import Copy, Dataset, declared_paths, paths_below, stamp_of
+from overlapiter.staging.copier import Copier
 from overlapiter.staging.store import Outcome, Staged, Store
 from overlapiter.stats import Counter, Row
 
 from .channel import Channel, ChannelClosedError
+from .discovery import Discovery
 
-#: After the staging disk failed, how long examples pass unstaged before it is tried again.
-SICK_SECONDS = 5.0
 _REMEMBERED_PATHS = 4096
-#: Say nothing about the disk; the source may have a file where it had a directory.
-_ABOUT_THE_PATH = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
-#: In the shared bytes: all files of the example have been compared, however many there are.
-_ALL = 255
+_DESCRIPTORS_PER_READ = 2
+_SPARE_DESCRIPTORS = 12  # for the dataset, and for messages
 
 
 class StageTask(NamedTuple):
@@ -52,9 +51,10 @@ class Prefetcher:
         channel: To the supervisor.
         dataset: The dataset.
         store: The staging store.
-        validated: One byte for each example, shared by all prefetchers: how many of its files
-            have been compared with their sources in this run, which is not done again.
-        n_threads: Reads in flight.
+        validated: One number for each example, shared by all prefetchers: the stamps of its
+            staged files, added up, once they have been compared with their sources in this run,
+            which is not done again while nobody touches them; 0 before.
+        n_threads: Reads in flight, as far as the limits of the process allow for them.
         row: Its counters.
     """
 
@@ -76,17 +76,17 @@ class Prefetcher:
         self._user_code = threading.Lock()
         self._discovery: Discovery | None = None
         self._validated = validated
-        self._recent: collections.OrderedDict[str, None] = collections.OrderedDict()
+        self._recent: collections.OrderedDict[str, int] = collections.OrderedDict()  # stamps
+        self._in_hand: dict[object, int] = {}  # indices, in the order in which they were begun
         self._has_first = False
         self._n_files = 1
         self._told: set[str] = set()
-        self._sick_until = 0.0
+        self._copier = Copier(store, self._tell)
         self._n_threads = n_threads
 
     def run(self) -> None:
         """Serve until the supervisor closes the channel."""
-        for _ in range(self._n_threads):
-            threading.Thread(target=self._work, daemon=True).start()
+        self._start_threads()
         try:
             while True:
                 message, _ = self._channel.receive()
@@ -94,10 +94,24 @@ class Prefetcher:
         except ChannelClosedError:
             return
 
+    def _start_threads(self) -> None:
+        for number in range(min(self._n_threads, _reads_within_limit())):
+            try:
+                threading.Thread(target=self._work, daemon=True).start()
+            except RuntimeError:  # the limit of threads: those that there are must do
+                if not number:
+                    raise
+                return
+
     def _work(self) -> None:
-        with contextlib.suppress(ChannelClosedError):  # the end of this process
+        try:
             while True:
                 self._jobs.get()()
+        except ChannelClosedError:  # the end of this process
+            return
+        except BaseException:  # a part would be lost: the supervisor has them all done again
+            traceback.print_exc()
+            os._exit(1)
 
     def _begin(self, part: _Part) -> None:
         """Look which files of a part are staged; what is not becomes a job for every example."""
@@ -115,13 +129,28 @@ class Prefetcher:
         else:
             self._answer(part)
 
+    @contextlib.contextmanager
+    def _hold(self, index: int) -> Iterator[None]:
+        """Note what may take long, so that a stall can be explained: the example begun first."""
+        token = object()
+        with self._lock:
+            self._in_hand[token] = index
+            self._row.put(Counter.CURRENT, next(iter(self._in_hand.values())) + 1)
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._in_hand[token]
+                self._row.put(Counter.CURRENT, next(iter(self._in_hand.values()), -1) + 1)
+
     def _look_safely(self, index: int) -> _Example:
         try:
-            return self._look(index)
+            with self._hold(index):
+                return self._look(index)
         except ChannelClosedError:
             raise
         except BaseException as error:  # user code, or a path that no file can have
-            return self._give_up(_Example(index, 0), error)
+            return self._give_up(_Example(index), error)
 
     def _give_up(self, example: _Example, error: BaseException) -> _Example:
         """Leave an example to the file reader, which goes to the source."""
@@ -133,31 +162,45 @@ class Prefetcher:
 
     def _look(self, index: int) -> _Example:
         """Find the files of an example, and those of them that are staged."""
-        example = _Example(index, self._validated[index])
+        example = _Example(index)
         declared = declared_paths(self._dataset, index)
         if declared is None:
             example.is_declared = False
             return example
-        for path, absolute in paths_below(self._store.source, declared):
-            found = self._find(absolute, example.n_compared == _ALL)
+        paths = list(paths_below(self._store.source, declared))
+        copies = [self._peek(absolute) for _, absolute in paths]
+        stamps = [stamp_of(copy) for copy in copies if copy is not None]
+        is_trusted = len(stamps) == len(paths) and self._is_validated(index, stamps)
+        for (path, absolute), copy in zip(paths, copies, strict=True):
+            found = None if copy is None else self._compare(absolute, copy, is_trusted=is_trusted)
             if not self._note(example, path, absolute, found):
                 example.missing.append((path, absolute))
         return example
 
-    def _find(self, absolute: str, is_trusted: bool) -> Staged | None:
+    def _peek(self, absolute: str) -> os.stat_result | None:
         try:
-            return self._store.find(absolute, is_trusted=is_trusted or absolute in self._recent)
+            return self._store.peek(absolute)
         except OSError as error:
-            return self._fall_sick(error)
+            self._copier.blame(error)
+            return None
+
+    def _is_validated(self, index: int, stamps: Iterable[int]) -> bool:
+        """Return whether these are the stamps of what has been compared in this run."""
+        return self._validated[index] == _total(stamps)
+
+    def _compare(self, absolute: str, copy: os.stat_result, *, is_trusted: bool) -> Staged | None:
+        stamp = stamp_of(copy) if is_trusted else self._recent.get(absolute, 0)
+        return self._store.compare(absolute, copy, stamp=stamp)
 
     def _fetch(self, part: _Part, example: _Example) -> None:
         """Copy what is missing of an example."""
         try:
-            if example.is_declared:
-                for path, absolute in example.missing:
-                    self._note(example, path, absolute, self._copy(absolute))
-            else:
-                self._discover(example, part.task.n_files)
+            with self._hold(example.index):
+                if example.is_declared:
+                    for path, absolute in example.missing:
+                        self._note(example, path, absolute, self._copier.copy(absolute))
+                else:
+                    self._discover(example, part.task.n_files)
         except ChannelClosedError:
             raise
         except BaseException as error:  # user code, or a path that no file can have
@@ -172,8 +215,7 @@ class Prefetcher:
     def _finish(self, part: _Part, example: _Example) -> None:
         part.staged.update(example.staged)
         if example.is_complete:
-            n_staged = min(len(example.staged), _ALL - 1)
-            self._validated[example.index] = _ALL if example.is_declared else n_staged
+            self._validated[example.index] = _total(example.stamps)
 
     def _discover(self, example: _Example, n_files: int) -> None:
         # The first example is followed to its end, to learn how many files an example opens.
@@ -182,40 +224,20 @@ class Prefetcher:
             with self._user_code:
                 if self._discovery is None:
                     self._discovery = Discovery(self._dataset, self._store.source)
-                found = self._discovery.next_path(example.index, example.staged)
+                known = {path: copy.path for path, copy in example.staged.items()}
+                found = self._discovery.next_path(example.index, known)
             if found is None:
                 break
             path, absolute = next(paths_below(self._store.source, [found]))
-            is_trusted = len(example.staged) < example.n_compared
-            answer = self._find(absolute, is_trusted) or self._copy(absolute)
+            answer = None
+            copy = self._peek(absolute)
+            if copy is not None:
+                is_trusted = self._is_validated(example.index, [*example.stamps, stamp_of(copy)])
+                answer = self._compare(absolute, copy, is_trusted=is_trusted)
+            answer = answer or self._copier.copy(absolute)
             if not self._note(example, path, absolute, answer):
                 break
         self._n_files = max(self._n_files, len(example.staged))
-
-    def _copy(self, absolute: str) -> Staged:
-        if time.monotonic() < self._sick_until:
-            return Staged(Outcome.REFUSED, None)
-        try:
-            answer = self._store.fetch(absolute)
-        except OSError as error:
-            return self._fall_sick(error)
-        if answer.outcome is Outcome.REFUSED:
-            self._tell(
-                "the staging directory is full: further files are read from the source; "
-                "raise Staging.capacity, lower keep_free, or free space on the disk"
-            )
-        return answer
-
-    def _fall_sick(self, error: OSError) -> Staged:
-        """Leave the staging disk alone for a while, if it is the disk that failed."""
-        if error.errno in _ABOUT_THE_PATH:
-            return Staged(Outcome.REFUSED, None)
-        self._sick_until = time.monotonic() + SICK_SECONDS
-        self._tell(
-            f"staging failed ({error}): files are read from the source, and staging is tried "
-            f"again every {SICK_SECONDS:.0f} s; see whether that disk is full or broken"
-        )
-        return Staged(Outcome.REFUSED, None)
 
     def _note(self, example: _Example, path: str, absolute: str, answer: Staged | None) -> bool:
         """Count an answer of the store; return whether it settles what becomes of the file."""
@@ -228,15 +250,16 @@ class Prefetcher:
                 row.add(Counter.BYTES_STAGED, answer.copied_bytes)
             elif answer.outcome is Outcome.FOUND:
                 row.add(Counter.FILES_FOUND_STAGED, 1)
-            elif answer.outcome is Outcome.REFUSED:
+            elif answer.outcome in (Outcome.REFUSED, Outcome.BUSY):
                 row.add(Counter.FILES_REFUSED, 1)
             if answer.path is None:
                 example.is_complete = False
                 return example.is_declared
-            example.staged[path] = answer.path
+            example.stamps.append(answer.stamp)
+            example.staged[path] = Copy(answer.path, answer.stamp)
             if example.is_declared:  # the dataset may open it by another name
-                example.staged[absolute] = answer.path
-            self._recent[absolute] = None
+                example.staged[absolute] = example.staged[path]
+            self._recent[absolute] = answer.stamp
             if len(self._recent) > _REMEMBERED_PATHS:
                 self._recent.popitem(last=False)
         return True
@@ -257,22 +280,21 @@ class _Example:
 
     Attributes:
         index: Its index.
-        n_compared: How many of its files, in the order in which it opens them, have been compared
-            with their sources in this run.
         is_declared: Whether its files are known without asking the dataset for it.
         is_complete: Whether all its files are staged.
-        staged: Source path to staged path of those that are.
+        staged: Source path to staged copy of those that are.
+        stamps: The stamps of these copies.
         missing: Source path and absolute path of those to copy.
     """
 
-    __slots__ = ("index", "is_complete", "is_declared", "missing", "n_compared", "staged")
+    __slots__ = ("index", "is_complete", "is_declared", "missing", "staged", "stamps")
 
-    def __init__(self, index: int, n_compared: int) -> None:
+    def __init__(self, index: int) -> None:
         self.index = index
-        self.n_compared = n_compared
         self.is_declared = True
         self.is_complete = True
-        self.staged: dict[str, str] = {}
+        self.staged: dict[str, Copy] = {}
+        self.stamps: list[int] = []
         self.missing: list[tuple[str, str]] = []
 
 
@@ -281,5 +303,18 @@ class _Part:
 
     def __init__(self, task: StageTask) -> None:
         self.task = task
-        self.staged: dict[str, str] = {}
+        self.staged: dict[str, Copy] = {}
         self.n_waiting = 0
+
+
+def _total(stamps: Iterable[int]) -> int:
+    return sum(stamps) % 2**64
+
+
+def _reads_within_limit() -> int:
+    """Return how many reads at once the limit of open files allows for; at least one."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return 1 << 20
+    n_open = len(os.listdir("/proc/self/fd"))
+    return max(1, (limit - n_open - _SPARE_DESCRIPTORS) // _DESCRIPTORS_PER_READ)

@@ -16,7 +16,7 @@ from overlapiter.errors import ExampleError
 from overlapiter.sharedmem.layout import layout_of
 from overlapiter.sharedmem.segments import Segment, Slot
 from overlapiter.sharedmem.slots import SlotWriter
-from overlapiter.sources import Dataset, OpenHook, Redirect, declared_paths
+from overlapiter.sources import Copy, Dataset, OpenHook, Redirect, declared_paths
 from overlapiter.stats import Counter, Row
 
 from .channel import Channel, ChannelClosedError
@@ -42,7 +42,7 @@ class ReadTask(NamedTuple):
     first_row: int
     indices: list[int]
     epochs: list[int] | None
-    staged: dict[str, str]
+    staged: dict[str, Copy]
     slot: Slot | None
     layout_id: int
     given_up: dict[int, ExampleError]

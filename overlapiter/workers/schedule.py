@@ -13,6 +13,7 @@ import heapq
 from typing import Any
 
 from overlapiter.sharedmem.segments import Slot
+from overlapiter.sources import Copy
 
 
 class PartState(enum.Enum):
@@ -35,7 +36,7 @@ class Part:
         stop: Position behind the last one.
         indices: The indices of the examples.
         state: Where it is.
-        staged: Source path to staged path of the files that may be read from there.
+        staged: Source path to staged copy of the files that may be read from there.
         report: What its file reader said about the examples, pickled.
     """
 
@@ -57,7 +58,7 @@ class Part:
         self.stop = stop
         self.indices: list[int] = batch.indices[start:stop]
         self.state = state
-        self.staged: dict[str, str] = {}
+        self.staged: dict[str, Copy] = {}
         self.report: bytes | None = None
 
     @property
@@ -149,7 +150,7 @@ class Schedule:
         """Take the part that is to be read next, of the mini-batches before ``before_id``."""
         return self._pop(self._to_read, PartState.TO_READ, PartState.READING, before_id)
 
-    def staged(self, part: Part, staged: dict[str, str]) -> Batch | None:
+    def staged(self, part: Part, staged: dict[str, Copy]) -> Batch | None:
         """Note that a part may be read; return its mini-batch if that settles it."""
         if part.batch.is_abandoned:
             return self.done(part)

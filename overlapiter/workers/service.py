@@ -63,7 +63,7 @@ class Service:
         self._preload = preload
         self._board_fd = board_fd
         self._validated_fd = os.memfd_create("overlapiter-validated", os.MFD_CLOEXEC)
-        os.ftruncate(self._validated_fd, max(plan.dataset_size, mmap.PAGESIZE))
+        os.ftruncate(self._validated_fd, _stamps_bytes(plan.dataset_size))
         self._child: Child | None = None
         self._was_stopped = False
         self.channel: Channel
@@ -127,7 +127,8 @@ def supervise(fds: list[int], plan: SupervisorPlan, dataset_bytes: int) -> int:
     """Run the supervisor; the main function of its process.
 
     Args:
-        fds: The channel to the trainer, the pickled dataset, the stats board, the validated bytes.
+        fds: The channel to the trainer, the pickled dataset, the stats board, the stamps of
+            what has been validated.
         plan: The plan.
         dataset_bytes: Size of the pickled dataset.
     """
@@ -140,7 +141,8 @@ def supervise(fds: list[int], plan: SupervisorPlan, dataset_bytes: int) -> int:
         dataset = open_parcel(fds[1], dataset_bytes)
         n_prefetchers = plan.staging.n_prefetchers if plan.staging else 0
         board = StatsBoard(fds[2], plan.n_readers, n_prefetchers)
-        validated = memoryview(mmap.mmap(fds[3], max(plan.dataset_size, 1)))
+        stamps = mmap.mmap(fds[3], _stamps_bytes(plan.dataset_size))
+        validated = memoryview(stamps).cast("Q")
         for fd in fds[1:4]:
             os.close(fd)
         freeze()
@@ -155,6 +157,10 @@ def supervise(fds: list[int], plan: SupervisorPlan, dataset_bytes: int) -> int:
         _report_fatal(channel, error)
         return 1
     return 0
+
+
+def _stamps_bytes(dataset_size: int) -> int:
+    return 8 * max(dataset_size, 1)
 
 
 def _report_fatal(channel: Channel, error: BaseException) -> None:

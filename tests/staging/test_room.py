@@ -8,12 +8,14 @@ import os
 import random
 import signal
 import threading
+import time
 from pathlib import Path
 
 import pytest
 
 from overlapiter.errors import StagingError
-from overlapiter.staging.room import Room, _Usage
+from overlapiter.staging import room as room_module
+from overlapiter.staging.room import _USAGE, BusyError, Room, _Usage
 from overlapiter.staging.store import Outcome, Store
 
 BLOCK = 4096
@@ -185,6 +187,66 @@ def test_two_threads_never_look_at_the_same_moment(directory, monkeypatch):
     assert sorted(granted) == [False, True]
 
 
+def held_by_a_stopped_process(directory: str) -> int:
+    """Return a process that holds the usage file, and was stopped then."""
+
+    def hold() -> None:
+        with Room(directory, 100, 0)._usage():
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    pid = forked(hold)
+    assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+    return pid
+
+
+def test_a_process_that_was_stopped_with_the_count_in_its_hands_is_not_waited_for(directory):
+    room = Room(directory, 100, 0)
+    assert room.reserve(60)
+    pid = held_by_a_stopped_process(directory)
+    before = time.monotonic()
+    with pytest.raises(BusyError):
+        room.reserve(30)
+    assert time.monotonic() - before < 3
+    before = time.monotonic()
+    for _ in range(50):  # nor is it waited for again
+        with pytest.raises(BusyError):
+            room.reserve(30)
+    assert time.monotonic() - before < 1
+    room.release(50)  # counted when there is an occasion
+    Room(directory, 100, 0).recount()
+    os.kill(pid, signal.SIGCONT)
+    wait_for([pid])
+    assert room.reserve(90)
+    assert not room.reserve(1)
+
+
+def test_a_count_that_somebody_removed_is_made_anew(directory):
+    room = Room(directory, 1000, 0)
+    assert room.reserve(500)
+    Path(directory, "staged").write_bytes(bytes(500))
+    Path(directory, "overlapiter.usage").unlink()
+    assert not room.reserve(501)
+    assert room.reserve(500)
+
+
+def test_counting_anew_holds_nobody_up_and_forgets_nothing_that_happens_meanwhile(
+    directory, monkeypatch
+):
+    room = Room(directory, 1000, 0)
+    room.recount()
+    walk = room_module._bytes_below
+
+    def walk_while_another_reserves(directory: str) -> int:
+        used = walk(directory)
+        assert Room(directory, 1000, 0).reserve(900)
+        return used
+
+    with monkeypatch.context() as patched:
+        patched.setattr(room_module, "_bytes_below", walk_while_another_reserves)
+        room.recount()
+    assert not room.reserve(101)
+
+
 def used_bytes(directory: str) -> int:
     return sum(path.stat().st_size for path in Path(directory).rglob("*") if path.is_file())
 
@@ -216,7 +278,7 @@ def test_the_files_of_four_processes_never_exceed_the_capacity(directory, tmp_pa
     Room(directory, capacity_bytes, 0).recount()
 
     def stage_all(seed: int) -> None:
-        store = Store(directory, str(source), Room(directory, capacity_bytes - 8, 0))
+        store = Store(directory, str(source), Room(directory, capacity_bytes - _USAGE.size, 0))
         store.create()
         os.kill(os.getpid(), signal.SIGSTOP)  # until all are there
         order = random.Random(seed).sample(names, len(names))

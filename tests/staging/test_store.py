@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import builtins
+import hashlib
 import os
 import stat
 import threading
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from overlapiter.errors import StagingError
+from overlapiter.staging import claim as claim_module
 from overlapiter.staging import store as store_module
 from overlapiter.staging.room import Room
 from overlapiter.staging.store import Outcome, Staged, Store, subdirectory
@@ -47,6 +49,12 @@ def made_store(source: Path, staging: Path, **options: bool) -> Store:
 
 def name_of(source: Path, number: int) -> str:
     return str(source / "train" / "n01" / f"{number}.bin")
+
+
+def claim_of(store: Store, name: str) -> tuple[str, str]:
+    """Return the partial and the staged file."""
+    digest = hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()
+    return store._partial + digest, store.staged_path(name)
 
 
 def partials(staging: Path) -> list[Path]:
@@ -100,7 +108,7 @@ def test_a_staged_file_is_found_by_this_run_and_by_later_ones(source, staging, s
     copied = store.stage(name)
     before = os.stat(copied.path)
     for later in (store, made_store(source, staging)):
-        assert later.stage(name) == Staged(Outcome.FOUND, copied.path)
+        assert later.stage(name) == Staged(Outcome.FOUND, copied.path, copied.stamp)
     assert os.stat(copied.path).st_ino == before.st_ino
 
 
@@ -131,13 +139,13 @@ def test_a_truncated_copy_is_replaced_even_if_its_mtime_is_right(source, store):
     assert is_same(staged, name)
 
 
-@pytest.mark.parametrize("trust", ["validate", "is_trusted"])
+@pytest.mark.parametrize("trust", ["validate", "stamp"])
 def test_a_trusted_copy_is_taken_as_it_is_without_asking_the_source(source, staging, trust):
     name = name_of(source, 1)
-    made_store(source, staging).stage(name)
+    stamp = made_store(source, staging).stage(name).stamp
     Path(name).unlink()
     store = made_store(source, staging, validate=trust != "validate")
-    assert store.stage(name, is_trusted=trust == "is_trusted").outcome is Outcome.FOUND
+    assert store.stage(name, stamp=stamp if trust == "stamp" else 0).outcome is Outcome.FOUND
     assert made_store(source, staging).stage(name).outcome is Outcome.SOURCE_FAILED
 
 
@@ -236,13 +244,13 @@ def test_a_link_in_the_place_of_a_staged_file_is_replaced_and_not_followed(sourc
 def test_a_link_in_the_place_of_a_partial_file_is_not_followed(source, store, tmp_path):
     (tmp_path / "precious").write_text("precious")
     seen = []
-    try_lock = store_module._try_lock
+    try_lock = claim_module.try_lock
     link = "/proc/self/fd/{}".format
-    store_module._try_lock = lambda fd: seen.append(os.readlink(link(fd))) or try_lock(fd)
+    claim_module.try_lock = lambda fd: seen.append(os.readlink(link(fd))) or try_lock(fd)
     try:
         store.stage(name_of(source, 1))
     finally:
-        store_module._try_lock = try_lock
+        claim_module.try_lock = try_lock
     rewrite(name_of(source, 1), b"changed")
     os.symlink(tmp_path / "precious", seen[0])
     with pytest.raises(OSError, match="symbolic links"):
@@ -339,10 +347,10 @@ def test_threads_that_want_the_same_files_read_each_once(source, store, monkeypa
 
 
 def test_who_waits_too_long_for_a_claim_reads_the_source(source, staging, store, monkeypatch):
-    monkeypatch.setattr(store_module, "_CLAIM_PATIENCE_SECONDS", 0.01)
+    monkeypatch.setattr(claim_module, "_PATIENCE_SECONDS", 0.01)
     name = name_of(source, 1)
-    with store._claim(name):
+    with store._claims.hold(*claim_of(store, name)):
         before = time.monotonic()
-        assert made_store(source, staging).stage(name) == Staged(Outcome.REFUSED, None)
+        assert made_store(source, staging).stage(name) == Staged(Outcome.BUSY, None)
         assert time.monotonic() - before < 5
     assert store.stage(name).outcome is Outcome.COPIED

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import fcntl
+import hashlib
 import os
 import random
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from overlapiter.staging import claim as claim_module
 from overlapiter.staging import store as store_module
 from overlapiter.staging.room import Room
 from overlapiter.staging.store import Outcome, Store
@@ -36,6 +38,12 @@ def made_store(source: Path, staging: Path, capacity_bytes: int | None = None) -
     store = Store(str(staging), str(source), Room(str(staging), capacity_bytes, 0))
     store.create()
     return store
+
+
+def claim_of(store: Store, name: str) -> tuple[str, str]:
+    """Return the partial and the staged file."""
+    digest = hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()
+    return store._partial + digest, store.staged_path(name)
 
 
 def partials(staging: Path) -> list[Path]:
@@ -156,7 +164,7 @@ def test_who_comes_when_a_copy_is_published_never_writes_into_that_copy(
         real_flock(fd, how)
 
     kill(stuck_in_a_copy(source, staging))  # so that all open the same file
-    monkeypatch.setattr(store_module.fcntl, "flock", flock_late)
+    monkeypatch.setattr(claim_module.fcntl, "flock", flock_late)
     staged = store.stage(name)
     assert Path(staged.path).read_bytes() == b"new"
     assert published[0].read() == bytes(10_000)
@@ -168,13 +176,13 @@ def test_a_waiting_process_takes_over_from_one_that_is_killed(source, staging):
     waits_r, waits_w = os.pipe()
 
     def wait_for_the_claim() -> None:
-        real_sleep = store_module.time.sleep
+        real_sleep = claim_module.time.sleep
 
         def telling_sleep(seconds: float) -> None:
             os.write(waits_w, b"!")
             real_sleep(seconds)
 
-        store_module.time.sleep = telling_sleep
+        claim_module.time.sleep = telling_sleep
         staged = made_store(source, staging).stage(str(source / "0.bin"))
         assert staged.outcome is Outcome.COPIED
 
@@ -192,7 +200,7 @@ def test_sweeping_removes_what_the_dead_left_and_nothing_of_the_living(source, s
     staged = store.stage(str(source / "1.bin"))
     dead = stuck_in_a_copy(source, staging)
     kill(dead)
-    with store._claim(str(source / "2.bin")):
+    with store._claims.hold(*claim_of(store, str(source / "2.bin"))):
         assert len(partials(staging)) == 2
         assert store.sweep() == 1
         assert len(partials(staging)) == 1
@@ -221,7 +229,7 @@ def test_sweeping_never_takes_the_place_of_a_copy_that_began_meanwhile(
     """Between its open and its lock the old copy is published, and a new one begins."""
     store = made_store(source, staging)
     name = str(source / "0.bin")
-    claim = store._claim(name)
+    claim = store._claims.hold(*claim_of(store, name))
     partial = claim.__enter__()
     real_flock, claims = fcntl.flock, []
 
@@ -229,11 +237,11 @@ def test_sweeping_never_takes_the_place_of_a_copy_that_began_meanwhile(
         monkeypatch.undo()
         store_module._publish(partial, store.staged_path(name))
         claim.__exit__(None, None, None)
-        claims.append(store._claim(name))
+        claims.append(store._claims.hold(*claim_of(store, name)))
         claims[0].__enter__()
         real_flock(fd, how)
 
-    monkeypatch.setattr(store_module.fcntl, "flock", flock_late)
+    monkeypatch.setattr(claim_module.fcntl, "flock", flock_late)
     assert store.sweep() == 0
     assert len(partials(staging)) == 1
     claims[0].__exit__(None, None, None)

@@ -1,0 +1,61 @@
+"""Discovery: which files an example reads, where nobody declares them."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+
+from overlapiter.sources import Dataset, OpenHook
+
+
+class _PathFoundError(BaseException):
+    """Leaves the dataset at its first open; no Exception, so that user code lets it pass."""
+
+
+class Discovery:
+    """Finds the files of an example by asking the dataset for it.
+
+    Used in a prefetcher. It costs what the dataset does before it opens its first file. A dataset
+    that reads several files for one example gives its first one so; to reach the next, the
+    dataset is run again with the staged copies of those before (see ``after``).
+
+    Not thread-safe: one call at a time, from any thread; other threads may open files meanwhile.
+
+    Args:
+        dataset: The dataset.
+        source: Absolute root of the files on the slow store.
+    """
+
+    def __init__(self, dataset: Dataset, source: str) -> None:
+        self._dataset = dataset
+        self._thread: int | None = None
+        self._known: dict[str, str] = {}
+        self._found: str | None = None
+        OpenHook(source, self._on_open).install()
+
+    def next_path(self, index: int, after: dict[str, str]) -> str | None:
+        """Return the first file that example ``index`` opens which is not in ``after``.
+
+        Args:
+            index: Index of the example.
+            after: Files already staged for this example: source path to staged path.
+
+        Returns:
+            The path as the dataset wrote it, or None if the example opens no further file. None
+            too where the dataset raises: the file reader meets the same error and reports it.
+        """
+        self._known, self._found = after, None
+        self._thread = threading.get_ident()
+        with contextlib.suppress(BaseException):  # even sys.exit is for the file reader to meet
+            self._dataset[index]
+        self._thread = None
+        return self._found
+
+    def _on_open(self, path: str) -> str | None:
+        if self._thread != threading.get_ident():
+            return None
+        staged = self._known.get(path)
+        if staged is None:
+            self._found = self._found or path
+            raise _PathFoundError
+        return staged
