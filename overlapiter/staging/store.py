@@ -20,6 +20,7 @@ import hashlib
 import io
 import os
 import stat
+import time
 from typing import NamedTuple
 
 from overlapiter.errors import StagingError
@@ -30,6 +31,8 @@ from .folders import make_private, refuse_foreign
 from .room import BusyError, Room
 
 _CHUNK_BYTES = 4 << 20
+#: A source that changed so lately may still be written, in pieces that no look at it can tell.
+_SETTLING_NS = 2 * 10**9
 
 
 class Outcome(enum.Enum):
@@ -50,12 +53,15 @@ class Staged(NamedTuple):
         path: The staged copy; None unless it may be read.
         stamp: The copy's stamp, see :func:`~overlapiter.sources.stamp_of`.
         copied_bytes: Bytes read from the source.
+        is_settled: Whether the copy need not be compared again; not while the source is so new
+            that it may still be written.
     """
 
     outcome: Outcome
     path: str | None
     stamp: int = 0
     copied_bytes: int = 0
+    is_settled: bool = True
 
 
 class _SourceError(Exception):
@@ -129,6 +135,7 @@ class Store:
         Costs a look at the source, unless the copy has that stamp or nothing is to be compared.
         """
         found_stamp = stamp_of(copy)
+        is_settled = True
         if found_stamp != stamp and self._validate:
             try:
                 original = os.stat(path)
@@ -136,7 +143,8 @@ class Store:
                 return Staged(Outcome.SOURCE_FAILED, None)
             if not _same_file(copy, original):
                 return None
-        return Staged(Outcome.FOUND, self.staged_path(path), found_stamp)
+            is_settled = _is_settled(original)
+        return Staged(Outcome.FOUND, self.staged_path(path), found_stamp, is_settled=is_settled)
 
     def fetch(self, path: str) -> Staged:
         """Copy ``path``, unless another process does so first; as :meth:`stage` after a look."""
@@ -209,7 +217,8 @@ class Store:
                 self._room.release(original.st_size)
                 raise
             self._room.release(replaced_bytes)
-        return Staged(Outcome.COPIED, staged, stamp_of(os.fstat(partial.fd)), copied_bytes)
+        stamp = stamp_of(os.fstat(partial.fd))
+        return Staged(Outcome.COPIED, staged, stamp, copied_bytes, _is_settled(original))
 
     def _reserve(self, size_bytes: int, staged: str) -> bool:
         """Reserve room for a file beside its outdated copy, or else in the place of that."""
@@ -229,6 +238,10 @@ def subdirectory(directory: str, source: str) -> str:
     digest = hashlib.blake2b(os.fsencode(source), digest_size=6).hexdigest()
     name = os.path.basename(source) or "root"
     return os.path.join(directory, f"{name}-{digest}")
+
+
+def _is_settled(original: os.stat_result) -> bool:
+    return abs(time.time_ns() - original.st_mtime_ns) > _SETTLING_NS
 
 
 def _same_file(one: os.stat_result, other: os.stat_result) -> bool:

@@ -214,7 +214,7 @@ class Prefetcher:
 
     def _finish(self, part: _Part, example: _Example) -> None:
         part.staged.update(example.staged)
-        if example.is_complete:
+        if example.is_complete and example.is_settled:
             self._validated[example.index] = _total(example.stamps)
 
     def _discover(self, example: _Example, n_files: int) -> None:
@@ -259,6 +259,9 @@ class Prefetcher:
             example.staged[path] = Copy(answer.path, answer.stamp)
             if example.is_declared:  # the dataset may open it by another name
                 example.staged[absolute] = example.staged[path]
+            if not answer.is_settled:
+                example.is_settled = False
+                return True
             self._recent[absolute] = answer.stamp
             if len(self._recent) > _REMEMBERED_PATHS:
                 self._recent.popitem(last=False)
@@ -282,17 +285,19 @@ class _Example:
         index: Its index.
         is_declared: Whether its files are known without asking the dataset for it.
         is_complete: Whether all its files are staged.
+        is_settled: Whether their copies need not be compared with the sources again.
         staged: Source path to staged copy of those that are.
         stamps: The stamps of these copies.
         missing: Source path and absolute path of those to copy.
     """
 
-    __slots__ = ("index", "is_complete", "is_declared", "missing", "staged", "stamps")
+    __slots__ = ("index", "is_complete", "is_declared", "is_settled", "missing", "staged", "stamps")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.is_declared = True
         self.is_complete = True
+        self.is_settled = True
         self.staged: dict[str, Copy] = {}
         self.stamps: list[int] = []
         self.missing: list[tuple[str, str]] = []

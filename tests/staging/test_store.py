@@ -108,7 +108,7 @@ def test_a_staged_file_is_found_by_this_run_and_by_later_ones(source, staging, s
     copied = store.stage(name)
     before = os.stat(copied.path)
     for later in (store, made_store(source, staging)):
-        assert later.stage(name) == Staged(Outcome.FOUND, copied.path, copied.stamp)
+        assert later.stage(name)[:3] == (Outcome.FOUND, copied.path, copied.stamp)
     assert os.stat(copied.path).st_ino == before.st_ino
 
 
