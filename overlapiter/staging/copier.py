@@ -11,6 +11,8 @@ from .store import Outcome, Staged, Store
 
 #: Say nothing about the disk; the source may have a file where it had a directory.
 _ABOUT_THE_PATH = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
+#: The same, but of something that the user can do something about.
+_ABOUT_THE_FILE = {errno.EFBIG: "it is beyond the limit of file sizes, ulimit -f"}
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
 _REFUSED = Staged(Outcome.REFUSED, None)
@@ -41,7 +43,7 @@ class Copier:
         try:
             answer = self._store.fetch(absolute)
         except OSError as error:
-            if error.errno not in _ABOUT_THE_PATH:
+            if error.errno not in _ABOUT_THE_PATH and error.errno not in _ABOUT_THE_FILE:
                 self._breaker.failed(ticket, time.monotonic())
             return self.blame(error)
         if answer.outcome is Outcome.COPIED:
@@ -61,6 +63,11 @@ class Copier:
         """Return the answer for a file at which the staging disk failed, and tell of it."""
         if error.errno in _NO_ROOM:
             self._tell_full()
+        elif error.errno in _ABOUT_THE_FILE:
+            self._tell(
+                f"a file cannot be staged in {self._store.directory} ({error.strerror}) and is "
+                f"read from the source: {_ABOUT_THE_FILE[error.errno]}"
+            )
         elif error.errno not in _ABOUT_THE_PATH:
             advice = "see whether that disk is full or broken"
             if error.errno in _NO_DESCRIPTOR:

@@ -71,7 +71,7 @@ class Prefetcher:
         self._dataset = dataset
         self._store = store
         self._row = row
-        self._jobs: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._user_code = threading.Lock()
         self._discovery: Discovery | None = None
@@ -86,32 +86,42 @@ class Prefetcher:
 
     def run(self) -> None:
         """Serve until the supervisor closes the channel."""
-        self._start_threads()
+        n_threads = self._start_threads()
         try:
             while True:
                 message, _ = self._channel.receive()
                 self._jobs.put(functools.partial(self._begin, _Part(message[1])))
+                while not n_threads and not self._jobs.empty():
+                    self._do_next_job()
         except ChannelClosedError:
             return
 
-    def _start_threads(self) -> None:
-        for number in range(min(self._n_threads, _reads_within_limit())):
+    def _start_threads(self) -> int:
+        n_threads = min(self._n_threads, _reads_within_limit())
+        for number in range(n_threads):
             try:
                 threading.Thread(target=self._work, daemon=True).start()
-            except RuntimeError:  # the limit of threads: those that there are must do
-                if not number:
-                    raise
-                return
+            except RuntimeError:  # the limit of processes and threads
+                for _ in range(number // 2):  # of which others need some, too
+                    self._jobs.put(None)
+                return number
+        return n_threads
 
     def _work(self) -> None:
         try:
-            while True:
-                self._jobs.get()()
+            while self._do_next_job():
+                pass
         except ChannelClosedError:  # the end of this process
             return
         except BaseException:  # a part would be lost: the supervisor has them all done again
             traceback.print_exc()
             os._exit(1)
+
+    def _do_next_job(self) -> bool:
+        job = self._jobs.get()
+        if job is not None:
+            job()
+        return job is not None
 
     def _begin(self, part: _Part) -> None:
         """Look which files of a part are staged; what is not becomes a job for every example."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import select
 import signal
 import threading
@@ -238,3 +239,57 @@ def test_the_end_of_the_other_process_wakes_who_waits():
         ours.receive()
     os.waitpid(pid, 0)
     ours.close()
+
+
+# --- the limit of descriptors -----------------------------------------------------------------
+
+
+@pytest.fixture
+def limited():
+    """A function that leaves ``n`` descriptors."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    held: list[int] = []
+
+    def leave(n: int) -> None:
+        limit = max(map(int, open_fds())) + 20
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+        with contextlib.suppress(OSError):
+            while True:
+                held.append(os.dup(2))
+        for _ in range(n):
+            os.close(held.pop())
+
+    yield leave
+    for fd in held:
+        os.close(fd)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("size_bytes", [10, 200_000])
+@pytest.mark.parametrize("n_left", [0, 1, 2])
+def test_descriptors_that_find_no_room_are_told_and_none_is_left_open(
+    ends, limited, n_left, size_bytes
+):
+    sent = [os.dup(2) for _ in range(3)]
+    ends[0].send(("segment", b"x" * size_bytes), tuple(sent))
+    ends[0].send(("next",))
+    for fd in sent:
+        os.close(fd)
+    limited(n_left)
+    with pytest.raises(OSError, match="ulimit -n") as caught:
+        ends[1].receive()
+    assert caught.value.errno == 24
+    left = [os.dup(2) for _ in range(n_left)]
+    for fd in left:
+        os.close(fd)
+    assert ends[1].receive() == (("next",), [])
+
+
+def test_channels_leave_some_descriptors_to_others_and_name_the_limit(limited):
+    limited(8)
+    for _ in range(2):
+        with pytest.raises(OSError, match="ulimit -n"):
+            Channel.pair()
+    spare = [os.dup(2) for _ in range(8)]  # they are all still there
+    for fd in spare:
+        os.close(fd)

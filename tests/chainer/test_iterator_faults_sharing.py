@@ -1,0 +1,157 @@
+"""Several iterators and jobs on one staging directory: none waits for ever on another."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from overlapiter.staging.room import Room
+from tests.chainer.faults import SourceFiles, held_back, staged_files
+from tests.chainer.scripts import Program, wait_until, workers
+
+OTHER_JOB = """
+    import overlapiter
+    from tests.chainer.iterator_datasets import DeclaredFiles
+
+    if __name__ == "__main__":
+        names = [f"{{i // 4}}/{{i}}.bin" for i in range(12)]
+        staging = overlapiter.Staging(
+            "fast", source="source", keep_free=0, n_prefetchers=1, capacity={capacity}
+        )
+        it = overlapiter.OverlapIterator(
+            DeclaredFiles("source", names), 4, shuffle=False, n_processes=1, staging=staging,
+            dataset_timeout=None,
+        )
+        print("ready", flush=True)
+        while True:
+            next(it)
+"""
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> SourceFiles:
+    return SourceFiles(tmp_path / "source")
+
+
+def partials(directory: Path) -> list[Path]:
+    return list(directory.glob("*/partial/*"))
+
+
+def prefetchers_of(program: Program) -> list[psutil.Process]:
+    return workers(psutil.Process(program.process.pid)).get("ovl-prefetcher", [])
+
+
+def test_two_iterators_of_one_program_share_a_directory(
+    source: SourceFiles, tmp_path: Path
+) -> None:
+    fast = tmp_path / "fast"
+    with source.iterate(fast, capacity=10**8) as train, source.iterate(fast) as validation:
+        for _ in range(6):
+            train.take(3)
+            validation.take(3)
+        stats = train.iterator.stats(), validation.iterator.stats()
+    assert sum(one.files_staged for one in stats) == len(source.names)
+    assert train.warnings == validation.warnings == []
+
+
+@pytest.mark.parametrize("capacity", [None, 10**8])
+def test_a_job_that_is_killed_while_it_copies_leaves_its_files_to_the_others(
+    source: SourceFiles, tmp_path: Path, capacity: int | None
+) -> None:
+    fast = tmp_path / "fast"
+    path = source.folder / source.names[5]
+    with Program(tmp_path, OTHER_JOB.format(capacity=capacity)) as program:
+        with held_back(path), source.iterate(fast, capacity=capacity) as run:
+            run.take()
+            program.wait_for("ready")
+            wait_until(lambda: len(staged_files(fast)) == len(source.names) - 1)
+            for process in [*prefetchers_of(program), psutil.Process(program.process.pid)]:
+                process.kill()
+        with source.iterate(fast, capacity=capacity) as run:
+            run.take(4)
+            assert run.iterator.stats().opens_source == 0
+            assert run.warnings == []
+    assert partials(fast) == []
+
+
+def test_a_job_that_is_stopped_while_it_copies_is_told_of_and_passed_by(
+    source: SourceFiles, tmp_path: Path
+) -> None:
+    fast = tmp_path / "fast"
+    path = source.folder / source.names[5]
+    with Program(tmp_path, OTHER_JOB.format(capacity=None)) as program:
+        with held_back(path):
+            program.wait_for("ready")
+            wait_until(lambda: len(staged_files(fast)) == len(source.names) - 1)
+            stopped = psutil.Process(program.process.pid).children(recursive=True)
+            for process in stopped:
+                process.send_signal(signal.SIGSTOP)
+        assert len(partials(fast)) == 1
+        start = time.monotonic()
+        with source.iterate(fast) as run:
+            run.take(6)
+            assert time.monotonic() - start < 12
+            start = time.monotonic()
+            run.take(6)  # the file is not waited for again
+            assert time.monotonic() - start < 2
+            for process in stopped:
+                process.send_signal(signal.SIGCONT)
+            run.take_until_staged()
+        assert len(run.warnings) == 1
+        assert "was stopped" in run.warnings[0]
+        assert str(fast) in run.warnings[0]
+    assert len(staged_files(fast)) == len(source.names)
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[Any]:
+    """A process of another job that is stopped while it counts bytes; not yet started."""
+    pids = []
+
+    def start() -> int:
+        pid = os.fork()
+        if not pid:
+            try:
+                with Room(str(tmp_path / "fast"), 10**8, 0)._usage():
+                    os.kill(os.getpid(), signal.SIGSTOP)
+            finally:
+                os._exit(0)
+        pids.append(pid)
+        assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+        return pid
+
+    yield start
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def test_a_job_that_is_stopped_while_it_counts_is_told_of_and_passed_by(
+    source: SourceFiles, tmp_path: Path, holder: Any
+) -> None:
+    fast = tmp_path / "fast"
+    with source.iterate(fast, capacity=10**8) as run:
+        run.take(4)
+        wait_until(lambda: len(staged_files(fast)) == len(source.names))
+        pid = holder()
+        for path in staged_files(fast)[::2]:
+            path.unlink()
+        start = time.monotonic()
+        run.take(9)
+        assert run.iterator.stats().files_refused > 0
+        with source.iterate(fast, capacity=10**8) as other:  # nor is a start held up
+            other.take(6)
+        assert time.monotonic() - start < 12
+        os.kill(pid, signal.SIGCONT)
+        run.take_until_staged()
+    for warned in (run, other):
+        assert len(warned.warnings) == 1
+        assert "was stopped" in warned.warnings[0]
+    assert len(staged_files(fast)) == len(source.names)
