@@ -19,6 +19,7 @@ from chainer.iterators import SerialIterator
 
 from overlapiter import OverlapIterator, Staging
 from tests.chainer.iterator_datasets import DeclaredFiles
+from tests.chainer.scripts import wait_until
 
 BATCH_SIZE = 4
 Content = list[tuple[bytes, int]]
@@ -91,6 +92,11 @@ class Run(contextlib.AbstractContextManager["Run"]):
             next(self.iterator)
         self.n_taken += 1
         return caught.value
+
+    def settle(self) -> None:
+        """Wait until nobody reads: all that may be built ahead has been built."""
+        n_examples = BATCH_SIZE * (self.n_taken + self.iterator.n_prefetch + 1)
+        wait_until(lambda: self.iterator.stats().examples_read >= n_examples)
 
     def take_until(self, condition: Any, timeout_seconds: float = 15.0) -> None:
         """Take mini-batches until the condition holds of the statistics."""

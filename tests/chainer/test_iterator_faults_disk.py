@@ -163,6 +163,7 @@ def test_staged_files_that_somebody_damages_never_reach_a_mini_batch(
         run.take(4)
         wait_until(lambda: len(staged_files(fast)) == len(source.names))
         for _ in range(2):
+            run.settle()  # nobody can tell what is damaged between a look and a read
             for path in sorted(staged_files(fast))[::3]:
                 if path.is_file() and path.parent.parent.name == "files":
                     DEEDS[deed](path)
