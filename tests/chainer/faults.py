@@ -53,7 +53,7 @@ class SourceFiles:
         """Return a run over the files, in order, staged unless there is no directory."""
         staging = None
         if directory is not None:
-            names = ("keep_free", "capacity", "look_ahead", "reads_in_flight")
+            names = ("keep_free", "capacity", "look_ahead", "n_prefetchers")
             chosen = {name: options.pop(name) for name in names if name in options}
             chosen = {"keep_free": 0, "look_ahead": 2, "n_prefetchers": 2, **chosen}
             staging = Staging(directory, source=self.folder, **chosen)

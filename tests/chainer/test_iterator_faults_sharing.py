@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import signal
 import time
@@ -12,7 +13,8 @@ from typing import Any
 import psutil
 import pytest
 
-from overlapiter.staging.room import Room, _is_copying
+from overlapiter.staging.claim import try_lock
+from overlapiter.staging.room import Room
 from tests.chainer.faults import SourceFiles, held_back, staged_files
 from tests.chainer.scripts import Program, wait_until, workers
 
@@ -44,6 +46,15 @@ def partials(directory: Path) -> list[Path]:
     return list(directory.glob("*/partial/*"))
 
 
+def is_claimed(directory: Path, path: Path) -> bool:
+    """Return whether a process holds the claim on the copy of a source file."""
+    name = hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest()
+    for partial in directory.glob(f"*/partial/{name}"):
+        with partial.open("rb") as file:
+            return not try_lock(file.fileno())
+    return False
+
+
 def prefetchers_of(program: Program) -> list[psutil.Process]:
     return workers(psutil.Process(program.process.pid)).get("ovl-prefetcher", [])
 
@@ -71,7 +82,7 @@ def test_a_job_that_is_killed_while_it_copies_leaves_its_files_to_the_others(
         with held_back(path), source.iterate(fast, capacity=capacity) as run:
             run.take()
             program.wait_for("ready")
-            wait_until(lambda: len(staged_files(fast)) == 11 and _is_copying(str(fast)))
+            wait_until(lambda: len(staged_files(fast)) == 11 and is_claimed(fast, path))
             for process in [*prefetchers_of(program), psutil.Process(program.process.pid)]:
                 process.kill()
         with source.iterate(fast, capacity=capacity) as run:
@@ -89,13 +100,15 @@ def test_a_job_that_is_stopped_while_it_copies_is_told_of_and_passed_by(
     with Program(tmp_path, OTHER_JOB.format(capacity=None)) as program:
         with held_back(path):
             program.wait_for("ready")
-            wait_until(lambda: len(staged_files(fast)) == 11 and _is_copying(str(fast)))
+            wait_until(lambda: len(staged_files(fast)) == 11 and is_claimed(fast, path))
             stopped = psutil.Process(program.process.pid).children(recursive=True)
             for process in stopped:
                 process.send_signal(signal.SIGSTOP)
-        assert len(partials(fast)) == 1
+            for process in stopped:  # it takes a moment until the last thread has stopped
+                wait_until(lambda one=process: one.status() == psutil.STATUS_STOPPED)
+        assert is_claimed(fast, path)
         start = time.monotonic()
-        with source.iterate(fast) as run:
+        with source.iterate(fast, n_prefetchers=1) as run:
             run.take(6)
             assert time.monotonic() - start < 12
             start = time.monotonic()
