@@ -89,6 +89,7 @@ class Pipeline:
         self._take_id = 0  # of the next mini-batch
         self._outgoing: list[IndexList] = []
         self._n_deaths = 0
+        self._told: set[str] = set()
         self._was_ready = False  # a supervisor, at any time: the dataset can be read
         self._forget_memory()
         self._service.start()
@@ -209,7 +210,7 @@ class Pipeline:
         self._stalled: tuple[str, int] | None = None
         try:
             channel.send(("describe",), wait=False)
-            while self._stalled is None and is_readable(channel, 0.2):
+            while self._stalled is None and is_readable(channel, _LOOK_AFTER_SECONDS):
                 self._hear(*channel.receive())
         except (ChannelClosedError, BlockingIOError):
             pass  # the next attempt to receive meets the same and deals with it
@@ -233,13 +234,16 @@ class Pipeline:
             self._segments.pop(message[1], None)
             self._layouts.pop(message[2], None)
         elif kind == "trouble":
-            warnings.warn(message[1], StagingWarning, stacklevel=7)
+            if message[1] not in self._told:  # another supervisor may say it again
+                self._told.add(message[1])
+                warnings.warn(message[1], StagingWarning, stacklevel=7)
         elif kind == "description":
             self._stalled = message[1:]
         elif kind == "fatal":
+            is_import = message[1].startswith(("Attribute", "Import", "ModuleNotFound"))
+            hint = " Define the class of the dataset in a module that can be imported." * is_import
             raise PipelineError(
-                f"the supervisor process failed: {message[1]}. If it cannot find the class of the "
-                f"dataset, define that in a module that can be imported.\n\n"
+                f"the supervisor process failed: {message[1]}.{hint}\n\n"
                 f"Traceback in the supervisor:\n{message[2]}"
             )
 

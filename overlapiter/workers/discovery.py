@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import threading
 
+import numpy as np
+
 from overlapiter.sources import Dataset, OpenHook
 
 
@@ -24,10 +26,12 @@ class Discovery:
     Args:
         dataset: The dataset.
         source: Absolute root of the files on the slow store.
+        index_type: As which the dataset is asked for an example: a character of NumPy's.
     """
 
-    def __init__(self, dataset: Dataset, source: str) -> None:
+    def __init__(self, dataset: Dataset, source: str, index_type: str = "p") -> None:
         self._dataset = dataset
+        self._index_type = np.dtype(index_type).type
         self._thread: int | None = None
         self._known: dict[str, str] = {}
         self._found: str | None = None
@@ -47,7 +51,7 @@ class Discovery:
         self._known, self._found = after, None
         self._thread = threading.get_ident()
         with contextlib.suppress(BaseException):  # even sys.exit is for the file reader to meet
-            self._dataset[index]
+            self._dataset[self._index_type(index)]
         self._thread = None
         return self._found
 

@@ -101,7 +101,7 @@ def launch(
         needs_main_module: Whether the child must import the program's ``__main__``.
 
     Raises:
-        PipelineError: It must, but cannot.
+        PipelineError: It must, but cannot; or there is no forkserver.
     """
     buffer = io.BytesIO()
     with _undecided_start_method():
@@ -118,8 +118,14 @@ def launch(
     ForkingPickler(buffer).dump(_Errand(main, arguments))
 
     with _interrupts_held(), hidden_launcher(), _undecided_start_method():
-        _start_forkserver(preload)
-        status_fd, data_fd = forkserver.connect_to_new_process(list(fds))
+        try:
+            _start_forkserver(preload)
+            status_fd, data_fd = forkserver.connect_to_new_process(list(fds))
+        except OSError as error:
+            raise PipelineError(
+                f"the forkserver cannot be started or reached ({error}); look at the limits of the "
+                f"job for processes and descriptors (ulimit -u, ulimit -n)"
+            ) from error
         try:
             keep_fd = os.dup(data_fd)
         finally:

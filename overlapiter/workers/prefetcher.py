@@ -55,6 +55,7 @@ class Prefetcher:
             staged files, added up, once they have been compared with their sources in this run,
             which is not done again while nobody touches them; 0 before.
         n_threads: Reads in flight, as far as the limits of the process allow for them.
+        index_type: As which the dataset is asked for an example: a character of NumPy's.
         row: Its counters.
     """
 
@@ -65,6 +66,7 @@ class Prefetcher:
         store: Store,
         validated: memoryview,
         n_threads: int,
+        index_type: str,
         row: Row,
     ) -> None:
         self._channel = channel
@@ -83,6 +85,7 @@ class Prefetcher:
         self._told: set[str] = set()
         self._copier = Copier(store, self._tell)
         self._n_threads = n_threads
+        self._index_type = index_type
 
     def run(self) -> None:
         """Serve until the supervisor closes the channel."""
@@ -114,7 +117,8 @@ class Prefetcher:
         except ChannelClosedError:  # the end of this process
             return
         except BaseException:  # a part would be lost: the supervisor has them all done again
-            traceback.print_exc()
+            with contextlib.suppress(ChannelClosedError):
+                self._channel.send(("crashed", traceback.format_exc()))
             os._exit(1)
 
     def _do_next_job(self) -> bool:
@@ -233,7 +237,7 @@ class Prefetcher:
         while is_first or len(example.staged) < max(n_files, self._n_files):
             with self._user_code:
                 if self._discovery is None:
-                    self._discovery = Discovery(self._dataset, self._store.source)
+                    self._discovery = Discovery(self._dataset, self._store.source, self._index_type)
                 known = {path: copy.path for path, copy in example.staged.items()}
                 found = self._discovery.next_path(example.index, known)
             if found is None:

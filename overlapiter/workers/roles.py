@@ -32,6 +32,7 @@ def prefetcher_role(dataset: Dataset, plan: SupervisorPlan, validated: memoryvie
         staging = plan.staging
         assert staging is not None
         n_threads = staging.reads_per_prefetcher
-        Prefetcher(channel, dataset, staging.store(), validated, n_threads, row).run()
+        store, index_type = staging.store(), plan.index_type
+        Prefetcher(channel, dataset, store, validated, n_threads, index_type, row).run()
 
     return stage

@@ -162,12 +162,19 @@ class Supervisor:
     def _describe(self) -> tuple[str, int]:
         """Say whom the next mini-batch waits for, and at which example; -1 for none."""
         batch = self._schedule.batch(self._consumed_id - 1)
-        for worker in [*self._reading.team, *self._staging.team]:
-            for part in worker.parts.values():
-                if part.batch is batch:
-                    current = worker.current_index()
-                    return str(worker), current if current in part.indices else part.indices[0]
-        return "a free worker", -1
+        at_hand = [
+            (part, worker)
+            for worker in [*self._reading.team, *self._staging.team]
+            for part in worker.parts.values()
+        ]
+        for part, worker in at_hand:
+            if part.batch is batch:
+                current = worker.current_index()
+                return str(worker), current if current in part.indices else part.indices[0]
+        if not at_hand:
+            return "a free worker", -1
+        part, worker = min(at_hand, key=lambda pair: pair[0].part_id)
+        return f"no worker is free: {worker}", worker.current_index()
 
     def settle(self, batch: Batch | None) -> None:
         """Deliver a mini-batch whose parts are all done, or let it go; None is nothing to do."""

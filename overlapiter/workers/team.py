@@ -213,8 +213,9 @@ class Team:
         self._count_fruitless(text)
 
     def count_failed_start(self, error: OSError) -> None:
-        """Count a process that could not be started; the same."""
-        self._count_fruitless(f"the last one could not be started: {error}")
+        """Count a process that could not be started, unless others do its work meanwhile."""
+        if not any(worker.pid for worker in self.workers):
+            self._count_fruitless(f"the last one could not be started: {error}")
 
     def _count_fruitless(self, how: str) -> None:
         self.n_fruitless += 1
