@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.chainer.faults import Run, SourceFiles, held_back
+from tests.chainer.scripts import wait_until, workers
 
 
 @pytest.fixture
@@ -49,6 +50,7 @@ def test_a_store_that_stalls_again_and_again_is_announced_and_everything_comes_i
         held_back(paths[1], paths[7], paths[10]) as release,
         source.iterate(directory) as run,
     ):
+        wait_until(lambda: workers().get("ovl-reader"))
         assert_named(stalls(run, 1.0), directory, 1, paths[1])
         assert_named(stalls(run), directory, 1, paths[1])
         for index in (7, 10):
