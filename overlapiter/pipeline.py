@@ -291,6 +291,7 @@ class Pipeline:
     def close(self) -> None:
         """End all processes, within 2 seconds. Mini-batches that were taken stay valid."""
         self._finalizer()  # does nothing the second time, nor after the end of the interpreter
+        self._board.detach()
         for things in (self._waiting, self._outgoing, self._ready, self._layouts, self._segments):
             things.clear()
 

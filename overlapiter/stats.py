@@ -6,6 +6,7 @@ workers nothing. A row outlives its worker: a replacement counts on in the same 
 
 from __future__ import annotations
 
+import array
 import dataclasses
 import enum
 import mmap
@@ -112,7 +113,7 @@ class StatsBoard:
     def __init__(self, fd: int, n_readers: int, n_prefetchers: int) -> None:
         self._n_readers = n_readers
         self._n_prefetchers = n_prefetchers
-        self._memory = mmap.mmap(fd, self.size_bytes(n_readers, n_prefetchers))
+        self._memory: mmap.mmap | None = mmap.mmap(fd, self.size_bytes(n_readers, n_prefetchers))
         self._cells = memoryview(self._memory).cast("q")
 
     @staticmethod
@@ -137,6 +138,11 @@ class StatsBoard:
 
     def _row(self, number: int) -> Row:
         return Row(self._cells[number * _ROW_CELLS : (number + 1) * _ROW_CELLS])
+
+    def detach(self) -> None:
+        """Go on with a copy of what has been counted, and let go of the memory."""
+        self._cells = memoryview(array.array("q", self._cells))
+        self._memory = None
 
     def snapshot(self, created_ns: int) -> Stats:
         """Return the sums over all rows.
