@@ -130,8 +130,8 @@ def _hits(hits: list[dict]) -> str:
                 rows.append([kind, name, str(len(found)), *_notice(found), *_recover(found)])
     text = aligned(rows)
     return (
-        f"{text}\nMedian, p95 and max are of those that were not beside a pending stop or "
-        f"supervisor, which the last column counts; the limit is for all that had a supervisor. "
+        f"{text}\nNotice is of those that had a supervisor all the while; recovery of those that "
+        f"were not beside a pending stop or supervisor, which the last column counts. "
         f"Of all, the longest notice took "
         f"{max(hit['notice_seconds'] for hit in hits):.3f} s and the longest recovery "
         f"{max(hit['recover_seconds'] for hit in hits):.3f} s."
@@ -139,7 +139,7 @@ def _hits(hits: list[dict]) -> str:
 
 
 def _notice(hits: list[dict]) -> list[str]:
-    cells = _spread([hit["notice_seconds"] for hit in hits if not hit["beside"]])
+    cells = _spread([hit["notice_seconds"] for hit in hits if hit["had_supervisor"]])
     limited = notices(hits)
     if not limited:
         return [*cells, "-"]

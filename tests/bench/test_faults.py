@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import json
 import signal
 import subprocess
@@ -54,9 +55,9 @@ def test_a_few_kills_change_no_mini_batch_and_leave_nothing(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(300)
 def test_two_hundred_kills_change_no_mini_batch_and_leave_nothing(tmp_path):
-    result = soak(tmp_path, "--kills", "200", "--seed", "1", "--repeats", "1")
+    result = soak(tmp_path, "--kills", "200", "--seed", "1", "--repeats", "0")
 
     hits = hits_of(result)
     assert len(hits) >= 200
@@ -66,15 +67,21 @@ def test_two_hundred_kills_change_no_mini_batch_and_leave_nothing(tmp_path):
     # On a machine with much else to do some take longer, but none so long as until the supervisor
     # looks at all its workers: a death is told, not found.
     assert max(notices(hits)) < 1.0
-    for point in result["endings"]:
-        assert all(run["children_seconds"] < point["limit_seconds"] for run in point["runs"])
+
+
+QUICK_ENDINGS = {
+    ("finalize", "stuck readers"), ("interrupt", "stuck prefetchers"), ("kill", "loading")
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
     ("ending", "workers"),
-    [("finalize", "stuck readers"), ("interrupt", "stuck prefetchers"), ("kill", "loading")],
+    [
+        pytest.param(*both, marks=[] if both in QUICK_ENDINGS else pytest.mark.slow)
+        for both in itertools.product(fault_endings.LIMIT_SECONDS, fault_endings.WORKERS)
+    ],
 )
-def test_the_time_until_all_children_are_gone_is_measured(tmp_path, ending, workers):
+def test_all_children_are_gone_in_time(tmp_path, ending, workers):
     make_files(tmp_path / "source")
     request = {"source": str(tmp_path / "source"), "ending": ending, "workers": workers}
 
