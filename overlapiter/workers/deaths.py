@@ -7,19 +7,19 @@ from collections.abc import Sequence
 
 from .schedule import Part
 
-#: Deaths on the same example, or of prefetchers on the same part, after which it is given up.
+#: Deaths on the same example after which it is given up.
 MAX_DEATHS = 3
-#: The same for the example that was to come next when its file reader died between two examples.
+#: The same for the example that was to come next when its worker died between two examples.
 MAX_SUSPECT_DEATHS = 10
 
 
 @dataclasses.dataclass(frozen=True)
 class Culprit:
-    """The example that a file reader died on.
+    """The example that a worker died on.
 
     Attributes:
         index: Its index.
-        is_known: Whether the reader was at it; if not, it was to come next.
+        is_known: Whether the worker was at it; if not, it was to come next.
     """
 
     index: int
@@ -55,29 +55,20 @@ class Deaths:
     """Counts, for each part, the deaths in a row on the same example."""
 
     def __init__(self) -> None:
-        self._of_prefetchers: dict[int, int] = {}
-        self._of_readers: dict[int, tuple[Culprit, int]] = {}
+        self._in_a_row: dict[int, tuple[Culprit, int]] = {}
 
-    def of_reader(self, part: Part, culprit: Culprit | None) -> int:
-        """Count the death of a file reader on a part.
+    def add(self, part: Part, culprit: Culprit | None) -> int:
+        """Count the death of a worker that had a part at hand.
 
         Returns:
-            How many died on the culprit if it is now to be given up, else 0.
+            How many died on the culprit if it is in this part and now to be given up, else 0.
         """
         if culprit is None or culprit.index not in part.indices:
             return 0
-        before = self._of_readers.get(part.part_id)
+        before = self._in_a_row.get(part.part_id)
         count = before[1] + 1 if before and before[0] == culprit else 1
-        self._of_readers[part.part_id] = culprit, count
+        self._in_a_row[part.part_id] = culprit, count
         if count < (MAX_DEATHS if culprit.is_known else MAX_SUSPECT_DEATHS):
             return 0
-        del self._of_readers[part.part_id]
+        del self._in_a_row[part.part_id]
         return count
-
-    def of_prefetcher(self, part: Part) -> int:
-        """Count the death of a prefetcher on a part; as :meth:`of_reader`, for the whole part."""
-        count = self._of_prefetchers.pop(part.part_id, 0) + 1
-        if count >= MAX_DEATHS:
-            return count
-        self._of_prefetchers[part.part_id] = count
-        return 0

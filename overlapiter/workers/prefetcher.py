@@ -37,11 +37,13 @@ class StageTask(NamedTuple):
         part_id: For the answer.
         indices: Indices of the examples.
         n_files: Most files that an example is known to open; for datasets that declare none.
+        avoid: Those of the indices on which prefetchers died.
     """
 
     part_id: int
     indices: list[int]
     n_files: int
+    avoid: list[int]
 
 
 class Prefetcher:
@@ -77,6 +79,7 @@ class Prefetcher:
         self._lock = threading.Lock()
         self._user_code = threading.Lock()
         self._discovery: Discovery | None = None
+        self._asked: int | None = None
         self._validated = validated
         self._recent: collections.OrderedDict[str, int] = collections.OrderedDict()  # stamps
         self._in_hand: dict[object, int] = {}  # indices, in the order in which they were begun
@@ -130,7 +133,9 @@ class Prefetcher:
     def _begin(self, part: _Part) -> None:
         """Look which files of a part are staged; what is not becomes a job for every example."""
         missing = []
-        for example in map(self._look_safely, part.task.indices):
+        avoid = part.task.avoid
+        indices = [index for index in part.task.indices if index not in avoid]
+        for example in map(self._look_safely, indices):
             if example.missing or not example.is_declared:
                 missing.append(example)
             else:
@@ -149,13 +154,33 @@ class Prefetcher:
         token = object()
         with self._lock:
             self._in_hand[token] = index
-            self._row.put(Counter.CURRENT, next(iter(self._in_hand.values())) + 1)
+            self._show_current()
         try:
             yield
         finally:
             with self._lock:
                 del self._in_hand[token]
-                self._row.put(Counter.CURRENT, next(iter(self._in_hand.values()), -1) + 1)
+                self._show_current()
+
+    @contextlib.contextmanager
+    def _asking(self, index: int) -> Iterator[None]:
+        """Be the only thread that asks the dataset for an example, which may be our death."""
+        with self._user_code:
+            with self._lock:
+                self._asked = index
+                self._show_current()
+            try:
+                yield
+            finally:
+                with self._lock:
+                    self._asked = None
+                    self._show_current()
+
+    def _show_current(self) -> None:
+        current = self._asked
+        if current is None:
+            current = next(iter(self._in_hand.values()), -1)
+        self._row.put(Counter.CURRENT, current + 1)
 
     def _look_safely(self, index: int) -> _Example:
         try:
@@ -235,7 +260,7 @@ class Prefetcher:
         # The first example is followed to its end, to learn how many files an example opens.
         is_first, self._has_first = not self._has_first, True
         while is_first or len(example.staged) < max(n_files, self._n_files):
-            with self._user_code:
+            with self._asking(example.index):
                 if self._discovery is None:
                     self._discovery = Discovery(self._dataset, self._store.source, self._index_type)
                 known = {path: copy.path for path, copy in example.staged.items()}

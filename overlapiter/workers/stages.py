@@ -86,6 +86,7 @@ class StagingStage:
         self._credit_examples = credit_examples
         self._experience = experience
         self._deaths = Deaths()
+        self._avoided: set[int] = set()  # examples on which prefetchers died
 
     def hand_out(self) -> None:
         """Give work to every prefetcher that may have more, as long as there is some."""
@@ -94,7 +95,8 @@ class StagingStage:
             if part is None:
                 return
             worker.give(part)
-            task = StageTask(part.part_id, part.indices, self._experience.n_files)
+            avoid = [index for index in part.indices if index in self._avoided]
+            task = StageTask(part.part_id, part.indices, self._experience.n_files, avoid)
             worker.send(("stage", task))
 
     def hear(self, worker: Worker, message: Message) -> bool:
@@ -104,19 +106,21 @@ class StagingStage:
 
     def redo(self, parts: list[Part], death: Death) -> None:
         """Have the parts of a prefetcher that died staged by another one."""
+        culprit = death.culprit(parts)
         for part in parts:
-            n_deaths = self._deaths.of_prefetcher(part)
-            if not n_deaths:
-                self._desk.settle(self._schedule.redo(part, PartState.TO_STAGE))
-                continue
-            more = f" and {len(part.indices) - 1} more" * (len(part.indices) > 1)
-            self._desk.warn(
-                f"{deaths_words(n_deaths, death.exit_code, 'prefetchers')} while they staged the "
-                f"files of example {part.indices[0]}{more}, which are now read from the source; "
-                f"look for 'ovl-prefetcher' or 'out of memory' in the system log of this node"
-                + (f"\n\n{death.last_words}" if death.last_words else "")
-            )
-            self._desk.settle(self._schedule.staged(part, {}))
+            n_deaths = self._deaths.add(part, culprit)
+            if n_deaths and culprit is not None:
+                self._avoid(culprit.index, n_deaths, death)
+            self._desk.settle(self._schedule.redo(part, PartState.TO_STAGE))
+
+    def _avoid(self, index: int, n_deaths: int, death: Death) -> None:
+        self._avoided.add(index)
+        text = (
+            f"{deaths_words(n_deaths, death.exit_code, 'prefetchers')} while they staged the files "
+            f"of example {index}, which are read from the source from now on; look at these files, "
+            f"and for 'out of memory' in the system log of this node"
+        )
+        self._desk.warn(f"{text}\n\n{death.last_words}" if death.last_words else text)
 
 
 class ReadingStage:
@@ -261,7 +265,7 @@ class ReadingStage:
         for part in parts:
             if part is self._probe:
                 self._probe = None
-            n_deaths = self._deaths.of_reader(part, culprit)
+            n_deaths = self._deaths.add(part, culprit)
             if not n_deaths or culprit is None:
                 self._desk.settle(self._schedule.redo(part, PartState.TO_READ))
                 continue

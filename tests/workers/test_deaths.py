@@ -35,27 +35,27 @@ def test_an_example_is_given_up_after_so_many_deaths_and_then_counts_anew(parts,
     deaths = Deaths()
     culprit = Culprit(10, is_known)
     for _ in range(2):
-        counts = [deaths.of_reader(parts[0], culprit) for _ in range(limit)]
+        counts = [deaths.add(parts[0], culprit) for _ in range(limit)]
         assert counts == [0] * (limit - 1) + [limit]
 
 
 def test_deaths_on_different_examples_do_not_add_up(parts):
     deaths = Deaths()
     for _ in range(MAX_DEATHS):
-        assert not deaths.of_reader(parts[0], Culprit(10, is_known=True))
-        assert not deaths.of_reader(parts[0], Culprit(11, is_known=True))
+        assert not deaths.add(parts[0], Culprit(10, is_known=True))
+        assert not deaths.add(parts[0], Culprit(11, is_known=True))
 
 
 def test_a_part_that_only_waited_behind_the_culprit_is_not_blamed(parts):
     deaths = Deaths()
     for _ in range(2 * MAX_SUSPECT_DEATHS):
-        assert not deaths.of_reader(parts[1], Culprit(10, is_known=True))
-        assert not deaths.of_reader(parts[1], None)
+        assert not deaths.add(parts[1], Culprit(10, is_known=True))
+        assert not deaths.add(parts[1], None)
 
 
-def test_a_part_is_given_up_after_so_many_prefetchers_each_part_for_itself(parts):
+def test_each_part_counts_for_itself(parts):
     deaths = Deaths()
     for _ in range(MAX_DEATHS - 1):
-        assert not deaths.of_prefetcher(parts[0])
-        assert not deaths.of_prefetcher(parts[1])
-    assert deaths.of_prefetcher(parts[0]) == MAX_DEATHS
+        assert not deaths.add(parts[0], Culprit(10, is_known=True))
+        assert not deaths.add(parts[1], Culprit(12, is_known=True))
+    assert deaths.add(parts[0], Culprit(10, is_known=True)) == MAX_DEATHS
