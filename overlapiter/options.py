@@ -84,7 +84,7 @@ class Skip:
         match = _SHARE.fullmatch(self.limit)
         if match is None or float(match[1]) > 100:
             raise OptionError("limit", f"{self.limit!r} is no share; write '1%', or a number")
-        return math.ceil(float(match[1]) / 100 * dataset_size)
+        return math.ceil(decimal.Decimal(match[1]) * dataset_size / 100)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -182,9 +182,8 @@ class RunAhead:
 
     def take(self) -> Step:
         """Remove and return the next step."""
-        step = self.steps.popleft()
-        self._taken = step.state
-        return step
+        self._taken = self.steps[0].state
+        return self.steps.popleft()
 
     def extend(self, n_needed: int, n_wanted: int, *, may_cross_epoch: bool) -> list[Step]:
         """Generate steps until ``n_wanted`` are ahead, and return the new ones.

@@ -128,10 +128,19 @@ class Pipeline:
         while self._take_id not in self._ready:
             self._receive(deadline)
         message = self._ready.pop(self._take_id)
-        del self._waiting[self._take_id]
+        indices = self._waiting.pop(self._take_id).indices
         self._take_id += 1
         self._n_deaths = 0
-        return _failed(message[2]) if message[0] == "failed" else self._view(message)
+        if message[0] == "failed":
+            return _failed(message[2])
+        try:
+            return self._view(message)
+        except Exception as error:  # the user's: an example came that cannot be unpickled here
+            self._release_unseen(message)
+            first, last = indices[0], indices[-1]
+            reason = f"an example of this mini-batch, {first} to {last}, cannot be unpickled"
+            context = ExampleError(int(first), (), f"{reason} ({error!r})", "")
+            return FailedBatch(error, context)
 
     def reset(self) -> None:
         """Drop every index list and mini-batch on its way; the workers live on."""

@@ -6,7 +6,6 @@ workers nothing. A row outlives its worker: a replacement counts on in the same 
 
 from __future__ import annotations
 
-import array
 import dataclasses
 import enum
 import mmap
@@ -141,8 +140,9 @@ class StatsBoard:
 
     def detach(self) -> None:
         """Go on with a copy of what has been counted, and let go of the memory."""
-        self._cells = memoryview(array.array("q", self._cells))
-        self._memory = None
+        if self._memory is not None:  # nothing global: the interpreter may be ending
+            self._cells = memoryview(bytes(self._cells)).cast("q")
+            self._memory = None
 
     def snapshot(self, created_ns: int) -> Stats:
         """Return the sums over all rows.

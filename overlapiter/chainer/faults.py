@@ -51,42 +51,56 @@ class SkippedExamples:
 
     Args:
         limit: How many there may be; None if none is ever left out.
-        epoch_size: Examples in an epoch: so many in a row are the end, whatever the limit.
+        dataset: The dataset, for the files of its examples.
 
     Attributes:
         errors: What explains each of them, by index, in the order in which they were met.
     """
 
-    def __init__(self, limit: int | None, epoch_size: int) -> None:
-        self._limit = limit
-        self._epoch_size = epoch_size
+    def __init__(self, limit: int | None, dataset: Any) -> None:
+        self._limit = limit or 0
+        self._dataset = dataset
         self._n_in_a_row = 0
         self.errors: dict[int, ExampleError] = {}
 
-    def note(self, batch: MiniBatch) -> None:
+    def begin(self) -> None:
+        """Note that other mini-batches follow than were to be expected."""
+        self._n_in_a_row = 0
+
+    def note(self, batch: MiniBatch) -> TooManyBadExamplesError | None:
         """Count what was left out of a mini-batch, and warn of the very first.
 
-        Raises:
-            TooManyBadExamplesError: There are more than may be, or nothing else.
+        A mini-batch may be noted again, if what follows was interrupted.
+
+        Returns:
+            What to raise if there are more than may be, or nothing else.
         """
         if not batch.skipped:
             self._n_in_a_row = 0
-            return
-        is_first = not self.errors
+            return None
         n_before = len(self.errors)
         for error in batch.skipped:
-            self.errors.setdefault(error.index, error)
+            self.errors.setdefault(error.index, self._with_paths(error))
         self._n_in_a_row = 0 if batch else self._n_in_a_row + len(batch.skipped)
-        limit = self._limit or 0
-        is_beyond = len(self.errors) > max(limit, n_before)
-        if is_beyond or self._n_in_a_row >= self._epoch_size:
-            raise TooManyBadExamplesError(limit, [*self.errors.values()]) from batch.skipped[-1]
-        if is_first:
-            error = batch.skipped[0]
+        is_beyond = len(self.errors) > max(self._limit, n_before)
+        # A whole epoch of them may be the end of one that is shuffled and the start of the next.
+        if is_beyond or self._n_in_a_row >= 2 * len(self._dataset):
+            too_many = TooManyBadExamplesError(self._limit, [*self.errors.values()])
+            too_many.__cause__ = batch.skipped[-1]
+            return too_many
+        if not n_before:
+            error = self.errors[batch.skipped[0].index]
             warnings.warn(
                 f"{example_words(error.index, error.paths)} could not be read and is left out: "
-                f"{error.reason}. Further ones are left out silently, up to {limit}: look at the "
-                f"iterator's attribute 'skipped'",
+                f"{error.reason}. Further ones are left out silently, up to {self._limit}: look at "
+                f"the iterator's attribute 'skipped'",
                 BadExampleWarning,
-                stacklevel=3,
+                stacklevel=4,
             )
+        return None
+
+    def _with_paths(self, error: ExampleError) -> ExampleError:
+        if error.paths:
+            return error
+        paths = likely_paths(self._dataset, error.index)
+        return ExampleError(error.index, paths, error.reason, error.worker_traceback)

@@ -33,7 +33,7 @@ from .datasets import DatasetPickler
 from .faults import SkippedExamples, explain_stall, with_paths
 from .plan import modules_to_preload, staging_plan
 from .snapshot import exchange, is_same
-from .standing import Standing
+from .standing import Now, Standing
 
 
 class OverlapIterator(Standing):
@@ -80,9 +80,8 @@ class OverlapIterator(Standing):
     TimeoutWarning = chainer.iterators.MultiprocessIterator.TimeoutWarning
 
     _finalized = False
-    _is_torn: bool = False
+    _torn_at: Now | None = None
     _own_names: frozenset[str] = frozenset()
-    _ahead: RunAhead
     _pipeline: Pipeline
 
     def __init__(
@@ -125,7 +124,7 @@ class OverlapIterator(Standing):
         self.seed = None if seed is None else check_count("seed", seed, minimum=0)
         self.bad_examples = bad_examples
         limit = skip_limit(bad_examples, len(dataset))
-        self._skipped = SkippedExamples(limit, len(dataset))
+        self._skipped = SkippedExamples(limit, dataset)
         self.order_sampler = choose_sampler(shuffle, order_sampler, seed)
         # What the workers know; as in the original, changes of the attributes do not reach them.
         self._batch_size, self._repeat, self._dataset_size = self.batch_size, repeat, len(dataset)
@@ -146,41 +145,54 @@ class OverlapIterator(Standing):
         """
         if self._finalized:
             raise RuntimeError("the iterator has been finalized; make a new one")
-        before = self.epoch_detail
-        is_new_epoch = False
         while True:
+            now = self._now
+            before = now.previous_epoch_detail if now.is_passing else self.epoch_detail
             step, batch = self._next_step()
-            is_new_epoch |= step.state.is_new_epoch
-            self._previous_epoch_detail = before
-            self._state = step.state._replace(is_new_epoch=is_new_epoch)
-            self._is_torn = False
-            if isinstance(batch, FailedBatch):
-                raise with_paths(batch.error, self.dataset) from batch.context
-            self._skipped.note(batch)
-            if batch or not batch.skipped:  # one of which nothing is left is passed over
-                return batch
+            error, is_passing = self._judge(batch)
+            is_new_epoch = step.state.is_new_epoch or (now.is_passing and now.state.is_new_epoch)
+            state = step.state._replace(is_new_epoch=is_new_epoch)
+            # An interruption comes before this, and the step is done again, or after the return.
+            self._now = Now(state, before, self._now.ahead, step, is_passing)
+            if error is None and not is_passing:
+                return batch  # type: ignore[no-any-return]  # a FailedBatch has an error
+            if error is not None:
+                raise error
 
     next = __next__
 
-    def _next_step(self) -> tuple[Step, MiniBatch | FailedBatch]:
-        """Take the next step and wait for its mini-batch; torn until the state is set."""
-        if self._is_torn:
+    def _next_step(self) -> tuple[Step, Any]:
+        """Wait for the mini-batch of the next step; torn until that counts as taken."""
+        if self._torn_at is self._now:
             self._mend()
-        self._is_torn = True  # whatever interrupts us from here on, Ctrl-C for example
+        self._torn_at = self._now  # whatever interrupts us from here on, Ctrl-C for example
+        self._drop_taken()
         self._run_ahead()
-        step = self._ahead.steps[0]
+        step = self._now.ahead.steps[0]
         if step.index_list is None:
-            self._is_torn = False
+            self._torn_at = None
             self._stop(step)
-        batch = self._wait() if len(step.index_list.indices) else MiniBatch([])
-        self._ahead.take()
-        return step, batch
+        return step, self._wait() if len(step.index_list.indices) else MiniBatch([])
+
+    def _drop_taken(self) -> None:
+        ahead = self._now.ahead
+        if ahead.steps and ahead.steps[0] is self._now.step:
+            ahead.take()
+
+    def _judge(self, batch: MiniBatch | FailedBatch) -> tuple[BaseException | None, bool]:
+        """Return what to raise instead of a mini-batch, and whether to pass it over."""
+        if isinstance(batch, FailedBatch):
+            error = with_paths(batch.error, self.dataset)
+            error.__cause__ = batch.context
+            return error, False
+        too_many = self._skipped.note(batch)
+        return too_many, not batch and bool(batch.skipped) and too_many is None
 
     def _stop(self, step: Step) -> NoReturn:
         if step.error is not None:
-            self._ahead.take()  # the next call asks the sampler again
+            self._now.ahead.take()  # the next call asks the sampler again
             raise step.error
-        self._previous_epoch_detail = self.epoch_detail
+        self._now = self._now._replace(previous_epoch_detail=self.epoch_detail, is_passing=False)
         raise StopIteration
 
     def _wait(self) -> MiniBatch | FailedBatch:
@@ -189,15 +201,16 @@ class OverlapIterator(Standing):
                 return self._pipeline.take(self.dataset_timeout)
             except WaitTimeoutError as stall:
                 text = explain_stall(stall, self.dataset, self.dataset_timeout)
-                self._is_torn = False  # as an error it leaves next(), which may be called again
+                self._torn_at = None  # as an error it leaves next(), which may be called again
                 warnings.warn(text, self.TimeoutWarning, stacklevel=4)
-                self._is_torn = True
+                self._torn_at = self._now
 
     def _mend(self) -> None:
         """Submit anew what is ahead: an interruption may have torn a message apart."""
+        self._drop_taken()
         self._pipeline.reset()
-        self._submit(self._ahead.steps)
-        self._is_torn = False
+        self._submit(self._now.ahead.steps)
+        self._torn_at = None
 
     # --- running ahead ------------------------------------------------------------------------
 
@@ -207,14 +220,12 @@ class OverlapIterator(Standing):
 
     def _begin(self, state: IterationState) -> None:
         """Set the state, and forget what was generated ahead of the old one."""
-        self._state = state
-        self._previous_epoch_detail = -1.0
         # Holds no reference to this iterator, which is to end with its last reference.
         next_order = order_source(self.order_sampler, self.seed)
-        self._ahead = RunAhead(
-            state, self._batch_size, self._repeat, next_order, self._dataset_size
-        )
-        self._is_torn = True  # until the pipeline has been told
+        ahead = RunAhead(state, self._batch_size, self._repeat, next_order, self._dataset_size)
+        self._torn_at = now = Now(state, -1.0, ahead)  # until the pipeline has been told
+        self._skipped.begin()
+        self._now = now
 
     def _run_ahead(self, *, may_cross_epoch: bool = True) -> None:
         """Generate index lists as far ahead as the stages need them, and submit them.
@@ -223,7 +234,7 @@ class OverlapIterator(Standing):
         """
         n_needed = self.n_prefetch + 2
         n_wanted = n_needed if self.staging is None else max(n_needed, self.staging.look_ahead)
-        self._submit(self._ahead.extend(n_needed, n_wanted, may_cross_epoch=may_cross_epoch))
+        self._submit(self._now.ahead.extend(n_needed, n_wanted, may_cross_epoch=may_cross_epoch))
 
     def _submit(self, steps: Iterable[Step]) -> None:
         for step in steps:
@@ -258,7 +269,7 @@ class OverlapIterator(Standing):
         self._pipeline = Pipeline(parcel, plan, preload, created_ns)
         self._run_ahead(may_cross_epoch=False)
         self._pipeline.flush()
-        self._is_torn = False
+        self._torn_at = None
 
     # --- starting over, saving, ending -------------------------------------------------------
 
@@ -272,7 +283,7 @@ class OverlapIterator(Standing):
         self._pipeline.reset()
         self._run_ahead(may_cross_epoch=False)
         self._pipeline.flush()
-        self._is_torn = False
+        self._torn_at = None
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the state. Saving disturbs nothing that is on its way.
@@ -284,14 +295,16 @@ class OverlapIterator(Standing):
         state, previous = exchange(
             serializer,
             self._state,
-            self._previous_epoch_detail,
+            self._now.previous_epoch_detail,
             self.batch_size,
             self._dataset_size,
         )
         if not is_same(state, self._state):
             self._begin(state)
             self._restart()
-        self._previous_epoch_detail = previous
+        now = self._now._replace(previous_epoch_detail=previous)
+        self._torn_at = now if self._torn_at is self._now else None
+        self._now = now
 
     @property
     def skipped(self) -> list[ExampleError]:
@@ -325,7 +338,7 @@ class OverlapIterator(Standing):
         """Pickle the arguments, the state and what was added; the workers stay here."""
         own = self._own_names.union(vars(OverlapIterator), vars(Standing))
         added = {name: value for name, value in vars(self).items() if name not in own}
-        state = self._state, self._previous_epoch_detail
+        state = self._state, self._now.previous_epoch_detail
         return _revived, (type(self), arguments_of(self), added, *state)
 
 
@@ -340,6 +353,6 @@ def _revived(
     iterator.__dict__.update(added)
     OverlapIterator.__init__(iterator, **arguments)
     iterator._begin(IterationState(*state))
-    iterator._previous_epoch_detail = previous_epoch_detail
+    iterator._now = iterator._now._replace(previous_epoch_detail=previous_epoch_detail)
     iterator._restart()
     return iterator

@@ -2,19 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import chainer
 
-from overlapiter.order import IterationState, epoch_size
+from overlapiter.order import IterationState, RunAhead, Step, epoch_size
+
+
+class Now(NamedTuple):
+    """Where an iterator stands; replaced as a whole, so an interruption finds nothing half-set.
+
+    Attributes:
+        state: After the mini-batch that was taken last.
+        previous_epoch_detail: Before that mini-batch; -1 for none.
+        ahead: What comes next.
+        step: What led here; it may still be the first of ``ahead``. None at the start.
+        is_passing: Whether nothing was left of that mini-batch, so that it was not returned.
+    """
+
+    state: IterationState
+    previous_epoch_detail: float
+    ahead: RunAhead
+    step: Step | None = None
+    is_passing: bool = False
 
 
 class Standing(chainer.dataset.Iterator):
     """The readable half of an iterator: all of it describes the mini-batch that was taken last."""
 
     dataset: Any
-    _state: IterationState
-    _previous_epoch_detail: float  # -1 for None, so that snapshots can hold it
+    _now: Now
+
+    @property
+    def _state(self) -> IterationState:  # ChainerMN looks at its order
+        return self._now.state
 
     @property
     def current_position(self) -> int:
@@ -39,7 +60,8 @@ class Standing(chainer.dataset.Iterator):
     @property
     def previous_epoch_detail(self) -> float | None:
         """The ``epoch_detail`` before the last mini-batch; None before the first one."""
-        return None if self._previous_epoch_detail < 0 else self._previous_epoch_detail
+        previous = self._now.previous_epoch_detail
+        return None if previous < 0 else previous
 
     @property
     def _epoch_size(self) -> int:

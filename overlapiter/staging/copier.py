@@ -54,8 +54,8 @@ class Copier:
         elif answer.outcome is Outcome.BUSY:
             self._tell(
                 f"another process keeps files in {self._store.directory} claimed and writes "
-                f"nothing: they are read from the source; see whether a job on this node was "
-                f"stopped or hangs"
+                f"nothing: they are read from the source; see whether the slow store stalls, or a "
+                f"job on this node was stopped or hangs"
             )
         return answer
 

@@ -166,8 +166,8 @@ class Store:
                     try:
                         # Its owner may have published it, or another one begun anew, meanwhile.
                         if try_lock(fd) and os.lstat(entry.path).st_ino == os.fstat(fd).st_ino:
+                            os.unlink(entry.path)  # first: see _fetch
                             self._room.release(os.fstat(fd).st_size)
-                            os.unlink(entry.path)
                             removed += 1
                     finally:
                         os.close(fd)
@@ -182,7 +182,11 @@ class Store:
             with self._claims.hold(name, staged) as partial:
                 if partial is None:
                     return Staged(Outcome.BUSY, None)
-                self._room.release(partial.size_bytes)  # the reservation of an owner that died
+                if partial.size_bytes:  # the reservation of an owner that died
+                    # In this order: a kill in between counts too much, which a recount mends.
+                    os.ftruncate(partial.fd, 0)
+                    self._room.release(partial.size_bytes)
+                    partial.size_bytes = 0
                 copy = self.peek(path)  # published while we waited for the claim
                 found = None if copy is None else self.compare(path, copy)
                 return found or self._copy(path, partial, staged)

@@ -59,6 +59,11 @@ class Channel:
         return cls(one), cls(other)
 
     @classmethod
+    def closed(cls) -> Channel:
+        """Return an end that is closed already."""
+        return cls(socket.socket.__new__(socket.socket))
+
+    @classmethod
     def from_fd(cls, fd: int) -> Channel:
         """Return the end with this descriptor, which the channel takes over."""
         return cls(socket.socket(fileno=fd))

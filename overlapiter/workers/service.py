@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Sequence
 from typing import Protocol
 
+from overlapiter.errors import PipelineError
 from overlapiter.stats import StatsBoard
 
 from .channel import Channel, ChannelClosedError
@@ -66,11 +67,21 @@ class Service:
         os.ftruncate(self._validated_fd, _stamps_bytes(plan.dataset_size))
         self._child: Child | None = None
         self._was_stopped = False
-        self.channel: Channel
+        self.channel = Channel.closed()
 
     def start(self) -> None:
-        """Start a supervisor; does not wait for it."""
-        ours, theirs = Channel.pair()
+        """Start a supervisor; does not wait for it.
+
+        Raises:
+            PipelineError: A limit of the process is in the way.
+        """
+        try:
+            ours, theirs = Channel.pair()
+        except OSError as error:
+            raise PipelineError(
+                f"no channel to the supervisor can be made ({error}); look at the limit of open "
+                f"files (ulimit -n)"
+            ) from error
         self.channel = ours
         self._was_stopped = False
         parcel = self._parcel
@@ -139,6 +150,8 @@ def supervise(fds: list[int], plan: SupervisorPlan, dataset_bytes: int) -> int:
         for name in plan.imports:
             importlib.import_module(name)
         dataset = open_parcel(fds[1], dataset_bytes)
+        # Were it ignored in the program, or by what was imported, the dead would vanish unseen.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         n_prefetchers = plan.staging.n_prefetchers if plan.staging else 0
         board = StatsBoard(fds[2], plan.n_readers, n_prefetchers)
         stamps = mmap.mmap(fds[3], _stamps_bytes(plan.dataset_size))

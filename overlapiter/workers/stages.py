@@ -87,9 +87,17 @@ class StagingStage:
         self._experience = experience
         self._deaths = Deaths()
         self._avoided: set[int] = set()  # examples on which prefetchers died
+        self.is_given_up = False
+
+    def give_up(self, reason: str) -> None:
+        """Stage nothing any more: what is not staged is read from the source."""
+        self.is_given_up = True
+        self._desk.warn(f"staging is given up, and files are read from the source: {reason}")
 
     def hand_out(self) -> None:
         """Give work to every prefetcher that may have more, as long as there is some."""
+        while self.is_given_up and (part := self._schedule.next_to_stage()):
+            self._desk.settle(self._schedule.staged(part, {}))
         while worker := self.team.least_loaded(_UNBOUNDED, self._credit_examples):
             part = self._schedule.next_to_stage()
             if part is None:
@@ -132,7 +140,7 @@ class ReadingStage:
         desk: The supervisor.
         keeper: The slots.
         experience: To learn from what they do.
-        validated: One byte for each example, shared with the prefetchers.
+        validated: The stamp of each example's copies, shared with the prefetchers.
         is_skipping: Whether examples that cannot be read are left out.
     """
 
@@ -269,6 +277,7 @@ class ReadingStage:
             if not n_deaths or culprit is None:
                 self._desk.settle(self._schedule.redo(part, PartState.TO_READ))
                 continue
+            self.team.n_fruitless = 0  # to give up an example is to get on
             index, exit_code, last_words = culprit.index, death.exit_code, death.last_words
             if self._is_skipping:
                 reason = f"{deaths_words(n_deaths, exit_code)} on it"

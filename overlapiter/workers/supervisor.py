@@ -18,6 +18,7 @@ import os
 import selectors
 import time
 
+from overlapiter.errors import PipelineError
 from overlapiter.sharedmem.segments import Slot
 from overlapiter.sources import Dataset
 from overlapiter.stats import Counter, StatsBoard
@@ -95,7 +96,7 @@ class Supervisor:
         for stage in self._stages:
             for worker in stage.team:
                 if not worker.pid:
-                    self._start(stage, worker)
+                    self._refill(stage, worker)
                 self._take_turn(0)  # the first ones work while the others are forked
         while not self._trainer.is_closed:
             self._take_turn(_LOOK_AFTER_SECONDS)
@@ -125,7 +126,7 @@ class Supervisor:
             return
         for stage in self._stages:
             for worker in stage.team.vacant():
-                self._start(stage, worker)
+                self._refill(stage, worker)
             for worker in stage.team.lost():
                 if self._serve(stage, worker):  # it may have sent something before
                     self._bury(stage, worker)
@@ -246,9 +247,21 @@ class Supervisor:
         """Put a new process in the place of one that died, and have exactly its parts redone."""
         death = self._end(worker)
         worker.row.add(Counter.DEATHS, 1)
-        stage.team.count_death(death)
-        self._start(stage, worker)
+        self._refill(stage, worker, death)
         stage.redo(worker.take_all_back(), death)
+
+    def _refill(self, stage: Stage, worker: Worker, death: Death | None = None) -> None:
+        """Start a process in a vacant place; without any prefetcher, training goes on unstaged."""
+        if stage is self._staging and self._staging.is_given_up:
+            return
+        try:
+            if death is not None:
+                stage.team.count_death(death)
+            self._start(stage, worker)
+        except PipelineError as error:
+            if stage is self._reading:
+                raise
+            self._staging.give_up(str(error))
 
     def _end(self, worker: Worker) -> Death:
         self._selector.unregister(worker.channel)

@@ -157,10 +157,21 @@ class Culprit(Pixels):
         sys.exit(3)
 
     def crashes(self, _: int) -> None:
-        os.kill(os.getpid(), signal.SIGSEGV)
+        signal.pthread_kill(threading.get_ident(), signal.SIGSEGV)  # at once, as a real one
 
     def gives_objects(self, i: int) -> Any:
         return np.array([None, "text", i], dtype=object), i
+
+
+class DeclaredCulprit(Culprit):
+    """As :class:`Culprit`, and says which file an example reads."""
+
+    def __init__(self, n: int, index: int, deed: str, folder: str) -> None:
+        super().__init__(n, index, deed)
+        self.folder = folder
+
+    def source_paths(self, i: int) -> list[str]:
+        return [f"{self.folder}/{i}"]
 
 
 class Gated(Pixels):

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.chainer.scripts import Program, are_gone, complaints, wait_until, workers
+from tests.chainer.scripts import Program, are_gone, complaints, run_script, wait_until, workers
 
 START = """
     import os, sys, gc, time
@@ -152,3 +152,40 @@ def test_killing_the_trainer_ends_stuck_children_and_leaves_no_half_copied_file(
         assert complaints(program.errors()) == []
     # The supervisor tidies up if it outlives the trainer by a moment, else the next start does.
     assert len(list((tmp_path / "fast").glob("*/partial/*"))) <= 1
+
+
+@pytest.mark.parametrize("ending", ["", "iterator.finalize()", "iterator.stats()"])
+def test_an_iterator_of_the_module_ends_silently_with_the_interpreter(
+    tmp_path: Path, ending: str
+) -> None:
+    done = run_script(
+        tmp_path,
+        f"""
+        import overlapiter
+
+        if __name__ == "__main__":
+            iterator = overlapiter.OverlapIterator(list(range(8)), 4, n_processes=1)
+            batch = next(iterator)
+            {ending}
+        """,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_program_that_ignores_the_ends_of_its_children_has_them_replaced(tmp_path: Path) -> None:
+    done = run_script(
+        tmp_path,
+        """
+        import signal
+        import overlapiter
+
+        if __name__ == "__main__":
+            signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+            iterator = overlapiter.OverlapIterator(
+                list(range(8)), 4, shuffle=False, n_processes=2, maxtasksperchild=1
+            )
+            print([next(iterator)[0] for _ in range(6)])
+            iterator.finalize()
+        """,
+    )
+    assert (done.stdout, done.stderr) == ("[0, 4, 0, 4, 0, 4]\n", "")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import pickle
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +23,13 @@ from overlapiter.errors import (
     TooManyBadExamplesError,
 )
 from tests.chainer.conftest import Maker
-from tests.chainer.iterator_datasets import Culprit, Pixels, indices_of, numbered_images
+from tests.chainer.iterator_datasets import (
+    Culprit,
+    DeclaredCulprit,
+    Pixels,
+    indices_of,
+    numbered_images,
+)
 from tests.conftest import make_images
 
 pytestmark = [
@@ -50,6 +58,38 @@ class Bad(Pixels):
         if i in self.bad:
             raise ValueError(f"bad {i}")
         return super().get_example(i)
+
+
+class CrashesBefore(Pixels):
+    """The first examples kill whoever reads them."""
+
+    def __init__(self, n: int, first_good: int) -> None:
+        super().__init__(n)
+        self.first_good = first_good
+
+    def get_example(self, i: int) -> Any:
+        if i < self.first_good:
+            os._exit(5)
+        return super().get_example(i)
+
+
+class BadAndGated(Bad):
+    """As :class:`Bad`; from the second time on, the first example waits for a file."""
+
+    def __init__(self, n: int, bad: set[int], gate: Path) -> None:
+        super().__init__(n, bad)
+        self.gate = gate
+        self.note = gate.with_name("note")
+
+    def get_example(self, i: int) -> Any:
+        while i == 0 and self.note.exists() and not self.gate.exists():
+            time.sleep(0.005)
+        if i == 4:
+            self.note.touch()  # the first sweep has passed
+        return super().get_example(i)
+
+    def source_paths(self, _: int) -> list[str]:
+        return []
 
 
 def take(iterator: Any, n: int) -> list[list[int]]:
@@ -137,15 +177,65 @@ def test_bad_examples_before_the_first_good_one_are_left_out(make_ours: Maker) -
     assert [error.index for error in iterator.skipped] == list(range(9))
 
 
-@pytest.mark.parametrize("repeat", [True, False])
-def test_a_dataset_without_any_good_example_is_no_endless_search(
-    make_ours: Maker, repeat: bool
-) -> None:
+def test_a_dataset_without_any_good_example_is_no_endless_search(make_ours: Maker) -> None:
     dataset = Bad(6, set(range(6)))
-    iterator = make_ours(dataset, 4, repeat=repeat, shuffle=False, bad_examples=Skip("100%"))
+    iterator = make_ours(dataset, 4, shuffle=False, bad_examples=Skip("100%"))
     with pytest.raises(TooManyBadExamplesError) as caught:
         next(iterator)
     assert len(caught.value.examples) == 6
+
+
+def test_bad_mini_batches_at_both_sides_of_an_epoch_border_are_no_whole_epoch(
+    make_ours: Maker,
+) -> None:
+    orders = iter([[0, 1], [1, 0], [0, 1], [1, 0]] * 9)
+    iterator = make_ours(
+        Bad(2, {1}), 1, order_sampler=lambda _order, _: np.array(next(orders)), bad_examples=Skip(1)
+    )
+    assert take(iterator, 4) == [[0]] * 4
+
+
+def test_many_examples_in_a_row_may_kill_their_readers(make_ours: Maker) -> None:
+    iterator = make_ours(
+        CrashesBefore(16, 5), 16, shuffle=False, n_processes=1, bad_examples=Skip(5)
+    )
+    assert take(iterator, 1) == [list(range(5, 16))]
+    assert [error.index for error in iterator.skipped] == [0, 1, 2, 3, 4]
+
+
+def test_the_files_of_an_example_that_kills_its_readers_are_listed(make_ours: Maker) -> None:
+    folder = str(make_ours.staging.source)
+    dataset = DeclaredCulprit(8, 2, "exits_hard", folder)
+    iterator = make_ours(dataset, 4, shuffle=False, bad_examples=Skip(1))
+    next(iterator)
+    assert iterator.skipped[0].paths == (f"{folder}/2",)
+
+
+def test_an_epoch_that_is_passed_over_is_told_of_though_the_wait_is_left(
+    make_ours: Maker, tmp_path: Path
+) -> None:
+    dataset = BadAndGated(8, {4, 5, 6, 7}, tmp_path / "gate")
+    iterator = make_ours(dataset, 4, shuffle=False, bad_examples=Skip(4))
+    take(iterator, 1)
+    iterator.dataset_timeout = 0.2
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", iterator.TimeoutWarning)
+        with pytest.raises(iterator.TimeoutWarning):
+            next(iterator)
+    dataset.gate.touch()
+    iterator.dataset_timeout = None
+    assert take(iterator, 1) == [[0, 1, 2, 3]]
+    assert (iterator.epoch, iterator.is_new_epoch) == (1, True)
+    assert iterator.previous_epoch_detail == 0.5
+
+
+def test_a_warning_that_is_an_error_loses_no_example(make_ours: Maker) -> None:
+    iterator = make_ours(Bad(8, {1}), 4, shuffle=False, bad_examples=Skip(1))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", BadExampleWarning)
+        with pytest.raises(BadExampleWarning):
+            next(iterator)
+        assert take(iterator, 2) == [[0, 2, 3], [4, 5, 6, 7]]
 
 
 def test_beyond_the_limit_the_examples_are_named_and_the_next_ones_can_still_be_had(
@@ -225,7 +315,7 @@ def test_a_limit_that_is_none_is_refused(limit: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("limit", "size", "n"), [(0, 10, 0), (5, 3, 5), ("1%", 1, 1), ("1%", 101, 2), ("100%", 7, 7)]
+    ("limit", "size", "n"), [(0, 10, 0), (5, 3, 5), ("1%", 1, 1), ("1%", 101, 2), ("7%", 100, 7)]
 )
 def test_a_share_is_rounded_up(limit: Any, size: int, n: int) -> None:
     assert Skip(limit).max_examples(size) == n

@@ -14,7 +14,7 @@ import pytest
 from overlapiter import OverlapIterator, Skip
 from overlapiter.errors import WorkerDiedError
 from tests.chainer.conftest import Maker
-from tests.chainer.iterator_datasets import Culprit, Pixels, Slow, indices_of
+from tests.chainer.iterator_datasets import DeclaredCulprit, Pixels, Slow, indices_of
 from tests.chainer.scripts import are_gone, run_script, wait_until, workers
 
 
@@ -51,17 +51,6 @@ class Interrupts(Pixels):
         if i == 5:
             raise KeyboardInterrupt(f"at {i}")
         return super().get_example(i)
-
-
-class DeclaredCulprit(Culprit):
-    """As :class:`Culprit`, and says which file an example reads."""
-
-    def __init__(self, n: int, index: int, deed: str, folder: str) -> None:
-        super().__init__(n, index, deed)
-        self.folder = folder
-
-    def source_paths(self, i: int) -> list[str]:
-        return [f"{self.folder}/{i}"]
 
 
 def in_order(n: int, size: int, start: int = 0) -> list[list[int]]:
@@ -113,16 +102,17 @@ def test_finalize_ends_workers_that_are_stopped() -> None:
 def test_a_job_that_is_suspended_as_a_whole_goes_on_with_the_same_workers() -> None:
     with OverlapIterator(Slow(40), 4, shuffle=False, n_processes=2) as iterator:
         taken = [indices_of(next(iterator)) for _ in range(3)]
-        everyone = [process for found in workers().values() for process in found]
+        found = workers()
+        everyone = [p for name in ("ovl-supervisor", "ovl-reader") for p in found[name]]
         for process in everyone:
             process.suspend()
         wait_until(lambda: all(p.status() == psutil.STATUS_STOPPED for p in everyone))
-        for process in everyone:
+        for process in reversed(everyone):  # the supervisor last, so that it sees nobody stopped
             process.resume()
         taken += [indices_of(next(iterator)) for _ in range(27)]
         assert taken == in_order(30, 40)
         assert iterator.stats().workers_replaced == 0
-        assert [process for found in workers().values() for process in found] == everyone
+        assert workers() == found
 
 
 def test_an_example_that_stops_its_readers_is_named(make_ours: Maker) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -13,7 +14,8 @@ import pytest
 from chainer.dataset import DatasetMixin
 
 from overlapiter import OverlapIterator, Staging
-from overlapiter.errors import OptionError, WorkerDiedError
+from overlapiter.errors import ExampleError, OptionError, WorkerDiedError
+from tests.chainer.iterator_datasets import Pixels
 
 
 class TwoFiles(DatasetMixin):
@@ -212,3 +214,71 @@ def test_a_program_without_standard_output_trains():
     command = [sys.executable, "-W", "ignore", "-c", program]
     ended = subprocess.run(["sh", "-c", '"$@" >&-', "sh", *command], check=False)
     assert ended.returncode == 4
+
+
+class Stubborn:
+    """Pickles, but does not unpickle."""
+
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+class GivesStubborn(Pixels):
+    def get_example(self, i):
+        return (np.zeros(1000), Stubborn()) if i == 5 else super().get_example(i)
+
+
+def test_an_example_that_cannot_be_unpickled_costs_its_mini_batch_and_no_memory():
+    with OverlapIterator(GivesStubborn(16), 4, shuffle=False, n_processes=1) as iterator:
+        for _ in range(20):
+            assert [i for _, i in next(iterator)] == [0, 1, 2, 3]
+            with pytest.raises(ValueError, match="no number") as caught:
+                next(iterator)
+            assert isinstance(caught.value.__cause__, ExampleError)
+            assert "4 to 7, cannot be unpickled" in str(caught.value.__cause__)
+            assert [i for _, i in next(iterator)] == [8, 9, 10, 11]
+            next(iterator)
+        assert len(iterator._pipeline._segments) == 1
+
+
+def test_an_interruption_at_any_line_of_next_loses_and_doubles_no_mini_batch():
+    n_lines = 0
+    n_returns = 0
+    with OverlapIterator(Growing(), 4, shuffle=False, n_processes=1) as iterator:
+        while n_lines < 10_000:
+            n_lines += 1
+            before = iterator.current_position
+            is_interrupted, batch = _interrupted_at(n_lines, iterator)
+            if not is_interrupted:  # there is no such line any more
+                break
+            # It counts as taken just before the return, where no signal is handled.
+            n_returns += iterator.current_position != before
+            expected = iterator.current_position
+            batch = next(iterator)
+            assert int(batch[0].flat[0]) == expected
+            assert iterator.current_position == (expected + 4) % len(Growing())
+    assert 30 < n_lines < 10_000
+    assert n_returns <= 2  # the test of the condition, and the return
+
+
+def _interrupted_at(n_lines, iterator):
+    """Take a mini-batch, interrupted before the n-th line of our iterator, if there is one."""
+    left = n_lines
+
+    def count(frame, event, _argument):
+        nonlocal left
+        if not frame.f_code.co_filename.endswith(("chainer/iterator.py", "order.py")):
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+        return count
+
+    batch = None
+    before = sys.gettrace()
+    sys.settrace(count)
+    with contextlib.suppress(KeyboardInterrupt):
+        batch = next(iterator)
+    sys.settrace(before)
+    return left <= 0, batch
