@@ -128,7 +128,7 @@ class OverlapIterator(Standing):
         self.order_sampler = choose_sampler(shuffle, order_sampler, seed)
         # What the workers know; as in the original, changes of the attributes do not reach them.
         self._batch_size, self._repeat, self._dataset_size = self.batch_size, repeat, len(dataset)
-        self._begin(self._first_state())
+        self._begin()
         self._start(created_ns)
         self._own_names = frozenset(vars(self)) - added
 
@@ -166,18 +166,13 @@ class OverlapIterator(Standing):
         if self._torn_at is self._now:
             self._mend()
         self._torn_at = self._now  # whatever interrupts us from here on, Ctrl-C for example
-        self._drop_taken()
+        self._now.drop_taken()
         self._run_ahead()
         step = self._now.ahead.steps[0]
         if step.index_list is None:
             self._torn_at = None
             self._stop(step)
         return step, self._wait() if len(step.index_list.indices) else MiniBatch([])
-
-    def _drop_taken(self) -> None:
-        ahead = self._now.ahead
-        if ahead.steps and ahead.steps[0] is self._now.step:
-            ahead.take()
 
     def _judge(self, batch: MiniBatch | FailedBatch) -> tuple[BaseException | None, bool]:
         """Return what to raise instead of a mini-batch, and whether to pass it over."""
@@ -207,19 +202,18 @@ class OverlapIterator(Standing):
 
     def _mend(self) -> None:
         """Submit anew what is ahead: an interruption may have torn a message apart."""
-        self._drop_taken()
+        self._now.drop_taken()
         self._pipeline.reset()
         self._submit(self._now.ahead.steps)
         self._torn_at = None
 
     # --- running ahead ------------------------------------------------------------------------
 
-    def _first_state(self) -> IterationState:
-        size = len(self.dataset), self._dataset_size
-        return first_state(self.order_sampler, self.seed, *size)
-
-    def _begin(self, state: IterationState) -> None:
-        """Set the state, and forget what was generated ahead of the old one."""
+    def _begin(self, state: IterationState | None = None) -> None:
+        """Set the state, by default the first, and forget what was generated ahead of the old."""
+        if state is None:
+            size = len(self.dataset), self._dataset_size
+            state = first_state(self.order_sampler, self.seed, *size)
         # Holds no reference to this iterator, which is to end with its last reference.
         next_order = order_source(self.order_sampler, self.seed)
         ahead = RunAhead(state, self._batch_size, self._repeat, next_order, self._dataset_size)
@@ -276,7 +270,7 @@ class OverlapIterator(Standing):
     def reset(self) -> None:
         """Go back to the start, with a new order from ``order_sampler``; the workers live on."""
         self._refuse_if_finalized()
-        self._begin(self._first_state())
+        self._begin()
         self._restart()
 
     def _restart(self) -> None:

@@ -26,6 +26,11 @@ class Now(NamedTuple):
     step: Step | None = None
     is_passing: bool = False
 
+    def drop_taken(self) -> None:
+        """See to it that ``ahead`` begins with what is not taken yet."""
+        if self.ahead.steps and self.ahead.steps[0] is self.step:
+            self.ahead.take()
+
 
 class Standing(chainer.dataset.Iterator):
     """The readable half of an iterator: all of it describes the mini-batch that was taken last."""

@@ -15,7 +15,6 @@ import resource
 import threading
 import traceback
 from collections.abc import Callable, Iterable, Iterator
-from typing import NamedTuple
 
 from overlapiter.sources import Copy, Dataset, declared_paths, paths_below, stamp_of
 from overlapiter.staging.copier import Copier
@@ -24,26 +23,11 @@ from overlapiter.stats import Counter, Row
 
 from .channel import Channel, ChannelClosedError
 from .discovery import Discovery
+from .staging_work import Example, PartInHand
 
 _REMEMBERED_PATHS = 4096
 _DESCRIPTORS_PER_READ = 2
 _SPARE_DESCRIPTORS = 12  # for the dataset, and for messages
-
-
-class StageTask(NamedTuple):
-    """A part of a mini-batch whose files are to be staged.
-
-    Attributes:
-        part_id: For the answer.
-        indices: Indices of the examples.
-        n_files: Most files that an example is known to open; for datasets that declare none.
-        avoid: Those of the indices on which prefetchers died.
-    """
-
-    part_id: int
-    indices: list[int]
-    n_files: int
-    avoid: list[int]
 
 
 class Prefetcher:
@@ -96,7 +80,7 @@ class Prefetcher:
         try:
             while True:
                 message, _ = self._channel.receive()
-                self._jobs.put(functools.partial(self._begin, _Part(message[1])))
+                self._jobs.put(functools.partial(self._begin, PartInHand(message[1])))
                 while not n_threads and not self._jobs.empty():
                     self._do_next_job()
         except ChannelClosedError:
@@ -130,7 +114,7 @@ class Prefetcher:
             job()
         return job is not None
 
-    def _begin(self, part: _Part) -> None:
+    def _begin(self, part: PartInHand) -> None:
         """Look which files of a part are staged; what is not becomes a job for every example."""
         missing = []
         avoid = part.task.avoid
@@ -182,16 +166,16 @@ class Prefetcher:
             current = next(iter(self._in_hand.values()), -1)
         self._row.put(Counter.CURRENT, current + 1)
 
-    def _look_safely(self, index: int) -> _Example:
+    def _look_safely(self, index: int) -> Example:
         try:
             with self._hold(index):
                 return self._look(index)
         except ChannelClosedError:
             raise
         except BaseException as error:  # user code, or a path that no file can have
-            return self._give_up(_Example(index), error)
+            return self._give_up(Example(index), error)
 
-    def _give_up(self, example: _Example, error: BaseException) -> _Example:
+    def _give_up(self, example: Example, error: BaseException) -> Example:
         """Leave an example to the file reader, which goes to the source."""
         example.is_complete = False
         self._tell(
@@ -199,9 +183,9 @@ class Prefetcher:
         )
         return example
 
-    def _look(self, index: int) -> _Example:
+    def _look(self, index: int) -> Example:
         """Find the files of an example, and those of them that are staged."""
-        example = _Example(index)
+        example = Example(index)
         declared = declared_paths(self._dataset, index)
         if declared is None:
             example.is_declared = False
@@ -231,7 +215,7 @@ class Prefetcher:
         stamp = stamp_of(copy) if is_trusted else self._recent.get(absolute, 0)
         return self._store.compare(absolute, copy, stamp=stamp)
 
-    def _fetch(self, part: _Part, example: _Example) -> None:
+    def _fetch(self, part: PartInHand, example: Example) -> None:
         """Copy what is missing of an example."""
         try:
             with self._hold(example.index):
@@ -251,12 +235,12 @@ class Prefetcher:
         if is_complete:
             self._answer(part)
 
-    def _finish(self, part: _Part, example: _Example) -> None:
+    def _finish(self, part: PartInHand, example: Example) -> None:
         part.staged.update(example.staged)
         if example.is_complete and example.is_settled:
             self._validated[example.index] = _total(example.stamps)
 
-    def _discover(self, example: _Example, n_files: int) -> None:
+    def _discover(self, example: Example, n_files: int) -> None:
         # The first example is followed to its end, to learn how many files an example opens.
         is_first, self._has_first = not self._has_first, True
         while is_first or len(example.staged) < max(n_files, self._n_files):
@@ -278,7 +262,7 @@ class Prefetcher:
                 break
         self._n_files = max(self._n_files, len(example.staged))
 
-    def _note(self, example: _Example, path: str, absolute: str, answer: Staged | None) -> bool:
+    def _note(self, example: Example, path: str, absolute: str, answer: Staged | None) -> bool:
         """Count an answer of the store; return whether it settles what becomes of the file."""
         if answer is None:
             return False
@@ -306,7 +290,7 @@ class Prefetcher:
                 self._recent.popitem(last=False)
         return True
 
-    def _answer(self, part: _Part) -> None:
+    def _answer(self, part: PartInHand) -> None:
         self._channel.send(("staged", part.task.part_id, part.staged))
 
     def _tell(self, text: str) -> None:
@@ -315,40 +299,6 @@ class Prefetcher:
             self._told.add(text)
         if is_news:
             self._channel.send(("trouble", text))
-
-
-class _Example:
-    """An example on its way to the staging directory.
-
-    Attributes:
-        index: Its index.
-        is_declared: Whether its files are known without asking the dataset for it.
-        is_complete: Whether all its files are staged.
-        is_settled: Whether their copies need not be compared with the sources again.
-        staged: Source path to staged copy of those that are.
-        stamps: The stamps of these copies.
-        missing: Source path and absolute path of those to copy.
-    """
-
-    __slots__ = ("index", "is_complete", "is_declared", "is_settled", "missing", "staged", "stamps")
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.is_declared = True
-        self.is_complete = True
-        self.is_settled = True
-        self.staged: dict[str, Copy] = {}
-        self.stamps: list[int] = []
-        self.missing: list[tuple[str, str]] = []
-
-
-class _Part:
-    """A part, with the number of its examples that wait for the slow store."""
-
-    def __init__(self, task: StageTask) -> None:
-        self.task = task
-        self.staged: dict[str, Copy] = {}
-        self.n_waiting = 0
 
 
 def _total(stamps: Iterable[int]) -> int:

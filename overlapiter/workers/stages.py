@@ -12,9 +12,9 @@ from overlapiter.sharedmem.segments import Slot
 from .channel import Message
 from .deaths import Death, Deaths
 from .memory import SlotKeeper
-from .prefetcher import StageTask
 from .reader import ReadTask
 from .schedule import Batch, Part, PartState, Schedule
+from .staging_work import StageTask
 from .team import Team, Worker
 
 #: A part should keep a file reader busy for about this long: short enough to balance the load,
