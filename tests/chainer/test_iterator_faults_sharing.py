@@ -101,7 +101,8 @@ def test_a_job_that_is_stopped_while_it_copies_is_told_of_and_passed_by(
         with held_back(path):
             program.wait_for("ready")
             wait_until(lambda: len(staged_files(fast)) == 11 and is_claimed(fast, path))
-            stopped = psutil.Process(program.process.pid).children(recursive=True)
+            trainer = psutil.Process(program.process.pid)
+            stopped = [trainer, *trainer.children(recursive=True)]  # its trainer would help itself
             for process in stopped:
                 process.send_signal(signal.SIGSTOP)
             for process in stopped:  # it takes a moment until the last thread has stopped

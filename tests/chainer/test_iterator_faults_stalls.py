@@ -71,7 +71,8 @@ def test_the_wait_for_a_stalled_store_goes_on_after_the_warning(
         held_back(path) as release,
         source.iterate(directory, dataset_timeout=0.7) as run,
     ):
-        timer = threading.Timer(1.2, release, [path])
+        wait_until(lambda: workers().get("ovl-reader"))
+        timer = threading.Timer(1.5, release, [path])
         timer.start()
         run.take(4)
         timer.join()
