@@ -77,7 +77,7 @@ def test_the_wait_for_a_stalled_store_goes_on_after_the_warning(
         run.take(4)
         timer.join()
     assert run.warnings
-    assert_named(run.warnings[0], directory, 2, path)
+    assert_named(run.warnings[-1], directory, 2, path)
 
 
 def test_reset_and_finalize_do_not_wait_for_a_stalled_store(
