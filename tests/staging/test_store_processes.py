@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import fcntl
-import hashlib
 import os
 import random
 import signal
@@ -16,6 +15,7 @@ from overlapiter.staging import claim as claim_module
 from overlapiter.staging import store as store_module
 from overlapiter.staging.room import Room
 from overlapiter.staging.store import Outcome, Store
+from tests.staging.stores import claim_of, made_store, partials
 
 N_FILES = 20
 
@@ -26,28 +26,6 @@ def source(tmp_path: Path) -> Path:
     for n in range(N_FILES):
         (tmp_path / "source" / f"{n}.bin").write_bytes(bytes([n]) * 10_000)
     return tmp_path / "source"
-
-
-@pytest.fixture
-def staging(tmp_path: Path) -> Path:
-    (tmp_path / "staging").mkdir()
-    return tmp_path / "staging"
-
-
-def made_store(source: Path, staging: Path, capacity_bytes: int | None = None) -> Store:
-    store = Store(str(staging), str(source), Room(str(staging), capacity_bytes, 0))
-    store.create()
-    return store
-
-
-def claim_of(store: Store, name: str) -> tuple[str, str]:
-    """Return the partial and the staged file."""
-    digest = hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()
-    return store._partial + digest, store.staged_path(name)
-
-
-def partials(staging: Path) -> list[Path]:
-    return [*staging.glob("*/partial/*")]
 
 
 def forked(function) -> int:

@@ -1,0 +1,45 @@
+"""What the tests of the store build on: a small source, and what a store keeps on disk."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+from overlapiter.staging.room import Room
+from overlapiter.staging.store import Staged, Store
+
+DAY_NS = 86_400 * 10**9
+
+
+def made_store(
+    source: Path, staging: Path, capacity_bytes: int | None = None, **options: bool
+) -> Store:
+    store = Store(str(staging), str(source), Room(str(staging), capacity_bytes, 0), **options)
+    store.create()
+    return store
+
+
+def name_of(source: Path, number: int) -> str:
+    return str(source / "train" / "n01" / f"{number}.bin")
+
+
+def claim_of(store: Store, name: str) -> tuple[str, str]:
+    """Return the partial and the staged file."""
+    digest = hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()
+    return store._partial + digest, store.staged_path(name)
+
+
+def partials(staging: Path) -> list[Path]:
+    return [*staging.glob("*/partial/*")]
+
+
+def is_same(staged: Staged, name: str) -> bool:
+    return Path(staged.path).read_bytes() == Path(name).read_bytes()
+
+
+def rewrite(name: str, data: bytes) -> None:
+    """Change a file, with an mtime that no clock's grain can hide."""
+    before = os.stat(name)
+    Path(name).write_bytes(data)
+    os.utime(name, ns=(before.st_mtime_ns + DAY_NS, before.st_mtime_ns + DAY_NS))
