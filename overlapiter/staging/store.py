@@ -17,10 +17,10 @@ import contextlib
 import enum
 import errno
 import hashlib
-import io
 import os
 import stat
 import time
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from overlapiter.errors import StagingError
@@ -28,6 +28,7 @@ from overlapiter.sources import stamp_of
 
 from .claim import Claims, Partial, lstat, try_lock
 from .folders import make_private, refuse_foreign
+from .origin import LocalOrigin, Origin, Original, OriginalFile
 from .room import BusyError, Room
 
 _CHUNK_BYTES = 4 << 20
@@ -78,9 +79,18 @@ class Store:
         source: Absolute root of the source files.
         room: Decides whether a file fits.
         validate: Whether a staged file is compared with its source before use.
+        origin: Gives the source files; None for those of a mounted directory.
     """
 
-    def __init__(self, directory: str, source: str, room: Room, *, validate: bool = True) -> None:
+    def __init__(
+        self,
+        directory: str,
+        source: str,
+        room: Room,
+        *,
+        validate: bool = True,
+        origin: Origin | None = None,
+    ) -> None:
         self.directory = directory
         self.source = source
         self._prefix = os.path.join(source, "")
@@ -89,6 +99,7 @@ class Store:
         self._partial = os.path.join(base, "partial", "")
         self._room = room
         self._validate = validate
+        self._origin = origin or LocalOrigin()
         self._claims = Claims()
 
     def create(self) -> None:
@@ -138,10 +149,10 @@ class Store:
         is_settled = True
         if found_stamp != stamp and self._validate:
             try:
-                original = os.stat(path)
+                original = self._origin.stat(path)
             except OSError:
                 return Staged(Outcome.SOURCE_FAILED, None)
-            if not _same_file(copy, original):
+            if Original(copy.st_size, copy.st_mtime_ns) != original:
                 return None
             is_settled = _is_settled(original)
         return Staged(Outcome.FOUND, self.staged_path(path), found_stamp, is_settled=is_settled)
@@ -198,31 +209,39 @@ class Store:
     def _copy(self, path: str, partial: Partial, staged: str) -> Staged:
         if partial.copy is not None and stat.S_ISDIR(partial.copy.st_mode):
             raise IsADirectoryError(errno.EISDIR, "a directory is in the place of its copy", staged)
-        with _open_source(path) as file:
-            original = _stat_source(file.fileno())
-            if not original.st_size:  # empty, or of a kind that does not tell: read it there
+        with _source_errors():
+            opened = self._origin.open(path)
+        with opened as file:
+            with _source_errors():
+                original = file.stat()
+            size_bytes = original.size_bytes
+            if not size_bytes:  # empty, or of a kind that does not tell: read it there
                 return Staged(Outcome.SOURCE_FAILED, None)
-            if not self._reserve(original.st_size, staged):
+            if not self._reserve(size_bytes, staged):
                 return Staged(Outcome.REFUSED, None)
             try:
-                # Its size is its reservation, should we die.
-                size_bytes = original.st_size if self._room.is_counting else 0
-                if partial.size_bytes != size_bytes:
-                    os.ftruncate(partial.fd, size_bytes)
-                copied_bytes = _pump(file.fileno(), partial.fd, original.st_size)
-                if copied_bytes != original.st_size or not _same_file(
-                    original, _stat_source(file.fileno())
-                ):
-                    raise _SourceError  # it is being written: not ours to keep
-                os.utime(partial.fd, ns=(original.st_mtime_ns, original.st_mtime_ns))
+                self._fill(partial, file, original)
                 replaced_bytes = 0 if partial.copy is None else _size_of(staged)
                 _publish(partial, staged)
             except BaseException:
-                self._room.release(original.st_size)
+                self._room.release(size_bytes)
                 raise
             self._room.release(replaced_bytes)
         stamp = stamp_of(os.fstat(partial.fd))
-        return Staged(Outcome.COPIED, staged, stamp, copied_bytes, _is_settled(original))
+        return Staged(Outcome.COPIED, staged, stamp, size_bytes, _is_settled(original))
+
+    def _fill(self, partial: Partial, file: OriginalFile, original: Original) -> None:
+        """Copy a source file, which is to be the one that was looked at, to a partial file."""
+        # Its size is its reservation, should we die.
+        reserved_bytes = original.size_bytes if self._room.is_counting else 0
+        if partial.size_bytes != reserved_bytes:
+            os.ftruncate(partial.fd, reserved_bytes)
+        copied_bytes = _pump(file, partial.fd, original.size_bytes)
+        with _source_errors():
+            is_same = file.stat() == original
+        if copied_bytes != original.size_bytes or not is_same:
+            raise _SourceError  # it is being written: not ours to keep
+        os.utime(partial.fd, ns=(original.mtime_ns, original.mtime_ns))
 
     def _reserve(self, size_bytes: int, staged: str) -> bool:
         """Reserve room for a file beside its outdated copy, or else in the place of that."""
@@ -244,12 +263,8 @@ def subdirectory(directory: str, source: str) -> str:
     return os.path.join(directory, f"{name}-{digest}")
 
 
-def _is_settled(original: os.stat_result) -> bool:
-    return abs(time.time_ns() - original.st_mtime_ns) > _SETTLING_NS
-
-
-def _same_file(one: os.stat_result, other: os.stat_result) -> bool:
-    return one.st_size == other.st_size and one.st_mtime_ns == other.st_mtime_ns
+def _is_settled(original: Original) -> bool:
+    return abs(time.time_ns() - original.mtime_ns) > _SETTLING_NS
 
 
 def _size_of(path: str) -> int:
@@ -257,29 +272,21 @@ def _size_of(path: str) -> int:
     return 0 if found is None else found.st_size
 
 
-def _open_source(path: str) -> io.FileIO:
+@contextlib.contextmanager
+def _source_errors() -> Iterator[None]:
+    """Tell errors of the source from those of the staging disk."""
     try:
-        # The builtin, looked up now: whoever wraps the slow store's files wraps it.
-        return open(path, "rb", buffering=0)  # the caller closes it
+        yield
     except OSError as error:
         raise _SourceError from error
 
 
-def _stat_source(fd: int) -> os.stat_result:
-    try:
-        return os.fstat(fd)
-    except OSError as error:
-        raise _SourceError from error
-
-
-def _pump(source_fd: int, target_fd: int, size_bytes: int) -> int:
+def _pump(file: OriginalFile, target_fd: int, size_bytes: int) -> int:
     """Copy ``size_bytes``, or up to the end of the source; return the bytes copied."""
     copied_bytes = 0
     while copied_bytes < size_bytes:
-        try:
-            piece = os.read(source_fd, min(_CHUNK_BYTES, size_bytes - copied_bytes))
-        except OSError as error:
-            raise _SourceError from error
+        with _source_errors():
+            piece = file.read(min(_CHUNK_BYTES, size_bytes - copied_bytes))
         if not piece:
             break
         view = memoryview(piece)
