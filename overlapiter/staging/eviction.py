@@ -1,0 +1,234 @@
+"""Which staged files go when there is no room: those whose next use is farthest. Pure.
+
+This is Belady's rule: L. A. Belady, "A study of replacement algorithms for a virtual-storage
+computer", IBM Systems Journal 5 (1966). It can be followed because the order is known.
+"""
+
+from __future__ import annotations
+
+import collections
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overlapiter.nextuse import NextUse
+from overlapiter.order import Indices
+
+from .owners import Owners
+
+#: Examples that :meth:`Eviction.offer` passes over because what they read others need sooner.
+_MAX_PASSED_OVER = 64
+_ABSENT = -1
+
+
+class Victim(NamedTuple):
+    """An example whose staged files may be evicted.
+
+    Attributes:
+        example: Its index.
+        tier: Where its files are; 0 is the fastest tier.
+        kept: Numbers of those of its files that another example needs sooner.
+        paths: Its files, where the dataset does not declare them.
+    """
+
+    example: int
+    tier: int
+    kept: tuple[int, ...] = ()
+    paths: tuple[str, ...] = ()
+
+
+class StagedFile(NamedTuple):
+    """A file of an example.
+
+    Attributes:
+        file_id: Its number.
+        size_bytes: Its size.
+    """
+
+    file_id: int
+    size_bytes: int
+
+
+class Eviction:
+    """Knows which examples are staged, when each is read next, and so which ones to evict.
+
+    An example that has been handed out, to be staged or read, is never a victim until its
+    mini-batch is settled. Positions are those of :class:`NextUse`.
+
+    Args:
+        n_examples: Examples in the dataset.
+        n_tiers: Tiers of the staging directory.
+
+    Attributes:
+        n_in_window: Examples that have been handed out and are not settled.
+    """
+
+    def __init__(self, n_examples: int, n_tiers: int = 1) -> None:
+        self._next_use = NextUse(n_examples)
+        self._owners = Owners(n_examples)
+        self._tiers = np.full(n_examples, _ABSENT, np.int8)
+        self._handed_out = np.full(n_examples, -1, np.int64)  # the position at which it last was
+        self._is_offered = np.zeros(n_examples, bool)
+        self._is_known = np.zeros(n_examples, bool)
+        self._n_files = np.zeros(n_examples, np.int32)
+        self._bytes = np.zeros(n_examples, np.int64)
+        self._window: collections.deque[tuple[int, list[int]]] = collections.deque()
+        self._settled = 0
+        self._farthest = [_Farthest() for _ in range(n_tiers)]
+        self._paths: dict[int, tuple[str, ...]] = {}
+        self._n_known = 0
+        self._known_bytes = 0
+        self.n_in_window = 0
+
+    @property
+    def mean_bytes(self) -> float:
+        """Bytes of files that an example stands for, on the average; 0 before any is known."""
+        return self._known_bytes / max(self._n_known, 1)
+
+    def is_staged(self, index: int) -> bool:
+        """Return whether all files of an example are known to be staged."""
+        return bool(self._tiers[index] != _ABSENT)
+
+    # --- what happens -------------------------------------------------------------------------
+
+    def learn(self, epoch: int, order: Indices | None) -> None:
+        """Take note of the order of an epoch; None for ascending."""
+        self._next_use.learn(epoch, order)
+        self._owners.forget_uses()
+        self._sort()
+
+    def hand_out(self, position: int, indices: list[int]) -> None:
+        """Take note that a part which begins at ``position`` is handed out to be staged."""
+        self._next_use.hand_out(position, indices)
+        self._handed_out[indices] = np.arange(position, position + len(indices))
+        self._window.append((position + len(indices), indices))
+        self.n_in_window += len(indices)
+
+    def settle(self, position: int) -> None:
+        """Take note that all that was handed out before ``position`` has been read."""
+        self._settled = position
+        while self._window and self._window[0][0] <= position:
+            _, indices = self._window.popleft()
+            self.n_in_window -= len(indices)
+            for index in indices:
+                self._add(index)
+
+    def note(
+        self, index: int, tier: int, files: Sequence[StagedFile], paths: tuple[str, ...] = ()
+    ) -> None:
+        """Take note that all files of an example are staged, in ``tier`` or a slower one."""
+        own_bytes = sum(f.size_bytes for f in files if self._owners.add(index, f.file_id))
+        self._n_files[index] = len(files)
+        if own_bytes:
+            self._bytes[index] = own_bytes
+            self._known_bytes += own_bytes
+        if not self._is_known[index]:
+            self._is_known[index] = True
+            self._n_known += 1
+        if paths:
+            self._paths[index] = paths
+        self._tiers[index] = tier
+        self._is_offered[index] = False
+        self._add(index)
+
+    def note_absent(self, index: int) -> None:
+        """Take note that not all files of an example are staged."""
+        self._tiers[index] = _ABSENT
+        self._is_offered[index] = False
+
+    def restart(self) -> None:
+        """Take note that the trainer starts anew somewhere; what is staged stays known."""
+        self._next_use.restart()
+        self._owners.forget_uses()
+        self._handed_out.fill(-1)
+        self._is_offered.fill(False)
+        self._window.clear()
+        self.n_in_window = self._settled = 0
+        self._sort()
+
+    # --- who goes -----------------------------------------------------------------------------
+
+    def offer(self, tier: int, wanted_bytes: int) -> list[Victim]:
+        """Return victims that together free ``wanted_bytes``, or as far as there are any.
+
+        They are the caller's until it gives each of them back, or notes what became of it.
+        """
+        victims: list[Victim] = []
+        n_passed_over = 0
+        farthest = self._farthest[tier]
+        while wanted_bytes > 0 and n_passed_over < _MAX_PASSED_OVER:
+            index = farthest.pop(lambda index, position: self._is_valid(index, position, tier))
+            if index is None:
+                break
+            kept = self._owners.needed_sooner(index, self._next_use.position)
+            if kept and len(kept) == self._n_files[index]:
+                n_passed_over += 1  # until its next use
+                continue
+            self._is_offered[index] = True
+            victims.append(Victim(index, tier, kept, self._paths.get(index, ())))
+            wanted_bytes -= max(int(self._bytes[index]), 1)
+        return victims
+
+    def give_back(self, victims: Iterable[Victim]) -> None:
+        """Take back victims that were not needed."""
+        for victim in victims:
+            self._is_offered[victim.example] = False
+            self._add(victim.example)
+
+    def _is_valid(self, index: int, position: int, tier: int) -> bool:
+        return bool(
+            self._next_use.position[index] == position
+            and self._tiers[index] == tier
+            and self._handed_out[index] < self._settled
+            and not self._is_offered[index]
+        )
+
+    def _add(self, index: int) -> None:
+        tier = self._tiers[index]
+        if tier != _ABSENT and self._handed_out[index] < self._settled:
+            self._farthest[tier].add(index, int(self._next_use.position[index]))
+
+    def _sort(self) -> None:
+        is_idle = (self._handed_out < self._settled) & ~self._is_offered
+        for tier, farthest in enumerate(self._farthest):
+            indices = np.flatnonzero(is_idle & (self._tiers == tier))
+            farthest.begin(indices, self._next_use.position[indices])
+
+
+class _Farthest:
+    """Gives examples by the position of their next use, the farthest first.
+
+    The bulk is a sorted array, what is added later a heap; entries that have become wrong stay
+    until they are met.
+    """
+
+    def __init__(self) -> None:
+        self.begin(np.empty(0, np.intp), np.empty(0, np.int64))
+
+    def begin(self, indices: NDArray[np.intp], positions: NDArray[np.int64]) -> None:
+        """Forget everything, and begin with these."""
+        by_position = np.argsort(positions, kind="stable")
+        self._indices, self._positions = indices[by_position], positions[by_position]
+        self._n_sorted = len(indices)
+        self._heap: list[tuple[int, int]] = []
+
+    def add(self, index: int, position: int) -> None:
+        """Add an example."""
+        heapq.heappush(self._heap, (-position, index))
+
+    def pop(self, is_valid: Callable[[int, int], bool]) -> int | None:
+        """Remove and return the farthest example that is valid; None if there is none."""
+        while self._heap or self._n_sorted:
+            last = self._n_sorted - 1
+            if last < 0 or (self._heap and -self._heap[0][0] >= self._positions[last]):
+                negative, index = heapq.heappop(self._heap)
+                position = -negative
+            else:
+                index, position = int(self._indices[last]), int(self._positions[last])
+                self._n_sorted = last
+            if is_valid(index, position):
+                return index
+        return None

@@ -1,0 +1,105 @@
+"""Which examples read which staged file. Pure.
+
+Most files belong to one example. A file that several read must stay while the one that needs it
+first still does, so their owners are kept, 4 bytes each.
+"""
+
+from __future__ import annotations
+
+import array
+
+import numpy as np
+from numpy.typing import NDArray
+
+_NOBODY, _SEVERAL = 0, -1  # in the table, an example is its index + 1
+_LOAD = 0.7
+
+
+class Owners:
+    """The owners of files, which are known by a number each, 64 bits wide and not 0.
+
+    A hash table in two arrays: a dictionary of a million files would take ten times as much.
+
+    Args:
+        n_files: About as many files are expected; more are fine.
+    """
+
+    def __init__(self, n_files: int) -> None:
+        self._make_table(max(8, 1 << int(n_files / _LOAD).bit_length()))
+        self._several: dict[int, array.array[int]] = {}
+        self._shared: dict[int, list[int]] = {}
+        self._soonest: dict[int, tuple[int, int]] = {}
+
+    def _make_table(self, size: int) -> None:
+        self._mask = size - 1
+        self._files = np.zeros(size, np.uint64).data
+        self._owners = np.zeros(size, np.int64).data
+        self._n_files = 0
+
+    def add(self, index: int, file_id: int) -> bool:
+        """Note that an example reads a file; return whether nobody did before."""
+        place = self._find(file_id)
+        owner = self._owners[place]
+        if owner == _NOBODY:
+            self._files[place], self._owners[place] = file_id, index + 1
+            self._n_files += 1
+            if self._n_files > _LOAD * self._mask:
+                self._grow()
+            return True
+        if owner == _SEVERAL:
+            if file_id not in self._shared.get(index, ()):
+                self._join(index, file_id)
+        elif owner != index + 1:
+            self._owners[place] = _SEVERAL
+            self._several[file_id] = array.array("i")
+            self._join(owner - 1, file_id)
+            self._join(index, file_id)
+        return False
+
+    def _join(self, index: int, file_id: int) -> None:
+        self._several[file_id].append(index)
+        self._shared.setdefault(index, []).append(file_id)
+        self._soonest.pop(file_id, None)
+
+    def needed_sooner(self, index: int, next_use: NDArray[np.int64]) -> tuple[int, ...]:
+        """Return those files of an example that another one reads before it does.
+
+        Args:
+            index: The example.
+            next_use: The position of the next use of each example.
+        """
+        own = int(next_use[index])
+        return tuple(
+            file_id
+            for file_id in self._shared.get(index, ())
+            if self._first_use(file_id, next_use) < (own, index)
+        )
+
+    def _first_use(self, file_id: int, next_use: NDArray[np.int64]) -> tuple[int, int]:
+        """Return the next use of a file and the example that it is for."""
+        known = self._soonest.get(file_id)
+        if known is None or next_use[known[1]] != known[0]:  # that use is over
+            owners = np.frombuffer(self._several[file_id], np.int32)
+            soonest = int(owners[np.argmin(next_use[owners])])
+            known = self._soonest[file_id] = int(next_use[soonest]), soonest
+        return known
+
+    def forget_uses(self) -> None:
+        """Take note that the next uses have changed otherwise than by being over."""
+        self._soonest.clear()
+
+    def _find(self, file_id: int) -> int:
+        files, mask = self._files, self._mask
+        place = file_id & mask
+        while files[place] not in (file_id, 0):
+            place = (place + 1) & mask
+        return place
+
+    def _grow(self) -> None:
+        files, owners = self._files, self._owners
+        self._make_table(2 * len(files))
+        for file_id, owner in zip(files, owners, strict=True):
+            if owner != _NOBODY:
+                place = self._find(file_id)
+                self._files[place], self._owners[place] = file_id, owner
+                self._n_files += 1
