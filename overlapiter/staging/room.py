@@ -19,6 +19,9 @@ from collections.abc import Iterator
 
 from overlapiter.errors import StagingError
 
+from .marks import MARK_FILE
+from .records import RUNS_FILE, USERS_FOLDER
+
 _USAGE_FILE = "overlapiter.usage"
 #: What the disk has to spare is asked for anew when this process has used 1/256 of it.
 _SHARES = 256
@@ -188,9 +191,12 @@ def _is_copying(directory: str) -> bool:
 
 
 def _bytes_below(directory: str) -> int:
+    """Return the bytes of all files but those that say something of the directory."""
     total_bytes = 0
-    for folder, _, names in os.walk(directory):
-        for name in names:
+    for folder, folders, names in os.walk(directory):
+        if USERS_FOLDER in folders:
+            folders.remove(USERS_FOLDER)
+        for name in set(names) - {MARK_FILE, RUNS_FILE}:
             with contextlib.suppress(FileNotFoundError):
                 total_bytes += os.lstat(os.path.join(folder, name)).st_size
     return total_bytes

@@ -5,6 +5,7 @@ Layout below the staging directory::
     imagenet-3f1c0a9b2d4e/        one subdirectory per source root (name and hash), mode 0700
         files/train/n01/a.jpg     mirrors the source's tree; complete files only
         partial/5d41402abc4b2a76  files being copied, named by the hash of their path
+        source.json               which source root that is, for the commands (see :mod:`.marks`)
 
 A file is claimed before it is copied (see :mod:`.claim`), and published by renaming the partial
 file, complete and with the source's mtime, which makes it self-describing: size and mtime are all
@@ -28,6 +29,7 @@ from overlapiter.sources import stamp_of
 
 from .claim import Claims, Partial, lstat, try_lock
 from .folders import make_private, refuse_foreign
+from .marks import write_mark
 from .origin import LocalOrigin, Origin, Original, OriginalFile
 from .room import BusyError, Room
 
@@ -116,6 +118,7 @@ class Store:
             except OSError as error:
                 message = f"cannot make it ({error.strerror}); choose another directory"
                 raise StagingError(path, message) from error
+        write_mark(os.path.dirname(files), self.source)
 
     def staged_path(self, path: str) -> str:
         """Return where the copy of ``path``, a normalised path below the source, belongs."""

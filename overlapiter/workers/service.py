@@ -16,6 +16,7 @@ from typing import Protocol
 from overlapiter.errors import PipelineError
 from overlapiter.stats import StatsBoard
 
+from .attendance import recorded
 from .channel import Channel, ChannelClosedError
 from .launch import Child, launch
 from .parcel import Parcel, open_parcel
@@ -156,14 +157,16 @@ def supervise(fds: list[int], plan: SupervisorPlan, dataset_bytes: int) -> int:
         board = StatsBoard(fds[2], plan.n_readers, n_prefetchers)
         stamps = mmap.mmap(fds[3], _stamps_bytes(plan.dataset_size))
         validated = memoryview(stamps).cast("Q")
-        for fd in fds[1:4]:
-            os.close(fd)
         freeze()
         supervisor = Supervisor(channel, dataset, plan, board, validated)
-        try:
-            supervisor.run()
-        finally:
-            supervisor.end_workers()
+        record = recorded(plan, board, fds[2], supervisor.warn)
+        for fd in fds[1:4]:
+            os.close(fd)
+        with record:
+            try:
+                supervisor.run()
+            finally:
+                supervisor.end_workers()
     except ChannelClosedError:
         return 0
     except BaseException as error:  # the trainer is told, nobody else can be
