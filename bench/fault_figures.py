@@ -12,8 +12,6 @@ supervisor. The black line is the median of the full ones.
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,8 +23,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 from bench.fault_tables import KINDS, NOTICE_LIMIT_SECONDS, SIGNALS, calm_seconds
-from bench.figures import STYLE
-from bench.isolated import CHECKOUT
+from bench.figures import caption, draw_from_command_line, save
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -107,30 +104,22 @@ def _limit(axes: Axes, rows: list[int]) -> None:
 def _caption(figure: Figure, result: dict, n_hits: int) -> None:
     """Write below the figure what was measured where."""
     machine, options = result["machine"], result["options"]
-    lines = [
+    caption(
+        figure,
         f"{n_hits} signals; seed {options['seed']}; a step computes {options['compute_ms']:g} ms; "
         "grey: next() undisturbed, median to maximum",
         f"{machine['cores']} cores, {machine['processor']}",
-    ]
-    figure.tight_layout(rect=(0, 0.4 / figure.get_figheight(), 1, 1))
-    figure.text(0.01, 0.08 / figure.get_figheight(), "\n".join(lines), fontsize=7, color="#555555")
+    )
+
+
+def draw_all(result: dict, stem: Path) -> list[Path]:
+    """Draw the figure, if ``result`` has data for it, and return the files written."""
+    return save(draw(result), stem.with_name(f"{stem.name}.png"))
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    default = CHECKOUT / "bench/results/faults.json"
-    parser.add_argument("result", type=Path, nargs="?", default=default, help="the JSON file")
-    options = parser.parse_args(arguments)
-    with plt.rc_context(STYLE):
-        figure = draw(json.loads(options.result.read_text()))
-        if figure is not None:
-            path = options.result.with_suffix(".png")
-            figure.savefig(path)
-            plt.close(figure)
-            print(path)
+    draw_from_command_line(__doc__, "faults", draw_all, arguments)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,11 +69,8 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     written = []
     for name, figure in figures.items():
         if figure is not None:
-            path = stem.with_name(f"{stem.name}-{name}.png")
             _caption(figure, result)
-            figure.savefig(path)
-            plt.close(figure)
-            written.append(path)
+            written += save(figure, stem.with_name(f"{stem.name}-{name}.png"))
     return written
 
 
@@ -196,28 +194,57 @@ def draw_waits(points: list[dict]) -> Figure | None:
 def _caption(figure: Figure, result: dict) -> None:
     """Write below the figure what was measured where."""
     options, machine = result["options"], result["machine"]
-    lines = [
+    caption(
+        figure,
         f"{result['store']}; {result['data']}; batch size {options['batch_size']}",
         f"{machine['cores']} cores, {machine['processor']}; median of {options['repeats']} runs; "
         f"page cache of the source {result['page_cache']}",
-    ]
+    )
+
+
+def caption(figure: Figure, *lines: str) -> None:
+    """Write below a figure what was measured where."""
     figure.tight_layout(rect=(0, 0.4 / figure.get_figheight(), 1, 1))
     figure.text(0.01, 0.08 / figure.get_figheight(), "\n".join(lines), fontsize=7, color="#555555")
 
 
+def save(figure: Figure | None, path: Path) -> list[Path]:
+    """Write a figure, if there is one, and return the files written."""
+    if figure is None:
+        return []
+    figure.savefig(path)
+    plt.close(figure)
+    return [path]
+
+
+def draw_from_command_line(
+    description: str | None,
+    name: str,
+    draw: Callable[[dict, Path], list[Path]],
+    arguments: list[str] | None,
+) -> None:
+    """Draw the figures of a benchmark from the JSON file that the command line names.
+
+    Args:
+        description: What the command line says of itself.
+        name: The benchmark, whose JSON file is the default.
+        draw: Draws what a result holds into files with this stem, and returns them.
+        arguments: Of the command line; None for those of this process.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    default = CHECKOUT / f"bench/results/{name}.json"
+    parser.add_argument("result", type=Path, nargs="?", default=default, help="the JSON file")
+    path = parser.parse_args(arguments).result
+    with plt.rc_context(STYLE):
+        for written in draw(json.loads(path.read_text()), path.with_suffix("")):
+            print(written)
+
+
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    default = CHECKOUT / "bench/results/thousand.json"
-    parser.add_argument("result", type=Path, nargs="?", default=default, help="the JSON file")
-    options = parser.parse_args(arguments)
-    with plt.rc_context(STYLE):
-        for path in draw_all(
-            json.loads(options.result.read_text()), options.result.with_suffix("")
-        ):
-            print(path)
+    draw_from_command_line(__doc__, "thousand", draw_all, arguments)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import chainer
 import numpy as np
 
 from overlapiter.errors import OptionError
-from overlapiter.options import Skip, check_count
+from overlapiter.options import Skip, Staging, check_count
 from overlapiter.order import IterationState, NextOrder, checked_order, seeded_order
 
 OrderSampler = Callable[[Any, int], Any]
@@ -62,6 +62,25 @@ def count_readers(n_processes: int | None) -> int:
     if not n_processes:
         return len(os.sched_getaffinity(0)) or multiprocessing.cpu_count()
     return check_count("n_processes", n_processes)
+
+
+def count_or_none(name: str, value: int | None, minimum: int = 1) -> int | None:
+    """Return an argument that may be left out; OptionError if it is no such count."""
+    return None if value is None else check_count(name, value, minimum=minimum)
+
+
+def check_timeout(dataset_timeout: float | None) -> float | None:
+    """Return the argument; OptionError if it is no time in seconds."""
+    if dataset_timeout is not None and not dataset_timeout > 0:
+        raise OptionError("dataset_timeout", f"{dataset_timeout!r} s is no time; use None")
+    return dataset_timeout
+
+
+def check_staging(staging: Staging | None) -> Staging | None:
+    """Return the argument; OptionError if it is something else."""
+    if staging is not None and not isinstance(staging, Staging):
+        raise OptionError("staging", f"{staging!r} is no overlapiter.Staging")
+    return staging
 
 
 def skip_limit(bad_examples: BadExamples, dataset_size: int) -> int | None:

@@ -12,7 +12,7 @@ from overlapiter.errors import (
     WorkerDiedError,
     example_words,
 )
-from overlapiter.pipeline import WaitTimeoutError
+from overlapiter.pipeline import FailedBatch, WaitTimeoutError
 from overlapiter.sharedmem.slots import MiniBatch
 from overlapiter.sources import declared_paths
 
@@ -66,6 +66,15 @@ class SkippedExamples:
     def begin(self) -> None:
         """Note that other mini-batches follow than were to be expected."""
         self._n_in_a_row = 0
+
+    def judge(self, batch: MiniBatch | FailedBatch) -> tuple[BaseException | None, bool]:
+        """Return what to raise instead of a mini-batch, and whether to pass it over."""
+        if isinstance(batch, FailedBatch):
+            error = with_paths(batch.error, self._dataset)
+            error.__cause__ = batch.context
+            return error, False
+        too_many = self.note(batch)
+        return too_many, not batch and bool(batch.skipped) and too_many is None
 
     def note(self, batch: MiniBatch) -> TooManyBadExamplesError | None:
         """Count what was left out of a mini-batch, and warn of the very first.

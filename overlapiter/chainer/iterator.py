@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import chainer
 import numpy as np
 
-from overlapiter.errors import ExampleError, OptionError
+from overlapiter.errors import ExampleError
 from overlapiter.options import Staging, check_count
 from overlapiter.order import IterationState, RunAhead, Step
 from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
@@ -23,14 +23,17 @@ from .arguments import (
     BadExamples,
     OrderSampler,
     arguments_of,
+    check_staging,
+    check_timeout,
     choose_sampler,
+    count_or_none,
     count_readers,
     first_state,
     order_source,
     skip_limit,
 )
 from .datasets import DatasetPickler
-from .faults import SkippedExamples, explain_stall, with_paths
+from .faults import SkippedExamples, explain_stall
 from .plan import modules_to_preload, staging_plan
 from .snapshot import exchange, is_same
 from .standing import Now, Standing
@@ -109,19 +112,11 @@ class OverlapIterator(Standing):
         self.shuffle = shuffle
         self.n_processes = count_readers(n_processes)
         self.n_prefetch = check_count("n_prefetch", max(n_prefetch, 1))
-        self.shared_mem = shared_mem
-        if shared_mem is not None:
-            check_count("shared_mem", shared_mem, minimum=0)
-        self.dataset_timeout = dataset_timeout
-        if dataset_timeout is not None and not dataset_timeout > 0:
-            raise OptionError("dataset_timeout", f"{dataset_timeout!r} s is no time; use None")
-        self._maxtasksperchild = maxtasksperchild
-        if maxtasksperchild is not None:
-            check_count("maxtasksperchild", maxtasksperchild)
-        if staging is not None and not isinstance(staging, Staging):
-            raise OptionError("staging", f"{staging!r} is no overlapiter.Staging")
-        self.staging = staging
-        self.seed = None if seed is None else check_count("seed", seed, minimum=0)
+        self.shared_mem = count_or_none("shared_mem", shared_mem, minimum=0)
+        self.dataset_timeout = check_timeout(dataset_timeout)
+        self._maxtasksperchild = count_or_none("maxtasksperchild", maxtasksperchild)
+        self.staging = check_staging(staging)
+        self.seed = count_or_none("seed", seed, minimum=0)
         self.bad_examples = bad_examples
         limit = skip_limit(bad_examples, len(dataset))
         self._skipped = SkippedExamples(limit, dataset)
@@ -149,7 +144,7 @@ class OverlapIterator(Standing):
             now = self._now
             before = now.previous_epoch_detail if now.is_passing else self.epoch_detail
             step, batch = self._next_step()
-            error, is_passing = self._judge(batch)
+            error, is_passing = self._skipped.judge(batch)
             is_new_epoch = step.state.is_new_epoch or (now.is_passing and now.state.is_new_epoch)
             state = step.state._replace(is_new_epoch=is_new_epoch)
             # An interruption comes before this, and the step is done again, or after the return.
@@ -173,15 +168,6 @@ class OverlapIterator(Standing):
             self._torn_at = None
             self._stop(step)
         return step, self._wait() if len(step.index_list.indices) else MiniBatch([])
-
-    def _judge(self, batch: MiniBatch | FailedBatch) -> tuple[BaseException | None, bool]:
-        """Return what to raise instead of a mini-batch, and whether to pass it over."""
-        if isinstance(batch, FailedBatch):
-            error = with_paths(batch.error, self.dataset)
-            error.__cause__ = batch.context
-            return error, False
-        too_many = self._skipped.note(batch)
-        return too_many, not batch and bool(batch.skipped) and too_many is None
 
     def _stop(self, step: Step) -> NoReturn:
         if step.error is not None:
@@ -261,6 +247,10 @@ class OverlapIterator(Standing):
             imports=preload,
         )
         self._pipeline = Pipeline(parcel, plan, preload, created_ns)
+        self._set_off()
+
+    def _set_off(self) -> None:
+        """Give the workers their first index lists."""
         self._run_ahead(may_cross_epoch=False)
         self._pipeline.flush()
         self._torn_at = None
@@ -275,9 +265,7 @@ class OverlapIterator(Standing):
 
     def _restart(self) -> None:
         self._pipeline.reset()
-        self._run_ahead(may_cross_epoch=False)
-        self._pipeline.flush()
-        self._torn_at = None
+        self._set_off()
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the state. Saving disturbs nothing that is on its way.

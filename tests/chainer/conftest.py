@@ -12,6 +12,7 @@ from chainer.datasets import LabeledImageDataset
 from chainer.iterators import MultiprocessIterator, SerialIterator
 
 from overlapiter import OverlapIterator, Staging
+from tests.chainer.faults import SourceFiles
 from tests.chainer.iterator_datasets import numbered_images
 
 NumberedImages = Callable[[int], LabeledImageDataset]
@@ -100,3 +101,15 @@ def make_ours(
 def images(image_folder: Path) -> NumberedImages:
     """A function that gives ``n`` images, each with its index as label."""
     return lambda n: numbered_images(image_folder, n)
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> SourceFiles:
+    """Files that a test may spoil."""
+    return SourceFiles(tmp_path / "source")
+
+
+@pytest.fixture(params=["overlap", "staged"])
+def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
+    """Where to stage; None for no staging."""
+    return tmp_path / "fast" if request.param == "staged" else None

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from chainer.iterators import MultithreadIterator, SerialIterator
-from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 from overlapiter import OverlapIterator
 from tests.chainer.conftest import Maker, NumberedImages
 from tests.chainer.iterator_datasets import Pixels, indices_of
+from tests.chainer.snapshots import load, saved, standing
 
 
 class Subclass(OverlapIterator):
@@ -32,27 +32,12 @@ class Descending:
         return np.arange(len(order))[::-1].copy()
 
 
-def standing(iterator: Any) -> tuple[Any, ...]:
-    names = ("current_position", "epoch", "is_new_epoch", "epoch_detail", "previous_epoch_detail")
-    return tuple(getattr(iterator, name) for name in names)
-
-
 def taken(iterator: Any, n_batches: int) -> list[list[int]]:
     return [indices_of(next(iterator)) for _ in range(n_batches)]
 
 
 def rest_of(iterator: Any) -> list[int]:
     return [index for batch in iterator for index in indices_of(batch)]
-
-
-def saved(iterator: Any) -> dict[str, Any]:
-    serializer = DictionarySerializer()
-    iterator.serialize(serializer)
-    return serializer.target
-
-
-def load(iterator: Any, snapshot: dict[str, Any], *, strict: bool = True) -> None:
-    iterator.serialize(NpzDeserializer(snapshot, strict=strict))
 
 
 # --- snapshots --------------------------------------------------------------------------------

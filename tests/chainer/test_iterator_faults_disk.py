@@ -15,12 +15,6 @@ import pytest
 from tests.chainer.faults import Image, SourceFiles, mounted, mounted_tmpfs, staged_files
 from tests.chainer.scripts import wait_until
 
-
-@pytest.fixture
-def source(tmp_path: Path) -> SourceFiles:
-    return SourceFiles(tmp_path / "source")
-
-
 # --- full -------------------------------------------------------------------------------------
 
 

@@ -37,11 +37,6 @@ OTHER_JOB = """
 """
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> SourceFiles:
-    return SourceFiles(tmp_path / "source")
-
-
 def partials(directory: Path) -> list[Path]:
     return list(directory.glob("*/partial/*"))
 

@@ -27,17 +27,6 @@ from tests.chainer.scripts import run_script, wait_until
 N_BATCHES = 3
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> SourceFiles:
-    return SourceFiles(tmp_path / "source")
-
-
-@pytest.fixture(params=["overlap", "staged"])
-def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
-    """Where to stage; None for no staging."""
-    return tmp_path / "fast" if request.param == "staged" else None
-
-
 # --- single files -----------------------------------------------------------------------------
 
 

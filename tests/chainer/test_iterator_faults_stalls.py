@@ -14,17 +14,6 @@ from tests.chainer.faults import Run, SourceFiles, held_back
 from tests.chainer.scripts import wait_until, workers
 
 
-@pytest.fixture
-def source(tmp_path: Path) -> SourceFiles:
-    return SourceFiles(tmp_path / "source")
-
-
-@pytest.fixture(params=["overlap", "staged"])
-def directory(request: pytest.FixtureRequest, tmp_path: Path) -> Path | None:
-    """Where to stage; None for no staging."""
-    return tmp_path / "fast" if request.param == "staged" else None
-
-
 def stalls(run: Run, seconds: float = 0.1) -> str:
     """Have the next mini-batch stall, as an error; return what is said."""
     run.iterator.dataset_timeout = seconds

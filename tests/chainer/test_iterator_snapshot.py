@@ -10,11 +10,11 @@ import chainer
 import numpy as np
 import pytest
 from chainer.iterators import MultiprocessIterator, MultithreadIterator, SerialIterator
-from chainer.serializers import DictionarySerializer, NpzDeserializer
 
 from overlapiter import OverlapIterator
 from tests.chainer.conftest import Maker, NumberedImages
 from tests.chainer.iterator_datasets import Pixels, indices_of
+from tests.chainer.snapshots import load, saved, standing
 
 
 class Subclass(OverlapIterator):
@@ -33,17 +33,6 @@ class Rotating:
         return self.random.permutation(len(order))
 
 
-def saved(iterator: Any) -> dict[str, Any]:
-    """Return what a snapshot holds of an iterator."""
-    serializer = DictionarySerializer()
-    iterator.serialize(serializer)
-    return serializer.target
-
-
-def load(iterator: Any, snapshot: dict[str, Any], *, strict: bool = True) -> None:
-    iterator.serialize(NpzDeserializer(snapshot, strict=strict))
-
-
 def sweep_of(iterator: Any) -> list[int]:
     """Return the indices up to the end of the epoch."""
     indices: list[int] = []
@@ -51,11 +40,6 @@ def sweep_of(iterator: Any) -> list[int]:
         indices += indices_of(next(iterator))
         if iterator.is_new_epoch:
             return indices[: len(indices) - iterator.current_position]
-
-
-def standing(iterator: Any) -> tuple[Any, ...]:
-    names = ("current_position", "epoch", "is_new_epoch", "epoch_detail", "previous_epoch_detail")
-    return tuple(getattr(iterator, name) for name in names)
 
 
 ORIGINALS = [SerialIterator, MultiprocessIterator, MultithreadIterator]
