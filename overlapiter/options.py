@@ -11,8 +11,11 @@ from typing import Literal
 
 from .errors import OptionError
 
-#: Reads of the slow store that all prefetchers of an iterator together keep in flight.
-DEFAULT_READS_IN_FLIGHT = 64
+#: Reads of the slow store that all prefetchers of an iterator together keep in flight: what they
+#: begin with, and the bounds within which the number tunes itself, unless one is given.
+FIRST_READS_IN_FLIGHT = 64
+MIN_READS_IN_FLIGHT = 4
+MAX_READS_IN_FLIGHT = 256
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _UNITS |= {"KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40}
@@ -98,7 +101,9 @@ class Staging:
             the root of the data set where it is known.
         n_prefetchers: Prefetcher processes. Waiting for the slow store costs no CPU, so a few are
             enough: None takes 2, or 1 where there is a single core.
-        reads_in_flight: Files that all prefetchers together read at the same time.
+        reads_in_flight: Files that all prefetchers together read at the same time. None begins
+            with 64 and tunes the number between 4 and 256 by the throughput that it measures: more
+            while the trainer waits and more reads bring more, fewer where fewer bring as much.
         capacity: Most bytes that staged files may take, as bytes, ``"200GB"`` or ``"50%"`` of the
             disk; None for no limit of its own. When it is reached, further files are read from
             the source.
@@ -115,7 +120,7 @@ class Staging:
     _: dataclasses.KW_ONLY
     source: str | os.PathLike[str] | None = None
     n_prefetchers: int | None = None
-    reads_in_flight: int = DEFAULT_READS_IN_FLIGHT
+    reads_in_flight: int | None = None
     capacity: int | str | None = None
     keep_free: int | str = "5%"
     validate: Literal["mtime", "never"] = "mtime"
@@ -127,7 +132,8 @@ class Staging:
             raise OptionError("directory", "is empty; name a directory on the node's own disk")
         if self.n_prefetchers is not None:
             check_count("n_prefetchers", self.n_prefetchers)
-        check_count("reads_in_flight", self.reads_in_flight)
+        if self.reads_in_flight is not None:
+            check_count("reads_in_flight", self.reads_in_flight)
         check_count("look_ahead", self.look_ahead)
         if self.capacity is not None and parse_size("capacity", self.capacity, 2**60) == 0:
             raise OptionError("capacity", "is zero; give room for some mini-batches, or None")

@@ -31,9 +31,13 @@ class Counter(enum.IntEnum):
     #: What the worker is at, for the message about a stalled one: index + 1, or 0.
     CURRENT = 12
     EXAMPLES_SKIPPED = 13
+    #: Copying files from the slow store, summed over the threads of a prefetcher.
+    READ_NS = 14
+    #: How many of them it may copy at the same time, at present.
+    READS_IN_FLIGHT = 15
 
 
-_ROW_CELLS = 16  # two cache lines, so that no two workers write to the same one
+_ROW_CELLS = 24  # three cache lines, so that no two workers write to the same one
 
 
 class Row:
@@ -78,6 +82,10 @@ class Stats:
             something is not staged (see ``files_refused``).
         files_staged: Files copied from the slow store.
         bytes_staged: Bytes copied from the slow store.
+        read_seconds: Copying files from the slow store, summed over them. Divided by
+            ``files_staged``: how long one takes, the wait for the store and for a core included.
+        reads_in_flight: Files that the prefetchers may copy at the same time, at present. At 256
+            while the trainer waits for the slow store: give a higher number yourself.
         files_found_staged: Files that were staged before, by this run or an earlier one.
         files_refused: Files not staged for lack of room or because the staging disk failed.
         workers_replaced: Workers that died and were replaced.
@@ -95,6 +103,8 @@ class Stats:
     opens_source: int
     files_staged: int
     bytes_staged: int
+    read_seconds: float
+    reads_in_flight: int
     files_found_staged: int
     files_refused: int
     workers_replaced: int
@@ -171,6 +181,8 @@ class StatsBoard:
             opens_source=total(Counter.OPENS_SOURCE),
             files_staged=total(Counter.FILES_STAGED),
             bytes_staged=total(Counter.BYTES_STAGED),
+            read_seconds=total(Counter.READ_NS) / 1e9,
+            reads_in_flight=total(Counter.READS_IN_FLIGHT),
             files_found_staged=total(Counter.FILES_FOUND_STAGED),
             files_refused=total(Counter.FILES_REFUSED),
             workers_replaced=total(Counter.DEATHS),

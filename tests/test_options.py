@@ -102,7 +102,7 @@ def test_the_defaults_work_with_any_directory(directory):
         ("n_prefetchers", 0),
         ("n_prefetchers", 1.5),
         ("reads_in_flight", 0),
-        ("reads_in_flight", None),
+        ("reads_in_flight", 1.5),
         ("look_ahead", -1),
         ("capacity", 0),
         ("capacity", "0%"),

@@ -19,12 +19,14 @@ FIELD_OF = {
     Counter.BYTES_STAGED: "bytes_staged",
     Counter.FILES_FOUND_STAGED: "files_found_staged",
     Counter.FILES_REFUSED: "files_refused",
+    Counter.READS_IN_FLIGHT: "reads_in_flight",
     Counter.DEATHS: "workers_replaced",
 }
 SECONDS_OF = {
     Counter.DEQUEUE_NS: "dequeue_seconds",
     Counter.FETCH_NS: "fetch_seconds",
     Counter.OTHER_NS: "other_seconds",
+    Counter.READ_NS: "read_seconds",
 }
 
 

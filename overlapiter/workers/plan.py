@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from overlapiter.options import FIRST_READS_IN_FLIGHT
 from overlapiter.staging.room import Room
 from overlapiter.staging.store import Store
 
@@ -19,7 +20,7 @@ class StagingPlan:
         keep_free_bytes: Free space to leave on the disk.
         validate: Whether a staged file is compared with its source.
         n_prefetchers: Prefetcher processes.
-        reads_in_flight: Files that they read at the same time, together.
+        reads_in_flight: Files that they read at the same time, together; None to tune it.
     """
 
     directory: str
@@ -28,12 +29,17 @@ class StagingPlan:
     keep_free_bytes: int
     validate: bool
     n_prefetchers: int
-    reads_in_flight: int
+    reads_in_flight: int | None
+
+    @property
+    def first_reads_in_flight(self) -> int:
+        """Files that all prefetchers read at the same time, at first."""
+        return self.reads_in_flight or FIRST_READS_IN_FLIGHT
 
     @property
     def reads_per_prefetcher(self) -> int:
-        """Files that one prefetcher reads at the same time."""
-        return -(-self.reads_in_flight // self.n_prefetchers)
+        """Files that one prefetcher reads at the same time, at first."""
+        return -(-self.first_reads_in_flight // self.n_prefetchers)
 
     def room(self) -> Room:
         """Return the room that this plan describes."""

@@ -10,11 +10,10 @@ import collections
 import contextlib
 import functools
 import os
-import queue
-import resource
 import threading
+import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from overlapiter.sources import Copy, Dataset, declared_paths, paths_below, stamp_of
 from overlapiter.staging.copier import Copier
@@ -24,10 +23,9 @@ from overlapiter.stats import Counter, Row
 from .channel import Channel, ChannelClosedError
 from .discovery import Discovery
 from .staging_work import Example, PartInHand
+from .threads import Threads
 
 _REMEMBERED_PATHS = 4096
-_DESCRIPTORS_PER_READ = 2
-_SPARE_DESCRIPTORS = 12  # for the dataset, and for messages
 
 
 class Prefetcher:
@@ -40,7 +38,7 @@ class Prefetcher:
         validated: One number for each example, shared by all prefetchers: the stamps of its
             staged files, added up, once they have been compared with their sources in this run,
             which is not done again while nobody touches them; 0 before.
-        n_threads: Reads in flight, as far as the limits of the process allow for them.
+        n_reads: Reads in flight at first, as far as the limits of the process allow for them.
         index_type: As which the dataset is asked for an example: a character of NumPy's.
         row: Its counters.
     """
@@ -51,7 +49,7 @@ class Prefetcher:
         dataset: Dataset,
         store: Store,
         validated: memoryview,
-        n_threads: int,
+        n_reads: int,
         index_type: str,
         row: Row,
     ) -> None:
@@ -59,7 +57,7 @@ class Prefetcher:
         self._dataset = dataset
         self._store = store
         self._row = row
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._threads = Threads(self._work)
         self._lock = threading.Lock()
         self._user_code = threading.Lock()
         self._discovery: Discovery | None = None
@@ -71,35 +69,31 @@ class Prefetcher:
         self._n_files = 1
         self._told: set[str] = set()
         self._copier = Copier(store, self._tell)
-        self._n_threads = n_threads
+        self._n_reads = n_reads
         self._index_type = index_type
 
     def run(self) -> None:
         """Serve until the supervisor closes the channel."""
-        n_threads = self._start_threads()
+        self._resize(self._n_reads)
         try:
             while True:
-                message, _ = self._channel.receive()
-                self._jobs.put(functools.partial(self._begin, PartInHand(message[1])))
-                while not n_threads and not self._jobs.empty():
-                    self._do_next_job()
+                kind, work = self._channel.receive()[0]
+                if kind == "reads":
+                    self._resize(work)
+                    continue
+                self._threads.put(functools.partial(self._begin, PartInHand(work)))
+                while not len(self._threads) and self._threads.has_jobs:
+                    self._threads.do_next()
         except ChannelClosedError:
             return
 
-    def _start_threads(self) -> int:
-        n_threads = min(self._n_threads, _reads_within_limit())
-        for number in range(n_threads):
-            try:
-                threading.Thread(target=self._work, daemon=True).start()
-            except RuntimeError:  # the limit of processes and threads
-                for _ in range(number // 2):  # of which others need some, too
-                    self._jobs.put(None)
-                return number
-        return n_threads
+    def _resize(self, n_reads: int) -> None:
+        self._threads.resize(n_reads)
+        self._row.put(Counter.READS_IN_FLIGHT, max(1, len(self._threads)))
 
     def _work(self) -> None:
         try:
-            while self._do_next_job():
+            while self._threads.do_next():
                 pass
         except ChannelClosedError:  # the end of this process
             return
@@ -107,12 +101,6 @@ class Prefetcher:
             with contextlib.suppress(ChannelClosedError):
                 self._channel.send(("crashed", traceback.format_exc()))
             os._exit(1)
-
-    def _do_next_job(self) -> bool:
-        job = self._jobs.get()
-        if job is not None:
-            job()
-        return job is not None
 
     def _begin(self, part: PartInHand) -> None:
         """Look which files of a part are staged; what is not becomes a job for every example."""
@@ -126,7 +114,7 @@ class Prefetcher:
                 self._finish(part, example)
         part.n_waiting = len(missing)
         for example in missing[1:]:
-            self._jobs.put(functools.partial(self._fetch, part, example))
+            self._threads.put(functools.partial(self._fetch, part, example))
         if missing:
             self._fetch(part, missing[0])
         else:
@@ -221,7 +209,7 @@ class Prefetcher:
             with self._hold(example.index):
                 if example.is_declared:
                     for path, absolute in example.missing:
-                        self._note(example, path, absolute, self._copier.copy(absolute))
+                        self._note(example, path, absolute, self._copy(absolute))
                 else:
                     self._discover(example, part.task.n_files)
         except ChannelClosedError:
@@ -257,10 +245,18 @@ class Prefetcher:
             if copy is not None:
                 is_trusted = self._is_validated(example.index, [*example.stamps, stamp_of(copy)])
                 answer = self._compare(absolute, copy, is_trusted=is_trusted)
-            answer = answer or self._copier.copy(absolute)
+            answer = answer or self._copy(absolute)
             if not self._note(example, path, absolute, answer):
                 break
         self._n_files = max(self._n_files, len(example.staged))
+
+    def _copy(self, absolute: str) -> Staged:
+        began_ns = time.monotonic_ns()
+        answer = self._copier.copy(absolute)
+        if answer.outcome is Outcome.COPIED:
+            with self._lock:
+                self._row.add(Counter.READ_NS, time.monotonic_ns() - began_ns)
+        return answer
 
     def _note(self, example: Example, path: str, absolute: str, answer: Staged | None) -> bool:
         """Count an answer of the store; return whether it settles what becomes of the file."""
@@ -303,12 +299,3 @@ class Prefetcher:
 
 def _total(stamps: Iterable[int]) -> int:
     return sum(stamps) % 2**64
-
-
-def _reads_within_limit() -> int:
-    """Return how many reads at once the limit of open files allows for; at least one."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY:
-        return 1 << 20
-    n_open = len(os.listdir("/proc/self/fd"))
-    return max(1, (limit - n_open - _SPARE_DESCRIPTORS) // _DESCRIPTORS_PER_READ)

@@ -31,8 +31,8 @@ def prefetcher_role(dataset: Dataset, plan: SupervisorPlan, validated: memoryvie
     def stage(channel: Channel, row: Row) -> None:
         staging = plan.staging
         assert staging is not None
-        n_threads = staging.reads_per_prefetcher
+        n_reads = staging.reads_per_prefetcher
         store, index_type = staging.store(), plan.index_type
-        Prefetcher(channel, dataset, store, validated, n_threads, index_type, row).run()
+        Prefetcher(channel, dataset, store, validated, n_reads, index_type, row).run()
 
     return stage

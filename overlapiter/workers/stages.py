@@ -68,7 +68,7 @@ class StagingStage:
         team: The prefetchers; nobody, without staging.
         schedule: The schedule.
         desk: The supervisor.
-        credit_examples: Examples that a prefetcher has at hand.
+        credit_examples: Examples that a prefetcher has at hand, at first.
         experience: What the readers have learnt.
     """
 
@@ -83,7 +83,7 @@ class StagingStage:
         self.team = team
         self._schedule = schedule
         self._desk = desk
-        self._credit_examples = credit_examples
+        self.credit_examples = credit_examples
         self._experience = experience
         self._deaths = Deaths()
         self._avoided: set[int] = set()  # examples on which prefetchers died
@@ -98,7 +98,7 @@ class StagingStage:
         """Give work to every prefetcher that may have more, as long as there is some."""
         while self.is_given_up and (part := self._schedule.next_to_stage()):
             self._desk.settle(self._schedule.staged(part, {}))
-        while worker := self.team.least_loaded(_UNBOUNDED, self._credit_examples):
+        while worker := self.team.least_loaded(_UNBOUNDED, self.credit_examples):
             part = self._schedule.next_to_stage()
             if part is None:
                 return

@@ -33,6 +33,7 @@ from .schedule import Batch, Schedule
 from .stages import Experience, ReadingStage, StagingStage
 from .team import Team, Worker
 from .trainer_end import TrainerEnd
+from .tuner import Tuner, credit_examples
 
 #: How often to look whether the trainer is still there, and the workers are able to work.
 _LOOK_AFTER_SECONDS = 1.0
@@ -69,8 +70,7 @@ class Supervisor:
             Team("prefetcher", rows, role, self._leave),
             self._schedule,
             self,
-            # Twice the reads in flight, so that none of them waits for the supervisor.
-            2 * plan.staging.reads_per_prefetcher if plan.staging else 0,
+            credit_examples(plan.staging.reads_per_prefetcher if plan.staging else 0),
             self._experience,
         )
         rows = [board.reader_row(number) for number in range(plan.n_readers)]
@@ -84,6 +84,9 @@ class Supervisor:
             validated,
             is_skipping=plan.is_skipping,
         )
+        self._tuner: Tuner | None = None
+        if plan.staging is not None and plan.staging.reads_in_flight is None:
+            self._tuner = Tuner(self._staging.team.workers, plan.staging, time.monotonic())
         self._stages: tuple[Stage, ...] = (self._staging, self._reading)
 
     # --- life ---------------------------------------------------------------------------------
@@ -116,6 +119,15 @@ class Supervisor:
             self._look_around()
         self._staging.hand_out()
         self._reading.hand_out(self._consumed_id + self._plan.n_build_ahead)
+        self._tune()
+
+    def _tune(self) -> None:
+        """Have as many reads of the slow store in flight as are of use."""
+        if self._tuner is None:
+            return
+        is_waiting = self._schedule.batch(self._consumed_id - 1) is not None
+        if self._tuner.look(time.monotonic(), is_waiting=is_waiting):
+            self._staging.credit_examples = credit_examples(self._tuner.reads_per_prefetcher)
 
     def _look_around(self) -> None:
         """See to what no message tells."""

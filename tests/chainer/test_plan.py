@@ -50,7 +50,7 @@ def test_the_plan_is_in_absolute_paths_bytes_and_counts(dataset, source, monkeyp
     assert (plan.directory, plan.source) == (f"{source.parent}/staging", str(source))
     assert plan.capacity_bytes == 10_000
     assert plan.validate
-    assert (plan.n_prefetchers, plan.reads_in_flight) == (3, 64)
+    assert (plan.n_prefetchers, plan.reads_in_flight) == (3, None)
     assert plan.reads_per_prefetcher == 22
 
 

@@ -1,0 +1,97 @@
+"""Tunes the reads in flight of all prefetchers of an iterator, together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from overlapiter.options import MAX_READS_IN_FLIGHT, MIN_READS_IN_FLIGHT
+from overlapiter.stats import Counter
+
+from .inflight import InFlight, Reading
+from .plan import StagingPlan
+from .team import Worker
+
+#: How often to look at the counters.
+_LOOK_AFTER_SECONDS = 0.02
+#: Examples that a prefetcher has at hand beyond twice its reads: parts come back as a whole, so
+#: most examples of the last ones may be done already.
+_SPARE_EXAMPLES = 32
+
+
+def credit_examples(reads_per_prefetcher: int) -> int:
+    """Return how many examples a prefetcher is to have at hand, so that no read of it waits."""
+    return 2 * reads_per_prefetcher + _SPARE_EXAMPLES
+
+
+class Tuner:
+    """Looks at what the prefetchers have counted, and tells them how many reads to have in flight.
+
+    One for all of them, since they share one store: each by itself would see its throughput grow
+    by what it takes from the others.
+
+    Args:
+        workers: The prefetchers.
+        plan: Their plan, without a fixed number of reads in flight.
+        now_seconds: The present, on the clock of :meth:`look`.
+    """
+
+    def __init__(self, workers: list[Worker], plan: StagingPlan, now_seconds: float) -> None:
+        self._workers = workers
+        least = max(MIN_READS_IN_FLIGHT, len(workers))
+        most = max(MAX_READS_IN_FLIGHT, len(workers))
+        self._in_flight = InFlight(plan.first_reads_in_flight, least, most)
+        self._told = dict.fromkeys(range(len(workers)), (0, plan.reads_per_prefetcher))
+        self._seen_seconds = now_seconds
+        self._look_at = now_seconds
+        self._is_waiting = self._has_lack = False
+        self._waited_seconds = self._lack_seconds = 0.0
+
+    @property
+    def reads_per_prefetcher(self) -> int:
+        """Reads that each prefetcher is to have in flight."""
+        return self._in_flight.n_reads // len(self._workers)
+
+    def look(self, now_seconds: float, *, is_waiting: bool) -> bool:
+        """Take note of the present; return whether the reads of each prefetcher change now.
+
+        Args:
+            now_seconds: On a clock that never goes back.
+            is_waiting: Whether the trainer waits for a mini-batch from now on.
+        """
+        passed_seconds = now_seconds - self._seen_seconds
+        self._seen_seconds = now_seconds
+        self._waited_seconds += passed_seconds * self._is_waiting
+        self._lack_seconds += passed_seconds * self._has_lack
+        self._is_waiting = is_waiting
+        at_hand = sum(worker.n_examples for worker in self._workers)
+        self._has_lack = at_hand < self._total(Counter.READS_IN_FLIGHT)
+        if now_seconds < self._look_at:
+            return False
+        self._look_at = now_seconds + _LOOK_AFTER_SECONDS
+        before = self.reads_per_prefetcher
+        self._in_flight.update(self._reading())
+        self._tell(worker for worker in self._workers if worker.pid)
+        return self.reads_per_prefetcher != before
+
+    def _reading(self) -> Reading:
+        return Reading(
+            self._seen_seconds,
+            self._total(Counter.FILES_STAGED),
+            self._total(Counter.BYTES_STAGED),
+            self._total(Counter.READ_NS) / 1e9,
+            self._lack_seconds,
+            self._waited_seconds,
+        )
+
+    def _total(self, counter: Counter) -> int:
+        return sum(worker.row.get(counter) for worker in self._workers)
+
+    def _tell(self, workers: Iterable[Worker]) -> None:
+        """Tell those who do not know yet; a process that took another's place does not."""
+        wanted = self.reads_per_prefetcher
+        for worker in workers:
+            told_pid, told = self._told[worker.number]
+            if told_pid == worker.pid and told == wanted:
+                continue
+            self._told[worker.number] = worker.pid, wanted
+            worker.send(("reads", wanted))

@@ -1,0 +1,167 @@
+"""The threads of a prefetcher: as many as wanted, never more, and less where a limit says so."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from overlapiter.workers.threads import Threads, reads_within_limit
+
+
+class Crew:
+    """Threads that wait inside their jobs until they are let go."""
+
+    def __init__(self) -> None:
+        self.threads = Threads(self._work)
+        self.at_work = threading.Semaphore(0)
+        self.let_go = threading.Semaphore(0)
+        self.ended = threading.Semaphore(0)
+        self._lock = threading.Lock()
+        self.n_busy = self.most_busy = 0
+
+    def _work(self) -> None:
+        while self.threads.do_next():
+            pass
+        self.ended.release()
+
+    def job(self) -> None:
+        with self._lock:
+            self.n_busy += 1
+            self.most_busy = max(self.n_busy, self.most_busy)
+        self.at_work.release()
+        assert self.let_go.acquire(timeout=10)
+        with self._lock:
+            self.n_busy -= 1
+
+    def put(self, n_jobs: int) -> None:
+        for _ in range(n_jobs):
+            self.threads.put(self.job)
+
+    def await_busy(self, n_threads: int) -> None:
+        for _ in range(n_threads):
+            assert self.at_work.acquire(timeout=10)
+        assert not self.at_work.acquire(timeout=0.05)
+
+    def await_ended(self, n_threads: int) -> None:
+        for _ in range(n_threads):
+            assert self.ended.acquire(timeout=10)
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    made = Crew()
+    yield made
+    n_threads = len(made.threads)
+    made.let_go.release(1000)
+    made.threads.resize(0)
+    made.await_ended(n_threads)
+
+
+def test_as_many_jobs_are_done_at_once_as_there_are_threads(crew):
+    crew.threads.resize(3)
+    crew.put(5)
+    crew.await_busy(3)
+    crew.let_go.release(5)
+    crew.await_busy(2)
+
+
+def test_more_threads_take_up_what_waits(crew):
+    crew.threads.resize(2)
+    crew.put(6)
+    crew.await_busy(2)
+    crew.threads.resize(5)
+    crew.await_busy(3)
+
+
+def test_fewer_threads_finish_what_they_are_at_and_leave_the_rest_to_others(crew):
+    crew.threads.resize(4)
+    crew.put(4)
+    crew.await_busy(4)
+    crew.threads.resize(1)
+    crew.put(3)
+    crew.let_go.release(4)
+    crew.await_ended(3)
+    crew.await_busy(1)
+    crew.most_busy = 0
+    crew.let_go.release(1)
+    crew.await_busy(1)
+    assert crew.most_busy == 1
+
+
+def test_idle_threads_end_when_they_are_too_many(crew):
+    crew.threads.resize(4)
+    crew.threads.resize(1)
+    crew.await_ended(3)
+    crew.put(2)
+    crew.await_busy(1)
+
+
+def test_threads_that_were_to_end_may_stay(crew):
+    crew.threads.resize(3)
+    crew.put(6)
+    crew.await_busy(3)
+    crew.threads.resize(1)
+    crew.threads.resize(3)
+    crew.let_go.release(3)
+    crew.await_busy(3)
+
+
+def test_when_no_more_can_be_started_half_of_the_new_ones_are_left_to_others(crew, monkeypatch):
+    start = threading.Thread.start
+    crew.threads.resize(2)
+
+    def fail_after(n_threads: int) -> None:
+        left = iter(range(n_threads))
+
+        def start_or_fail(thread: threading.Thread) -> None:
+            if next(left, None) is None:
+                raise RuntimeError("can't start new thread")
+            start(thread)
+
+        monkeypatch.setattr(threading.Thread, "start", start_or_fail)
+
+    fail_after(4)
+    crew.threads.resize(100)
+    crew.await_ended(2)
+    assert len(crew.threads) == 4
+    fail_after(100)
+    crew.threads.resize(100)
+    assert len(crew.threads) == 4  # it is not tried again
+
+
+def test_without_any_thread_the_caller_does_the_jobs(monkeypatch):
+    def fail(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", fail)
+    threads = Threads(lambda: None)
+    threads.resize(8)
+    done = []
+    threads.put(lambda: done.append(1))
+    assert len(threads) == 0
+    assert threads.has_jobs
+    assert threads.do_next()
+    assert done == [1]
+    assert not threads.has_jobs
+
+
+@contextlib.contextmanager
+def descriptors_limited_to(n_more: int) -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    n_open = len(os.listdir("/proc/self/fd"))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (n_open + n_more, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize(("n_more", "n_reads"), [(12 + 2 * 9, 9), (12, 1), (0, 1)])
+def test_each_read_needs_two_descriptors(n_more, n_reads):
+    with descriptors_limited_to(n_more):
+        assert reads_within_limit() == n_reads
