@@ -82,6 +82,9 @@ class Store:
         room: Decides whether a file fits.
         validate: Whether a staged file is compared with its source before use.
         origin: Gives the source files; None for those of a mounted directory.
+
+    Attributes:
+        origin: The same; whoever wants to watch or to stop reading puts another around it.
     """
 
     def __init__(
@@ -101,7 +104,7 @@ class Store:
         self._partial = os.path.join(base, "partial", "")
         self._room = room
         self._validate = validate
-        self._origin = origin or LocalOrigin()
+        self.origin = origin or LocalOrigin()
         self._claims = Claims()
 
     def create(self) -> None:
@@ -152,7 +155,7 @@ class Store:
         is_settled = True
         if found_stamp != stamp and self._validate:
             try:
-                original = self._origin.stat(path)
+                original = self.origin.stat(path)
             except OSError:
                 return Staged(Outcome.SOURCE_FAILED, None)
             if Original(copy.st_size, copy.st_mtime_ns) != original:
@@ -213,7 +216,7 @@ class Store:
         if partial.copy is not None and stat.S_ISDIR(partial.copy.st_mode):
             raise IsADirectoryError(errno.EISDIR, "a directory is in the place of its copy", staged)
         with _source_errors():
-            opened = self._origin.open(path)
+            opened = self.origin.open(path)
         with opened as file:
             with _source_errors():
                 original = file.stat()
