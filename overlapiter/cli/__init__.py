@@ -1,0 +1,1 @@
+"""The commands: ``overlapiter …`` or ``python -m overlapiter …``; the only layer that prints."""

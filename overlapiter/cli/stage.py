@@ -1,0 +1,210 @@
+"""Copy files to the staging directory ahead of a job.
+
+Files that are staged already, and still as their source, are left alone, so a second run goes on
+where the first one was interrupted, and a training job with the same --source finds all of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import time
+from collections import defaultdict
+from collections.abc import Callable
+
+from overlapiter.chainer.plan import staging_plan
+from overlapiter.options import DEFAULT_READS_IN_FLIGHT, Staging, check_count
+
+from .console import (
+    SHOWN_NAMES,
+    CommandError,
+    count_words,
+    duration_words,
+    names_words,
+    progress,
+    say,
+    size_words,
+)
+from .filelist import FileList, read_list
+from .stager import Done, Fate, Stager
+
+EXAMPLES = """\
+examples:
+  overlapiter stage train.txt --source /lustre/imagenet --to /nvme/me
+  overlapiter stage train.txt --source /lustre/imagenet --to /nvme/me --capacity 200GB
+  find /lustre/imagenet -name '*.jpg' | overlapiter stage - --source /lustre/imagenet --to /nvme/me
+
+exit code: 0 if all files are staged, 1 if some are not, 2 if the command line cannot work,
+130 after Ctrl-C"""
+
+_FULL = (
+    "the staging directory is full: raise --capacity, lower --keep-free, make room with "
+    "`overlapiter evict`, or leave it: a job reads the rest from the source"
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument(
+        "list",
+        metavar="LIST",
+        help="file with one path a line, relative to SRC or absolute; lines of `path label`, as "
+        "for Chainer's LabeledImageDataset, are understood; - reads standard input",
+    )
+    parser.add_argument(
+        "--source",
+        metavar="SRC",
+        required=True,
+        help="root of the files on the slow store: the same as the job's Staging(source=...)",
+    )
+    parser.add_argument(
+        "--to",
+        metavar="DIR",
+        required=True,
+        help="the staging directory: the same as the job's Staging(DIR)",
+    )
+    parser.add_argument(
+        "--capacity",
+        metavar="SIZE",
+        help="most bytes that staged files may take in DIR: 200GB, or 50%% of the disk "
+        "(default: no limit but --keep-free)",
+    )
+    parser.add_argument(
+        "--keep-free",
+        metavar="SIZE",
+        default="5%",
+        help="free space to leave on the disk (default: 5%%)",
+    )
+    parser.add_argument(
+        "--reads-in-flight",
+        metavar="N",
+        type=int,
+        default=DEFAULT_READS_IN_FLIGHT,
+        help="files to read at the same time (default: %(default)s); see `overlapiter doctor`",
+    )
+    parser.add_argument(
+        "--validate",
+        choices=("mtime", "checksum", "never"),
+        default="mtime",
+        help="how to tell whether a staged file is still as its source (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--labels",
+        choices=("auto", "yes", "no"),
+        default="auto",
+        help="whether the lines of LIST are `path label`; auto: if each has two words and the "
+        "second is a number",
+    )
+
+
+class Tally:
+    """What has become of the files so far.
+
+    Attributes:
+        n: How many had each fate.
+        names: The first few of them.
+        reasons: What was said of the first one that failed.
+        copied_bytes: Bytes read from the source.
+    """
+
+    def __init__(self) -> None:
+        self.n: dict[Fate, int] = defaultdict(int)
+        self.names: dict[Fate, list[str]] = defaultdict(list)
+        self.reasons: dict[Fate, str] = {}
+        self.copied_bytes = 0
+
+    def add(self, done: Done) -> None:
+        """Count one file."""
+        self.n[done.fate] += 1
+        self.copied_bytes += done.copied_bytes
+        self.reasons.setdefault(done.fate, done.reason)
+        if len(self.names[done.fate]) < SHOWN_NAMES:
+            self.names[done.fate].append(done.path)
+
+    @property
+    def n_well(self) -> int:
+        """How many need nothing further."""
+        return self.n[Fate.STAGED] + self.n[Fate.FOUND] + self.n[Fate.EMPTY]
+
+    def named(self, fate: Fate) -> str:
+        """Name the first few, with what was said of the first one."""
+        reason = self.reasons.get(fate)
+        return names_words(self.names[fate], self.n[fate]) + (f" ({reason})" if reason else "")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Stage; return the exit code."""
+    check_count("--reads-in-flight", arguments.reads_in_flight)
+    options = Staging(
+        arguments.to,
+        source=arguments.source,
+        capacity=arguments.capacity,
+        keep_free=arguments.keep_free,
+        validate=arguments.validate,
+        reads_in_flight=arguments.reads_in_flight,
+    )
+    plan = staging_plan(options, (), [])
+    assert plan is not None
+    files = read_list(arguments.list, plan.source, arguments.labels)
+    if not files.paths:
+        raise CommandError(
+            f"no entry of the list lies below {plan.source}, for example "
+            f"{names_words(files.outside)}; see whether --source is the root of these files",
+            is_usage=True,
+        )
+    store = plan.store()
+    store.sweep()
+    tally, started = Tally(), time.monotonic()
+    stager = Stager(store, arguments.reads_in_flight)
+    try:
+        with progress(len(files.paths), "files") as shown:
+            _stage(stager, files.paths, tally, shown.advance)
+    except KeyboardInterrupt:
+        _say_interrupted(stager, tally, len(files.paths))
+        raise
+    print(_summary(tally, files, time.monotonic() - started))
+    return 0 if tally.n_well == len(files.paths) and not files.outside else 1
+
+
+def _stage(stager: Stager, paths: list[str], tally: Tally, advance: Callable[[int], None]) -> None:
+    """Stage files until they are done, or there is no room for a further one."""
+    with contextlib.closing(stager.run(paths)) as answers:
+        for done in answers:
+            tally.add(done)
+            advance(done.copied_bytes)
+            if done.fate is Fate.NO_ROOM:
+                stager.stop_soon()
+
+
+def _say_interrupted(stager: Stager, tally: Tally, n_files: int) -> None:
+    text = f"interrupted: {tally.n_well:,} of {count_words(n_files, 'file')} are staged"
+    if stager.is_at_rest:
+        say(f"{text}, nothing is left half-done; run the same command again to go on")
+    else:
+        say(
+            f"{text}; the slow store does not answer, so some files are left half-copied, which "
+            f"nobody reads and the next run removes; run the same command again to go on"
+        )
+
+
+def _summary(tally: Tally, files: FileList, seconds: float) -> str:
+    n = tally.n
+    speed = f"{size_words(tally.copied_bytes)} in {duration_words(seconds)}"
+    if tally.copied_bytes:
+        speed += f", {size_words(tally.copied_bytes / max(seconds, 1e-3))}/s"
+    n_left = len(files.paths) - sum(n.values()) + n[Fate.NO_ROOM]
+    rows = [
+        ("staged", n[Fate.STAGED], speed),
+        ("found", n[Fate.FOUND], "staged before, and still as their source"),
+        ("empty", n[Fate.EMPTY], "nothing to stage"),
+        ("missing", n[Fate.MISSING], tally.named(Fate.MISSING)),
+        ("refused", len(files.outside), f"not below the source: {names_words(files.outside)}"),
+        ("busy", n[Fate.BUSY], f"kept by another process: {tally.named(Fate.BUSY)}"),
+        ("failed", n[Fate.FAILED], f"the staging disk: {tally.named(Fate.FAILED)}"),
+        ("no room", n_left, _FULL),
+    ]
+    return "\n".join(
+        f"{word:8} {count_words(number, 'file'):>15}   {text}"
+        for word, number, text in rows
+        if number
+    )
