@@ -22,7 +22,7 @@ from overlapiter.errors import StagingError
 from .marks import MARK_FILE
 from .records import RUNS_FILE, USERS_FOLDER
 
-_USAGE_FILE = "overlapiter.usage"
+USAGE_FILE = "overlapiter.usage"
 #: What the disk has to spare is asked for anew when this process has used 1/256 of it.
 _SHARES = 256
 _USAGE = struct.Struct("<qq")  # bytes in use, and how often that has changed
@@ -125,7 +125,7 @@ class Room:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with self._threads:  # closing any descriptor of the file would drop another thread's lock
             self._owed_bytes += released_bytes
-            fd = os.open(os.path.join(self._directory, _USAGE_FILE), flags, 0o600)
+            fd = os.open(os.path.join(self._directory, USAGE_FILE), flags, 0o600)
             try:
                 self._lock(fd)
                 usage = _Usage(fd)

@@ -1,0 +1,62 @@
+"""The staging directory that a command is about."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import stat
+
+from overlapiter.staging.inventory import Subdirectory, subdirectories
+
+from .console import CommandError
+
+
+def add_directory(parser: argparse.ArgumentParser) -> None:
+    """Declare the argument that names an existing staging directory."""
+    parser.add_argument("directory", metavar="DIR", help="the staging directory")
+
+
+def existing_directory(name: str) -> str:
+    """Return the absolute path of a staging directory that exists.
+
+    Raises:
+        CommandError: It is none, or somebody else's.
+    """
+    directory = os.path.abspath(name)
+    try:
+        found = os.stat(directory)
+        is_ours = found.st_uid == os.geteuid()
+        os.listdir(directory)
+    except OSError as error:
+        raise CommandError(f"{directory} cannot be read ({error.strerror}); check DIR") from error
+    except ValueError as error:
+        raise CommandError(f"{name!r} is no path; check DIR", is_usage=True) from error
+    if not stat.S_ISDIR(found.st_mode):
+        raise CommandError(f"{directory} is no directory; check DIR")
+    if not is_ours and os.geteuid():
+        raise CommandError(f"{directory} is somebody else's; staging directories are private")
+    return directory
+
+
+def chosen(directory: str, source: str | None) -> list[Subdirectory]:
+    """Return the subdirectories of a directory, or the one that mirrors ``source``.
+
+    Raises:
+        CommandError: There is none.
+    """
+    found = subdirectories(directory)
+    if not found:
+        raise CommandError(
+            f"nothing is staged in {directory}; name the directory that was given to Staging, or "
+            f"to `overlapiter stage --to`"
+        )
+    if source is None:
+        return found
+    wanted = {source, os.path.abspath(source)}
+    matching = [sub for sub in found if sub.source in wanted]
+    if not matching:
+        known = ", ".join(sub.source or os.path.basename(sub.path) for sub in found)
+        raise CommandError(
+            f"nothing in {directory} comes from {source}, only from {known}", is_usage=True
+        )
+    return matching

@@ -1,0 +1,179 @@
+"""What lies in a staging directory. Walks it without following a link; asks no source."""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import os
+import re
+import stat
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from .claim import try_lock
+from .marks import MARK_FILE, read_mark
+from .records import RUNS_FILE, USERS_FOLDER
+from .room import USAGE_FILE
+
+FILES_FOLDER = "files"
+PARTIAL_FOLDER = "partial"
+_SUBDIRECTORY = re.compile(r".*-[0-9a-f]{12}", re.DOTALL)
+_OWN_NAMES = {USERS_FOLDER, RUNS_FILE, USAGE_FILE}
+_OWN_PREFIX = "overlapiter."
+
+
+class Subdirectory(NamedTuple):
+    """The part of a staging directory that mirrors one source root.
+
+    Attributes:
+        path: Where it lies.
+        source: The source root; None if its mark is missing.
+    """
+
+    path: str
+    source: str | None
+
+
+class Kind(enum.Enum):
+    """What an entry in the place of a staged file is."""
+
+    FILE = "file"
+    LINK = "link"
+    OTHER = "other"  # a device, a pipe, a socket
+
+
+class Entry(NamedTuple):
+    """An entry among the staged files.
+
+    Attributes:
+        name: Its path below the source root.
+        kind: What it is.
+        found: What is known of the entry itself.
+        folder_fd: The folder that holds it, open until the walk goes on.
+    """
+
+    name: str
+    kind: Kind
+    found: os.stat_result
+    folder_fd: int
+
+    def remove(self) -> bool:
+        """Remove it; return False if it has gone already. Raises OSError if the disk failed."""
+        try:
+            os.unlink(os.path.basename(self.name), dir_fd=self.folder_fd)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def restrict(self) -> None:
+        """Give it the mode of a staged file. Raises OSError if the disk failed."""
+        name = os.path.basename(self.name)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        fd = os.open(name, flags, dir_fd=self.folder_fd)
+        try:
+            os.fchmod(fd, 0o600)
+        finally:
+            os.close(fd)
+
+    @property
+    def is_private(self) -> bool:
+        """Whether it is the user's own, with the mode of a staged file."""
+        return self.found.st_uid == os.geteuid() and stat.S_IMODE(self.found.st_mode) == 0o600
+
+
+def subdirectories(directory: str) -> list[Subdirectory]:
+    """Return the subdirectories that overlapiter made, by name.
+
+    Raises:
+        OSError: The directory cannot be read.
+    """
+    found = []
+    with os.scandir(directory) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if is_folder and _SUBDIRECTORY.fullmatch(entry.name) and _is_ours(entry.path):
+                found.append(Subdirectory(entry.path, read_mark(entry.path)))
+    return found
+
+
+def _is_ours(path: str) -> bool:
+    with contextlib.suppress(OSError):
+        return stat.S_ISDIR(os.lstat(os.path.join(path, FILES_FOLDER)).st_mode)
+    return False
+
+
+def foreign_entries(directory: str) -> list[str]:
+    """Return what lies beside the staged files and is not overlapiter's.
+
+    Raises:
+        OSError: The directory cannot be read.
+    """
+    ours = subdirectories(directory)
+    known = {os.path.basename(sub.path) for sub in ours} | _OWN_NAMES
+    names = [
+        name
+        for name in sorted(os.listdir(directory))
+        if name not in known and not name.startswith(_OWN_PREFIX)
+    ]
+    known = {FILES_FOLDER, PARTIAL_FOLDER, MARK_FILE}
+    for sub in ours:
+        inside = sorted(set(os.listdir(sub.path)) - known)
+        names += [os.path.join(os.path.basename(sub.path), name) for name in inside]
+    return names
+
+
+def entries(sub: Subdirectory) -> Iterator[Entry]:
+    """Give all entries among the staged files of a subdirectory, folders apart.
+
+    Takes some microseconds for each. Entries that go while it walks are left out.
+    """
+    top = os.path.join(sub.path, FILES_FOLDER)
+    for root, folders, names, fd in os.fwalk(top, follow_symlinks=False):
+        prefix = os.path.relpath(root, top)
+        for name in (*names, *folders):
+            with contextlib.suppress(FileNotFoundError):
+                found = os.stat(name, dir_fd=fd, follow_symlinks=False)
+                if not stat.S_ISDIR(found.st_mode):
+                    path = name if prefix == "." else os.path.join(prefix, name)
+                    yield Entry(path, _kind(found.st_mode), found, fd)
+
+
+def _kind(mode: int) -> Kind:
+    if stat.S_ISREG(mode):
+        return Kind.FILE
+    return Kind.LINK if stat.S_ISLNK(mode) else Kind.OTHER
+
+
+def open_folders(sub: Subdirectory) -> Iterator[str]:
+    """Give the folders of a subdirectory that others may enter."""
+    for root, _, _, fd in os.fwalk(sub.path, follow_symlinks=False):
+        if os.fstat(fd).st_mode & 0o077:
+            yield root
+
+
+def remove_empty_folders(sub: Subdirectory) -> None:
+    """Remove the folders of staged files that hold nothing any more; the top stays."""
+    top = os.path.join(sub.path, FILES_FOLDER)
+    for root, folders, _, fd in os.fwalk(top, topdown=False, follow_symlinks=False):
+        del root
+        for name in folders:
+            with contextlib.suppress(OSError):  # it is not empty, or is a link
+                os.rmdir(name, dir_fd=fd)
+
+
+def orphans(sub: Subdirectory) -> list[str]:
+    """Return the partial files whose owner has ended."""
+    folder = os.path.join(sub.path, PARTIAL_FOLDER)
+    found = []
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(folder)):
+            path = os.path.join(folder, name)
+            with contextlib.suppress(OSError):
+                flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+                fd = os.open(path, flags)
+                try:
+                    if try_lock(fd):
+                        found.append(path)
+                finally:
+                    os.close(fd)
+    return found
