@@ -14,7 +14,6 @@ import sys
 from collections.abc import Sequence
 from typing import Protocol, cast
 
-from overlapiter import __version__
 from overlapiter.errors import OptionError, OverlapError
 
 from .console import CommandError, say
@@ -93,7 +92,8 @@ def _load(name: str) -> Command:
 
 def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("overlapiter", description=_DESCRIPTION, epilog=_EPILOG)
-    parser.add_argument("--version", action="version", version=f"overlapiter {__version__}")
+    version = importlib.import_module("overlapiter").__version__  # the façade stands above us
+    parser.add_argument("--version", action="version", version=f"overlapiter {version}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for name, summary in COMMANDS.items():
         if name not in words:

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable
 
 from overlapiter.chainer.plan import staging_plan
-from overlapiter.options import DEFAULT_READS_IN_FLIGHT, Staging, check_count
+from overlapiter.options import FIRST_READS_IN_FLIGHT, Staging, check_count
 
 from .console import (
     SHOWN_NAMES,
@@ -79,7 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--reads-in-flight",
         metavar="N",
         type=int,
-        default=DEFAULT_READS_IN_FLIGHT,
+        default=FIRST_READS_IN_FLIGHT,
         help="files to read at the same time (default: %(default)s); see `overlapiter doctor`",
     )
     parser.add_argument(
