@@ -202,9 +202,9 @@ def _caption(figure: Figure, result: dict) -> None:
     )
 
 
-def caption(figure: Figure, *lines: str) -> None:
-    """Write below a figure what was measured where."""
-    figure.tight_layout(rect=(0, 0.4 / figure.get_figheight(), 1, 1))
+def caption(figure: Figure, *lines: str, space_inches: float = 0.4) -> None:
+    """Write below a figure what was measured where, and leave this space there."""
+    figure.tight_layout(rect=(0, space_inches / figure.get_figheight(), 1, 1))
     figure.text(0.01, 0.08 / figure.get_figheight(), "\n".join(lines), fontsize=7, color="#555555")
 
 
