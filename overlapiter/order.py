@@ -38,10 +38,14 @@ class IterationState(NamedTuple):
 
 
 class IndexList(NamedTuple):
-    """The indices of one mini-batch, and the epoch that each of them belongs to."""
+    """The indices of one mini-batch, and the epoch that each of them belongs to.
+
+    ``position`` is that of the first one, counted in examples over all epochs.
+    """
 
     indices: Indices
     epochs: NDArray[np.int64]
+    position: int
 
 
 def epoch_size(state: IterationState, dataset_size: int) -> int:
@@ -107,9 +111,9 @@ def advance(
     take(position + wanted)
 
     new_state = IterationState(position + wanted, epoch, is_new_epoch, order)
-    return new_state, IndexList(
-        np.concatenate(pieces).astype(np.intp, copy=False), np.concatenate(epochs)
-    )
+    indices = np.concatenate(pieces).astype(np.intp, copy=False)
+    first_position = state.epoch * size + state.current_position
+    return new_state, IndexList(indices, np.concatenate(epochs), first_position)
 
 
 def _checked_successor(order: Indices, successor: Indices, dataset_size: int) -> Indices:
@@ -163,6 +167,7 @@ class RunAhead:
         repeat: Whether mini-batches run on into the next epoch.
         next_order: Gives the order of an epoch; called when a step into it is generated.
         dataset_size: Examples in the dataset.
+        is_foreseeable: Whether ``next_order`` may be asked for an epoch earlier, and again.
     """
 
     def __init__(
@@ -172,13 +177,23 @@ class RunAhead:
         repeat: bool,
         next_order: NextOrder | None,
         dataset_size: int,
+        *,
+        is_foreseeable: bool = False,
     ) -> None:
         self._taken = state
         self._batch_size = batch_size
         self._repeat = repeat
         self._next_order = next_order
         self._dataset_size = dataset_size
+        self._is_foreseeable = is_foreseeable
         self.steps: collections.deque[Step] = collections.deque()
+        self._orders: dict[int, Indices | None] = {}
+        self._enter(state)
+
+    def _enter(self, state: IterationState) -> None:
+        self._entered = state
+        self._orders[state.epoch] = state.order
+        self._has_news = True
 
     def take(self) -> Step:
         """Remove and return the next step."""
@@ -211,7 +226,30 @@ class RunAhead:
                 step = Step(head, None, error)
             self.steps.append(step)
             new.append(step)
+            if step.state.epoch > head.epoch:
+                self._enter(step.state)
         return new
+
+    def take_news(self, *, is_all_news: bool = False) -> dict[int, Indices | None]:
+        """Return the known orders, by epoch, if one has become known since the last call.
+
+        They are those of the trainer's epoch and of all after it that are known; None stands for
+        ascending order.
+
+        Args:
+            is_all_news: Whether to return them anyway.
+        """
+        if not self._has_news and not is_all_news:
+            return {}
+        self._has_news = False
+        self._orders = {e: order for e, order in self._orders.items() if e >= self._taken.epoch}
+        epoch = self._entered.epoch + 1
+        if self._is_foreseeable and self._repeat and epoch not in self._orders:
+            order = self._entered.order
+            if order is not None and self._next_order is not None:
+                order = self._next_order(order, len(order), epoch)
+            self._orders[epoch] = order
+        return dict(self._orders)
 
     def _is_at_end(self) -> bool:
         return bool(self.steps) and self.steps[-1].index_list is None

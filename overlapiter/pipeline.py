@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from .errors import ExampleError, PipelineError, StagingWarning
-from .order import IndexList
+from .order import IndexList, Indices
 from .sharedmem.layout import Layout
 from .sharedmem.segments import Segment, Slot
 from .sharedmem.slots import MiniBatch, view_batch, view_empty
@@ -88,6 +88,7 @@ class Pipeline:
         self._next_id = 0  # of the next index list
         self._take_id = 0  # of the next mini-batch
         self._outgoing: list[IndexList] = []
+        self._orders: dict[int, Indices | None] = {}
         self._n_deaths = 0
         self._told: set[str] = set()
         self._was_ready = False  # a supervisor, at any time: the dataset can be read
@@ -109,6 +110,16 @@ class Pipeline:
         self._waiting[self._next_id] = index_list
         self._next_id += 1
         self._outgoing.append(index_list)
+
+    def announce(self, orders: dict[int, Indices | None]) -> None:
+        """Tell of the orders of epochs, from which follows what had better stay staged.
+
+        Args:
+            orders: By epoch, ascending; None for ascending order.
+        """
+        if orders and self._plan.staging is not None:
+            self._orders = orders
+            self._send(("orders", orders))
 
     def flush(self) -> None:
         """Send what was queued. Does not wait for an answer."""
@@ -147,6 +158,7 @@ class Pipeline:
         self._check_open()
         self._waiting.clear()
         self._outgoing.clear()
+        self._orders = {}
         while self._ready:  # each is released once, whatever interrupts this
             self._release_unseen(self._ready.popitem()[1])
         self._take_id = self._next_id
@@ -281,6 +293,7 @@ class Pipeline:
         lost = [self._waiting[i] for i in range(self._take_id, self._next_id)]
         self._send(("reset", self._take_id))
         self._send(("advance", self._take_id + 1, [], self._take_id, _plain(lost, self._plan.seed)))
+        self.announce(self._orders)
 
     def _check_open(self) -> None:
         if not self._finalizer.alive:
@@ -305,11 +318,13 @@ class Pipeline:
             things.clear()
 
 
-def _plain(index_lists: Iterable[IndexList], seed: int | None) -> list[tuple[list[int], Any]]:
+def _plain(
+    index_lists: Iterable[IndexList], seed: int | None
+) -> list[tuple[list[int], list[int] | None, int]]:
     """Return index lists as plain numbers; epochs only where a seed needs them."""
     return [
-        (indices.tolist(), None if seed is None else epochs.tolist())
-        for indices, epochs in index_lists
+        (indices.tolist(), None if seed is None else epochs.tolist(), position)
+        for indices, epochs, position in index_lists
     ]
 
 

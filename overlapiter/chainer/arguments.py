@@ -39,6 +39,11 @@ def order_source(sampler: OrderSampler | None, seed: int | None) -> NextOrder | 
     return lambda order, position, _epoch: sampler(order, position)
 
 
+def is_foreseeable(sampler: OrderSampler | None, seed: int | None) -> bool:
+    """Return whether the order of an epoch can be known before that epoch is entered."""
+    return sampler is None or (seed is not None and isinstance(sampler, SeededShuffle))
+
+
 def first_state(
     sampler: OrderSampler | None, seed: int | None, size: int, dataset_size: int
 ) -> IterationState:

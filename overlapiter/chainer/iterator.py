@@ -29,6 +29,7 @@ from .arguments import (
     count_or_none,
     count_readers,
     first_state,
+    is_foreseeable,
     order_source,
     skip_limit,
 )
@@ -163,6 +164,7 @@ class OverlapIterator(Standing):
         self._torn_at = self._now  # whatever interrupts us from here on, Ctrl-C for example
         self._now.drop_taken()
         self._run_ahead()
+        self._tell_orders()
         step = self._now.ahead.steps[0]
         if step.index_list is None:
             self._torn_at = None
@@ -191,6 +193,7 @@ class OverlapIterator(Standing):
         self._now.drop_taken()
         self._pipeline.reset()
         self._submit(self._now.ahead.steps)
+        self._tell_orders(is_all_news=True)
         self._torn_at = None
 
     # --- running ahead ------------------------------------------------------------------------
@@ -202,7 +205,14 @@ class OverlapIterator(Standing):
             state = first_state(self.order_sampler, self.seed, *size)
         # Holds no reference to this iterator, which is to end with its last reference.
         next_order = order_source(self.order_sampler, self.seed)
-        ahead = RunAhead(state, self._batch_size, self._repeat, next_order, self._dataset_size)
+        ahead = RunAhead(
+            state,
+            self._batch_size,
+            self._repeat,
+            next_order,
+            self._dataset_size,
+            is_foreseeable=is_foreseeable(self.order_sampler, self.seed),
+        )
         self._torn_at = now = Now(state, -1.0, ahead)  # until the pipeline has been told
         self._skipped.begin()
         self._now = now
@@ -215,6 +225,11 @@ class OverlapIterator(Standing):
         n_needed = self.n_prefetch + 2
         n_wanted = n_needed if self.staging is None else max(n_needed, self.staging.look_ahead)
         self._submit(self._now.ahead.extend(n_needed, n_wanted, may_cross_epoch=may_cross_epoch))
+
+    def _tell_orders(self, *, is_all_news: bool = False) -> None:
+        """Tell the stages the orders of epochs that have become known."""
+        if self.staging is not None:
+            self._pipeline.announce(self._now.ahead.take_news(is_all_news=is_all_news))
 
     def _submit(self, steps: Iterable[Step]) -> None:
         for step in steps:
@@ -253,6 +268,7 @@ class OverlapIterator(Standing):
         """Give the workers their first index lists."""
         self._run_ahead(may_cross_epoch=False)
         self._pipeline.flush()
+        self._tell_orders()
         self._torn_at = None
 
     # --- starting over, saving, ending -------------------------------------------------------
