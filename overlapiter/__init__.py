@@ -15,17 +15,28 @@ if TYPE_CHECKING:
     from .chainer.iterator import OverlapIterator as OverlapIterator
     from .options import Skip as Skip
     from .options import Staging as Staging
+    from .options import Tier as Tier
     from .sources import local_path as local_path
     from .stats import Stats as Stats
 
 __version__ = "0.1.0.dev0"
 
-__all__ = ["OverlapIterator", "Skip", "Staging", "Stats", "concat_examples", "errors", "local_path"]
+__all__ = [
+    "OverlapIterator",
+    "Skip",
+    "Staging",
+    "Stats",
+    "Tier",
+    "concat_examples",
+    "errors",
+    "local_path",
+]
 
 _HOMES = {
     "OverlapIterator": ".chainer.iterator",
     "Skip": ".options",
     "Staging": ".options",
+    "Tier": ".options",
     "Stats": ".stats",
     "concat_examples": ".chainer.convert",
     "errors": ".errors",

@@ -7,6 +7,7 @@ import decimal
 import math
 import os
 import re
+from collections.abc import Sequence
 from typing import Literal
 
 from .errors import OptionError
@@ -91,12 +92,37 @@ class Skip:
 
 
 @dataclasses.dataclass(frozen=True)
+class Tier:
+    """One level of a staging directory: a directory on a disk, or in RAM.
+
+    Args:
+        directory: Its directory; made, with mode 0700, if its parent exists.
+        capacity: Most bytes that staged files may take in it, in the forms of
+            :class:`Staging`; None for no limit of its own.
+
+    Raises:
+        OptionError: A value cannot work.
+    """
+
+    directory: str | os.PathLike[str]
+    capacity: int | str | None = None
+
+    def __post_init__(self) -> None:
+        """Check every value that can be checked without touching the disk."""
+        if not os.fspath(self.directory):
+            raise OptionError("directory", "is empty; name a directory on the node's own disk")
+        if self.capacity is not None and parse_size("capacity", self.capacity, 2**60) == 0:
+            raise OptionError("capacity", "is zero; give room for some mini-batches, or None")
+
+
+@dataclasses.dataclass(frozen=True)
 class Staging:
     """Where and how files are staged.
 
     Args:
         directory: The staging directory, on the node's own fast disk. It is made, with mode 0700,
-            if its parent exists. Several iterators, ranks and jobs may share it.
+            if its parent exists. Several iterators, ranks and jobs may share it. May be left out
+            where there are ``tiers``.
         source: Root of the files on the slow store; only files below it are staged. None takes
             the root of the data set where it is known.
         n_prefetchers: Prefetcher processes. Waiting for the slow store costs no CPU, so a few are
@@ -105,18 +131,23 @@ class Staging:
             with 64 and tunes the number between 4 and 256 by the throughput that it measures: more
             while the trainer waits and more reads bring more, fewer where fewer bring as much.
         capacity: Most bytes that staged files may take, as bytes, ``"200GB"`` or ``"50%"`` of the
-            disk; None for no limit of its own. When it is reached, further files are read from
-            the source.
-        keep_free: Free space that is left on the disk, in the same forms.
+            disk; None for no limit of its own. When it is reached, or the disk is full, the
+            files whose next use is farthest make room.
+        keep_free: Free space that is left on each disk, in the same forms.
         validate: ``"mtime"`` reuses a staged file only while size and mtime of its source still
             match; ``"never"`` trusts whatever is staged.
-        look_ahead: Mini-batches whose files are staged ahead of the trainer.
+        look_ahead: Mini-batches whose files are staged ahead of the trainer; fewer where they
+            would take more than a 16th of the capacity.
+        tiers: Directories on disks of different speed, the fastest first, for example
+            ``[Tier("/dev/shm/me", "8GB"), Tier("/nvme/me", "200GB")]``. Files enter at the first
+            one, and sink as their next use is far. A ``directory`` that is none of them comes
+            last.
 
     Raises:
         OptionError: A value cannot work.
     """
 
-    directory: str | os.PathLike[str]
+    directory: str | os.PathLike[str] | None = None
     _: dataclasses.KW_ONLY
     source: str | os.PathLike[str] | None = None
     n_prefetchers: int | None = None
@@ -125,18 +156,33 @@ class Staging:
     keep_free: int | str = "5%"
     validate: Literal["mtime", "never"] = "mtime"
     look_ahead: int = 32
+    tiers: Sequence[Tier] = ()
+
+    def all_tiers(self) -> list[Tier]:
+        """Return all tiers, the fastest first; one of them is the ``directory``, if given."""
+        tiers = list(self.tiers)
+        if self.directory is not None:
+            own = os.path.abspath(os.fspath(self.directory))
+            if own not in [os.path.abspath(os.fspath(tier.directory)) for tier in tiers]:
+                tiers.append(Tier(self.directory, self.capacity))
+        return tiers
 
     def __post_init__(self) -> None:
         """Check every value that can be checked without touching the disk."""
-        if not os.fspath(self.directory):
-            raise OptionError("directory", "is empty; name a directory on the node's own disk")
+        if not all(isinstance(tier, Tier) for tier in self.tiers):
+            raise OptionError("tiers", f"{self.tiers!r} are not all overlapiter.Tier")
+        tiers = self.all_tiers()
+        if not tiers:
+            raise OptionError("directory", "is missing; name a directory on the node's own disk")
+        if len({os.path.abspath(os.fspath(tier.directory)) for tier in tiers}) < len(tiers):
+            raise OptionError("tiers", "name a directory twice; each needs one of its own")
+        if self.capacity is not None and len(tiers) == len(self.tiers):
+            raise OptionError("capacity", "belongs to one of the tiers; give it to that Tier")
         if self.n_prefetchers is not None:
             check_count("n_prefetchers", self.n_prefetchers)
         if self.reads_in_flight is not None:
             check_count("reads_in_flight", self.reads_in_flight)
         check_count("look_ahead", self.look_ahead)
-        if self.capacity is not None and parse_size("capacity", self.capacity, 2**60) == 0:
-            raise OptionError("capacity", "is zero; give room for some mini-batches, or None")
         parse_size("keep_free", self.keep_free, 2**60)
         if self.validate not in ("mtime", "never"):
             raise OptionError("validate", f"{self.validate!r} is unknown; use 'mtime' or 'never'")

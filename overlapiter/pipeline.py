@@ -15,7 +15,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from .errors import ExampleError, PipelineError, StagingWarning
 from .order import IndexList, Indices

@@ -35,6 +35,7 @@ class Counter(enum.IntEnum):
     READ_NS = 14
     #: How many of them it may copy at the same time, at present.
     READS_IN_FLIGHT = 15
+    FILES_EVICTED = 16
 
 
 _ROW_CELLS = 24  # three cache lines, so that no two workers write to the same one
@@ -88,6 +89,8 @@ class Stats:
             while the trainer waits for the slow store: give a higher number yourself.
         files_found_staged: Files that were staged before, by this run or an earlier one.
         files_refused: Files not staged for lack of room or because the staging disk failed.
+        files_evicted: Staged files that were removed to make room. Near ``files_staged`` in
+            steady state: the staging directory is smaller than the data set.
         workers_replaced: Workers that died and were replaced.
     """
 
@@ -107,6 +110,7 @@ class Stats:
     reads_in_flight: int
     files_found_staged: int
     files_refused: int
+    files_evicted: int
     workers_replaced: int
 
 
@@ -185,5 +189,6 @@ class StatsBoard:
             reads_in_flight=total(Counter.READS_IN_FLIGHT),
             files_found_staged=total(Counter.FILES_FOUND_STAGED),
             files_refused=total(Counter.FILES_REFUSED),
+            files_evicted=total(Counter.FILES_EVICTED),
             workers_replaced=total(Counter.DEATHS),
         )

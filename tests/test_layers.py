@@ -17,6 +17,7 @@ LAYERS = (
     ("errors",),
     ("options",),
     ("order",),
+    ("nextuse",),
     ("sources",),
     ("stats", "tracing"),
     ("staging",),

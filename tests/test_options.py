@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapiter import Staging
+from overlapiter import Staging, Tier
 from overlapiter.errors import OptionError
 from overlapiter.options import check_count, parse_size
 
@@ -136,3 +136,25 @@ def test_options_cannot_be_changed_unseen():
         staging.capacity = 5  # type: ignore[misc]  # that is the point
     with pytest.raises(OptionError):
         dataclasses.replace(staging, capacity="much")
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({}, "is missing"),
+        ({"tiers": ["/ram"]}, "not all overlapiter.Tier"),
+        ({"tiers": [Tier("/ram"), Tier("/ram/")]}, "twice"),
+        ({"tiers": [Tier("/ram")], "capacity": "1GB"}, "belongs to one of the tiers"),
+        ({"directory": "/ram", "tiers": [Tier("/ram")], "capacity": 1}, "belongs to one"),
+    ],
+)
+def test_tiers_that_contradict_each_other_are_refused(options, word):
+    with pytest.raises(OptionError, match=word):
+        Staging(**options)
+
+
+def test_a_tier_without_a_directory_or_any_room_is_refused():
+    with pytest.raises(OptionError, match="is empty"):
+        Tier("")
+    with pytest.raises(OptionError, match="is zero"):
+        Tier("/ram", 0)

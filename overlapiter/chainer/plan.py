@@ -6,10 +6,10 @@ import os
 from typing import Any
 
 from overlapiter.errors import OptionError, StagingError
-from overlapiter.options import Staging, parse_size
+from overlapiter.options import Staging, Tier, parse_size
 from overlapiter.sources import declared_paths, paths_below, source_roots
 from overlapiter.workers.parcel import Parcel
-from overlapiter.workers.plan import StagingPlan
+from overlapiter.workers.plan import StagingPlan, TierPlan
 
 _PRELOAD = ("overlapiter.workers.service", "overlapiter.chainer.preload")
 
@@ -41,33 +41,39 @@ def staging_plan(
     if staging is None:
         return None
     source = _find_source(staging, dataset)
-    directory = os.path.abspath(os.fspath(staging.directory))
+    tiers = tuple(_tier_plan(tier, staging.keep_free, source) for tier in staging.all_tiers())
+    _check_source(source, dataset, first_indices)
+    n_cores = len(os.sched_getaffinity(0))
+    plan = StagingPlan(
+        tiers=tiers,
+        source=source,
+        validate=staging.validate == "mtime",
+        n_prefetchers=staging.n_prefetchers or min(2, n_cores),
+        reads_in_flight=staging.reads_in_flight,
+    )
+    if plan.capacity_bytes is not None:
+        _check_capacity(plan.capacity_bytes, source, dataset, first_indices)
+    for store, tier in zip(plan.stores(), tiers, strict=True):
+        store.create()
+        tier.room().recount()
+    return plan
+
+
+def _tier_plan(tier: Tier, keep_free: int | str, source: str) -> TierPlan:
+    """Make the directory of a tier, and look how large its disk is."""
+    directory = os.path.abspath(os.fspath(tier.directory))
     if os.path.join(directory, "").startswith(os.path.join(source, "")):
         raise OptionError(
             "directory", f"{directory} lies below the source {source}; choose one on another disk"
         )
     _make_directory(directory)
-    _check_source(source, dataset, first_indices)
     disk = os.statvfs(directory)
     disk_bytes = disk.f_blocks * disk.f_frsize
-    capacity_bytes = None
-    if staging.capacity is not None:
-        capacity_bytes = parse_size("capacity", staging.capacity, disk_bytes)
-        _check_capacity(capacity_bytes, source, dataset, first_indices)
-    n_cores = len(os.sched_getaffinity(0))
-    plan = StagingPlan(
-        directory=directory,
-        source=source,
-        capacity_bytes=capacity_bytes,
-        keep_free_bytes=parse_size("keep_free", staging.keep_free, disk_bytes),
-        validate=staging.validate == "mtime",
-        n_prefetchers=staging.n_prefetchers or min(2, n_cores),
-        reads_in_flight=staging.reads_in_flight,
+    return TierPlan(
+        directory,
+        None if tier.capacity is None else parse_size("capacity", tier.capacity, disk_bytes),
+        parse_size("keep_free", keep_free, disk_bytes),
     )
-    store = plan.store()
-    store.create()
-    plan.room().recount()
-    return plan
 
 
 def _find_source(staging: Staging, dataset: Any) -> str:

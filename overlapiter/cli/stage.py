@@ -152,7 +152,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"{names_words(files.outside)}; see whether --source is the root of these files",
             is_usage=True,
         )
-    store = plan.store()
+    (store,) = plan.stores()
     store.sweep()
     tally, started = Tally(), time.monotonic()
     stager = Stager(store, arguments.reads_in_flight)

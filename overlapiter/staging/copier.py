@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable
 
 from .breaker import Breaker
-from .store import Outcome, Staged, Store
+from .origin import Origin
+from .store import MakeRoom, Outcome, Staged, Store
 
 #: Say nothing about the disk; the source may have a file where it had a directory.
 _ABOUT_THE_PATH = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}
@@ -33,24 +34,36 @@ class Copier:
     def __init__(self, store: Store, tell: Callable[[str], None]) -> None:
         self._store = store
         self._tell = tell
-        self._breaker = Breaker()
+        self._sick = Breaker()
+        self._full = Breaker()
 
-    def copy(self, absolute: str) -> Staged:
-        """Copy a file to the staging directory, as :meth:`Store.fetch`; no disk makes it raise."""
-        ticket = self._breaker.enter(time.monotonic())
-        if ticket is None:
+    def copy(
+        self, absolute: str, make_room: MakeRoom | None = None, origin: Origin | None = None
+    ) -> Staged:
+        """Copy a file to the staging directory, as :meth:`Store.fetch`; no disk makes it raise.
+
+        Args:
+            absolute: As for :meth:`Store.fetch`.
+            make_room: The same; None if nothing can be done for a directory that is full.
+            origin: The same.
+        """
+        now_seconds = time.monotonic()
+        sick_ticket = self._sick.enter(now_seconds)
+        full_ticket = 0 if make_room else self._full.enter(now_seconds)
+        if sick_ticket is None or full_ticket is None:
             return _REFUSED
         try:
-            answer = self._store.fetch(absolute)
+            answer = self._fetch(absolute, make_room, origin)
         except OSError as error:
             if error.errno not in _ABOUT_THE_PATH and error.errno not in _ABOUT_THE_FILE:
-                self._breaker.failed(ticket, time.monotonic())
+                self._sick.failed(sick_ticket, time.monotonic())
             return self.blame(error)
         if answer.outcome is Outcome.COPIED:
-            self._breaker.succeeded(ticket)
+            self._sick.succeeded(sick_ticket)
+            self._full.succeeded(full_ticket)
         elif answer.outcome is Outcome.REFUSED:
-            self._breaker.failed(ticket, time.monotonic())
-            self._tell_full()
+            if make_room is None:
+                self._full.failed(full_ticket, time.monotonic())
         elif answer.outcome is Outcome.BUSY:
             self._tell(
                 f"another process keeps files in {self._store.directory} claimed and writes "
@@ -59,11 +72,19 @@ class Copier:
             )
         return answer
 
+    def _fetch(self, absolute: str, make_room: MakeRoom | None, origin: Origin | None) -> Staged:
+        while True:
+            try:
+                return self._store.fetch(absolute, make_room, origin)
+            except OSError as error:  # somebody else fills the disk, or has a quota
+                if error.errno not in _NO_ROOM:
+                    raise
+                if make_room is None or not make_room():
+                    return _REFUSED
+
     def blame(self, error: OSError) -> Staged:
         """Return the answer for a file at which the staging disk failed, and tell of it."""
-        if error.errno in _NO_ROOM:
-            self._tell_full()
-        elif error.errno in _ABOUT_THE_FILE:
+        if error.errno in _ABOUT_THE_FILE:
             self._tell(
                 f"a file cannot be staged in {self._store.directory} ({error.strerror}) and is "
                 f"read from the source: {_ABOUT_THE_FILE[error.errno]}"
@@ -77,10 +98,3 @@ class Copier:
                 f"read from the source, and staging is tried again by itself; {advice}"
             )
         return _REFUSED
-
-    def _tell_full(self) -> None:
-        self._tell(
-            f"the staging directory {self._store.directory} is full: further files are read from "
-            f"the source until there is room; raise Staging.capacity, lower keep_free, or free "
-            f"space on the disk"
-        )

@@ -64,6 +64,8 @@ class Eviction:
 
     Attributes:
         n_in_window: Examples that have been handed out and are not settled.
+        staged_bytes: Bytes of all examples that are staged.
+        largest_bytes: Those of the largest example so far.
     """
 
     def __init__(self, n_examples: int, n_tiers: int = 1) -> None:
@@ -82,6 +84,8 @@ class Eviction:
         self._n_known = 0
         self._known_bytes = 0
         self.n_in_window = 0
+        self.staged_bytes = 0
+        self.largest_bytes = 0
 
     @property
     def mean_bytes(self) -> float:
@@ -121,21 +125,30 @@ class Eviction:
     ) -> None:
         """Take note that all files of an example are staged, in ``tier`` or a slower one."""
         own_bytes = sum(f.size_bytes for f in files if self._owners.add(index, f.file_id))
-        self._n_files[index] = len(files)
+        self._n_files[index] = len({file.file_id for file in files})
         if own_bytes:
             self._bytes[index] = own_bytes
             self._known_bytes += own_bytes
+            self.largest_bytes = max(self.largest_bytes, own_bytes)
         if not self._is_known[index]:
             self._is_known[index] = True
             self._n_known += 1
         if paths:
             self._paths[index] = paths
+        if self._tiers[index] == _ABSENT:
+            self.staged_bytes += int(self._bytes[index])
+        self.move(index, tier)
+
+    def move(self, index: int, tier: int) -> None:
+        """Take note that the files of an example are in another tier than before."""
         self._tiers[index] = tier
         self._is_offered[index] = False
         self._add(index)
 
     def note_absent(self, index: int) -> None:
         """Take note that not all files of an example are staged."""
+        if self._tiers[index] != _ABSENT:
+            self.staged_bytes -= int(self._bytes[index])
         self._tiers[index] = _ABSENT
         self._is_offered[index] = False
 

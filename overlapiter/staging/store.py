@@ -18,10 +18,11 @@ import contextlib
 import enum
 import errno
 import hashlib
+import itertools
 import os
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from overlapiter.errors import StagingError
@@ -58,6 +59,8 @@ class Staged(NamedTuple):
         copied_bytes: Bytes read from the source.
         is_settled: Whether the copy need not be compared again; not while the source is so new
             that it may still be written.
+        size_bytes: Size of the copy.
+        tier: The tier of the staging directory that it is in; 0 is the fastest one.
     """
 
     outcome: Outcome
@@ -65,6 +68,12 @@ class Staged(NamedTuple):
     stamp: int = 0
     copied_bytes: int = 0
     is_settled: bool = True
+    size_bytes: int = 0
+    tier: int = 0
+
+
+#: Asked to free something of a staging directory that is full; says whether it could.
+MakeRoom = Callable[[], bool]
 
 
 class _SourceError(Exception):
@@ -106,6 +115,7 @@ class Store:
         self._validate = validate
         self.origin = origin or LocalOrigin()
         self._claims = Claims()
+        self._evictions = itertools.count()
 
     def create(self) -> None:
         """Make the directories, with mode 0700.
@@ -146,7 +156,9 @@ class Store:
         copy = lstat(self.staged_path(path))
         return copy if copy is not None and stat.S_ISREG(copy.st_mode) else None
 
-    def compare(self, path: str, copy: os.stat_result, *, stamp: int = 0) -> Staged | None:
+    def compare(
+        self, path: str, copy: os.stat_result, *, stamp: int = 0, origin: Origin | None = None
+    ) -> Staged | None:
         """Return the copy of ``path`` that :meth:`peek` saw if it is valid, as :meth:`stage` would.
 
         Costs a look at the source, unless the copy has that stamp or nothing is to be compared.
@@ -155,23 +167,50 @@ class Store:
         is_settled = True
         if found_stamp != stamp and self._validate:
             try:
-                original = self.origin.stat(path)
+                original = (origin or self.origin).stat(path)
             except OSError:
                 return Staged(Outcome.SOURCE_FAILED, None)
             if Original(copy.st_size, copy.st_mtime_ns) != original:
                 return None
             is_settled = _is_settled(original)
-        return Staged(Outcome.FOUND, self.staged_path(path), found_stamp, is_settled=is_settled)
+        staged, size_bytes = self.staged_path(path), copy.st_size
+        return Staged(Outcome.FOUND, staged, found_stamp, 0, is_settled, size_bytes)
 
-    def fetch(self, path: str) -> Staged:
-        """Copy ``path``, unless another process does so first; as :meth:`stage` after a look."""
+    def fetch(
+        self, path: str, make_room: MakeRoom | None = None, origin: Origin | None = None
+    ) -> Staged:
+        """Copy ``path``, unless another process does so first; as :meth:`stage` after a look.
+
+        Args:
+            path: Normalised absolute path below the source.
+            make_room: Asked while there is no room for the file.
+            origin: Where to get it instead of the source; it gives the same content.
+        """
+        origin = origin or self.origin
         try:
-            return self._fetch(path)
+            return self._fetch(path, make_room, origin)
         except FileNotFoundError:  # somebody removed the staging directory
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self.directory, 0o700)
             self.create()
-            return self._fetch(path)
+            return self._fetch(path, make_room, origin)
+
+    def evict(self, path: str) -> int:
+        """Remove the copy of ``path``; return the bytes freed, 0 if there is none.
+
+        Raises:
+            OSError: The staging disk failed.
+        """
+        # Taken away under a name of our own, so that of several processes one counts its bytes.
+        name = f"{self._partial}evicted-{os.getpid()}-{next(self._evictions)}"
+        try:
+            os.rename(self.staged_path(path), name)
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
+        freed_bytes = _size_of(name)
+        os.unlink(name)
+        self._room.release(freed_bytes)
+        return freed_bytes
 
     def sweep(self) -> int:
         """Remove partial files whose owner is dead; return how many. Costs one listing."""
@@ -192,7 +231,7 @@ class Store:
 
     # --- one file -----------------------------------------------------------------------------
 
-    def _fetch(self, path: str) -> Staged:
+    def _fetch(self, path: str, make_room: MakeRoom | None, origin: Origin) -> Staged:
         staged = self.staged_path(path)
         name = self._partial + hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest()
         try:
@@ -205,26 +244,34 @@ class Store:
                     self._room.release(partial.size_bytes)
                     partial.size_bytes = 0
                 copy = self.peek(path)  # published while we waited for the claim
-                found = None if copy is None else self.compare(path, copy)
-                return found or self._copy(path, partial, staged)
+                found = None if copy is None else self.compare(path, copy, origin=origin)
+                return found or self._copy(path, partial, staged, make_room, origin)
         except _SourceError:
             return Staged(Outcome.SOURCE_FAILED, None)
         except BusyError:
             return Staged(Outcome.BUSY, None)
 
-    def _copy(self, path: str, partial: Partial, staged: str) -> Staged:
+    def _copy(
+        self,
+        path: str,
+        partial: Partial,
+        staged: str,
+        make_room: MakeRoom | None,
+        origin: Origin,
+    ) -> Staged:
         if partial.copy is not None and stat.S_ISDIR(partial.copy.st_mode):
             raise IsADirectoryError(errno.EISDIR, "a directory is in the place of its copy", staged)
         with _source_errors():
-            opened = self.origin.open(path)
+            opened = origin.open(path)
         with opened as file:
             with _source_errors():
                 original = file.stat()
             size_bytes = original.size_bytes
             if not size_bytes:  # empty, or of a kind that does not tell: read it there
                 return Staged(Outcome.SOURCE_FAILED, None)
-            if not self._reserve(size_bytes, staged):
-                return Staged(Outcome.REFUSED, None)
+            while not self._reserve(size_bytes, staged):
+                if make_room is None or not make_room():
+                    return Staged(Outcome.REFUSED, None)
             try:
                 self._fill(partial, file, original)
                 replaced_bytes = 0 if partial.copy is None else _size_of(staged)
@@ -234,7 +281,8 @@ class Store:
                 raise
             self._room.release(replaced_bytes)
         stamp = stamp_of(os.fstat(partial.fd))
-        return Staged(Outcome.COPIED, staged, stamp, size_bytes, _is_settled(original))
+        is_settled = _is_settled(original)
+        return Staged(Outcome.COPIED, staged, stamp, size_bytes, is_settled, size_bytes)
 
     def _fill(self, partial: Partial, file: OriginalFile, original: Original) -> None:
         """Copy a source file, which is to be the one that was looked at, to a partial file."""

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 
 from overlapiter.staging.records import recorded_run
@@ -39,14 +39,32 @@ def recorded(
         "n_readers": plan.n_readers,
         "batch_size": plan.batch_size,
         "dataset_size": plan.dataset_size,
-        "staging": dataclasses.asdict(staging),
     }
     created_ns = time.monotonic_ns()
 
     def counters() -> dict[str, float]:
         return dataclasses.asdict(board.snapshot(created_ns))
 
-    return recorded_run(staging.directory, facts, counters, tell)
+    whole = dataclasses.asdict(staging)
+    runs = [
+        # The record in each tier says what is its own.
+        recorded_run(
+            tier.directory,
+            {**facts, "staging": {**whole, **dataclasses.asdict(tier)}},
+            counters,
+            tell,
+        )
+        for tier in staging.tiers
+    ]
+    return _together(runs)
+
+
+@contextlib.contextmanager
+def _together(contexts: Iterable[AbstractContextManager[None]]) -> Iterator[None]:
+    with contextlib.ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
 
 
 def _command_of(pid: int) -> str:

@@ -10,23 +10,38 @@ from overlapiter.staging.store import Store
 
 
 @dataclasses.dataclass(frozen=True)
-class StagingPlan:
-    """Where and how to stage, in absolute paths and bytes.
+class TierPlan:
+    """One tier of the staging directory, in absolute paths and bytes.
 
     Attributes:
-        directory: The staging directory.
-        source: Root of the files on the slow store.
+        directory: Its directory.
         capacity_bytes: Most bytes of staged files; None for no limit.
         keep_free_bytes: Free space to leave on the disk.
+    """
+
+    directory: str
+    capacity_bytes: int | None
+    keep_free_bytes: int
+
+    def room(self) -> Room:
+        """Return the room that this plan describes."""
+        return Room(self.directory, self.capacity_bytes, self.keep_free_bytes)
+
+
+@dataclasses.dataclass(frozen=True)
+class StagingPlan:
+    """Where and how to stage.
+
+    Attributes:
+        tiers: Where the files are staged, the fastest tier first; at least one.
+        source: Root of the files on the slow store.
         validate: Whether a staged file is compared with its source.
         n_prefetchers: Prefetcher processes.
         reads_in_flight: Files that they read at the same time, together; None to tune it.
     """
 
-    directory: str
+    tiers: tuple[TierPlan, ...]
     source: str
-    capacity_bytes: int | None
-    keep_free_bytes: int
     validate: bool
     n_prefetchers: int
     reads_in_flight: int | None
@@ -41,13 +56,18 @@ class StagingPlan:
         """Files that one prefetcher reads at the same time, at first."""
         return -(-self.first_reads_in_flight // self.n_prefetchers)
 
-    def room(self) -> Room:
-        """Return the room that this plan describes."""
-        return Room(self.directory, self.capacity_bytes, self.keep_free_bytes)
+    @property
+    def capacity_bytes(self) -> int | None:
+        """Most bytes of staged files in all tiers together; None for no limit."""
+        capacities = [tier.capacity_bytes for tier in self.tiers]
+        return None if None in capacities else sum(map(int, filter(None, capacities)))
 
-    def store(self) -> Store:
-        """Return the store that this plan describes."""
-        return Store(self.directory, self.source, self.room(), validate=self.validate)
+    def stores(self) -> list[Store]:
+        """Return the stores that this plan describes, the fastest first."""
+        return [
+            Store(tier.directory, self.source, tier.room(), validate=self.validate)
+            for tier in self.tiers
+        ]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,16 +13,17 @@ import os
 import threading
 import time
 import traceback
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
-from overlapiter.sources import Copy, Dataset, declared_paths, paths_below, stamp_of
-from overlapiter.staging.copier import Copier
+from overlapiter.sources import Copy, Dataset, declared_paths, paths_below
 from overlapiter.staging.store import Outcome, Staged, Store
+from overlapiter.staging.tiers import Found, Tiers
 from overlapiter.stats import Counter, Row
 
 from .channel import Channel, ChannelClosedError
 from .discovery import Discovery
-from .staging_work import Example, PartInHand
+from .evictor import Evictor, RoomForPart, total
+from .staging_work import Example, PartInHand, StageTask
 from .threads import Threads
 
 _REMEMBERED_PATHS = 4096
@@ -34,7 +35,7 @@ class Prefetcher:
     Args:
         channel: To the supervisor.
         dataset: The dataset.
-        store: The staging store.
+        tiers: The staging stores, the fastest first.
         validated: One number for each example, shared by all prefetchers: the stamps of its
             staged files, added up, once they have been compared with their sources in this run,
             which is not done again while nobody touches them; 0 before.
@@ -47,7 +48,7 @@ class Prefetcher:
         self,
         channel: Channel,
         dataset: Dataset,
-        store: Store,
+        tiers: Sequence[Store],
         validated: memoryview,
         n_reads: int,
         index_type: str,
@@ -55,7 +56,9 @@ class Prefetcher:
     ) -> None:
         self._channel = channel
         self._dataset = dataset
-        self._store = store
+        self._source = tiers[0].source
+        self._tiers = Tiers(tiers, self._tell)
+        self._evictor = Evictor(dataset, self._source, self._tiers, validated, self._count_eviction)
         self._row = row
         self._threads = Threads(self._work)
         self._lock = threading.Lock()
@@ -68,7 +71,6 @@ class Prefetcher:
         self._has_first = False
         self._n_files = 1
         self._told: set[str] = set()
-        self._copier = Copier(store, self._tell)
         self._n_reads = n_reads
         self._index_type = index_type
 
@@ -81,7 +83,7 @@ class Prefetcher:
                 if kind == "reads":
                     self._resize(work)
                     continue
-                self._threads.put(functools.partial(self._begin, PartInHand(work)))
+                self._threads.put(functools.partial(self._begin, self._in_hand_of(work)))
                 while not len(self._threads) and self._threads.has_jobs:
                     self._threads.do_next()
         except ChannelClosedError:
@@ -90,6 +92,10 @@ class Prefetcher:
     def _resize(self, n_reads: int) -> None:
         self._threads.resize(n_reads)
         self._row.put(Counter.READS_IN_FLIGHT, max(1, len(self._threads)))
+
+    def _in_hand_of(self, task: StageTask) -> PartInHand:
+        room = None if task.victims is None else RoomForPart(self._evictor, task.victims)
+        return PartInHand(task, room)
 
     def _work(self) -> None:
         try:
@@ -178,9 +184,9 @@ class Prefetcher:
         if declared is None:
             example.is_declared = False
             return example
-        paths = list(paths_below(self._store.source, declared))
-        copies = [self._peek(absolute) for _, absolute in paths]
-        stamps = [stamp_of(copy) for copy in copies if copy is not None]
+        paths = list(paths_below(self._source, declared))
+        copies = [self._tiers.peek(absolute) for _, absolute in paths]
+        stamps = [copy.stamp for copy in copies if copy is not None]
         is_trusted = len(stamps) == len(paths) and self._is_validated(index, stamps)
         for (path, absolute), copy in zip(paths, copies, strict=True):
             found = None if copy is None else self._compare(absolute, copy, is_trusted=is_trusted)
@@ -188,20 +194,13 @@ class Prefetcher:
                 example.missing.append((path, absolute))
         return example
 
-    def _peek(self, absolute: str) -> os.stat_result | None:
-        try:
-            return self._store.peek(absolute)
-        except OSError as error:
-            self._copier.blame(error)
-            return None
-
     def _is_validated(self, index: int, stamps: Iterable[int]) -> bool:
         """Return whether these are the stamps of what has been compared in this run."""
-        return self._validated[index] == _total(stamps)
+        return self._validated[index] == total(stamps)
 
-    def _compare(self, absolute: str, copy: os.stat_result, *, is_trusted: bool) -> Staged | None:
-        stamp = stamp_of(copy) if is_trusted else self._recent.get(absolute, 0)
-        return self._store.compare(absolute, copy, stamp=stamp)
+    def _compare(self, absolute: str, copy: Found, *, is_trusted: bool) -> Staged | None:
+        stamp = copy.stamp if is_trusted else self._recent.get(absolute, 0)
+        return self._tiers.compare(absolute, copy, stamp=stamp)
 
     def _fetch(self, part: PartInHand, example: Example) -> None:
         """Copy what is missing of an example."""
@@ -209,9 +208,9 @@ class Prefetcher:
             with self._hold(example.index):
                 if example.is_declared:
                     for path, absolute in example.missing:
-                        self._note(example, path, absolute, self._copy(absolute))
+                        self._note(example, path, absolute, self._copy(part, absolute))
                 else:
-                    self._discover(example, part.task.n_files)
+                    self._discover(example, part)
         except ChannelClosedError:
             raise
         except BaseException as error:  # user code, or a path that no file can have
@@ -225,34 +224,36 @@ class Prefetcher:
 
     def _finish(self, part: PartInHand, example: Example) -> None:
         part.staged.update(example.staged)
+        part.findings.append(example.finding())
         if example.is_complete and example.is_settled:
-            self._validated[example.index] = _total(example.stamps)
+            self._validated[example.index] = total(example.stamps)
 
-    def _discover(self, example: Example, n_files: int) -> None:
+    def _discover(self, example: Example, part: PartInHand) -> None:
+        n_files = part.task.n_files
         # The first example is followed to its end, to learn how many files an example opens.
         is_first, self._has_first = not self._has_first, True
         while is_first or len(example.staged) < max(n_files, self._n_files):
             with self._asking(example.index):
                 if self._discovery is None:
-                    self._discovery = Discovery(self._dataset, self._store.source, self._index_type)
+                    self._discovery = Discovery(self._dataset, self._source, self._index_type)
                 known = {path: copy.path for path, copy in example.staged.items()}
                 found = self._discovery.next_path(example.index, known)
             if found is None:
                 break
-            path, absolute = next(paths_below(self._store.source, [found]))
+            path, absolute = next(paths_below(self._source, [found]))
             answer = None
-            copy = self._peek(absolute)
+            copy = self._tiers.peek(absolute)
             if copy is not None:
-                is_trusted = self._is_validated(example.index, [*example.stamps, stamp_of(copy)])
+                is_trusted = self._is_validated(example.index, [*example.stamps, copy.stamp])
                 answer = self._compare(absolute, copy, is_trusted=is_trusted)
-            answer = answer or self._copy(absolute)
+            answer = answer or self._copy(part, absolute)
             if not self._note(example, path, absolute, answer):
                 break
         self._n_files = max(self._n_files, len(example.staged))
 
-    def _copy(self, absolute: str) -> Staged:
+    def _copy(self, part: PartInHand, absolute: str) -> Staged:
         began_ns = time.monotonic_ns()
-        answer = self._copier.copy(absolute)
+        answer = part.copy(self._tiers, absolute)
         if answer.outcome is Outcome.COPIED:
             with self._lock:
                 self._row.add(Counter.READ_NS, time.monotonic_ns() - began_ns)
@@ -273,7 +274,10 @@ class Prefetcher:
                 row.add(Counter.FILES_REFUSED, 1)
             if answer.path is None:
                 example.is_complete = False
+                example.was_refused |= answer.outcome is Outcome.REFUSED
                 return example.is_declared
+            example.sizes[absolute] = answer.size_bytes
+            example.tier = min(example.tier, answer.tier)
             example.stamps.append(answer.stamp)
             example.staged[path] = Copy(answer.path, answer.stamp)
             if example.is_declared:  # the dataset may open it by another name
@@ -287,7 +291,12 @@ class Prefetcher:
         return True
 
     def _answer(self, part: PartInHand) -> None:
-        self._channel.send(("staged", part.task.part_id, part.staged))
+        moved = {} if part.room is None else part.room.moved
+        self._channel.send(("staged", part.task.part_id, part.staged, part.findings, moved))
+
+    def _count_eviction(self) -> None:
+        with self._lock:
+            self._row.add(Counter.FILES_EVICTED, 1)
 
     def _tell(self, text: str) -> None:
         with self._lock:
@@ -295,7 +304,3 @@ class Prefetcher:
             self._told.add(text)
         if is_news:
             self._channel.send(("trouble", text))
-
-
-def _total(stamps: Iterable[int]) -> int:
-    return sum(stamps) % 2**64

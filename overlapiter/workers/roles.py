@@ -32,7 +32,7 @@ def prefetcher_role(dataset: Dataset, plan: SupervisorPlan, validated: memoryvie
         staging = plan.staging
         assert staging is not None
         n_reads = staging.reads_per_prefetcher
-        store, index_type = staging.store(), plan.index_type
-        Prefetcher(channel, dataset, store, validated, n_reads, index_type, row).run()
+        stores, index_type = staging.stores(), plan.index_type
+        Prefetcher(channel, dataset, stores, validated, n_reads, index_type, row).run()
 
     return stage

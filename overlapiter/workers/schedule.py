@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import enum
 import heapq
-from typing import Any
 
 from overlapiter.sharedmem.segments import Slot
 from overlapiter.sources import Copy
@@ -32,8 +31,8 @@ class Part:
     Attributes:
         part_id: Its number; parts needed earlier have smaller ones.
         batch: Its mini-batch.
-        start: Position of the first example in the mini-batch.
-        stop: Position behind the last one.
+        start: Place of the first example in the mini-batch.
+        stop: Place behind the last one.
         indices: The indices of the examples.
         state: Where it is.
         staged: Source path to staged copy of the files that may be read from there.
@@ -62,6 +61,11 @@ class Part:
         self.report: bytes | None = None
 
     @property
+    def position(self) -> int:
+        """The position of the first example, counted over all epochs."""
+        return self.batch.position + self.start
+
+    @property
     def epochs(self) -> list[int] | None:
         """The epoch of each example; None without a seed."""
         epochs = self.batch.epochs
@@ -75,6 +79,7 @@ class Batch:
         batch_id: Its number; they count up.
         indices: Its index list.
         epochs: The epoch of each example; None without a seed.
+        position: The position of the first example, counted over all epochs.
         parts: Its parts, in order.
         n_waiting: Parts that are not done.
         slot: Where it is built; None before.
@@ -85,11 +90,14 @@ class Batch:
 
     __slots__ = (
         "batch_id", "epochs", "failure", "indices", "is_dropped", "layout_id", "n_waiting", "parts",
-        "slot",
+        "position", "slot",
     )  # fmt: skip
 
-    def __init__(self, batch_id: int, indices: list[int], epochs: list[int] | None) -> None:
+    def __init__(
+        self, batch_id: int, indices: list[int], epochs: list[int] | None, position: int
+    ) -> None:
         self.batch_id = batch_id
+        self.position = position
         self.indices = indices
         self.epochs = epochs
         self.parts: list[Part] = []
@@ -119,6 +127,7 @@ class Schedule:
         self._is_staging = is_staging
         self._next_batch_id = 0
         self._next_part_id = 0
+        self._end_position = 0
         self._batches: dict[int, Batch] = {}
         self._to_stage: _Queue = []
         self._to_read: _Queue = []
@@ -127,12 +136,20 @@ class Schedule:
         """Return a mini-batch that is not settled, or None."""
         return self._batches.get(batch_id)
 
-    def admit(self, batch_id: int, indices: list[int], epochs: Any, part_size: int) -> None:
+    def admit(
+        self,
+        batch_id: int,
+        indices: list[int],
+        epochs: list[int] | None,
+        part_size: int,
+        position: int = 0,
+    ) -> None:
         """Take up a mini-batch, in parts of ``part_size`` examples; one taken up before is left."""
         if batch_id < self._next_batch_id:
             return
         self._next_batch_id = batch_id + 1
-        batch = self._batches[batch_id] = Batch(batch_id, indices, epochs)
+        batch = self._batches[batch_id] = Batch(batch_id, indices, epochs, position)
+        self._end_position = position + len(indices)
         state = PartState.TO_STAGE if self._is_staging else PartState.TO_READ
         size = len(indices)
         for start in range(0, size, part_size):
@@ -142,9 +159,15 @@ class Schedule:
             self._queue(part, state)
         batch.n_waiting = len(batch.parts)
 
-    def next_to_stage(self) -> Part | None:
-        """Take the part that is to be staged next."""
-        return self._pop(self._to_stage, PartState.TO_STAGE, PartState.STAGING, None)
+    @property
+    def settled_position(self) -> int:
+        """The position of the first example of a mini-batch that is not settled."""
+        oldest = next((b for b in self._batches.values() if not b.is_dropped), None)
+        return self._end_position if oldest is None else oldest.position
+
+    def next_to_stage(self, before_id: int | None = None) -> Part | None:
+        """Take the part that is to be staged next, of the mini-batches before ``before_id``."""
+        return self._pop(self._to_stage, PartState.TO_STAGE, PartState.STAGING, before_id)
 
     def next_to_read(self, before_id: int) -> Part | None:
         """Take the part that is to be read next, of the mini-batches before ``before_id``."""

@@ -5,6 +5,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from overlapiter.sources import Copy
+from overlapiter.staging.eviction import StagedFile, Victim
+from overlapiter.staging.store import Staged
+from overlapiter.staging.tiers import Tiers
+
+from .evictor import ABSENT, RoomForPart, file_id
 
 
 class StageTask(NamedTuple):
@@ -15,12 +20,32 @@ class StageTask(NamedTuple):
         indices: Indices of the examples.
         n_files: Most files that an example is known to open; for datasets that declare none.
         avoid: Those of the indices on which prefetchers died.
+        victims: What may be evicted for it; None as long as no directory is known to be full.
     """
 
     part_id: int
     indices: list[int]
     n_files: int
     avoid: list[int]
+    victims: list[Victim] | None
+
+
+class Finding(NamedTuple):
+    """What has become of an example.
+
+    Attributes:
+        example: Its index.
+        tier: The fastest tier that any of its files is in; ABSENT unless all of them are staged.
+        files: Its files.
+        paths: The same by their absolute paths, where the dataset does not declare them.
+        was_refused: Whether one of them was not staged for lack of room.
+    """
+
+    example: int
+    tier: int
+    files: list[StagedFile]
+    paths: tuple[str, ...]
+    was_refused: bool
 
 
 class Example:
@@ -34,9 +59,15 @@ class Example:
         staged: Source path to staged copy of those that are.
         stamps: The stamps of these copies.
         missing: Source path and absolute path of those to copy.
+        sizes: Absolute path to size in bytes of those that are staged.
+        tier: The fastest tier that any of them is in.
+        was_refused: Whether there was no room for one.
     """
 
-    __slots__ = ("index", "is_complete", "is_declared", "is_settled", "missing", "staged", "stamps")
+    __slots__ = (
+        "index", "is_complete", "is_declared", "is_settled", "missing", "sizes", "staged", "stamps",
+        "tier", "was_refused",
+    )  # fmt: skip
 
     def __init__(self, index: int) -> None:
         self.index = index
@@ -46,12 +77,37 @@ class Example:
         self.staged: dict[str, Copy] = {}
         self.stamps: list[int] = []
         self.missing: list[tuple[str, str]] = []
+        self.sizes: dict[str, int] = {}
+        self.tier = 127
+        self.was_refused = False
+
+    def finding(self) -> Finding:
+        """Return what the supervisor is told of it."""
+        files = [StagedFile(file_id(path), size) for path, size in self.sizes.items()]
+        tier = self.tier if self.is_complete and files else ABSENT
+        paths = () if self.is_declared else tuple(self.sizes)
+        return Finding(self.index, tier, files, paths, self.was_refused)
 
 
 class PartInHand:
-    """A part, with the number of its examples that wait for the slow store."""
+    """A part that is being staged.
 
-    def __init__(self, task: StageTask) -> None:
+    Attributes:
+        task: What to do.
+        room: What may be evicted for it.
+        staged: Source path to staged copy.
+        findings: What has become of its examples.
+        n_waiting: Examples that wait for the slow store.
+    """
+
+    def __init__(self, task: StageTask, room: RoomForPart | None) -> None:
         self.task = task
+        self.room = room
         self.staged: dict[str, Copy] = {}
+        self.findings: list[Finding] = []
         self.n_waiting = 0
+
+    def copy(self, tiers: Tiers, absolute: str) -> Staged:
+        """Copy a file to the staging directory, making room for it where that may be done."""
+        room = self.room
+        return tiers.copy(absolute, None if room is None or not room.is_possible else room.make)

@@ -7,7 +7,8 @@ with the trainer:
     trainer → supervisor                      supervisor → trainer
     ("advance", consumed_id, [slot, …],       ("ready",), ("fatal", error, traceback)
         first_id, [index list, …])            ("layout", id, layout), ("segment", id, bytes) + fd
-    ("reset", next_id)                        ("batch", id, layout_id, slot, parts)
+    ("orders", {epoch: order, …})             ("batch", id, layout_id, slot, parts)
+    ("reset", next_id)
     ("describe",)                             ("failed", id, pickled error), ("forget", …)
     ("close",)                                ("description", who, index), ("trouble", text)
 """
@@ -28,9 +29,12 @@ from .deaths import Death
 from .memory import NO_MEMORY, Acquaintance, SlotKeeper
 from .plan import SupervisorPlan
 from .processes import is_running
+from .reading_stage import ReadingStage
+from .residency import Residency
 from .roles import prefetcher_role, reader_role
 from .schedule import Batch, Schedule
-from .stages import Experience, ReadingStage, StagingStage
+from .stages import Experience
+from .staging_stage import StagingStage
 from .team import Team, Worker
 from .trainer_end import TrainerEnd
 from .tuner import Tuner, credit_examples
@@ -63,15 +67,22 @@ class Supervisor:
         self._told: set[str] = set()
         self._look_at = time.monotonic() + _LOOK_AFTER_SECONDS
 
-        n_prefetchers = plan.staging.n_prefetchers if plan.staging else 0
+        staging = plan.staging
+        n_prefetchers = staging.n_prefetchers if staging else 0
+        tiers = staging.tiers if staging else ()
+        self._residency = Residency(
+            plan.dataset_size, len(tiers), staging.capacity_bytes if staging else None
+        )
         rows = [board.prefetcher_row(number) for number in range(n_prefetchers)]
         role = prefetcher_role(dataset, plan, validated)
         self._staging = StagingStage(
             Team("prefetcher", rows, role, self._leave),
             self._schedule,
             self,
-            credit_examples(plan.staging.reads_per_prefetcher if plan.staging else 0),
+            credit_examples(staging.reads_per_prefetcher if staging else 0),
             self._experience,
+            self._residency,
+            " and ".join(tier.directory for tier in tiers),
         )
         rows = [board.reader_row(number) for number in range(plan.n_readers)]
         role, max_parts = reader_role(dataset, plan), plan.max_parts_per_reader
@@ -94,8 +105,7 @@ class Supervisor:
     def run(self) -> None:
         """Serve until the trainer closes its channel or ends."""
         self._trainer.tell(("ready",))
-        if self._plan.staging is not None:
-            self._plan.staging.store().sweep()
+        self._sweep()
         for stage in self._stages:
             for worker in stage.team:
                 if not worker.pid:
@@ -117,8 +127,9 @@ class Supervisor:
                 self._serve(stage, worker)
         if time.monotonic() >= self._look_at:
             self._look_around()
-        self._staging.hand_out()
-        self._reading.hand_out(self._consumed_id + self._plan.n_build_ahead)
+        before_id = self._consumed_id + self._plan.n_build_ahead
+        self._staging.hand_out(before_id)
+        self._reading.hand_out(before_id)
         self._tune()
 
     def _tune(self) -> None:
@@ -147,8 +158,13 @@ class Supervisor:
         """Kill and reap all workers, and remove what they left half-copied."""
         for stage in self._stages:
             stage.team.end()
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Remove what dead prefetchers left half-copied."""
         if self._plan.staging is not None:
-            self._plan.staging.store().sweep()
+            for store in self._plan.staging.stores():
+                store.sweep()
 
     # --- the trainer --------------------------------------------------------------------------
 
@@ -158,15 +174,18 @@ class Supervisor:
             _, self._consumed_id, released, first_id, index_lists = message
             for slot in released:
                 self._release(Slot(*slot))
-            for batch_id, (indices, epochs) in enumerate(index_lists, first_id):
+            for batch_id, (indices, epochs, position) in enumerate(index_lists, first_id):
                 part_size = self._experience.part_size(len(indices), self._plan.n_readers)
-                self._schedule.admit(batch_id, indices, epochs, part_size)
+                self._schedule.admit(batch_id, indices, epochs, part_size, position)
+        elif kind == "orders":
+            self._residency.learn(message[1])
         elif kind == "reset":
             self._consumed_id = message[1]
             # An interruption may have cost it what it was told; hearing it again does no harm.
             self._trainer.known = Acquaintance()
             for batch in self._schedule.drop_all(message[1]):
                 self.settle(batch)
+            self._residency.restart()
         elif kind == "describe":
             self._trainer.tell(("description", *self._describe()))
         else:

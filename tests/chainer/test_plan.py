@@ -10,7 +10,7 @@ from pathlib import Path
 import chainer
 import pytest
 
-from overlapiter import Staging
+from overlapiter import Staging, Tier
 from overlapiter.chainer.datasets import DatasetPickler
 from overlapiter.chainer.plan import modules_to_preload, staging_plan
 from overlapiter.errors import OptionError, StagingError
@@ -47,7 +47,8 @@ def test_the_plan_is_in_absolute_paths_bytes_and_counts(dataset, source, monkeyp
     monkeypatch.chdir(source.parent)
     staging = Staging("staging", source="source", capacity="10KB", n_prefetchers=3)
     plan = staging_plan(staging, dataset, BATCH)
-    assert (plan.directory, plan.source) == (f"{source.parent}/staging", str(source))
+    assert [tier.directory for tier in plan.tiers] == [f"{source.parent}/staging"]
+    assert plan.source == str(source)
     assert plan.capacity_bytes == 10_000
     assert plan.validate
     assert (plan.n_prefetchers, plan.reads_in_flight) == (3, None)
@@ -60,7 +61,7 @@ def test_the_defaults_follow_from_the_machine_and_the_disk(dataset, directory):
     disk_bytes = disk.f_blocks * disk.f_frsize
     assert plan.capacity_bytes is None
     assert not plan.validate
-    assert plan.keep_free_bytes == pytest.approx(disk_bytes * 0.05, rel=0.01)
+    assert plan.tiers[0].keep_free_bytes == pytest.approx(disk_bytes * 0.05, rel=0.01)
     assert plan.n_prefetchers == min(2, len(os.sched_getaffinity(0)))
 
 
@@ -68,24 +69,38 @@ def test_shares_are_shares_of_the_disk(dataset, directory):
     plan = staging_plan(Staging(directory, capacity="50%", keep_free=0), dataset, BATCH)
     disk = os.statvfs(directory)
     assert plan.capacity_bytes == disk.f_blocks * disk.f_frsize // 2
-    assert plan.keep_free_bytes == 0
+    assert plan.tiers[0].keep_free_bytes == 0
+
+
+def test_a_directory_that_is_no_tier_is_the_slowest_one(dataset, tmp_path):
+    tiers = [Tier(tmp_path / "ram", "1MB"), Tier(tmp_path / "nvme", "2MB")]
+    for directory, capacity, names in (
+        (None, None, ["ram", "nvme"]),
+        (tmp_path / "nvme", None, ["ram", "nvme"]),
+        (tmp_path / "disk", "4MB", ["ram", "nvme", "disk"]),
+    ):
+        staging = Staging(directory, capacity=capacity, tiers=tiers)
+        plan = staging_plan(staging, dataset, BATCH)
+        assert [os.path.basename(tier.directory) for tier in plan.tiers] == names
+        assert plan.capacity_bytes == (3_000_000 if capacity is None else 7_000_000)
+    assert staging_plan(Staging(directory, tiers=tiers), dataset, BATCH).capacity_bytes is None
 
 
 def test_the_directory_is_made_and_is_private(dataset, directory, source):
     plan = staging_plan(Staging(directory), dataset, BATCH)
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    assert stat.S_IMODE(os.stat(subdirectory(plan.directory, plan.source)).st_mode) == 0o700
-    assert plan.store().stage(str(source / "0.jpg")).outcome is Outcome.COPIED
+    assert stat.S_IMODE(os.stat(subdirectory(str(directory), plan.source)).st_mode) == 0o700
+    assert plan.stores()[0].stage(str(source / "0.jpg")).outcome is Outcome.COPIED
     assert staging_plan(Staging(directory), dataset, BATCH) == plan  # again, over what is there
 
 
 def test_what_is_staged_already_counts(dataset, directory, source):
     staging = Staging(directory, capacity=3 * SIZE_BYTES + 100, keep_free=0)
-    store = staging_plan(staging, dataset, BATCH).store()
+    (store,) = staging_plan(staging, dataset, BATCH).stores()
     for n in range(3):
         assert store.stage(str(source / f"{n}.jpg")).outcome is Outcome.COPIED
     (directory / "overlapiter.usage").unlink()
-    room = staging_plan(staging, dataset, BATCH).room()
+    room = staging_plan(staging, dataset, BATCH).tiers[0].room()
     assert not room.reserve(101)
 
 

@@ -63,7 +63,7 @@ class Disk:
         self.n_asked = 0
         self.answer: Any = COPIED
 
-    def fetch(self, _path: str) -> Staged:
+    def fetch(self, _path: str, _make_room: Any = None, _origin: Any = None) -> Staged:
         self.n_asked += 1
         if isinstance(self.answer, OSError):
             raise self.answer
@@ -87,18 +87,21 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.mark.parametrize(
-    "trouble", [FULL, OSError(5, "EIO", "/fast/x"), Staged(Outcome.REFUSED, None)]
+    ("trouble", "n_told"),
+    [(FULL, 0), (OSError(5, "EIO", "/fast/x"), 1), (Staged(Outcome.REFUSED, None), 0)],
 )
-def test_a_sick_disk_is_left_alone_and_staging_goes_on_when_it_has_recovered(clock, trouble):
+def test_a_sick_disk_is_left_alone_and_staging_goes_on_when_it_has_recovered(
+    clock, trouble, n_told
+):
     disk, told = Disk(), []
     copier = Copier(disk, told.append)
     disk.answer = trouble
     for _ in range(10):
         assert copier.copy("/a").outcome is Outcome.REFUSED
-    assert disk.n_asked == len(told) == 1
+    assert (disk.n_asked, len(told)) == (1, n_told)
     clock.now += 0.25
     copier.copy("/a")
-    assert (disk.n_asked, len(set(told))) == (2, 1)
+    assert (disk.n_asked, len(set(told))) == (2, n_told)
 
     disk.answer = COPIED
     clock.now += 0.5
@@ -109,8 +112,6 @@ def test_a_sick_disk_is_left_alone_and_staging_goes_on_when_it_has_recovered(clo
 @pytest.mark.usefixtures("clock")
 def test_what_is_told_of_a_disk_names_the_directory_and_what_to_do_but_no_file():
     for number, words in (
-        (errno.ENOSPC, ["is full", "free space"]),
-        (errno.EDQUOT, ["is full", "free space"]),
         (errno.EROFS, ["Read-only", "full or broken"]),
         (errno.EMFILE, ["Too many open files", "ulimit -n"]),
     ):
@@ -121,6 +122,38 @@ def test_what_is_told_of_a_disk_names_the_directory_and_what_to_do_but_no_file()
             Copier(disk, told.append).copy("/a")
         assert len(set(told)) == 1
         assert all(word in told[0] for word in ["/fast", *words])
+
+
+@pytest.mark.parametrize("trouble", [FULL, OSError(errno.EDQUOT, "Disk quota exceeded")])
+def test_while_a_disk_is_full_room_is_made_and_the_file_tried_again(trouble):
+    disk = Disk()
+    disk.answer = trouble
+    n_victims = 3
+
+    def make_room() -> bool:
+        nonlocal n_victims
+        n_victims -= 1
+        if n_victims == 0:
+            disk.answer = COPIED
+        return n_victims >= 0
+
+    assert Copier(disk, pytest.fail).copy("/a", make_room) == COPIED
+    assert (disk.n_asked, n_victims) == (4, 0)
+    disk.answer = trouble
+    assert Copier(disk, pytest.fail).copy("/a", make_room).outcome is Outcome.REFUSED
+
+
+def test_a_full_disk_is_not_left_alone_where_room_can_be_made(clock):
+    disk = Disk()
+    copier = Copier(disk, pytest.fail)
+    disk.answer = FULL
+    for _ in range(3):
+        assert copier.copy("/a").outcome is Outcome.REFUSED
+    disk.answer = COPIED
+    assert copier.copy("/a", lambda: True) == COPIED
+    assert copier.copy("/a").outcome is Outcome.REFUSED
+    clock.now += 0.25
+    assert copier.copy("/a") == COPIED
 
 
 @pytest.mark.usefixtures("clock")

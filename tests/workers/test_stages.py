@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from overlapiter.workers.deaths import Death
+from overlapiter.workers.residency import Residency
 from overlapiter.workers.schedule import Batch, Schedule
-from overlapiter.workers.stages import Experience, StagingStage
+from overlapiter.workers.stages import Experience
+from overlapiter.workers.staging_stage import StagingStage
 from overlapiter.workers.team import Team
 
 
@@ -26,18 +28,19 @@ class Desk:
 def staging_stage() -> tuple[StagingStage, Schedule, Desk]:
     schedule, desk = Schedule(is_staging=True), Desk()
     team = Team("prefetcher", [], lambda _channel, _row: None, lambda: None)
-    return StagingStage(team, schedule, desk, 64, Experience()), schedule, desk
+    stage = StagingStage(team, schedule, desk, 64, Experience(), Residency(12, 1, None), "/fast")
+    return stage, schedule, desk
 
 
 def test_when_staging_is_given_up_every_part_is_read_unstaged():
     stage, schedule, desk = staging_stage()
     schedule.admit(0, list(range(8)), None, 3)
-    stage.hand_out()
+    stage.hand_out(9)
     assert schedule.next_to_read(1) is None
 
     stage.give_up("they all died")
     schedule.admit(1, list(range(8, 12)), None, 3)
-    stage.hand_out()
+    stage.hand_out(9)
 
     read = []
     while part := schedule.next_to_read(2):

@@ -1,0 +1,137 @@
+"""The tiers of a staging directory: RAM above NVMe, say. A copy lies in one of them.
+
+A file enters at the fastest tier. When there is no room, files sink: the one whose next use is
+farthest goes to the next tier, from the last one it goes for good. So what is needed soon or often
+stays on top.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from overlapiter.sources import stamp_of
+
+from .copier import Copier
+from .origin import LocalOrigin, Original, OriginalFile
+from .store import Outcome, Staged, Store
+
+#: Asked to free something in a tier; says whether it could.
+MakeRoomIn = Callable[[int], bool]
+
+
+class Found(NamedTuple):
+    """A copy, valid or not.
+
+    Attributes:
+        copy: What is known of it.
+        tier: The tier that it is in.
+    """
+
+    copy: os.stat_result
+    tier: int
+
+    @property
+    def stamp(self) -> int:
+        """Its stamp."""
+        return stamp_of(self.copy)
+
+
+class Tiers:
+    """The stores of one source root, the fastest first. Safe for threads and processes.
+
+    Args:
+        stores: One for each tier.
+        tell: Called with what the user should know; see :class:`Copier`.
+    """
+
+    def __init__(self, stores: Sequence[Store], tell: Callable[[str], None]) -> None:
+        self._stores = stores
+        self._copiers = [Copier(store, tell) for store in stores]
+
+    def __len__(self) -> int:
+        return len(self._stores)
+
+    def peek(self, absolute: str) -> Found | None:
+        """Look for a copy of a file; None if there is none. Asks no source, and never raises."""
+        for tier, (store, copier) in enumerate(zip(self._stores, self._copiers, strict=True)):
+            try:
+                copy = store.peek(absolute)
+            except OSError as error:
+                copier.blame(error)
+            else:
+                if copy is not None:
+                    return Found(copy, tier)
+        return None
+
+    def compare(self, absolute: str, found: Found, *, stamp: int = 0) -> Staged | None:
+        """Return the copy that :meth:`peek` found if it is valid, as :meth:`Store.compare`."""
+        answer = self._stores[found.tier].compare(absolute, found.copy, stamp=stamp)
+        return answer and answer._replace(tier=found.tier)
+
+    def copy(self, absolute: str, make_room: MakeRoomIn | None) -> Staged:
+        """Copy a file to the fastest tier that takes it. No disk makes it raise.
+
+        Args:
+            absolute: Normalised absolute path below the source.
+            make_room: Asked while a tier has no room; None if nothing can be done.
+        """
+        answer = Staged(Outcome.REFUSED, None)
+        for tier, copier in enumerate(self._copiers):
+            answer = copier.copy(absolute, make_room and _in_tier(make_room, tier))
+            if answer.outcome is not Outcome.REFUSED:
+                self._drop_others(absolute, tier)
+                return answer._replace(tier=tier)
+        return answer
+
+    def _drop_others(self, absolute: str, tier: int) -> None:
+        """Remove outdated copies in slower tiers, which nobody would look at."""
+        for copier, store in zip(self._copiers[tier + 1 :], self._stores[tier + 1 :], strict=True):
+            try:
+                store.evict(absolute)
+            except OSError as error:
+                copier.blame(error)
+
+    def sink(self, absolute: str, tier: int, make_room: MakeRoomIn | None) -> Staged | None:
+        """Move the copy of a file from ``tier`` to the next one that takes it.
+
+        Returns:
+            Where it is now; None if it is gone for good.
+
+        Raises:
+            OSError: The disk of its tier failed.
+        """
+        store = self._stores[tier]
+        origin = _Above(store)
+        answer = None
+        for lower in range(tier + 1, len(self._stores)):
+            room = make_room and _in_tier(make_room, lower)
+            answer = self._copiers[lower].copy(absolute, room, origin)
+            if answer.path is not None:
+                answer = answer._replace(tier=lower)
+                break
+            answer = None
+        store.evict(absolute)
+        return answer
+
+
+class _Above:
+    """The origin of a file that sinks: its copy in the tier above."""
+
+    is_local = True
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._local = LocalOrigin()
+
+    def stat(self, path: str) -> Original:
+        return self._local.stat(self._store.staged_path(path))
+
+    def open(self, path: str) -> contextlib.AbstractContextManager[OriginalFile]:
+        return self._local.open(self._store.staged_path(path))
+
+
+def _in_tier(make_room: MakeRoomIn, tier: int) -> Callable[[], bool]:
+    return lambda: make_room(tier)

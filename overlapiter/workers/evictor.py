@@ -1,0 +1,127 @@
+"""Making room for a part: the victims that the supervisor has named go, one at a time."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable
+
+from overlapiter.sources import Dataset, declared_paths, paths_below
+from overlapiter.staging.eviction import Victim
+from overlapiter.staging.tiers import Tiers
+
+#: The tier of an example that is not staged.
+ABSENT = -1
+
+
+class Evictor:
+    """Evicts the files of examples.
+
+    Args:
+        dataset: Tells which files an example reads.
+        source: Root of the files on the slow store.
+        tiers: Where they are staged.
+        validated: The stamps of the copies of each example, see the prefetcher.
+        count: Called for each file that is gone for good.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        source: str,
+        tiers: Tiers,
+        validated: memoryview,
+        count: Callable[[], None],
+    ) -> None:
+        self._dataset = dataset
+        self._source = source
+        self._tiers = tiers
+        self._validated = validated
+        self._count = count
+
+    def evict(self, victim: Victim, make_room: Callable[[int], bool]) -> int:
+        """Have the files of an example sink to the next tier, or go; return where it is then.
+
+        Raises:
+            OSError: The disk that they are on failed.
+        """
+        before, after = [], []
+        tier = len(self._tiers)
+        for absolute in self._paths(victim):
+            found = self._tiers.peek(absolute)
+            if found is None:
+                tier = ABSENT
+                continue
+            before.append(found.stamp)
+            if found.tier != victim.tier or file_id(absolute) in victim.kept:
+                after.append(found.stamp)
+                tier = min(tier, found.tier)
+                continue
+            staged = self._tiers.sink(absolute, found.tier, make_room)
+            if staged is None:
+                tier = ABSENT
+                self._count()
+            else:
+                after.append(staged.stamp)
+                tier = min(tier, staged.tier)
+        index = victim.example
+        was_validated = self._validated[index] == total(before)
+        self._validated[index] = total(after) if was_validated and tier != ABSENT else 0
+        return tier
+
+    def _paths(self, victim: Victim) -> Iterable[str]:
+        if victim.paths:
+            return victim.paths
+        declared = declared_paths(self._dataset, victim.example) or []
+        return {absolute for _, absolute in paths_below(self._source, declared)}
+
+
+class RoomForPart:
+    """The victims that a part may evict, shared by the threads that stage its examples.
+
+    Args:
+        evictor: Evicts them.
+        victims: The victims.
+
+    Attributes:
+        moved: The victims that were, by index, with the tier of each afterwards.
+    """
+
+    def __init__(self, evictor: Evictor, victims: Iterable[Victim]) -> None:
+        self._evictor = evictor
+        self._lock = threading.Lock()
+        self._victims: dict[int, list[Victim]] = {}
+        for victim in victims:
+            self._victims.setdefault(victim.tier, []).append(victim)
+        for waiting in self._victims.values():
+            waiting.reverse()  # the farthest next use comes first
+        self.moved: dict[int, int] = {}
+
+    @property
+    def is_possible(self) -> bool:
+        """Whether there is any victim left."""
+        return any(self._victims.values())
+
+    def make(self, tier: int) -> bool:
+        """Free something in a tier; return False if there is no victim left.
+
+        Raises:
+            OSError: Its disk failed.
+        """
+        with self._lock:
+            waiting = self._victims.get(tier)
+            if not waiting:
+                return False
+            victim = waiting.pop()
+            self.moved[victim.example] = ABSENT  # whatever comes of it
+        self.moved[victim.example] = self._evictor.evict(victim, self.make)
+        return True
+
+
+def file_id(absolute: str) -> int:
+    """Return the number by which a file is known in this supervisor and its prefetchers."""
+    return hash(absolute) & 0xFFFF_FFFF_FFFF_FFFF or 1
+
+
+def total(stamps: Iterable[int]) -> int:
+    """Return what stands for several stamps."""
+    return sum(stamps) % 2**64

@@ -1,0 +1,177 @@
+"""The reading stage of the supervisor: its team of file readers, and what they are told to do."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from overlapiter.errors import ExampleError, OverlapError, WorkerDiedError, deaths_words
+from overlapiter.sharedmem.layout import Layout
+from overlapiter.sharedmem.segments import Slot
+
+from .channel import Message
+from .deaths import Death, Deaths
+from .memory import SlotKeeper
+from .reader import ReadTask
+from .schedule import Part, PartState, Schedule
+from .stages import READER_CREDIT, UNBOUNDED, Desk, Experience
+from .team import Team, Worker
+
+
+class ReadingStage:
+    """Hands parts to file readers, with slots to write to.
+
+    Args:
+        team: The file readers.
+        schedule: The schedule.
+        desk: The supervisor.
+        keeper: The slots.
+        experience: To learn from what they do.
+        validated: The stamp of each example's copies, shared with the prefetchers.
+        is_skipping: Whether examples that cannot be read are left out.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        schedule: Schedule,
+        desk: Desk,
+        keeper: SlotKeeper,
+        experience: Experience,
+        validated: memoryview,
+        *,
+        is_skipping: bool,
+    ) -> None:
+        self.team = team
+        self._schedule = schedule
+        self._desk = desk
+        self._keeper = keeper
+        self._experience = experience
+        self._validated = validated
+        self._is_skipping = is_skipping
+        self._deaths = Deaths()
+        self._given_up: dict[int, ExampleError] = {}
+        self._probe: Part | None = None  # the part whose reader is to propose the layout
+
+    def hand_out(self, before_id: int) -> None:
+        """As for prefetchers, with parts of the mini-batches before ``before_id``."""
+        while worker := self.team.least_loaded(READER_CREDIT, UNBOUNDED):
+            if self._probe is not None:  # until there is a layout, one reader reads
+                return
+            part = self._schedule.next_to_read(before_id)
+            if part is None:
+                return
+            if self._find_slot(part):
+                self._give(worker, part)
+
+    def _find_slot(self, part: Part) -> bool:
+        """See to it that a part has a slot to be read into; False if its mini-batch failed."""
+        batch = part.batch
+        if not self._keeper.has_layout:
+            self._probe = part
+        elif batch.slot is None:
+            try:
+                batch.slot = self._keeper.acquire()
+            except OverlapError as error:
+                self._fail(part, error)
+                return False
+            batch.layout_id = self._keeper.layout_id
+        return True
+
+    def _give(self, worker: Worker, part: Part) -> None:
+        batch = part.batch
+        worker.give(part)
+        if batch.slot is not None:
+            self._introduce(worker, batch.layout_id, batch.slot)
+        task = ReadTask(
+            part.part_id,
+            part.start,
+            part.indices,
+            part.epochs,
+            part.staged,
+            batch.slot,
+            batch.layout_id,
+            {i: self._given_up[i] for i in part.indices if i in self._given_up},
+        )
+        worker.send(("read", task))
+
+    def _introduce(self, worker: Worker, layout_id: int, slot: Slot) -> None:
+        """Tell a file reader about a layout and a segment that are new to it."""
+        for sending in self._keeper.introduce(worker.known, layout_id, slot):
+            worker.send(*sending)
+
+    def release(self, slot: Slot) -> list[Message]:
+        """Take a slot back; return what the readers were told to forget, for the trainer."""
+        messages = self._keeper.release(slot)
+        for message in messages:
+            for reader in self.team:
+                if reader.pid and message[2] in reader.known.layouts:
+                    reader.send(message)
+        return messages
+
+    def hear(self, worker: Worker, message: Message) -> bool:
+        """Take note of what a file reader has done; return whether its process may go on."""
+        kind = message[0]
+        if kind == "read":
+            self._hear_read(worker, *message[1:])
+        elif kind == "failed":
+            part = self._take_back(worker, message[1])
+            self._desk.settle(self._schedule.fail(part, message[2]))
+        elif not self._hear_layout(worker, message[1], message[2]):
+            return False
+        return not self.team.is_due(worker)
+
+    def _hear_read(self, worker: Worker, answer: Any, report: bytes | None, wanted: Any) -> None:
+        part = self._take_back(worker, answer)
+        part.report = report
+        if wanted is not None:
+            self._keeper.widen(part.batch.layout_id, wanted)
+        self._desk.settle(self._schedule.done(part))
+
+    def _take_back(self, worker: Worker, answer: tuple[int, int, int, bool]) -> Part:
+        part_id, fetch_ns, n_files, has_missed = answer
+        part = worker.take_back(part_id)
+        self._experience.add(fetch_ns / 1e9 / len(part.indices), n_files)
+        if has_missed:  # somebody removed a staged file: look again the next time
+            for index in part.indices:
+                self._validated[index] = 0
+        if self._probe is part:
+            self._probe = None
+        return part
+
+    def _hear_layout(self, worker: Worker, part_id: int, layout: Layout) -> bool:
+        """Give the reader that proposes the first layout a slot to write to; False without one."""
+        part = worker.parts[part_id]
+        self._probe = None
+        if not self._keeper.has_layout:
+            self._keeper.adopt(layout)
+        if not self._find_slot(part):
+            worker.take_back(part_id)  # the reader waits for a slot that will not come
+            return False
+        batch = part.batch
+        assert batch.slot is not None
+        self._introduce(worker, batch.layout_id, batch.slot)
+        worker.send(("slot", batch.slot, batch.layout_id))
+        return True
+
+    def redo(self, parts: list[Part], death: Death) -> None:
+        """Have the parts of a reader that died read by another one, or give up its example."""
+        culprit = death.culprit(parts)
+        for part in parts:
+            if part is self._probe:
+                self._probe = None
+            n_deaths = self._deaths.add(part, culprit)
+            if not n_deaths or culprit is None:
+                self._desk.settle(self._schedule.redo(part, PartState.TO_READ))
+                continue
+            self.team.n_fruitless = 0  # to give up an example is to get on
+            index, exit_code, last_words = culprit.index, death.exit_code, death.last_words
+            if self._is_skipping:
+                reason = f"{deaths_words(n_deaths, exit_code)} on it"
+                self._given_up[index] = ExampleError(index, (), reason, last_words)
+                self._desk.settle(self._schedule.redo(part, PartState.TO_READ))
+            else:
+                self._fail(part, WorkerDiedError(index, n_deaths, exit_code, (), last_words))
+
+    def _fail(self, part: Part, error: OverlapError) -> None:
+        self._desk.settle(self._schedule.fail(part, pickle.dumps((error, None))))

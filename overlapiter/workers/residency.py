@@ -1,0 +1,135 @@
+"""Residency: which examples are staged, how far to stage ahead, and who may go. Pure.
+
+It is the supervisor's knowledge of what its prefetchers have done. Files that other processes
+stage or evict meanwhile become known when they are looked at.
+"""
+
+from __future__ import annotations
+
+from overlapiter.order import Indices
+from overlapiter.staging.eviction import Eviction, Victim
+
+from .evictor import ABSENT
+from .schedule import Part
+from .staging_work import Finding
+
+#: Files that are staged ahead take up to this share of the staging directory. What they take is
+#: lost to files that are kept for the next epoch: with a share ``f`` of the data set staged, at
+#: most ``f (1 - f) / 16`` of the reads, 1.6 %, miss that would not otherwise.
+_AHEAD_SHARE = 1 / 16
+#: Victims are offered for so many times the bytes that are expected, and the largest file.
+_GENEROSITY = 1.25
+#: How often a part is staged again since there was no room; then it is read from the source.
+_MAX_TRIES = 4
+
+
+class Residency:
+    """What is staged, for one iterator.
+
+    Args:
+        n_examples: Examples in the dataset.
+        n_tiers: Tiers of the staging directory.
+        capacity_bytes: What they hold together; None if that is not limited.
+    """
+
+    def __init__(self, n_examples: int, n_tiers: int, capacity_bytes: int | None) -> None:
+        self._n_examples = n_examples
+        self._n_tiers = n_tiers
+        self._capacity_bytes = capacity_bytes
+        self._eviction = Eviction(n_examples, n_tiers)
+        self._offers: dict[int, list[Victim] | None] = {}
+        self._n_refusals: dict[int, int] = {}  # of parts
+        self._handed_out_id = -1
+        self._is_full = False
+
+    # --- the order ----------------------------------------------------------------------------
+
+    def learn(self, orders: dict[int, Indices | None]) -> None:
+        """Take note of the orders of epochs."""
+        for epoch in sorted(orders):
+            self._eviction.learn(epoch, orders[epoch])
+
+    def settle(self, position: int) -> None:
+        """Take note that all before ``position`` has been read."""
+        self._eviction.settle(position)
+
+    def restart(self) -> None:
+        """Take note that the trainer starts anew somewhere."""
+        self._eviction.restart()
+
+    # --- parts --------------------------------------------------------------------------------
+
+    def may_run_ahead(self) -> bool:
+        """Return whether to stage more than what is needed at once."""
+        capacity_bytes = self._capacity_bytes
+        if capacity_bytes is None:
+            if not self._is_full:
+                return True
+            capacity_bytes = self._eviction.staged_bytes  # so much the disk has room for
+        mean_bytes = self._eviction.mean_bytes
+        ahead_bytes = self._eviction.n_in_window * mean_bytes
+        return mean_bytes > 0 and ahead_bytes < _AHEAD_SHARE * capacity_bytes
+
+    def hand_out(self, part: Part) -> list[Victim] | None:
+        """Take note that a part is handed out; return what may be evicted for it.
+
+        Returns:
+            None as long as there has always been room.
+        """
+        if part.part_id > self._handed_out_id:  # not one that is done again
+            self._handed_out_id = part.part_id
+            self._eviction.hand_out(part.position, self._plain(part.indices))
+        victims = self._choose_victims(part) if self._is_full else None
+        self._offers[part.part_id] = victims
+        return victims
+
+    def _choose_victims(self, part: Part) -> list[Victim]:
+        eviction = self._eviction
+        n_missing = sum(not eviction.is_staged(index) for index in self._plain(part.indices))
+        if not n_missing:
+            return []
+        wanted_bytes = int(_GENEROSITY * n_missing * eviction.mean_bytes + eviction.largest_bytes)
+        tiers = range(self._n_tiers)
+        return [victim for tier in tiers for victim in eviction.offer(tier, max(wanted_bytes, 1))]
+
+    def hear(self, part: Part, findings: list[Finding], moved: dict[int, int]) -> bool:
+        """Take note of what became of a part.
+
+        Args:
+            part: The part.
+            findings: What is known of its examples.
+            moved: The tier of each victim that was evicted from where it was.
+
+        Returns:
+            Whether to have it staged again, since there was no room, but can be.
+        """
+        victims = self._offers.pop(part.part_id, None)
+        for example, tier in moved.items():
+            if tier == ABSENT:
+                self._eviction.note_absent(example)
+            else:
+                self._eviction.move(example, tier)
+        self._eviction.give_back(v for v in victims or () if v.example not in moved)
+        for finding in findings:
+            (example,) = self._plain([finding.example])
+            if finding.tier == ABSENT:
+                self._eviction.note_absent(example)
+            else:
+                self._eviction.note(example, finding.tier, finding.files, finding.paths)
+        n_refusals = self._n_refusals.pop(part.part_id, 0)
+        if not any(finding.was_refused for finding in findings):
+            return False
+        self._is_full = True
+        # What its victims freed others may have taken; without a victim there is no hope.
+        may_try_again = n_refusals + 1 < _MAX_TRIES and victims != []
+        if may_try_again:
+            self._n_refusals[part.part_id] = n_refusals + 1
+        return may_try_again
+
+    def lose(self, part: Part) -> None:
+        """Take note that the prefetcher that had a part has died."""
+        self._eviction.give_back(self._offers.pop(part.part_id, None) or ())
+
+    def _plain(self, indices: list[int]) -> list[int]:
+        """Return indices that count from the start, as others that name the same examples."""
+        return [index % self._n_examples for index in indices]

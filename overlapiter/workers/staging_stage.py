@@ -1,0 +1,111 @@
+"""The staging stage of the supervisor: its team of prefetchers, and what they are told to do."""
+
+from __future__ import annotations
+
+from overlapiter.errors import deaths_words
+
+from .channel import Message
+from .deaths import Death, Deaths
+from .residency import Residency
+from .schedule import Part, PartState, Schedule
+from .stages import UNBOUNDED, Desk, Experience
+from .staging_work import StageTask
+from .team import Team, Worker
+
+
+class StagingStage:
+    """Hands parts to prefetchers.
+
+    Args:
+        team: The prefetchers; nobody, without staging.
+        schedule: The schedule.
+        desk: The supervisor.
+        credit_examples: Examples that a prefetcher has at hand, at first.
+        experience: What the readers have learnt.
+        residency: What is staged.
+        directories: Where, for people to read.
+
+    Attributes:
+        is_given_up: Whether nothing is staged any more.
+    """
+
+    def __init__(
+        self,
+        team: Team,
+        schedule: Schedule,
+        desk: Desk,
+        credit_examples: int,
+        experience: Experience,
+        residency: Residency,
+        directories: str,
+    ) -> None:
+        self.team = team
+        self._schedule = schedule
+        self._desk = desk
+        self.credit_examples = credit_examples
+        self._experience = experience
+        self._residency = residency
+        self._directories = directories
+        self._deaths = Deaths()
+        self._avoided: set[int] = set()  # examples on which prefetchers died
+        self.is_given_up = False
+
+    def give_up(self, reason: str) -> None:
+        """Stage nothing any more: what is not staged is read from the source."""
+        self.is_given_up = True
+        self._desk.warn(f"staging is given up, and files are read from the source: {reason}")
+
+    def hand_out(self, before_id: int) -> None:
+        """Give work to every prefetcher that may have more, as long as there is some.
+
+        Args:
+            before_id: Mini-batches before this one are to be built now.
+        """
+        residency = self._residency
+        residency.settle(self._schedule.settled_position)
+        while self.is_given_up and (part := self._schedule.next_to_stage()):
+            self._desk.settle(self._schedule.staged(part, {}))
+        while worker := self.team.least_loaded(UNBOUNDED, self.credit_examples):
+            part = self._schedule.next_to_stage(None if residency.may_run_ahead() else before_id)
+            if part is None:
+                return
+            worker.give(part)
+            avoid = [index for index in part.indices if index in self._avoided]
+            n_files, victims = self._experience.n_files, residency.hand_out(part)
+            worker.send(("stage", StageTask(part.part_id, part.indices, n_files, avoid, victims)))
+
+    def hear(self, worker: Worker, message: Message) -> bool:
+        """Take note of what a prefetcher has done; return True."""
+        _, part_id, staged, findings, moved = message
+        part = worker.take_back(part_id)
+        if self._residency.hear(part, findings, moved):
+            self._desk.settle(self._schedule.redo(part, PartState.TO_STAGE))
+            return True
+        if any(finding.was_refused for finding in findings):
+            self._desk.warn(
+                f"the staging directory {self._directories} is full, of files that are needed "
+                f"soon or that others staged: further files are read from the source until there "
+                f"is room; raise Staging.capacity, lower keep_free or look_ahead, free space on "
+                f"the disk, or remove what nobody needs (overlapiter evict)"
+            )
+        self._desk.settle(self._schedule.staged(part, staged))
+        return True
+
+    def redo(self, parts: list[Part], death: Death) -> None:
+        """Have the parts of a prefetcher that died staged by another one."""
+        culprit = death.culprit(parts)
+        for part in parts:
+            self._residency.lose(part)
+            n_deaths = self._deaths.add(part, culprit)
+            if n_deaths and culprit is not None:
+                self._avoid(culprit.index, n_deaths, death)
+            self._desk.settle(self._schedule.redo(part, PartState.TO_STAGE))
+
+    def _avoid(self, index: int, n_deaths: int, death: Death) -> None:
+        self._avoided.add(index)
+        text = (
+            f"{deaths_words(n_deaths, death.exit_code, 'prefetchers')} while they staged the files "
+            f"of example {index}, which are read from the source from now on; look at these files, "
+            f"and for 'out of memory' in the system log of this node"
+        )
+        self._desk.warn(f"{text}\n\n{death.last_words}" if death.last_words else text)
