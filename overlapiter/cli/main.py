@@ -22,6 +22,8 @@ from .console import CommandError, say
 COMMANDS = {
     "stage": "copy files to the staging directory ahead of a job",
     "status": "show what is staged, who uses it, how full it is and how well it works",
+    "check": "compare staged files with their sources, and mend what is wrong",
+    "evict": "remove staged files",
 }
 
 _DESCRIPTION = (

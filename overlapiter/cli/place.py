@@ -7,6 +7,8 @@ import os
 import stat
 
 from overlapiter.staging.inventory import Subdirectory, subdirectories
+from overlapiter.staging.process_id import Life
+from overlapiter.staging.records import present
 
 from .console import CommandError
 
@@ -60,3 +62,8 @@ def chosen(directory: str, source: str | None) -> list[Subdirectory]:
             f"nothing in {directory} comes from {source}, only from {known}", is_usage=True
         )
     return matching
+
+
+def is_in_use(directory: str) -> bool:
+    """Return whether a run uses the directory, or may do so on another node."""
+    return any(run.owner.life() is not Life.ENDED for run in present(directory))

@@ -151,11 +151,16 @@ def open_folders(sub: Subdirectory) -> Iterator[str]:
             yield root
 
 
+def close_folders(sub: Subdirectory) -> None:
+    """Close the folders of a subdirectory to others. Raises OSError if the disk failed."""
+    for _, _, _, fd in os.fwalk(sub.path, follow_symlinks=False):
+        os.fchmod(fd, 0o700)
+
+
 def remove_empty_folders(sub: Subdirectory) -> None:
     """Remove the folders of staged files that hold nothing any more; the top stays."""
     top = os.path.join(sub.path, FILES_FOLDER)
-    for root, folders, _, fd in os.fwalk(top, topdown=False, follow_symlinks=False):
-        del root
+    for _, folders, _, fd in os.fwalk(top, topdown=False, follow_symlinks=False):
         for name in folders:
             with contextlib.suppress(OSError):  # it is not empty, or is a link
                 os.rmdir(name, dir_fd=fd)

@@ -1,0 +1,215 @@
+"""Compare staged files with their sources, and find whatever else is wrong.
+
+Looks at size and mtime of every staged file and of its source; with --checksum both are read and
+compared byte by byte. Also found: files left half-copied by jobs that were killed, files that
+others may read, links, files that overlapiter did not make, a wrong count of bytes in use.
+
+--repair removes bad copies and leftovers, closes what others could read, and counts anew. What
+overlapiter did not make is reported and never removed. Jobs may go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+from collections import defaultdict
+from collections.abc import Mapping
+
+from overlapiter.options import check_count
+from overlapiter.staging.inventory import (
+    Subdirectory,
+    close_folders,
+    entries,
+    foreign_entries,
+    open_folders,
+    orphans,
+)
+from overlapiter.staging.marks import write_mark
+from overlapiter.staging.origin import LocalOrigin
+from overlapiter.staging.store import subdirectory
+
+from .console import count_words, names_words, printable, progress, size_words
+from .place import add_directory, chosen, existing_directory, is_in_use
+from .usage import count_of, free, recount, sweep
+from .verify import REMOVABLE, Fault, Finding, Verifier
+
+EXAMPLES = """\
+examples:
+  overlapiter check /nvme/me
+  overlapiter check /nvme/me --repair
+  overlapiter check /nvme/me --checksum --source /lustre/imagenet
+
+exit code: 0 if nothing is wrong, or all that was is repaired; otherwise 1"""
+
+_READS_IN_FLIGHT = 64
+
+_WORDS = {
+    Fault.OUTDATED: "outdated: their sources have changed",
+    Fault.CORRUPTED: "corrupted: not what their sources hold",
+    Fault.GONE: "without a source: it was removed",
+    Fault.MODE: "open to others: their mode is not 0600",
+    Fault.LINK: "links, which overlapiter does not make: remove them yourself",
+    Fault.FOREIGN: "not made by overlapiter: remove them yourself",
+    Fault.UNVERIFIED: "not verified: their sources cannot be read now",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add_directory(parser)
+    parser.add_argument(
+        "--source", metavar="SRC", help="check only what comes from this source root"
+    )
+    parser.add_argument(
+        "--repair", action="store_true", help="remove what is bad, and count bytes anew"
+    )
+    parser.add_argument(
+        "--checksum", action="store_true", help="read and compare contents, too: takes long"
+    )
+    parser.add_argument(
+        "--reads-in-flight",
+        metavar="N",
+        type=int,
+        default=_READS_IN_FLIGHT,
+        help="sources to look at at the same time (default: %(default)s)",
+    )
+
+
+class Report:
+    """Prints what is wrong as it is found.
+
+    Attributes:
+        is_bad: Whether something is wrong and was not repaired.
+    """
+
+    def __init__(self) -> None:
+        self.is_bad = False
+
+    def add(self, text: str, names: list[str], *, is_repaired: bool, thing: str = "file") -> None:
+        """Tell of a number of things."""
+        mark = "repaired" if is_repaired else "wrong   "
+        print(f"  {mark}  {count_words(len(names), thing)} {text} ({names_words(names)})")
+        self.is_bad |= not is_repaired
+
+    def note(self, text: str, *, is_repaired: bool = False) -> None:
+        """Tell of something else."""
+        print(f"  {'repaired' if is_repaired else 'wrong   '}  {text}")
+        self.is_bad |= not is_repaired
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Check; return the exit code."""
+    check_count("--reads-in-flight", arguments.reads_in_flight)
+    directory = existing_directory(arguments.directory)
+    report = Report()
+    for sub in _named(directory, arguments):
+        print(printable(sub.source or os.path.basename(sub.path)))
+        if sub.source is None:
+            report.note(
+                "nobody knows its source: give it as --source, to check and (with --repair) note it"
+            )
+        elif not os.path.isdir(sub.source):
+            report.note(f"the source {printable(sub.source)} is not there: is it mounted?")
+        else:
+            _check_files(sub, arguments, report)
+        _check_leftovers(directory, sub, report, is_repairing=arguments.repair)
+    print(directory)
+    _check_directory(directory, report, is_repairing=arguments.repair)
+    return int(report.is_bad)
+
+
+def _named(directory: str, arguments: argparse.Namespace) -> list[Subdirectory]:
+    """Return what to check, and note the source of what has lost its mark."""
+    if arguments.source is not None:
+        source = os.path.abspath(arguments.source)
+        for sub in chosen(directory, None):
+            if sub.source is None and sub.path == subdirectory(directory, source):
+                if arguments.repair:
+                    write_mark(sub.path, source)
+                return [sub._replace(source=source)]
+    return chosen(directory, arguments.source)
+
+
+def _check_files(sub: Subdirectory, arguments: argparse.Namespace, report: Report) -> None:
+    assert sub.source is not None
+    verifier = Verifier(
+        sub,
+        sub.source,
+        LocalOrigin(),
+        is_reading=arguments.checksum,
+        n_reads=arguments.reads_in_flight,
+    )
+    n_files = 0
+    bad: dict[Fault, dict[str, Finding]] = defaultdict(dict)
+    with progress(None, "files") as shown, contextlib.closing(verifier.run()) as findings:
+        for finding in findings:
+            n_files += 1
+            shown.advance(finding.size_bytes)
+            if finding.fault is not None:
+                bad[finding.fault][finding.name] = finding
+    n_well = n_files - sum(map(len, bad.values()))
+    print(f"  good      {count_words(n_well, 'file')}")
+    repaired = _repair(sub, bad) if arguments.repair else set()
+    for fault, found in bad.items():
+        names = sorted(found)
+        report.add(_WORDS[fault], names, is_repaired=repaired.issuperset(names))
+
+
+def _repair(sub: Subdirectory, bad: Mapping[Fault, Mapping[str, Finding]]) -> set[str]:
+    """Remove bad copies and close open ones; return the names of those that are mended."""
+    mended = set()
+
+    def remove() -> int:
+        removed_bytes = 0
+        for entry in entries(sub):
+            for fault, found in bad.items():
+                finding = found.get(entry.name)
+                if finding is None or finding.inode != entry.found.st_ino:
+                    continue
+                if fault in REMOVABLE:
+                    removed_bytes += entry.found.st_size if entry.remove() else 0
+                    mended.add(entry.name)
+                elif fault is Fault.MODE and entry.found.st_uid == os.geteuid():
+                    entry.restrict()
+                    mended.add(entry.name)
+        return removed_bytes
+
+    free(os.path.dirname(sub.path), remove)
+    return mended
+
+
+def _check_leftovers(
+    directory: str, sub: Subdirectory, report: Report, *, is_repairing: bool
+) -> None:
+    names = [os.path.basename(path) for path in orphans(sub)]
+    if names:
+        if is_repairing:
+            sweep(directory, sub)
+        are_gone = is_repairing and not orphans(sub)
+        report.add("left half-copied by jobs that were killed", names, is_repaired=are_gone)
+    names = [os.path.relpath(path, directory) for path in open_folders(sub)]
+    if names:
+        if is_repairing:
+            close_folders(sub)
+        report.add("open to others", names, is_repaired=is_repairing, thing="folder")
+
+
+def _check_directory(directory: str, report: Report, *, is_repairing: bool) -> None:
+    """Look at what belongs to no source."""
+    before = report.is_bad
+    foreign = foreign_entries(directory)
+    if foreign:
+        text = "not overlapiter's: remove or move it yourself"
+        report.add(text, foreign, is_repaired=False, thing="entry")
+    counted_bytes, used_bytes = count_of(directory)
+    if counted_bytes is not None and counted_bytes != used_bytes and not is_in_use(directory):
+        if is_repairing:
+            recount(directory)
+        report.note(
+            f"the count of bytes in use says {size_words(counted_bytes)} "
+            f"({counted_bytes:,}), but it is {size_words(used_bytes)} ({used_bytes:,})",
+            is_repaired=is_repairing,
+        )
+    if report.is_bad == before:
+        print("  good      the rest")
