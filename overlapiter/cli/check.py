@@ -45,13 +45,13 @@ exit code: 0 if nothing is wrong, or all that was is repaired; otherwise 1"""
 _READS_IN_FLIGHT = 64
 
 _WORDS = {
-    Fault.OUTDATED: "outdated: their sources have changed",
-    Fault.CORRUPTED: "corrupted: not what their sources hold",
-    Fault.GONE: "without a source: it was removed",
-    Fault.MODE: "open to others: their mode is not 0600",
-    Fault.LINK: "links, which overlapiter does not make: remove them yourself",
-    Fault.FOREIGN: "not made by overlapiter: remove them yourself",
-    Fault.UNVERIFIED: "not verified: their sources cannot be read now",
+    Fault.OUTDATED: "outdated, their sources have changed",
+    Fault.CORRUPTED: "corrupted, not what their sources hold",
+    Fault.GONE: "without a source, which was removed",
+    Fault.MODE: "open to others, by their mode",
+    Fault.LINK: "links, made by somebody else; remove them yourself",
+    Fault.FOREIGN: "not made by overlapiter; remove or move them yourself",
+    Fault.UNVERIFIED: "not verified, their sources cannot be read now",
 }
 
 
@@ -81,21 +81,25 @@ class Report:
 
     Attributes:
         is_bad: Whether something is wrong and was not repaired.
+        n_notes: How much it has told.
     """
 
     def __init__(self) -> None:
         self.is_bad = False
+        self.n_notes = 0
 
     def add(self, text: str, names: list[str], *, is_repaired: bool, thing: str = "file") -> None:
         """Tell of a number of things."""
-        mark = "repaired" if is_repaired else "wrong   "
-        print(f"  {mark}  {count_words(len(names), thing)} {text} ({names_words(names)})")
-        self.is_bad |= not is_repaired
+        self.note(
+            f"{count_words(len(names), thing):>14}   {text}: {names_words(names)}",
+            is_repaired=is_repaired,
+        )
 
     def note(self, text: str, *, is_repaired: bool = False) -> None:
         """Tell of something else."""
-        print(f"  {'repaired' if is_repaired else 'wrong   '}  {text}")
+        print(f"  {'repaired' if is_repaired else 'wrong':8} {text}")
         self.is_bad |= not is_repaired
+        self.n_notes += 1
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -149,7 +153,7 @@ def _check_files(sub: Subdirectory, arguments: argparse.Namespace, report: Repor
             if finding.fault is not None:
                 bad[finding.fault][finding.name] = finding
     n_well = n_files - sum(map(len, bad.values()))
-    print(f"  good      {count_words(n_well, 'file')}")
+    print(f"  good     {count_words(n_well, 'file'):>14}")
     repaired = _repair(sub, bad) if arguments.repair else set()
     for fault, found in bad.items():
         names = sorted(found)
@@ -197,11 +201,11 @@ def _check_leftovers(
 
 def _check_directory(directory: str, report: Report, *, is_repairing: bool) -> None:
     """Look at what belongs to no source."""
-    before = report.is_bad
+    n_notes = report.n_notes
     foreign = foreign_entries(directory)
     if foreign:
-        text = "not overlapiter's: remove or move it yourself"
-        report.add(text, foreign, is_repaired=False, thing="entry")
+        text = "not made by overlapiter; remove or move them yourself"
+        report.add(text, foreign, is_repaired=False, thing="thing")
     counted_bytes, used_bytes = count_of(directory)
     if counted_bytes is not None and counted_bytes != used_bytes and not is_in_use(directory):
         if is_repairing:
@@ -211,5 +215,5 @@ def _check_directory(directory: str, report: Report, *, is_repairing: bool) -> N
             f"({counted_bytes:,}), but it is {size_words(used_bytes)} ({used_bytes:,})",
             is_repaired=is_repairing,
         )
-    if report.is_bad == before:
-        print("  good      the rest")
+    if report.n_notes == n_notes:
+        print("  good     nothing else is wrong")
