@@ -18,22 +18,23 @@ import math
 from typing import NamedTuple
 
 #: A step is kept if the throughput follows it with at least this power: twice the reads have to
-#: bring 4 % more, and half of them may cost 3 %. One read too many costs next to nothing, one too
+#: bring 7 % more, and half of them may cost 3 %. One read too many costs next to nothing, one too
 #: few costs speed; that down is a little easier than up makes noise drift to fewer, not to more.
-_UP_POWER, _DOWN_POWER = 0.06, 0.045
+_UP_POWER, _DOWN_POWER = 0.1, 0.045
 #: Steps: coarse until neither direction is better, fine from then on, unless a step shows by a
 #: throughput that follows it with at least this power that there is far to go.
 _STEEP_POWER = 0.5
 _COARSE, _FINE = 2.0, math.sqrt(2.0)
-#: A window is at least this long, coarse and fine, and has at least two reads of each thread.
-_WINDOW_SECONDS = {_COARSE: 0.1, _FINE: 0.3}
+#: A window is at least this long, coarse and fine, and has at least two reads of each thread. To
+#: give up reads takes twice as long, unless it is clearly wrong.
+_WINDOW_SECONDS = {_COARSE: 0.15, _FINE: 0.4}
 _WINDOW_ROUNDS = 2
 _WINDOW_FILES = 16
 #: A window that is not full by then (so many seconds, so many rounds) is given up.
 _STALE_SECONDS, _STALE_ROUNDS = 5.0, 20
 #: The first pause after neither direction was better, and the longest; each is twice the last.
-_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 8.0
-#: The throughput has changed, without any change of ours, if by this factor.
+_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 16.0
+#: The throughput has changed, without any change of ours, if by this factor in two windows.
 _CHANGE = 1.3
 #: Shares of a window: less waiting is none, less lack of work is none.
 _NO_WAIT, _NO_LACK = 0.05, 0.2
@@ -102,6 +103,7 @@ class InFlight:
         self._pause_seconds = _PAUSE_SECONDS
         self._paused_until = -math.inf
         self._was_waiting = False
+        self._is_odd = False
 
     @property
     def n_reads(self) -> int:
@@ -111,7 +113,7 @@ class InFlight:
     def update(self, reading: Reading) -> int:
         """Take note of a reading, some ten each second, and return the number of reads."""
         window = self._window(reading)
-        if window is None:
+        if window is None or self._is_to_look_longer(window):
             return self._n_reads
         self._latency_seconds = window.latency_seconds
         self._first = reading
@@ -152,6 +154,11 @@ class InFlight:
             (reading.waited_seconds - first.waited_seconds) / seconds,
         )
 
+    def _is_to_look_longer(self, window: _Window) -> bool:
+        step = self._n_reads / self._home
+        is_promising = step < 1 and window.rate >= self._rate * step**_STEEP_POWER
+        return is_promising and window.seconds < 2 * _WINDOW_SECONDS[self._factor]
+
     def _is_settled(self, reading: Reading) -> bool:
         """Return whether the reads that were begun under another number are done."""
         if self._changed is None:
@@ -174,12 +181,16 @@ class InFlight:
                 self._shrink(window, reading)
             return
         if self._rate and not 1 / _CHANGE < window.rate / self._rate < _CHANGE:
+            self._is_odd = not self._is_odd
+            if self._is_odd:
+                return
             is_slower = window.rate < self._rate
             self._forget()
-            if is_slower and self._home > self._minimum:  # fewer reads first: it may be their load
+            if is_slower:  # it may be the load of these very reads: fewer are tried first
                 self._rate = window.rate
-                self._step(-1, reading)
-                return
+                if self._step(-1, reading):
+                    return
+        self._is_odd = False
         self._rate += (window.rate - self._rate) * (0.5 if self._rate else 1.0)
         is_news = is_waiting and not self._was_waiting  # since the pause began
         if reading.at_seconds < self._paused_until and not is_news:
