@@ -24,6 +24,7 @@ COMMANDS = {
     "status": "show what is staged, who uses it, how full it is and how well it works",
     "check": "compare staged files with their sources, and mend what is wrong",
     "evict": "remove staged files",
+    "doctor": "measure the slow store and this node, and recommend settings",
 }
 
 _DESCRIPTION = (

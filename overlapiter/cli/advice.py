@@ -1,0 +1,157 @@
+"""From measurements to settings, with the reasons. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .console import count_words, duration_words, size_words
+from .probe_node import DiskSpeed, FileSystem, Node
+from .probe_source import Level
+
+#: So much of the best throughput is as good as the best.
+_NEARLY_ALL = 0.9
+#: A prefetcher that uses so much of a core is busy.
+_BUSY = 0.7
+_KEEP_FREE = 0.05
+#: Above this size of files, what counts is bytes.
+_LARGE_FILE_BYTES = 1e6
+_DESCRIPTORS_PER_READ = 2
+_SPARE_DESCRIPTORS = 64
+
+
+class Advice(NamedTuple):
+    """A recommended value.
+
+    Attributes:
+        name: Of the option.
+        value: For the option; None to leave it out.
+        reason: Why.
+    """
+
+    name: str
+    value: int | str | None
+    reason: str
+
+
+def knee(levels: Sequence[Level]) -> Level:
+    """Return the fewest reads in flight that bring nearly as much as any number."""
+    speeds = [_speed(level) for level in levels]
+    enough = _NEARLY_ALL * max(speeds)
+    return next(level for level, speed in zip(levels, speeds, strict=True) if speed >= enough)
+
+
+def _speed(level: Level) -> float:
+    is_large = level.file_bytes > _LARGE_FILE_BYTES
+    return level.bytes_per_second if is_large else level.files_per_second
+
+
+def reads_advice(levels: Sequence[Level], n_ranks: int) -> Advice:
+    """Recommend ``reads_in_flight``."""
+    best = knee(levels)
+    n_reads = -(-best.n_reads // n_ranks)
+    speed = f"{best.files_per_second:,.0f} files/s ({size_words(best.bytes_per_second)}/s)"
+    reason = f"{count_words(best.n_reads, 'read')} in flight bring {speed}"
+    following = [level for level in levels if level.n_reads > best.n_reads]
+    if following:
+        more = max(level.files_per_second for level in following)
+        reason += f", further ones hardly more ({more:,.0f} files/s)"
+    else:
+        reason += ", and more would bring more still"
+    if len(levels) > 1:
+        reason += f"; one alone brings {levels[0].files_per_second:,.0f} files/s"
+    if n_ranks > 1:
+        reason += f"; shared by {n_ranks} ranks"
+    return Advice("reads_in_flight", n_reads, reason)
+
+
+def prefetchers_advice(level: Level, disk: DiskSpeed | None, node: Node, n_ranks: int) -> Advice:
+    """Recommend ``n_prefetchers``."""
+    file_seconds = level.cpu_seconds / level.n_files
+    if disk is not None:
+        file_seconds += disk.small_cpu_seconds
+    n_busy = file_seconds * level.files_per_second
+    most = max(1, node.n_cores // 2)
+    n_prefetchers = max(1, min(most, math.ceil(n_busy / _BUSY / n_ranks)))
+    reason = (
+        f"at {level.files_per_second:,.0f} files/s copying takes {n_busy:.1f} of a core "
+        f"({file_seconds * 1e3:.2f} ms a file); waiting for the store takes none"
+    )
+    return Advice("n_prefetchers", n_prefetchers, reason)
+
+
+def processes_advice(node: Node, n_ranks: int) -> Advice:
+    """Recommend ``n_processes``."""
+    n_cores = node.n_cores // n_ranks
+    n_processes = max(1, n_cores - 1)
+    whose = f"for each of {n_ranks} ranks" if n_ranks > 1 else "for this process"
+    reason = f"{count_words(max(n_cores, 1), 'core')} {whose}, one of which is the trainer's"
+    return Advice("n_processes", n_processes, reason)
+
+
+def capacity_advice(
+    place: FileSystem | None, staged_bytes: int, dataset_bytes: float | None
+) -> Advice:
+    """Recommend ``capacity``.
+
+    Args:
+        place: The staging disk; None if nobody named one.
+        staged_bytes: What is staged there already.
+        dataset_bytes: Size of the data set, about; None if nobody knows.
+    """
+    if place is None:
+        return Advice("capacity", None, "name the staging directory with --to to find out")
+    room_bytes = place.free_bytes + staged_bytes - _KEEP_FREE * place.size_bytes
+    room_bytes = max(0.0, room_bytes) * (0.5 if place.is_ram else 1.0)
+    reason = f"{size_words(place.free_bytes)} of {size_words(place.size_bytes)} are free"
+    if staged_bytes:
+        reason += f", {size_words(staged_bytes)} more are staged files"
+    reason += ", and 5% of the disk stays free"
+    if place.is_ram:
+        reason += "; half of it, for it is memory, which training needs"
+    if dataset_bytes is not None:
+        share = room_bytes / max(dataset_bytes, 1.0)
+        fits = "fits" if share >= 1 else f"fits to {share:.0%}, the rest comes and goes"
+        reason += f"; the data set of about {size_words(dataset_bytes)} {fits}"
+    return Advice("capacity", _rounded(room_bytes), reason)
+
+
+def _rounded(size_bytes: float) -> str:
+    """Write a size as an option takes it, rounded down to two digits."""
+    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
+        if size_bytes >= factor:
+            number = size_bytes / factor
+            step = 10.0 ** (math.floor(math.log10(number)) - 1)
+            return f"{math.floor(number / step) * step:.10g}{unit}"
+    return "1MB"
+
+
+def warnings(
+    levels: Sequence[Level], disk: DiskSpeed | None, place: FileSystem | None, node: Node
+) -> list[str]:
+    """Return what is in the way."""
+    found = []
+    best = knee(levels)
+    if place is not None and place.is_shared:
+        found.append(
+            f"the staging directory is on {place.kind}, which other nodes share: choose a disk of "
+            f"the node itself, or /dev/shm"
+        )
+    if disk is not None and disk.write_bytes_per_second < best.bytes_per_second:
+        found.append(
+            f"the staging disk writes {size_words(disk.write_bytes_per_second)}/s, less than the "
+            f"store gives ({size_words(best.bytes_per_second)}/s): staging will be its speed"
+        )
+    if disk is not None and disk.small_read_seconds > levels[0].latency_seconds:
+        found.append(
+            f"a small file takes {duration_words(disk.small_read_seconds)} from the staging disk, "
+            f"and less from the store: staging may not pay here"
+        )
+    needed = _DESCRIPTORS_PER_READ * best.n_reads + _SPARE_DESCRIPTORS
+    if node.n_descriptors and node.n_descriptors < needed:
+        found.append(
+            f"a process may open {node.n_descriptors} files, but {needed} are needed: "
+            f"ulimit -n {needed}"
+        )
+    return found
