@@ -21,6 +21,7 @@ GRACE_SECONDS = 2.0
 
 # Inherited by every process that a test starts: one whose parent died is still recognized by it.
 MARK = f"OVERLAPITER_TESTS_{os.getpid()}"
+STARTED = psutil.Process().create_time()
 # These two live as long as the process that started them.
 HELPER = re.compile(r"from multiprocessing\.(forkserver|resource_tracker) import main")
 # Daemon threads that a library started without giving them a name.
@@ -53,7 +54,8 @@ def _processes() -> dict[psutil.Process, str]:
     descendants = set(psutil.Process().children(recursive=True))
     for process in psutil.process_iter():
         try:
-            if MARK in process.environ():
+            # Whatever ran before is none of ours; to ask every process takes milliseconds.
+            if process.create_time() >= STARTED and MARK in process.environ():
                 descendants.add(process)
         except psutil.Error:  # ended meanwhile, a zombie or somebody else's
             continue
@@ -97,7 +99,10 @@ def _is_held_by_others(path: str) -> bool:
     ours = {os.getpid(), *(process.pid for process in _processes())}
     for process in psutil.process_iter():
         try:
-            if process.pid not in ours and any(m.path == path for m in process.memory_maps()):
+            if process.pid not in ours and (
+                any(m.path == path for m in process.memory_maps())
+                or any(file.path == path for file in process.open_files())
+            ):
                 return True
         except psutil.Error:
             continue

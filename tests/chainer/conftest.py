@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from multiprocessing import forkserver
 from multiprocessing.sharedctypes import RawArray
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from chainer.iterators import MultiprocessIterator, SerialIterator
 
 from overlapiter import OverlapIterator, Staging
 from tests.chainer.faults import SourceFiles
-from tests.chainer.iterator_datasets import numbered_images
+from tests.chainer.iterator_datasets import Pixels, numbered_images
 
 NumberedImages = Callable[[int], LabeledImageDataset]
 
@@ -67,6 +68,14 @@ class Maker:
 def _shared_heap() -> None:
     """Have multiprocessing make its shared memory, which it keeps, before leaks are counted."""
     RawArray("b", 1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _forkserver_with_chainer() -> None:
+    """Start the forkserver for a dataset of Chainer's: else each supervisor imports that anew."""
+    forkserver._forkserver._stop()  # what other tests started
+    with OverlapIterator(Pixels(1), 1, n_processes=1) as iterator:
+        next(iterator)
 
 
 def _maker(request: pytest.FixtureRequest, source: Path, tmp_path: Path) -> Iterator[Maker]:
