@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import os
 import pathlib
 import subprocess
 import sys
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -17,7 +19,8 @@ REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 EXAMPLE = REPOSITORY / "examples" / "imagenet"
 N_TRAIN, N_VAL, N_CLASSES, SIDE = 48, 16, 4, 80
 BATCH_SIZE = 8
-ITERATORS = ("overlap", "staged", "multiprocess", "serial")
+OURS = ("overlap", "staged")
+ITERATORS = (*OURS, "multiprocess", "serial")
 # The scripts run as they do for a user, also where the tests turn warnings into errors.
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"},
@@ -86,6 +89,28 @@ def train(
     )
 
 
+SEEDED = ("--seed", 3)
+EXACT = (*SEEDED, "--no-augment")  # the same losses for every iterator
+
+
+@pytest.fixture(scope="module")
+def trained(
+    images: pathlib.Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[..., pathlib.Path]:
+    """A function that trains as :func:`train` does and returns the folder where it did.
+
+    A training that was done before is not done again; no test changes its files.
+    """
+
+    @functools.cache
+    def folder_of(iterator: str, *options: object) -> pathlib.Path:
+        folder = tmp_path_factory.mktemp("training")
+        assert_succeeded(train(images, folder, iterator, *options))
+        return folder
+
+    return folder_of
+
+
 def read_log(out: pathlib.Path) -> list[dict[str, float]]:
     """Return the log without the entries that differ from run to run."""
     entries = json.loads((out / "log").read_text())
@@ -102,70 +127,65 @@ def assert_succeeded(ended: subprocess.CompletedProcess[str]) -> None:
 
 @pytest.mark.parametrize("iterator", ITERATORS)
 def test_two_epochs_lower_the_loss_and_leave_a_log_and_snapshots(
-    iterator: str, images: pathlib.Path, tmp_path: pathlib.Path
+    iterator: str, trained: Callable[..., pathlib.Path]
 ) -> None:
-    ended = train(images, tmp_path, iterator)
-
-    assert_succeeded(ended)
-    log = read_log(tmp_path / iterator)
+    # With ours, the trainings that are resumed below.
+    out = trained(iterator, *(SEEDED if iterator in OURS else ())) / iterator
+    log = read_log(out)
     assert [entry["epoch"] for entry in log] == [1, 2]
     assert all(math.isfinite(value) for entry in log for value in entry.values())
     assert log[1]["main/loss"] < log[0]["main/loss"]
     assert log[1]["validation/main/loss"] < log[0]["validation/main/loss"]
-    snapshots = {path.name for path in (tmp_path / iterator).glob("snapshot_*")}
+    snapshots = {path.name for path in out.glob("snapshot_*")}
     assert snapshots == {"snapshot_iter_6", "snapshot_iter_12"}
 
 
 def test_the_staging_directory_holds_a_copy_of_every_image_afterwards(
-    images: pathlib.Path, tmp_path: pathlib.Path
+    images: pathlib.Path, trained: Callable[..., pathlib.Path]
 ) -> None:
-    assert_succeeded(train(images, tmp_path, "staged"))
+    folder = trained("staged", *SEEDED)
 
-    staged = {path.parts[-2:]: path for path in (tmp_path / "fast").rglob("*.jpg")}
+    staged = {path.parts[-2:]: path for path in (folder / "fast").rglob("*.jpg")}
     assert len(staged) == N_TRAIN + N_VAL
     for (folder, name), path in staged.items():
         assert path.read_bytes() == (images / folder / name).read_bytes()
 
 
 def test_without_augmentation_every_iterator_gives_the_same_losses(
-    images: pathlib.Path, tmp_path: pathlib.Path
+    trained: Callable[..., pathlib.Path],
 ) -> None:
-    logs = {}
-    for iterator in ITERATORS:
-        assert_succeeded(train(images, tmp_path, iterator, "--seed", 3, "--no-augment"))
-        logs[iterator] = read_log(tmp_path / iterator)
+    logs = {iterator: read_log(trained(iterator, *EXACT) / iterator) for iterator in ITERATORS}
 
     assert all(log == logs["serial"] for log in logs.values()), logs
 
 
 def test_a_seed_fixes_crops_and_flips_whatever_the_number_of_file_readers(
-    images: pathlib.Path, tmp_path: pathlib.Path
+    trained: Callable[..., pathlib.Path],
 ) -> None:
-    logs = {}
-    for n_readers in (1, 3):
-        options = ("--seed", 3, "--loaderjob", n_readers)
-        assert_succeeded(train(images, tmp_path, "overlap", *options))
-        logs[n_readers] = read_log(tmp_path / "overlap")
-    assert_succeeded(train(images, tmp_path, "overlap", "--seed", 3, "--no-augment"))
+    two_readers, three_readers, exact = (
+        read_log(trained("overlap", *options) / "overlap")
+        for options in (SEEDED, (*SEEDED, "--loaderjob", 3), EXACT)
+    )
 
-    assert logs[1] == logs[3]
-    assert logs[1] != read_log(tmp_path / "overlap")
+    assert two_readers == three_readers
+    assert two_readers != exact
 
 
 @pytest.mark.parametrize("iterator", ITERATORS)
 def test_a_resumed_run_ends_like_one_that_was_not_interrupted(
-    iterator: str, images: pathlib.Path, tmp_path: pathlib.Path
+    iterator: str,
+    images: pathlib.Path,
+    trained: Callable[..., pathlib.Path],
+    tmp_path: pathlib.Path,
 ) -> None:
-    # Chainer's iterators do not fix the crops.
-    is_ours = iterator in ("overlap", "staged")
-    seeded = ("--seed", 3) if is_ours else ("--seed", 3, "--no-augment")
-    assert_succeeded(train(images, tmp_path, iterator, *seeded))
-    snapshot = tmp_path / iterator / "snapshot_iter_6"
+    options = SEEDED if iterator in OURS else EXACT  # Chainer's iterators do not fix the crops
+    whole = trained(iterator, *options) / iterator
+    snapshot = whole / "snapshot_iter_6"
     resumed = ("--out", "resumed", "--resume", snapshot)
-    assert_succeeded(train(images, tmp_path, iterator, *seeded, *resumed))
+    assert_succeeded(train(images, tmp_path, iterator, *options, *resumed))
 
     assert not (tmp_path / "resumed" / snapshot.name).exists()
-    assert read_log(tmp_path / "resumed") == read_log(tmp_path / iterator)
+    assert read_log(tmp_path / "resumed") == read_log(whole)
 
 
 def test_the_option_test_stops_after_three_mini_batches(
