@@ -61,7 +61,11 @@ class Findings:
         return [rank[kind][check] for rank in self.ranks]
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(2, marks=pytest.mark.slow), 4],
+    ids=["2 ranks", "4 ranks"],
+)
 def job(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, image_folder: Path
 ) -> Findings:
@@ -259,7 +263,7 @@ def test_every_staged_file_is_whole(job: Findings, image_folder: Path) -> None:
     assert check_staged(job.folder / "staging", image_folder) == N_IMAGES + 1
 
 
-@pytest.mark.parametrize("n_ranks", [2, 4])
+@pytest.mark.parametrize("n_ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_workers_may_start_before_mpi_and_after_it(
     tmp_path: Path, image_folder: Path, n_ranks: int
 ) -> None:

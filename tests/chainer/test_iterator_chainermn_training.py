@@ -20,7 +20,11 @@ def all_equal(values: list[Any]) -> bool:
     return all(value == values[0] for value in values)
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(2, marks=pytest.mark.slow), 4],
+    ids=["2 ranks", "4 ranks"],
+)
 def ranks(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, image_folder: Path
 ) -> list[Any]:
@@ -91,7 +95,11 @@ def test_no_rank_forks(ranks: list[Any]) -> None:
 CHECKPOINT, DEATH = 3, 5
 
 
-@pytest.fixture(scope="module", params=[2, 4], ids=["2 ranks", "4 ranks"])
+@pytest.fixture(
+    scope="module",
+    params=[2, pytest.param(4, marks=pytest.mark.slow)],
+    ids=["2 ranks", "4 ranks"],
+)
 def killed_and_resumed(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, image_folder: Path
 ) -> tuple[Job, Job]:
@@ -150,7 +158,8 @@ DYING = ("a reader dies", "WorkerDiedError: 3 file readers died")
 
 
 @pytest.mark.parametrize(
-    ("n_ranks", "deed", "message"), [(2, *MISSING), (4, *MISSING), (2, *DYING)]
+    ("n_ranks", "deed", "message"),
+    [(2, *MISSING), pytest.param(4, *MISSING, marks=pytest.mark.slow), (2, *DYING)],
 )
 def test_a_rank_whose_iterator_raises_takes_the_job_down(
     tmp_path: Path, image_folder: Path, n_ranks: int, deed: str, message: str
