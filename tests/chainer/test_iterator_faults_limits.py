@@ -185,6 +185,7 @@ it.finalize()
         "n_processes=4, staging=staging(n_prefetchers=4, reads_in_flight=64, capacity=10**8)",
         "n_processes=80",
         "n_processes=40, staging=staging(n_prefetchers=20)",
+        "n_processes=2, staging=staging(n_prefetchers=1)",
     ],
 )
 def test_with_64_descriptors_less_is_done_at_once(tmp_path: Path, options: str) -> None:
