@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
@@ -10,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from tqdm import tqdm
 
 _QUIET_SECONDS = 60.0
+_COLUMNS, _ROWS = 80, 24
 #: So many of many names are told.
 SHOWN_NAMES = 3
 
@@ -45,7 +47,7 @@ class Progress:
             total=total,
             unit=f" {unit}",
             disable=None,  # where standard error is no terminal
-            dynamic_ncols=True,
+            **_shape(),
             smoothing=0.05,
         )
         self._total, self._unit = total, unit
@@ -86,6 +88,14 @@ def progress(total: int | None, unit: str) -> Iterator[Progress]:
         yield shown
     finally:
         shown.close()
+
+
+def _shape() -> dict[str, int | bool]:
+    """Return how wide the bar is to be; some terminals do not say how wide they are."""
+    with contextlib.suppress(OSError, ValueError):
+        if not os.get_terminal_size(sys.stderr.fileno()).columns:
+            return {"ncols": _COLUMNS, "nrows": _ROWS}
+    return {"dynamic_ncols": True}
 
 
 def is_terminal() -> bool:
