@@ -19,9 +19,9 @@ from overlapiter.order import Indices
 
 from .owners import Owners
 
-#: Examples that :meth:`Eviction.offer` passes over because what they read others need sooner.
-_MAX_PASSED_OVER = 64
-_ABSENT = -1
+#: Victims of one offer, and examples passed over for it since others need what they read sooner.
+_MAX_LOOKED_AT = 512
+_ABSENT, _UNKNOWN = -1, -2
 
 
 class Victim(NamedTuple):
@@ -56,7 +56,8 @@ class Eviction:
     """Knows which examples are staged, when each is read next, and so which ones to evict.
 
     An example that has been handed out, to be staged or read, is never a victim until its
-    mini-batch is settled. Positions are those of :class:`NextUse`.
+    mini-batch is settled. One that nobody has looked at may be staged since an earlier run, so it
+    is a victim like others, in the slowest tier. Positions are those of :class:`NextUse`.
 
     Args:
         n_examples: Examples in the dataset.
@@ -70,9 +71,9 @@ class Eviction:
 
     def __init__(self, n_examples: int, n_tiers: int = 1) -> None:
         self._next_use = NextUse(n_examples)
-        self._owners = Owners(n_examples)
-        self._tiers = np.full(n_examples, _ABSENT, np.int8)
+        self._tiers = np.full(n_examples, _UNKNOWN, np.int8)
         self._handed_out = np.full(n_examples, -1, np.int64)  # the position at which it last was
+        self._owners = Owners(n_examples, self._handed_out)
         self._is_offered = np.zeros(n_examples, bool)
         self._is_known = np.zeros(n_examples, bool)
         self._n_files = np.zeros(n_examples, np.int32)
@@ -83,6 +84,9 @@ class Eviction:
         self._paths: dict[int, tuple[str, ...]] = {}
         self._n_known = 0
         self._known_bytes = 0
+        self._slowest = n_tiers - 1
+        self._is_guessing = True
+        self._n_guesses = self._n_right = 0
         self.n_in_window = 0
         self.staged_bytes = 0
         self.largest_bytes = 0
@@ -94,7 +98,7 @@ class Eviction:
 
     def is_staged(self, index: int) -> bool:
         """Return whether all files of an example are known to be staged."""
-        return bool(self._tiers[index] != _ABSENT)
+        return bool(self._tiers[index] >= 0)
 
     # --- what happens -------------------------------------------------------------------------
 
@@ -108,6 +112,8 @@ class Eviction:
         """Take note that a part which begins at ``position`` is handed out to be staged."""
         self._next_use.hand_out(position, indices)
         self._handed_out[indices] = np.arange(position, position + len(indices))
+        for index in indices:
+            self._owners.hand_out(index)
         self._window.append((position + len(indices), indices))
         self.n_in_window += len(indices)
 
@@ -119,6 +125,9 @@ class Eviction:
             self.n_in_window -= len(indices)
             for index in indices:
                 self._add(index)
+                # A file goes with the example that needs it first, passed over while it was in use.
+                for first in self._owners.first_readers(index, self._next_use.position):
+                    self._add(first)
 
     def note(
         self, index: int, tier: int, files: Sequence[StagedFile], paths: tuple[str, ...] = ()
@@ -135,7 +144,8 @@ class Eviction:
             self._n_known += 1
         if paths:
             self._paths[index] = paths
-        if self._tiers[index] == _ABSENT:
+            self._is_guessing = False  # of others nobody knows the files
+        if self._tiers[index] < 0:
             self.staged_bytes += int(self._bytes[index])
         self.move(index, tier)
 
@@ -147,16 +157,27 @@ class Eviction:
 
     def note_absent(self, index: int) -> None:
         """Take note that not all files of an example are staged."""
-        if self._tiers[index] != _ABSENT:
+        if self._tiers[index] >= 0:
             self.staged_bytes -= int(self._bytes[index])
         self._tiers[index] = _ABSENT
         self._is_offered[index] = False
 
+    def note_evicted(self, victim: Victim, *, was_there: bool) -> None:
+        """Take note that a victim is gone; it may never have been staged."""
+        if self._tiers[victim.example] == _UNKNOWN:
+            self._n_guesses += 1
+            self._n_right += was_there
+        self.note_absent(victim.example)
+        for file_id in self._owners.shared_files(victim.example):
+            if file_id not in victim.kept:
+                for index in self._owners.of(file_id):
+                    self.note_absent(index)
+
     def restart(self) -> None:
         """Take note that the trainer starts anew somewhere; what is staged stays known."""
         self._next_use.restart()
-        self._owners.forget_uses()
         self._handed_out.fill(-1)
+        self._owners.restart()
         self._is_offered.fill(False)
         self._window.clear()
         self.n_in_window = self._settled = 0
@@ -172,17 +193,19 @@ class Eviction:
         victims: list[Victim] = []
         n_passed_over = 0
         farthest = self._farthest[tier]
-        while wanted_bytes > 0 and n_passed_over < _MAX_PASSED_OVER:
+        guessed_bytes = self.mean_bytes * (self._n_right + 1) / (self._n_guesses + 2)
+        while wanted_bytes > 0 and n_passed_over + len(victims) < _MAX_LOOKED_AT:
             index = farthest.pop(lambda index, position: self._is_valid(index, position, tier))
             if index is None:
                 break
-            kept = self._owners.needed_sooner(index, self._next_use.position)
+            kept = self._owners.needed_sooner(index, self._next_use.position, self._settled)
             if kept and len(kept) == self._n_files[index]:
                 n_passed_over += 1  # until its next use
                 continue
             self._is_offered[index] = True
             victims.append(Victim(index, tier, kept, self._paths.get(index, ())))
-            wanted_bytes -= max(int(self._bytes[index]), 1)
+            is_guess = self._tiers[index] == _UNKNOWN
+            wanted_bytes -= max(int(guessed_bytes if is_guess else self._bytes[index]), 1)
         return victims
 
     def give_back(self, victims: Iterable[Victim]) -> None:
@@ -194,20 +217,31 @@ class Eviction:
     def _is_valid(self, index: int, position: int, tier: int) -> bool:
         return bool(
             self._next_use.position[index] == position
-            and self._tiers[index] == tier
+            and self._is_in(index, tier)
             and self._handed_out[index] < self._settled
             and not self._is_offered[index]
+            and (self._is_guessing or self._tiers[index] != _UNKNOWN)
         )
+
+    def _is_in(self, index: int, tier: int) -> bool:
+        own = self._tiers[index]
+        return bool(own == tier or (own == _UNKNOWN and tier == self._slowest))
 
     def _add(self, index: int) -> None:
         tier = self._tiers[index]
         if tier != _ABSENT and self._handed_out[index] < self._settled:
-            self._farthest[tier].add(index, int(self._next_use.position[index]))
+            position = int(self._next_use.position[index])
+            self._farthest[self._slowest if tier == _UNKNOWN else tier].add(index, position)
 
     def _sort(self) -> None:
         is_idle = (self._handed_out < self._settled) & ~self._is_offered
+        if not self._is_guessing:
+            is_idle &= self._tiers != _UNKNOWN
         for tier, farthest in enumerate(self._farthest):
-            indices = np.flatnonzero(is_idle & (self._tiers == tier))
+            is_here = self._tiers == tier
+            if tier == self._slowest:
+                is_here |= self._tiers == _UNKNOWN
+            indices = np.flatnonzero(is_idle & is_here)
             farthest.begin(indices, self._next_use.position[indices])
 
 

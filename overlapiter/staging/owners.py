@@ -7,6 +7,7 @@ first still does, so their owners are kept, 4 bytes each.
 from __future__ import annotations
 
 import array
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,9 +23,13 @@ class Owners:
 
     Args:
         n_files: About as many files are expected; more are fine.
+        last_use: For each example the position at which it was handed out last, kept up to date
+            by the caller; -1 for never.
     """
 
-    def __init__(self, n_files: int) -> None:
+    def __init__(self, n_files: int, last_use: NDArray[np.int64]) -> None:
+        self._last_use = last_use
+        self._last_uses: dict[int, int] = {}  # of files that several read
         self._make_table(max(8, 1 << int(n_files / _LOAD).bit_length()))
         self._several: dict[int, array.array[int]] = {}
         self._shared: dict[int, list[int]] = {}
@@ -60,20 +65,43 @@ class Owners:
         self._several[file_id].append(index)
         self._shared.setdefault(index, []).append(file_id)
         self._soonest.pop(file_id, None)
+        last_use = int(self._last_use[index])
+        self._last_uses[file_id] = max(last_use, self._last_uses.get(file_id, -1))
 
-    def needed_sooner(self, index: int, next_use: NDArray[np.int64]) -> tuple[int, ...]:
+    def hand_out(self, index: int) -> None:
+        """Take note that an example is handed out; ``last_use`` says where."""
+        for file_id in self.shared_files(index):
+            self._last_uses[file_id] = int(self._last_use[index])
+
+    def shared_files(self, index: int) -> Sequence[int]:
+        """Return those files of an example that others read, too."""
+        return self._shared.get(index, ())
+
+    def of(self, file_id: int) -> Sequence[int]:
+        """Return the examples that read a file which several do."""
+        return self._several[file_id]
+
+    def needed_sooner(
+        self, index: int, next_use: NDArray[np.int64], settled: int
+    ) -> tuple[int, ...]:
         """Return those files of an example that another one reads before it does.
 
         Args:
             index: The example.
             next_use: The position of the next use of each example.
+            settled: All that was handed out before this position has been read.
         """
         own = int(next_use[index])
         return tuple(
             file_id
-            for file_id in self._shared.get(index, ())
-            if self._first_use(file_id, next_use) < (own, index)
+            for file_id in self.shared_files(index)
+            if self._last_uses[file_id] >= settled
+            or self._first_use(file_id, next_use) < (own, index)
         )
+
+    def first_readers(self, index: int, next_use: NDArray[np.int64]) -> list[int]:
+        """Return for each file that an example shares with others which one reads it first."""
+        return [self._first_use(file_id, next_use)[1] for file_id in self.shared_files(index)]
 
     def _first_use(self, file_id: int, next_use: NDArray[np.int64]) -> tuple[int, int]:
         """Return the next use of a file and the example that it is for."""
@@ -87,6 +115,11 @@ class Owners:
     def forget_uses(self) -> None:
         """Take note that the next uses have changed otherwise than by being over."""
         self._soonest.clear()
+
+    def restart(self) -> None:
+        """Take note that nothing is handed out any more."""
+        self._soonest.clear()
+        self._last_uses = dict.fromkeys(self._last_uses, -1)
 
     def _find(self, file_id: int) -> int:
         files, mask = self._files, self._mask

@@ -38,8 +38,11 @@ class Evictor:
         self._validated = validated
         self._count = count
 
-    def evict(self, victim: Victim, make_room: Callable[[int], bool]) -> int:
-        """Have the files of an example sink to the next tier, or go; return where it is then.
+    def evict(self, victim: Victim, make_room: Callable[[int], bool]) -> int | None:
+        """Have the files of an example sink to the next tier, or go.
+
+        Returns:
+            The tier in which it is then; None if none of its files was there.
 
         Raises:
             OSError: The disk that they are on failed.
@@ -52,7 +55,7 @@ class Evictor:
                 tier = ABSENT
                 continue
             before.append(found.stamp)
-            if found.tier != victim.tier or file_id(absolute) in victim.kept:
+            if found.tier < victim.tier or file_id(absolute) in victim.kept:
                 after.append(found.stamp)
                 tier = min(tier, found.tier)
                 continue
@@ -66,7 +69,7 @@ class Evictor:
         index = victim.example
         was_validated = self._validated[index] == total(before)
         self._validated[index] = total(after) if was_validated and tier != ABSENT else 0
-        return tier
+        return tier if before else None
 
     def _paths(self, victim: Victim) -> Iterable[str]:
         if victim.paths:
@@ -83,7 +86,8 @@ class RoomForPart:
         victims: The victims.
 
     Attributes:
-        moved: The victims that were, by index, with the tier of each afterwards.
+        moved: The victims that were, by index, with the tier of each afterwards; None for one
+            that was not there.
     """
 
     def __init__(self, evictor: Evictor, victims: Iterable[Victim]) -> None:
@@ -94,7 +98,7 @@ class RoomForPart:
             self._victims.setdefault(victim.tier, []).append(victim)
         for waiting in self._victims.values():
             waiting.reverse()  # the farthest next use comes first
-        self.moved: dict[int, int] = {}
+        self.moved: dict[int, int | None] = {}
 
     @property
     def is_possible(self) -> bool:

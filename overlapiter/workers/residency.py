@@ -21,6 +21,9 @@ _AHEAD_SHARE = 1 / 16
 _GENEROSITY = 1.25
 #: How often a part is staged again since there was no room; then it is read from the source.
 _MAX_TRIES = 4
+#: So many parts read unstaged for lack of room are nothing to tell of.
+_FEW_PARTS = 16
+_FEW_SHARE = 0.02
 
 
 class Residency:
@@ -41,6 +44,16 @@ class Residency:
         self._n_refusals: dict[int, int] = {}  # of parts
         self._handed_out_id = -1
         self._is_full = False
+        self._n_parts = self._n_unstaged = self._n_evicted = 0
+
+    @property
+    def is_short_of_room(self) -> bool:
+        """Whether the user should know that parts are read unstaged for lack of room.
+
+        A few may be where victims are many; there is nothing to be done about these.
+        """
+        is_rare = self._n_unstaged <= max(_FEW_PARTS, _FEW_SHARE * self._n_parts)
+        return self._n_unstaged > 0 and not (is_rare and self._n_evicted)
 
     # --- the order ----------------------------------------------------------------------------
 
@@ -70,46 +83,52 @@ class Residency:
         ahead_bytes = self._eviction.n_in_window * mean_bytes
         return mean_bytes > 0 and ahead_bytes < _AHEAD_SHARE * capacity_bytes
 
-    def hand_out(self, part: Part) -> list[Victim] | None:
-        """Take note that a part is handed out; return what may be evicted for it.
+    def choose_victims(self, part: Part) -> list[Victim] | None:
+        """Return what may be evicted for a part; the caller hands it out, or gives them back.
 
         Returns:
-            None as long as there has always been room.
+            None if nothing needs to be: there has always been room, or all of it is staged.
         """
-        if part.part_id > self._handed_out_id:  # not one that is done again
-            self._handed_out_id = part.part_id
-            self._eviction.hand_out(part.position, self._plain(part.indices))
-        victims = self._choose_victims(part) if self._is_full else None
-        self._offers[part.part_id] = victims
-        return victims
-
-    def _choose_victims(self, part: Part) -> list[Victim]:
         eviction = self._eviction
         n_missing = sum(not eviction.is_staged(index) for index in self._plain(part.indices))
-        if not n_missing:
-            return []
+        if not self._is_full or not n_missing:
+            return None
         wanted_bytes = int(_GENEROSITY * n_missing * eviction.mean_bytes + eviction.largest_bytes)
         tiers = range(self._n_tiers)
         return [victim for tier in tiers for victim in eviction.offer(tier, max(wanted_bytes, 1))]
 
-    def hear(self, part: Part, findings: list[Finding], moved: dict[int, int]) -> bool:
+    def hand_out(self, part: Part, victims: list[Victim] | None) -> None:
+        """Take note that a part is handed out, and what may be evicted for it."""
+        if part.part_id > self._handed_out_id:  # not one that is done again
+            self._handed_out_id = part.part_id
+            self._n_parts += 1
+            self._eviction.hand_out(part.position, self._plain(part.indices))
+        self._offers[part.part_id] = victims
+
+    def hear(self, part: Part, findings: list[Finding], moved: dict[int, int | None]) -> bool:
         """Take note of what became of a part.
 
         Args:
             part: The part.
             findings: What is known of its examples.
-            moved: The tier of each victim that was evicted from where it was.
+            moved: The tier of each victim that was evicted from where it was; None for one that
+                was not there.
 
         Returns:
             Whether to have it staged again, since there was no room, but can be.
         """
         victims = self._offers.pop(part.part_id, None)
-        for example, tier in moved.items():
-            if tier == ABSENT:
-                self._eviction.note_absent(example)
+        unused = []
+        for victim in victims or ():
+            tier = moved.get(victim.example, ABSENT)
+            if victim.example not in moved:
+                unused.append(victim)
+            elif tier is None or tier == ABSENT:
+                self._eviction.note_evicted(victim, was_there=tier is not None)
+                self._n_evicted += tier is not None
             else:
-                self._eviction.move(example, tier)
-        self._eviction.give_back(v for v in victims or () if v.example not in moved)
+                self._eviction.move(victim.example, tier)
+        self._eviction.give_back(unused)
         for finding in findings:
             (example,) = self._plain([finding.example])
             if finding.tier == ABSENT:
@@ -124,6 +143,7 @@ class Residency:
         may_try_again = n_refusals + 1 < _MAX_TRIES and victims != []
         if may_try_again:
             self._n_refusals[part.part_id] = n_refusals + 1
+        self._n_unstaged += not may_try_again
         return may_try_again
 
     def lose(self, part: Part) -> None:

@@ -69,9 +69,14 @@ class StagingStage:
             part = self._schedule.next_to_stage(None if residency.may_run_ahead() else before_id)
             if part is None:
                 return
+            victims = residency.choose_victims(part)
+            if victims == [] and self.team.has_parts:  # they may be done with something soon
+                self._desk.settle(self._schedule.redo(part, PartState.TO_STAGE))
+                return
+            residency.hand_out(part, victims)
             worker.give(part)
             avoid = [index for index in part.indices if index in self._avoided]
-            n_files, victims = self._experience.n_files, residency.hand_out(part)
+            n_files = self._experience.n_files
             worker.send(("stage", StageTask(part.part_id, part.indices, n_files, avoid, victims)))
 
     def hear(self, worker: Worker, message: Message) -> bool:
@@ -81,7 +86,7 @@ class StagingStage:
         if self._residency.hear(part, findings, moved):
             self._desk.settle(self._schedule.redo(part, PartState.TO_STAGE))
             return True
-        if any(finding.was_refused for finding in findings):
+        if self._residency.is_short_of_room:
             self._desk.warn(
                 f"the staging directory {self._directories} is full, of files that are needed "
                 f"soon or that others staged: further files are read from the source until there "

@@ -189,6 +189,11 @@ class Team:
     def __iter__(self) -> Iterator[Worker]:
         return iter(self.workers)
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether any of them has a part at hand."""
+        return any(worker.parts for worker in self.workers)
+
     def start(self, worker: Worker) -> None:
         """Start a process in a worker's place."""
         worker.start(self._process_name, self._role, self._leave_supervisor)

@@ -47,11 +47,11 @@ def our_misses(orders: list[list[int]], room: int, window: int) -> list[bool]:
         eviction.hand_out(place, [example])
         misses.append(example not in staged)
         is_staged = example in staged or len(staged) < room
-        if not is_staged:
-            for victim in eviction.offer(0, FILE_BYTES):
-                staged.remove(victim.example)
-                eviction.note_absent(victim.example)
-                is_staged = True
+        while not is_staged and (victims := eviction.offer(0, 1)):
+            (victim,) = victims
+            is_staged = victim.example in staged  # else it was never looked at
+            staged.discard(victim.example)
+            eviction.note_evicted(victim, was_there=is_staged)
         if is_staged:
             staged.add(example)
             eviction.note(example, 0, [StagedFile(example + 1, FILE_BYTES)])
@@ -139,6 +139,20 @@ def test_an_example_all_of_whose_files_others_need_sooner_is_no_victim() -> None
     assert [victim.example for victim in eviction.offer(0, 1)] == [2]
 
 
+def test_a_file_that_an_example_is_about_to_read_stays_whoever_else_reads_it() -> None:
+    eviction = Eviction(3)
+    eviction.learn(0, None)
+    for index in range(3):
+        eviction.hand_out(index, [index])
+        eviction.note(index, 0, [StagedFile(7 if index < 2 else 8, FILE_BYTES)])
+    eviction.learn(1, np.array([2, 0, 1]))
+    eviction.settle(3)
+    eviction.hand_out(3, [2, 0])
+    assert [victim.example for victim in eviction.offer(0, 100)] == []
+    eviction.settle(5)
+    assert [victim.example for victim in eviction.offer(0, 100)] == [2, 1]
+
+
 def test_tiers_have_victims_of_their_own() -> None:
     eviction = Eviction(2, n_tiers=2)
     eviction.learn(0, None)
@@ -158,12 +172,43 @@ def test_after_a_restart_what_is_staged_is_still_known() -> None:
     eviction.note(1, 0, [StagedFile(2, 1)])
     eviction.restart()
     eviction.learn(4, np.array([1, 2, 0]))
-    assert [victim.example for victim in eviction.offer(0, 5)] == [0, 1]
+    # Nobody has looked at the example in between: it may be staged, too.
+    assert [victim.example for victim in eviction.offer(0, 5)] == [0, 2, 1]
+
+
+def test_what_nobody_has_looked_at_is_a_victim_unless_its_files_are_not_known() -> None:
+    eviction = Eviction(3)
+    eviction.learn(0, None)
+    eviction.hand_out(0, [0])
+    eviction.note(0, 0, [StagedFile(1, FILE_BYTES)])
+    first, second = eviction.offer(0, FILE_BYTES)
+    assert (first.example, second.example) == (2, 1)
+    eviction.note_evicted(first, was_there=False)
+    eviction.give_back([second])
+    assert [victim.example for victim in eviction.offer(0, FILE_BYTES)] == [1]
+    eviction.give_back([second])
+    eviction.note(0, 0, [StagedFile(1, FILE_BYTES)], ("/source/0",))
+    assert eviction.offer(0, FILE_BYTES) == []
+
+
+def test_with_a_file_that_several_examples_read_all_of_them_are_gone() -> None:
+    eviction = Eviction(3)
+    eviction.learn(0, None)
+    for index in range(3):
+        eviction.hand_out(index, [index])
+        eviction.note(index, 0, [StagedFile(7 if index < 2 else 8, FILE_BYTES)])
+    eviction.settle(3)
+    eviction.learn(1, None)
+    (two,) = eviction.offer(0, 1)
+    (none,) = eviction.offer(0, 1)
+    assert (two.example, none.example) == (2, 0)
+    eviction.note_evicted(none, was_there=True)
+    assert [eviction.is_staged(index) for index in range(3)] == [False, False, True]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 2**64 - 1)), max_size=200))
 def test_owners_are_found_however_the_table_grows(pairs: list[tuple[int, int]]) -> None:
-    owners, seen = Owners(1), set()
+    owners, seen = Owners(1, np.full(31, -1)), set()
     for index, file_id in pairs:
         assert owners.add(index, file_id) == (file_id not in seen)
         seen.add(file_id)
@@ -171,4 +216,4 @@ def test_owners_are_found_however_the_table_grows(pairs: list[tuple[int, int]]) 
     for index, file_id in pairs:
         readers = {i for i, f in pairs if f == file_id}
         is_sooner = any(next_use[i] < next_use[index] for i in readers)
-        assert (file_id in owners.needed_sooner(index, next_use)) == is_sooner
+        assert (file_id in owners.needed_sooner(index, next_use, 0)) == is_sooner
