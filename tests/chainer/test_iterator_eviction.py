@@ -138,11 +138,14 @@ def test_without_a_seed_too_all_reads_are_of_the_staging_directory(
     source: Path, tmp_path: Path, kind: str, options: dict[str, Any]
 ) -> None:
     dataset = (DeclaredFiles if kind == "declared" else SourceFiles)(source, NAMES)
-    with no_warning(), watched(tmp_path / "fast") as (sizes,):
-        with iterator_of(dataset, source, tmp_path / "fast", **options) as iterator:
-            for _ in range(3):
-                assert sorted(take_epoch(iterator, dataset)) == list(range(N_FILES))
-            stats = iterator.stats()
+    with (
+        no_warning(),
+        watched(tmp_path / "fast") as (sizes,),
+        iterator_of(dataset, source, tmp_path / "fast", **options) as iterator,
+    ):
+        for _ in range(3):
+            assert sorted(take_epoch(iterator, dataset)) == list(range(N_FILES))
+        stats = iterator.stats()
     assert max(sizes) <= capacity_of(0.5)
     assert stats.files_evicted > 0
     assert stats.opens_staged >= 3 * N_FILES
@@ -174,11 +177,14 @@ def test_files_that_many_examples_read_are_staged_once_and_counted(
     staging = {"capacity": 10 * FILE_BYTES}
     n_batches = len(dataset) // BATCH_SIZE
     options = {"shuffle": False, "seed": None}
-    with no_warning(), watched(tmp_path / "fast") as (sizes,):
-        with iterator_of(dataset, source, tmp_path / "fast", staging=staging, **options) as it:
-            for _ in range(3):
-                assert take_epoch(it, dataset, n_batches) == list(range(len(dataset)))
-            stats = it.stats()
+    with (
+        no_warning(),
+        watched(tmp_path / "fast") as (sizes,),
+        iterator_of(dataset, source, tmp_path / "fast", staging=staging, **options) as it,
+    ):
+        for _ in range(3):
+            assert take_epoch(it, dataset, n_batches) == list(range(len(dataset)))
+        stats = it.stats()
     assert max(sizes) <= 10 * FILE_BYTES
     assert stats.opens_staged >= 3 * len(dataset)
     assert stats.files_staged <= 50
@@ -267,13 +273,16 @@ def test_files_sink_from_tier_to_tier_and_both_hold_no_more_than_they_may(
         "tiers": [Tier(ram, capacity_of(0.2)), Tier(nvme, capacity_of(0.4))],
         "capacity": None,
     }
-    with no_warning(), watched(ram, nvme) as (ram_sizes, nvme_sizes):
-        with iterator_of(dataset, source, None, staging=staging) as iterator:
+    with (
+        no_warning(),
+        watched(ram, nvme) as (ram_sizes, nvme_sizes),
+        iterator_of(dataset, source, None, staging=staging) as iterator,
+    ):
+        take_epoch(iterator, dataset)
+        before = iterator.stats()
+        for _ in range(3):
             take_epoch(iterator, dataset)
-            before = iterator.stats()
-            for _ in range(3):
-                take_epoch(iterator, dataset)
-            after = iterator.stats()
+        after = iterator.stats()
     assert capacity_of(0.2) >= max(ram_sizes) > capacity_of(0.15)
     assert capacity_of(0.4) >= max(nvme_sizes) > capacity_of(0.35)
     assert changes(before, after, "opens_source") == 0
