@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from . import errors as errors
     from .chainer.convert import concat_examples as concat_examples
     from .chainer.iterator import OverlapIterator as OverlapIterator
+    from .openhook import local_path as local_path
     from .options import Skip as Skip
     from .options import Staging as Staging
     from .options import Tier as Tier
-    from .sources import local_path as local_path
     from .stats import Stats as Stats
 
 __version__ = "0.1.0.dev0"
@@ -40,7 +40,7 @@ _HOMES = {
     "Stats": ".stats",
     "concat_examples": ".chainer.convert",
     "errors": ".errors",
-    "local_path": ".sources",
+    "local_path": ".openhook",
 }
 
 

@@ -7,10 +7,11 @@ import decimal
 import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from .errors import OptionError
+from .urls import checked_root, is_url
 
 #: Reads of the slow store that all prefetchers of an iterator together keep in flight: what they
 #: begin with, and the bounds within which the number tunes itself, unless one is given.
@@ -123,8 +124,13 @@ class Staging:
         directory: The staging directory, on the node's own fast disk. It is made, with mode 0700,
             if its parent exists. Several iterators, ranks and jobs may share it. May be left out
             where there are ``tiers``.
-        source: Root of the files on the slow store; only files below it are staged. None takes
-            the root of the data set where it is known.
+        source: Root of the files on the slow store; only files below it are staged. A directory,
+            or a URL that fsspec reads, such as ``"s3://bucket/train"``. None takes the root of the
+            data set where it is known.
+        storage_options: Of a source that is a URL: what fsspec is to know, such as credentials,
+            where it does not find them by itself. They are not shown, and go to the workers only.
+        retry_seconds: Of a source that is a URL: how long a file is tried again while the store
+            cannot be reached, or answers that it is overloaded.
         n_prefetchers: Prefetcher processes. Waiting for the slow store costs no CPU, so a few are
             enough: None takes 2, or 1 where there is a single core.
         reads_in_flight: Files that all prefetchers together read at the same time. None begins
@@ -150,6 +156,10 @@ class Staging:
     directory: str | os.PathLike[str] | None = None
     _: dataclasses.KW_ONLY
     source: str | os.PathLike[str] | None = None
+    storage_options: Mapping[str, object] | None = dataclasses.field(
+        default=None, repr=False, hash=False
+    )
+    retry_seconds: float = 30.0
     n_prefetchers: int | None = None
     reads_in_flight: int | None = None
     capacity: int | str | None = None
@@ -178,6 +188,7 @@ class Staging:
             raise OptionError("tiers", "name a directory twice; each needs one of its own")
         if self.capacity is not None and len(tiers) == len(self.tiers):
             raise OptionError("capacity", "belongs to one of the tiers; give it to that Tier")
+        self._check_source()
         if self.n_prefetchers is not None:
             check_count("n_prefetchers", self.n_prefetchers)
         if self.reads_in_flight is not None:
@@ -186,3 +197,12 @@ class Staging:
         parse_size("keep_free", self.keep_free, 2**60)
         if self.validate not in ("mtime", "never"):
             raise OptionError("validate", f"{self.validate!r} is unknown; use 'mtime' or 'never'")
+
+    def _check_source(self) -> None:
+        source = "" if self.source is None else checked_root("source", os.fspath(self.source))
+        if self.storage_options is not None and not isinstance(self.storage_options, Mapping):
+            raise OptionError("storage_options", "is no mapping; give a dict of fsspec's options")
+        if self.storage_options and source and not is_url(source):
+            raise OptionError("storage_options", f"is for URLs, but {source} is a directory")
+        if not 0 <= self.retry_seconds < math.inf:
+            raise OptionError("retry_seconds", f"{self.retry_seconds!r} s is no time; 0 for never")

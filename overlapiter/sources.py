@@ -5,21 +5,19 @@ framework adapters register the datasets they know with :func:`known_paths` and
 :func:`source_roots`. Of any other dataset the files are discovered: the dataset is asked for the
 example, and the first ``open`` of a file below the source is intercepted (by a prefetcher).
 
-Opens are intercepted in worker processes alone, by :class:`OpenHook`, which replaces
-``builtins.open`` and ``io.open``. C libraries that open files themselves ask :func:`local_path`.
+An ``open`` goes where :class:`Redirect` says; see :mod:`.openhook` for how it is intercepted.
 """
 
 from __future__ import annotations
 
-import builtins
 import functools
-import io
 import os
-import pathlib
-from collections.abc import Callable, Iterator
-from typing import IO, Any, NamedTuple, Protocol, SupportsIndex
+from collections.abc import Iterator
+from typing import NamedTuple, Protocol, SupportsIndex
 
 import numpy as np
+
+from .urls import checked_root, has_plain_name, is_url, url_below
 
 
 class Dataset(Protocol):
@@ -97,80 +95,7 @@ def _(_dataset: object) -> set[str]:
     return set()
 
 
-# --- interception -----------------------------------------------------------------------------
-
-OpenFunction = Callable[..., IO[Any]]
-
-
-class OpenHook:
-    """Sends every reading ``open`` of a file below the source to a handler.
-
-    A handler takes the path as the caller wrote it, and returns the path to open instead, or None
-    to leave the call alone. The hook costs a string comparison for any other file.
-
-    Args:
-        source: Absolute root of the files on the slow store.
-        handler: Called in the thread that opens.
-    """
-
-    def __init__(self, source: str, handler: Callable[[str], str | None]) -> None:
-        self._prefix = os.path.join(source, "")
-        self._handler = handler
-        self._underlying: OpenFunction | None = None
-
-    def install(self) -> None:
-        """Replace ``open``; what was there before still does the opening."""
-        underlying = self._underlying = builtins.open
-        redirected = self.redirected
-
-        @functools.wraps(underlying)
-        def open_below_source(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
-            # A number is a file descriptor; a writing mode is never redirected.
-            if isinstance(file, (str, bytes, os.PathLike)) and mode in _READ_MODES:
-                other = redirected(file)
-                if other is not None:
-                    try:
-                        return underlying(other, mode, *args, **kwargs)
-                    except OSError:  # the staged copy has gone: the source still has it
-                        self.missed(other)
-            return underlying(file, mode, *args, **kwargs)
-
-        self._wrapper = open_below_source
-        builtins.open = open_below_source  # type: ignore[assignment]  # same call signature
-        io.open = open_below_source  # type: ignore[assignment]  # same call signature
-        self._set_pathlib_open(open_below_source)
-        _set_current_hook(self)
-
-    def uninstall(self) -> None:
-        """Put back the ``open`` that was found, unless somebody replaced it since."""
-        if self._underlying is not None and builtins.open is self._wrapper:
-            builtins.open = self._underlying  # type: ignore[assignment]  # what was there before
-            io.open = self._underlying  # type: ignore[assignment]  # what was there before
-            self._set_pathlib_open(self._underlying)
-        self._underlying = None
-        if _current_hook is self:
-            _set_current_hook(None)
-
-    @staticmethod
-    def _set_pathlib_open(function: OpenFunction) -> None:
-        # Python 3.10's pathlib keeps the open that it found when it was imported.
-        accessor = getattr(pathlib, "_normal_accessor", None)
-        if accessor is not None:
-            accessor.open = function
-
-    def redirected(self, file: Any) -> str | None:
-        """Return what to open instead of ``file``; None for ``file`` itself."""
-        path = file if type(file) is str else os.fsdecode(os.fspath(file))
-        return self._handler(path) if is_below(self._prefix, path) else None
-
-    def missed(self, staged: str) -> None:
-        """Tell the handler that a staged copy cannot be opened."""
-        missed = getattr(self._handler, "missed", None)
-        if missed is not None:
-            missed(staged)
-
-
-_READ_MODES = frozenset({"r", "rb", "br", "rt", "tr"})
+# --- names ---------------------------------------------------------------------------------------
 
 
 def is_below(prefix: str, path: str) -> bool:
@@ -181,11 +106,43 @@ def is_below(prefix: str, path: str) -> bool:
     return normalised(path).startswith(prefix)
 
 
+def source_root(path: str) -> str:
+    """Return a source root, a directory or a URL, as it is written within overlapiter.
+
+    Raises:
+        OptionError: It is a URL that cannot be a root.
+    """
+    root = checked_root("source", path)
+    return root if is_url(root) else os.path.abspath(root)
+
+
 def normalised(path: str) -> str:
     """Return ``os.path.abspath(path)``; at once where nothing is to be done."""
     if path.startswith("/") and "/." not in path and "//" not in path and path[-1] != "/":
         return path
     return os.path.abspath(path)
+
+
+def paths_below(source: str, paths: list[str]) -> Iterator[tuple[str, str]]:
+    """Give ``(path as written, absolute path)`` for each path that lies below ``source``.
+
+    The absolute path is normalised, so that it cannot leave the source by ``..``; a URL of which
+    that cannot be said is left out.
+    """
+    prefix = os.path.join(source, "")
+    if is_url(source):
+        for path in paths:
+            url = url_below(prefix, path)
+            if url is not None and has_plain_name(prefix, url):
+                yield path, url
+        return
+    for path in paths:
+        absolute = normalised(path)
+        if absolute.startswith(prefix):
+            yield path, absolute
+
+
+# --- staged copies ----------------------------------------------------------------------------
 
 
 class Copy(NamedTuple):
@@ -267,35 +224,3 @@ class Redirect:
     def has_missed(self) -> bool:
         """Whether a staged copy of the current part has disappeared or was touched."""
         return bool(self._missing)
-
-
-_current_hook: OpenHook | None = None
-
-
-def _set_current_hook(hook: OpenHook | None) -> None:
-    global _current_hook  # as builtins.open, it is one for the process
-    _current_hook = hook
-
-
-def local_path(path: str | os.PathLike[str]) -> str:
-    """Return the path to open instead of ``path``: its staged copy, or ``path`` itself.
-
-    For libraries that open files without Python's ``open`` (OpenCV, HDF5). Counts, and is
-    discovered, as an ``open``. Outside a worker it returns ``path`` unchanged. The answer holds
-    while the example is being read.
-    """
-    name = os.fspath(path)
-    staged = None if _current_hook is None else _current_hook.redirected(name)
-    return staged or name
-
-
-def paths_below(source: str, paths: list[str]) -> Iterator[tuple[str, str]]:
-    """Give ``(path as written, absolute path)`` for each path that lies below ``source``.
-
-    The absolute path is normalised, so that it cannot leave the source by ``..``.
-    """
-    prefix = os.path.join(source, "")
-    for path in paths:
-        absolute = normalised(path)
-        if absolute.startswith(prefix):
-            yield path, absolute

@@ -10,17 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from overlapiter.sources import local_path
+from overlapiter.openhook import local_path
 from overlapiter.workers.discovery import Discovery
 
 
 @pytest.fixture(autouse=True)
 def plain_open():
     """Put the real open back: a discovery takes it for the life of its process."""
-    real, hook = builtins.open, sys.modules["overlapiter.sources"]._current_hook
+    real, hook = builtins.open, sys.modules["overlapiter.openhook"]._current_hook
     yield
     builtins.open = io.open = real
-    sys.modules["overlapiter.sources"]._current_hook = hook
+    sys.modules["overlapiter.openhook"]._current_hook = hook
 
 
 @pytest.fixture

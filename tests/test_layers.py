@@ -15,10 +15,10 @@ FACADE = "overlapiter"
 # From the bottom to the top; those in one line stand side by side.
 LAYERS = (
     ("errors",),
-    ("options",),
+    ("options", "urls"),
     ("order",),
     ("nextuse",),
-    ("sources",),
+    ("sources", "openhook"),
     ("stats", "tracing"),
     ("staging",),
     ("sharedmem",),
@@ -40,6 +40,8 @@ HOME = {
     "torch": "chainer",
     "mpi4py": "mpi",
     "matplotlib": "cli",
+    "fsspec": "staging",
+    "s3fs": "staging",
 }
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from overlapiter.sources import Copy, OpenHook, Redirect, local_path, stamp_of
+from overlapiter.openhook import OpenHook, local_path
+from overlapiter.sources import Copy, Redirect, stamp_of
 
 
 @pytest.fixture(autouse=True)

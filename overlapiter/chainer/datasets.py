@@ -13,7 +13,8 @@ from typing import IO, Any, overload
 import numpy as np
 from chainer import datasets as chainer_datasets
 
-from overlapiter.sources import declared_paths, known_paths, source_roots
+from overlapiter.sources import declared_paths, known_paths, source_root, source_roots
+from overlapiter.urls import is_url
 
 # --- files ------------------------------------------------------------------------------------
 
@@ -93,12 +94,13 @@ def _joined(parts: collections.abc.Iterable[object], index: int) -> list[str] | 
 @source_roots.register(chainer_datasets.ImageDataset)
 @source_roots.register(chainer_datasets.LabeledImageDataset)
 def _(dataset: Any) -> set[str]:
-    return {os.path.abspath(dataset._root)}
+    return {source_root(dataset._root)}
 
 
 @source_roots.register(chainer_datasets.ZippedImageDataset)
 def _(dataset: Any) -> set[str]:
-    return {os.path.dirname(os.path.abspath(dataset._zipfilename))}
+    name = dataset._zipfilename
+    return {source_root(os.path.dirname(name if is_url(name) else os.path.abspath(name)))}
 
 
 @source_roots.register(chainer_datasets.MultiZippedImageDataset)

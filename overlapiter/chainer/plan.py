@@ -7,7 +7,9 @@ from typing import Any
 
 from overlapiter.errors import OptionError, StagingError
 from overlapiter.options import Staging, Tier, parse_size
-from overlapiter.sources import declared_paths, paths_below, source_roots
+from overlapiter.sources import declared_paths, paths_below, source_root, source_roots
+from overlapiter.staging.remote import check_remote
+from overlapiter.urls import is_url
 from overlapiter.workers.parcel import Parcel
 from overlapiter.workers.plan import StagingPlan, TierPlan
 
@@ -41,6 +43,7 @@ def staging_plan(
     if staging is None:
         return None
     source = _find_source(staging, dataset)
+    imports = _check_access(staging, source)
     tiers = tuple(_tier_plan(tier, staging.keep_free, source) for tier in staging.all_tiers())
     _check_source(source, dataset, first_indices)
     n_cores = len(os.sched_getaffinity(0))
@@ -50,6 +53,9 @@ def staging_plan(
         validate=staging.validate == "mtime",
         n_prefetchers=staging.n_prefetchers or min(2, n_cores),
         reads_in_flight=staging.reads_in_flight,
+        storage_options=dict(staging.storage_options or {}),
+        retry_seconds=staging.retry_seconds,
+        imports=imports,
     )
     if plan.capacity_bytes is not None:
         _check_capacity(plan.capacity_bytes, source, dataset, first_indices)
@@ -78,7 +84,7 @@ def _tier_plan(tier: Tier, keep_free: int | str, source: str) -> TierPlan:
 
 def _find_source(staging: Staging, dataset: Any) -> str:
     if staging.source is not None:
-        source = os.path.abspath(os.fspath(staging.source))
+        source = source_root(os.fspath(staging.source))
     else:
         roots = source_roots(dataset)
         if len(roots) != 1:
@@ -89,19 +95,32 @@ def _find_source(staging: Staging, dataset: Any) -> str:
                 f"the slow store below which the files lie",
             )
         source = roots.pop()
+    return source
+
+
+def _check_access(staging: Staging, source: str) -> tuple[str, ...]:
+    """Check that the source can be read, as far as no slow store is asked; return what to import.
+
+    Workers find out whether the store of a URL answers: they alone connect to it.
+    """
+    if is_url(source):
+        return (check_remote(source, staging.storage_options or {}),)
+    if staging.storage_options:
+        raise OptionError("storage_options", f"is for URLs, but {source} is a directory")
     if not os.path.isdir(source):
         raise OptionError("source", f"{source} is no directory; check the path and the mount")
-    return source
+    return ()
 
 
 def _check_source(source: str, dataset: Any, first_indices: list[int]) -> None:
     """Refuse a source below which no file of the first mini-batch lies."""
     paths = [path for index in first_indices for path in declared_paths(dataset, index) or []]
     if paths and not any(paths_below(source, paths)):
+        shown = paths[0] if is_url(paths[0]) else os.path.abspath(paths[0])
         raise OptionError(
             "source",
             f"no file of the first mini-batch lies below {source}, for example "
-            f"{os.path.abspath(paths[0])} does not; name the directory that holds the files",
+            f"{shown} does not; name the directory that holds the files",
         )
 
 

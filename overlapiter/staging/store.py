@@ -87,10 +87,11 @@ class Store:
 
     Args:
         directory: The staging directory.
-        source: Absolute root of the source files.
+        source: Absolute root of the source files, or a URL.
         room: Decides whether a file fits.
         validate: Whether a staged file is compared with its source before use.
         origin: Gives the source files; None for those of a mounted directory.
+        place: What tells sources of one name apart, such as two servers.
 
     Attributes:
         origin: The same; whoever wants to watch or to stop reading puts another around it.
@@ -104,11 +105,12 @@ class Store:
         *,
         validate: bool = True,
         origin: Origin | None = None,
+        place: str = "",
     ) -> None:
         self.directory = directory
         self.source = source
         self._prefix = os.path.join(source, "")
-        base = subdirectory(directory, source)
+        base = subdirectory(directory, source, place)
         self._files = os.path.join(base, "files", "")
         self._partial = os.path.join(base, "partial", "")
         self._room = room
@@ -310,9 +312,9 @@ class Store:
         return self._room.reserve(size_bytes)
 
 
-def subdirectory(directory: str, source: str) -> str:
-    """Return the part of a staging directory that belongs to one source root."""
-    digest = hashlib.blake2b(os.fsencode(source), digest_size=6).hexdigest()
+def subdirectory(directory: str, source: str, place: str = "") -> str:
+    """Return the part of a staging directory that belongs to one source root, at one place."""
+    digest = hashlib.blake2b(os.fsencode(source + place), digest_size=6).hexdigest()
     name = os.path.basename(source) or "root"
     return os.path.join(directory, f"{name}-{digest}")
 

@@ -7,7 +7,8 @@ import threading
 
 import numpy as np
 
-from overlapiter.sources import Dataset, OpenHook
+from overlapiter.openhook import OpenHook
+from overlapiter.sources import Dataset
 
 
 class _PathFoundError(BaseException):

@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
-from overlapiter.options import FIRST_READS_IN_FLIGHT
+from overlapiter.options import FIRST_READS_IN_FLIGHT, MAX_READS_IN_FLIGHT
+from overlapiter.staging.direct import Direct
+from overlapiter.staging.remote import RemoteOrigin, place_of
 from overlapiter.staging.room import Room
 from overlapiter.staging.store import Store
+from overlapiter.urls import is_url
+
+#: A file reader reads one file at a time, for which it needs no more.
+_DIRECT_CONNECTIONS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,10 +41,13 @@ class StagingPlan:
 
     Attributes:
         tiers: Where the files are staged, the fastest tier first; at least one.
-        source: Root of the files on the slow store.
+        source: Root of the files on the slow store: a directory, or a URL.
         validate: Whether a staged file is compared with its source.
         n_prefetchers: Prefetcher processes.
         reads_in_flight: Files that they read at the same time, together; None to tune it.
+        storage_options: For fsspec; may hold credentials, so they are not shown.
+        retry_seconds: How long a remote store is tried again.
+        imports: Modules that reading a URL needs, imported once before the workers are forked.
     """
 
     tiers: tuple[TierPlan, ...]
@@ -45,6 +55,9 @@ class StagingPlan:
     validate: bool
     n_prefetchers: int
     reads_in_flight: int | None
+    storage_options: Mapping[str, object] = dataclasses.field(default_factory=dict, repr=False)
+    retry_seconds: float = 0.0
+    imports: tuple[str, ...] = ()
 
     @property
     def first_reads_in_flight(self) -> int:
@@ -64,10 +77,34 @@ class StagingPlan:
 
     def stores(self) -> list[Store]:
         """Return the stores that this plan describes, the fastest first."""
+        origin = None
+        if is_url(self.source):
+            most_reads = self.reads_in_flight or MAX_READS_IN_FLIGHT
+            origin = self._remote(-(-most_reads // self.n_prefetchers))
+        place = place_of(self.storage_options)
         return [
-            Store(tier.directory, self.source, tier.room(), validate=self.validate)
+            Store(
+                tier.directory,
+                self.source,
+                tier.room(),
+                validate=self.validate,
+                origin=origin,
+                place=place,
+            )
             for tier in self.tiers
         ]
+
+    def direct(self) -> Direct | None:
+        """Return what reads a source that is a URL without staging; None for a directory."""
+        return Direct(self._remote(_DIRECT_CONNECTIONS)) if is_url(self.source) else None
+
+    def _remote(self, n_connections: int) -> RemoteOrigin:
+        return RemoteOrigin(
+            self.source,
+            self.storage_options,
+            n_connections=n_connections,
+            patience_seconds=self.retry_seconds,
+        )
 
 
 @dataclasses.dataclass(frozen=True)

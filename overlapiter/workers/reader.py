@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from overlapiter.errors import ExampleError
+from overlapiter.openhook import OpenHook
 from overlapiter.sharedmem.layout import layout_of
 from overlapiter.sharedmem.segments import Segment, Slot
 from overlapiter.sharedmem.slots import SlotWriter
-from overlapiter.sources import Copy, Dataset, OpenHook, Redirect, declared_paths
+from overlapiter.sources import Copy, Dataset, Redirect, declared_paths
 from overlapiter.stats import Counter, Row
 
 from .channel import Channel, ChannelClosedError
@@ -67,8 +68,10 @@ class FileReader:
         self._segments: dict[int, Segment] = {}
         self._writers: dict[int, SlotWriter] = {}
         self._redirect = Redirect()
+        self._direct = None
         if plan.staging is not None:
-            OpenHook(plan.staging.source, self._redirect).install()
+            self._direct = plan.staging.direct()
+            OpenHook(plan.staging.source, self._redirect, self._direct).install()
 
     def run(self) -> None:
         """Serve until the supervisor closes the channel."""
@@ -111,6 +114,8 @@ class FileReader:
         for number, index in enumerate(task.indices):
             row.put(Counter.CURRENT, index + 1)
             redirect.begin_example()
+            if self._direct is not None:
+                self._direct.forget()
             try:
                 self._read_example(reading, number, index)
             except ChannelClosedError:

@@ -148,7 +148,7 @@ def supervise(fds: list[int], plan: SupervisorPlan, dataset_bytes: int) -> int:
     set_name("ovl-supervisor")
     channel = Channel.from_fd(fds[0])
     try:
-        for name in plan.imports:
+        for name in (*plan.imports, *(plan.staging.imports if plan.staging else ())):
             importlib.import_module(name)
         dataset = open_parcel(fds[1], dataset_bytes)
         # Were it ignored in the program, or by what was imported, the dead would vanish unseen.

@@ -1,0 +1,301 @@
+"""Origins that have no paths: object stores, web servers and archives, read through fsspec.
+
+fsspec keeps a thread for its connections, which no child inherits by fork: the file system is made
+in each process that reads, when it reads first. Credentials stay in the options that the user gave
+for fsspec; they are neither stored nor part of any text made here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import threading
+from collections.abc import Callable, Mapping
+from typing import IO, Any, TypeVar
+
+from overlapiter.errors import OptionError
+from overlapiter.urls import protocol_of
+
+from .origin import Original
+from .retry import call_again, causes, may_pass, status_of
+
+ResultT = TypeVar("ResultT")
+
+#: What is asked for at once, and so what a read keeps in memory.
+_PIECE_BYTES = 4 << 20
+#: What changes when the content does, as the implementations of fsspec call it.
+_VERSION_KEYS = (
+    "ETag", "etag", "md5Hash", "content_md5", "Content-MD5", "Digest", "crc32c", "CRC", "sha256",
+    "generation", "VersionId", "LastModified", "Last-Modified", "last_modified", "updated",
+    "modified", "mtime", "date_time",
+)  # fmt: skip
+#: The options that say which store or archive is meant; never those that say who asks.
+_PLACE_KEYS = ("fo", "endpoint_url", "host", "port", "account_name", "project", "repo", "ref")
+#: Any such number is an mtime that every file system can keep.
+_MTIMES = 2**31 * 10**9
+
+
+def check_remote(source: str, options: Mapping[str, object]) -> str:
+    """Check that a source can be read through fsspec, without asking it; return the module to load.
+
+    Raises:
+        OptionError: Something is to be installed first, or it cannot work across processes.
+    """
+    protocol = protocol_of(source)
+    inner = protocol_of(str(options.get("fo", "")))
+    if "memory" in (protocol, inner, options.get("target_protocol")):
+        raise OptionError(
+            "source", "memory:// exists in one process alone, and the prefetchers are others"
+        )
+    try:
+        import fsspec
+
+        kind = fsspec.get_filesystem_class(protocol)
+    except ValueError as error:  # unknown
+        raise OptionError("source", f"{error}; fsspec knows no such protocol") from error
+    except ImportError as error:
+        raise OptionError(
+            "source",
+            f"{source} cannot be read, because something is not installed ({error}); run "
+            f"pip install 'overlapiter[remote]' for s3:// and https://, pip install gcsfs for gs://",
+        ) from error
+    return str(kind.__module__)
+
+
+def place_of(options: Mapping[str, object]) -> str:
+    """Return what tells sources of one URL apart, such as two servers; mostly empty."""
+    client = options.get("client_kwargs")
+    inner = client.get("endpoint_url") if isinstance(client, Mapping) else None
+    told = [(key, options[key]) for key in _PLACE_KEYS if key in options]
+    told += [("endpoint_url", inner)] if inner else []
+    return repr(told) if told else ""
+
+
+class RemoteOrigin:
+    """Files below a URL. Safe for threads, and made anew in a process that was forked.
+
+    Args:
+        source: The URL.
+        options: For the file system of fsspec: credentials, an endpoint, and so on.
+        n_connections: Files that are read at the same time.
+        patience_seconds: How long a store that fails in a way that may pass is tried again.
+    """
+
+    is_local = False
+
+    def __init__(
+        self,
+        source: str,
+        options: Mapping[str, object],
+        *,
+        n_connections: int,
+        patience_seconds: float,
+    ) -> None:
+        self._protocol = protocol_of(source)
+        # Whether a file comes as the answer to one request; not every server knows ranges.
+        self.is_streaming = self._protocol in ("http", "https")
+        self._options = dict(options)
+        self._n_connections = n_connections
+        self._patience_seconds = patience_seconds
+        self._lock = threading.Lock()
+        self._made: tuple[int, Any] | None = None
+
+    def stat(self, path: str) -> Original:
+        """Tell what a file is now. Blocks, also while a store that fails is tried again."""
+        return original_of(self.info(path))
+
+    def info(self, path: str) -> Mapping[str, Any]:
+        """Return what fsspec tells of a file; see :meth:`stat`."""
+        return self.trying(path, lambda: _checked_info(self._filesystem().info(path)))
+
+    def open(self, path: str) -> contextlib.AbstractContextManager[RemoteFile]:
+        """Open a file, for the length of a ``with`` block."""
+        return RemoteFile(self, path)
+
+    def open_stream(self, path: str, info: Mapping[str, Any]) -> IO[bytes]:
+        """Open a file of which ``info`` is known. Tries once; raises what the library raises."""
+        filesystem, size_bytes = self._filesystem(), info.get("size")
+        if self.is_streaming:
+            stream: IO[bytes] = filesystem.open(path, "rb", block_size=0, size=size_bytes)
+            return stream
+        known = {"block_size": _PIECE_BYTES, "cache_type": "none", "size": size_bytes}
+        try:
+            stream = filesystem.open(path, "rb", **known)
+        except TypeError:  # it takes no such arguments
+            return filesystem.open(path, "rb")  # type: ignore[no-any-return]  # as above
+        with contextlib.suppress(AttributeError):  # what needs this asks again without
+            stream.details = info  # type: ignore[attr-defined]  # as fsspec's buffered files have
+        return stream
+
+    def _filesystem(self) -> Any:
+        """Return the file system of this process."""
+        with self._lock:
+            if self._made is None or self._made[0] != os.getpid():
+                self._made = os.getpid(), self._make()
+            return self._made[1]
+
+    def trying(self, url: str, action: Callable[[], ResultT]) -> ResultT:
+        """Return what ``action`` returns, trying it again; OSErrors alone leave.
+
+        Raises:
+            OSError: What cannot be read, and why; ``filename`` is the URL.
+        """
+        try:
+            return call_again(action, self._patience_seconds)
+        except Exception as error:
+            raise _as_os_error(error, url) from error
+
+    def _make(self) -> Any:
+        import fsspec
+
+        options = {**self._options, "skip_instance_cache": True}
+        _DEFAULTS.get(self._protocol, _no_defaults)(options, self._n_connections)
+        filesystem = fsspec.filesystem(self._protocol, **options)
+        if hasattr(filesystem, "retries"):  # s3fs: once is enough, see trying
+            filesystem.retries = 1
+        if hasattr(filesystem, "dir_cache"):  # an archive: its table, before many threads want it
+            filesystem.ls("")
+        return filesystem
+
+
+class RemoteFile:
+    """A file of a remote store that is read once, from its start to its end.
+
+    A read that fails is begun again where it stopped.
+    """
+
+    def __init__(self, origin: RemoteOrigin, path: str) -> None:
+        self._origin = origin
+        self._path = path
+        self._info: Mapping[str, Any] = {}
+        self._stream: IO[bytes] | None = None
+        self._position = 0
+        self._n_requests = 0
+
+    def __enter__(self) -> RemoteFile:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self._close()
+
+    def stat(self) -> Original:
+        """Tell what the file is; asked for anew once it was read by more than one request."""
+        if not self._info or self._n_requests > 1:
+            self._info = self._origin.info(self._path)
+        return original_of(self._info)
+
+    def read(self, size_bytes: int) -> bytes:
+        """Return up to ``size_bytes`` more; none at the end."""
+        if not self._info:
+            self.stat()
+        return self._origin.trying(self._path, lambda: self._read(size_bytes))
+
+    def seek(self, position: int) -> None:
+        """Go on reading at another position; costs a new request, or to read what lies before."""
+        if position != self._position:
+            self._close()
+            self._position = position
+
+    def _read(self, size_bytes: int) -> bytes:
+        is_request = not self._origin.is_streaming
+        if self._stream is None:
+            self._stream = self._origin.open_stream(self._path, self._info)
+            is_request = True
+            _skip(self._stream, self._position)
+        try:
+            piece = self._stream.read(min(size_bytes, _PIECE_BYTES))
+        except BaseException:
+            self._close()
+            raise
+        self._n_requests += is_request and bool(piece)
+        self._position += len(piece)
+        return piece
+
+    def _close(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            with contextlib.suppress(Exception):  # a broken connection
+                stream.close()
+
+
+def original_of(info: Mapping[str, Any]) -> Original:
+    """Return what fsspec tells of a file; the version as an mtime, whatever it consists of."""
+    version = [str(info[key]) for key in _VERSION_KEYS if info.get(key)]
+    mtime_ns = 0
+    if version:
+        digest = hashlib.blake2b("\n".join(version).encode(), digest_size=8).digest()
+        mtime_ns = int.from_bytes(digest, "big") % _MTIMES
+    return Original(int(info.get("size") or 0), mtime_ns)
+
+
+def _skip(stream: IO[bytes], size_bytes: int) -> None:
+    try:
+        stream.seek(size_bytes)
+    except (ValueError, OSError):  # a stream that only goes on
+        while size_bytes > 0:
+            piece = stream.read(min(size_bytes, _PIECE_BYTES))
+            if not piece:
+                return
+            size_bytes -= len(piece)
+
+
+def _checked_info(info: Mapping[str, Any]) -> Mapping[str, Any]:
+    if info.get("type") == "directory":
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    return info
+
+
+def _as_os_error(error: Exception, url: str) -> OSError:
+    """Return the error to raise for a URL; the texts of the libraries name no credentials."""
+    status = status_of(error)
+    *_, first = causes(error)
+    told = f"{type(first).__name__}: {first}" if str(first) else type(first).__name__
+    if status in (401, 403) or any(map(_is_denial, causes(error))):
+        text = f"access is denied ({told}); check the credentials and Staging.storage_options"
+        return PermissionError(errno.EACCES, text, url)
+    if isinstance(error, IsADirectoryError):
+        return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
+    if status in (404, 410) or (status is None and _is_absence(error)):
+        return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
+    answer = "" if status is None else f"the server answers {status}; "
+    return OSError(errno.EIO, f"cannot be read ({answer}{told})", url)
+
+
+def _is_denial(error: BaseException) -> bool:
+    return isinstance(error, PermissionError) or "Credentials" in type(error).__name__
+
+
+def _is_absence(error: BaseException) -> bool:
+    """Return whether it is the file that is missing, not the server (see :func:`may_pass`)."""
+    others = [cause for cause in causes(error) if not isinstance(cause, FileNotFoundError)]
+    is_lost = may_pass(error) or any(isinstance(cause, OSError) for cause in others)
+    return isinstance(error, FileNotFoundError) and not is_lost
+
+
+def _no_defaults(_options: dict[str, Any], _n_connections: int) -> None:
+    """Leave the options of the user as they are."""
+
+
+def _s3_defaults(options: dict[str, Any], n_connections: int) -> None:
+    """Have a connection for each read, and leave it to us to try again."""
+    ours = {"max_pool_connections": n_connections, "retries": {"total_max_attempts": 1}}
+    options["config_kwargs"] = {**ours, **(options.get("config_kwargs") or {})}
+
+
+def _http_defaults(options: dict[str, Any], _n_connections: int) -> None:
+    """Wait for the next bytes, not for all, and take files as they are, not compressed."""
+    import aiohttp
+
+    timeout = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=30)
+    options["client_kwargs"] = {"timeout": timeout, **(options.get("client_kwargs") or {})}
+    options["headers"] = {"Accept-Encoding": "identity", **(options.get("headers") or {})}
+
+
+_DEFAULTS: dict[str, Callable[[dict[str, Any], int], None]] = {
+    "s3": _s3_defaults,
+    "s3a": _s3_defaults,
+    "http": _http_defaults,
+    "https": _http_defaults,
+}

@@ -1,0 +1,105 @@
+"""Trying again: which failures of a remote store may pass, and how long they are waited for."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import random
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+ResultT = TypeVar("ResultT")
+
+_FIRST_PAUSE_SECONDS = 0.1
+_LONGEST_PAUSE_SECONDS = 8.0
+
+#: HTTP: request timeout, too early, too many requests; beside these, what the server is to blame
+#: for (5xx), except that it cannot do it at all.
+_PASSING = {408, 425, 429}
+_LASTING = {501, 505}
+_STATUS = re.compile("[1-5][0-9][0-9]")
+#: By their names, so that no client library is imported for it: those of botocore and aiohttp.
+_BROKEN_CONNECTIONS = {
+    "HTTPClientError",
+    "ClientConnectionError",
+    "ClientPayloadError",
+    "ConnectionError",
+    "IncompleteReadError",
+    "ResponseParserError",
+}
+_NO_SUCH_HOST = {socket.EAI_NONAME, socket.EAI_NODATA}
+
+
+def call_again(action: Callable[[], ResultT], patience_seconds: float) -> ResultT:
+    """Return what ``action`` returns, calling it again while it fails in a way that may pass.
+
+    Blocks, between the calls for twice as long each time, less a random part, so that those whom
+    a store turned away together do not come back together.
+
+    Args:
+        action: Something that may be done again.
+        patience_seconds: How long after its first failure it is called for the last time.
+
+    Raises:
+        Exception: What ``action`` raised last.
+    """
+    pause_seconds = _FIRST_PAUSE_SECONDS
+    deadline = 0.0
+    while True:
+        try:
+            return action()
+        except Exception as error:
+            now = time.monotonic()
+            deadline = deadline or now + patience_seconds
+            if now >= deadline or not may_pass(error):
+                raise
+        time.sleep(min(random.uniform(0.5, 1) * pause_seconds, deadline - now))
+        pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
+
+
+def may_pass(error: BaseException) -> bool:
+    """Return whether a failure is of a kind that passes by itself.
+
+    Decided by what the server answered, where it did: libraries translate that to errors that
+    tell less (fsspec reports an HTTP status of 503 as a file that is not found).
+    """
+    status = status_of(error)
+    if status is not None:
+        return status in _PASSING or (status >= 500 and status not in _LASTING)
+    chain = list(causes(error))
+    if any(getattr(cause, "errno", None) in _NO_SUCH_HOST for cause in chain):
+        return False  # a name that does not exist now will not do so in a moment
+    return any(map(_is_broken_connection, chain))
+
+
+def status_of(error: BaseException) -> int | None:
+    """Return the HTTP status with which a server refused; None if it did not answer."""
+    for cause in causes(error):
+        response = getattr(cause, "response", None)  # botocore
+        if isinstance(response, dict):
+            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+        else:  # aiohttp, gcsfs
+            status = getattr(cause, "status", None) or getattr(cause, "code", None)
+        if isinstance(status, (int, str)) and _STATUS.fullmatch(str(status)):
+            return int(status)
+    return None
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """Give an error, what caused it, what caused that, and so on."""
+    found: BaseException | None = error
+    while found is not None:
+        yield found
+        found = found.__cause__ or found.__context__
+
+
+def _is_broken_connection(error: BaseException) -> bool:
+    kinds = {kind.__name__ for kind in type(error).__mro__}
+    return (
+        isinstance(error, (TimeoutError, asyncio.TimeoutError))
+        or not kinds.isdisjoint(_BROKEN_CONNECTIONS)
+        or getattr(error, "errno", None) in (errno.EHOSTUNREACH, errno.ENETUNREACH)
+    )
