@@ -5,8 +5,8 @@
     overlapiter.users/node7-4711-0.json   one for each run that is going on (presence)
     overlapiter.runs.jsonl                one line for each run that has ended, the last ones
 
-Records inform people. Nothing depends on them, so each is written without waiting for anybody, and
-what cannot be read is passed by. All have mode 0600, and links are not followed.
+Records inform people, and tell which source roots are in use. They are written without waiting for
+anybody, and what cannot be read is passed by. All have mode 0600, and links are not followed.
 """
 
 from __future__ import annotations

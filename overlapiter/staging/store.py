@@ -214,6 +214,10 @@ class Store:
         self._room.release(freed_bytes)
         return freed_bytes
 
+    def release(self, size_bytes: int) -> None:
+        """Count bytes in the directory no more that somebody else has removed."""
+        self._room.release(size_bytes)
+
     def sweep(self) -> int:
         """Remove partial files whose owner is dead; return how many. Costs one listing."""
         removed = 0

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from overlapiter.sources import Dataset, declared_paths, paths_below
 from overlapiter.staging.eviction import Victim
+from overlapiter.staging.strays import Strays
 from overlapiter.staging.tiers import Tiers
 
 #: The tier of an example that is not staged.
@@ -20,6 +21,7 @@ class Evictor:
         dataset: Tells which files an example reads.
         source: Root of the files on the slow store.
         tiers: Where they are staged.
+        strays: In each tier, what may go besides.
         validated: The stamps of the copies of each example, see the prefetcher.
         count: Called for each file that is gone for good.
     """
@@ -29,12 +31,14 @@ class Evictor:
         dataset: Dataset,
         source: str,
         tiers: Tiers,
+        strays: Sequence[Strays],
         validated: memoryview,
         count: Callable[[], None],
     ) -> None:
         self._dataset = dataset
         self._source = source
         self._tiers = tiers
+        self._strays = strays
         self._validated = validated
         self._count = count
 
@@ -71,6 +75,18 @@ class Evictor:
         self._validated[index] = total(after) if was_validated and tier != ABSENT else 0
         return tier if before else None
 
+    def evict_stray(self, tier: int, *, is_young: bool) -> bool:
+        """Evict a file that no run uses, as :meth:`Strays.evict_one`."""
+        is_evicted = self._strays[tier].evict_one(is_young=is_young)
+        if is_evicted:
+            self._count()
+        return is_evicted
+
+    @property
+    def may_find_strays(self) -> bool:
+        """Whether there may be files that no run uses."""
+        return any(strays.may_find_more for strays in self._strays)
+
     def _paths(self, victim: Victim) -> Iterable[str]:
         if victim.paths:
             return victim.paths
@@ -102,21 +118,24 @@ class RoomForPart:
 
     @property
     def is_possible(self) -> bool:
-        """Whether there is any victim left."""
-        return any(self._victims.values())
+        """Whether anything may go."""
+        return any(self._victims.values()) or self._evictor.may_find_strays
 
     def make(self, tier: int) -> bool:
-        """Free something in a tier; return False if there is no victim left.
+        """Free something in a tier; return False if there is nothing left that may go.
 
         Raises:
             OSError: Its disk failed.
         """
+        if self._evictor.evict_stray(tier, is_young=False):
+            return True
         with self._lock:
             waiting = self._victims.get(tier)
-            if not waiting:
-                return False
-            victim = waiting.pop()
-            self.moved[victim.example] = ABSENT  # whatever comes of it
+            victim = waiting.pop() if waiting else None
+            if victim is not None:
+                self.moved[victim.example] = ABSENT  # whatever comes of it
+        if victim is None:
+            return self._evictor.evict_stray(tier, is_young=True)
         self.moved[victim.example] = self._evictor.evict(victim, self.make)
         return True
 

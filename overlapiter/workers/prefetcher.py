@@ -17,6 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from overlapiter.sources import Copy, Dataset, declared_paths, paths_below
 from overlapiter.staging.store import Outcome, Staged, Store
+from overlapiter.staging.strays import Strays
 from overlapiter.staging.tiers import Found, Tiers
 from overlapiter.stats import Counter, Row
 
@@ -58,7 +59,10 @@ class Prefetcher:
         self._dataset = dataset
         self._source = tiers[0].source
         self._tiers = Tiers(tiers, self._tell)
-        self._evictor = Evictor(dataset, self._source, self._tiers, validated, self._count_eviction)
+        strays = [Strays(store) for store in tiers]
+        self._evictor = Evictor(
+            dataset, self._source, self._tiers, strays, validated, self._count_eviction
+        )
         self._row = row
         self._threads = Threads(self._work)
         self._lock = threading.Lock()

@@ -315,3 +315,26 @@ def test_the_default_sampler_is_asked_for_no_order_before_its_time(
     with iterator_of(dataset, source, tmp_path / "fast", **options) as iterator:
         take_epoch(iterator, dataset, 2)
         assert len(asked) == 1
+
+
+def test_what_no_run_uses_makes_room_and_what_a_run_uses_stays(
+    source: Path, tmp_path: Path
+) -> None:
+    write_files(tmp_path / "other", 60)
+    write_files(tmp_path / "in-use", 20)
+    other = DeclaredFiles(tmp_path / "other", names_of(60))
+    in_use = DeclaredFiles(tmp_path / "in-use", names_of(20))
+    fast = tmp_path / "fast"
+    with iterator_of(other, other.folder, fast) as iterator:
+        take_epoch(iterator, other, 15)
+    staging = {"capacity": None}
+    with no_warning(), iterator_of(in_use, in_use.folder, fast, staging=staging) as validation:
+        take_epoch(validation, in_use, 5)
+        with iterator_of(DeclaredFiles(source, NAMES), source, fast) as iterator:
+            take_epoch(iterator, DeclaredFiles(source, NAMES))
+            take_epoch(iterator, DeclaredFiles(source, NAMES))
+            stats = iterator.stats()
+        left = {name: len(list(fast.glob(f"{name}-*/files/*/*"))) for name in ("other", "in-use")}
+    assert left["in-use"] == 20
+    assert left["other"] < 60  # staged so lately that they only go where nothing else may
+    assert stats.opens_source <= 8
