@@ -17,6 +17,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from overlapiter.options import check_count
+from overlapiter.sources import source_root
 from overlapiter.staging.inventory import (
     Subdirectory,
     close_folders,
@@ -26,10 +27,11 @@ from overlapiter.staging.inventory import (
     orphans,
 )
 from overlapiter.staging.marks import write_mark
-from overlapiter.staging.origin import LocalOrigin
 from overlapiter.staging.store import subdirectory
+from overlapiter.urls import is_url
 
 from .console import count_words, names_words, printable, progress, size_words
+from .origins import add_storage_options, origin_of, storage_options
 from .place import add_directory, chosen, existing_directory, is_in_use
 from .usage import count_of, free, recount, sweep
 from .verify import REMOVABLE, Fault, Finding, Verifier
@@ -61,6 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--source", metavar="SRC", help="check only what comes from this source root"
     )
+    add_storage_options(parser)
     parser.add_argument(
         "--repair", action="store_true", help="remove what is bad, and count bytes anew"
     )
@@ -113,7 +116,7 @@ def run(arguments: argparse.Namespace) -> int:
             report.note(
                 "nobody knows its source: give it as --source, to check and (with --repair) note it"
             )
-        elif not os.path.isdir(sub.source):
+        elif not is_url(sub.source) and not os.path.isdir(sub.source):
             report.note(f"the source {printable(sub.source)} is not there: is it mounted?")
         else:
             _check_files(sub, arguments, report)
@@ -126,7 +129,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _named(directory: str, arguments: argparse.Namespace) -> list[Subdirectory]:
     """Return what to check, and note the source of what has lost its mark."""
     if arguments.source is not None:
-        source = os.path.abspath(arguments.source)
+        source = source_root(arguments.source)
         for sub in chosen(directory, None):
             if sub.source is None and sub.path == subdirectory(directory, source):
                 if arguments.repair:
@@ -140,7 +143,7 @@ def _check_files(sub: Subdirectory, arguments: argparse.Namespace, report: Repor
     verifier = Verifier(
         sub,
         sub.source,
-        LocalOrigin(),
+        origin_of(sub.source, storage_options(arguments), arguments.reads_in_flight),
         is_reading=arguments.checksum,
         n_reads=arguments.reads_in_flight,
     )

@@ -16,8 +16,10 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from overlapiter.options import check_count
+from overlapiter.sources import source_root
 from overlapiter.staging.inventory import Kind, entries, subdirectories
-from overlapiter.staging.origin import LocalOrigin, Origin
+from overlapiter.staging.origin import Origin
+from overlapiter.urls import is_url
 
 from .advice import (
     Advice,
@@ -37,6 +39,7 @@ from .console import (
     table,
 )
 from .filelist import read_list
+from .origins import add_storage_options, origin_of, storage_options
 from .probe_node import (
     DiskSpeed,
     FileSystem,
@@ -71,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--source", metavar="SRC", required=True, help="root of the files on the slow store"
     )
     parser.add_argument("--to", metavar="DIR", help="the staging directory, to measure its disk")
+    add_storage_options(parser)
     parser.add_argument(
         "--ranks",
         metavar="N",
@@ -138,11 +142,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _examine(arguments: argparse.Namespace) -> Findings:
-    source = os.path.abspath(arguments.source)
-    if not os.path.isdir(source):
-        raise CommandError(f"{source} is no directory; check --source and the mount", is_usage=True)
+    source = source_root(arguments.source)
+    origin = origin_of(source, storage_options(arguments), READS_IN_FLIGHT[-1])
+    if is_url(source) and arguments.list is None:
+        raise CommandError("for a source that is a URL, name a LIST of files", is_usage=True)
     sample = _sample(arguments.list, source, arguments.seconds * _FINDING_SHARE)
-    levels = _measured(LocalOrigin(), sample.paths, arguments.seconds * _SOURCE_SHARE)
+    levels = _measured(origin, sample.paths, arguments.seconds * _SOURCE_SHARE)
     directory = None if arguments.to is None else os.path.abspath(arguments.to)
     disk, place, staged_bytes = None, None, 0
     if directory is not None:

@@ -7,6 +7,7 @@ import sys
 from typing import NamedTuple
 
 from overlapiter.sources import paths_below
+from overlapiter.urls import is_url
 
 from .console import CommandError
 
@@ -45,7 +46,8 @@ def read_list(name: str, source: str, labels: str = "auto") -> FileList:
     outside = []
     for entry in names:
         if "\0" not in entry:
-            below = list(paths_below(source, [os.path.join(source, entry)]))
+            whole = entry if is_url(entry) else os.path.join(source, entry)
+            below = list(paths_below(source, [whole]))
             if below:
                 paths[below[0][1]] = None
                 continue

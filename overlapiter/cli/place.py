@@ -6,6 +6,7 @@ import argparse
 import os
 import stat
 
+from overlapiter.sources import source_root
 from overlapiter.staging.inventory import Subdirectory, subdirectories
 from overlapiter.staging.process_id import Life
 from overlapiter.staging.records import present
@@ -54,8 +55,8 @@ def chosen(directory: str, source: str | None) -> list[Subdirectory]:
         )
     if source is None:
         return found
-    wanted = {source, os.path.abspath(source)}
-    matching = [sub for sub in found if sub.source in wanted]
+    wanted = source_root(source)
+    matching = [sub for sub in found if sub.source == wanted]
     if not matching:
         known = ", ".join(sub.source or os.path.basename(sub.path) for sub in found)
         raise CommandError(

@@ -26,12 +26,14 @@ from .console import (
     size_words,
 )
 from .filelist import FileList, read_list
+from .origins import add_storage_options, storage_options
 from .stager import Done, Fate, Stager
 
 EXAMPLES = """\
 examples:
   overlapiter stage train.txt --source /lustre/imagenet --to /nvme/me
   overlapiter stage train.txt --source /lustre/imagenet --to /nvme/me --capacity 200GB
+  overlapiter stage train.txt --source s3://bucket/imagenet --to /nvme/me
   find /lustre/imagenet -name '*.jpg' | overlapiter stage - --source /lustre/imagenet --to /nvme/me
 
 exit code: 0 if all files are staged, 1 if some are not, 2 if the command line cannot work,
@@ -55,7 +57,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--source",
         metavar="SRC",
         required=True,
-        help="root of the files on the slow store: the same as the job's Staging(source=...)",
+        help="root of the files on the slow store, a directory or a URL such as s3://bucket/train: "
+        "the same as the job's Staging(source=...)",
     )
     parser.add_argument(
         "--to",
@@ -88,6 +91,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="mtime",
         help="how to tell whether a staged file is still as its source (default: %(default)s)",
     )
+    add_storage_options(parser)
     parser.add_argument(
         "--labels",
         choices=("auto", "yes", "no"),
@@ -142,6 +146,8 @@ def run(arguments: argparse.Namespace) -> int:
         keep_free=arguments.keep_free,
         validate=arguments.validate,
         reads_in_flight=arguments.reads_in_flight,
+        n_prefetchers=1,  # this process
+        storage_options=storage_options(arguments),
     )
     plan = staging_plan(options, (), [])
     assert plan is not None

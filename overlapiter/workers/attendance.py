@@ -16,6 +16,8 @@ from .plan import SupervisorPlan
 
 _SHOWN_WORDS = 2  # the interpreter and the script: further ones may be nobody's business
 _SHOWN_CHARACTERS = 200
+#: Not all of them: some hold credentials.
+_SHOWN_OPTIONS = ("source", "validate", "n_prefetchers", "reads_in_flight")
 
 
 def recorded(
@@ -45,12 +47,12 @@ def recorded(
     def counters() -> dict[str, float]:
         return dataclasses.asdict(board.snapshot(created_ns))
 
-    whole = dataclasses.asdict(staging)
+    options = {name: getattr(staging, name) for name in _SHOWN_OPTIONS}
     runs = [
         # The record in each tier says what is its own.
         recorded_run(
             tier.directory,
-            {**facts, "staging": {**whole, **dataclasses.asdict(tier)}},
+            {**facts, "staging": {**options, **dataclasses.asdict(tier)}},
             counters,
             tell,
         )

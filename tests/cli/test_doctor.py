@@ -1,0 +1,99 @@
+"""`overlapiter doctor`: measures, recommends, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .commands import ENVIRONMENT, overlapiter, run, slow_command
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    folder = tmp_path / "many"
+    folder.mkdir()
+    for n in range(4000):
+        (folder / f"{n}.bin").write_bytes(b"x" * 2000)
+    return folder
+
+
+def measured(root: Path, open_seconds: float, rate: float, *words: object) -> dict[str, Any]:
+    words = ("doctor", "--source", root, "--seconds", 4, "--json", *words)
+    done = run(slow_command(root, open_seconds, rate, *words))
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    return json.loads(done.stdout)
+
+
+def test_a_store_of_high_latency_wants_many_reads_in_flight(many, tmp_path) -> None:
+    found = measured(many, 0.02, 1e12, "--to", tmp_path / "fast")
+    assert [level["n_reads"] for level in found["levels"]] == [1, 2, 4, 8, 16, 32, 64, 128]
+    assert found["levels"][0]["latency_seconds"] >= 0.02
+    assert found["levels"][0]["files_per_second"] <= 50
+    assert found["recommended"]["reads_in_flight"] >= 16
+    assert found["file_system"]["size_bytes"] > 0
+    assert found["disk"]["write_bytes_per_second"] > 0
+    assert found["disk"]["small_bytes"] == 2000
+    assert found["dataset_bytes"] == 4000 * 2000
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["many"]  # it is made no more
+
+
+def test_a_store_of_low_bandwidth_wants_few_reads_in_flight(many) -> None:
+    found = measured(many, 0.0, 100 * 2000)  # 100 files/s, however many are asked for at once
+    assert found["recommended"]["reads_in_flight"] <= 4
+    assert found["levels"][0]["files_per_second"] <= 110
+    assert found["disk"] is None
+    assert found["recommended"]["capacity"] is None
+
+
+def test_the_report_can_be_pasted(source, listing, tmp_path) -> None:
+    (tmp_path / "fast").mkdir()
+    (tmp_path / "fast" / "overlapiter.doctor-left").mkdir()  # by one that was killed
+    words = ("doctor", listing, "--source", source, "--to", tmp_path / "fast", "--seconds", 1)
+    done = overlapiter(*words)
+    assert done.returncode == 0, done.stderr
+    assert list((tmp_path / "fast").iterdir()) == []
+    assert "There are too few files to measure more than 4 reads in flight." in done.stdout
+    (line,) = [line for line in done.stdout.splitlines() if "Staging(" in line]
+    call = line.strip().removeprefix("staging=").removesuffix(",")
+    script = f"import overlapiter; print({call}.source)"
+    pasted = run([slow_command(tmp_path, 0, 1)[0], "-c", script])
+    assert pasted.stdout == f"{source}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "message"),
+    [
+        (["--source", "/nowhere"], 2, "/nowhere is no directory"),
+        (["--source", "."], 2, "--seconds: give more than 0"),
+        (["--source", ".", "--ranks", "0"], 2, "give at least 1"),
+        (["missing.txt", "--source", "."], 1, "missing.txt cannot be read"),
+        (["--source", "EMPTY"], 1, "no file is found below"),
+        (["--source", "SOURCE", "--to", "/nowhere/fast"], 1, "cannot be measured (No such file"),
+    ],
+)
+def test_what_cannot_work_is_explained(source, tmp_path, words, status, message) -> None:
+    (tmp_path / "empty").mkdir()
+    places = {"EMPTY": str(tmp_path / "empty"), "SOURCE": str(source)}
+    words = [places.get(word, word) for word in words]
+    seconds = 0 if "--seconds" in message else 0.5
+    done = overlapiter("doctor", *words, "--seconds", seconds)
+    assert done.returncode == status
+    assert message in done.stderr
+
+
+def test_an_interruption_leaves_nothing(many, tmp_path) -> None:
+    words = ("doctor", "--source", many, "--to", tmp_path / "fast", "--seconds", 10)
+    process = subprocess.Popen(slow_command(many, 0.001, 1e12, *words), env=ENVIRONMENT)
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("fast/*/*")) and time.monotonic() < deadline:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=30) == 130
+    assert not (tmp_path / "fast").exists()
