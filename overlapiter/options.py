@@ -53,6 +53,12 @@ def parse_size(option: str, size: int | str, whole_bytes: int) -> int:
     return int(decimal.Decimal(number) * _UNITS[unit])
 
 
+def parse_share(size: int | str, whole: int) -> int:
+    """Return that part of a whole if ``size`` is a share such as ``"5%"``; 0 if it is bytes."""
+    match = _SHARE.fullmatch(size) if isinstance(size, str) else None
+    return int(float(match[1]) / 100 * whole) if match else 0
+
+
 def check_count(option: str, value: object, *, minimum: int = 1) -> int:
     """Return ``value`` as an int; raise OptionError unless it is one of at least ``minimum``."""
     try:
@@ -139,9 +145,11 @@ class Staging:
         capacity: Most bytes that staged files may take, as bytes, ``"200GB"`` or ``"50%"`` of the
             disk; None for no limit of its own. When it is reached, or the disk is full, the
             files whose next use is farthest make room.
-        keep_free: Free space that is left on each disk, in the same forms.
+        keep_free: Free space that is left on each disk, in the same forms. A share also holds for
+            its inodes, where the file system has a fixed number of them.
         validate: ``"mtime"`` reuses a staged file only while size and mtime of its source still
-            match; ``"never"`` trusts whatever is staged.
+            match; ``"checksum"`` also only while it contains what was copied, for which each
+            staged file is read once in a run; ``"never"`` trusts whatever is staged.
         look_ahead: Mini-batches whose files are staged ahead of the trainer; fewer where they
             would take more than a 16th of the capacity.
         tiers: Directories on disks of different speed, the fastest first, for example
@@ -164,7 +172,7 @@ class Staging:
     reads_in_flight: int | None = None
     capacity: int | str | None = None
     keep_free: int | str = "5%"
-    validate: Literal["mtime", "never"] = "mtime"
+    validate: Literal["mtime", "checksum", "never"] = "mtime"
     look_ahead: int = 32
     tiers: Sequence[Tier] = ()
 
@@ -195,8 +203,9 @@ class Staging:
             check_count("reads_in_flight", self.reads_in_flight)
         check_count("look_ahead", self.look_ahead)
         parse_size("keep_free", self.keep_free, 2**60)
-        if self.validate not in ("mtime", "never"):
-            raise OptionError("validate", f"{self.validate!r} is unknown; use 'mtime' or 'never'")
+        if self.validate not in ("mtime", "checksum", "never"):
+            advice = "use 'mtime', 'checksum' or 'never'"
+            raise OptionError("validate", f"{self.validate!r} is unknown; {advice}")
 
     def _check_source(self) -> None:
         source = "" if self.source is None else checked_root("source", os.fspath(self.source))

@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 from overlapiter.errors import OptionError, StagingError
-from overlapiter.options import Staging, Tier, parse_size
+from overlapiter.options import Staging, Tier, parse_share, parse_size
 from overlapiter.sources import declared_paths, paths_below, source_root, source_roots
 from overlapiter.staging.remote import check_remote
 from overlapiter.urls import is_url
@@ -50,7 +50,7 @@ def staging_plan(
     plan = StagingPlan(
         tiers=tiers,
         source=source,
-        validate=staging.validate == "mtime",
+        validate=staging.validate,
         n_prefetchers=staging.n_prefetchers or min(2, n_cores),
         reads_in_flight=staging.reads_in_flight,
         storage_options=dict(staging.storage_options or {}),
@@ -61,7 +61,7 @@ def staging_plan(
         _check_capacity(plan.capacity_bytes, source, dataset, first_indices)
     for store, tier in zip(plan.stores(), tiers, strict=True):
         store.create()
-        tier.room().recount()
+        tier.room().prepare()
     return plan
 
 
@@ -79,6 +79,7 @@ def _tier_plan(tier: Tier, keep_free: int | str, source: str) -> TierPlan:
         directory,
         None if tier.capacity is None else parse_size("capacity", tier.capacity, disk_bytes),
         parse_size("keep_free", keep_free, disk_bytes),
+        parse_share(keep_free, disk.f_files),
     )
 
 

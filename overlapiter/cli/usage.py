@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Callable
 
 from overlapiter.staging.inventory import Subdirectory
-from overlapiter.staging.room import USAGE_FILE, Room
+from overlapiter.staging.room import Room
 from overlapiter.staging.store import Store
+from overlapiter.staging.usage import USAGE_FILE
 
 
 def _room(directory: str) -> Room:
-    """Return a room that counts, if anybody does."""
-    is_counting = os.path.exists(os.path.join(directory, USAGE_FILE))
-    return Room(directory, sys.maxsize if is_counting else None, 0)
+    return Room(directory, None, 0)
 
 
 def free(directory: str, remove: Callable[[], int]) -> None:
     """Call what removes files and returns how many bytes they took, and count these as free."""
-    _room(directory).release(remove())
+    _room(directory).free(remove)
 
 
 def sweep(directory: str, sub: Subdirectory) -> int:
@@ -29,8 +27,9 @@ def sweep(directory: str, sub: Subdirectory) -> int:
 
 def count_of(directory: str) -> tuple[int | None, int]:
     """Return the bytes in use as counted, None if nobody counts, and as they are."""
-    del directory
-    return None, 0
+    if not os.path.exists(os.path.join(directory, USAGE_FILE)):
+        return None, 0
+    return _room(directory).counts()
 
 
 def recount(directory: str) -> None:

@@ -1,7 +1,17 @@
-"""The claim on a file: an exclusive ``flock`` on its partial file.
+"""The claim on a file: who holds it copies the file, the others wait for that.
 
-The kernel drops it when its owner dies, so a killed process never blocks another one. One that
-was stopped, or hangs, is waited for as long as it writes.
+It is an exclusive ``flock`` on the partial file. The kernel drops it when its owner dies, so a
+killed process never blocks another one. One that was stopped, or hangs, is waited for as long as
+it writes.
+
+On a file system without ``flock`` the claim is a file of its own, made by one owner alone, that
+holds the owner's tag::
+
+    5d41402abc4b2a76.claim        the tag
+    5d41402abc4b2a76.TAG          what that owner has copied
+
+A claim whose owner is dead is removed and made anew. Should two do so at the same moment, the file
+is copied twice: each writes to a partial file of its own, so that nothing is mixed up.
 """
 
 from __future__ import annotations
@@ -9,67 +19,112 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+
+from .folders import Folder, OpenFolder
+from .holder import NO_LOCKS, is_stale, new_tag
 
 _POLL_SECONDS = 0.002
 _LONGEST_POLL_SECONDS = 0.05
 #: How long the owner of a claim may go without writing a byte.
 _PATIENCE_SECONDS = 5.0
+_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_CLAIM = ".claim"
+_MOST_TAG_BYTES = 512
+
+#: Changes whenever the owner of a claim writes.
+Progress = tuple[int, int, int]
 
 
 class Partial:
     """A partial file; once claimed, nobody else writes to it.
 
     Attributes:
-        name: Its path.
+        folder: The directory in which it lies.
+        name: Its name there.
         fd: Its descriptor.
-        size_bytes: What another owner had copied before it died.
-        copy: The staged file at the time of the claim; None if there was none.
+        size_bytes: What is reserved for it.
+        left: Name of the partial file of an owner that died, and its reservation.
         is_published: Whether it has been renamed to the staged file.
     """
 
-    def __init__(self, name: str) -> None:
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    def __init__(self, folder: OpenFolder, name: str) -> None:
+        self.folder = folder
         self.name = name
-        self.fd = os.open(name, flags, 0o600)
+        self.fd = os.open(name, _FLAGS | os.O_CREAT, 0o600, dir_fd=folder.fd)
         self.size_bytes = 0
-        self.copy: os.stat_result | None = None
+        self.left: tuple[str, int] | None = None
         self.is_published = False
 
-    def is_claimed(self, staged: str) -> bool:
-        """Try to claim it; False if another owner has it, or has published or removed the file."""
+    def is_claimed(self) -> bool:
+        """Try to lock it; False if another owner has it, or has published or removed it."""
         if not try_lock(self.fd):
             return False
         held = os.fstat(self.fd)
-        self.size_bytes = held.st_size
-        self.copy = lstat(staged)
-        return held.st_nlink > 0 and (self.copy is None or self.copy.st_ino != held.st_ino)
+        try:
+            here = os.stat(self.name, dir_fd=self.folder.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        if (here.st_dev, here.st_ino) != (held.st_dev, held.st_ino):
+            return False
+        if held.st_nlink > 1 or not stat.S_ISREG(held.st_mode):  # somebody's precious file
+            os.unlink(self.name, dir_fd=self.folder.fd)
+            return False
+        if held.st_size:
+            self.left = self.name, held.st_size
+        return True
 
-    def progress(self) -> tuple[int, int, int]:
-        """Return something that changes whenever its owner writes."""
-        held = os.fstat(self.fd)
-        return held.st_ino, held.st_size, held.st_mtime_ns
+    def remove_left(self) -> int:
+        """Remove what an owner that died had copied; return the reservation that ends so."""
+        left, self.left = self.left, None
+        if left is None:
+            return 0
+        name, size_bytes = left
+        if name == self.name:
+            os.ftruncate(self.fd, 0)
+            return size_bytes
+        return _remove(self.folder, name)
+
+    def remove(self) -> int:
+        """Remove it; return the reservation that ends so."""
+        size_bytes, self.size_bytes = self.size_bytes, 0
+        with contextlib.suppress(OSError):
+            os.unlink(self.name, dir_fd=self.folder.fd)
+        return size_bytes
+
+    def close(self) -> None:
+        """Close it, which ends the claim."""
+        os.close(self.fd)
+        del self.folder  # an exception may keep this object for longer than that should be open
 
 
 class Claims:
-    """The claims of one process, whose threads may share it."""
+    """The claims of one process, whose threads may share it.
 
-    def __init__(self) -> None:
+    Args:
+        folder: Where partial files lie.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._has_locks = True
         self._stuck: set[str] = set()  # their owners write nothing: not waited for again
 
     @contextlib.contextmanager
-    def hold(self, name: str, staged: str) -> Iterator[Partial | None]:
+    def hold(self, key: str) -> Iterator[Partial | None]:
         """Hold the claim on a file; None if another process keeps it and writes nothing.
 
+        Removes the partial file at the end, unless it was published.
+
         Args:
-            name: The partial file.
-            staged: The staged file that it becomes.
+            key: Of the file: the name of its partial file.
 
         Raises:
             OSError: The staging disk failed.
         """
-        partial = self._wait(name, staged)
+        partial = self._wait(key)
         if partial is None:
             yield None
             return
@@ -77,35 +132,184 @@ class Claims:
             yield partial
         finally:
             if not partial.is_published:
-                with contextlib.suppress(OSError):
-                    os.unlink(name)
-            os.close(partial.fd)
+                partial.remove()
+            if partial.name != key:
+                _remove_claim(partial.folder, key, partial.name[len(key) + 1 :])
+            partial.close()
 
-    def _wait(self, name: str, staged: str) -> Partial | None:
-        patience_seconds = 0.0 if name in self._stuck else _PATIENCE_SECONDS
+    def _wait(self, key: str) -> Partial | None:
+        patience_seconds = 0.0 if key in self._stuck else _PATIENCE_SECONDS
         poll_seconds = _POLL_SECONDS
-        progress = None
+        progress: Progress | None = None
         deadline = 0.0
+        left: list[str] = []
         while True:
-            partial = Partial(name)
-            is_claimed = False
-            try:
-                is_claimed = partial.is_claimed(staged)
-                before, progress = progress, partial.progress()
-            finally:
-                if not is_claimed:
-                    os.close(partial.fd)
-            if is_claimed:
-                self._stuck.discard(name)
+            before = progress
+            folder = self._folder.opened()
+            if self._has_locks:
+                partial, progress = self._lock(folder, key)
+            else:
+                partial, progress = _record(folder, key, left)
+            if partial is not None:
+                self._stuck.discard(key)
                 return partial
             now = time.monotonic()
             if progress != before:
                 deadline = now + patience_seconds
             if now >= deadline:
-                self._stuck.add(name)
+                self._stuck.add(key)
                 return None
             time.sleep(poll_seconds)
             poll_seconds = min(1.5 * poll_seconds, _LONGEST_POLL_SECONDS)
+
+    def _lock(self, folder: OpenFolder, key: str) -> tuple[Partial | None, Progress]:
+        partial = Partial(folder, key)
+        is_claimed = False
+        progress = (0, 0, 0)
+        try:
+            is_claimed = partial.is_claimed()
+            if not is_claimed:
+                progress = _progress(os.fstat(partial.fd))
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            self._has_locks = False
+            partial.remove()
+        finally:
+            if not is_claimed:
+                partial.close()
+        return (partial if is_claimed else None), progress
+
+    def sweep(self, free: Callable[[Callable[[], int]], int]) -> int:
+        """Remove the partial files whose owner is dead; return how many.
+
+        Args:
+            free: Calls what removes a file, and counts what it returns as free.
+        """
+        removed = 0
+        with contextlib.suppress(OSError):
+            folder = self._folder.opened()
+            for name in folder.names():
+                with contextlib.suppress(OSError):
+                    removed += _sweep(folder, name, free)
+        return removed
+
+
+# --- without locks ----------------------------------------------------------------------------
+
+
+def _record(
+    folder: OpenFolder, key: str, left: list[str]
+) -> tuple[Partial | None, Progress | None]:
+    """Try to make the claim's own file; ``left`` gathers partial files of owners that died."""
+    tag = new_tag()
+    try:
+        fd = os.open(key + _CLAIM, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder.fd)
+    except FileExistsError:
+        tag, found = _look(folder, key)
+        if found is None:
+            return None, None
+        if is_stale(tag, time.time() - found.st_mtime):
+            left[:] = [f"{key}.{tag}"]
+            _remove_claim(folder, key, tag)
+        return None, _progress(found)
+    try:
+        os.write(fd, os.fsencode(tag))
+    finally:
+        os.close(fd)
+    try:
+        partial = Partial(folder, f"{key}.{tag}")
+    except OSError:
+        _remove_claim(folder, key, tag)
+        raise
+    if left:
+        partial.left = left.pop(), 0
+    return partial, None
+
+
+def _look(folder: OpenFolder, key: str) -> tuple[str, os.stat_result | None]:
+    """Return the tag of a claim, and its partial file, or the claim while there is none."""
+    try:
+        found = os.stat(key + _CLAIM, dir_fd=folder.fd, follow_symlinks=False)
+        tag = _tag_in(folder, key + _CLAIM)
+        with contextlib.suppress(FileNotFoundError):
+            found = os.stat(f"{key}.{tag}", dir_fd=folder.fd, follow_symlinks=False)
+    except FileNotFoundError:  # its owner is done
+        return "", None
+    return tag, found
+
+
+def _tag_in(folder: OpenFolder, name: str) -> str:
+    """Return what a claim says; nothing if its owner died, or is, before it has said it."""
+    fd = os.open(name, _FLAGS, dir_fd=folder.fd)
+    try:
+        tag = os.fsdecode(os.read(fd, _MOST_TAG_BYTES))
+    finally:
+        os.close(fd)
+    return "" if "/" in tag or "\0" in tag else tag
+
+
+def _remove_claim(folder: OpenFolder, key: str, tag: str) -> None:
+    """Remove a claim, unless it is already another owner's."""
+    with contextlib.suppress(FileNotFoundError):
+        if _tag_in(folder, key + _CLAIM) == tag:
+            os.unlink(key + _CLAIM, dir_fd=folder.fd)
+
+
+# --- what dead owners left --------------------------------------------------------------------
+
+
+def _sweep(folder: OpenFolder, name: str, free: Callable[[Callable[[], int]], int]) -> bool:
+    found = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
+    age_seconds = time.time() - found.st_mtime
+    if name.endswith(_CLAIM):
+        key = name[: -len(_CLAIM)]
+        tag, found_partial = _look(folder, key)
+        if found_partial is not None:
+            age_seconds = time.time() - found_partial.st_mtime
+        if is_stale(tag, age_seconds):
+            _remove_claim(folder, key, tag)
+        return False
+    key, _, tag = name.partition(".")
+    if tag:
+        if is_stale(tag, age_seconds):
+            free(lambda: _remove(folder, name))
+        return is_stale(tag, age_seconds)
+    return _sweep_unlocked(folder, name, free, age_seconds)
+
+
+def _sweep_unlocked(
+    folder: OpenFolder, name: str, free: Callable[[Callable[[], int]], int], age_seconds: float
+) -> bool:
+    fd = os.open(name, _FLAGS, dir_fd=folder.fd)
+    try:
+        try:
+            is_left = try_lock(fd)
+        except OSError as error:
+            is_left = error.errno in NO_LOCKS and is_stale("", age_seconds)
+        if is_left:
+            # Its owner may have published it, or another one begun anew, meanwhile.
+            here = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
+            is_left = here.st_ino == os.fstat(fd).st_ino
+        if is_left:
+            free(lambda: _remove(folder, name))
+        return is_left
+    finally:
+        os.close(fd)
+
+
+def _remove(folder: OpenFolder, name: str) -> int:
+    """Remove a partial file; return its reservation."""
+    try:
+        size_bytes = os.stat(name, dir_fd=folder.fd, follow_symlinks=False).st_size
+        os.unlink(name, dir_fd=folder.fd)
+    except FileNotFoundError:  # somebody else did
+        return 0
+    return size_bytes
+
+
+def _progress(found: os.stat_result) -> Progress:
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def try_lock(fd: int) -> bool:
@@ -115,11 +319,3 @@ def try_lock(fd: int) -> bool:
     except BlockingIOError:
         return False
     return True
-
-
-def lstat(path: str) -> os.stat_result | None:
-    """Return what is known of a path itself; None if there is nothing."""
-    try:
-        return os.lstat(path)
-    except FileNotFoundError:
-        return None

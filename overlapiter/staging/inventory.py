@@ -13,10 +13,11 @@ from typing import NamedTuple
 from .claim import try_lock
 from .marks import MARK_FILE, read_mark
 from .records import RUNS_FILE, USERS_FOLDER
-from .room import USAGE_FILE
+from .usage import USAGE_FILE
 
 FILES_FOLDER = "files"
 PARTIAL_FOLDER = "partial"
+SUMS_FOLDER = "sums"
 _SUBDIRECTORY = re.compile(r".*-[0-9a-f]{12}", re.DOTALL)
 _OWN_NAMES = {USERS_FOLDER, RUNS_FILE, USAGE_FILE}
 _OWN_PREFIX = "overlapiter."
@@ -115,7 +116,7 @@ def foreign_entries(directory: str) -> list[str]:
         for name in sorted(os.listdir(directory))
         if name not in known and not name.startswith(_OWN_PREFIX)
     ]
-    known = {FILES_FOLDER, PARTIAL_FOLDER, MARK_FILE}
+    known = {FILES_FOLDER, PARTIAL_FOLDER, SUMS_FOLDER, MARK_FILE}
     for sub in ours:
         inside = sorted(set(os.listdir(sub.path)) - known)
         names += [os.path.join(os.path.basename(sub.path), name) for name in inside]

@@ -1,202 +1,325 @@
-"""Room in the staging directory: the capacity and the free space that is kept.
+"""Room in the staging directory: the capacity, and what is kept free on the disk.
 
-Bytes in use are counted in one small file, ``overlapiter.usage``, that all processes of the node
-share under an ``fcntl`` lock, which the kernel drops when its holder dies. A reservation is made
-before the first byte is written, so the capacity is never exceeded, at any moment. The lock is
-held for microseconds; a process that was stopped while it held it is not waited for.
+Bytes in use are counted in the usage file that all processes of the node share (see
+:mod:`.usage`), whether they have a capacity or not. What is granted is counted, and becomes the
+size of the partial file, before the first byte is written; what is removed is removed before it is
+counted as free. So the count is never too low, and the capacity is never exceeded, at any moment.
+A process that is killed in between leaves the count too high; that, and what users remove by hand,
+is mended by counting anew when there is no room, now and then.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import glob
+import enum
 import os
-import struct
+import stat
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from overlapiter.errors import StagingError
 
-from .marks import MARK_FILE
-from .records import RUNS_FILE, USERS_FOLDER
+from .holder import boot_number
+from .usage import BusyError, Usage, UsageFile
 
-USAGE_FILE = "overlapiter.usage"
-#: What the disk has to spare is asked for anew when this process has used 1/256 of it.
+#: The disk is looked at anew when 1/256 of what it had to spare has been granted.
 _SHARES = 256
-_USAGE = struct.Struct("<qq")  # bytes in use, and how often that has changed
-_LOCK_POLL_SECONDS = 0.002
-_LOCK_PATIENCE_SECONDS = 1.0
+#: Or after so long, for others may write to it.
+_FRESH_SECONDS = 1
+#: A file takes whole blocks of the disk, and so does each directory on its way.
+_BLOCK_BYTES = 4096
+#: Partial files come into being before there is a grant for them: one for each read in flight.
+_INODES_IN_FLIGHT = 256
+#: Counting takes a while, so it is done so seldom, and takes at most this share of the time.
+_RECOUNT_SECONDS = 600
+_RECOUNT_SHARE = 200
+#: While nobody has counted: after how long another process takes over from one that was killed.
+_COUNTING_SECONDS = 60
+#: How long a request waits for a recount: few files are counted at once.
+_RECOUNT_WAIT_SECONDS = 0.5
+
+PARTS = ("files", "partial")
 
 
-class BusyError(Exception):
-    """Another process holds the usage file for too long."""
+class _Answer(enum.Enum):
+    GRANTED = "granted"
+    DISK_FULL = "the disk has nothing to spare"
+    FULL = "the capacity is reached"
+    UNCOUNTED = "nobody has counted"
+
+
+#: After which answers the files are counted anew, and how long nobody else does so then.
+_PAUSES_SECONDS = {_Answer.FULL: _RECOUNT_SECONDS, _Answer.UNCOUNTED: _COUNTING_SECONDS}
 
 
 class Room:
-    """Decides whether a file fits into the staging directory.
+    """Decides whether a file fits into the staging directory. Safe for threads.
 
     Args:
         directory: The staging directory.
-        capacity_bytes: Most bytes of staged files; None for no limit.
+        capacity_bytes: Most bytes of staged files and partial files, by their sizes; None for no
+            limit.
         keep_free_bytes: Free space to leave on the disk.
+        keep_free_inodes: Free inodes to leave, where the file system has a fixed number of them.
     """
 
-    def __init__(self, directory: str, capacity_bytes: int | None, keep_free_bytes: int) -> None:
+    def __init__(
+        self,
+        directory: str,
+        capacity_bytes: int | None,
+        keep_free_bytes: int,
+        keep_free_inodes: int = 0,
+    ) -> None:
         self._directory = directory
         self._capacity_bytes = capacity_bytes
         self._keep_free_bytes = keep_free_bytes
-        self._threads = threading.Lock()
-        self._allowance_bytes = 0
-        self._owed_bytes = 0  # given back, but not counted yet
-        self._is_patient = True
+        self._keep_free_inodes = keep_free_inodes
+        self._file = UsageFile(directory)
+        self._owed: list[tuple[int, int]] = []  # bytes not counted as free yet, recounts by then
 
-    @property
-    def is_counting(self) -> bool:
-        """Whether bytes are counted, because there is a capacity."""
-        return self._capacity_bytes is not None
+    def prepare(self) -> None:
+        """Make the usage file; an empty staging directory is counted at once. Walks nothing.
 
-    def reserve(self, size_bytes: int) -> bool:
+        Raises:
+            StagingError: The directory cannot be read or written.
+        """
+        try:
+            with contextlib.suppress(BusyError), self._file.hold() as usage:
+                if not usage.boot and _is_empty(self._directory):
+                    usage.boot = boot_number()
+        except OSError as error:
+            message = f"cannot count what is staged ({error.strerror})"
+            raise StagingError(self._directory, message) from error
+
+    # --- granting -----------------------------------------------------------------------------
+
+    def reserve(self, size_bytes: int, *, n_inodes: int = 1, fd: int | None = None) -> bool:
         """Set ``size_bytes`` aside for a file; return False if they do not fit.
+
+        May count the files anew, if nobody has or when they do not fit; waits for half a second of
+        that at most, the rest is done by a thread.
+
+        Args:
+            size_bytes: Size of the file.
+            n_inodes: Files and directories that may be made for it.
+            fd: The partial file, which is given that size, so that others see what it will take.
 
         Raises:
             OSError: The disk does not answer.
             BusyError: Nobody can tell, for another process keeps the count to itself.
         """
-        if self._keep_free_bytes and not self._is_disk_roomy(size_bytes):
-            return False
-        if self._capacity_bytes is None:
+        answer, is_count_due = self._ask(size_bytes, n_inodes, fd)
+        if is_count_due and self._count():
+            answer, _ = self._ask(size_bytes, n_inodes, fd)
+        if answer is _Answer.UNCOUNTED:
+            raise BusyError
+        return answer is _Answer.GRANTED
+
+    def _ask(self, size_bytes: int, n_inodes: int, fd: int | None) -> tuple[_Answer, bool]:
+        """Return the answer, and whether the caller is to count anew, which nobody else does."""
+        with self._file.hold() as usage:
+            self._settle(usage)
+            answer = self._decide(usage, size_bytes, n_inodes)
+            if answer is _Answer.GRANTED:
+                if fd is not None:
+                    os.ftruncate(fd, size_bytes)
+                usage.used_bytes += size_bytes
+                usage.granted_bytes += size_bytes
+                usage.granted_inodes += n_inodes
+            is_count_due = answer in _PAUSES_SECONDS and _is_count_due(usage)
+            if is_count_due:
+                usage.recount_due_seconds = int(time.time()) + _PAUSES_SECONDS[answer]
+        return answer, is_count_due
+
+    def _decide(self, usage: Usage, size_bytes: int, n_inodes: int) -> _Answer:
+        if self._capacity_bytes is not None:
+            if usage.boot != boot_number():
+                return _Answer.UNCOUNTED
+            if usage.used_bytes + size_bytes > self._capacity_bytes:
+                return _Answer.FULL
+        if not self._is_disk_roomy(usage, size_bytes, n_inodes):
+            return _Answer.DISK_FULL
+        return _Answer.GRANTED
+
+    def _is_disk_roomy(self, usage: Usage, size_bytes: int, n_inodes: int) -> bool:
+        """Ask the disk, or go by what it said while that leaves plenty for everybody."""
+        if not self._keep_free_bytes and not self._keep_free_inodes:
             return True
-        with self._usage() as usage:
-            used_bytes = _bytes_below(self._directory) if usage.is_new() else usage.read()
-            if used_bytes + size_bytes > self._capacity_bytes:
-                return False
-            usage.write(used_bytes + size_bytes)
-        return True
+        is_fresh = abs(int(time.time()) - usage.looked_seconds) <= _FRESH_SECONDS
+        new_inodes = usage.granted_inodes - usage.looked_inodes + n_inodes
+        new_bytes = usage.granted_bytes - usage.looked_bytes + new_inodes * _BLOCK_BYTES
+        spare_bytes = usage.disk_bytes - self._keep_free_bytes
+        spare_inodes = usage.disk_inodes - self._keep_free_inodes
+        are_inodes_fine = usage.disk_inodes < 0 or new_inodes <= spare_inodes // _SHARES
+        if is_fresh and are_inodes_fine and new_bytes + size_bytes <= spare_bytes // _SHARES:
+            return True
+        self._look(usage)
+        if size_bytes + n_inodes * _BLOCK_BYTES > usage.disk_bytes - self._keep_free_bytes:
+            return False
+        return usage.disk_inodes < 0 or n_inodes <= usage.disk_inodes - self._keep_free_inodes
 
-    def _is_disk_roomy(self, size_bytes: int) -> bool:
-        """Ask the disk, or go by what it said while that leaves plenty for everybody else."""
-        with self._threads:
-            if size_bytes <= self._allowance_bytes:
-                self._allowance_bytes -= size_bytes
-                return True
-            disk = os.statvfs(self._directory)
-            spare_bytes = disk.f_bavail * disk.f_frsize - self._keep_free_bytes
-            self._allowance_bytes = max(0, spare_bytes - size_bytes) // _SHARES
-            return size_bytes <= spare_bytes
+    def _look(self, usage: Usage) -> None:
+        """Note what the disk has free, less what files being copied will still take of it."""
+        to_come_bytes = sum(_to_come_bytes(entry) for entry in _partials(self._directory))
+        disk = os.statvfs(self._directory)  # afterwards, else what is written now is in neither
+        usage.disk_bytes = disk.f_bavail * disk.f_frsize - to_come_bytes
+        usage.disk_inodes = -1
+        if disk.f_files:
+            in_flight = min(_INODES_IN_FLIGHT, disk.f_files // 8)
+            usage.disk_inodes = max(0, disk.f_favail - in_flight)
+        usage.looked_bytes = usage.granted_bytes
+        usage.looked_inodes = usage.granted_inodes
+        usage.looked_seconds = int(time.time())
 
-    def release(self, size_bytes: int) -> None:
-        """Give back what :meth:`reserve` set aside; at the next occasion if the count is held."""
-        if self._capacity_bytes is not None and size_bytes:
-            with contextlib.suppress(BusyError), self._usage(size_bytes):
-                pass
+    # --- giving back --------------------------------------------------------------------------
 
-    def recount(self) -> None:
-        """Count the bytes in use anew, from the files themselves, where a capacity is set.
+    def free(self, remove: Callable[[], int]) -> int:
+        """Have files removed, and count what they took as free; return how much that is.
 
-        Walks the staging directory; call it before the prefetchers start. If a file is being
-        copied meanwhile, by another job perhaps, the old count is kept: it includes that file.
+        Args:
+            remove: Removes files, or parts of them, and returns by how many bytes they have
+                become smaller.
 
         Raises:
-            StagingError: The directory cannot be read or written.
+            OSError: From ``remove``, or the disk does not answer.
         """
-        if self._capacity_bytes is None:
-            return
+        n_recounts = -1  # nobody can tell: what is removed counts until the next recount
+        with contextlib.suppress(BusyError):
+            n_recounts = self._file.look().n_recounts
+        size_bytes = remove()
+        if size_bytes:
+            self._owed.append((size_bytes, n_recounts))
+            with contextlib.suppress(BusyError), self._file.hold() as usage:
+                self._settle(usage)  # else at the next occasion
+        return size_bytes
+
+    def _settle(self, usage: Usage) -> None:
+        """Count as free what this process has removed."""
+        while self._owed:
+            size_bytes, n_recounts = self._owed.pop()
+            # What was removed before a recount may be missing from it, so that one stands.
+            if n_recounts == usage.n_recounts:
+                usage.used_bytes = max(0, usage.used_bytes - size_bytes)
+
+    # --- counting -----------------------------------------------------------------------------
+
+    def counts(self) -> tuple[int | None, int]:
+        """Return the bytes in use as counted, None if nobody has, and as the files have them.
+
+        Walks the staging directory. The two differ while others use it, and after some were killed.
+
+        Raises:
+            OSError: The disk does not answer.
+            BusyError: Another process keeps the count to itself.
+        """
+        with self._file.hold() as usage:
+            self._settle(usage)
+        is_counted = usage.boot == boot_number()
+        return (usage.used_bytes if is_counted else None), _bytes_below(self._directory)
+
+    def recount(self) -> None:
+        """Count the bytes in use anew, from the files themselves. Walks the staging directory.
+
+        Others may go on meanwhile. What they are granted is added, and what they remove may have
+        been seen, so the result may be too high, never too low.
+
+        Raises:
+            OSError: The disk does not answer.
+            BusyError: Another process keeps the count to itself.
+        """
+        with self._file.hold() as usage:
+            granted_bytes = usage.granted_bytes
+        start_seconds = time.monotonic()
+        found_bytes = _bytes_below(self._directory)
+        took_seconds = time.monotonic() - start_seconds
+        with self._file.hold() as usage:
+            self._settle(usage)
+            most_bytes = found_bytes + usage.granted_bytes - granted_bytes
+            if usage.boot == boot_number():  # then the count was not too low before
+                most_bytes = min(most_bytes, usage.used_bytes)
+            usage.used_bytes = most_bytes
+            usage.boot = boot_number()
+            usage.n_recounts += 1
+            pause_seconds = max(_RECOUNT_SECONDS, _RECOUNT_SHARE * took_seconds)
+            usage.recount_due_seconds = int(time.time() + pause_seconds)
+
+    def _count(self) -> bool:
+        """Count anew in a thread; return whether it was done in no time."""
+        thread = threading.Thread(target=self._recount_quietly, daemon=True)
         try:
-            with self._usage() as usage:
-                is_new, n_changes = usage.is_new(), usage.n_changes()
-            if not is_new and _is_copying(self._directory):
-                return
-            used_bytes = _bytes_below(self._directory)  # takes a while, so others may count on
-            with self._usage() as usage:
-                is_quiet = is_new or not _is_copying(self._directory)
-                if is_quiet and usage.n_changes() == n_changes:
-                    usage.write(used_bytes)
-        except BusyError:  # the prefetchers find out, and tell
-            return
-        except OSError as error:
-            message = f"cannot count what is staged ({error.strerror})"
-            raise StagingError(self._directory, message) from error
+            thread.start()  # ends with its process, at any point
+        except RuntimeError:  # the limit of processes and threads
+            self._recount_quietly()
+            return True
+        thread.join(_RECOUNT_WAIT_SECONDS)
+        return not thread.is_alive()
 
-    @contextlib.contextmanager
-    def _usage(self, released_bytes: int = 0) -> Iterator[_Usage]:
-        """Hold the usage file. Raises BusyError if another process does so for too long."""
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        with self._threads:  # closing any descriptor of the file would drop another thread's lock
-            self._owed_bytes += released_bytes
-            fd = os.open(os.path.join(self._directory, USAGE_FILE), flags, 0o600)
-            try:
-                self._lock(fd)
-                usage = _Usage(fd)
-                if self._owed_bytes and not usage.is_new():
-                    usage.write(max(0, usage.read() - self._owed_bytes))
-                self._owed_bytes = 0
-                yield usage
-            finally:
-                os.close(fd)
-
-    def _lock(self, fd: int) -> None:
-        deadline = time.monotonic() + (_LOCK_PATIENCE_SECONDS if self._is_patient else 0)
-        while True:
-            try:
-                fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except (BlockingIOError, PermissionError):  # which one depends on the system
-                self._is_patient = time.monotonic() < deadline
-                if not self._is_patient:  # nor the next time, until it can be had again
-                    raise BusyError from None
-                time.sleep(_LOCK_POLL_SECONDS)
-            else:
-                self._is_patient = True
-                return
+    def _recount_quietly(self) -> None:
+        with contextlib.suppress(OSError, BusyError):  # whoever needs room meets the same
+            self.recount()
 
 
-class _Usage:
-    """The locked usage file."""
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-
-    def is_new(self) -> bool:
-        """Return whether nobody has counted yet; the old file may have been removed."""
-        return os.fstat(self._fd).st_size != _USAGE.size
-
-    def read(self) -> int:
-        return self._numbers()[0]
-
-    def n_changes(self) -> int:
-        return self._numbers()[1]
-
-    def write(self, used_bytes: int) -> None:
-        os.pwrite(self._fd, _USAGE.pack(used_bytes, self.n_changes() + 1), 0)
-
-    def _numbers(self) -> tuple[int, int]:
-        data = os.pread(self._fd, _USAGE.size, 0)
-        used_bytes, n_changes = _USAGE.unpack(data) if len(data) == _USAGE.size else (0, 0)
-        return used_bytes, n_changes
+def _is_count_due(usage: Usage) -> bool:
+    now = int(time.time())
+    latest = now + _RECOUNT_SHARE * _RECOUNT_SECONDS  # beyond it, the clock was set back
+    return not now < usage.recount_due_seconds <= latest
 
 
-def _is_copying(directory: str) -> bool:
-    """Return whether a live process holds the claim on a partial file; see the store."""
-    for path in glob.glob(os.path.join(glob.escape(directory), "*", "partial", "*")):
-        with contextlib.suppress(FileNotFoundError):
-            fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-            try:
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-            finally:
-                os.close(fd)
-    return False
+def _is_empty(directory: str) -> bool:
+    """Return whether nothing is staged, as far as the first level tells."""
+    return not any(True for name in PARTS for _ in _entries(directory, name))
+
+
+def _partials(directory: str) -> Iterator[os.DirEntry[str]]:
+    return _entries(directory, "partial")
+
+
+def _entries(directory: str, part: str) -> Iterator[os.DirEntry[str]]:
+    """Give what lies in that part of the subdirectories of all sources; follows no link."""
+    with os.scandir(directory) as sources:
+        folders = [entry.path for entry in sources if entry.is_dir(follow_symlinks=False)]
+    for folder in folders:
+        path = os.path.join(folder, part)
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            if stat.S_ISDIR(os.lstat(path).st_mode):
+                with os.scandir(path) as entries:
+                    yield from entries
+
+
+def _to_come_bytes(entry: os.DirEntry[str]) -> int:
+    """Return how much of a partial file's size has no blocks of the disk yet."""
+    try:
+        found = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return 0
+    return max(0, found.st_size - 512 * found.st_blocks)
 
 
 def _bytes_below(directory: str) -> int:
-    """Return the bytes of all files but those that say something of the directory."""
+    """Add up the partial files and then the staged ones: none is missed that is published now."""
+    partial_bytes = sum(map(_size_of, _partials(directory)))
+    return partial_bytes + sum(map(_bytes_in, _entries(directory, "files")))
+
+
+def _bytes_in(entry: os.DirEntry[str]) -> int:
+    if not entry.is_dir(follow_symlinks=False):
+        return _size_of(entry)
     total_bytes = 0
-    for folder, folders, names in os.walk(directory):
-        if USERS_FOLDER in folders:
-            folders.remove(USERS_FOLDER)
-        for name in set(names) - {MARK_FILE, RUNS_FILE}:
-            with contextlib.suppress(FileNotFoundError):
-                total_bytes += os.lstat(os.path.join(folder, name)).st_size
+    folders = [entry.path]
+    while folders:
+        with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
+            for below in entries:
+                if below.is_dir(follow_symlinks=False):
+                    folders.append(below.path)
+                else:
+                    total_bytes += _size_of(below)
     return total_bytes
+
+
+def _size_of(entry: os.DirEntry[str]) -> int:
+    try:
+        found = entry.stat(follow_symlinks=False)
+    except FileNotFoundError:
+        return 0
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0

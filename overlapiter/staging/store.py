@@ -5,6 +5,7 @@ Layout below the staging directory::
     imagenet-3f1c0a9b2d4e/        one subdirectory per source root (name and hash), mode 0700
         files/train/n01/a.jpg     mirrors the source's tree; complete files only
         partial/5d41402abc4b2a76  files being copied, named by the hash of their path
+        sums/5d41402abc4b2a76     checksums, where files cannot have attributes
         source.json               which source root that is, for the commands (see :mod:`.marks`)
 
 A file is claimed before it is copied (see :mod:`.claim`), and published by renaming the partial
@@ -18,25 +19,26 @@ import contextlib
 import enum
 import errno
 import hashlib
-import itertools
 import os
 import stat
-import time
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
 
 from overlapiter.errors import StagingError
 from overlapiter.sources import stamp_of
 
-from .claim import Claims, Partial, lstat, try_lock
-from .folders import make_private, refuse_foreign
+from .checksums import Checksums, new_digest
+from .claim import Claims, Partial
+from .copying import SourceError, fill, has_settled, source_errors
+from .folders import Folder, make_private, names_of, refuse_foreign, refuse_too_long
 from .marks import write_mark
-from .origin import LocalOrigin, Origin, Original, OriginalFile
-from .room import BusyError, Room
+from .origin import LocalOrigin, Origin, Original
+from .room import Room
+from .tree import Place, Tree
+from .usage import BusyError
 
-_CHUNK_BYTES = 4 << 20
-#: A source that changed so lately may still be written, in pieces that no look at it can tell.
-_SETTLING_NS = 2 * 10**9
+#: How a staged file is compared with its source before a run first uses it.
+Validation = Literal["mtime", "checksum", "never"]
 
 
 class Outcome(enum.Enum):
@@ -76,20 +78,33 @@ class Staged(NamedTuple):
 MakeRoom = Callable[[], bool]
 
 
-class _SourceError(Exception):
-    """The source, not the staging disk, failed."""
+class _Request(NamedTuple):
+    """A file to copy.
+
+    Attributes:
+        path: Its path.
+        make_room: See :meth:`Store.fetch`.
+        origin: Where to get it.
+    """
+
+    path: str
+    make_room: MakeRoom | None
+    origin: Origin
 
 
 class Store:
     """Staged copies of the files below one source root.
 
-    Safe for many threads and processes, of several jobs, on one directory.
+    Safe for many threads and processes, of several jobs, on one directory. No path makes it touch
+    anything outside the directory.
 
     Args:
         directory: The staging directory.
         source: Absolute root of the source files, or a URL.
         room: Decides whether a file fits.
-        validate: Whether a staged file is compared with its source before use.
+        validate: ``"mtime"`` compares size and mtime of a staged file with those of its source
+            before use; ``"checksum"`` also what it contains with what was copied; ``"never"``
+            compares nothing.
         origin: Gives the source files; None for those of a mounted directory.
         place: What tells sources of one name apart, such as two servers.
 
@@ -103,21 +118,25 @@ class Store:
         source: str,
         room: Room,
         *,
-        validate: bool = True,
+        validate: Validation = "mtime",
         origin: Origin | None = None,
         place: str = "",
     ) -> None:
         self.directory = directory
         self.source = source
         self._prefix = os.path.join(source, "")
-        base = subdirectory(directory, source, place)
-        self._files = os.path.join(base, "files", "")
-        self._partial = os.path.join(base, "partial", "")
+        self._base = subdirectory(directory, source, place)
+        name = os.path.basename(self._base)
+        self._folders = [Folder(directory, name, part) for part in ("files", "partial", "sums")]
+        files, partial, sums = self._folders
+        self._files = os.path.join(files.path, "")
+        self._partial = partial
+        self._tree = Tree(files)
+        self._claims = Claims(partial)
+        self._checksums = Checksums(sums)
         self._room = room
         self._validate = validate
         self.origin = origin or LocalOrigin()
-        self._claims = Claims()
-        self._evictions = itertools.count()
 
     def create(self) -> None:
         """Make the directories, with mode 0700.
@@ -125,15 +144,15 @@ class Store:
         Raises:
             StagingError: A directory cannot be made.
         """
-        files, partial = self._files.rstrip("/"), self._partial.rstrip("/")
-        for path in (os.path.dirname(files), files, partial):
+        files, partial, _ = self._folders
+        for path in (self._base, files.path, partial.path):
             try:
                 make_private(path)
                 refuse_foreign(path)
             except OSError as error:
                 message = f"cannot make it ({error.strerror}); choose another directory"
                 raise StagingError(path, message) from error
-        write_mark(os.path.dirname(files), self.source)
+        write_mark(self._base, self.source)
 
     def staged_path(self, path: str) -> str:
         """Return where the copy of ``path``, a normalised path below the source, belongs."""
@@ -143,7 +162,7 @@ class Store:
         """Make sure that a valid copy of ``path`` is staged. Blocks while it is read.
 
         Args:
-            path: Normalised absolute path below the source.
+            path: Normalised absolute path below the source; the source fails for any other.
             stamp: Of a copy that this run has compared already; it is valid while untouched.
 
         Raises:
@@ -155,28 +174,44 @@ class Store:
 
     def peek(self, path: str) -> os.stat_result | None:
         """Look at the copy of ``path``, valid or not; None if there is none. Asks no source."""
-        copy = lstat(self.staged_path(path))
-        return copy if copy is not None and stat.S_ISREG(copy.st_mode) else None
+        names = names_of(self._prefix, path)
+        return None if names is None else self._tree.peek(names)
 
     def compare(
         self, path: str, copy: os.stat_result, *, stamp: int = 0, origin: Origin | None = None
     ) -> Staged | None:
         """Return the copy of ``path`` that :meth:`peek` saw if it is valid, as :meth:`stage` would.
 
-        Costs a look at the source, unless the copy has that stamp or nothing is to be compared.
+        Costs a look at the source, unless the copy has that stamp or nothing is to be compared;
+        where checksums are, the copy is read.
         """
         found_stamp = stamp_of(copy)
         is_settled = True
-        if found_stamp != stamp and self._validate:
+        if found_stamp != stamp and self._validate != "never":
             try:
                 original = (origin or self.origin).stat(path)
             except OSError:
                 return Staged(Outcome.SOURCE_FAILED, None)
             if Original(copy.st_size, copy.st_mtime_ns) != original:
                 return None
-            is_settled = _is_settled(original)
+            if self._validate == "checksum" and not self._has_right_checksum(path):
+                return None
+            is_settled = has_settled(original)
         staged, size_bytes = self.staged_path(path), copy.st_size
         return Staged(Outcome.FOUND, staged, found_stamp, 0, is_settled, size_bytes)
+
+    def _has_right_checksum(self, path: str) -> bool:
+        names = names_of(self._prefix, path)
+        if names is None:
+            return False
+        try:
+            fd = self._tree.place(names).open()
+        except OSError:  # it was removed meanwhile
+            return False
+        try:
+            return self._checksums.is_right(fd, key_of(path))
+        finally:
+            os.close(fd)
 
     def fetch(
         self, path: str, make_room: MakeRoom | None = None, origin: Origin | None = None
@@ -188,14 +223,19 @@ class Store:
             make_room: Asked while there is no room for the file.
             origin: Where to get it instead of the source; it gives the same content.
         """
-        origin = origin or self.origin
+        names = names_of(self._prefix, path)
+        if names is None:  # no file can have that path
+            return Staged(Outcome.SOURCE_FAILED, None)
+        refuse_too_long(self.staged_path(path))
+        request = _Request(path, make_room, origin or self.origin)
         try:
-            return self._fetch(path, make_room, origin)
+            return self._fetch(request, names)
         except FileNotFoundError:  # somebody removed the staging directory
             with contextlib.suppress(FileExistsError):
                 os.mkdir(self.directory, 0o700)
+            self.close()
             self.create()
-            return self._fetch(path, make_room, origin)
+            return self._fetch(request, names)
 
     def evict(self, path: str) -> int:
         """Remove the copy of ``path``; return the bytes freed, 0 if there is none.
@@ -203,15 +243,19 @@ class Store:
         Raises:
             OSError: The staging disk failed.
         """
-        # Taken away under a name of our own, so that of several processes one counts its bytes.
-        name = f"{self._partial}evicted-{os.getpid()}-{next(self._evictions)}"
+        names = names_of(self._prefix, path)
+        if names is None:
+            return 0
         try:
-            os.rename(self.staged_path(path), name)
+            place = self._tree.place(names)
+            return self._room.free(lambda: self._take_away(path, place))
         except (FileNotFoundError, NotADirectoryError):
             return 0
-        freed_bytes = _size_of(name)
-        os.unlink(name)
-        self._room.release(freed_bytes)
+
+    def _take_away(self, path: str, place: Place) -> int:
+        freed_bytes = place.remove(self._partial.opened())
+        if freed_bytes and self._validate == "checksum":
+            self._checksums.forget(key_of(path))
         return freed_bytes
 
     def release(self, size_bytes: int) -> None:
@@ -220,100 +264,86 @@ class Store:
 
     def sweep(self) -> int:
         """Remove partial files whose owner is dead; return how many. Costs one listing."""
-        removed = 0
-        with contextlib.suppress(OSError), os.scandir(self._partial) as entries:
-            for entry in entries:
-                with contextlib.suppress(OSError):
-                    fd = os.open(entry.path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-                    try:
-                        # Its owner may have published it, or another one begun anew, meanwhile.
-                        if try_lock(fd) and os.lstat(entry.path).st_ino == os.fstat(fd).st_ino:
-                            os.unlink(entry.path)  # first: see _fetch
-                            self._room.release(os.fstat(fd).st_size)
-                            removed += 1
-                    finally:
-                        os.close(fd)
-        return removed
+        return self._claims.sweep(self._room.free)
+
+    def close(self) -> None:
+        """Close the directories that are kept open; whatever is done later opens them anew."""
+        for folder in self._folders:
+            folder.close()
 
     # --- one file -----------------------------------------------------------------------------
 
-    def _fetch(self, path: str, make_room: MakeRoom | None, origin: Origin) -> Staged:
-        staged = self.staged_path(path)
-        name = self._partial + hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest()
+    def _fetch(self, request: _Request, names: Sequence[str]) -> Staged:
         try:
-            with self._claims.hold(name, staged) as partial:
+            with self._claims.hold(key_of(request.path)) as partial:
                 if partial is None:
                     return Staged(Outcome.BUSY, None)
-                if partial.size_bytes:  # the reservation of an owner that died
-                    # In this order: a kill in between counts too much, which a recount mends.
-                    os.ftruncate(partial.fd, 0)
-                    self._room.release(partial.size_bytes)
-                    partial.size_bytes = 0
-                copy = self.peek(path)  # published while we waited for the claim
-                found = None if copy is None else self.compare(path, copy, origin=origin)
-                return found or self._copy(path, partial, staged, make_room, origin)
-        except _SourceError:
+                try:
+                    return self._fetch_claimed(request, self._tree.place(names), partial)
+                finally:
+                    if partial.size_bytes and not partial.is_published:
+                        self._room.free(partial.remove)
+        except SourceError:
             return Staged(Outcome.SOURCE_FAILED, None)
         except BusyError:
             return Staged(Outcome.BUSY, None)
 
-    def _copy(
-        self,
-        path: str,
-        partial: Partial,
-        staged: str,
-        make_room: MakeRoom | None,
-        origin: Origin,
-    ) -> Staged:
-        if partial.copy is not None and stat.S_ISDIR(partial.copy.st_mode):
-            raise IsADirectoryError(errno.EISDIR, "a directory is in the place of its copy", staged)
-        with _source_errors():
-            opened = origin.open(path)
+    def _fetch_claimed(self, request: _Request, place: Place, partial: Partial) -> Staged:
+        if partial.left is not None:
+            self._room.free(partial.remove_left)
+        there = place.look()
+        if there is not None and self._tree.is_own_file(there):  # published while we waited
+            found = self.compare(request.path, there, origin=request.origin)
+            if found is not None:
+                return found
+        if there is not None and stat.S_ISDIR(there.st_mode):
+            raise IsADirectoryError(errno.EISDIR, "a directory is in the place of its copy")
+        return self._copy(request, place, partial)
+
+    def _copy(self, request: _Request, place: Place, partial: Partial) -> Staged:
+        with source_errors():
+            opened = request.origin.open(request.path)
         with opened as file:
-            with _source_errors():
+            with source_errors():
                 original = file.stat()
             size_bytes = original.size_bytes
             if not size_bytes:  # empty, or of a kind that does not tell: read it there
                 return Staged(Outcome.SOURCE_FAILED, None)
-            while not self._reserve(size_bytes, staged):
-                if make_room is None or not make_room():
+            while not self._reserve(size_bytes, place, partial):
+                if request.make_room is None or not request.make_room():
                     return Staged(Outcome.REFUSED, None)
-            try:
-                self._fill(partial, file, original)
-                replaced_bytes = 0 if partial.copy is None else _size_of(staged)
-                _publish(partial, staged)
-            except BaseException:
-                self._room.release(size_bytes)
-                raise
-            self._room.release(replaced_bytes)
+            digest = new_digest() if self._validate == "checksum" else None
+            fill(partial, file, original, digest)
+        if digest is not None:
+            self._checksums.note(partial.fd, key_of(request.path), digest.digest())
+        self._remove_outdated(place)
+        place.publish(partial)
         stamp = stamp_of(os.fstat(partial.fd))
-        is_settled = _is_settled(original)
+        is_settled = has_settled(original)
+        staged = self.staged_path(request.path)
         return Staged(Outcome.COPIED, staged, stamp, size_bytes, is_settled, size_bytes)
 
-    def _fill(self, partial: Partial, file: OriginalFile, original: Original) -> None:
-        """Copy a source file, which is to be the one that was looked at, to a partial file."""
-        # Its size is its reservation, should we die.
-        reserved_bytes = original.size_bytes if self._room.is_counting else 0
-        if partial.size_bytes != reserved_bytes:
-            os.ftruncate(partial.fd, reserved_bytes)
-        copied_bytes = _pump(file, partial.fd, original.size_bytes)
-        with _source_errors():
-            is_same = file.stat() == original
-        if copied_bytes != original.size_bytes or not is_same:
-            raise _SourceError  # it is being written: not ours to keep
-        os.utime(partial.fd, ns=(original.mtime_ns, original.mtime_ns))
-
-    def _reserve(self, size_bytes: int, staged: str) -> bool:
+    def _reserve(self, size_bytes: int, place: Place, partial: Partial) -> bool:
         """Reserve room for a file beside its outdated copy, or else in the place of that."""
-        if self._room.reserve(size_bytes):
-            return True
-        outdated_bytes = _size_of(staged)
-        try:
-            os.unlink(staged)
-        except FileNotFoundError:
+        n_inodes = place.n_inodes
+        is_granted = self._room.reserve(size_bytes, n_inodes=n_inodes, fd=partial.fd)
+        if not is_granted and self._remove_outdated(place):
+            is_granted = self._room.reserve(size_bytes, n_inodes=n_inodes, fd=partial.fd)
+        if is_granted:
+            partial.size_bytes = size_bytes
+        return is_granted
+
+    def _remove_outdated(self, place: Place) -> bool:
+        """Remove what lies in the place of a copy, which counts; return whether it did."""
+        if place.look() is None:
             return False
-        self._room.release(outdated_bytes)
-        return self._room.reserve(size_bytes)
+        self._room.free(lambda: place.remove(self._partial.opened()))
+        return True
+
+
+def key_of(path: str) -> str:
+    """Return the name of what belongs to a source file but lies beside the tree."""
+    return hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest()
 
 
 def subdirectory(directory: str, source: str, place: str = "") -> str:
@@ -321,47 +351,3 @@ def subdirectory(directory: str, source: str, place: str = "") -> str:
     digest = hashlib.blake2b(os.fsencode(source + place), digest_size=6).hexdigest()
     name = os.path.basename(source) or "root"
     return os.path.join(directory, f"{name}-{digest}")
-
-
-def _is_settled(original: Original) -> bool:
-    return abs(time.time_ns() - original.mtime_ns) > _SETTLING_NS
-
-
-def _size_of(path: str) -> int:
-    found = lstat(path)
-    return 0 if found is None else found.st_size
-
-
-@contextlib.contextmanager
-def _source_errors() -> Iterator[None]:
-    """Tell errors of the source from those of the staging disk."""
-    try:
-        yield
-    except OSError as error:
-        raise _SourceError from error
-
-
-def _pump(file: OriginalFile, target_fd: int, size_bytes: int) -> int:
-    """Copy ``size_bytes``, or up to the end of the source; return the bytes copied."""
-    copied_bytes = 0
-    while copied_bytes < size_bytes:
-        with _source_errors():
-            piece = file.read(min(_CHUNK_BYTES, size_bytes - copied_bytes))
-        if not piece:
-            break
-        view = memoryview(piece)
-        while view:
-            view = view[os.write(target_fd, view) :]
-        copied_bytes += len(piece)
-    return copied_bytes
-
-
-def _publish(partial: Partial, staged: str) -> None:
-    try:
-        os.rename(partial.name, staged)
-    except FileNotFoundError:
-        if not os.fstat(partial.fd).st_nlink:  # the whole directory has gone
-            raise
-        make_private(os.path.dirname(staged))
-        os.rename(partial.name, staged)
-    partial.is_published = True

@@ -9,7 +9,7 @@ from overlapiter.options import FIRST_READS_IN_FLIGHT, MAX_READS_IN_FLIGHT
 from overlapiter.staging.direct import Direct
 from overlapiter.staging.remote import RemoteOrigin, place_of
 from overlapiter.staging.room import Room
-from overlapiter.staging.store import Store
+from overlapiter.staging.store import Store, Validation
 from overlapiter.urls import is_url
 
 #: A file reader reads one file at a time, for which it needs no more.
@@ -24,15 +24,19 @@ class TierPlan:
         directory: Its directory.
         capacity_bytes: Most bytes of staged files; None for no limit.
         keep_free_bytes: Free space to leave on the disk.
+        keep_free_inodes: Free inodes to leave, where their number is fixed.
     """
 
     directory: str
     capacity_bytes: int | None
     keep_free_bytes: int
+    keep_free_inodes: int
 
     def room(self) -> Room:
         """Return the room that this plan describes."""
-        return Room(self.directory, self.capacity_bytes, self.keep_free_bytes)
+        return Room(
+            self.directory, self.capacity_bytes, self.keep_free_bytes, self.keep_free_inodes
+        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,7 +46,7 @@ class StagingPlan:
     Attributes:
         tiers: Where the files are staged, the fastest tier first; at least one.
         source: Root of the files on the slow store: a directory, or a URL.
-        validate: Whether a staged file is compared with its source.
+        validate: How a staged file is compared with its source.
         n_prefetchers: Prefetcher processes.
         reads_in_flight: Files that they read at the same time, together; None to tune it.
         storage_options: For fsspec; may hold credentials, so they are not shown.
@@ -52,7 +56,7 @@ class StagingPlan:
 
     tiers: tuple[TierPlan, ...]
     source: str
-    validate: bool
+    validate: Validation
     n_prefetchers: int
     reads_in_flight: int | None
     storage_options: Mapping[str, object] = dataclasses.field(default_factory=dict, repr=False)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from overlapiter.staging.claim import try_lock
-from overlapiter.staging.room import Room
+from overlapiter.staging.usage import UsageFile
 from tests.chainer.faults import SourceFiles, held_back, staged_files
 from tests.chainer.scripts import Program, wait_until, workers
 
@@ -128,7 +128,7 @@ def holder(tmp_path: Path) -> Iterator[Any]:
         pid = os.fork()
         if not pid:
             try:
-                with Room(str(tmp_path / "fast"), 10**8, 0)._usage():
+                with UsageFile(str(tmp_path / "fast")).hold():
                     os.kill(os.getpid(), signal.SIGSTOP)
             finally:
                 os._exit(0)

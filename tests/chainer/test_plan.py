@@ -50,7 +50,7 @@ def test_the_plan_is_in_absolute_paths_bytes_and_counts(dataset, source, monkeyp
     assert [tier.directory for tier in plan.tiers] == [f"{source.parent}/staging"]
     assert plan.source == str(source)
     assert plan.capacity_bytes == 10_000
-    assert plan.validate
+    assert plan.validate == "mtime"
     assert (plan.n_prefetchers, plan.reads_in_flight) == (3, None)
     assert plan.reads_per_prefetcher == 22
 
@@ -60,7 +60,7 @@ def test_the_defaults_follow_from_the_machine_and_the_disk(dataset, directory):
     disk = os.statvfs(directory)
     disk_bytes = disk.f_blocks * disk.f_frsize
     assert plan.capacity_bytes is None
-    assert not plan.validate
+    assert plan.validate == "never"
     assert plan.tiers[0].keep_free_bytes == pytest.approx(disk_bytes * 0.05, rel=0.01)
     assert plan.n_prefetchers == min(2, len(os.sched_getaffinity(0)))
 

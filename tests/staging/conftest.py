@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,5 +27,7 @@ def staging(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def store(source: Path, staging: Path) -> Store:
-    return made_store(source, staging)
+def store(source: Path, staging: Path) -> Iterator[Store]:
+    store = made_store(source, staging)
+    yield store
+    store.close()

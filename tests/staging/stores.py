@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 from pathlib import Path
+from typing import Any
 
 from overlapiter.staging.room import Room
 from overlapiter.staging.store import Staged, Store
@@ -13,7 +13,7 @@ DAY_NS = 86_400 * 10**9
 
 
 def made_store(
-    source: Path, staging: Path, capacity_bytes: int | None = None, **options: bool
+    source: Path, staging: Path, capacity_bytes: int | None = None, **options: Any
 ) -> Store:
     store = Store(str(staging), str(source), Room(str(staging), capacity_bytes, 0), **options)
     store.create()
@@ -22,12 +22,6 @@ def made_store(
 
 def name_of(source: Path, number: int) -> str:
     return str(source / "train" / "n01" / f"{number}.bin")
-
-
-def claim_of(store: Store, name: str) -> tuple[str, str]:
-    """Return the partial and the staged file."""
-    digest = hashlib.blake2b(os.fsencode(name), digest_size=16).hexdigest()
-    return store._partial + digest, store.staged_path(name)
 
 
 def partials(staging: Path) -> list[Path]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import random
 import signal
@@ -15,8 +14,10 @@ import pytest
 
 from overlapiter.errors import StagingError
 from overlapiter.staging import room as room_module
-from overlapiter.staging.room import _USAGE, BusyError, Room, _Usage
+from overlapiter.staging import usage as usage_module
+from overlapiter.staging.room import Room
 from overlapiter.staging.store import Outcome, Store
+from overlapiter.staging.usage import BusyError
 
 BLOCK = 4096
 
@@ -44,12 +45,16 @@ def forked(function, *arguments) -> int:
         os._exit(status)
 
 
-def test_without_limits_everything_fits(directory):
+def given_back(room: Room, size_bytes: int) -> None:
+    room.free(lambda: size_bytes)
+
+
+def test_without_limits_everything_fits_and_is_counted_all_the_same(directory):
     room = Room(directory, None, 0)
+    room.prepare()
     assert room.reserve(1 << 60)
-    room.release(1 << 60)
-    room.recount()
-    assert os.listdir(directory) == []
+    given_back(room, 1 << 59)
+    assert room._file.look().used_bytes == 1 << 59
 
 
 def test_what_fits_is_granted_to_the_last_byte(directory):
@@ -64,7 +69,7 @@ def test_what_fits_is_granted_to_the_last_byte(directory):
 def test_what_is_given_back_can_be_granted_again(directory):
     room = Room(directory, 100, 0)
     assert room.reserve(100)
-    room.release(30)
+    given_back(room, 30)
     assert not room.reserve(31)
     assert room.reserve(30)
 
@@ -78,7 +83,7 @@ def test_all_rooms_of_a_directory_count_together(directory):
 def test_giving_back_too_much_makes_no_room_out_of_nothing(directory):
     room = Room(directory, 100, 0)
     assert room.reserve(10)
-    room.release(1000)
+    given_back(room, 1000)
     assert not room.reserve(101)
 
 
@@ -91,47 +96,59 @@ def test_the_free_space_to_keep_is_kept(directory):
     assert not Room(directory, 1 << 60, free_bytes * 2).reserve(1)
 
 
+def add_file(directory: str, name: str, n_bytes: int, part: str = "files") -> Path:
+    path = Path(directory, "images-0", part, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(n_bytes))
+    return path
+
+
 def test_counting_anew_takes_the_files_for_what_they_are(directory):
     Room(directory, 1000, 0).reserve(1000)  # by a process that died before it wrote anything
-    Path(directory, "images").mkdir()
-    Path(directory, "images", "a").write_bytes(bytes(300))
-    Path(directory, "b").write_bytes(bytes(200))
+    add_file(directory, "a", 200)
+    add_file(directory, "train/n01/b", 200)
+    add_file(directory, "0123", 100, "partial")
+    for notes in ("overlapiter.runs.jsonl", "images-0/source.json", "images-0/sums", "of the user"):
+        Path(directory, notes).write_bytes(bytes(10_000))  # no staged files
     room = Room(directory, 1000, 0)
     room.recount()
-    usage_bytes = Path(directory, "overlapiter.usage").stat().st_size
     assert not room.reserve(501)
-    assert room.reserve(500 - usage_bytes)
+    assert room.reserve(500)
 
 
 def test_counting_anew_follows_no_link(directory, tmp_path):
     (tmp_path / "big").mkdir()
     (tmp_path / "big" / "file").write_bytes(bytes(10**6))
-    os.symlink(tmp_path / "big", Path(directory, "folder"))
-    os.symlink(tmp_path / "big" / "file", Path(directory, "file"))
+    (tmp_path / "big" / "files").mkdir()
+    (tmp_path / "big" / "files" / "file").write_bytes(bytes(10**6))
+    os.symlink(tmp_path / "big", Path(directory, "images-0"))
+    os.makedirs(Path(directory, "images-1", "files"))
+    os.symlink(tmp_path / "big", Path(directory, "images-1", "files", "folder"))
+    os.symlink(tmp_path / "big" / "file", Path(directory, "images-1", "files", "file"))
+    os.symlink(tmp_path / "big", Path(directory, "images-1", "partial"))
     room = Room(directory, 10**6, 0)
     room.recount()
-    assert room.reserve(990_000)
+    assert room.reserve(10**6)
 
 
 def test_while_a_file_is_being_copied_its_reservation_is_not_forgotten(directory):
-    partial = Path(directory, "images-0", "partial", "1")
-    partial.parent.mkdir(parents=True)
-    partial.write_bytes(bytes(10))  # of 900
+    path = add_file(directory, "1", 0, "partial")
     room = Room(directory, 1000, 0)
-    room.reserve(900)
-    with partial.open("r+b") as claimed:
-        fcntl.flock(claimed, fcntl.LOCK_EX)
-        Room(directory, 1000, 0).recount()
-        assert not room.reserve(101)
-    Room(directory, 1000, 0).recount()  # its owner is gone
-    assert room.reserve(900)
+    with path.open("r+b") as partial:
+        assert room.reserve(900, fd=partial.fileno())
+    assert path.stat().st_size == 900
+    Room(directory, 1000, 0).recount()
+    assert not room.reserve(101)
+    path.unlink()
+    Room(directory, 1000, 0).recount()
+    assert room.reserve(1000)
 
 
 def test_a_usage_file_that_is_a_link_is_not_followed(directory, tmp_path):
     (tmp_path / "precious").write_text("precious")
     os.symlink(tmp_path / "precious", Path(directory, "overlapiter.usage"))
     with pytest.raises(StagingError) as caught:
-        Room(directory, 100, 0).recount()
+        Room(directory, 100, 0).prepare()
     assert caught.value.directory == directory
     with pytest.raises(OSError, match="symbolic links"):
         Room(directory, 100, 0).reserve(1)
@@ -141,7 +158,7 @@ def test_a_usage_file_that_is_a_link_is_not_followed(directory, tmp_path):
 def test_a_directory_that_is_gone_is_told(directory):
     os.rmdir(directory)
     with pytest.raises(StagingError, match="cannot count"):
-        Room(directory, 100, 0).recount()
+        Room(directory, 100, 0).prepare()
 
 
 def test_threads_and_processes_together_are_granted_the_capacity_exactly(directory):
@@ -170,15 +187,15 @@ def test_threads_and_processes_together_are_granted_the_capacity_exactly(directo
 def test_two_threads_never_look_at_the_same_moment(directory, monkeypatch):
     room, granted = Room(directory, 100, 0), []
     room.reserve(0)
-    both_look, read = threading.Barrier(2), _Usage.read
+    both_look, read = threading.Barrier(2), usage_module._read
 
-    def read_together(usage: _Usage) -> int:
-        used = read(usage)
+    def read_together(fd: int) -> usage_module.Usage:
+        used = read(fd)
         with contextlib.suppress(threading.BrokenBarrierError):
             both_look.wait(0.1)
         return used
 
-    monkeypatch.setattr(_Usage, "read", read_together)
+    monkeypatch.setattr(usage_module, "_read", read_together)
     threads = [threading.Thread(target=lambda: granted.append(room.reserve(60))) for _ in "ab"]
     for thread in threads:
         thread.start()
@@ -191,7 +208,7 @@ def held_by_a_stopped_process(directory: str) -> int:
     """Return a process that holds the usage file, and was stopped then."""
 
     def hold() -> None:
-        with Room(directory, 100, 0)._usage():
+        with Room(directory, 100, 0)._file.hold():
             os.kill(os.getpid(), signal.SIGSTOP)
 
     pid = forked(hold)
@@ -212,8 +229,7 @@ def test_a_process_that_was_stopped_with_the_count_in_its_hands_is_not_waited_fo
         with pytest.raises(BusyError):
             room.reserve(30)
     assert time.monotonic() - before < 1
-    room.release(50)  # counted when there is an occasion
-    Room(directory, 100, 0).recount()
+    given_back(room, 50)  # counted when there is an occasion
     os.kill(pid, signal.SIGCONT)
     wait_for([pid])
     assert room.reserve(90)
@@ -223,7 +239,7 @@ def test_a_process_that_was_stopped_with_the_count_in_its_hands_is_not_waited_fo
 def test_a_count_that_somebody_removed_is_made_anew(directory):
     room = Room(directory, 1000, 0)
     assert room.reserve(500)
-    Path(directory, "staged").write_bytes(bytes(500))
+    add_file(directory, "staged", 500)
     Path(directory, "overlapiter.usage").unlink()
     assert not room.reserve(501)
     assert room.reserve(500)
@@ -233,23 +249,124 @@ def test_counting_anew_holds_nobody_up_and_forgets_nothing_that_happens_meanwhil
     directory, monkeypatch
 ):
     room = Room(directory, 1000, 0)
-    room.recount()
+    room.reserve(1000)  # of which nothing is there
     walk = room_module._bytes_below
 
     def walk_while_another_reserves(directory: str) -> int:
         used = walk(directory)
-        assert Room(directory, 1000, 0).reserve(900)
+        assert Room(directory, 1900, 0).reserve(900)
         return used
 
     with monkeypatch.context() as patched:
         patched.setattr(room_module, "_bytes_below", walk_while_another_reserves)
         room.recount()
     assert not room.reserve(101)
+    assert room.reserve(100)
+
+
+def test_what_was_removed_before_a_recount_is_not_counted_as_free_twice(directory):
+    room = Room(directory, 1000, 0)
+    assert room.reserve(600)
+    path = add_file(directory, "a", 600)
+
+    def remove_and_recount() -> int:
+        path.unlink()
+        Room(directory, 1000, 0).recount()
+        assert room.reserve(1000)
+        return 600
+
+    room.free(remove_and_recount)
+    assert not room.reserve(1)
+
+
+# --- when it is counted -----------------------------------------------------------------------
+
+
+class Counts:
+    """How often the directory is walked, and a clock."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.n_walks = 0
+        self.now = time.time()
+        walk = room_module._bytes_below
+        monkeypatch.setattr(room_module, "_bytes_below", lambda path: self._count() or walk(path))
+        monkeypatch.setattr(room_module.time, "time", lambda: self.now)
+
+    def _count(self) -> None:
+        self.n_walks += 1
+
+
+@pytest.fixture
+def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
+    return Counts(monkeypatch)
+
+
+def test_a_count_is_kept_from_run_to_run_and_nothing_is_walked(directory, counts):
+    Room(directory, None, 0).prepare()
+    assert Room(directory, None, 0).reserve(600)
+    add_file(directory, "a", 600)
+    room = Room(directory, 1000, 0)
+    room.prepare()
+    assert room.reserve(400)
+    add_file(directory, "b", 400)
+    assert counts.n_walks == 0
+    assert not room.reserve(1)  # only then it is
+
+
+def test_what_users_removed_by_hand_is_found_out_when_there_is_no_room_but_not_each_time(
+    directory, counts
+):
+    room = Room(directory, 1000, 0)
+    room.prepare()
+    path = add_file(directory, "a", 1000)
+    assert room.reserve(1000)
+    for _ in range(3):
+        assert not room.reserve(1)
+    assert counts.n_walks == 1
+    path.unlink()
+    assert not room.reserve(1)
+    counts.now += 601
+    assert room.reserve(1000)
+    assert counts.n_walks == 2
+
+
+def test_what_was_counted_before_a_reboot_is_counted_anew(directory, counts, monkeypatch):
+    room = Room(directory, 1000, 0)
+    room.prepare()
+    add_file(directory, "a", 500)  # whose count was not written when the power failed
+    monkeypatch.setattr(room_module, "boot_number", lambda: 4711)
+    room.prepare()
+    assert not room.reserve(501)
+    assert room.reserve(500)
+    assert counts.n_walks == 1
+
+
+def test_while_one_counts_the_others_go_on(directory, monkeypatch):
+    add_file(directory, "a", 500)
+    room, other = Room(directory, 1000, 0), Room(directory, 1000, 0)
+    begun, go_on, walk = threading.Event(), threading.Event(), room_module._bytes_below
+
+    def walk_long(directory: str) -> int:
+        begun.set()
+        assert go_on.wait(30)
+        return walk(directory)
+
+    monkeypatch.setattr(room_module, "_bytes_below", walk_long)
+    for each in (room, other):  # the first one begins to count; neither waits to its end
+        with pytest.raises(BusyError):
+            each.reserve(1)
+    assert begun.is_set()
+    assert Room(directory, None, 0).reserve(100)
+    go_on.set()
+    (counting,) = [t for t in threading.enumerate() if t.daemon and "_recount" in t.name]
+    counting.join()
+    assert not other.reserve(401)
+    assert other.reserve(400)
 
 
 def used_bytes(directory: str) -> int:
-    files = [path for path in Path(directory).rglob("*") if path.is_file()]
-    return sum(path.stat().st_size for path in files if path.name != "source.json")
+    files = [*Path(directory).glob("*/files/**/*"), *Path(directory).glob("*/partial/*")]
+    return sum(path.stat().st_size for path in files if path.is_file())
 
 
 def still_running(pids: list[int]) -> list[int]:
@@ -279,7 +396,7 @@ def test_the_files_of_four_processes_never_exceed_the_capacity(directory, tmp_pa
     Room(directory, capacity_bytes, 0).recount()
 
     def stage_all(seed: int) -> None:
-        store = Store(directory, str(source), Room(directory, capacity_bytes - _USAGE.size, 0))
+        store = Store(directory, str(source), Room(directory, capacity_bytes, 0))
         store.create()
         os.kill(os.getpid(), signal.SIGSTOP)  # until all are there
         order = random.Random(seed).sample(names, len(names))

@@ -70,7 +70,8 @@ def test_nobody_else_may_look_into_the_staging_directory(source, staging, umask)
     finally:
         os.umask(before)
     modes = {p: stat.S_IMODE(p.stat().st_mode) for p in staging.rglob("*")}
-    assert len(modes) == 7
+    assert len(modes) == 8
+    assert modes.pop(staging / "overlapiter.usage") == 0o600
     assert modes.pop(Path(staged.path)) == 0o600
     assert modes.pop(Path(subdirectory(str(staging), str(source)), "source.json")) == 0o600
     assert set(modes.values()) == {0o700}

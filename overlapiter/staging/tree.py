@@ -1,0 +1,150 @@
+"""The tree of staged files: looked at, added to and removed from without following a link."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Sequence
+
+from .claim import Partial
+from .folders import Folder, Identity, OpenFolder, enter, identity_of
+from .holder import new_tag
+
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_MOST_KNOWN = 4096
+
+
+class Tree:
+    """The staged files of one source root. Safe for threads and processes.
+
+    A file is given by the names that lead to it from the root.
+
+    Args:
+        folder: The root.
+    """
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._uid = os.geteuid()
+        self._known: dict[Sequence[str], Identity] = {}  # directories that no link leads to
+
+    def peek(self, names: Sequence[str]) -> os.stat_result | None:
+        """Return what is known of a file that this user has made; None if there is none.
+
+        Costs one look at the disk if there is none, else mostly two.
+
+        Raises:
+            OSError: The disk does not answer, or something is no directory but should be one.
+        """
+        above, path = names[:-1], "/".join((self._folder.path, *names))
+        try:
+            found = os.lstat(path)
+            if not self.is_own_file(found):
+                return None
+            identity = identity_of(os.stat(path[: -len(names[-1])]))
+            if self._known.get(above) != identity:
+                found = self._enter_and_look(names, above)
+        except FileNotFoundError:
+            return None
+        return found
+
+    def _enter_and_look(self, names: Sequence[str], above: Sequence[str]) -> os.stat_result:
+        folder = enter(self._folder.opened(), above)
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        self._known[above] = identity_of(os.fstat(folder.fd))
+        return os.stat(names[-1], dir_fd=folder.fd, follow_symlinks=False)
+
+    def is_own_file(self, found: os.stat_result) -> bool:
+        """Return whether what was found is a file, and this user's."""
+        return stat.S_ISREG(found.st_mode) and found.st_uid == self._uid
+
+    def place(self, names: Sequence[str]) -> Place:
+        """Go to the place of a file, as far as its directories are there.
+
+        Raises:
+            OSError: The disk does not answer, or something is no directory but should be one.
+        """
+        root = self._folder.opened()
+        try:
+            return Place(root, names, enter(root, names[:-1]))
+        except FileNotFoundError:
+            return Place(root, names, None)
+
+
+class Place:
+    """The place of a file in the tree; keeps its directory open, if there is one.
+
+    Args:
+        root: Of the tree.
+        names: The names that lead from there to the file.
+        folder: Its directory; None if it is missing.
+    """
+
+    def __init__(self, root: OpenFolder, names: Sequence[str], folder: OpenFolder | None) -> None:
+        self._root = root
+        self._names = names
+        self._name = names[-1]
+        self._folder = folder
+
+    @property
+    def n_inodes(self) -> int:
+        """How many files and directories may be made to put a file there."""
+        return 1 if self._folder is not None else len(self._names)
+
+    def look(self) -> os.stat_result | None:
+        """Return what is known of what lies there, a link perhaps; None if there is nothing."""
+        if self._folder is None:
+            return None
+        try:
+            return os.stat(self._name, dir_fd=self._folder.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return None
+
+    def open(self) -> int:
+        """Open the file to be read; the caller closes it.
+
+        Raises:
+            OSError: It is not there, or is a link.
+        """
+        if self._folder is None:
+            raise FileNotFoundError(self._name)
+        return os.open(self._name, _FLAGS, dir_fd=self._folder.fd)
+
+    def publish(self, partial: Partial) -> None:
+        """Rename a partial file to the staged one, in the place of what lies there.
+
+        Raises:
+            OSError: Something is in the way, or the whole directory has gone.
+        """
+        try:
+            self._rename(partial)
+        except FileNotFoundError:  # its directory was removed meanwhile
+            self._folder = None
+            self._rename(partial)
+        partial.is_published = True
+
+    def _rename(self, partial: Partial) -> None:
+        if self._folder is None:
+            self._folder = enter(self._root, self._names[:-1], make=True)
+        source_fd, target_fd = partial.folder.fd, self._folder.fd
+        os.rename(partial.name, self._name, src_dir_fd=source_fd, dst_dir_fd=target_fd)
+
+    def remove(self, aside: OpenFolder) -> int:
+        """Remove the file, or a link; return the bytes that are free then.
+
+        Of several processes that do so at once, one alone counts them.
+
+        Args:
+            aside: Where it is taken, under a name of our own, to be removed.
+        """
+        if self._folder is None:
+            return 0
+        name = f"evicted.{new_tag()}"
+        try:
+            os.rename(self._name, name, src_dir_fd=self._folder.fd, dst_dir_fd=aside.fd)
+        except FileNotFoundError:
+            return 0
+        found = os.stat(name, dir_fd=aside.fd, follow_symlinks=False)
+        os.unlink(name, dir_fd=aside.fd)
+        return found.st_size if stat.S_ISREG(found.st_mode) else 0
