@@ -46,12 +46,11 @@ def staging_plan(
     imports = _check_access(staging, source)
     tiers = tuple(_tier_plan(tier, staging.keep_free, source) for tier in staging.all_tiers())
     _check_source(source, dataset, first_indices)
-    n_cores = len(os.sched_getaffinity(0))
     plan = StagingPlan(
         tiers=tiers,
         source=source,
         validate=staging.validate,
-        n_prefetchers=staging.n_prefetchers or min(2, n_cores),
+        n_prefetchers=staging.n_prefetchers or default_prefetchers(len(os.sched_getaffinity(0))),
         reads_in_flight=staging.reads_in_flight,
         storage_options=dict(staging.storage_options or {}),
         retry_seconds=staging.retry_seconds,
@@ -63,6 +62,16 @@ def staging_plan(
         store.create()
         tier.room().prepare()
     return plan
+
+
+def default_prefetchers(n_cores: int) -> int:
+    """Return how many prefetcher processes to have, by the cores that this process may use.
+
+    Copying a file takes about 0.25 ms of CPU, mostly under the interpreter's lock, so a process
+    brings some thousand files a second, however many reads it has in flight. Decoding takes a
+    multiple of that, so one for four cores keeps up; what eight bring, no store gives.
+    """
+    return min(n_cores, max(2, min(n_cores // 4, 8)))
 
 
 def _tier_plan(tier: Tier, keep_free: int | str, source: str) -> TierPlan:

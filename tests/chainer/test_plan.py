@@ -12,7 +12,7 @@ import pytest
 
 from overlapiter import Staging, Tier
 from overlapiter.chainer.datasets import DatasetPickler
-from overlapiter.chainer.plan import modules_to_preload, staging_plan
+from overlapiter.chainer.plan import default_prefetchers, modules_to_preload, staging_plan
 from overlapiter.errors import OptionError, StagingError
 from overlapiter.staging.store import Outcome, subdirectory
 from overlapiter.workers.parcel import Parcel
@@ -62,7 +62,7 @@ def test_the_defaults_follow_from_the_machine_and_the_disk(dataset, directory):
     assert plan.capacity_bytes is None
     assert plan.validate == "never"
     assert plan.tiers[0].keep_free_bytes == pytest.approx(disk_bytes * 0.05, rel=0.01)
-    assert plan.n_prefetchers == min(2, len(os.sched_getaffinity(0)))
+    assert plan.n_prefetchers == default_prefetchers(len(os.sched_getaffinity(0)))
 
 
 def test_shares_are_shares_of_the_disk(dataset, directory):
@@ -264,3 +264,10 @@ def test_chainer_is_imported_before_the_workers_start_if_the_dataset_derives_fro
         assert ("overlapiter.chainer.preload" in modules) == expected
     finally:
         parcel.close()
+
+
+@pytest.mark.parametrize(
+    ("n_cores", "n_prefetchers"), [(1, 1), (2, 2), (4, 2), (8, 2), (12, 3), (16, 4), (64, 8)]
+)
+def test_the_more_cores_the_more_prefetchers(n_cores, n_prefetchers):
+    assert default_prefetchers(n_cores) == n_prefetchers
