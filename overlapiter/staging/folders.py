@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import os
 import stat
 import time
@@ -134,6 +135,11 @@ def names_of(prefix: str, path: str) -> tuple[str, ...] | None:
     except UnicodeEncodeError:
         return None
     return names
+
+
+def key_of(path: str) -> str:
+    """Return the name of what belongs to a source file but lies beside the tree."""
+    return hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest()
 
 
 def refuse_too_long(staged: str) -> None:

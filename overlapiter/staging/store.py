@@ -30,11 +30,11 @@ from overlapiter.sources import stamp_of
 from .checksums import Checksums, new_digest
 from .claim import Claims, Partial
 from .copying import SourceError, fill, has_settled, source_errors
-from .folders import Folder, make_private, names_of, refuse_foreign, refuse_too_long
+from .folders import Folder, key_of, make_private, names_of, refuse_foreign, refuse_too_long
 from .marks import write_mark
 from .origin import LocalOrigin, Origin, Original
 from .room import Room
-from .tree import Place, Tree
+from .tree import Place, Tree, take_away
 from .usage import BusyError
 
 #: How a staged file is compared with its source before a run first uses it.
@@ -201,11 +201,8 @@ class Store:
         return Staged(Outcome.FOUND, staged, found_stamp, 0, is_settled, size_bytes)
 
     def _has_right_checksum(self, path: str) -> bool:
-        names = names_of(self._prefix, path)
-        if names is None:
-            return False
         try:
-            fd = self._tree.place(names).open()
+            fd = self._tree.place(names_of(self._prefix, path) or ("",)).open()
         except OSError:  # it was removed meanwhile
             return False
         try:
@@ -258,9 +255,14 @@ class Store:
             self._checksums.forget(key_of(path))
         return freed_bytes
 
-    def release(self, size_bytes: int) -> None:
-        """Count bytes in the directory no more that somebody else has removed."""
-        self._room.release(size_bytes)
+    def evict_entry(self, name: str, folder_fd: int) -> int:
+        """Remove a staged file of any source root of this directory; as :meth:`evict`.
+
+        Args:
+            name: Its name, without its directory.
+            folder_fd: Its directory, open.
+        """
+        return self._room.free(lambda: take_away(folder_fd, name, self._partial.opened()))
 
     def sweep(self) -> int:
         """Remove partial files whose owner is dead; return how many. Costs one listing."""
@@ -339,11 +341,6 @@ class Store:
             return False
         self._room.free(lambda: place.remove(self._partial.opened()))
         return True
-
-
-def key_of(path: str) -> str:
-    """Return the name of what belongs to a source file but lies beside the tree."""
-    return hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest()
 
 
 def subdirectory(directory: str, source: str, place: str = "") -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -40,8 +41,7 @@ class Strays:
         """
         with self._lock:
             while (entry := self._searches[is_young].next_entry()) is not None:
-                if entry.remove():
-                    self._store.release(entry.found.st_size)
+                if self._store.evict_entry(os.path.basename(entry.name), entry.folder_fd):
                     return True
         return False
 

@@ -140,11 +140,16 @@ class Place:
         """
         if self._folder is None:
             return 0
-        name = f"evicted.{new_tag()}"
-        try:
-            os.rename(self._name, name, src_dir_fd=self._folder.fd, dst_dir_fd=aside.fd)
-        except FileNotFoundError:
-            return 0
-        found = os.stat(name, dir_fd=aside.fd, follow_symlinks=False)
-        os.unlink(name, dir_fd=aside.fd)
-        return found.st_size if stat.S_ISREG(found.st_mode) else 0
+        return take_away(self._folder.fd, self._name, aside)
+
+
+def take_away(fd: int, name: str, aside: OpenFolder) -> int:
+    """Remove a staged file, or a link, from an open directory; see :meth:`Place.remove`."""
+    own_name = f"evicted.{new_tag()}"
+    try:
+        os.rename(name, own_name, src_dir_fd=fd, dst_dir_fd=aside.fd)
+    except FileNotFoundError:
+        return 0
+    found = os.stat(own_name, dir_fd=aside.fd, follow_symlinks=False)
+    os.unlink(own_name, dir_fd=aside.fd)
+    return found.st_size if stat.S_ISREG(found.st_mode) else 0

@@ -13,8 +13,9 @@ import pytest
 
 from overlapiter.staging import claim as claim_module
 from overlapiter.staging import copying as copying_module
+from overlapiter.staging.folders import key_of
 from overlapiter.staging.room import Room
-from overlapiter.staging.store import Outcome, Store, key_of
+from overlapiter.staging.store import Outcome, Store
 from tests.staging.stores import made_store, partials
 
 N_FILES = 20
