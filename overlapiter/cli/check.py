@@ -160,7 +160,9 @@ def _check_files(sub: Subdirectory, arguments: argparse.Namespace, report: Repor
     repaired = _repair(sub, bad) if arguments.repair else set()
     for fault, found in bad.items():
         names = sorted(found)
-        report.add(_WORDS[fault], names, is_repaired=repaired.issuperset(names))
+        reason = found[names[0]].reason
+        text = _WORDS[fault] + (f" ({reason})" if reason else "")
+        report.add(text, names, is_repaired=repaired.issuperset(names))
 
 
 def _repair(sub: Subdirectory, bad: Mapping[Fault, Mapping[str, Finding]]) -> set[str]:

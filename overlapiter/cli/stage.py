@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import time
 from collections import defaultdict
 from collections.abc import Callable
 
 from overlapiter.chainer.plan import staging_plan
 from overlapiter.options import FIRST_READS_IN_FLIGHT, Staging, check_count
+from overlapiter.staging.records import recorded_run
 
 from .console import (
     SHOWN_NAMES,
@@ -130,6 +132,16 @@ class Tally:
         """How many need nothing further."""
         return self.n[Fate.STAGED] + self.n[Fate.FOUND] + self.n[Fate.EMPTY]
 
+    def counters(self) -> dict[str, float]:
+        """Return it as the record of a run has it."""
+        n_refused = self.n[Fate.NO_ROOM] + self.n[Fate.BUSY] + self.n[Fate.FAILED]
+        return {
+            "files_staged": self.n[Fate.STAGED],
+            "bytes_staged": self.copied_bytes,
+            "files_found_staged": self.n[Fate.FOUND],
+            "files_refused": n_refused,
+        }
+
     def named(self, fate: Fate) -> str:
         """Name the first few, with what was said of the first one."""
         reason = self.reasons.get(fate)
@@ -162,8 +174,16 @@ def run(arguments: argparse.Namespace) -> int:
     store.sweep()
     tally, started = Tally(), time.monotonic()
     stager = Stager(store, arguments.reads_in_flight)
+    facts = {
+        "command": "overlapiter stage",
+        "trainer_pid": os.getpid(),
+        "staging": {"source": plan.source, "capacity_bytes": plan.capacity_bytes},
+    }
     try:
-        with progress(len(files.paths), "files") as shown:
+        with (
+            recorded_run(store.directory, facts, tally.counters, say),
+            progress(len(files.paths), "files") as shown,
+        ):
             _stage(stager, files.paths, tally, shown.advance)
     except KeyboardInterrupt:
         _say_interrupted(stager, tally, len(files.paths))

@@ -43,12 +43,14 @@ class Finding(NamedTuple):
         fault: What is wrong; None if all is well.
         size_bytes: Its size.
         inode: By which to know it again.
+        reason: Why it cannot be verified; else empty.
     """
 
     name: str
     fault: Fault | None
     size_bytes: int
     inode: int
+    reason: str = ""
 
 
 class Verifier:
@@ -86,8 +88,12 @@ class Verifier:
 
     def _look(self, entry: Entry) -> Finding:
         found = entry.found
-        fault = self._fault(entry, Original(found.st_size, found.st_mtime_ns))
-        return Finding(entry.name, fault, found.st_size, found.st_ino)
+        reason = ""
+        try:
+            fault = self._fault(entry, Original(found.st_size, found.st_mtime_ns))
+        except OSError as error:
+            fault, reason = Fault.UNVERIFIED, error.strerror or str(error)
+        return Finding(entry.name, fault, found.st_size, found.st_ino, reason)
 
     def _fault(self, entry: Entry, copy: Original) -> Fault | None:
         if entry.kind is not Kind.FILE:
@@ -97,18 +103,15 @@ class Verifier:
             original = self._origin.stat(path)
         except OSError as error:
             if error.errno not in _GONE:
-                return Fault.UNVERIFIED
+                raise
             return Fault.GONE if entry.is_private else Fault.FOREIGN
         if original != copy:
             if self._has_changed(entry):  # a job has just replaced it
                 return None
             return Fault.OUTDATED if entry.is_private else Fault.FOREIGN
-        if self._is_reading:
-            try:
-                if not self._is_equal(path, os.path.join(self._files, entry.name)):
-                    return None if self._has_changed(entry) else Fault.CORRUPTED
-            except OSError:
-                return Fault.UNVERIFIED
+        staged = os.path.join(self._files, entry.name)
+        if self._is_reading and not self._is_equal(path, staged):
+            return None if self._has_changed(entry) else Fault.CORRUPTED
         return None if entry.is_private else Fault.MODE
 
     def _has_changed(self, entry: Entry) -> bool:
