@@ -66,26 +66,21 @@ def may_pass(error: BaseException) -> bool:
     Decided by what the server answered, where it did: libraries translate that to errors that
     tell less (fsspec reports an HTTP status of 503 as a file that is not found).
     """
-    status = status_of(error)
-    if status is not None:
-        return status in _PASSING or (status >= 500 and status not in _LASTING)
     chain = list(causes(error))
     if any(getattr(cause, "errno", None) in _NO_SUCH_HOST for cause in chain):
         return False  # a name that does not exist now will not do so in a moment
-    return any(map(_is_broken_connection, chain))
+    for cause in chain:
+        if _is_broken_connection(cause):
+            return True
+        status = _own_status(cause)
+        if status is not None:
+            return status in _PASSING or (status >= 500 and status not in _LASTING)
+    return False
 
 
 def status_of(error: BaseException) -> int | None:
     """Return the HTTP status with which a server refused; None if it did not answer."""
-    for cause in causes(error):
-        response = getattr(cause, "response", None)  # botocore
-        if isinstance(response, dict):
-            status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
-        else:  # aiohttp, gcsfs
-            status = getattr(cause, "status", None) or getattr(cause, "code", None)
-        if isinstance(status, (int, str)) and _STATUS.fullmatch(str(status)):
-            return int(status)
-    return None
+    return next((s for s in map(_own_status, causes(error)) if s is not None), None)
 
 
 def causes(error: BaseException) -> Iterator[BaseException]:
@@ -94,6 +89,17 @@ def causes(error: BaseException) -> Iterator[BaseException]:
     while found is not None:
         yield found
         found = found.__cause__ or found.__context__
+
+
+def _own_status(error: BaseException) -> int | None:
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):  # botocore
+        status = response.get("ResponseMetadata", {}).get("HTTPStatusCode")
+    elif type(error).__name__ == "HttpError":  # gcsfs
+        status = getattr(error, "code", None)
+    else:  # aiohttp
+        status = getattr(error, "status", None)
+    return int(status) if _STATUS.fullmatch(str(status)) else None
 
 
 def _is_broken_connection(error: BaseException) -> bool:
