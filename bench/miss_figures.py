@@ -49,7 +49,7 @@ def draw(result: dict) -> Figure | None:
     if not kinds:
         return None
     figure, grid = plt.subplots(
-        1, len(kinds), sharey=True, squeeze=False, figsize=(max(7.0, 3.1 * len(kinds)), 4.3)
+        1, len(kinds), sharey=True, squeeze=False, figsize=(max(8.6, 3.1 * len(kinds)), 4.3)
     )
     for axes, kind in zip(grid[0], kinds, strict=True):
         _panel(axes, [point for point in points if point["order"] == kind])

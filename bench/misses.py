@@ -48,12 +48,18 @@ def later_share(point: dict, policy: str) -> float:
     return sum(later) / len(later)
 
 
-def table(points: list[dict]) -> str:
-    """Return the misses of epoch 2 and later in percent, a row for each point."""
-    rows = [["order", "fraction", *POLICIES, "ours - belady"]]
+def table(points: list[dict], ours: str = "ours") -> str:
+    """Return the misses of epoch 2 and later in percent, a row for each point.
+
+    Args:
+        points: What :func:`simulate` returns.
+        ours: The policy to compare with the optimum.
+    """
+    names = list(points[0]["missed_by_epoch"])
+    rows = [["order", "fraction", *names, f"{ours} - belady"]]
     for point in points:
-        shares = {name: 100 * later_share(point, name) for name in POLICIES}
-        above = shares["ours"] - shares["belady"]
+        shares = {name: 100 * later_share(point, name) for name in names}
+        above = shares[ours] - shares["belady"]
         numbers = [f"{share:.2f}" for share in [*shares.values(), above]]
         rows.append([point["order"], f"{point['fraction']:g}", *numbers])
     return f"Reads that miss, epoch 2 and later, in percent.\n\n{aligned(rows)}\n"

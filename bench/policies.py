@@ -87,8 +87,10 @@ def _next_uses(reads: NDArray[np.intp]) -> NDArray[np.int64]:
 def ours(orders: Orders, room: int) -> NDArray[np.bool_]:
     """Return the misses of overlapiter, with a window of :data:`WINDOW_SHARE` of the room."""
     size, window = len(orders[0]), int(room * WINDOW_SHARE)
-    eviction = Eviction(1 + max(int(order.max()) for order in orders))
     reads = np.concatenate(orders)
+    eviction = Eviction(1 + int(reads.max()))
+    for example in range(1 + int(reads.max())):
+        eviction.note_absent(example)  # nobody staged it before
     missed = np.zeros(len(reads), bool)
     n_staged = 0
     for place, example in enumerate(reads.tolist()):
@@ -99,7 +101,7 @@ def ours(orders: Orders, room: int) -> NDArray[np.bool_]:
         missed[place] = is_new = not eviction.is_staged(example)
         if is_new and n_staged >= room:
             for victim in eviction.offer(0, 1):
-                eviction.note_absent(victim.example)
+                eviction.note_evicted(victim, was_there=True)
                 n_staged -= 1
         if n_staged + is_new <= room:
             n_staged += is_new
