@@ -28,12 +28,13 @@ from overlapiter.staging.inventory import (
 )
 from overlapiter.staging.marks import write_mark
 from overlapiter.staging.store import subdirectory
+from overlapiter.staging.usage import BusyError
 from overlapiter.urls import is_url
 
 from .console import count_words, names_words, printable, progress, size_words
 from .origins import add_storage_options, origin_of, storage_options
 from .place import add_directory, chosen, existing_directory, is_in_use
-from .usage import count_of, free, recount, sweep
+from .usage import count_of, forgetting, free, recount, sweep
 from .verify import REMOVABLE, Fault, Finding, Verifier
 
 EXAMPLES = """\
@@ -168,6 +169,7 @@ def _check_files(sub: Subdirectory, arguments: argparse.Namespace, report: Repor
 def _repair(sub: Subdirectory, bad: Mapping[Fault, Mapping[str, Finding]]) -> set[str]:
     """Remove bad copies and close open ones; return the names of those that are mended."""
     mended = set()
+    forget = forgetting(os.path.dirname(sub.path), sub)
 
     def remove() -> int:
         removed_bytes = 0
@@ -178,6 +180,7 @@ def _repair(sub: Subdirectory, bad: Mapping[Fault, Mapping[str, Finding]]) -> se
                     continue
                 if fault in REMOVABLE:
                     removed_bytes += entry.found.st_size if entry.remove() else 0
+                    forget(entry.name)
                     mended.add(entry.name)
                 elif fault is Fault.MODE and entry.found.st_uid == os.geteuid():
                     entry.restrict()
@@ -204,6 +207,18 @@ def _check_leftovers(
         report.add("open to others", names, is_repaired=is_repairing, thing="folder")
 
 
+def _check_count(directory: str, report: Report, *, is_repairing: bool) -> None:
+    counted_bytes, used_bytes = count_of(directory)
+    if counted_bytes in (None, used_bytes) or is_in_use(directory):  # jobs are ahead of files
+        return
+    assert counted_bytes is not None
+    report.note(
+        f"the count of bytes in use says {counted_bytes:,}, but there are {used_bytes:,} "
+        f"({size_words(used_bytes)})",
+        is_repaired=is_repairing and recount(directory),
+    )
+
+
 def _check_directory(directory: str, report: Report, *, is_repairing: bool) -> None:
     """Look at what belongs to no source."""
     n_notes = report.n_notes
@@ -211,14 +226,9 @@ def _check_directory(directory: str, report: Report, *, is_repairing: bool) -> N
     if foreign:
         text = "not made by overlapiter; remove or move them yourself"
         report.add(text, foreign, is_repaired=False, thing="thing")
-    counted_bytes, used_bytes = count_of(directory)
-    if counted_bytes is not None and counted_bytes != used_bytes and not is_in_use(directory):
-        if is_repairing:
-            recount(directory)
-        report.note(
-            f"the count of bytes in use says {size_words(counted_bytes)} "
-            f"({counted_bytes:,}), but it is {size_words(used_bytes)} ({used_bytes:,})",
-            is_repaired=is_repairing,
-        )
+    try:
+        _check_count(directory, report, is_repairing=is_repairing)
+    except BusyError:
+        report.note("another process keeps the count of bytes in use to itself; try again")
     if report.n_notes == n_notes:
         print("  good     nothing else is wrong")

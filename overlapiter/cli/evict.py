@@ -40,7 +40,7 @@ from .console import (
 from .filelist import read_list
 from .place import add_directory, chosen, existing_directory
 from .survey import disk_of
-from .usage import free
+from .usage import forgetting, free
 
 EXAMPLES = """\
 examples:
@@ -236,12 +236,14 @@ def _remove(
     advance: Callable[[int], None],
 ) -> None:
     interrupts = []
+    forget = forgetting(directory, sub)
 
     def remove() -> int:
         before_bytes = removed.size_bytes
         try:
             for entry in filter(rule, entries(sub)):
                 if _is_ours(entry) and entry.remove():
+                    forget(entry.name)
                     removed.add(entry)
                     advance(entry.found.st_size)
         except KeyboardInterrupt as interrupt:  # what has gone is to be counted nevertheless

@@ -96,6 +96,25 @@ def test_what_overlapiter_did_not_make_is_named_and_stays(fast, files, tmp_path)
     assert (tmp_path / "precious").read_text() == "precious"
 
 
+def test_a_wrong_count_of_bytes_is_found_and_mended(source, fast, files) -> None:
+    (files / "c0" / "0.bin").unlink()  # by hand
+    done = overlapiter("check", fast)
+    assert done.returncode == 1
+    assert "wrong the count of bytes in use says 30,435, but there are 29,435" in done.stdout
+    assert overlapiter("check", fast, "--repair").returncode == 0
+    assert overlapiter("check", fast).returncode == 0
+    assert source.is_dir()
+
+
+def test_checksums_go_with_their_files(source, fast, listing) -> None:
+    words = ("stage", listing, "--source", source, "--to", fast, "--validate", "checksum")
+    done = overlapiter(*words)
+    assert done.returncode == 0, done.stderr
+    assert overlapiter("check", fast, "--checksum").returncode == 0
+    assert overlapiter("evict", fast, "--all").returncode == 0
+    assert list(fast.glob("*/sums/*")) == []
+
+
 def test_a_source_that_is_not_mounted_condemns_nothing(source, fast, files) -> None:
     source.rename(source.with_name("away"))
     done = overlapiter("check", fast, "--repair")

@@ -281,6 +281,7 @@ def held(source: Path, fast: Path) -> Iterator[tuple[Held, Stager, list[str]]]:
     origin.allowed.set()
     for thread in stager._threads:
         thread.join()
+    store.close()
 
 
 def test_a_stop_ends_a_read_in_the_middle_of_a_file(fast, held) -> None:
