@@ -75,7 +75,8 @@ def plain(environ: dict[str, Any], start_response: Any) -> Iterable[bytes]:
     _, _, bucket, key = environ["PATH_INFO"].split("/", 3)
     found = store.get_object(bucket, key)
     if found is None:
-        start_response("404 Not Found", [("Content-Length", "0")])
+        status = "403 Forbidden" if key.endswith("private") else "404 Not Found"
+        start_response(status, [("Content-Length", "0")])
         return []
     date = email.utils.format_datetime(found.last_modified, usegmt=False)
     length = ("Content-Length", str(found.size))

@@ -63,13 +63,14 @@ def serial(dataset: Any, **options: Any) -> Iterator[list[tuple[bytes, int]]]:
 # --- what comes -------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", [DeclaredFiles, SourceFiles])
 def test_two_iterators_give_what_the_files_hold_and_each_object_is_read_once(
-    objects: Objects, tmp_path: Path, kind: type[SourceFiles]
+    objects: Objects, tmp_path: Path
 ) -> None:
     options = objects.store.options
     samplers = [[ShuffleOrderSampler(np.random.RandomState(n)) for n in (0, 1)] for _ in range(2)]
-    remote, local = (kind(str(root), objects.names) for root in (objects.root, objects.folder))
+    remote, local = (
+        DeclaredFiles(str(root), objects.names) for root in (objects.root, objects.folder)
+    )
     ranks = [
         iterator_of(
             remote, tmp_path / "fast", options, source=objects.root, shuffle=None, order_sampler=s
@@ -137,10 +138,9 @@ def test_a_staged_object_has_a_local_path(objects: Objects, tmp_path: Path) -> N
 # --- what goes wrong --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", ["busy", "reset", "cut"])
-@pytest.mark.parametrize("protocol", ["s3", "http"])
+@pytest.mark.parametrize(("protocol", "fault"), [("s3", "reset"), ("http", "busy")])
 def test_a_store_that_fails_for_a_while_is_waited_for(
-    objects: Objects, tmp_path: Path, fault: str, protocol: str
+    objects: Objects, tmp_path: Path, protocol: str, fault: str
 ) -> None:
     root = objects.root if protocol == "s3" else objects.plain
     options = objects.store.options if protocol == "s3" else None
@@ -156,7 +156,7 @@ def test_a_store_that_fails_for_a_while_is_waited_for(
 
 def test_an_object_that_changed_between_runs_is_read_anew(objects: Objects, tmp_path: Path) -> None:
     dataset = DeclaredFiles(objects.root, objects.names)
-    for salt in (b"", b"A", b"B"):
+    for salt in (b"", b"A"):
         if salt:  # of the same size, and perhaps in the same second
             objects.put(objects.names[5], salt * 3050)
         objects.store.forget()

@@ -1,0 +1,304 @@
+"""A remote origin, in a process of its own: what it reads, and what it makes of failures."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import pickle
+import random
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlapiter.errors import OptionError
+from overlapiter.staging import remote as remote_module
+from overlapiter.staging.direct import Direct
+from overlapiter.staging.origin import Original
+from overlapiter.staging.remote import RemoteOrigin, check_remote, original_of, place_of
+from overlapiter.staging.room import Room
+from overlapiter.staging.store import Outcome, Store
+from tests.remote.stores import Objects
+
+
+def in_child(function: Callable[[], Any]) -> Any:
+    """Return what a function returns in a forked process, which keeps the thread of fsspec."""
+    read_fd, write_fd = os.pipe()
+    pid = os.fork()
+    if not pid:
+        os.close(read_fd)
+        try:
+            answer = function(), ""
+        except BaseException:  # it is told in the parent
+            answer = None, traceback.format_exc()
+        with os.fdopen(write_fd, "wb") as pipe:
+            pickle.dump(answer, pipe)
+        os._exit(0)
+    os.close(write_fd)
+    with os.fdopen(read_fd, "rb") as pipe:
+        answer, trouble = pickle.load(pipe)
+    os.waitpid(pid, 0)
+    assert not trouble, trouble
+    return answer
+
+
+def origin_of(objects: Objects, patience_seconds: float = 20.0, **options: Any) -> RemoteOrigin:
+    return RemoteOrigin(
+        objects.root,
+        {**objects.store.options, **options},
+        n_connections=8,
+        patience_seconds=patience_seconds,
+    )
+
+
+def plain_origin(objects: Objects, patience_seconds: float = 20.0) -> RemoteOrigin:
+    return RemoteOrigin(objects.plain, {}, n_connections=8, patience_seconds=patience_seconds)
+
+
+def read_all(origin: RemoteOrigin, url: str) -> tuple[bytes, bool]:
+    """Return the content of a file, read as the store does, and whether it stayed the same."""
+    with origin.open(url) as file:
+        before = file.stat()
+        data = b""
+        while len(data) < before.size_bytes:
+            piece = file.read(before.size_bytes - len(data))
+            assert piece
+            data += piece
+        return data, file.stat() == before
+
+
+def error_of(action: Callable[[], Any]) -> tuple[type, int, str, str, float]:
+    begun = time.monotonic()
+    try:
+        action()
+    except OSError as error:
+        pickle.dumps(error)
+        return type(error), error.errno, error.filename, str(error), time.monotonic() - begun
+    raise AssertionError("it did not fail")
+
+
+# --- reading ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fault", ["", "busy", "reset", "cut"])
+def test_a_file_is_read_whole_whatever_comes_between(objects: Objects, fault: str) -> None:
+    name = objects.names[3]
+    right = (objects.folder / name).read_bytes()
+
+    def read() -> None:
+        for origin, root in ((origin_of(objects), objects.root), (plain_origin(objects), "")):
+            objects.store.fail(fault, 4)
+            url = f"{root or objects.plain}/{name}"
+            assert read_all(origin, url) == (right, True)
+
+    in_child(read)
+    assert objects.requests("GET")[name] >= 1
+
+
+def test_a_file_of_many_pieces_takes_bounded_requests(objects: Objects, monkeypatch: Any) -> None:
+    monkeypatch.setattr(remote_module, "_PIECE_BYTES", 1000)
+    data = random.Random(1).randbytes(10_500)
+    objects.put("large.bin", data)
+
+    def read() -> None:
+        assert read_all(origin_of(objects), f"{objects.root}/large.bin") == (data, True)
+        objects.store.fail("cut", 2)
+        assert read_all(plain_origin(objects), f"{objects.plain}/large.bin") == (data, True)
+
+    in_child(read)
+    assert objects.requests("GET")["large.bin"] == 11
+    assert objects.requests("HEAD")["large.bin"] == 2  # before the first piece, and after the last
+
+
+def test_an_object_of_one_piece_takes_two_requests(objects: Objects) -> None:
+    name = objects.names[0]
+    in_child(lambda: read_all(origin_of(objects), f"{objects.root}/{name}"))
+    assert (objects.requests("HEAD")[name], objects.requests("GET")[name]) == (1, 1)
+
+
+def test_many_threads_read_at_once(objects: Objects) -> None:
+    def read() -> dict[str, str]:
+        origin = origin_of(objects)
+        found = {}
+
+        def read_one(name: str) -> None:
+            data, _ = read_all(origin, f"{objects.root}/{name}")
+            found[name] = hashlib.sha256(data).hexdigest()
+
+        threads = [threading.Thread(target=read_one, args=(name,)) for name in objects.names]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        return found
+
+    right = {
+        name: hashlib.sha256((objects.folder / name).read_bytes()).hexdigest()
+        for name in objects.names
+    }
+    assert in_child(read) == right
+
+
+def test_an_object_that_is_replaced_while_it_is_copied_is_not_kept(
+    objects: Objects, tmp_path: Path, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(remote_module, "_PIECE_BYTES", 1000)
+    name = objects.names[0]
+    (tmp_path / "fast").mkdir()
+
+    def stage() -> None:
+        store = Store(
+            str(tmp_path / "fast"),
+            objects.root,
+            Room(str(tmp_path / "fast"), None, 0),
+            origin=origin_of(objects),
+        )
+        store.create()
+        real_read, n_reads = remote_module.RemoteFile.read, []
+
+        def read(file: Any, size_bytes: int) -> bytes:
+            n_reads.append(size_bytes)
+            if len(n_reads) == 2:
+                objects.put(name, b"A" * 3000)
+            return real_read(file, size_bytes)
+
+        monkeypatch.setattr(remote_module.RemoteFile, "read", read)
+        assert store.stage(f"{objects.root}/{name}").outcome is Outcome.SOURCE_FAILED
+        staged = store.stage(f"{objects.root}/{name}")
+        assert staged.outcome is Outcome.COPIED
+        assert Path(str(staged.path)).read_bytes() == b"A" * 3000
+        assert store.stage(f"{objects.root}/{name}").outcome is Outcome.FOUND
+
+    in_child(stage)
+
+
+# --- directly ---------------------------------------------------------------------------------
+
+
+def test_what_is_opened_directly_behaves_as_a_file(objects: Objects) -> None:
+    name = objects.names[0]
+    right = (objects.folder / name).read_bytes()
+    objects.put("text.txt", "äöü\r\nlast".encode("utf-16"))
+
+    def read() -> None:
+        direct = Direct(origin_of(objects))
+        for buffering in (-1, 0, 7):
+            with direct.open(f"{objects.root}/{name}", "rb", buffering) as file:
+                assert file.read(10) == right[:10]
+                assert file.seek(-5, os.SEEK_END) == len(right) - 5
+                assert file.read() == right[-5:]
+                assert file.seek(100) == 100
+                assert file.read(50) == right[100:150]
+        with direct.open(f"{objects.root}/text.txt", encoding="utf-16") as file:
+            assert list(file) == ["äöü\n", "last"]
+
+    in_child(read)
+
+
+def test_a_private_copy_lives_as_long_as_the_example(objects: Objects) -> None:
+    url, right = f"{objects.root}/{objects.names[0]}", (objects.folder / objects.names[0])
+
+    def read() -> None:
+        direct = Direct(origin_of(objects))
+        path = direct.download(url)
+        assert direct.download(url) == path
+        assert Path(path).read_bytes() == right.read_bytes()
+        direct.forget()
+        assert not os.path.exists(path)
+
+    in_child(read)
+    assert objects.requests("GET") == {objects.names[0]: 1}
+
+
+# --- failures ---------------------------------------------------------------------------------
+
+
+def test_what_cannot_pass_is_told_at_once(objects: Objects) -> None:
+    name = objects.names[0]
+    denied = {"secret": "wrong"}
+    cases = [
+        (origin_of(objects), f"{objects.root}/none", FileNotFoundError),
+        (origin_of(objects), "s3://no-such-bucket/none", FileNotFoundError),
+        (origin_of(objects), f"{objects.root}/0", IsADirectoryError),
+        (origin_of(objects, **denied), f"{objects.root}/{name}", PermissionError),
+        (plain_origin(objects), f"{objects.plain}/none", FileNotFoundError),
+        (plain_origin(objects), f"{objects.plain}/private", PermissionError),
+    ]
+
+    def fail() -> list[tuple[type, int, str, str, float]]:
+        for origin, url, _ in cases[::3]:  # the imports take their time
+            error_of(lambda origin=origin, url=url: origin.stat(url))
+        return [
+            error_of(lambda origin=origin, url=url: origin.stat(url)) for origin, url, _ in cases
+        ]
+
+    for (_, url, kind), found in zip(cases, in_child(fail), strict=True):
+        assert found[:3:2] == (kind, url)
+        assert found[4] < 10  # of a patience of 20
+
+
+@pytest.mark.parametrize("fault", ["busy", "reset"])
+def test_patience_ends_with_an_error_that_says_what_happened(objects: Objects, fault: str) -> None:
+    name = objects.names[0]
+    objects.store.fail(fault, 10_000)
+
+    def fail() -> list[tuple[type, int, str, str, float]]:
+        remote, plain = origin_of(objects, 0.3), plain_origin(objects, 0.3)
+        return [
+            error_of(lambda: remote.stat(f"{objects.root}/{name}")),
+            error_of(lambda: plain.stat(f"{objects.plain}/{name}")),
+        ]
+
+    for (kind, _, filename, text, _), root in zip(
+        in_child(fail), (objects.root, objects.plain), strict=True
+    ):
+        assert (kind, filename) == (OSError, f"{root}/{name}")
+        assert "cannot be read" in text
+        assert ("the server answers 503" in text) == (fault == "busy")
+
+
+# --- what needs no server ---------------------------------------------------------------------
+
+
+def test_the_version_of_a_file_is_a_number_that_an_mtime_can_be() -> None:
+    info = {"size": 5, "ETag": '"5d41402a"', "LastModified": "2026-11-21", "type": "file"}
+    first = original_of(info)
+    assert first == original_of({**info, "name": "another", "VersionId": None})
+    assert first.size_bytes == 5
+    assert 0 < first.mtime_ns < 2**31 * 10**9
+    for key, value in (("ETag", '"other"'), ("LastModified", "2026-11-22"), ("size", 6)):
+        assert original_of({**info, key: value}) != first
+    assert original_of({"size": None}) == Original(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "text"),
+    [
+        ("memory://bucket", {}, "exists in one process"),
+        ("zip://", {"fo": "memory://all.zip"}, "exists in one process"),
+        ("nosuch://bucket", {}, "no such protocol"),
+    ],
+)
+def test_a_source_that_cannot_work_is_refused(source: str, options: Any, text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        check_remote(source, options)
+
+
+@pytest.mark.parametrize(("source", "missing"), [("s3://bucket", "fsspec"), ("gs://b", "gcsfs")])
+def test_what_is_not_installed_is_named(monkeypatch: Any, source: str, missing: str) -> None:
+    monkeypatch.setitem(sys.modules, missing, None)
+    with pytest.raises(OptionError, match=r"pip install 'overlapiter\[remote\]'.*gcsfs for gs"):
+        check_remote(source, {})
+
+
+def test_two_servers_are_two_sources_but_two_users_are_not() -> None:
+    here = place_of({"endpoint_url": "http://here", "key": "a", "secret": "b"})
+    assert here == place_of({"endpoint_url": "http://here", "key": "c", "token": "d"})
+    assert here == place_of({"client_kwargs": {"endpoint_url": "http://here"}})
+    assert here != place_of({"endpoint_url": "http://there"}) != place_of({"fo": "http://there"})
+    assert place_of({"key": "a"}) == ""
