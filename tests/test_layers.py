@@ -40,6 +40,7 @@ HOME = {
     "torch": "chainer",
     "mpi4py": "mpi",
     "matplotlib": "cli",
+    "aiohttp": "staging",
     "fsspec": "staging",
     "s3fs": "staging",
 }
