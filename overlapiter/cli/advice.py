@@ -133,6 +133,12 @@ def warnings(
     """Return what is in the way."""
     found = []
     best = knee(levels)
+    if node.load > 2 * node.n_cores:
+        found.append(
+            f"this node is busy ({node.load:.0f} processes for "
+            f"{count_words(node.n_cores, 'core')}), so the store may be faster than it seems: "
+            f"measure again when the node is yours"
+        )
     if place is not None and place.is_shared:
         found.append(
             f"the staging directory is on {place.kind}, which other nodes share: choose a disk of "

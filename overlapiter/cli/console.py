@@ -126,7 +126,7 @@ def size_words(size_bytes: float) -> str:
 
 def duration_words(seconds: float) -> str:
     """Write a duration as people do: ``1 h 20 min``."""
-    if seconds < 0.0995:
+    if seconds < 0.9995:
         return f"{seconds * 1e3:.2g} ms" if seconds < 0.00995 else f"{seconds * 1e3:.0f} ms"
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"

@@ -12,6 +12,7 @@ import json
 import os
 import random
 import sys
+import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -59,6 +60,7 @@ examples:
 exit code: 0, or 1 if the store or the disk cannot be measured"""
 
 _SECONDS = 20.0
+_COLUMNS = 100
 _FINDING_SHARE, _SOURCE_SHARE, _DISK_SHARE = 0.1, 0.65, 0.2
 
 
@@ -246,8 +248,8 @@ def _facts(findings: Findings) -> dict[str, object]:
 
 
 def _report(findings: Findings) -> str:
-    parts = [_source_table(findings), _node_table(findings), _recommendation(findings)]
-    parts += [f"Note: {text}." for text in findings.warnings()]
+    notes = [textwrap.fill(f"Note: {text}.", _COLUMNS) for text in findings.warnings()]
+    parts = [_source_table(findings), _node_table(findings), *notes, _recommendation(findings)]
     return "\n\n".join(parts)
 
 
@@ -296,13 +298,20 @@ def _node_table(findings: Findings) -> str:
 
 def _recommendation(findings: Findings) -> str:
     advice = findings.advice()
-    width = max(len(f"{item.name} = {item.value}") for item in advice)
-    lines = [f"  {f'{item.name} = {item.value}':{width}}   {item.reason}" for item in advice]
+    width = max(len(f"{item.name} = {item.value}") for item in advice) + 5
+    lines = [
+        textwrap.fill(
+            item.reason,
+            _COLUMNS,
+            initial_indent=f"  {item.name} = {item.value}".ljust(width),
+            subsequent_indent=" " * width,
+        )
+        for item in advice
+    ]
     values = {item.name: item.value for item in advice}
     n_processes = values.pop("n_processes")
     directory = findings.directory or "/path/to/a/disk/of/this/node"
     options = "".join(f", {name}={value!r}" for name, value in values.items() if value is not None)
-    call = f"overlapiter.Staging({directory!r}, source={findings.source!r}{options})"
     return "\n".join(
         [
             "Recommended",
@@ -310,7 +319,9 @@ def _recommendation(findings: Findings) -> str:
             "",
             "  overlapiter.OverlapIterator(",
             f"      train, batch_size, n_processes={n_processes},",
-            f"      staging={call},",
+            "      staging=overlapiter.Staging(",
+            f"          {directory!r}, source={findings.source!r}{options}",
+            "      ),",
             "  )",
         ]
     )

@@ -51,6 +51,7 @@ class Node(NamedTuple):
         shm_bytes: Free in ``/dev/shm``; 0 if there is none.
         n_descriptors: Files that a process may have open; 0 for no limit.
         n_processes: Processes and threads that the user may have; 0 for no limit.
+        load: Processes that wanted a core in the last minute, on average.
     """
 
     n_cores: int
@@ -58,6 +59,7 @@ class Node(NamedTuple):
     shm_bytes: int
     n_descriptors: int
     n_processes: int
+    load: float
 
 
 class FileSystem(NamedTuple):
@@ -90,6 +92,7 @@ def look_at_node() -> Node:
         shm_bytes=shm_bytes,
         n_descriptors=_limit(resource.RLIMIT_NOFILE),
         n_processes=_limit(resource.RLIMIT_NPROC),
+        load=os.getloadavg()[0],
     )
 
 

@@ -19,7 +19,7 @@ from overlapiter.cli.probe_node import DiskSpeed, FileSystem, Node
 from overlapiter.cli.probe_source import READS_IN_FLIGHT, Level, levels_for
 from overlapiter.options import parse_size
 
-NODE = Node(n_cores=16, memory_bytes=10**11, shm_bytes=10**10, n_descriptors=1024, n_processes=0)
+NODE = Node(16, memory_bytes=10**11, shm_bytes=10**10, n_descriptors=1024, n_processes=0, load=2.0)
 DISK = DiskSpeed(1e9, 2e9, 20_000, 1e-4, 1e-4, 1e-4)
 NVME = FileSystem("ext4", size_bytes=10**12, free_bytes=4 * 10**11)
 
@@ -100,6 +100,10 @@ def test_what_is_in_the_way_is_named() -> None:
     levels = store(0.01, 5000)
     assert warnings(levels, DISK, NVME, NODE) == []
     assert "nfs4" in warnings(levels, DISK, NVME._replace(kind="nfs4"), NODE)[0]
+    assert (
+        "busy (40 processes for 16 cores)"
+        in warnings(levels, DISK, NVME, NODE._replace(load=40))[0]
+    )
     slow = DISK._replace(write_bytes_per_second=1e6)
     assert "1.0 MB/s, less than the store gives" in warnings(levels, slow, NVME, NODE)[0]
     slow = DISK._replace(small_read_seconds=1.0)
@@ -124,7 +128,14 @@ def test_sizes_are_written_as_people_do(size_bytes, words) -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "words"),
-    [(0.0103, "10 ms"), (0.00021, "0.21 ms"), (1.5, "1.5 s"), (90, "2 min"), (4800, "1 h 20 min")],
+    [
+        (0.0103, "10 ms"),
+        (0.00021, "0.21 ms"),
+        (0.35, "350 ms"),
+        (1.5, "1.5 s"),
+        (90, "2 min"),
+        (4800, "1 h 20 min"),
+    ],
 )
 def test_durations_are_written_as_people_do(seconds, words) -> None:
     assert duration_words(seconds) == words

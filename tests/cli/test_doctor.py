@@ -60,9 +60,12 @@ def test_the_report_can_be_pasted(source, listing, tmp_path) -> None:
     assert done.returncode == 0, done.stderr
     assert list((tmp_path / "fast").iterdir()) == []
     assert "There are too few files to measure more than 4 reads in flight." in done.stdout
-    (line,) = [line for line in done.stdout.splitlines() if "Staging(" in line]
-    call = line.strip().removeprefix("staging=").removesuffix(",")
-    script = f"import overlapiter; print({call}.source)"
+    call = done.stdout[done.stdout.index("overlapiter.OverlapIterator(") :]
+    script = "import overlapiter\ntrain, batch_size = range(4), 2\n"
+    script += (
+        "overlapiter.OverlapIterator = lambda *_, n_processes, staging: print(staging.source)\n"
+    )
+    script += call
     pasted = run([slow_command(tmp_path, 0, 1)[0], "-c", script])
     assert pasted.stdout == f"{source}\n"
 
