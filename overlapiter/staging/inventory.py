@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from .claim import try_lock
+from .interest import INTEREST_FILE
 from .marks import MARK_FILE, read_mark
 from .records import RUNS_FILE, USERS_FOLDER
 from .usage import USAGE_FILE
@@ -116,7 +117,7 @@ def foreign_entries(directory: str) -> list[str]:
         for name in sorted(os.listdir(directory))
         if name not in known and not name.startswith(_OWN_PREFIX)
     ]
-    known = {FILES_FOLDER, PARTIAL_FOLDER, SUMS_FOLDER, MARK_FILE}
+    known = {FILES_FOLDER, PARTIAL_FOLDER, SUMS_FOLDER, MARK_FILE, INTEREST_FILE}
     for sub in ours:
         inside = sorted(set(os.listdir(sub.path)) - known)
         names += [os.path.join(os.path.basename(sub.path), name) for name in inside]

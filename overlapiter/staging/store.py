@@ -6,6 +6,7 @@ Layout below the staging directory::
         files/train/n01/a.jpg     mirrors the source's tree; complete files only
         partial/5d41402abc4b2a76  files being copied, named by the hash of their path
         sums/5d41402abc4b2a76     checksums, where files cannot have attributes
+        interest                  who is about to read what (see :mod:`.interest`)
         source.json               which source root that is, for the commands (see :mod:`.marks`)
 
 A file is claimed before it is copied (see :mod:`.claim`), and published by renaming the partial
@@ -109,6 +110,7 @@ class Store:
         place: What tells sources of one name apart, such as two servers.
 
     Attributes:
+        base: The subdirectory that belongs to this source root.
         origin: The same; whoever wants to watch or to stop reading puts another around it.
     """
 
@@ -125,8 +127,8 @@ class Store:
         self.directory = directory
         self.source = source
         self._prefix = os.path.join(source, "")
-        self._base = subdirectory(directory, source, place)
-        name = os.path.basename(self._base)
+        self.base = subdirectory(directory, source, place)
+        name = os.path.basename(self.base)
         self._folders = [Folder(directory, name, part) for part in ("files", "partial", "sums")]
         files, partial, sums = self._folders
         self._files = os.path.join(files.path, "")
@@ -145,14 +147,14 @@ class Store:
             StagingError: A directory cannot be made.
         """
         files, partial, _ = self._folders
-        for path in (self._base, files.path, partial.path):
+        for path in (self.base, files.path, partial.path):
             try:
                 make_private(path)
                 refuse_foreign(path)
             except OSError as error:
                 message = f"cannot make it ({error.strerror}); choose another directory"
                 raise StagingError(path, message) from error
-        write_mark(self._base, self.source)
+        write_mark(self.base, self.source)
 
     def staged_path(self, path: str) -> str:
         """Return where the copy of ``path``, a normalised path below the source, belongs."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from overlapiter.sources import stamp_of
 
 from .copier import Copier
+from .interest import INTEREST_FILE, Interest
 from .origin import LocalOrigin, Original, OriginalFile
 from .store import Outcome, Staged, Store
 
@@ -45,10 +46,14 @@ class Tiers:
     Args:
         stores: One for each tier.
         tell: Called with what the user should know; see :class:`Copier`.
+        who: A number of this run, the same in all its processes.
     """
 
-    def __init__(self, stores: Sequence[Store], tell: Callable[[str], None]) -> None:
+    def __init__(self, stores: Sequence[Store], tell: Callable[[str], None], who: int) -> None:
         self._stores = stores
+        interest = Interest(os.path.join(stores[-1].base, INTEREST_FILE), who)
+        self.want = interest.want
+        self.is_wanted_by_others = interest.is_wanted_by_others
         self._copiers = [Copier(store, tell) for store in stores]
 
     def __len__(self) -> int:

@@ -87,6 +87,10 @@ class Evictor:
         """Whether there may be files that no run uses."""
         return any(strays.may_find_more for strays in self._strays)
 
+    def is_wanted_by_others(self, victim: Victim) -> bool:
+        """Return whether another run is about to read a file of an example."""
+        return any(map(self._tiers.is_wanted_by_others, self._paths(victim)))
+
     def _paths(self, victim: Victim) -> Iterable[str]:
         if victim.paths:
             return victim.paths
@@ -130,14 +134,23 @@ class RoomForPart:
         if self._evictor.evict_stray(tier, is_young=False):
             return True
         with self._lock:
-            waiting = self._victims.get(tier)
-            victim = waiting.pop() if waiting else None
+            victim = self._take(tier)
             if victim is not None:
                 self.moved[victim.example] = ABSENT  # whatever comes of it
         if victim is None:
             return self._evictor.evict_stray(tier, is_young=True)
         self.moved[victim.example] = self._evictor.evict(victim, self.make)
         return True
+
+    def _take(self, tier: int) -> Victim | None:
+        """Choose the farthest victim that nobody else wants, or else the farthest."""
+        waiting = self._victims.get(tier)
+        if not waiting:
+            return None
+        places = reversed(range(len(waiting)))
+        spared = self._evictor.is_wanted_by_others
+        place = next((place for place in places if not spared(waiting[place])), -1)
+        return waiting.pop(place)
 
 
 def file_id(absolute: str) -> int:

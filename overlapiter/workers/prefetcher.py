@@ -58,7 +58,7 @@ class Prefetcher:
         self._channel = channel
         self._dataset = dataset
         self._source = tiers[0].source
-        self._tiers = Tiers(tiers, self._tell)
+        self._tiers = Tiers(tiers, self._tell, os.getppid())  # the supervisor's number
         strays = [Strays(store) for store in tiers]
         self._evictor = Evictor(
             dataset, self._source, self._tiers, strays, validated, self._count_eviction
@@ -189,6 +189,8 @@ class Prefetcher:
             example.is_declared = False
             return example
         paths = list(paths_below(self._source, declared))
+        for _, absolute in paths:
+            self._tiers.want(absolute)
         copies = [self._tiers.peek(absolute) for _, absolute in paths]
         stamps = [copy.stamp for copy in copies if copy is not None]
         is_trusted = len(stamps) == len(paths) and self._is_validated(index, stamps)
@@ -246,6 +248,7 @@ class Prefetcher:
                 break
             path, absolute = next(paths_below(self._source, [found]))
             answer = None
+            self._tiers.want(absolute)
             copy = self._tiers.peek(absolute)
             if copy is not None:
                 is_trusted = self._is_validated(example.index, [*example.stamps, copy.stamp])

@@ -1,0 +1,72 @@
+"""Interest: which staged files other processes of the node are about to read.
+
+Each process knows its own order. That it does not evict what another one has just staged, and
+reads in a moment, it knows from a small table that all of them share: the hash of a path leads to
+the time until which somebody wants it kept. Two paths may share an entry, and entries may be lost:
+the table spares reads of the slow store, nothing else depends on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import struct
+import time
+
+INTEREST_FILE = "interest"
+_N_ENTRIES = 1 << 18
+_ENTRY = struct.Struct("<Q")  # milliseconds, and in the last bits who wants it
+_WHO_BITS = 20
+#: How long what is handed out to be staged is wanted.
+_KEPT_MS = 10_000
+
+
+class Interest:
+    """The table of one source root. Safe for threads and processes; no disk makes it raise.
+
+    Args:
+        path: The file that holds it; made if missing.
+        who: A number of this run, the same in all its processes.
+    """
+
+    def __init__(self, path: str, who: int) -> None:
+        self._who = who % (1 << _WHO_BITS)
+        self._fd = -1
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        with contextlib.suppress(OSError):  # without a table everything may be evicted
+            self._fd = os.open(path, flags, 0o600)
+
+    def want(self, path: str) -> None:
+        """Say that this run is about to read the copy of ``path``."""
+        entry = (_now_ms() + _KEPT_MS) << _WHO_BITS | self._who
+        with contextlib.suppress(OSError):
+            os.pwrite(self._fd, _ENTRY.pack(entry), _offset(path))
+
+    def is_wanted_by_others(self, path: str) -> bool:
+        """Return whether another run is about to read the copy of ``path``."""
+        data = b""
+        with contextlib.suppress(OSError):
+            data = os.pread(self._fd, _ENTRY.size, _offset(path))
+        if len(data) < _ENTRY.size:
+            return False
+        (entry,) = _ENTRY.unpack(data)
+        who = entry & ((1 << _WHO_BITS) - 1)
+        left_ms = int(entry >> _WHO_BITS) - _now_ms()
+        return bool(who != self._who and 0 <= left_ms <= _KEPT_MS)
+
+    def close(self) -> None:
+        """Let go of the table; closing twice is fine."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+def _offset(path: str) -> int:
+    # The same for every process, which Python's own hash is not.
+    digest = hashlib.blake2b(os.fsencode(path), digest_size=8).digest()
+    return int.from_bytes(digest, "little") % _N_ENTRIES * _ENTRY.size
+
+
+def _now_ms() -> int:
+    return time.monotonic_ns() // 1_000_000  # since the boot, for all processes of the node

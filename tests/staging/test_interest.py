@@ -1,0 +1,64 @@
+"""Interest: what others are about to read, as far as the table tells."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from overlapiter.staging import interest as interest_module
+from overlapiter.staging.interest import Interest
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    return str(tmp_path / "interest")
+
+
+def test_what_one_run_wants_the_others_see_and_it_does_not(path):
+    one, other = Interest(path, 1), Interest(path, 2)
+    assert not other.is_wanted_by_others("/source/a")
+    one.want("/source/a")
+    assert other.is_wanted_by_others("/source/a")
+    assert not one.is_wanted_by_others("/source/a")
+    assert not other.is_wanted_by_others("/source/b")
+    one.close()
+    other.close()
+
+
+def test_another_process_sees_it_under_whatever_seed_it_hashes(path):
+    one = Interest(path, 1)
+    one.want("/source/a")
+    one.close()
+    code = (
+        "from overlapiter.staging.interest import Interest;"
+        f"print(Interest({path!r}, 2).is_wanted_by_others('/source/a'))"
+    )
+    for seed in ("1", "2"):
+        command = [sys.executable, "-c", code]
+        environment = {"PYTHONHASHSEED": seed}
+        assert subprocess.check_output(command, env=environment, text=True) == "True\n"
+
+
+def test_it_ends_after_some_seconds_and_with_the_boot(path, monkeypatch):
+    one, other = Interest(path, 1), Interest(path, 2)
+    one.want("/source/a")
+    now_ms = interest_module._now_ms()
+    for later_ms, is_wanted in ((9_000, True), (11_000, False), (-(10**7), False)):
+        monkeypatch.setattr(interest_module, "_now_ms", lambda ms=later_ms: now_ms + ms)
+        assert other.is_wanted_by_others("/source/a") is is_wanted
+    one.close()
+    other.close()
+
+
+def test_without_a_table_nobody_wants_anything(tmp_path):
+    (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
+    for name in ("missing/interest", "link"):
+        interest = Interest(str(tmp_path / name), 1)
+        interest.want("/source/a")
+        assert not interest.is_wanted_by_others("/source/a")
+        interest.close()
+        interest.close()
+    assert not (tmp_path / "elsewhere").exists()
