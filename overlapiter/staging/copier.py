@@ -17,12 +17,13 @@ _ABOUT_THE_FILE = {errno.EFBIG: "it is beyond the limit of file sizes, ulimit -f
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
 _REFUSED = Staged(Outcome.REFUSED, None)
+_FAILED = Staged(Outcome.FAILED, None)
 
 
 class Copier:
     """Stages files. Safe for threads.
 
-    While the staging disk is full or sick, files are refused without asking it, and now and then
+    While the staging disk is full or sick, files are not staged without asking it, and now and then
     one is tried, so that staging goes on by itself when the disk has recovered.
 
     Args:
@@ -50,7 +51,9 @@ class Copier:
         now_seconds = time.monotonic()
         sick_ticket = self._sick.enter(now_seconds)
         full_ticket = 0 if make_room else self._full.enter(now_seconds)
-        if sick_ticket is None or full_ticket is None:
+        if sick_ticket is None:
+            return _FAILED
+        if full_ticket is None:
             return _REFUSED
         try:
             answer = self._fetch(absolute, make_room, origin)
@@ -97,4 +100,4 @@ class Copier:
                 f"staging in {self._store.directory} failed ({error.strerror or error}): files are "
                 f"read from the source, and staging is tried again by itself; {advice}"
             )
-        return _REFUSED
+        return _FAILED

@@ -13,6 +13,7 @@ import hashlib
 import os
 import struct
 import time
+from collections.abc import Iterable, Iterator
 
 INTEREST_FILE = "interest"
 _N_ENTRIES = 1 << 18
@@ -31,35 +32,37 @@ class Interest:
     """
 
     def __init__(self, path: str, who: int) -> None:
+        self._path = path
         self._who = who % (1 << _WHO_BITS)
-        self._fd = -1
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        with contextlib.suppress(OSError):  # without a table everything may be evicted
-            self._fd = os.open(path, flags, 0o600)
 
-    def want(self, path: str) -> None:
-        """Say that this run is about to read the copy of ``path``."""
-        entry = (_now_ms() + _KEPT_MS) << _WHO_BITS | self._who
-        with contextlib.suppress(OSError):
-            os.pwrite(self._fd, _ENTRY.pack(entry), _offset(path))
+    def want(self, paths: Iterable[str]) -> None:
+        """Say that this run is about to read the copies of ``paths``."""
+        entry = _ENTRY.pack((_now_ms() + _KEPT_MS) << _WHO_BITS | self._who)
+        with contextlib.suppress(OSError), self._opened(os.O_RDWR | os.O_CREAT) as fd:
+            for path in paths:
+                os.pwrite(fd, entry, _offset(path))
 
-    def is_wanted_by_others(self, path: str) -> bool:
-        """Return whether another run is about to read the copy of ``path``."""
-        data = b""
-        with contextlib.suppress(OSError):
-            data = os.pread(self._fd, _ENTRY.size, _offset(path))
+    def is_wanted_by_others(self, paths: Iterable[str]) -> bool:
+        """Return whether another run is about to read the copy of any of ``paths``."""
+        with contextlib.suppress(OSError), self._opened(os.O_RDONLY) as fd:
+            return any(self._is_others(os.pread(fd, _ENTRY.size, _offset(p))) for p in paths)
+        return False
+
+    def _is_others(self, data: bytes) -> bool:
         if len(data) < _ENTRY.size:
             return False
         (entry,) = _ENTRY.unpack(data)
-        who = entry & ((1 << _WHO_BITS) - 1)
         left_ms = int(entry >> _WHO_BITS) - _now_ms()
-        return bool(who != self._who and 0 <= left_ms <= _KEPT_MS)
+        return entry & ((1 << _WHO_BITS) - 1) != self._who and 0 <= left_ms <= _KEPT_MS
 
-    def close(self) -> None:
-        """Let go of the table; closing twice is fine."""
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+    @contextlib.contextmanager
+    def _opened(self, flags: int) -> Iterator[int]:
+        # Not kept open, so that the disk can be made read-only or taken away.
+        fd = os.open(self._path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
 
 
 def _offset(path: str) -> int:

@@ -48,6 +48,7 @@ class Outcome(enum.Enum):
     COPIED = "copied"
     FOUND = "found"  # staged before, and still valid
     REFUSED = "refused"  # no room
+    FAILED = "failed"  # the disk; from those alone that let no disk raise
     BUSY = "busy"  # another process holds the claim, or the count of bytes in use, for too long
     SOURCE_FAILED = "source failed"  # missing or unreadable: the file reader will report it
 

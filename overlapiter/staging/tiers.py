@@ -86,7 +86,7 @@ class Tiers:
         answer = Staged(Outcome.REFUSED, None)
         for tier, copier in enumerate(self._copiers):
             answer = copier.copy(absolute, make_room and _in_tier(make_room, tier))
-            if answer.outcome is not Outcome.REFUSED:
+            if answer.outcome not in (Outcome.REFUSED, Outcome.FAILED):
                 self._drop_others(absolute, tier)
                 return answer._replace(tier=tier)
         return answer

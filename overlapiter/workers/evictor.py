@@ -89,7 +89,7 @@ class Evictor:
 
     def is_wanted_by_others(self, victim: Victim) -> bool:
         """Return whether another run is about to read a file of an example."""
-        return any(map(self._tiers.is_wanted_by_others, self._paths(victim)))
+        return self._tiers.is_wanted_by_others(self._paths(victim))
 
     def _paths(self, victim: Victim) -> Iterable[str]:
         if victim.paths:

@@ -117,7 +117,9 @@ class Prefetcher:
         missing = []
         avoid = part.task.avoid
         indices = [index for index in part.task.indices if index not in avoid]
-        for example in map(self._look_safely, indices):
+        examples = list(map(self._look_safely, indices))
+        self._tiers.want(path for example in examples for path in example.absolute_paths)
+        for example in examples:
             if example.missing or not example.is_declared:
                 missing.append(example)
             else:
@@ -189,8 +191,6 @@ class Prefetcher:
             example.is_declared = False
             return example
         paths = list(paths_below(self._source, declared))
-        for _, absolute in paths:
-            self._tiers.want(absolute)
         copies = [self._tiers.peek(absolute) for _, absolute in paths]
         stamps = [copy.stamp for copy in copies if copy is not None]
         is_trusted = len(stamps) == len(paths) and self._is_validated(index, stamps)
@@ -248,7 +248,7 @@ class Prefetcher:
                 break
             path, absolute = next(paths_below(self._source, [found]))
             answer = None
-            self._tiers.want(absolute)
+            self._tiers.want([absolute])
             copy = self._tiers.peek(absolute)
             if copy is not None:
                 is_trusted = self._is_validated(example.index, [*example.stamps, copy.stamp])
@@ -277,7 +277,7 @@ class Prefetcher:
                 row.add(Counter.BYTES_STAGED, answer.copied_bytes)
             elif answer.outcome is Outcome.FOUND:
                 row.add(Counter.FILES_FOUND_STAGED, 1)
-            elif answer.outcome in (Outcome.REFUSED, Outcome.BUSY):
+            elif answer.outcome is not Outcome.SOURCE_FAILED:
                 row.add(Counter.FILES_REFUSED, 1)
             if answer.path is None:
                 example.is_complete = False

@@ -81,6 +81,11 @@ class Example:
         self.tier = 127
         self.was_refused = False
 
+    @property
+    def absolute_paths(self) -> list[str]:
+        """Its files that are known so far, staged or not."""
+        return [*self.sizes, *(absolute for _, absolute in self.missing)]
+
     def finding(self) -> Finding:
         """Return what the supervisor is told of it."""
         files = [StagedFile(file_id(path), size) for path, size in self.sizes.items()]

@@ -20,7 +20,7 @@ from tests.chainer.scripts import wait_until
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("most_bytes", [3_000, 90_000])
-def test_a_disk_that_fills_up_at_any_byte_is_warned_of_once_and_used_again_when_there_is_room(
+def test_a_disk_that_fills_up_at_any_byte_is_passed_by_and_used_again_when_there_is_room(
     tmp_path: Path, seed: int, most_bytes: int
 ) -> None:
     source = SourceFiles(tmp_path / "source", most_bytes=most_bytes, seed=seed)
@@ -39,7 +39,6 @@ def test_a_disk_that_fills_up_at_any_byte_is_warned_of_once_and_used_again_when_
             run.take_until(lambda stats: stats.files_refused)
             run.take(6)
             before = run.iterator.stats()
-            assert before.opens_source > 0
             for name in ("filler", "more", "even more"):
                 (disk / name).unlink()
             run.take_until_staged()
@@ -49,8 +48,10 @@ def test_a_disk_that_fills_up_at_any_byte_is_warned_of_once_and_used_again_when_
             Path(name).name for name in source.names
         )
         assert list((disk / "fast").glob("*/partial/*")) == []
-    assert len(run.warnings) == 1
-    assert f"{disk / 'fast'} is full" in run.warnings[0]
+    # None, if it was enough to evict what is needed later.
+    assert len(run.warnings) <= 1
+    assert all(f"{disk / 'fast'} is full" in text for text in run.warnings)
+    assert run.warnings or after.files_evicted
 
 
 def fill_up(path: Path) -> None:
@@ -63,7 +64,7 @@ def fill_up(path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["capacity", "keep_free"])
-def test_a_limit_that_is_reached_is_warned_of_once_and_staging_goes_on_below_it(
+def test_below_a_limit_that_is_reached_staging_goes_on(
     source: SourceFiles, tmp_path: Path, option: str
 ) -> None:
     disk_bytes = 2 * source.total_bytes + (1 << 20)
@@ -76,14 +77,15 @@ def test_a_limit_that_is_reached_is_warned_of_once_and_staging_goes_on_below_it(
                 os.posix_fallocate(filler.fileno(), 0, n_bytes)
         with source.iterate(disk / "fast", **{option: value}) as run:
             run.take(12)
-            staged_before = run.iterator.stats().files_staged
-            assert 0 < staged_before < len(source.names)
+            assert run.iterator.stats().files_staged > 0
+            assert len(staged_files(disk / "fast")) < len(source.names)
             if option == "keep_free":
                 (disk / "filler").unlink()
                 run.take_until_staged()
             used_bytes = sum(path.stat().st_size for path in staged_files(disk / "fast"))
             assert option == "keep_free" or used_bytes <= value
-    assert [("is full" in text) for text in run.warnings] == [True]
+            assert run.warnings or run.iterator.stats().files_evicted
+    assert [("is full" in text) for text in run.warnings] in ([], [True])
 
 
 # --- removed ----------------------------------------------------------------------------------

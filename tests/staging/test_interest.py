@@ -19,22 +19,18 @@ def path(tmp_path: Path) -> str:
 
 def test_what_one_run_wants_the_others_see_and_it_does_not(path):
     one, other = Interest(path, 1), Interest(path, 2)
-    assert not other.is_wanted_by_others("/source/a")
-    one.want("/source/a")
-    assert other.is_wanted_by_others("/source/a")
-    assert not one.is_wanted_by_others("/source/a")
-    assert not other.is_wanted_by_others("/source/b")
-    one.close()
-    other.close()
+    assert not other.is_wanted_by_others(["/source/a"])
+    one.want(["/source/a"])
+    assert other.is_wanted_by_others(["/source/a"])
+    assert not one.is_wanted_by_others(["/source/a"])
+    assert not other.is_wanted_by_others(["/source/b"])
 
 
 def test_another_process_sees_it_under_whatever_seed_it_hashes(path):
-    one = Interest(path, 1)
-    one.want("/source/a")
-    one.close()
+    Interest(path, 1).want(["/source/a"])
     code = (
         "from overlapiter.staging.interest import Interest;"
-        f"print(Interest({path!r}, 2).is_wanted_by_others('/source/a'))"
+        f"print(Interest({path!r}, 2).is_wanted_by_others(['/source/a']))"
     )
     for seed in ("1", "2"):
         command = [sys.executable, "-c", code]
@@ -44,21 +40,17 @@ def test_another_process_sees_it_under_whatever_seed_it_hashes(path):
 
 def test_it_ends_after_some_seconds_and_with_the_boot(path, monkeypatch):
     one, other = Interest(path, 1), Interest(path, 2)
-    one.want("/source/a")
+    one.want(["/source/a"])
     now_ms = interest_module._now_ms()
     for later_ms, is_wanted in ((9_000, True), (11_000, False), (-(10**7), False)):
         monkeypatch.setattr(interest_module, "_now_ms", lambda ms=later_ms: now_ms + ms)
-        assert other.is_wanted_by_others("/source/a") is is_wanted
-    one.close()
-    other.close()
+        assert other.is_wanted_by_others(["/source/a"]) is is_wanted
 
 
 def test_without_a_table_nobody_wants_anything(tmp_path):
     (tmp_path / "link").symlink_to(tmp_path / "elsewhere")
     for name in ("missing/interest", "link"):
         interest = Interest(str(tmp_path / name), 1)
-        interest.want("/source/a")
-        assert not interest.is_wanted_by_others("/source/a")
-        interest.close()
-        interest.close()
+        interest.want(["/source/a"])
+        assert not interest.is_wanted_by_others(["/source/a"])
     assert not (tmp_path / "elsewhere").exists()
