@@ -216,7 +216,7 @@ def _listed(sub: Subdirectory, name: str) -> set[str]:
 
 
 def _is_ours(entry: Entry) -> bool:
-    return entry.kind is Kind.FILE and entry.found.st_uid == os.geteuid()
+    return entry.kind is Kind.FILE and entry.is_private
 
 
 def _say_in_use(directory: str) -> None:

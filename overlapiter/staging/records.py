@@ -81,6 +81,9 @@ def recorded_run(
     try:
         yield
         end = "closed"
+    except KeyboardInterrupt:
+        end = "interrupted"
+        raise
     finally:
         with contextlib.suppress(OSError):  # there is nobody left to be told
             add_run(directory, record, end, dict(counters()))

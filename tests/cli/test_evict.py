@@ -29,11 +29,12 @@ def test_everything_goes_but_what_is_not_ours(fast, files, tmp_path) -> None:
     (tmp_path / "precious").write_text("precious")
     (files / "c0" / "link").symlink_to(tmp_path / "precious")
     (fast / "notes.txt").write_text("mine")
+    (files / "c1" / "notes.txt").write_text("mine")
     done = overlapiter("evict", fast, "--all")
     assert done.returncode == 0
     assert done.stdout == f"removed {N_FILES} files, 30.4 kB\n"
-    assert "not made by overlapiter, and kept: 1 file" in done.stderr
-    assert sorted(p.name for p in files.rglob("*")) == ["c0", "link"]
+    assert "not made by overlapiter, and kept: 2 files" in done.stderr
+    assert sorted(p.name for p in files.rglob("*")) == ["c0", "c1", "link", "notes.txt"]
     assert (fast / "notes.txt").exists()
     assert (tmp_path / "precious").read_text() == "precious"
 

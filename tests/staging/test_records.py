@@ -72,6 +72,12 @@ def test_a_run_that_raises_has_failed(tmp_path: Path) -> None:
     assert [run["end"] for run in runs(str(tmp_path))] == ["failed"]
 
 
+def test_a_run_that_somebody_stopped_was_interrupted(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt), recorded(str(tmp_path), {}, dict, refuse):
+        raise KeyboardInterrupt
+    assert [run["end"] for run in runs(str(tmp_path))] == ["interrupted"]
+
+
 def test_records_are_for_their_owner_alone(tmp_path: Path) -> None:
     old = os.umask(0)
     try:
