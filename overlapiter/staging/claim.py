@@ -4,10 +4,10 @@ It is an exclusive ``flock`` on the partial file. The kernel drops it when its o
 killed process never blocks another one. One that was stopped, or hangs, is waited for as long as
 it writes.
 
-On a file system without ``flock`` the claim is a file of its own, made by one owner alone, that
-holds the owner's tag::
+On a file system without ``flock`` the claim is a link that leads nowhere and is never followed:
+one owner alone can make it, and it says who that is from the first moment on::
 
-    5d41402abc4b2a76.claim        the tag
+    5d41402abc4b2a76.claim -> TAG
     5d41402abc4b2a76.TAG          what that owner has copied
 
 A claim whose owner is dead is removed and made anew. Should two do so at the same moment, the file
@@ -17,6 +17,7 @@ is copied twice: each writes to a partial file of its own, so that nothing is mi
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -32,7 +33,6 @@ _LONGEST_POLL_SECONDS = 0.05
 _PATIENCE_SECONDS = 5.0
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CLAIM = ".claim"
-_MOST_TAG_BYTES = 512
 
 #: Changes whenever the owner of a claim writes.
 Progress = tuple[int, int, int]
@@ -201,10 +201,10 @@ class Claims:
 def _record(
     folder: OpenFolder, key: str, left: list[str]
 ) -> tuple[Partial | None, Progress | None]:
-    """Try to make the claim's own file; ``left`` gathers partial files of owners that died."""
+    """Try to make the link; ``left`` gathers partial files of owners that died."""
     tag = new_tag()
     try:
-        fd = os.open(key + _CLAIM, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600, dir_fd=folder.fd)
+        os.symlink(tag, key + _CLAIM, dir_fd=folder.fd)
     except FileExistsError:
         tag, found = _look(folder, key)
         if found is None:
@@ -213,10 +213,6 @@ def _record(
             left[:] = [f"{key}.{tag}"]
             _remove_claim(folder, key, tag)
         return None, _progress(found)
-    try:
-        os.write(fd, os.fsencode(tag))
-    finally:
-        os.close(fd)
     try:
         partial = Partial(folder, f"{key}.{tag}")
     except OSError:
@@ -240,13 +236,14 @@ def _look(folder: OpenFolder, key: str) -> tuple[str, os.stat_result | None]:
 
 
 def _tag_in(folder: OpenFolder, name: str) -> str:
-    """Return what a claim says; nothing if its owner died, or is, before it has said it."""
-    fd = os.open(name, _FLAGS, dir_fd=folder.fd)
+    """Return the tag of a claim; nothing if it is none."""
     try:
-        tag = os.fsdecode(os.read(fd, _MOST_TAG_BYTES))
-    finally:
-        os.close(fd)
-    return "" if "/" in tag or "\0" in tag else tag
+        tag = os.readlink(name, dir_fd=folder.fd)
+    except OSError as error:
+        if error.errno == errno.EINVAL:  # something else is in its place
+            return ""
+        raise
+    return "" if "/" in tag else tag
 
 
 def _remove_claim(folder: OpenFolder, key: str, tag: str) -> None:

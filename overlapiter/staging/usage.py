@@ -23,10 +23,10 @@ USAGE_FILE = "overlapiter.usage"
 _FORMAT = struct.Struct("<11q")
 _OPEN_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _POLL_SECONDS = 0.0002
-_LONGEST_POLL_SECONDS = 0.005
+_LONGEST_POLL_SECONDS = 0.001
 _PATIENCE_SECONDS = 1.0
-#: How long nobody must have seen a file that is only being renamed before another one is made.
-_MISSING_SECONDS = 0.05
+#: A file that others rename may be missed in a listing; not so often in a row.
+_LOOKS_FOR_MISSING = 8
 
 
 class BusyError(Exception):
@@ -125,22 +125,20 @@ class UsageFile:
             os.close(fd)
 
     def _take(self) -> int:
-        deadline = time.monotonic() + (_PATIENCE_SECONDS if self._is_patient else 0)
+        start_seconds = time.monotonic()
+        patience_seconds = _PATIENCE_SECONDS if self._is_patient else 0
         poll_seconds = _POLL_SECONDS
-        missing_since: float | None = None
+        n_missed = 0
         while True:
-            if self._has_locks:
-                fd = self._locked()
-            else:
-                fd, is_missing = self._renamed()
-                now = time.monotonic()
-                missing_since = (missing_since or now) if is_missing else None
-                if missing_since is not None and now - missing_since > _MISSING_SECONDS:
-                    self._make()
+            fd, is_missing = self._locked() if self._has_locks else self._renamed()
             if fd >= 0:
                 self._is_patient = True
                 return fd
-            self._is_patient = time.monotonic() < deadline
+            now = time.monotonic()
+            n_missed = n_missed + 1 if is_missing else 0
+            if n_missed >= _LOOKS_FOR_MISSING:
+                self._make()
+            self._is_patient = is_missing or now < start_seconds + patience_seconds
             if not self._is_patient:  # nor the next time, until it can be had again
                 raise BusyError
             time.sleep(poll_seconds)
@@ -158,9 +156,14 @@ class UsageFile:
 
     # --- with locks ---------------------------------------------------------------------------
 
-    def _locked(self) -> int:
-        """Open and lock the file; return -1 if another process has it."""
-        fd = os.open(self._path, _OPEN_FLAGS | os.O_CREAT, 0o600)
+    def _locked(self) -> tuple[int, bool]:
+        """Open and lock the file; return -1 if another has it, and whether there is none."""
+        try:
+            fd = os.open(self._path, _OPEN_FLAGS)
+        except FileNotFoundError:
+            names = self._names()
+            self._has_locks = not any(name.startswith(_HELD) for name in names)
+            return -1, not names
         is_held = False
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -174,7 +177,7 @@ class UsageFile:
         finally:
             if not is_held:
                 os.close(fd)
-        return fd if is_held else -1
+        return fd if is_held else -1, False
 
     def _is_ours(self, fd: int) -> bool:
         """Return whether an open file is the usage file, and nothing else."""
@@ -186,27 +189,32 @@ class UsageFile:
 
     # --- without ------------------------------------------------------------------------------
 
+    def _names(self) -> list[str]:
+        """Return the names of the file: its own, and that which its holder gave it."""
+        return [name for name in os.listdir(self._directory) if name.startswith(USAGE_FILE)]
+
     def _renamed(self) -> tuple[int, bool]:
-        """Rename the file and open it; return -1 if another has it, and whether nobody has."""
+        """Rename and open the file; return -1 if another has it, and whether there is none."""
         own_path = f"{self._path}.{new_tag()}"
-        is_missing = False
         try:
             os.rename(self._path, own_path)
         except FileNotFoundError:
-            held = [entry for entry in os.listdir(self._directory) if entry.startswith(_HELD)]
-            if not self._take_over(held, own_path):
-                return -1, not held
+            names = self._names()
+            if not self._take_over(names, own_path):
+                return -1, not names
         fd = os.open(own_path, _OPEN_FLAGS)
-        self._own_path = own_path
-        if os.fstat(fd).st_nlink > 1 or not stat.S_ISREG(os.fstat(fd).st_mode):
+        found = os.fstat(fd)
+        if found.st_nlink > 1 or not stat.S_ISREG(found.st_mode):  # somebody's precious file
             os.close(fd)
-            self._own_path = ""
             os.unlink(own_path)
-            return -1, is_missing
-        return fd, is_missing
+            return -1, False
+        self._own_path = own_path
+        return fd, False
 
-    def _take_over(self, held: list[str], own_path: str) -> bool:
-        for name in held:
+    def _take_over(self, names: list[str], own_path: str) -> bool:
+        for name in names:
+            if name == USAGE_FILE:  # given back meanwhile
+                continue
             path = os.path.join(self._directory, name)
             with contextlib.suppress(FileNotFoundError):
                 age_seconds = time.time() - os.lstat(path).st_ctime  # since it was renamed

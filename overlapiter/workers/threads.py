@@ -8,7 +8,7 @@ import resource
 import threading
 from collections.abc import Callable
 
-_DESCRIPTORS_PER_READ = 2
+_DESCRIPTORS_PER_READ = 4  # the file, its copy, the directory of that, and the count of bytes
 _SPARE_DESCRIPTORS = 12  # for the dataset, and for messages
 
 
