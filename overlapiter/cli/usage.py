@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 
-from overlapiter.staging.checksums import Checksums
+from overlapiter.staging.checksums import SUMS_FOLDER, Checksums
 from overlapiter.staging.claim import Claims
 from overlapiter.staging.folders import Folder, key_of
-from overlapiter.staging.inventory import PARTIAL_FOLDER, SUMS_FOLDER, Subdirectory
+from overlapiter.staging.inventory import PARTIAL_FOLDER, Subdirectory
 from overlapiter.staging.room import Room
 from overlapiter.staging.usage import USAGE_FILE
 
@@ -54,5 +54,5 @@ def forgetting(directory: str, sub: Subdirectory) -> Callable[[str], None]:
     source, name = sub.source, os.path.basename(sub.path)
     if source is None or not os.path.isdir(os.path.join(sub.path, SUMS_FOLDER)):
         return lambda _: None
-    checksums = Checksums(Folder(directory, name, SUMS_FOLDER))
+    checksums = Checksums(Folder(directory, name))
     return lambda path: checksums.forget(key_of(os.path.join(source, path)))

@@ -13,10 +13,11 @@ import hashlib
 import os
 from typing import Protocol
 
-from .folders import Folder
+from .folders import Folder, OpenFolder, enter
 
 _ATTRIBUTE = "user.overlapiter.blake2b"
 _DIGEST_BYTES = 16
+SUMS_FOLDER = "sums"
 _CHUNK_BYTES = 1 << 20
 _NO_ATTRIBUTES = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EPERM, errno.E2BIG}
 _NO_SUCH = {errno.ENODATA, *_NO_ATTRIBUTES}
@@ -41,11 +42,12 @@ class Checksums:
     """The checksums of one source root. Safe for threads.
 
     Args:
-        folder: Where they lie if files cannot have attributes; made when it is needed.
+        base: The directory of the source root. If files cannot have attributes, checksums lie in
+            one below it, which is made when it is needed.
     """
 
-    def __init__(self, folder: Folder) -> None:
-        self._folder = folder
+    def __init__(self, base: Folder) -> None:
+        self._base = base
 
     def note(self, fd: int, key: str, checksum: bytes) -> None:
         """Keep the checksum of a file that is about to be published.
@@ -81,7 +83,11 @@ class Checksums:
     def forget(self, key: str) -> None:
         """Forget the checksum of a file that was removed."""
         with contextlib.suppress(OSError):
-            os.unlink(key, dir_fd=self._folder.opened().fd)
+            folder = self._folder()
+            os.unlink(key, dir_fd=folder.fd)
+
+    def _folder(self, *, make: bool = False) -> OpenFolder:
+        return enter(self._base.opened(), (SUMS_FOLDER,), make=make)
 
     def _noted(self, fd: int, key: str) -> bytes | None:
         try:
@@ -91,7 +97,8 @@ class Checksums:
                 raise
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         try:
-            sidecar = os.open(key, flags, dir_fd=self._folder.opened().fd)
+            folder = self._folder()
+            sidecar = os.open(key, flags, dir_fd=folder.fd)
         except FileNotFoundError:
             return None
         try:
@@ -100,9 +107,7 @@ class Checksums:
             os.close(sidecar)
 
     def _write(self, key: str, checksum: bytes) -> None:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(self._folder.path, 0o700)
-        folder = self._folder.opened()
+        folder = self._folder(make=True)
         self.forget(key)  # whatever lies there is not written to
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         fd = os.open(key, flags, 0o600, dir_fd=folder.fd)

@@ -28,7 +28,8 @@ class OpenFolder:
     """An open directory; closed when nobody refers to it any more.
 
     Attributes:
-        fd: For the ``dir_fd`` of functions of ``os``; no descriptor to read from.
+        fd: For the ``dir_fd`` of functions of ``os``; no descriptor to read from. Valid while the
+            object is kept in a variable: ``opened().fd`` alone may be closed before it is used.
     """
 
     __slots__ = ("fd",)

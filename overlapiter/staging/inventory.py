@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from .checksums import SUMS_FOLDER
 from .claim import try_lock
 from .interest import INTEREST_FILE
 from .marks import MARK_FILE, read_mark
@@ -18,7 +19,6 @@ from .usage import USAGE_FILE
 
 FILES_FOLDER = "files"
 PARTIAL_FOLDER = "partial"
-SUMS_FOLDER = "sums"
 _SUBDIRECTORY = re.compile(r".*-[0-9a-f]{12}", re.DOTALL)
 _OWN_NAMES = {USERS_FOLDER, RUNS_FILE, USAGE_FILE}
 _OWN_PREFIX = "overlapiter."

@@ -25,7 +25,8 @@ def write_mark(subdirectory: str, source: str) -> None:
     with contextlib.suppress(OSError):
         fd = os.open(os.path.join(subdirectory, MARK_FILE), flags, 0o600)
         try:
-            if os.pread(fd, len(text) + 1, 0) != text:
+            # Somebody's precious file may have been given this name, too.
+            if os.fstat(fd).st_nlink == 1 and os.pread(fd, len(text) + 1, 0) != text:
                 os.pwrite(fd, text, 0)
                 os.ftruncate(fd, len(text))
         finally:

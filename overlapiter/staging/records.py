@@ -12,6 +12,7 @@ anybody, and what cannot be read is passed by. All have mode 0600, and links are
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import pwd
@@ -132,6 +133,8 @@ def _write(path: str, record: Mapping[str, object], flags: int) -> None:
     flags |= os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     fd = os.open(path, flags, 0o600)
     try:
+        if os.fstat(fd).st_nlink > 1:  # somebody's precious file
+            raise OSError(errno.EMLINK, os.strerror(errno.EMLINK), path)
         os.write(fd, json.dumps(record, default=str).encode() + b"\n")
     finally:
         os.close(fd)

@@ -130,13 +130,13 @@ class Store:
         self._prefix = os.path.join(source, "")
         self.base = subdirectory(directory, source, place)
         name = os.path.basename(self.base)
-        self._folders = [Folder(directory, name, part) for part in ("files", "partial", "sums")]
-        files, partial, sums = self._folders
+        files, partial = (Folder(directory, name, part) for part in ("files", "partial"))
+        self._folders = files, partial, Folder(directory, name)
         self._files = os.path.join(files.path, "")
         self._partial = partial
         self._tree = Tree(files)
         self._claims = Claims(partial)
-        self._checksums = Checksums(sums)
+        self._checksums = Checksums(self._folders[2])
         self._room = room
         self._validate = validate
         self.origin = origin or LocalOrigin()
@@ -259,12 +259,7 @@ class Store:
         return freed_bytes
 
     def evict_entry(self, name: str, folder_fd: int) -> int:
-        """Remove a staged file of any source root of this directory; as :meth:`evict`.
-
-        Args:
-            name: Its name, without its directory.
-            folder_fd: Its directory, open.
-        """
+        """Remove a staged file of any source root, from its open folder; as :meth:`evict`."""
         return self._room.free(lambda: take_away(folder_fd, name, self._partial.opened()))
 
     def sweep(self) -> int:
