@@ -68,8 +68,21 @@ class NextUse:
     def hand_out(self, position: int, indices: list[int]) -> None:
         """Take note that the examples from ``position`` on are being staged or read."""
         self._reached = max(self._reached, position + len(indices))
+        if self._is_plain(position, position + len(indices)):
+            after = self._epochs.get(position // self._epoch_size + 1)
+            self.position[indices] = FAR if after is None else after.first[indices]
+            return
         for place, index in enumerate(indices, position):
             self.position[index] = self._after(index, place)
+
+    def _is_plain(self, start: int, stop: int) -> bool:
+        """Return whether the next uses of these positions are those of the next epoch."""
+        if not self._epoch_size:
+            return False
+        epoch = start // self._epoch_size
+        uses = self._epochs.get(epoch)
+        is_within = stop <= (epoch + 1) * self._epoch_size
+        return is_within and (uses is None or uses.again is None) and epoch + 2 not in self._epochs
 
     def _after(self, index: int, position: int) -> int:
         if not self._epoch_size:

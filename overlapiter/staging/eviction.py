@@ -85,6 +85,7 @@ class Eviction:
         self._n_known = 0
         self._known_bytes = 0
         self._slowest = n_tiers - 1
+        self._has_begun = False  # as long as nobody has to go, who would is not kept up to date
         self._is_guessing = True
         self._n_guesses = self._n_right = 0
         self.n_in_window = 0
@@ -96,9 +97,9 @@ class Eviction:
         """Bytes of files that an example stands for, on the average; 0 before any is known."""
         return self._known_bytes / max(self._n_known, 1)
 
-    def is_staged(self, index: int) -> bool:
-        """Return whether all files of an example are known to be staged."""
-        return bool(self._tiers[index] >= 0)
+    def tiers_of(self, indices: list[int]) -> list[int]:
+        """Return the tier of each example; negative unless all its files are known to be staged."""
+        return self._tiers[indices].tolist()  # type: ignore[no-any-return]  # of integers
 
     # --- what happens -------------------------------------------------------------------------
 
@@ -111,9 +112,8 @@ class Eviction:
     def hand_out(self, position: int, indices: list[int]) -> None:
         """Take note that a part which begins at ``position`` is handed out to be staged."""
         self._next_use.hand_out(position, indices)
-        self._handed_out[indices] = np.arange(position, position + len(indices))
-        for index in indices:
-            self._owners.hand_out(index)
+        self._handed_out[indices] = range(position, position + len(indices))
+        self._owners.hand_out(indices)
         self._window.append((position + len(indices), indices))
         self.n_in_window += len(indices)
 
@@ -123,7 +123,7 @@ class Eviction:
         while self._window and self._window[0][0] <= position:
             _, indices = self._window.popleft()
             self.n_in_window -= len(indices)
-            for index in indices:
+            for index in indices if self._has_begun else ():
                 self._add(index)
                 # A file goes with the example that needs it first, passed over while it was in use.
                 for first in self._owners.first_readers(index, self._next_use.position):
@@ -190,6 +190,9 @@ class Eviction:
 
         They are the caller's until it gives each of them back, or notes what became of it.
         """
+        if not self._has_begun:
+            self._has_begun = True
+            self._sort()
         victims: list[Victim] = []
         n_passed_over = 0
         farthest = self._farthest[tier]
@@ -229,11 +232,13 @@ class Eviction:
 
     def _add(self, index: int) -> None:
         tier = self._tiers[index]
-        if tier != _ABSENT and self._handed_out[index] < self._settled:
+        if self._has_begun and tier != _ABSENT and self._handed_out[index] < self._settled:
             position = int(self._next_use.position[index])
             self._farthest[self._slowest if tier == _UNKNOWN else tier].add(index, position)
 
     def _sort(self) -> None:
+        if not self._has_begun:
+            return
         is_idle = (self._handed_out < self._settled) & ~self._is_offered
         if not self._is_guessing:
             is_idle &= self._tiers != _UNKNOWN

@@ -68,10 +68,12 @@ class Owners:
         last_use = int(self._last_use[index])
         self._last_uses[file_id] = max(last_use, self._last_uses.get(file_id, -1))
 
-    def hand_out(self, index: int) -> None:
-        """Take note that an example is handed out; ``last_use`` says where."""
-        for file_id in self.shared_files(index):
-            self._last_uses[file_id] = int(self._last_use[index])
+    def hand_out(self, indices: list[int]) -> None:
+        """Take note that examples are handed out; ``last_use`` says where."""
+        if self._several:
+            for index in indices:
+                for file_id in self.shared_files(index):
+                    self._last_uses[file_id] = int(self._last_use[index])
 
     def shared_files(self, index: int) -> Sequence[int]:
         """Return those files of an example that others read, too."""

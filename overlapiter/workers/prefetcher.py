@@ -229,8 +229,7 @@ class Prefetcher:
             self._answer(part)
 
     def _finish(self, part: PartInHand, example: Example) -> None:
-        part.staged.update(example.staged)
-        part.findings.append(example.finding())
+        part.finish(example)
         if example.is_complete and example.is_settled:
             self._validated[example.index] = total(example.stamps)
 

@@ -89,13 +89,19 @@ class Residency:
         Returns:
             None if nothing needs to be: there has always been room, or all of it is staged.
         """
+        if not self._is_full:
+            return None
         eviction = self._eviction
-        n_missing = sum(not eviction.is_staged(index) for index in self._plain(part.indices))
-        if not self._is_full or not n_missing:
+        n_missing = sum(tier < 0 for tier in self.tiers_of(part))
+        if not n_missing:
             return None
         wanted_bytes = int(_GENEROSITY * n_missing * eviction.mean_bytes + eviction.largest_bytes)
         tiers = range(self._n_tiers)
         return [victim for tier in tiers for victim in eviction.offer(tier, max(wanted_bytes, 1))]
+
+    def tiers_of(self, part: Part) -> list[int]:
+        """Return the tier of each example of a part; negative unless it is known to be staged."""
+        return self._eviction.tiers_of(self._plain(part.indices))
 
     def hand_out(self, part: Part, victims: list[Victim] | None) -> None:
         """Take note that a part is handed out, and what may be evicted for it."""
@@ -110,7 +116,7 @@ class Residency:
 
         Args:
             part: The part.
-            findings: What is known of its examples.
+            findings: What is new of its examples.
             moved: The tier of each victim that was evicted from where it was; None for one that
                 was not there.
 
@@ -152,4 +158,4 @@ class Residency:
 
     def _plain(self, indices: list[int]) -> list[int]:
         """Return indices that count from the start, as others that name the same examples."""
-        return [index % self._n_examples for index in indices]
+        return indices if min(indices) >= 0 else [index % self._n_examples for index in indices]

@@ -77,7 +77,9 @@ class StagingStage:
             worker.give(part)
             avoid = [index for index in part.indices if index in self._avoided]
             n_files = self._experience.n_files
-            worker.send(("stage", StageTask(part.part_id, part.indices, n_files, avoid, victims)))
+            tiers = residency.tiers_of(part)
+            task = StageTask(part.part_id, part.indices, n_files, avoid, tiers, victims)
+            worker.send(("stage", task))
 
     def hear(self, worker: Worker, message: Message) -> bool:
         """Take note of what a prefetcher has done; return True."""

@@ -20,6 +20,7 @@ class StageTask(NamedTuple):
         indices: Indices of the examples.
         n_files: Most files that an example is known to open; for datasets that declare none.
         avoid: Those of the indices on which prefetchers died.
+        tiers: The tier of each example, as far as the supervisor knows; else negative.
         victims: What may be evicted for it; None as long as no directory is known to be full.
     """
 
@@ -27,6 +28,7 @@ class StageTask(NamedTuple):
     indices: list[int]
     n_files: int
     avoid: list[int]
+    tiers: list[int]
     victims: list[Victim] | None
 
 
@@ -101,7 +103,7 @@ class PartInHand:
         task: What to do.
         room: What may be evicted for it.
         staged: Source path to staged copy.
-        findings: What has become of its examples.
+        findings: What has become of its examples and is news to the supervisor.
         n_waiting: Examples that wait for the slow store.
     """
 
@@ -111,6 +113,13 @@ class PartInHand:
         self.staged: dict[str, Copy] = {}
         self.findings: list[Finding] = []
         self.n_waiting = 0
+        self._known_tiers = dict(zip(task.indices, task.tiers, strict=True))
+
+    def finish(self, example: Example) -> None:
+        """Take up what has become of an example."""
+        self.staged.update(example.staged)
+        if not example.is_complete or example.tier != self._known_tiers[example.index]:
+            self.findings.append(example.finding())
 
     def copy(self, tiers: Tiers, absolute: str) -> Staged:
         """Copy a file to the staging directory, making room for it where that may be done."""
