@@ -203,7 +203,7 @@ def test_with_a_file_that_several_examples_read_all_of_them_are_gone() -> None:
     (none,) = eviction.offer(0, 1)
     assert (two.example, none.example) == (2, 0)
     eviction.note_evicted(none, was_there=True)
-    assert [eviction.is_staged(index) for index in range(3)] == [False, False, True]
+    assert [tier >= 0 for tier in eviction.tiers_of([0, 1, 2])] == [False, False, True]
 
 
 @given(st.lists(st.tuples(st.integers(0, 30), st.integers(1, 2**64 - 1)), max_size=200))

@@ -14,7 +14,7 @@ from overlapiter.workers.plan import StagingPlan, SupervisorPlan, TierPlan
 
 
 def test_credentials_are_not_recorded(tmp_path: Path) -> None:
-    tiers = tuple(TierPlan(str(tmp_path / name), 100, 0) for name in ("ram", "disk"))
+    tiers = tuple(TierPlan(str(tmp_path / name), 100, 0, 0) for name in ("ram", "disk"))
     for tier in tiers:
         os.mkdir(tier.directory)
     plan = SupervisorPlan(
