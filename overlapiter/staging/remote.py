@@ -33,6 +33,9 @@ _VERSION_KEYS = (
 )  # fmt: skip
 #: The options that say which store or archive is meant; never those that say who asks.
 _PLACE_KEYS = ("fo", "endpoint_url", "host", "port", "account_name", "project", "repo", "ref")
+#: Beside those that wait for all requests in one thread. Of others, the open files may share a
+#: position (tar), or a connection (ftp).
+_SAFE_FOR_THREADS = {"file", "local", "zip", "hdfs"}
 #: Any such number is an mtime that every file system can keep.
 _MTIMES = 2**31 * 10**9
 
@@ -100,6 +103,7 @@ class RemoteOrigin:
         self._n_connections = n_connections
         self._patience_seconds = patience_seconds
         self._lock = threading.Lock()
+        self._one_at_a_time = threading.Lock()
         self._made: tuple[int, Any] | None = None
 
     def stat(self, path: str) -> Original:
@@ -142,10 +146,20 @@ class RemoteOrigin:
         Raises:
             OSError: What cannot be read, and why; ``filename`` is the URL.
         """
+
+        def act() -> ResultT:
+            with self._turn():
+                return action()
+
         try:
-            return call_again(action, self._patience_seconds)
+            return call_again(act, self._patience_seconds)
         except Exception as error:
             raise _as_os_error(error, url) from error
+
+    def _turn(self) -> contextlib.AbstractContextManager[object]:
+        """Return what to hold while the file system is used."""
+        is_safe = self._protocol in _SAFE_FOR_THREADS or self._filesystem().async_impl
+        return contextlib.nullcontext() if is_safe else self._one_at_a_time
 
     def _make(self) -> Any:
         import fsspec

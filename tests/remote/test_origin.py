@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import hashlib
 import os
 import pickle
 import random
 import sys
+import tarfile
 import threading
 import time
 import traceback
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -142,6 +145,31 @@ def test_many_threads_read_at_once(objects: Objects) -> None:
         for name in objects.names
     }
     assert in_child(read) == right
+
+
+@pytest.mark.parametrize("kind", ["tar", "zip"])
+def test_many_threads_read_members_of_one_archive(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / "all"
+    members = {f"{n}.bin": random.Random(n).randbytes(300_000) for n in range(16)}
+    with tarfile.open(path, "w") if kind == "tar" else zipfile.ZipFile(path, "w") as archive:
+        for name, data in members.items():
+            (tmp_path / name).write_bytes(data)
+            add = archive.add if isinstance(archive, tarfile.TarFile) else archive.write
+            add(tmp_path / name, name)
+
+    def read() -> list[str]:
+        origin = RemoteOrigin(f"{kind}://", {"fo": str(path)}, n_connections=8, patience_seconds=0)
+        sys.setswitchinterval(1e-6)  # what can come between a seek and a read is to come
+
+        def is_wrong(name: str) -> bool:
+            return read_all(origin, f"{kind}://{name}")[0] != members[name]
+
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            names = [*members] * 4
+            wrong = pool.map(is_wrong, names)
+            return [name for name, is_bad in zip(names, wrong, strict=True) if is_bad]
+
+    assert in_child(read) == []
 
 
 def test_an_object_that_is_replaced_while_it_is_copied_is_not_kept(
