@@ -124,7 +124,7 @@ def run(arguments: argparse.Namespace) -> int:
     if kept.n_files:
         say(f"not made by overlapiter, and kept: {kept}")
     if not wanted.n_files:
-        print("nothing to remove")
+        print("nothing to remove: no such file is staged")
         return 0
     if arguments.dry_run:
         print(f"would remove {wanted}")

@@ -51,6 +51,9 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     words = sys.argv[1:] if words is None else words
     try:
+        if not words:
+            _parser(words).print_help(sys.stderr)
+            return _USAGE_STATUS
         arguments = _parser(words).parse_args(words)
     except SystemExit as request:
         return request.code if isinstance(request.code, int) else _USAGE_STATUS

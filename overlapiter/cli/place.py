@@ -30,6 +30,10 @@ def existing_directory(name: str) -> str:
         found = os.stat(directory)
         is_ours = found.st_uid == os.geteuid()
         os.listdir(directory)
+    except FileNotFoundError:
+        raise CommandError(
+            f"there is no {directory}: the first job that uses it makes it, or `overlapiter stage`"
+        ) from None
     except OSError as error:
         raise CommandError(f"{directory} cannot be read ({error.strerror}); check DIR") from error
     except ValueError as error:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from overlapiter.chainer.plan import staging_plan
 from overlapiter.options import FIRST_READS_IN_FLIGHT, Staging, check_count
+from overlapiter.staging.inventory import subdirectories
 from overlapiter.staging.records import recorded_run
 
 from .console import (
@@ -172,6 +173,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     (store,) = plan.stores()
     store.sweep()
+    _say_neighbours(store.directory, plan.source)
     tally, started = Tally(), time.monotonic()
     stager = Stager(store, arguments.reads_in_flight)
     facts = {
@@ -190,6 +192,18 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     print(_summary(tally, files, time.monotonic() - started))
     return 0 if tally.n_well == len(files.paths) and not files.outside else 1
+
+
+def _say_neighbours(directory: str, source: str) -> None:
+    """Tell of source roots with the same files, which are staged apart: mostly a mistake."""
+    for sub in subdirectories(directory):
+        other = sub.source or source
+        ours, theirs = os.path.join(source, ""), os.path.join(other, "")
+        if ours != theirs and (ours.startswith(theirs) or theirs.startswith(ours)):
+            say(
+                f"note: of {other}, files are staged in {directory}, too; a job finds those of the "
+                f"very source that it names, so mind which one your job has"
+            )
 
 
 def _stage(stager: Stager, paths: list[str], tally: Tally, advance: Callable[[int], None]) -> None:

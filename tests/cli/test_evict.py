@@ -58,7 +58,7 @@ def test_what_was_not_used_for_the_longest_time_makes_room(fast, files) -> None:
 
 
 def test_only_what_is_old_goes(fast, files) -> None:
-    assert overlapiter("evict", fast, "--older-than", "1h").stdout == "nothing to remove\n"
+    assert overlapiter("evict", fast, "--older-than", "1h").stdout.startswith("nothing to remove")
     assert len(staged_files(fast)) == N_FILES
     kept = files / "c0" / "0.bin"
     used = max(max(p.stat().st_ctime, p.stat().st_atime) for p in files.rglob("*.bin"))

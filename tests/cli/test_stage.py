@@ -202,6 +202,23 @@ def test_a_terminal_shows_a_bar(source, fast, listing) -> None:
     assert b"\r" not in output
 
 
+def test_a_source_within_another_one_is_mentioned(source, fast, listing) -> None:
+    stage(source, fast, listing)
+    done = stage(source / "c0", fast, "-", stdin="0.bin\n")
+    assert done.returncode == 0
+    assert f"note: of {source}, files are staged in {fast}, too" in done.stderr
+    assert stage(source, fast, listing).stderr.startswith(f"note: of {source}/c0, files")
+
+
+def test_without_a_command_there_is_help() -> None:
+    done = overlapiter()
+    assert done.returncode == 2
+    assert "measure the slow store" in done.stderr
+    assert overlapiter("--help").returncode == 0
+    assert overlapiter("--version").stdout.startswith("overlapiter ")
+    assert "invalid choice: 'stag'" in overlapiter("stag").stderr
+
+
 # --- lists ------------------------------------------------------------------------------------
 
 

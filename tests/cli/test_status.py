@@ -115,4 +115,4 @@ def test_records_that_make_no_sense_do_no_harm(tmp_path) -> None:
 def test_a_directory_that_is_missing_is_explained(tmp_path) -> None:
     done = overlapiter("status", tmp_path / "nowhere")
     assert done.returncode == 1
-    assert done.stderr.startswith(f"overlapiter status: {tmp_path}/nowhere cannot be read")
+    assert done.stderr.startswith(f"overlapiter status: there is no {tmp_path}/nowhere: the first")
