@@ -26,6 +26,7 @@ from overlapiter.staging.origin import Original
 from overlapiter.staging.remote import RemoteOrigin, check_remote, original_of, place_of
 from overlapiter.staging.room import Room
 from overlapiter.staging.store import Outcome, Store
+from tests.chainer.scripts import run_script
 from tests.remote.stores import Objects
 
 
@@ -322,6 +323,15 @@ def test_what_is_not_installed_is_named(monkeypatch: Any, source: str, missing: 
     monkeypatch.setitem(sys.modules, missing, None)
     with pytest.raises(OptionError, match=r"pip install 'overlapiter\[remote\]'.*gcsfs for gs"):
         check_remote(source, {})
+
+
+def test_without_a_url_nothing_of_fsspec_is_imported(tmp_path: Path) -> None:
+    body = """
+    import sys
+    import overlapiter.chainer.iterator, overlapiter.chainer.plan, overlapiter.workers.service
+    print({"fsspec", "s3fs", "aiohttp", "botocore"} & set(sys.modules))
+    """
+    assert run_script(tmp_path, body).stdout == "set()\n"
 
 
 def test_two_servers_are_two_sources_but_two_users_are_not() -> None:
