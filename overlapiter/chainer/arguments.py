@@ -12,7 +12,7 @@ import numpy as np
 
 from overlapiter.errors import OptionError
 from overlapiter.options import Skip, Staging, check_count
-from overlapiter.order import IterationState, NextOrder, checked_order, seeded_order
+from overlapiter.order import IterationState, NextOrder, RunAhead, checked_order, seeded_order
 
 OrderSampler = Callable[[Any, int], Any]
 BadExamples = Literal["raise", "skip"] | Skip
@@ -60,6 +60,25 @@ def first_state(
     if next_order is not None:
         order = checked_order(next_order(np.arange(size), 0, 0), dataset_size)
     return IterationState(0, 0, False, order)
+
+
+def run_ahead_from(
+    state: IterationState,
+    sampler: OrderSampler | None,
+    seed: int | None,
+    repeat: bool,
+    batch_size: int,
+    dataset_size: int,
+) -> RunAhead:
+    """Return what generates the steps after ``state``, without a reference to the iterator."""
+    return RunAhead(
+        state,
+        batch_size,
+        repeat,
+        order_source(sampler, seed),
+        dataset_size,
+        is_foreseeable=is_foreseeable(sampler, seed),
+    )
 
 
 def count_readers(n_processes: int | None) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from overlapiter.errors import ExampleError
 from overlapiter.options import Staging, check_count
-from overlapiter.order import IterationState, RunAhead, Step
+from overlapiter.order import IterationState, Step
 from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
 from overlapiter.sharedmem.slots import MiniBatch
 from overlapiter.stats import Stats
@@ -29,8 +29,7 @@ from .arguments import (
     count_or_none,
     count_readers,
     first_state,
-    is_foreseeable,
-    order_source,
+    run_ahead_from,
     skip_limit,
 )
 from .datasets import DatasetPickler
@@ -203,16 +202,8 @@ class OverlapIterator(Standing):
         if state is None:
             size = len(self.dataset), self._dataset_size
             state = first_state(self.order_sampler, self.seed, *size)
-        # Holds no reference to this iterator, which is to end with its last reference.
-        next_order = order_source(self.order_sampler, self.seed)
-        ahead = RunAhead(
-            state,
-            self._batch_size,
-            self._repeat,
-            next_order,
-            self._dataset_size,
-            is_foreseeable=is_foreseeable(self.order_sampler, self.seed),
-        )
+        sizes = self._batch_size, self._dataset_size
+        ahead = run_ahead_from(state, self.order_sampler, self.seed, self._repeat, *sizes)
         self._torn_at = now = Now(state, -1.0, ahead)  # until the pipeline has been told
         self._skipped.begin()
         self._now = now

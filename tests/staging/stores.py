@@ -37,3 +37,10 @@ def rewrite(name: str, data: bytes) -> None:
     before = os.stat(name)
     Path(name).write_bytes(data)
     os.utime(name, ns=(before.st_mtime_ns + DAY_NS, before.st_mtime_ns + DAY_NS))
+
+
+def add_file(directory: str, name: str, n_bytes: int, part: str = "files") -> Path:
+    path = Path(directory, "images-0", part, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(n_bytes))
+    return path

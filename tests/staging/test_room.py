@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import random
 import signal
@@ -18,6 +19,8 @@ from overlapiter.staging import usage as usage_module
 from overlapiter.staging.room import Room
 from overlapiter.staging.store import Outcome, Store
 from overlapiter.staging.usage import BusyError
+from tests.staging.processes import forked
+from tests.staging.stores import add_file
 
 BLOCK = 4096
 
@@ -31,18 +34,6 @@ def directory(tmp_path: Path) -> str:
 def wait_for(pids: list[int]) -> None:
     """Reap children; all must have ended well."""
     assert [os.waitpid(pid, 0)[1] for pid in pids] == [0] * len(pids)
-
-
-def forked(function, *arguments) -> int:
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        function(*arguments)
-        status = 0
-    finally:
-        os._exit(status)
 
 
 def given_back(room: Room, size_bytes: int) -> None:
@@ -94,13 +85,6 @@ def test_the_free_space_to_keep_is_kept(directory):
     assert room.reserve(free_bytes // 4)
     assert not room.reserve(free_bytes // 4 * 3)
     assert not Room(directory, 1 << 60, free_bytes * 2).reserve(1)
-
-
-def add_file(directory: str, name: str, n_bytes: int, part: str = "files") -> Path:
-    path = Path(directory, "images-0", part, name)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(bytes(n_bytes))
-    return path
 
 
 def test_counting_anew_takes_the_files_for_what_they_are(directory):
@@ -279,91 +263,6 @@ def test_what_was_removed_before_a_recount_is_not_counted_as_free_twice(director
     assert not room.reserve(1)
 
 
-# --- when it is counted -----------------------------------------------------------------------
-
-
-class Counts:
-    """How often the directory is walked, and a clock."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.n_walks = 0
-        self.now = time.time()
-        walk = room_module._bytes_below
-        monkeypatch.setattr(room_module, "_bytes_below", lambda path: self._count() or walk(path))
-        monkeypatch.setattr(room_module.time, "time", lambda: self.now)
-
-    def _count(self) -> None:
-        self.n_walks += 1
-
-
-@pytest.fixture
-def counts(monkeypatch: pytest.MonkeyPatch) -> Counts:
-    return Counts(monkeypatch)
-
-
-def test_a_count_is_kept_from_run_to_run_and_nothing_is_walked(directory, counts):
-    Room(directory, None, 0).prepare()
-    assert Room(directory, None, 0).reserve(600)
-    add_file(directory, "a", 600)
-    room = Room(directory, 1000, 0)
-    room.prepare()
-    assert room.reserve(400)
-    add_file(directory, "b", 400)
-    assert counts.n_walks == 0
-    assert not room.reserve(1)  # only then it is
-
-
-def test_what_users_removed_by_hand_is_found_out_when_there_is_no_room_but_not_each_time(
-    directory, counts
-):
-    room = Room(directory, 1000, 0)
-    room.prepare()
-    path = add_file(directory, "a", 1000)
-    assert room.reserve(1000)
-    for _ in range(3):
-        assert not room.reserve(1)
-    assert counts.n_walks == 1
-    path.unlink()
-    assert not room.reserve(1)
-    counts.now += 601
-    assert room.reserve(1000)
-    assert counts.n_walks == 2
-
-
-def test_what_was_counted_before_a_reboot_is_counted_anew(directory, counts, monkeypatch):
-    room = Room(directory, 1000, 0)
-    room.prepare()
-    add_file(directory, "a", 500)  # whose count was not written when the power failed
-    monkeypatch.setattr(room_module, "boot_number", lambda: 4711)
-    room.prepare()
-    assert not room.reserve(501)
-    assert room.reserve(500)
-    assert counts.n_walks == 1
-
-
-def test_while_one_counts_the_others_go_on(directory, monkeypatch):
-    add_file(directory, "a", 500)
-    room, other = Room(directory, 1000, 0), Room(directory, 1000, 0)
-    begun, go_on, walk = threading.Event(), threading.Event(), room_module._bytes_below
-
-    def walk_long(directory: str) -> int:
-        begun.set()
-        assert go_on.wait(30)
-        return walk(directory)
-
-    monkeypatch.setattr(room_module, "_bytes_below", walk_long)
-    for each in (room, other):  # the first one begins to count; neither waits to its end
-        with pytest.raises(BusyError):
-            each.reserve(1)
-    assert begun.is_set()
-    assert Room(directory, None, 0).reserve(100)
-    go_on.set()
-    (counting,) = [t for t in threading.enumerate() if t.daemon and "_recount" in t.name]
-    counting.join()
-    assert not other.reserve(401)
-    assert other.reserve(400)
-
-
 def used_bytes(directory: str) -> int:
     files = [*Path(directory).glob("*/files/**/*"), *Path(directory).glob("*/partial/*")]
     return sum(path.stat().st_size for path in files if path.is_file())
@@ -407,7 +306,7 @@ def test_the_files_of_four_processes_never_exceed_the_capacity(directory, tmp_pa
         assert outcomes > {Outcome.REFUSED}
 
     progress_r, progress_w = os.pipe()
-    pids = [forked(stage_all, seed) for seed in range(4)]
+    pids = [forked(functools.partial(stage_all, seed)) for seed in range(4)]
     for pid in pids:
         assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
     os.close(progress_w)

@@ -16,6 +16,7 @@ from overlapiter.staging import copying as copying_module
 from overlapiter.staging.folders import key_of
 from overlapiter.staging.room import Room
 from overlapiter.staging.store import Outcome, Store
+from tests.staging.processes import forked
 from tests.staging.stores import made_store, partials
 
 N_FILES = 20
@@ -27,19 +28,6 @@ def source(tmp_path: Path) -> Path:
     for n in range(N_FILES):
         (tmp_path / "source" / f"{n}.bin").write_bytes(bytes([n]) * 10_000)
     return tmp_path / "source"
-
-
-def forked(function) -> int:
-    """Run a function in a child; its exit status says whether it ended well."""
-    pid = os.fork()
-    if pid:
-        return pid
-    status = 1
-    try:
-        function()
-        status = 0
-    finally:
-        os._exit(status)
 
 
 def stuck_in_a_copy(source: Path, staging: Path, capacity_bytes: int | None = None) -> int:
