@@ -21,6 +21,8 @@ _AHEAD_SHARE = 1 / 16
 _GENEROSITY = 1.25
 #: How often a part is staged again since there was no room; then it is read from the source.
 _MAX_TRIES = 4
+#: From this share of the capacity on, parts get victims, which they may not need.
+_NEARLY_FULL = 0.9
 #: So many parts read unstaged for lack of room are nothing to tell of.
 _FEW_PARTS = 16
 _FEW_SHARE = 0.02
@@ -79,9 +81,11 @@ class Residency:
             if not self._is_full:
                 return True
             capacity_bytes = self._eviction.staged_bytes  # so much the disk has room for
-        mean_bytes = self._eviction.mean_bytes
-        ahead_bytes = self._eviction.n_in_window * mean_bytes
-        return mean_bytes > 0 and ahead_bytes < _AHEAD_SHARE * capacity_bytes
+        ahead_bytes = self._ahead_bytes()
+        return self._eviction.mean_bytes > 0 and ahead_bytes < _AHEAD_SHARE * capacity_bytes
+
+    def _ahead_bytes(self) -> float:
+        return self._eviction.n_in_window * self._eviction.mean_bytes
 
     def choose_victims(self, part: Part) -> list[Victim] | None:
         """Return what may be evicted for a part; the caller hands it out, or gives them back.
@@ -89,7 +93,7 @@ class Residency:
         Returns:
             None if nothing needs to be: there has always been room, or all of it is staged.
         """
-        if not self._is_full:
+        if not self._is_full and not self._is_nearly_full():
             return None
         eviction = self._eviction
         n_missing = sum(tier < 0 for tier in self.tiers_of(part))
@@ -98,6 +102,13 @@ class Residency:
         wanted_bytes = int(_GENEROSITY * n_missing * eviction.mean_bytes + eviction.largest_bytes)
         tiers = range(self._n_tiers)
         return [victim for tier in tiers for victim in eviction.offer(tier, max(wanted_bytes, 1))]
+
+    def _is_nearly_full(self) -> bool:
+        """Foresee that there will be no room: to be refused costs a read of the slow store."""
+        if self._capacity_bytes is not None:
+            expected_bytes = self._eviction.staged_bytes + self._ahead_bytes()
+            self._is_full = expected_bytes >= _NEARLY_FULL * self._capacity_bytes
+        return self._is_full
 
     def tiers_of(self, part: Part) -> list[int]:
         """Return the tier of each example of a part; negative unless it is known to be staged."""
