@@ -57,7 +57,7 @@ _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_directory(parser)
-    which = parser.add_mutually_exclusive_group(required=True)
+    which = parser.add_mutually_exclusive_group()
     which.add_argument("--all", action="store_true", help="remove all staged files")
     which.add_argument(
         "--older-than",
@@ -70,7 +70,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="remove so much, what was not used for the longest time first: 50GB",
     )
-    which.add_argument(
+    parser.add_argument(
         "list",
         metavar="LIST",
         nargs="?",
@@ -115,6 +115,11 @@ class Amount:
 
 def run(arguments: argparse.Namespace) -> int:
     """Evict; return the exit code."""
+    options = (arguments.older_than, arguments.to_free, arguments.list)
+    if arguments.all + sum(option is not None for option in options) != 1:
+        raise CommandError(
+            "say what to remove: one of --all, --older-than, --to-free, and a LIST", is_usage=True
+        )
     directory = existing_directory(arguments.directory)
     rules = _rules(directory, chosen(directory, arguments.source), arguments)
     wanted, kept = Amount(), Amount()

@@ -47,6 +47,25 @@ class Command(Protocol):
         """Do it; return the exit code."""
 
 
+class _CommandParser(argparse.ArgumentParser):
+    """Takes options between positional arguments, too: ``evict DIR --source SRC LIST``."""
+
+    _is_mixing = False
+
+    def parse_known_args(  # type: ignore[override]  # one of its overloads is enough
+        self,
+        args: Sequence[str] | None = None,
+        namespace: argparse.Namespace | None = None,
+    ) -> tuple[argparse.Namespace, list[str]]:
+        if self._is_mixing:
+            return super().parse_known_args(args, namespace)
+        self._is_mixing = True
+        try:
+            return self.parse_known_intermixed_args(args, namespace)
+        finally:
+            self._is_mixing = False
+
+
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     words = sys.argv[1:] if words is None else words
@@ -100,7 +119,9 @@ def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("overlapiter", description=_DESCRIPTION, epilog=_EPILOG)
     version = importlib.import_module("overlapiter").__version__  # the façade stands above us
     parser.add_argument("--version", action="version", version=f"overlapiter {version}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    subparsers = parser.add_subparsers(
+        dest="command", metavar="COMMAND", required=True, parser_class=_CommandParser
+    )
     for name, summary in COMMANDS.items():
         if name not in words:
             subparsers.add_parser(name, help=summary)

@@ -120,7 +120,8 @@ def test_a_terminal_is_asked(fast, files, answer, n_left) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "is required"),
+        ([], "say what to remove"),
+        (["--all", "list.txt"], "say what to remove"),
         (["--all", "--to-free", "1GB"], "not allowed with"),
         (["--older-than", "old"], "'old' is no age; write 30min, 12h, 7d or 2w"),
         (["--to-free", "some"], "'some' is no size"),

@@ -1,0 +1,85 @@
+"""The commands on a source that is a URL."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.commands import overlapiter, partial_files, staged_files
+from tests.remote.stores import Objects
+
+
+@pytest.fixture
+def options(objects: Objects, tmp_path: Path) -> Path:
+    """Return the file for ``--storage-options``."""
+    path = tmp_path / "options.json"
+    path.write_text(json.dumps(objects.store.options))
+    return path
+
+
+def test_objects_are_staged_checked_and_evicted(objects, options, tmp_path) -> None:
+    fast, contents = tmp_path / "fast", {}
+    for name in objects.names:
+        contents[name] = (objects.folder / name).read_bytes()
+    text = "\n".join([*objects.names, f"{objects.root}/../secret", "../secret"])
+    words = ("--source", objects.root, "--storage-options", options)
+    done = overlapiter("stage", "-", "--to", fast, *words, stdin=text)
+    assert done.returncode == 1
+    assert f"staged {len(contents)} files" in done.stdout
+    assert "refused 2 files not below the source" in done.stdout
+    assert staged_files(fast) == contents
+    assert partial_files(fast) == []
+    done = overlapiter("stage", "-", "--to", fast, *words, stdin="\n".join(objects.names))
+    assert done.returncode == 0
+    assert set(objects.requests("GET").values()) == {1}  # each crossed the network once
+
+    objects.put(objects.names[0], b"new")
+    objects.delete(objects.names[1])
+    done = overlapiter("check", fast, *words, "--checksum", "--repair")
+    assert done.returncode == 0, done.stdout
+    assert (
+        f"repaired 1 file outdated, their sources have changed: {objects.names[0]}" in done.stdout
+    )
+    assert staged_files(fast).keys() == set(objects.names[2:])
+    done = overlapiter("evict", fast, "--source", objects.root, "-", stdin=objects.names[2])
+    assert done.stdout.startswith("removed 1 file"), done.stderr
+    secret = objects.store.options["secret"]
+    for path in fast.rglob("*"):
+        assert path.is_dir() or secret.encode() not in path.read_bytes()
+
+
+def test_a_store_that_denies_access_condemns_nothing(objects, options, tmp_path) -> None:
+    fast = tmp_path / "fast"
+    words = ("--source", objects.root, "--storage-options", options)
+    overlapiter("stage", "-", "--to", fast, *words, stdin="\n".join(objects.names))
+    options.write_text(json.dumps({**objects.store.options, "secret": "wrong"}))
+    done = overlapiter("check", fast, *words, "--repair")
+    assert done.returncode == 1
+    assert "not verified, their sources cannot be read now (access is denied" in done.stdout
+    assert len(staged_files(fast)) == len(objects.names)
+
+
+def test_a_store_is_measured_with_a_list(objects, options, tmp_path) -> None:
+    words = ("doctor", "--source", objects.root, "--storage-options", options, "--seconds", 2)
+    done = overlapiter(*words)
+    assert done.returncode == 2
+    assert "name a LIST of files" in done.stderr
+    (tmp_path / "list").write_text("\n".join(objects.names))
+    done = overlapiter(*words, "--json", tmp_path / "list")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["source"] == objects.root
+    assert sum(level["n_files"] for level in found["levels"]) > 3
+
+
+@pytest.mark.parametrize("text", [None, "{", "[]"])
+def test_options_that_are_none_are_explained(objects, tmp_path, text) -> None:
+    path = tmp_path / "bad.json"
+    if text is not None:
+        path.write_text(text)
+    words = ("--source", objects.root, "--storage-options", path)
+    done = overlapiter("stage", "-", "--to", tmp_path / "fast", *words, stdin="x")
+    assert done.returncode == 2
+    assert "--storage-options" in done.stderr
