@@ -69,9 +69,9 @@ class Copier:
                 self._full.failed(full_ticket, time.monotonic())
         elif answer.outcome is Outcome.BUSY:
             self._tell(
-                f"another process keeps files in {self._store.directory} claimed and writes "
-                f"nothing: they are read from the source; see whether the slow store stalls, or a "
-                f"job on this node was stopped or hangs"
+                f"some files of {self._store.directory} are read from the source: another process "
+                f"keeps them claimed and writes nothing, or is counting what lies there; if it goes "
+                f"on, see whether the slow store stalls, or a job on this node was stopped or hangs"
             )
         return answer
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -165,6 +167,18 @@ def test_a_pid_that_was_given_to_another_process_and_another_boot_are_no_sign_of
     "tag", [tag_of(pid_namespace=1), tag_of(host="elsewhere"), "", "rubbish", "a~b~c~d~e~f"]
 )
 def test_who_cannot_be_seen_from_here_is_dead_when_it_has_written_nothing_for_long(tag):
+    assert not is_stale(tag, PATIENCE_SECONDS - 1)
+    assert is_stale(tag, PATIENCE_SECONDS + 1)
+
+
+def test_a_process_in_another_pid_namespace_cannot_be_seen_from_here():
+    program = "from overlapiter.staging.holder import new_tag; print(new_tag())"
+    command = ["unshare", "--pid", "--fork", sys.executable, "-c", program]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"needs the right to make a namespace: {done.stderr}")
+    tag = done.stdout.strip()
+    assert tag.startswith("0~1~")  # a number that is another process here
     assert not is_stale(tag, PATIENCE_SECONDS - 1)
     assert is_stale(tag, PATIENCE_SECONDS + 1)
 
