@@ -70,8 +70,8 @@ class Copier:
         elif answer.outcome is Outcome.BUSY:
             self._tell(
                 f"some files of {self._store.directory} are read from the source: another process "
-                f"keeps them claimed and writes nothing, or is counting what lies there; if it goes "
-                f"on, see whether the slow store stalls, or a job on this node was stopped or hangs"
+                f"keeps them claimed and writes nothing, or is counting what lies there; if that "
+                f"goes on, see whether the slow store stalls, or a job here was stopped or hangs"
             )
         return answer
 
