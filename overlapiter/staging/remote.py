@@ -11,6 +11,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import pickle
 import threading
 from collections.abc import Callable, Mapping
 from typing import IO, Any, TypeVar
@@ -64,6 +65,13 @@ def check_remote(source: str, options: Mapping[str, object]) -> str:
             f"{source} cannot be read, because something is not installed ({error}); run "
             f"pip install 'overlapiter[remote]' for s3:// and https://, pip install gcsfs for gs://",
         ) from error
+    try:
+        pickle.dumps(dict(options))
+    except Exception as error:  # theirs; its text may name what is inside
+        reason = type(error).__name__
+        raise OptionError(
+            "storage_options", f"cannot be sent to the workers ({reason}); give texts and numbers"
+        ) from None
     return str(kind.__module__)
 
 

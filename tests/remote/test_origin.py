@@ -318,6 +318,12 @@ def test_a_source_that_cannot_work_is_refused(source: str, options: Any, text: s
         check_remote(source, options)
 
 
+def test_options_that_cannot_travel_are_refused_without_being_shown() -> None:
+    with pytest.raises(OptionError, match="storage_options: cannot be sent") as caught:
+        check_remote("file:///data", {"session": threading.Lock(), "secret": "hush"})
+    assert "hush" not in str(caught.value)
+
+
 @pytest.mark.parametrize(("source", "missing"), [("s3://bucket", "fsspec"), ("gs://b", "gcsfs")])
 def test_what_is_not_installed_is_named(monkeypatch: Any, source: str, missing: str) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
