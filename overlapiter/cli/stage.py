@@ -208,12 +208,16 @@ def _say_neighbours(directory: str, source: str) -> None:
 
 def _stage(stager: Stager, paths: list[str], tally: Tally, advance: Callable[[int], None]) -> None:
     """Stage files until they are done, or there is no room for a further one."""
-    with contextlib.closing(stager.run(paths)) as answers:
-        for done in answers:
+    try:
+        with contextlib.closing(stager.run(paths)) as answers:
+            for done in answers:
+                tally.add(done)
+                advance(done.copied_bytes)
+                if done.fate is Fate.NO_ROOM:
+                    stager.stop_soon()
+    finally:  # an interruption lets some of the last ones end
+        for done in stager.late():
             tally.add(done)
-            advance(done.copied_bytes)
-            if done.fate is Fate.NO_ROOM:
-                stager.stop_soon()
 
 
 def _say_interrupted(stager: Stager, tally: Tally, n_files: int) -> None:

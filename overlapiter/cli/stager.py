@@ -143,6 +143,14 @@ class Stager:
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
 
+    def late(self) -> Iterator[Done]:
+        """Give what was done with while :meth:`run` was being left. Does not block."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                done = self._done.get_nowait()
+                if done is not None:
+                    yield done
+
     @property
     def is_at_rest(self) -> bool:
         """Whether no thread hangs in a read any more."""

@@ -167,6 +167,7 @@ def test_an_interruption_leaves_nothing_half_done_and_can_be_gone_on_from(
     assert output == ""
     found = staged_files(fast)
     assert 3 <= len(found) < N_FILES
+    assert f"interrupted: {len(found)} of {N_FILES} files are staged" in errors
     assert found.items() <= contents.items()
     assert partial_files(fast) == []
     again = stage(source, fast, listing)
