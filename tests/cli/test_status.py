@@ -73,6 +73,8 @@ def test_a_training_is_shown_while_it_runs_and_remembered_afterwards(source, fas
     assert ended["end"] == "closed"
     assert ended["counters"]["files_staged"] == N_FILES
     assert ended["staging"]["source"] == str(source)
+    checked = overlapiter("check", fast)
+    assert checked.returncode == 0, checked.stdout
     text = overlapiter("status", fast).stdout
     assert f"{source} {N_FILES} 30.4 kB" in text
     assert "Who uses it: nobody now." in text
