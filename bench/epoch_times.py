@@ -53,7 +53,7 @@ def table(points: list[dict]) -> str:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line."""
-    parser = parser_for(__doc__, NAME)
+    parser = parser_for(__doc__, NAME, examples=1600)
     parser.add_argument("--fraction", type=float, default=0.5, help="that fits (%(default)s)")
     parser.add_argument("--repeats", type=int, default=3, help="runs of each (%(default)s)")
     options = parse(parser, arguments)
