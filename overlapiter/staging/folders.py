@@ -17,6 +17,8 @@ from collections.abc import Sequence
 
 _FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _MOST_PATH_BYTES = 4095
+#: How the names begin of staged files that were taken aside to be removed.
+TAKEN_AWAY = "evicted."
 #: For so long a directory that was removed or replaced may still be used.
 _TRUST_SECONDS = 0.1
 

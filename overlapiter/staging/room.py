@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 
 from overlapiter.errors import StagingError
 
+from .folders import TAKEN_AWAY
 from .holder import boot_number
 from .usage import BusyError, Usage, UsageFile
 
@@ -297,9 +298,17 @@ def _to_come_bytes(entry: os.DirEntry[str]) -> int:
 
 
 def _bytes_below(directory: str) -> int:
-    """Add up the partial files and then the staged ones: none is missed that is published now."""
-    partial_bytes = sum(map(_size_of, _partials(directory)))
-    return partial_bytes + sum(map(_bytes_in, _entries(directory, "files")))
+    """Add up what is being copied, what is staged, and what is about to be removed.
+
+    In the order in which files go from one to the next, so that none is missed on its way.
+    """
+    total_bytes = sum(_size_of(entry) for entry in _partials(directory) if not _is_going(entry))
+    total_bytes += sum(map(_bytes_in, _entries(directory, "files")))
+    return total_bytes + sum(_size_of(entry) for entry in _partials(directory) if _is_going(entry))
+
+
+def _is_going(entry: os.DirEntry[str]) -> bool:
+    return entry.name.startswith(TAKEN_AWAY)
 
 
 def _bytes_in(entry: os.DirEntry[str]) -> int:

@@ -7,7 +7,7 @@ import stat
 from collections.abc import Sequence
 
 from .claim import Partial
-from .folders import Folder, Identity, OpenFolder, enter, identity_of
+from .folders import TAKEN_AWAY, Folder, Identity, OpenFolder, enter, identity_of
 from .holder import new_tag
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -145,7 +145,7 @@ class Place:
 
 def take_away(fd: int, name: str, aside: OpenFolder) -> int:
     """Remove a staged file, or a link, from an open directory; see :meth:`Place.remove`."""
-    own_name = f"evicted.{new_tag()}"
+    own_name = TAKEN_AWAY + new_tag()
     try:
         os.rename(name, own_name, src_dir_fd=fd, dst_dir_fd=aside.fd)
     except FileNotFoundError:

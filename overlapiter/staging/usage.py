@@ -26,7 +26,8 @@ _POLL_SECONDS = 0.0002
 _LONGEST_POLL_SECONDS = 0.001
 _PATIENCE_SECONDS = 1.0
 #: A file that others rename may be missed in a listing; not so often in a row.
-_LOOKS_FOR_MISSING = 8
+_LOOKS_FOR_MISSING = 200
+_PROBE = "overlapiter.probe."
 
 
 class BusyError(Exception):
@@ -161,9 +162,10 @@ class UsageFile:
         try:
             fd = os.open(self._path, _OPEN_FLAGS)
         except FileNotFoundError:
-            names = self._names()
-            self._has_locks = not any(name.startswith(_HELD) for name in names)
-            return -1, not names
+            self._has_locks = self._can_lock()
+            if self._has_locks:  # then nobody renames it
+                self._make()
+            return -1, False
         is_held = False
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -178,6 +180,22 @@ class UsageFile:
             if not is_held:
                 os.close(fd)
         return fd if is_held else -1, False
+
+    def _can_lock(self) -> bool:
+        """Return whether the file system has locks."""
+        path = os.path.join(self._directory, _PROBE + new_tag())
+        fd = os.open(path, _OPEN_FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno not in NO_LOCKS:
+                raise
+            return False
+        else:
+            return True
+        finally:
+            os.close(fd)
+            os.unlink(path)
 
     def _is_ours(self, fd: int) -> bool:
         """Return whether an open file is the usage file, and nothing else."""

@@ -7,6 +7,7 @@ import fcntl
 import os
 import random
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -71,16 +72,35 @@ def stager(store: Store, names: list[str], seed: int, *, evicts: bool) -> Callab
     return stage
 
 
-def watched(pids: list[int], look: Callable[[], int]) -> Iterator[int]:
-    """Give what is seen, again and again, until all children have ended, all well."""
+def watched(pids: list[int], look: Callable[[], int], *, stops: bool = False) -> Iterator[int]:
+    """Give what is seen, again and again, until all children have ended, all well or killed.
+
+    Args:
+        pids: The children.
+        look: What to look at.
+        stops: Whether all children are stopped while it looks.
+    """
     running = set(pids)
     while running:
-        yield look()
+        if stops:
+            for pid in running:
+                os.kill(pid, signal.SIGSTOP)
         for pid in list(running):
-            ended, status = os.waitpid(pid, os.WNOHANG)
-            if ended:
+            ended, status = os.waitpid(pid, os.WUNTRACED if stops else os.WNOHANG)
+            if ended and not os.WIFSTOPPED(status):
                 running.remove(pid)
                 assert status in (0, signal.SIGKILL)
+        yield look()
+        if stops:
+            for pid in running:
+                os.kill(pid, signal.SIGCONT)
+            time.sleep(0.003)  # some steps further
+
+
+def used_bytes(directory: Path) -> int:
+    """Return the sizes of the files that the capacity is for; nobody must change them."""
+    files = [*directory.glob("*/files/**/*"), *directory.glob("*/partial/*")]
+    return sum(path.lstat().st_size for path in files if path.is_file() and not path.is_symlink())
 
 
 def disk_bytes(disk: Path) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -20,6 +21,7 @@ from tests.staging.processes import (
     forked,
     make_files,
     stager,
+    used_bytes,
     watched,
     without_locks,
 )  # fmt: skip
@@ -65,9 +67,12 @@ def test_four_processes_never_exceed_the_capacity_and_count_exactly(
         )
         for seed in range(4)
     ]
-    samples = list(watched(pids, lambda: disk_bytes(directory)))
+    if evicts:  # a file removed while it is open takes space for a moment: look at the sizes
+        samples = list(watched(pids, lambda: used_bytes(directory), stops=True))
+    else:
+        samples = list(watched(pids, lambda: disk_bytes(directory) - NOTES_BYTES))
     assert len(samples) > 3
-    assert max(samples) <= CAPACITY_BYTES + NOTES_BYTES
+    assert max(samples) <= CAPACITY_BYTES
     assert disk_bytes(directory) > CAPACITY_BYTES - 2 * MOST_BYTES
     assert list(directory.glob("*/partial/*")) == []
     counted_bytes, actual_bytes = counts(directory)
@@ -78,11 +83,12 @@ def test_four_processes_never_exceed_the_capacity_and_count_exactly(
 def test_a_job_without_a_capacity_counts_for_one_that_has_one(directory, names):
     unlimited = made_store(directory, Room(str(directory), None, 0))
     limited = made_store(directory, Room(str(directory), CAPACITY_BYTES, 0))
-    pids = [
-        forked(stager(unlimited, names[:30], 0, evicts=False)),
-        *(forked(stager(limited, names[30:], seed, evicts=False)) for seed in range(3)),
-    ]
-    assert max(watched(pids, lambda: disk_bytes(directory))) <= CAPACITY_BYTES + NOTES_BYTES
+    for _ in watched([forked(stager(unlimited, names[:30], 0, evicts=False))], lambda: 0):
+        pass
+    assert disk_bytes(directory) > 30 * BLOCK_BYTES
+    pids = [forked(stager(limited, names[30:], seed, evicts=False)) for seed in range(3)]
+    samples = list(watched(pids, lambda: disk_bytes(directory)))
+    assert max(samples) <= CAPACITY_BYTES + NOTES_BYTES
     counted_bytes, actual_bytes = counts(directory)
     assert counted_bytes == actual_bytes
 
@@ -103,11 +109,12 @@ def test_the_capacity_holds_while_processes_are_killed_and_others_take_over(
     for round_ in range(5):
         pids = [start(4 * round_ + number) for number in range(4)]
         doomed, n_looks = set(pids[:3]), numbers.randint(1, 8)
-        for sample in watched(pids, lambda: disk_bytes(directory)):
+        for sample in watched(pids, lambda: used_bytes(directory), stops=True):
             samples.append(sample)
             if len(samples) % n_looks == 0 and doomed:
-                os.kill(doomed.pop(), signal.SIGKILL)
-    assert max(samples) <= CAPACITY_BYTES + NOTES_BYTES
+                with contextlib.suppress(ProcessLookupError):  # it is done
+                    os.kill(doomed.pop(), signal.SIGKILL)
+    assert max(samples) <= CAPACITY_BYTES
     room = Room(str(directory), CAPACITY_BYTES, 0)
     store = made_store(directory, room)
     store.sweep()
