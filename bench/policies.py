@@ -98,7 +98,7 @@ def ours(orders: Orders, room: int) -> NDArray[np.bool_]:
             _learn(eviction, orders, place // size)
         eviction.settle(place - window)
         eviction.hand_out(place, [example])
-        missed[place] = is_new = not eviction.is_staged(example)
+        missed[place] = is_new = bool(eviction.count_missing([example]))
         if is_new and n_staged >= room:
             for victim in eviction.offer(0, 1):
                 eviction.note_evicted(victim, was_there=True)
@@ -113,7 +113,7 @@ def _learn(eviction: Eviction, orders: Orders, epoch: int) -> None:
     """Have the order of the next epoch known, and at the start that of the first."""
     for known in (0, 1) if epoch == 0 else (epoch + 1,):
         if known < len(orders):
-            eviction.learn(known, orders[known])
+            eviction.learn({known: orders[known]})
 
 
 def lru(orders: Orders, room: int) -> NDArray[np.bool_]:

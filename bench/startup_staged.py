@@ -102,7 +102,7 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def _run(place: Path, n_files: int, n_repeats: int) -> dict[str, list[float]]:
-    from overlapiter.staging.store import subdirectory
+    from overlapiter.staging.folders import subdirectory
 
     source, staging, empty = place / "source", place / "full", place / "empty"
     fill(source, _BATCH_SIZE)

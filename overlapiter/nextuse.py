@@ -45,13 +45,14 @@ class NextUse:
         self._epoch_size = 0
         self._reached = 0
 
-    def learn(self, epoch: int, order: Indices | None) -> None:
+    def learn(self, epoch: int, order: Indices | None) -> bool:
         """Take note of the order of an epoch, None for ascending; epochs come in ascending order.
 
-        One that is known already is left. Costs some ten milliseconds for a million examples.
+        Returns:
+            Whether it is news; one that is known already is left.
         """
         if epoch in self._epochs:
-            return
+            return False
         if order is None:
             order = np.arange(self._n_examples)
         order = np.where(order < 0, order + self._n_examples, order)
@@ -64,10 +65,34 @@ class NextUse:
             del self._epochs[old]
         is_news = (self.position == FAR) & (first >= self._reached)
         self.position[is_news] = first[is_news]
+        return True
 
-    def hand_out(self, position: int, indices: list[int]) -> None:
-        """Take note that the examples from ``position`` on are being staged or read."""
+    def hand_out(self, position: int, indices: list[int]) -> bool:
+        """Take note that the examples from ``position`` on are being staged or read.
+
+        Returns:
+            Whether others were passed over, so that the next uses of many have changed.
+        """
+        has_jumped = position > self._reached
+        if has_jumped:
+            self._pass_over(position)
         self._reached = max(self._reached, position + len(indices))
+        self._take(position, indices)
+        return has_jumped
+
+    def _pass_over(self, position: int) -> None:
+        """Take note that what comes before ``position`` is not handed out, but has been before."""
+        is_over = self.position < position
+        self.position[is_over] = FAR
+        for epoch in sorted(self._epochs):
+            uses, start = self._epochs[epoch], epoch * self._epoch_size
+            following = uses.first.copy()
+            while uses.again is not None and (is_late := following < position).any():
+                following[is_late] = uses.again[following[is_late] - start]
+            is_it = is_over & (self.position == FAR) & (following >= position)
+            self.position[is_it] = following[is_it]
+
+    def _take(self, position: int, indices: list[int]) -> None:
         if self._is_plain(position, position + len(indices)):
             after = self._epochs.get(position // self._epoch_size + 1)
             self.position[indices] = FAR if after is None else after.first[indices]
@@ -104,10 +129,10 @@ class NextUse:
 
 
 def _uses_again(order: Indices, positions: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    if not len(order) or np.bincount(order).max() == 1:
+        return None
     by_example = np.argsort(order, kind="stable")
     is_same = np.diff(order[by_example]) == 0
-    if not is_same.any():
-        return None
     again = np.full(len(order), FAR, np.int64)
     again[by_example[:-1][is_same]] = positions[by_example[1:][is_same]]
     return again

@@ -192,6 +192,7 @@ class RunAhead:
 
     def _enter(self, state: IterationState) -> None:
         self._entered = state
+        self._orders = {e: order for e, order in self._orders.items() if e >= self._taken.epoch}
         self._orders[state.epoch] = state.order
         self._has_news = True
 
@@ -242,7 +243,6 @@ class RunAhead:
         if not self._has_news and not is_all_news:
             return {}
         self._has_news = False
-        self._orders = {e: order for e, order in self._orders.items() if e >= self._taken.epoch}
         epoch = self._entered.epoch + 1
         if self._is_foreseeable and self._repeat and epoch not in self._orders:
             order = self._entered.order

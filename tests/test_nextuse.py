@@ -67,3 +67,18 @@ def test_after_a_restart_nothing_is_known_and_epochs_may_go_back() -> None:
     assert next_use.position.tolist() == [FAR] * 3
     next_use.learn(0, None)
     assert next_use.position.tolist() == [0, 1, 2]
+
+
+@given(st.lists(any_order, min_size=2, max_size=3), st.integers(1, 9), st.integers(1, 3))
+def test_after_a_start_amid_an_epoch_no_next_use_lies_in_the_past(
+    epochs: list[list[int]], start: int, part_size: int
+) -> None:
+    orders = dict(enumerate(epochs))
+    next_use = NextUse(N_EXAMPLES)
+    for epoch, order in orders.items():
+        next_use.learn(epoch, np.array(order))
+    sequence = [index % N_EXAMPLES for order in epochs for index in order]
+    part = sequence[start : start + part_size]
+    assert next_use.hand_out(start, part)
+    expected = [searched(orders, 5, i, start + len(part)) for i in range(N_EXAMPLES)]
+    assert next_use.position.tolist() == expected

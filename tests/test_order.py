@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from overlapiter.errors import OptionError
 from overlapiter.order import (
     IterationState,
+    RunAhead,
     advance,
     checked_order,
     crosses_epoch,
@@ -170,3 +171,14 @@ def test_seeded_orders_of_other_epochs_and_seeds_are_unrelated():
 def test_a_seeded_order_stays_what_it_was():
     # A snapshot of an old run must go on with the same order.
     assert seeded_order(42, 3, 8).tolist() == [3, 1, 2, 7, 0, 5, 4, 6]
+
+
+def test_orders_of_epochs_that_are_over_are_forgotten() -> None:
+    state = IterationState(0, 0, False, np.arange(10))
+    ahead = RunAhead(state, 5, True, lambda order, _position, _epoch: order.copy(), 10)
+    for _ in range(50):
+        ahead.extend(3, 3, may_cross_epoch=True)
+        ahead.take()
+    assert len(ahead.take_news()) <= 3
+    assert ahead.take_news() == {}
+    assert len(ahead._orders) <= 3

@@ -18,6 +18,7 @@ from collections.abc import Mapping
 
 from overlapiter.options import check_count
 from overlapiter.sources import source_root
+from overlapiter.staging.folders import subdirectory
 from overlapiter.staging.inventory import (
     Subdirectory,
     close_folders,
@@ -27,7 +28,6 @@ from overlapiter.staging.inventory import (
     orphans,
 )
 from overlapiter.staging.marks import write_mark
-from overlapiter.staging.store import subdirectory
 from overlapiter.staging.usage import BusyError
 from overlapiter.urls import is_url
 

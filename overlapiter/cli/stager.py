@@ -34,8 +34,10 @@ _FATES = {
     Outcome.COPIED: Fate.STAGED,
     Outcome.FOUND: Fate.FOUND,
     Outcome.REFUSED: Fate.NO_ROOM,
+    Outcome.TOO_LARGE: Fate.FAILED,
     Outcome.BUSY: Fate.BUSY,
 }
+_TOO_LARGE = "a file is larger than all the room"
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -127,7 +129,8 @@ class Stager:
             fate = Fate.NO_ROOM if error.errno in _NO_ROOM else Fate.FAILED
             return Done(path, fate, reason=error.strerror or str(error))
         if answer.outcome is not Outcome.SOURCE_FAILED:
-            return Done(path, _FATES[answer.outcome], answer.copied_bytes)
+            reason = _TOO_LARGE if answer.outcome is Outcome.TOO_LARGE else ""
+            return Done(path, _FATES[answer.outcome], answer.copied_bytes, reason)
         try:
             original = self._store.origin.stat(path)
         except OSError as error:

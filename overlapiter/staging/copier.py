@@ -67,6 +67,11 @@ class Copier:
         elif answer.outcome is Outcome.REFUSED:
             if make_room is None:
                 self._full.failed(full_ticket, time.monotonic())
+        elif answer.outcome is Outcome.TOO_LARGE:
+            self._tell(
+                f"a file is larger than all the room in {self._store.directory} and is read from "
+                f"the source; raise Staging.capacity, or lower keep_free"
+            )
         elif answer.outcome is Outcome.BUSY:
             self._tell(
                 f"some files of {self._store.directory} are read from the source: another process "
@@ -76,14 +81,18 @@ class Copier:
         return answer
 
     def _fetch(self, absolute: str, make_room: MakeRoom | None, origin: Origin | None) -> Staged:
+        n_victims = 1
         while True:
             try:
                 return self._store.fetch(absolute, make_room, origin)
             except OSError as error:  # somebody else fills the disk, or has a quota
                 if error.errno not in _NO_ROOM:
                     raise
-                if make_room is None or not make_room():
-                    return _REFUSED
+            # The file was read for nothing, so each time twice as many go.
+            n_freed = 0 if make_room is None else sum(make_room() for _ in range(n_victims))
+            if not n_freed:
+                return _REFUSED
+            n_victims *= 2
 
     def blame(self, error: OSError) -> Staged:
         """Return the answer for a file at which the staging disk failed, and tell of it."""

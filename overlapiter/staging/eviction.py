@@ -74,6 +74,7 @@ class Eviction:
         self._tiers = np.full(n_examples, _UNKNOWN, np.int8)
         self._handed_out = np.full(n_examples, -1, np.int64)  # the position at which it last was
         self._owners = Owners(n_examples, self._handed_out)
+        self._is_missing = np.ones(n_examples, bool)  # would be staged if there were room
         self._is_offered = np.zeros(n_examples, bool)
         self._is_known = np.zeros(n_examples, bool)
         self._n_files = np.zeros(n_examples, np.int32)
@@ -98,20 +99,30 @@ class Eviction:
         return self._known_bytes / max(self._n_known, 1)
 
     def tiers_of(self, indices: list[int]) -> list[int]:
-        """Return the tier of each example; negative unless all its files are known to be staged."""
+        """Return the tier of each example; negative if none of its files is known to be staged."""
         return self._tiers[indices].tolist()  # type: ignore[no-any-return]  # of integers
+
+    def count_missing(self, indices: list[int]) -> int:
+        """Return how many examples have files that are not staged but could be, as far as known."""
+        return int(self._is_missing[indices].sum())
 
     # --- what happens -------------------------------------------------------------------------
 
-    def learn(self, epoch: int, order: Indices | None) -> None:
-        """Take note of the order of an epoch; None for ascending."""
-        self._next_use.learn(epoch, order)
-        self._owners.forget_uses()
-        self._sort()
+    def learn(self, orders: dict[int, Indices | None]) -> None:
+        """Take note of the orders of epochs; None for ascending. Of each the first one counts.
+
+        Costs some hundred milliseconds for a million examples.
+        """
+        is_news = [self._next_use.learn(epoch, orders[epoch]) for epoch in sorted(orders)]
+        if any(is_news):
+            self._owners.forget_uses()
+            self._sort()
 
     def hand_out(self, position: int, indices: list[int]) -> None:
         """Take note that a part which begins at ``position`` is handed out to be staged."""
-        self._next_use.hand_out(position, indices)
+        if self._next_use.hand_out(position, indices):
+            self._owners.forget_uses()
+            self._sort()
         self._handed_out[indices] = range(position, position + len(indices))
         self._owners.hand_out(indices)
         self._window.append((position + len(indices), indices))
@@ -120,19 +131,38 @@ class Eviction:
     def settle(self, position: int) -> None:
         """Take note that all that was handed out before ``position`` has been read."""
         self._settled = position
+        settled: list[int] = []
         while self._window and self._window[0][0] <= position:
-            _, indices = self._window.popleft()
-            self.n_in_window -= len(indices)
-            for index in indices if self._has_begun else ():
+            settled += self._window.popleft()[1]
+        self.n_in_window -= len(settled)
+        if self._has_begun and settled:
+            # A file goes with the example that needs it first, passed over while it was in use.
+            firsts = self._owners.first_readers(settled, self._next_use.position)
+            for index in {*settled, *firsts}:
                 self._add(index)
-                # A file goes with the example that needs it first, passed over while it was in use.
-                for first in self._owners.first_readers(index, self._next_use.position):
-                    self._add(first)
 
     def note(
-        self, index: int, tier: int, files: Sequence[StagedFile], paths: tuple[str, ...] = ()
+        self,
+        index: int,
+        tier: int,
+        files: Sequence[StagedFile],
+        paths: tuple[str, ...] = (),
+        *,
+        is_missing: bool = False,
     ) -> None:
-        """Take note that all files of an example are staged, in ``tier`` or a slower one."""
+        """Take note of what is staged of an example.
+
+        Args:
+            index: The example.
+            tier: The fastest tier that any of its files is in; negative if none is staged.
+            files: Those of its files that are.
+            paths: The same by their absolute paths, where the dataset does not declare them.
+            is_missing: Whether there was no room for others.
+        """
+        if tier < 0:
+            self.note_absent(index)
+            self._is_missing[index] = is_missing
+            return
         own_bytes = sum(f.size_bytes for f in files if self._owners.add(index, f.file_id))
         self._n_files[index] = len({file.file_id for file in files})
         if own_bytes:
@@ -148,6 +178,7 @@ class Eviction:
         if self._tiers[index] < 0:
             self.staged_bytes += int(self._bytes[index])
         self.move(index, tier)
+        self._is_missing[index] = is_missing
 
     def move(self, index: int, tier: int) -> None:
         """Take note that the files of an example are in another tier than before."""
@@ -156,7 +187,8 @@ class Eviction:
         self._add(index)
 
     def note_absent(self, index: int) -> None:
-        """Take note that not all files of an example are staged."""
+        """Take note that no file of an example is staged."""
+        self._is_missing[index] = True
         if self._tiers[index] >= 0:
             self.staged_bytes -= int(self._bytes[index])
         self._tiers[index] = _ABSENT

@@ -173,3 +173,10 @@ def make_private(path: str) -> None:
         make_private(os.path.dirname(path.rstrip("/")))
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
+
+
+def subdirectory(directory: str, source: str, place: str = "") -> str:
+    """Return the part of a staging directory that belongs to one source root, at one place."""
+    digest = hashlib.blake2b(os.fsencode(source + place), digest_size=6).hexdigest()
+    name = os.path.basename(source) or "root"
+    return os.path.join(directory, f"{name}-{digest}")

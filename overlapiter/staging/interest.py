@@ -9,8 +9,10 @@ the table spares reads of the slow store, nothing else depends on it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import os
+import stat
 import struct
 import time
 from collections.abc import Iterable, Iterator
@@ -58,8 +60,11 @@ class Interest:
     @contextlib.contextmanager
     def _opened(self, flags: int) -> Iterator[int]:
         # Not kept open, so that the disk can be made read-only or taken away.
-        fd = os.open(self._path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        fd = os.open(self._path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
         try:
+            found = os.fstat(fd)
+            if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1:  # somebody planted it
+                raise OSError(errno.EPERM, "it is not ours", self._path)
             yield fd
         finally:
             os.close(fd)

@@ -1,7 +1,7 @@
 """Which examples read which staged file. Pure.
 
 Most files belong to one example. A file that several read must stay while the one that needs it
-first still does, so their owners are kept, 4 bytes each.
+first still does, so their owners are kept: some hundred bytes for each example that has such files.
 """
 
 from __future__ import annotations
@@ -101,9 +101,12 @@ class Owners:
             or self._first_use(file_id, next_use) < (own, index)
         )
 
-    def first_readers(self, index: int, next_use: NDArray[np.int64]) -> list[int]:
-        """Return for each file that an example shares with others which one reads it first."""
-        return [self._first_use(file_id, next_use)[1] for file_id in self.shared_files(index)]
+    def first_readers(self, indices: list[int], next_use: NDArray[np.int64]) -> list[int]:
+        """Return for each file that some examples share with others which one reads it first."""
+        file_ids = (
+            {f for index in indices for f in self.shared_files(index)} if self._shared else ()
+        )
+        return [self._first_use(file_id, next_use)[1] for file_id in file_ids]
 
     def _first_use(self, file_id: int, next_use: NDArray[np.int64]) -> tuple[int, int]:
         """Return the next use of a file and the example that it is for."""

@@ -76,6 +76,7 @@ class Room:
         self._capacity_bytes = capacity_bytes
         self._keep_free_bytes = keep_free_bytes
         self._keep_free_inodes = keep_free_inodes
+        self._most_bytes: int | None = None
         self._file = UsageFile(directory)
         self._owed: list[tuple[int, int]] = []  # bytes not counted as free yet, recounts by then
 
@@ -94,6 +95,15 @@ class Room:
             raise StagingError(self._directory, message) from error
 
     # --- granting -----------------------------------------------------------------------------
+
+    def can_hold(self, size_bytes: int) -> bool:
+        """Return whether a file would fit if nothing else were there. Raises OSError as reserve."""
+        if self._most_bytes is None:
+            disk = os.statvfs(self._directory)
+            self._most_bytes = disk.f_blocks * disk.f_frsize - self._keep_free_bytes
+            if self._capacity_bytes is not None:
+                self._most_bytes = min(self._most_bytes, self._capacity_bytes)
+        return size_bytes <= self._most_bytes
 
     def reserve(self, size_bytes: int, *, n_inodes: int = 1, fd: int | None = None) -> bool:
         """Set ``size_bytes`` aside for a file; return False if they do not fit.

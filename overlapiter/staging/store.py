@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
-import hashlib
 import os
 import stat
 from collections.abc import Callable, Sequence
@@ -31,7 +30,15 @@ from overlapiter.sources import stamp_of
 from .checksums import Checksums, new_digest
 from .claim import Claims, Partial
 from .copying import SourceError, fill, has_settled, source_errors
-from .folders import Folder, key_of, make_private, names_of, refuse_foreign, refuse_too_long
+from .folders import (
+    Folder,
+    key_of,
+    make_private,
+    names_of,
+    refuse_foreign,
+    refuse_too_long,
+    subdirectory,
+)
 from .marks import write_mark
 from .origin import LocalOrigin, Origin, Original
 from .room import Room
@@ -48,6 +55,7 @@ class Outcome(enum.Enum):
     COPIED = "copied"
     FOUND = "found"  # staged before, and still valid
     REFUSED = "refused"  # no room
+    TOO_LARGE = "too large"  # for all the room there is
     FAILED = "failed"  # the disk; from those alone that let no disk raise
     BUSY = "busy"  # another process holds the claim, or the count of bytes in use, for too long
     SOURCE_FAILED = "source failed"  # missing or unreadable: the file reader will report it
@@ -142,11 +150,7 @@ class Store:
         self.origin = origin or LocalOrigin()
 
     def create(self) -> None:
-        """Make the directories, with mode 0700.
-
-        Raises:
-            StagingError: A directory cannot be made.
-        """
+        """Make the directories, with mode 0700. Raises StagingError if one cannot be made."""
         files, partial, _ = self._folders
         for path in (self.base, files.path, partial.path):
             try:
@@ -197,13 +201,16 @@ class Store:
                 return Staged(Outcome.SOURCE_FAILED, None)
             if Original(copy.st_size, copy.st_mtime_ns) != original:
                 return None
-            if self._validate == "checksum" and not self._has_right_checksum(path):
+            if not self.is_intact(path):
                 return None
             is_settled = has_settled(original)
         staged, size_bytes = self.staged_path(path), copy.st_size
         return Staged(Outcome.FOUND, staged, found_stamp, 0, is_settled, size_bytes)
 
-    def _has_right_checksum(self, path: str) -> bool:
+    def is_intact(self, path: str) -> bool:
+        """Return whether a copy is what was copied; without checksums, nobody knows."""
+        if self._validate != "checksum":
+            return True
         try:
             fd = self._tree.place(names_of(self._prefix, path) or ("",)).open()
         except OSError:  # it was removed meanwhile
@@ -238,11 +245,7 @@ class Store:
             return self._fetch(request, names)
 
     def evict(self, path: str) -> int:
-        """Remove the copy of ``path``; return the bytes freed, 0 if there is none.
-
-        Raises:
-            OSError: The staging disk failed.
-        """
+        """Remove the copy of ``path``; return the bytes freed. Raises OSError as :meth:`stage`."""
         names = names_of(self._prefix, path)
         if names is None:
             return 0
@@ -309,6 +312,8 @@ class Store:
             size_bytes = original.size_bytes
             if not size_bytes:  # empty, or of a kind that does not tell: read it there
                 return Staged(Outcome.SOURCE_FAILED, None)
+            if not self._room.can_hold(size_bytes):
+                return Staged(Outcome.TOO_LARGE, None)
             while not self._reserve(size_bytes, place, partial):
                 if request.make_room is None or not request.make_room():
                     return Staged(Outcome.REFUSED, None)
@@ -339,10 +344,3 @@ class Store:
             return False
         self._room.free(lambda: place.remove(self._partial.opened()))
         return True
-
-
-def subdirectory(directory: str, source: str, place: str = "") -> str:
-    """Return the part of a staging directory that belongs to one source root, at one place."""
-    digest = hashlib.blake2b(os.fsencode(source + place), digest_size=6).hexdigest()
-    name = os.path.basename(source) or "root"
-    return os.path.join(directory, f"{name}-{digest}")

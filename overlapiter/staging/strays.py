@@ -16,6 +16,8 @@ from .store import Store
 _YOUNG_SECONDS = 24 * 3600.0
 #: How long it is left at a search that has found nothing more.
 _PAUSE_SECONDS = 30.0
+#: A run that begins is seen after so long.
+_LOOK_AFTER_SECONDS = 1.0
 
 
 class Strays:
@@ -58,7 +60,8 @@ class _Search:
         self._store = store
         self._is_young = is_young
         self._walk: Iterator[inventory.Entry] = iter(())
-        self._begin_at = 0.0
+        self._begin_at = self._look_at = 0.0
+        self._used: set[str | None] = set()
 
     @property
     def is_paused(self) -> bool:
@@ -78,15 +81,20 @@ class _Search:
         return entry
 
     def _found(self) -> Iterator[inventory.Entry]:
-        directory = self._store.directory
-        used = {self._store.source, *_sources_in_use(directory)}
-        for sub in inventory.subdirectories(directory):
-            # Without its mark nobody knows whether a run uses it.
-            if sub.source is not None and sub.source not in used:
-                for entry in inventory.entries(sub):
-                    is_young = time.time() - entry.found.st_ctime < _YOUNG_SECONDS
-                    if entry.kind is inventory.Kind.FILE and is_young == self._is_young:
-                        yield entry
+        for sub in inventory.subdirectories(self._store.directory):
+            for entry in inventory.entries(sub):
+                if self._is_used(sub.source):
+                    break
+                is_young = time.time() - entry.found.st_ctime < _YOUNG_SECONDS
+                if entry.kind is inventory.Kind.FILE and is_young == self._is_young:
+                    yield entry
+
+    def _is_used(self, source: str | None) -> bool:
+        """Return whether a run uses a source root; one without its mark may be any."""
+        if time.monotonic() >= self._look_at:
+            self._used = {None, self._store.source, *_sources_in_use(self._store.directory)}
+            self._look_at = time.monotonic() + _LOOK_AFTER_SECONDS
+        return source in self._used
 
 
 def _sources_in_use(directory: str) -> Iterator[str]:

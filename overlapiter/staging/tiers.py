@@ -19,6 +19,9 @@ from .interest import INTEREST_FILE, Interest
 from .origin import LocalOrigin, Original, OriginalFile
 from .store import Outcome, Staged, Store
 
+#: Why another tier is tried; of several reasons the first one counts, for it may pass.
+_NOT_HERE = (Outcome.REFUSED, Outcome.FAILED, Outcome.TOO_LARGE)
+
 #: Asked to free something in a tier; says whether it could.
 MakeRoomIn = Callable[[int], bool]
 
@@ -83,13 +86,19 @@ class Tiers:
             absolute: Normalised absolute path below the source.
             make_room: Asked while a tier has no room; None if nothing can be done.
         """
-        answer = Staged(Outcome.REFUSED, None)
+        if len(self._stores) > 1:  # another process may have put it into a slower one meanwhile
+            found = self.peek(absolute)
+            answer = None if found is None else self.compare(absolute, found)
+            if answer is not None:
+                return answer
+        answers = []
         for tier, copier in enumerate(self._copiers):
             answer = copier.copy(absolute, make_room and _in_tier(make_room, tier))
-            if answer.outcome not in (Outcome.REFUSED, Outcome.FAILED):
+            if answer.outcome not in _NOT_HERE:
                 self._drop_others(absolute, tier)
                 return answer._replace(tier=tier)
-        return answer
+            answers.append(answer)
+        return min(answers, key=lambda answer: _NOT_HERE.index(answer.outcome))
 
     def _drop_others(self, absolute: str, tier: int) -> None:
         """Remove outdated copies in slower tiers, which nobody would look at."""
@@ -111,7 +120,8 @@ class Tiers:
         store = self._stores[tier]
         origin = _Above(store)
         answer = None
-        for lower in range(tier + 1, len(self._stores)):
+        slower = range(tier + 1, len(self._stores))
+        for lower in slower if store.is_intact(absolute) else ():
             room = make_room and _in_tier(make_room, lower)
             answer = self._copiers[lower].copy(absolute, room, origin)
             if answer.path is not None:

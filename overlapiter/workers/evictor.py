@@ -59,7 +59,7 @@ class Evictor:
                 tier = ABSENT
                 continue
             before.append(found.stamp)
-            if found.tier < victim.tier or file_id(absolute) in victim.kept:
+            if found.tier != victim.tier or file_id(absolute) in victim.kept:
                 after.append(found.stamp)
                 tier = min(tier, found.tier)
                 continue
@@ -94,7 +94,10 @@ class Evictor:
     def _paths(self, victim: Victim) -> Iterable[str]:
         if victim.paths:
             return victim.paths
-        declared = declared_paths(self._dataset, victim.example) or []
+        try:
+            declared = declared_paths(self._dataset, victim.example) or []
+        except Exception:  # user code: an example that cannot say what it reads is no victim
+            return ()
         return {absolute for _, absolute in paths_below(self._source, declared)}
 
 

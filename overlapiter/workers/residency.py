@@ -61,8 +61,7 @@ class Residency:
 
     def learn(self, orders: dict[int, Indices | None]) -> None:
         """Take note of the orders of epochs."""
-        for epoch in sorted(orders):
-            self._eviction.learn(epoch, orders[epoch])
+        self._eviction.learn(orders)
 
     def settle(self, position: int) -> None:
         """Take note that all before ``position`` has been read."""
@@ -71,6 +70,7 @@ class Residency:
     def restart(self) -> None:
         """Take note that the trainer starts anew somewhere."""
         self._eviction.restart()
+        self._n_refusals.clear()
 
     # --- parts --------------------------------------------------------------------------------
 
@@ -96,7 +96,7 @@ class Residency:
         if not self._is_full and not self._is_nearly_full():
             return None
         eviction = self._eviction
-        n_missing = sum(tier < 0 for tier in self.tiers_of(part))
+        n_missing = eviction.count_missing(self._plain(part.indices))
         if not n_missing:
             return None
         wanted_bytes = int(_GENEROSITY * n_missing * eviction.mean_bytes + eviction.largest_bytes)
@@ -111,7 +111,7 @@ class Residency:
         return self._is_full
 
     def tiers_of(self, part: Part) -> list[int]:
-        """Return the tier of each example of a part; negative unless it is known to be staged."""
+        """Return the tier of each example of a part; negative if nothing of it is known there."""
         return self._eviction.tiers_of(self._plain(part.indices))
 
     def hand_out(self, part: Part, victims: list[Victim] | None) -> None:
@@ -148,10 +148,13 @@ class Residency:
         self._eviction.give_back(unused)
         for finding in findings:
             (example,) = self._plain([finding.example])
-            if finding.tier == ABSENT:
-                self._eviction.note_absent(example)
-            else:
-                self._eviction.note(example, finding.tier, finding.files, finding.paths)
+            self._eviction.note(
+                example,
+                finding.tier,
+                finding.files,
+                finding.paths,
+                is_missing=finding.was_refused,
+            )
         n_refusals = self._n_refusals.pop(part.part_id, 0)
         if not any(finding.was_refused for finding in findings):
             return False

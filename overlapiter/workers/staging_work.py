@@ -37,8 +37,8 @@ class Finding(NamedTuple):
 
     Attributes:
         example: Its index.
-        tier: The fastest tier that any of its files is in; ABSENT unless all of them are staged.
-        files: Its files.
+        tier: The fastest tier that any of its files is in; ABSENT if none is staged.
+        files: Those of its files that are.
         paths: The same by their absolute paths, where the dataset does not declare them.
         was_refused: Whether one of them was not staged for lack of room.
     """
@@ -91,7 +91,7 @@ class Example:
     def finding(self) -> Finding:
         """Return what the supervisor is told of it."""
         files = [StagedFile(file_id(path), size) for path, size in self.sizes.items()]
-        tier = self.tier if self.is_complete and files else ABSENT
+        tier = self.tier if files else ABSENT
         paths = () if self.is_declared else tuple(self.sizes)
         return Finding(self.index, tier, files, paths, self.was_refused)
 

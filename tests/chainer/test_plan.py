@@ -14,7 +14,8 @@ from overlapiter import Staging, Tier
 from overlapiter.chainer.datasets import DatasetPickler
 from overlapiter.chainer.plan import default_prefetchers, modules_to_preload, staging_plan
 from overlapiter.errors import OptionError, StagingError
-from overlapiter.staging.store import Outcome, subdirectory
+from overlapiter.staging.folders import subdirectory
+from overlapiter.staging.store import Outcome
 from overlapiter.workers.parcel import Parcel
 
 N, SIZE_BYTES = 4, 1000

@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapiter.sources import paths_below
-from overlapiter.staging.folders import key_of, names_of
+from overlapiter.staging.folders import key_of, names_of, subdirectory
 from overlapiter.staging.marks import write_mark
 from overlapiter.staging.records import add_run
 from overlapiter.staging.room import Room
-from overlapiter.staging.store import Outcome, Store, subdirectory
+from overlapiter.staging.store import Outcome, Store
 from tests.staging.stores import DAY_NS, is_same, made_store, name_of
 
 NAMES = [

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from overlapiter.staging.store import Outcome, Store, subdirectory
+from overlapiter.staging.folders import subdirectory
+from overlapiter.staging.store import Outcome, Store
 from tests.staging.stores import is_same, made_store, name_of, rewrite
 
 

@@ -42,7 +42,7 @@ def our_misses(orders: list[list[int]], room: int, window: int) -> list[bool]:
         if place % size == 0:
             for epoch in (place // size, place // size + 1):
                 if epoch < len(orders):
-                    eviction.learn(epoch, np.array(orders[epoch]))
+                    eviction.learn({epoch: np.array(orders[epoch])})
         eviction.settle(place - window)
         eviction.hand_out(place, [example])
         misses.append(example not in staged)
@@ -90,7 +90,7 @@ def test_of_fresh_shuffles_no_more_miss_than_two_points_above_the_optimum(share:
 
 def test_what_is_handed_out_is_no_victim_until_it_is_settled() -> None:
     eviction = Eviction(3)
-    eviction.learn(0, None)
+    eviction.learn({0: None})
     for index in range(3):
         eviction.hand_out(index, [index])
         eviction.note(index, 0, [StagedFile(index + 1, FILE_BYTES)])
@@ -103,12 +103,12 @@ def test_what_is_handed_out_is_no_victim_until_it_is_settled() -> None:
 
 def test_victims_come_in_the_order_of_their_next_use_and_as_many_as_the_bytes_need() -> None:
     eviction = Eviction(4)
-    eviction.learn(0, None)
+    eviction.learn({0: None})
     for index in range(4):
         eviction.hand_out(index, [index])
         eviction.note(index, 0, [StagedFile(index + 1, FILE_BYTES)])
     eviction.settle(4)
-    eviction.learn(1, np.array([2, 0, 3, 1]))
+    eviction.learn({1: np.array([2, 0, 3, 1])})
     victims = eviction.offer(0, 2 * FILE_BYTES)
     assert [victim.example for victim in victims] == [1, 3]
     eviction.give_back(victims)
@@ -117,35 +117,35 @@ def test_victims_come_in_the_order_of_their_next_use_and_as_many_as_the_bytes_ne
 
 def test_a_file_that_several_examples_read_goes_with_the_one_that_needs_it_first() -> None:
     eviction = Eviction(4)
-    eviction.learn(0, None)
+    eviction.learn({0: None})
     for index, file_id in enumerate([7, 7, 8, 9]):
         eviction.hand_out(index, [index])
         eviction.note(index, 0, [StagedFile(file_id, FILE_BYTES), StagedFile(20 + index, 1)])
     eviction.settle(4)
-    eviction.learn(1, np.array([1, 2, 3, 0]))
+    eviction.learn({1: np.array([1, 2, 3, 0])})
     kept = {victim.example: victim.kept for victim in eviction.offer(0, 100)}
     assert kept == {0: (7,), 3: (), 2: (), 1: ()}
 
 
 def test_an_example_all_of_whose_files_others_need_sooner_is_no_victim() -> None:
     eviction = Eviction(3)
-    eviction.learn(0, None)
+    eviction.learn({0: None})
     for index in range(3):
         eviction.hand_out(index, [index])
         eviction.note(index, 0, [StagedFile(7, FILE_BYTES)])
     assert eviction.mean_bytes == pytest.approx(FILE_BYTES / 3)
     eviction.settle(3)
-    eviction.learn(1, np.array([2, 0, 1]))
+    eviction.learn({1: np.array([2, 0, 1])})
     assert [victim.example for victim in eviction.offer(0, 1)] == [2]
 
 
 def test_a_file_that_an_example_is_about_to_read_stays_whoever_else_reads_it() -> None:
     eviction = Eviction(3)
-    eviction.learn(0, None)
+    eviction.learn({0: None})
     for index in range(3):
         eviction.hand_out(index, [index])
         eviction.note(index, 0, [StagedFile(7 if index < 2 else 8, FILE_BYTES)])
-    eviction.learn(1, np.array([2, 0, 1]))
+    eviction.learn({1: np.array([2, 0, 1])})
     eviction.settle(3)
     eviction.hand_out(3, [2, 0])
     assert [victim.example for victim in eviction.offer(0, 100)] == []
@@ -155,7 +155,7 @@ def test_a_file_that_an_example_is_about_to_read_stays_whoever_else_reads_it() -
 
 def test_tiers_have_victims_of_their_own() -> None:
     eviction = Eviction(2, n_tiers=2)
-    eviction.learn(0, None)
+    eviction.learn({0: None})
     eviction.hand_out(0, [0, 1])
     eviction.note(0, 0, [StagedFile(1, 1)])
     eviction.note(1, 1, [StagedFile(2, 1)])
@@ -166,19 +166,19 @@ def test_tiers_have_victims_of_their_own() -> None:
 
 def test_after_a_restart_what_is_staged_is_still_known() -> None:
     eviction = Eviction(3)
-    eviction.learn(0, None)
+    eviction.learn({0: None})
     eviction.hand_out(0, [0, 1])
     eviction.note(0, 0, [StagedFile(1, 1)])
     eviction.note(1, 0, [StagedFile(2, 1)])
     eviction.restart()
-    eviction.learn(4, np.array([1, 2, 0]))
+    eviction.learn({4: np.array([1, 2, 0])})
     # Nobody has looked at the example in between: it may be staged, too.
     assert [victim.example for victim in eviction.offer(0, 5)] == [0, 2, 1]
 
 
 def test_what_nobody_has_looked_at_is_a_victim_unless_its_files_are_not_known() -> None:
     eviction = Eviction(3)
-    eviction.learn(0, None)
+    eviction.learn({0: None})
     eviction.hand_out(0, [0])
     eviction.note(0, 0, [StagedFile(1, FILE_BYTES)])
     first, second = eviction.offer(0, FILE_BYTES)
@@ -193,12 +193,12 @@ def test_what_nobody_has_looked_at_is_a_victim_unless_its_files_are_not_known() 
 
 def test_with_a_file_that_several_examples_read_all_of_them_are_gone() -> None:
     eviction = Eviction(3)
-    eviction.learn(0, None)
+    eviction.learn({0: None})
     for index in range(3):
         eviction.hand_out(index, [index])
         eviction.note(index, 0, [StagedFile(7 if index < 2 else 8, FILE_BYTES)])
     eviction.settle(3)
-    eviction.learn(1, None)
+    eviction.learn({1: None})
     (two,) = eviction.offer(0, 1)
     (none,) = eviction.offer(0, 1)
     assert (two.example, none.example) == (2, 0)
@@ -217,3 +217,25 @@ def test_owners_are_found_however_the_table_grows(pairs: list[tuple[int, int]]) 
         readers = {i for i, f in pairs if f == file_id}
         is_sooner = any(next_use[i] < next_use[index] for i in readers)
         assert (file_id in owners.needed_sooner(index, next_use, 0)) == is_sooner
+
+
+def test_an_example_that_can_only_be_staged_in_part_is_a_victim_like_others() -> None:
+    eviction = Eviction(2)
+    eviction.learn({0: None})
+    eviction.hand_out(0, [0, 1])
+    eviction.note(0, 0, [StagedFile(1, FILE_BYTES)], is_missing=False)
+    eviction.note(1, -1, [], is_missing=True)
+    eviction.settle(2)
+    assert eviction.count_missing([0, 1]) == 1
+    assert [victim.example for victim in eviction.offer(0, 100)] == [0]
+
+
+def test_what_was_passed_over_at_the_start_is_not_taken_for_what_is_needed_first() -> None:
+    eviction = Eviction(8)
+    eviction.learn({3: None, 4: np.arange(8)[::-1].copy()})
+    for index in range(8):
+        eviction.note(index, 0, [StagedFile(index + 1, FILE_BYTES)])
+    eviction.hand_out(3 * 8 + 4, [4])
+    victims = eviction.offer(0, 3 * FILE_BYTES)
+    # Those of the first half come in the next epoch, the first of them last.
+    assert [victim.example for victim in victims] == [0, 1, 2]

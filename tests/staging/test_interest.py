@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -45,6 +46,16 @@ def test_it_ends_after_some_seconds_and_with_the_boot(path, monkeypatch):
     for later_ms, is_wanted in ((9_000, True), (11_000, False), (-(10**7), False)):
         monkeypatch.setattr(interest_module, "_now_ms", lambda ms=later_ms: now_ms + ms)
         assert other.is_wanted_by_others(["/source/a"]) is is_wanted
+
+
+def test_a_link_that_somebody_planted_is_not_written_to(path, tmp_path):
+    precious = tmp_path / "precious"
+    precious.write_bytes(b"precious")
+    os.link(precious, path)
+    interest = Interest(path, 1)
+    interest.want(["/source/a"])
+    assert not interest.is_wanted_by_others(["/source/a"])
+    assert precious.read_bytes() == b"precious"
 
 
 def test_without_a_table_nobody_wants_anything(tmp_path):

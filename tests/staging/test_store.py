@@ -12,9 +12,9 @@ import pytest
 
 from overlapiter.staging import claim as claim_module
 from overlapiter.staging import copying as copying_module
-from overlapiter.staging.folders import key_of
+from overlapiter.staging.folders import key_of, subdirectory
 from overlapiter.staging.room import Room
-from overlapiter.staging.store import Outcome, Staged, Store, subdirectory
+from overlapiter.staging.store import Outcome, Staged, Store
 from tests.staging.stores import DAY_NS, is_same, made_store, name_of, partials, rewrite
 
 # --- one file ---------------------------------------------------------------------------------

@@ -10,7 +10,8 @@ import pytest
 
 from overlapiter.errors import StagingError
 from overlapiter.staging import claim as claim_module
-from overlapiter.staging.store import Outcome, subdirectory
+from overlapiter.staging.folders import subdirectory
+from overlapiter.staging.store import Outcome
 from tests.staging.stores import DAY_NS, is_same, made_store, name_of, rewrite
 
 

@@ -53,6 +53,18 @@ def test_files_of_a_run_that_goes_on_stay(tmp_path):
     assert Strays(own).evict_one(is_young=True)
 
 
+def test_files_of_a_run_that_begins_meanwhile_stay(tmp_path, monkeypatch):
+    own, other = staged(tmp_path, "own", 1), staged(tmp_path, "other", 3)
+    strays = Strays(own)
+    assert strays.evict_one(is_young=True)
+    monkeypatch.setattr(strays_module, "_LOOK_AFTER_SECONDS", 0.0)
+    strays_module_time = strays_module.time.monotonic() + 2
+    monkeypatch.setattr(strays_module.time, "monotonic", lambda: strays_module_time)
+    with recorded_run(own.directory, {"staging": {"source": other.source}}, dict, pytest.fail):
+        assert not strays.evict_one(is_young=True)
+    assert len(left(other)) == 2
+
+
 def test_what_was_staged_lately_and_what_was_not_are_asked_for_apart(tmp_path, monkeypatch):
     own, other = staged(tmp_path, "own", 1), staged(tmp_path, "other", 2)
     assert not Strays(own).evict_one(is_young=False)
