@@ -88,7 +88,7 @@ class ExampleError(OverlapError):
     ) -> None:
         text = (
             f"a file reader could not read {example_words(index, paths)}: {reason}. "
-            f"Check that file, or try dataset[{index}] in the main process."
+            f"{'Check that file, or try' if paths else 'Try'} dataset[{index}] in the main process."
         )
         if worker_traceback:
             text += f"\n\nTraceback in the file reader:\n{worker_traceback}"
@@ -113,8 +113,9 @@ class TooManyBadExamplesError(OverlapError):
         text = "; ".join(shown[:_SHOWN_EXAMPLES]) + (f"; and {more} more" if more > 0 else "")
         super().__init__(
             f"{len(examples)} examples could not be read, and at most {limit} may be left out: "
-            f"{text}. Check these files and the store that they are on; if they are to be left "
-            f"out, raise the limit in bad_examples=overlapiter.Skip(limit=...)."
+            f"{text}. If all of them fail alike, look at the dataset's code, else at these files "
+            f"and the store that they are on; if they are to be left out, raise the limit in "
+            f"bad_examples=overlapiter.Skip(limit=...)."
         )
         self.limit = limit
         self.examples = tuple(examples)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
-from overlapiter.errors import OptionError, StagingError
+from overlapiter.errors import OptionError, StagingError, StagingWarning
 from overlapiter.options import Staging, Tier, parse_share, parse_size
 from overlapiter.sources import declared_paths, paths_below, source_root, source_roots
 from overlapiter.staging.remote import check_remote
@@ -123,14 +124,26 @@ def _check_access(staging: Staging, source: str) -> tuple[str, ...]:
 
 
 def _check_source(source: str, dataset: Any, first_indices: list[int]) -> None:
-    """Refuse a source below which no file of the first mini-batch lies."""
+    """Refuse a source below which no file of the first mini-batch lies; warn where few do."""
     paths = [path for index in first_indices for path in declared_paths(dataset, index) or []]
-    if paths and not any(paths_below(source, paths)):
-        shown = paths[0] if is_url(paths[0]) else os.path.abspath(paths[0])
+    below = {path for path, _ in paths_below(source, paths)}
+    outside = [path for path in paths if path not in below]
+    if not outside:
+        return
+    shown = outside[0] if is_url(outside[0]) else os.path.abspath(outside[0])
+    if not below:
         raise OptionError(
             "source",
             f"no file of the first mini-batch lies below {source}, for example "
             f"{shown} does not; name the directory that holds the files",
+        )
+    if len(outside) > len(paths) / 2:
+        warnings.warn(
+            f"{len(outside)} of the {len(paths)} files of the first mini-batch do not lie below "
+            f"the source {source} and are not staged, {shown} for example; name a directory "
+            f"above all of them as Staging.source",
+            StagingWarning,
+            stacklevel=5,
         )
 
 

@@ -57,6 +57,13 @@ class Residency:
         is_rare = self._n_unstaged <= max(_FEW_PARTS, _FEW_SHARE * self._n_parts)
         return self._n_unstaged > 0 and not (is_rare and self._n_evicted)
 
+    @property
+    def limit_words(self) -> str:
+        """What limits the room, for people to read."""
+        if self._capacity_bytes is None:
+            return "the disk has no more to spare (keep_free)"
+        return f"the capacity is {self._capacity_bytes / 1e6:,.1f} MB, or the disk has no more"
+
     # --- the order ----------------------------------------------------------------------------
 
     def learn(self, orders: dict[int, Indices | None]) -> None:

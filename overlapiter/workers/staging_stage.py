@@ -89,14 +89,17 @@ class StagingStage:
             self._desk.settle(self._schedule.redo(part, PartState.TO_STAGE))
             return True
         if self._residency.is_short_of_room:
-            self._desk.warn(
-                f"the staging directory {self._directories} is full, of files that are needed "
-                f"soon or that others staged: further files are read from the source until there "
-                f"is room; raise Staging.capacity, lower keep_free or look_ahead, free space on "
-                f"the disk, or remove what nobody needs (overlapiter evict)"
-            )
+            self._desk.warn(self._full_words())
         self._desk.settle(self._schedule.staged(part, staged))
         return True
+
+    def _full_words(self) -> str:
+        return (
+            f"the staging directory {self._directories} is full: {self._residency.limit_words}. "
+            f"Of the files that are needed now some are read from the source until there is room. "
+            f"Give it more room (a higher capacity, a lower keep_free), lower look_ahead, free "
+            f"space on the disk, or remove what nobody needs there (overlapiter evict)"
+        )
 
     def redo(self, parts: list[Part], death: Death) -> None:
         """Have the parts of a prefetcher that died staged by another one."""

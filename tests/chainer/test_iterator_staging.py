@@ -101,24 +101,6 @@ def test_a_staged_file_that_was_cut_short_is_staged_anew(source: Path, tmp_path:
             assert_right(next(iterator), source)
 
 
-def test_a_capacity_that_does_not_hold_all_files_is_never_exceeded_and_warned_of_once(
-    source: Path, tmp_path: Path
-) -> None:
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        with iterator_of(source, tmp_path / "fast", capacity=6 * FILE_BYTES) as iterator:
-            for _ in range(12):
-                assert_right(next(iterator), source)
-                sizes = [path.stat().st_size for path in staged_files(tmp_path / "fast")]
-                assert sum(sizes) <= 6 * FILE_BYTES
-            stats = iterator.stats()
-
-    assert [warning.category for warning in heard] == [StagingWarning]
-    assert "is full" in str(heard[0].message)
-    assert stats.files_refused > 0
-    assert stats.opens_staged > 0
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A disk of its own with room for about five files."""

@@ -13,7 +13,7 @@ import pytest
 from overlapiter import Staging, Tier
 from overlapiter.chainer.datasets import DatasetPickler
 from overlapiter.chainer.plan import default_prefetchers, modules_to_preload, staging_plan
-from overlapiter.errors import OptionError, StagingError
+from overlapiter.errors import OptionError, StagingError, StagingWarning
 from overlapiter.staging.folders import subdirectory
 from overlapiter.staging.store import Outcome
 from overlapiter.workers.parcel import Parcel
@@ -272,3 +272,13 @@ def test_chainer_is_imported_before_the_workers_start_if_the_dataset_derives_fro
 )
 def test_the_more_cores_the_more_prefetchers(n_cores, n_prefetchers):
     assert default_prefetchers(n_cores) == n_prefetchers
+
+
+def test_a_source_above_few_of_the_files_is_warned_of(directory, source):
+    deep = source / "deep"
+    deep.mkdir()
+    (deep / "0.jpg").write_bytes(b"x")
+    names = ["deep/0.jpg", *(f"{n}.jpg" for n in range(N - 1))]
+    dataset = chainer.datasets.ImageDataset(names, str(source))
+    with pytest.warns(StagingWarning, match="3 of the 4 files of the first mini-batch do not lie"):
+        staging_plan(Staging(directory, source=deep), dataset, [0, 1, 2, 3])
