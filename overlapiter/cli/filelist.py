@@ -11,6 +11,9 @@ from overlapiter.urls import is_url
 
 from .console import CommandError
 
+#: Of so many lines in a row it is looked up whether a name ends in a number, or a label follows it.
+_LOOKS = 64
+
 
 class FileList(NamedTuple):
     """What a list names.
@@ -31,16 +34,25 @@ def read_list(name: str, source: str, labels: str = "auto") -> FileList:
         name: The file; ``-`` for standard input.
         source: Relative entries are relative to this.
         labels: ``"yes"`` if each line is ``path label``, ``"no"`` if it is a path, ``"auto"`` to
-            go by whether every line has two words of which the second is a number.
+            tell line by line: a number at the end is a label, unless the line is the name of a
+            file. Some lines are looked up at the source for this, not all.
 
     Raises:
-        CommandError: It cannot be read, or names nothing.
+        CommandError: It cannot be read, is no text, or names nothing.
     """
-    lines = [line for line in map(bytes.strip, _read(name).split(b"\n")) if line]
+    text = _read(name)
+    lines = [line for line in map(bytes.strip, text.split(b"\n")) if line]
+    if _is_binary(text, len(lines)):
+        raise CommandError(
+            f"{_called(name)} is no list of text; give one path a line", is_usage=True
+        )
     if not lines:
-        raise CommandError(f"the list {_called(name)} is empty; give one path a line")
-    if labels == "yes" or (labels == "auto" and all(map(_is_pair, lines))):
+        message = f"{_called(name)} is empty; give one path a line"
+        raise CommandError(message, is_usage=True)
+    if labels == "yes":
         lines = [line.rsplit(None, 1)[0] for line in lines]
+    elif labels == "auto":
+        lines = _without_labels(lines, source)
     names = dict.fromkeys(map(os.fsdecode, lines))
     paths: dict[str, None] = {}
     outside = []
@@ -55,9 +67,39 @@ def read_list(name: str, source: str, labels: str = "auto") -> FileList:
     return FileList(list(paths), outside)
 
 
-def _is_pair(line: bytes) -> bool:
-    words = line.split()
-    return len(words) == 2 and words[1].lstrip(b"+-").isdigit()
+def _is_binary(text: bytes, n_lines: int) -> bool:
+    """Return whether it is something else, a photograph for example; a bad line is none."""
+    n_zeros = text.count(b"\0")
+    if n_zeros <= n_lines:
+        try:
+            text.decode()
+        except UnicodeDecodeError:
+            return n_zeros > 0  # names may be of any bytes but these
+        return False
+    return True
+
+
+def _without_labels(lines: list[bytes], source: str) -> list[bytes]:
+    """Return the lines without the labels that some have.
+
+    To look up each one would take as long as staging. So the first ones are, and all others only
+    if there was a file among these whose name ends in a number.
+    """
+    names = []
+    n_looks = 0 if is_url(source) else _LOOKS
+    for line in lines:
+        name, *label = line.rsplit(None, 1)
+        is_labelled = bool(label) and label[0].lstrip(b"+-").isdigit()
+        if is_labelled and n_looks:
+            n_looks -= 1
+            if _exists(os.path.join(os.fsencode(source), line)):
+                n_looks, is_labelled = _LOOKS, False
+        names.append(name if is_labelled else line)
+    return names
+
+
+def _exists(path: bytes) -> bool:
+    return b"\0" not in path and os.path.lexists(path)
 
 
 def _read(name: str) -> bytes:
@@ -69,9 +111,10 @@ def _read(name: str) -> bytes:
     except OSError as error:
         raise CommandError(
             f"the list {name} cannot be read ({error.strerror}); name a file with one path a line, "
-            f"or - for standard input"
+            f"or - for standard input",
+            is_usage=True,
         ) from error
 
 
 def _called(name: str) -> str:
-    return "on standard input" if name == "-" else name
+    return "standard input" if name == "-" else name

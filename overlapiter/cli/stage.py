@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 from overlapiter.chainer.plan import staging_plan
 from overlapiter.options import FIRST_READS_IN_FLIGHT, Staging, check_count
+from overlapiter.sources import source_root
 from overlapiter.staging.inventory import subdirectories
 from overlapiter.staging.records import recorded_run
 
@@ -99,8 +100,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--labels",
         choices=("auto", "yes", "no"),
         default="auto",
-        help="whether the lines of LIST are `path label`; auto: if each has two words and the "
-        "second is a number",
+        help="whether the lines of LIST are `path label`; auto: those that end in a number, unless "
+        "there is a file of that whole name",
     )
 
 
@@ -162,15 +163,9 @@ def run(arguments: argparse.Namespace) -> int:
         n_prefetchers=1,  # this process
         storage_options=storage_options(arguments),
     )
+    files = _listed(arguments)  # first: a list that cannot work leaves no staging directory
     plan = staging_plan(options, (), [])
     assert plan is not None
-    files = read_list(arguments.list, plan.source, arguments.labels)
-    if not files.paths:
-        raise CommandError(
-            f"no entry of the list lies below {plan.source}, for example "
-            f"{names_words(files.outside)}; see whether --source is the root of these files",
-            is_usage=True,
-        )
     (store,) = plan.stores()
     store.sweep()
     _say_neighbours(store.directory, plan.source)
@@ -192,6 +187,18 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     print(_summary(tally, files, time.monotonic() - started))
     return 0 if tally.n_well == len(files.paths) and not files.outside else 1
+
+
+def _listed(arguments: argparse.Namespace) -> FileList:
+    source = source_root(arguments.source)
+    files = read_list(arguments.list, source, arguments.labels)
+    if not files.paths:
+        raise CommandError(
+            f"no entry of the list lies below {source}, for example "
+            f"{names_words(files.outside)}; see whether --source is the root of these files",
+            is_usage=True,
+        )
+    return files
 
 
 def _say_neighbours(directory: str, source: str) -> None:

@@ -76,7 +76,7 @@ def test_the_report_can_be_pasted(source, listing, tmp_path) -> None:
         (["--source", "/nowhere"], 2, "/nowhere is no directory"),
         (["--source", "."], 2, "--seconds: give more than 0"),
         (["--source", ".", "--ranks", "0"], 2, "give at least 1"),
-        (["missing.txt", "--source", "."], 1, "missing.txt cannot be read"),
+        (["missing.txt", "--source", "."], 2, "missing.txt cannot be read"),
         (["--source", "EMPTY"], 1, "no file is found below"),
         (["--source", "SOURCE", "--to", "/nowhere/fast"], 1, "cannot be measured (No such file"),
     ],

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from overlapiter.cli import filelist
 from overlapiter.cli import stager as stager_module
 from overlapiter.cli.console import CommandError
 from overlapiter.cli.filelist import read_list
@@ -121,21 +122,44 @@ def test_a_command_line_that_cannot_work_is_explained(
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "status", "message"),
+    ("name", "text", "message"),
     [
-        ("missing.txt", None, 1, "missing.txt cannot be read"),
-        ("empty.txt", "\n \n", 1, "is empty; give one path a line"),
-        ("other.txt", "/somewhere/else/1.jpg\n", 2, "no entry of the list lies below"),
+        ("missing.txt", None, "missing.txt cannot be read"),
+        ("empty.txt", b"\n \n", "empty.txt is empty; give one path a line"),
+        ("other.txt", b"/somewhere/else/1.jpg\n", "no entry of the list lies below"),
+        (
+            "photo.jpg",
+            b"\xff\xd8\xff\xe0\0\x10JFIF\0\n\xdb\n\0\xc3",
+            "photo.jpg is no list of text",
+        ),
+        ("wide.txt", "c0/0.bin\n".encode("utf-16"), "wide.txt is no list of text"),
     ],
 )
-def test_a_list_that_cannot_work_is_explained(
-    source, fast, tmp_path, name, text, status, message
+def test_a_list_that_cannot_work_is_explained_and_nothing_is_made(
+    source, fast, tmp_path, name, text, message
 ) -> None:
     if text is not None:
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_bytes(text)
     done = stage(source, fast, tmp_path / name)
-    assert done.returncode == status
+    assert done.returncode == 2
     assert message in done.stderr
+    assert not fast.exists()
+
+
+def test_one_odd_line_spoils_no_list_of_pairs(source, fast, listing, contents) -> None:
+    with listing.open("a") as file:
+        file.write("# end\n")
+    done = stage(source, fast, listing)
+    assert done.returncode == 1
+    assert f"missing 1 file {source}/# end (No such file" in done.stdout
+    assert staged_files(fast) == contents
+
+
+def test_a_name_that_ends_in_a_number_is_told_from_a_label(source, fast) -> None:
+    (source / "photo 7").write_bytes(b"7")
+    done = stage(source, fast, "-", stdin="c0/0.bin 7\nphoto 7\n")
+    assert done.returncode == 0, done.stdout
+    assert staged_files(fast).keys() == {"c0/0.bin", "photo 7"}
 
 
 def test_a_directory_without_a_parent_is_explained(source, fast, listing) -> None:
@@ -230,7 +254,11 @@ def listed(tmp_path: Path, text: str, labels: str = "auto") -> list[str]:
 
 def test_pairs_are_told_from_names_with_spaces(tmp_path) -> None:
     assert listed(tmp_path, "a.jpg 3\nb.jpg\t-1\n") == ["/s/a.jpg", "/s/b.jpg"]
-    assert listed(tmp_path, "a.jpg 3\nmy file.jpg\n") == ["/s/a.jpg 3", "/s/my file.jpg"]
+    assert listed(tmp_path, "a.jpg 3\nmy file.jpg\n# 2 b\n") == [
+        "/s/a.jpg",
+        "/s/my file.jpg",
+        "/s/# 2 b",
+    ]
     assert listed(tmp_path, "a.jpg 3\n", "no") == ["/s/a.jpg 3"]
     assert listed(tmp_path, "my file.jpg 3\n", "yes") == ["/s/my file.jpg"]
 
@@ -239,6 +267,20 @@ def test_a_list_is_normalised_and_each_file_named_once(tmp_path) -> None:
     assert listed(tmp_path, "b\n./a\n/s/x/../a\r\n\nb\n") == ["/s/b", "/s/a"]
     with pytest.raises(CommandError, match="cannot be read"):
         read_list(str(tmp_path), "/s")
+
+
+def test_not_every_line_is_looked_up(tmp_path, monkeypatch) -> None:
+    looks = []
+    monkeypatch.setattr(filelist, "_exists", lambda path: looks.append(path))
+    (tmp_path / "list").write_text("".join(f"{n}.jpg {n}\n" for n in range(1000)))
+    assert read_list(str(tmp_path / "list"), "/s").paths == [f"/s/{n}.jpg" for n in range(1000)]
+    assert len(looks) == filelist._LOOKS
+
+
+def test_names_of_any_bytes_are_text(tmp_path) -> None:
+    (tmp_path / "list").write_bytes(b"caf\xe9.jpg 1\n")
+    (path,) = read_list(str(tmp_path / "list"), "/s").paths
+    assert os.fsencode(path) == b"/s/caf\xe9.jpg"
 
 
 # --- stopping in the middle of a file ---------------------------------------------------------
