@@ -48,6 +48,10 @@ _FULL = (
     "`overlapiter evict`, or leave it: a job reads the rest from the source"
 )
 
+_ALL_MISSING = (
+    "of all there is none; see whether --source is the root of these files, and --labels fits"
+)
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
@@ -110,24 +114,19 @@ class Tally:
 
     Attributes:
         n: How many had each fate.
-        names: The first few of them.
-        reasons: What was said of the first one that failed.
         copied_bytes: Bytes read from the source.
     """
 
     def __init__(self) -> None:
         self.n: dict[Fate, int] = defaultdict(int)
-        self.names: dict[Fate, list[str]] = defaultdict(list)
-        self.reasons: dict[Fate, str] = {}
         self.copied_bytes = 0
+        self._names: dict[Fate, dict[str, _Names]] = defaultdict(dict)
 
     def add(self, done: Done) -> None:
         """Count one file."""
         self.n[done.fate] += 1
         self.copied_bytes += done.copied_bytes
-        self.reasons.setdefault(done.fate, done.reason)
-        if len(self.names[done.fate]) < SHOWN_NAMES:
-            self.names[done.fate].append(done.path)
+        self._names[done.fate].setdefault(done.reason, _Names()).add(done.path)
 
     @property
     def n_well(self) -> int:
@@ -145,9 +144,27 @@ class Tally:
         }
 
     def named(self, fate: Fate) -> str:
-        """Name the first few, with what was said of the first one."""
-        reason = self.reasons.get(fate)
-        return names_words(self.names[fate], self.n[fate]) + (f" ({reason})" if reason else "")
+        """Name the first few of each reason."""
+        return "; ".join(
+            f"{names}" + (f" ({reason})" if reason else "")
+            for reason, names in self._names[fate].items()
+        )
+
+
+class _Names:
+    """The first few of some files, and how many there are."""
+
+    def __init__(self) -> None:
+        self._n = 0
+        self._first: list[str] = []
+
+    def add(self, name: str) -> None:
+        self._n += 1
+        if len(self._first) < SHOWN_NAMES:
+            self._first.append(name)
+
+    def __str__(self) -> str:
+        return names_words(self._first, self._n)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -243,13 +260,16 @@ def _summary(tally: Tally, files: FileList, seconds: float) -> str:
     speed = f"{size_words(tally.copied_bytes)} in {duration_words(seconds)}"
     if tally.copied_bytes:
         speed += f", {size_words(tally.copied_bytes / max(seconds, 1e-3))}/s"
+    missing = tally.named(Fate.MISSING)
+    if n[Fate.MISSING] == len(files.paths):
+        missing += f": {_ALL_MISSING}"
     n_left = len(files.paths) - sum(n.values()) + n[Fate.NO_ROOM]
     rows = [
         ("staged", n[Fate.STAGED], speed),
         ("found", n[Fate.FOUND], "staged before, and still as their source"),
         ("empty", n[Fate.EMPTY], "nothing to stage"),
-        ("missing", n[Fate.MISSING], tally.named(Fate.MISSING)),
-        ("refused", len(files.outside), f"not below the source: {names_words(files.outside)}"),
+        ("missing", n[Fate.MISSING], missing),
+        ("outside", len(files.outside), f"not below the source: {names_words(files.outside)}"),
         ("busy", n[Fate.BUSY], f"kept by another process: {tally.named(Fate.BUSY)}"),
         ("failed", n[Fate.FAILED], f"the staging disk: {tally.named(Fate.FAILED)}"),
         ("no room", n_left, _FULL),

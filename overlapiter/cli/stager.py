@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import enum
 import errno
+import os
 import queue
 import threading
 import time
@@ -38,6 +39,7 @@ _FATES = {
     Outcome.BUSY: Fate.BUSY,
 }
 _TOO_LARGE = "a file is larger than all the room"
+_DIRECTORY = os.strerror(errno.EISDIR)
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
 
@@ -126,6 +128,8 @@ class Stager:
         try:
             answer = self._store.stage(path)
         except OSError as error:
+            if error.errno == errno.EISDIR and self._trouble(path) == _DIRECTORY:
+                return Done(path, Fate.MISSING, reason=_DIRECTORY)  # at the source, too
             fate = Fate.NO_ROOM if error.errno in _NO_ROOM else Fate.FAILED
             return Done(path, fate, reason=error.strerror or str(error))
         if answer.outcome is not Outcome.SOURCE_FAILED:
@@ -135,9 +139,19 @@ class Stager:
             original = self._store.origin.stat(path)
         except OSError as error:
             return Done(path, Fate.MISSING, reason=error.strerror or str(error))
-        if original.size_bytes:
-            return Done(path, Fate.MISSING, reason="it cannot be read, or is being written")
+        reason = self._trouble(path)
+        if reason or original.size_bytes:
+            return Done(path, Fate.MISSING, reason=reason or "it is being written")
         return Done(path, Fate.EMPTY)
+
+    def _trouble(self, path: str) -> str:
+        """Return why a source file cannot be read; nothing if it can."""
+        try:
+            with self._store.origin.open(path) as file:
+                file.read(1)
+        except OSError as error:
+            return error.strerror or str(error)
+        return ""
 
     def _stop(self) -> None:
         self.stop_soon()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import threading
@@ -15,10 +16,7 @@ from typing import Any
 
 import pytest
 
-from overlapiter.cli import filelist
 from overlapiter.cli import stager as stager_module
-from overlapiter.cli.console import CommandError
-from overlapiter.cli.filelist import read_list
 from overlapiter.cli.stager import Fate, Stager
 from overlapiter.staging.origin import LocalOrigin, Original, OriginalFile
 from overlapiter.staging.room import Room
@@ -29,8 +27,10 @@ from .commands import (
     command,
     overlapiter,
     partial_files,
+    run,
     slow_command,
     staged_files,
+    without_privileges,
 )
 from .conftest import N_FILES
 
@@ -89,9 +89,34 @@ def test_what_is_missing_or_empty_is_named_and_the_rest_is_staged(source, fast) 
     done = stage(source, fast, "-", stdin="c0/0.bin\nempty\nnowhere\n")
     assert done.returncode == 1
     assert "missing 1 file /" in done.stdout
-    assert "nowhere (No such file or directory)" in done.stdout
+    assert "nowhere (No such file or directory)\n" in done.stdout
     assert "empty 1 file " in done.stdout
     assert staged_files(fast).keys() == {"c0/0.bin"}
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="root reads whatever the mode")
+def test_each_reason_is_told_with_its_own_files(source, fast, contents) -> None:
+    (source / "c0" / "0.bin").chmod(0)
+    names = ["nowhere", "c1", *contents, "neither"]
+    words = command("stage", "-", "--source", source, "--to", fast)
+    done = run(without_privileges(words), stdin="\n".join(names))
+    assert done.returncode == 1
+    assert "missing 4 files " in done.stdout
+    (_, told) = done.stdout.split("missing 4 files ")
+    assert set(told.strip().split("; ")) in (
+        {
+            f"{source}/nowhere, {source}/neither (No such file or directory)",
+            f"{source}/c1 (Is a directory)",
+            f"{source}/c0/0.bin (Permission denied)",
+        },
+        {
+            f"{source}/neither, {source}/nowhere (No such file or directory)",
+            f"{source}/c1 (Is a directory)",
+            f"{source}/c0/0.bin (Permission denied)",
+        },
+    )
+    again = stage(source, fast, "-", stdin="c1\n")  # a directory is in the place of its copy, too
+    assert f"missing 1 file {source}/c1 (Is a directory): of all there is none;" in again.stdout
 
 
 def test_the_capacity_ends_it_cleanly(source, fast, listing) -> None:
@@ -242,45 +267,6 @@ def test_without_a_command_there_is_help() -> None:
     assert overlapiter("--help").returncode == 0
     assert overlapiter("--version").stdout.startswith("overlapiter ")
     assert "invalid choice: 'stag'" in overlapiter("stag").stderr
-
-
-# --- lists ------------------------------------------------------------------------------------
-
-
-def listed(tmp_path: Path, text: str, labels: str = "auto") -> list[str]:
-    (tmp_path / "list").write_text(text)
-    return read_list(str(tmp_path / "list"), "/s", labels).paths
-
-
-def test_pairs_are_told_from_names_with_spaces(tmp_path) -> None:
-    assert listed(tmp_path, "a.jpg 3\nb.jpg\t-1\n") == ["/s/a.jpg", "/s/b.jpg"]
-    assert listed(tmp_path, "a.jpg 3\nmy file.jpg\n# 2 b\n") == [
-        "/s/a.jpg",
-        "/s/my file.jpg",
-        "/s/# 2 b",
-    ]
-    assert listed(tmp_path, "a.jpg 3\n", "no") == ["/s/a.jpg 3"]
-    assert listed(tmp_path, "my file.jpg 3\n", "yes") == ["/s/my file.jpg"]
-
-
-def test_a_list_is_normalised_and_each_file_named_once(tmp_path) -> None:
-    assert listed(tmp_path, "b\n./a\n/s/x/../a\r\n\nb\n") == ["/s/b", "/s/a"]
-    with pytest.raises(CommandError, match="cannot be read"):
-        read_list(str(tmp_path), "/s")
-
-
-def test_not_every_line_is_looked_up(tmp_path, monkeypatch) -> None:
-    looks = []
-    monkeypatch.setattr(filelist, "_exists", lambda path: looks.append(path))
-    (tmp_path / "list").write_text("".join(f"{n}.jpg {n}\n" for n in range(1000)))
-    assert read_list(str(tmp_path / "list"), "/s").paths == [f"/s/{n}.jpg" for n in range(1000)]
-    assert len(looks) == filelist._LOOKS
-
-
-def test_names_of_any_bytes_are_text(tmp_path) -> None:
-    (tmp_path / "list").write_bytes(b"caf\xe9.jpg 1\n")
-    (path,) = read_list(str(tmp_path / "list"), "/s").paths
-    assert os.fsencode(path) == b"/s/caf\xe9.jpg"
 
 
 # --- stopping in the middle of a file ---------------------------------------------------------
