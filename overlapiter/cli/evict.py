@@ -22,6 +22,7 @@ from overlapiter.staging.inventory import (
     Subdirectory,
     entries,
     remove_empty_folders,
+    remove_if_empty,
 )
 from overlapiter.staging.process_id import Life
 from overlapiter.staging.records import present
@@ -38,9 +39,9 @@ from .console import (
     size_words,
 )
 from .filelist import read_list
-from .place import add_directory, chosen, existing_directory
+from .place import add_directory, chosen, existing_directory, is_in_use
 from .survey import disk_of
-from .usage import forgetting, free
+from .usage import forgetting, free, sweep
 
 EXAMPLES = """\
 examples:
@@ -121,7 +122,8 @@ def run(arguments: argparse.Namespace) -> int:
             "say what to remove: one of --all, --older-than, --to-free, and a LIST", is_usage=True
         )
     directory = existing_directory(arguments.directory)
-    rules = _rules(directory, chosen(directory, arguments.source), arguments)
+    subs = chosen(directory, arguments.source)
+    rules = _rules(directory, subs, arguments) if subs else {}
     wanted, kept = Amount(), Amount()
     for sub, rule in rules.items():
         for entry in filter(rule, entries(sub)):
@@ -130,6 +132,8 @@ def run(arguments: argparse.Namespace) -> int:
         say(f"not made by overlapiter, and kept: {kept}")
     if not wanted.n_files:
         print("nothing to remove: no such file is staged")
+        if arguments.all and not arguments.dry_run:
+            _remove_emptied(directory, subs)
         return 0
     if arguments.dry_run:
         print(f"would remove {wanted}")
@@ -143,6 +147,8 @@ def run(arguments: argparse.Namespace) -> int:
         with progress(wanted.n_files, "files") as shown:
             for sub, rule in rules.items():
                 _remove(directory, sub, rule, removed, shown.advance)
+        if arguments.all:
+            _remove_emptied(directory, subs)
     finally:
         print(f"removed {count_words(removed.n_files, 'file')}, {size_words(removed.size_bytes)}")
     return 0
@@ -231,6 +237,15 @@ def _say_in_use(directory: str) -> None:
             f"{count_words(n, 'run')} may be using {directory}: what is removed is read from the "
             f"source, or staged anew, when it is needed"
         )
+
+
+def _remove_emptied(directory: str, subs: list[Subdirectory]) -> None:
+    """Remove what is left of sources nothing of which is staged, unless somebody uses them."""
+    for sub in subs:
+        remove_empty_folders(sub)
+        if not is_in_use(directory):
+            sweep(directory, sub)
+            remove_if_empty(sub)
 
 
 def _remove(

@@ -7,7 +7,7 @@ import os
 import stat
 
 from overlapiter.sources import source_root
-from overlapiter.staging.inventory import Subdirectory, subdirectories
+from overlapiter.staging.inventory import Subdirectory, is_staging_directory, subdirectories
 from overlapiter.staging.process_id import Life
 from overlapiter.staging.records import present
 
@@ -45,19 +45,26 @@ def existing_directory(name: str) -> str:
     return directory
 
 
+def check_is_staging(directory: str) -> None:
+    """Raise CommandError unless overlapiter has used a directory."""
+    if not is_staging_directory(directory):
+        raise CommandError(
+            f"{directory} is no staging directory; name the one that was given to Staging, or "
+            f"to `overlapiter stage --to`"
+        )
+
+
 def chosen(directory: str, source: str | None) -> list[Subdirectory]:
     """Return the subdirectories of a directory, or the one that mirrors ``source``.
 
+    There are none where everything was evicted.
+
     Raises:
-        CommandError: There is none.
+        CommandError: It is no staging directory, or mirrors other sources only.
     """
+    check_is_staging(directory)
     found = subdirectories(directory)
-    if not found:
-        raise CommandError(
-            f"nothing is staged in {directory}; name the directory that was given to Staging, or "
-            f"to `overlapiter stage --to`"
-        )
-    if source is None:
+    if source is None or not found:
         return found
     wanted = source_root(source)
     matching = [sub for sub in found if sub.source == wanted]

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from overlapiter.chainer.plan import staging_plan
 from overlapiter.options import FIRST_READS_IN_FLIGHT, Staging, check_count
 from overlapiter.sources import source_root
-from overlapiter.staging.inventory import subdirectories
+from overlapiter.staging.inventory import entries, subdirectories
 from overlapiter.staging.records import recorded_run
 
 from .console import (
@@ -223,7 +223,8 @@ def _say_neighbours(directory: str, source: str) -> None:
     for sub in subdirectories(directory):
         other = sub.source or source
         ours, theirs = os.path.join(source, ""), os.path.join(other, "")
-        if ours != theirs and (ours.startswith(theirs) or theirs.startswith(ours)):
+        is_nested = ours.startswith(theirs) or theirs.startswith(ours)
+        if ours != theirs and is_nested and next(entries(sub), None) is not None:
             say(
                 f"note: of {other}, files are staged in {directory}, too; a job finds those of the "
                 f"very source that it names, so mind which one your job has"

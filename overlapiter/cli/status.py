@@ -11,10 +11,11 @@ import json
 import time
 from collections.abc import Mapping, Sequence
 
+from overlapiter.options import check_count
 from overlapiter.staging.records import runs
 
 from .console import duration_words, printable, progress, size_words, table
-from .place import add_directory, existing_directory
+from .place import add_directory, check_is_staging, existing_directory
 from .survey import Disk, Holding, User, disk_of, holdings, users
 
 EXAMPLES = """\
@@ -22,7 +23,7 @@ examples:
   overlapiter status /nvme/me
   overlapiter status /nvme/me --json | jq .holdings
 
-exit code: 0, or 1 if the directory cannot be read"""
+exit code: 0, or 1 if it is no staging directory, or cannot be read"""
 
 _SHOWN_RUNS = 10
 
@@ -42,7 +43,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show; return the exit code."""
+    check_count("--runs", arguments.runs, minimum=0)
     directory = existing_directory(arguments.directory)
+    check_is_staging(directory)
     with progress(None, "files") as shown:
         held = holdings(directory, shown.advance)
     present = users(directory)
@@ -64,6 +67,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _held(held: Sequence[Holding]) -> str:
+    held = [holding for holding in held if holding.n_files or holding.n_partial]
     if not held:
         return "Nothing is staged."
     rows = [

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from .checksums import SUMS_FOLDER
 from .claim import try_lock
 from .interest import INTEREST_FILE
-from .marks import MARK_FILE, read_mark
+from .marks import MARK_FILE, read_mark, write_mark
 from .records import RUNS_FILE, USERS_FOLDER
 from .usage import USAGE_FILE
 
@@ -22,6 +22,7 @@ PARTIAL_FOLDER = "partial"
 _SUBDIRECTORY = re.compile(r".*-[0-9a-f]{12}", re.DOTALL)
 _OWN_NAMES = {USERS_FOLDER, RUNS_FILE, USAGE_FILE}
 _OWN_PREFIX = "overlapiter."
+_OF_SUBDIRECTORY = {FILES_FOLDER, PARTIAL_FOLDER, SUMS_FOLDER, MARK_FILE, INTEREST_FILE}
 
 
 class Subdirectory(NamedTuple):
@@ -104,6 +105,11 @@ def _is_ours(path: str) -> bool:
     return False
 
 
+def is_staging_directory(directory: str) -> bool:
+    """Return whether overlapiter has used a directory. Raises OSError if it cannot be read."""
+    return not _OWN_NAMES.isdisjoint(os.listdir(directory)) or bool(subdirectories(directory))
+
+
 def foreign_entries(directory: str) -> list[str]:
     """Return what lies beside the staged files and is not overlapiter's.
 
@@ -117,9 +123,8 @@ def foreign_entries(directory: str) -> list[str]:
         for name in sorted(os.listdir(directory))
         if name not in known and not name.startswith(_OWN_PREFIX)
     ]
-    known = {FILES_FOLDER, PARTIAL_FOLDER, SUMS_FOLDER, MARK_FILE, INTEREST_FILE}
     for sub in ours:
-        inside = sorted(set(os.listdir(sub.path)) - known)
+        inside = sorted(set(os.listdir(sub.path)) - _OF_SUBDIRECTORY)
         names += [os.path.join(os.path.basename(sub.path), name) for name in inside]
     return names
 
@@ -166,6 +171,37 @@ def remove_empty_folders(sub: Subdirectory) -> None:
         for name in folders:
             with contextlib.suppress(OSError):  # it is not empty, or is a link
                 os.rmdir(name, dir_fd=fd)
+
+
+def remove_if_empty(sub: Subdirectory) -> bool:
+    """Remove a subdirectory of which no file is staged or being copied; return whether it went.
+
+    For one that no run uses: a run would make it anew. Anything of somebody else's keeps it.
+    """
+    if not _OF_SUBDIRECTORY.issuperset(os.listdir(sub.path)):
+        return False
+    try:
+        for name in (PARTIAL_FOLDER, SUMS_FOLDER, FILES_FOLDER):
+            with contextlib.suppress(FileNotFoundError):
+                os.rmdir(os.path.join(sub.path, name))
+        for name in (INTEREST_FILE, MARK_FILE):
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(sub.path, name))
+        os.rmdir(sub.path)
+    except OSError:  # something is staged there, or is in the way
+        if os.path.isdir(sub.path):
+            _restore(sub)
+        return False
+    return True
+
+
+def _restore(sub: Subdirectory) -> None:
+    """Make again what a subdirectory has to have, when it was not empty after all."""
+    for name in (FILES_FOLDER, PARTIAL_FOLDER):
+        with contextlib.suppress(OSError):
+            os.mkdir(os.path.join(sub.path, name), 0o700)
+    if sub.source is not None:
+        write_mark(sub.path, sub.source)
 
 
 def orphans(sub: Subdirectory) -> list[str]:

@@ -39,6 +39,39 @@ def test_everything_goes_but_what_is_not_ours(fast, files, tmp_path) -> None:
     assert (tmp_path / "precious").read_text() == "precious"
 
 
+def test_of_a_source_all_of_which_goes_nothing_is_left(source, fast, files) -> None:
+    (files.parent / "partial" / "left").touch(0o600)  # of a job that was killed
+    (files.parent / "interest").write_bytes(b"")
+    assert overlapiter("evict", fast, "--all").returncode == 0
+    assert list(fast.glob("lustre-*")) == []
+    again = overlapiter("evict", fast, "--all")
+    assert (again.returncode, again.stdout[:17]) == (0, "nothing to remove")
+    assert overlapiter("check", fast).returncode == 0
+    assert "Nothing is staged." in overlapiter("status", fast).stdout
+    done = overlapiter("stage", "-", "--source", source, "--to", fast, stdin="c0/0.bin")
+    assert done.returncode == 0
+    assert staged_files(fast).keys() == {"c0/0.bin"}
+
+
+def test_a_run_keeps_its_folders(fast, files) -> None:
+    with recorded_run(str(fast), {}, dict, pytest.fail):
+        assert overlapiter("evict", fast, "--all").returncode == 0
+        assert list(files.iterdir()) == []
+    assert overlapiter("evict", fast, "--all").returncode == 0
+    assert not files.parent.exists()
+
+
+def test_what_is_not_ours_keeps_the_folders(fast, files) -> None:
+    (files.parent / "notes.txt").write_text("mine")
+    assert overlapiter("evict", fast, "--all").returncode == 0
+    assert sorted(p.name for p in files.parent.iterdir()) == [
+        "files",
+        "notes.txt",
+        "partial",
+        "source.json",
+    ]
+
+
 def test_a_dry_run_removes_nothing(fast, files) -> None:
     done = overlapiter("evict", fast, "--all", "--dry-run")
     assert done.returncode == 0
@@ -114,7 +147,7 @@ def test_a_terminal_is_asked(fast, files, answer, n_left) -> None:
     assert process.returncode == (1 if n_left else 0)
     assert len(staged_files(fast)) == n_left
     assert bool(output) == (not n_left)
-    assert files.is_dir()
+    assert files.is_dir() == bool(n_left)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,8 @@ from overlapiter.cli import filelist
 from overlapiter.cli.console import CommandError
 from overlapiter.cli.filelist import read_list
 
+from .commands import overlapiter, staged_files
+
 
 def listed(tmp_path: Path, text: str, labels: str = "auto") -> list[str]:
     (tmp_path / "list").write_text(text)
@@ -46,3 +48,20 @@ def test_names_of_any_bytes_are_text(tmp_path) -> None:
     (tmp_path / "list").write_bytes(b"caf\xe9.jpg 1\n")
     (path,) = read_list(str(tmp_path / "list"), "/s").paths
     assert os.fsencode(path) == b"/s/caf\xe9.jpg"
+
+
+def test_one_odd_line_spoils_no_list_of_pairs(source, fast, listing, contents) -> None:
+    with listing.open("a") as file:
+        file.write("# end\n")
+    done = overlapiter("stage", listing, "--source", source, "--to", fast)
+    assert done.returncode == 1
+    assert f"missing 1 file {source}/# end (No such file" in done.stdout
+    assert staged_files(fast) == contents
+
+
+def test_a_name_that_ends_in_a_number_is_told_from_a_label(source, fast) -> None:
+    (source / "photo 7").write_bytes(b"7")
+    words = ("stage", "-", "--source", source, "--to", fast)
+    done = overlapiter(*words, stdin="c0/0.bin 7\nphoto 7\n")
+    assert done.returncode == 0, done.stdout
+    assert staged_files(fast).keys() == {"c0/0.bin", "photo 7"}

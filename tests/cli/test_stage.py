@@ -19,6 +19,7 @@ import pytest
 from overlapiter.cli import stager as stager_module
 from overlapiter.cli.stager import Fate, Stager
 from overlapiter.staging.origin import LocalOrigin, Original, OriginalFile
+from overlapiter.staging.records import recorded_run
 from overlapiter.staging.room import Room
 from overlapiter.staging.store import Store
 
@@ -171,22 +172,6 @@ def test_a_list_that_cannot_work_is_explained_and_nothing_is_made(
     assert not fast.exists()
 
 
-def test_one_odd_line_spoils_no_list_of_pairs(source, fast, listing, contents) -> None:
-    with listing.open("a") as file:
-        file.write("# end\n")
-    done = stage(source, fast, listing)
-    assert done.returncode == 1
-    assert f"missing 1 file {source}/# end (No such file" in done.stdout
-    assert staged_files(fast) == contents
-
-
-def test_a_name_that_ends_in_a_number_is_told_from_a_label(source, fast) -> None:
-    (source / "photo 7").write_bytes(b"7")
-    done = stage(source, fast, "-", stdin="c0/0.bin 7\nphoto 7\n")
-    assert done.returncode == 0, done.stdout
-    assert staged_files(fast).keys() == {"c0/0.bin", "photo 7"}
-
-
 def test_a_directory_without_a_parent_is_explained(source, fast, listing) -> None:
     done = stage(source, fast / "a" / "b", listing)
     assert done.returncode == 1
@@ -258,6 +243,10 @@ def test_a_source_within_another_one_is_mentioned(source, fast, listing) -> None
     assert done.returncode == 0
     assert f"note: of {source}, files are staged in {fast}, too" in done.stderr
     assert stage(source, fast, listing).stderr.startswith(f"note: of {source}/c0, files")
+    with recorded_run(str(fast), {}, dict, pytest.fail):  # which keeps its folders
+        overlapiter("evict", fast, "--source", source / "c0", "--all")
+    assert len(list(fast.glob("c0-*"))) == 1
+    assert stage(source, fast, listing).stderr == ""
 
 
 def test_without_a_command_there_is_help() -> None:

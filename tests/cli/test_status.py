@@ -82,11 +82,28 @@ def test_a_training_is_shown_while_it_runs_and_remembered_afterwards(source, fas
     assert " 100.0% " in text
 
 
-def test_nothing_staged_is_no_error(tmp_path) -> None:
-    done = overlapiter("status", tmp_path)
+def test_nothing_staged_is_no_error(source, fast) -> None:
+    done = overlapiter("stage", "-", "--source", source, "--to", fast, stdin="nowhere")
+    assert done.returncode == 1
+    (fast / "overlapiter.runs.jsonl").unlink()
+    done = overlapiter("status", fast)
     assert done.returncode == 0
     assert "Nothing is staged." in done.stdout
+    assert str(source) not in done.stdout
     assert "No run has ended yet." in done.stdout
+
+
+def test_a_directory_of_other_things_is_no_staging_directory(tmp_path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    done = overlapiter("status", tmp_path)
+    assert done.returncode == 1
+    assert f"{tmp_path} is no staging directory; name the one" in done.stderr
+    assert done.stdout == ""
+
+
+@pytest.mark.parametrize("n", ["-1", "x"])
+def test_a_number_of_runs_that_makes_no_sense_is_refused(tmp_path, n) -> None:
+    assert overlapiter("status", tmp_path, "--runs", n).returncode == 2
 
 
 def test_runs_of_all_kinds_are_told_apart(tmp_path) -> None:
