@@ -40,7 +40,6 @@ from .console import (
 )
 from .filelist import read_list
 from .place import add_directory, chosen, existing_directory, is_in_use
-from .survey import disk_of
 from .usage import forgetting, free, sweep
 
 EXAMPLES = """\
@@ -69,7 +68,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument(
         "--to-free",
         metavar="SIZE",
-        help="remove so much, what was not used for the longest time first: 50GB",
+        help="remove so much, what was not used for the longest time first: 50GB, or 10%% of "
+        "what is staged",
     )
     parser.add_argument(
         "list",
@@ -123,7 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
         )
     directory = existing_directory(arguments.directory)
     subs = chosen(directory, arguments.source)
-    rules = _rules(directory, subs, arguments) if subs else {}
+    rules = _rules(subs, arguments) if subs else {}
     wanted, kept = Amount(), Amount()
     for sub, rule in rules.items():
         for entry in filter(rule, entries(sub)):
@@ -154,9 +154,7 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _rules(
-    directory: str, subs: list[Subdirectory], arguments: argparse.Namespace
-) -> dict[Subdirectory, Rule]:
+def _rules(subs: list[Subdirectory], arguments: argparse.Namespace) -> dict[Subdirectory, Rule]:
     """Return what is to go of each subdirectory."""
     if arguments.all:
         return dict.fromkeys(subs, _is_any)
@@ -164,8 +162,7 @@ def _rules(
         limit_seconds = time.time() - _age_seconds(arguments.older_than)
         return {sub: lambda entry: _used_seconds(entry) < limit_seconds for sub in subs}
     if arguments.to_free is not None:
-        whole_bytes = disk_of(directory).size_bytes
-        names = _least_recent(subs, parse_size("--to-free", arguments.to_free, whole_bytes))
+        names = _least_recent(subs, arguments.to_free)
     else:
         names = {_only(subs): _listed(_only(subs), arguments.list)}
     return {sub: functools.partial(_is_named, found) for sub, found in names.items()}
@@ -191,14 +188,19 @@ def _used_seconds(entry: Entry) -> float:
     return max(entry.found.st_ctime, entry.found.st_atime)
 
 
-def _least_recent(subs: list[Subdirectory], size_bytes: int) -> dict[Subdirectory, set[str]]:
-    """Return the files that were not used for the longest time, so many as take that much."""
+def _least_recent(subs: list[Subdirectory], amount: str) -> dict[Subdirectory, set[str]]:
+    """Return the files that were not used for the longest time, so many as take that much.
+
+    A share is one of what is staged.
+    """
     found = sorted(
         (_used_seconds(entry), number, entry.name, entry.found.st_size)
         for number, sub in enumerate(subs)
         for entry in entries(sub)
         if _is_ours(entry)
     )
+    staged_bytes = sum(file_bytes for *_, file_bytes in found)
+    size_bytes = parse_size("--to-free", amount, staged_bytes)
     names: dict[Subdirectory, set[str]] = {sub: set() for sub in subs}
     for _, number, name, file_bytes in found:
         if size_bytes <= 0:

@@ -90,6 +90,21 @@ def test_what_was_not_used_for_the_longest_time_makes_room(fast, files) -> None:
     assert {int(Path(name).stem) for name in staged_files(fast)} == set(range(N_FILES - 10))
 
 
+def test_a_share_to_free_is_one_of_what_is_staged(source, fast, files) -> None:
+    assert overlapiter("evict", fast, "--to-free", "0%").stdout.startswith("nothing to remove")
+    done = overlapiter("evict", fast, "--to-free", "50%")
+    left_bytes = sum(map(len, staged_files(fast).values()))
+    assert 30_435 / 2 - 1029 <= left_bytes <= 30_435 / 2
+    assert done.returncode == 0
+    other = source.parent / "other"
+    other.mkdir()
+    (other / "x").write_bytes(bytes(1000))
+    overlapiter("stage", "-", "--source", other, "--to", fast, stdin="x")
+    done = overlapiter("evict", fast, "--source", other, "--to-free", "50%")
+    assert done.stdout == "removed 1 file, 1.0 kB\n"
+    assert files.is_dir()
+
+
 def test_only_what_is_old_goes(fast, files) -> None:
     assert overlapiter("evict", fast, "--older-than", "1h").stdout.startswith("nothing to remove")
     assert len(staged_files(fast)) == N_FILES
@@ -158,6 +173,7 @@ def test_a_terminal_is_asked(fast, files, answer, n_left) -> None:
         (["--all", "--to-free", "1GB"], "not allowed with"),
         (["--older-than", "old"], "'old' is no age; write 30min, 12h, 7d or 2w"),
         (["--to-free", "some"], "'some' is no size"),
+        (["--to-free", "101%"], "is more than the whole"),
     ],
 )
 def test_a_command_line_that_cannot_work_is_explained(fast, files, words, message) -> None:
