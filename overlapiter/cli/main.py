@@ -17,6 +17,7 @@ from typing import Protocol, cast
 from overlapiter.errors import OptionError, OverlapError
 
 from .console import CommandError, say
+from .interruption import raise_at_interrupt
 
 #: Each command is a module of this package, which is imported only to run it.
 COMMANDS = {
@@ -76,6 +77,8 @@ def main(words: Sequence[str] | None = None) -> int:
         arguments = _parser(words).parse_args(words)
     except SystemExit as request:
         return request.code if isinstance(request.code, int) else _USAGE_STATUS
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
     signals: list[int] = []
 
     def interrupt(number: int, _frame: object) -> None:
@@ -84,6 +87,7 @@ def main(words: Sequence[str] | None = None) -> int:
 
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
+        raise_at_interrupt()
         return _run(arguments)
     except KeyboardInterrupt:
         return 128 + (signals[-1] if signals else signal.SIGINT)

@@ -249,15 +249,6 @@ def test_a_source_within_another_one_is_mentioned(source, fast, listing) -> None
     assert stage(source, fast, listing).stderr == ""
 
 
-def test_without_a_command_there_is_help() -> None:
-    done = overlapiter()
-    assert done.returncode == 2
-    assert "measure the slow store" in done.stderr
-    assert overlapiter("--help").returncode == 0
-    assert overlapiter("--version").stdout.startswith("overlapiter ")
-    assert "invalid choice: 'stag'" in overlapiter("stag").stderr
-
-
 # --- stopping in the middle of a file ---------------------------------------------------------
 
 
