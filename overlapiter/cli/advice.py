@@ -6,14 +6,14 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from overlapiter.chainer.plan import default_prefetchers
+
 from .console import count_words, duration_words, size_words
 from .probe_node import DiskSpeed, FileSystem, Node
 from .probe_source import Level
 
 #: So much of the best throughput is as good as the best.
 _NEARLY_ALL = 0.9
-#: A prefetcher that uses so much of a core is busy.
-_BUSY = 0.7
 _KEEP_FREE = 0.05
 #: Above this size of files, what counts is bytes.
 _LARGE_FILE_BYTES = 1e6
@@ -67,18 +67,27 @@ def reads_advice(levels: Sequence[Level], n_ranks: int) -> Advice:
 
 
 def prefetchers_advice(level: Level, disk: DiskSpeed | None, node: Node, n_ranks: int) -> Advice:
-    """Recommend ``n_prefetchers``."""
+    """Recommend ``n_prefetchers``: what an iterator takes by itself, on its share of the cores."""
     file_seconds = level.cpu_seconds / level.n_files
     if disk is not None:
         file_seconds += disk.small_cpu_seconds
     n_busy = file_seconds * level.files_per_second
-    most = max(1, node.n_cores // 2)
-    n_prefetchers = max(1, min(most, math.ceil(n_busy / _BUSY / n_ranks)))
+    n_cores = max(1, node.n_cores // n_ranks)
+    rule = "1 for a single core" if n_cores == 1 else "1 for 4 cores, but at least 2 and at most 8"
     reason = (
-        f"at {level.files_per_second:,.0f} files/s copying takes {n_busy:.1f} of a core "
-        f"({file_seconds * 1e3:.2f} ms a file); waiting for the store takes none"
+        f"the default{' for each rank' if n_ranks > 1 else ''}: {rule}; copying "
+        f"{level.files_per_second:,.0f} files/s keeps {_cores_words(n_busy)} busy "
+        f"({file_seconds * 1e3:.2f} ms a file), waiting for the store none"
     )
-    return Advice("n_prefetchers", n_prefetchers, reason)
+    if n_busy > node.n_cores:
+        reason += f": the limit will be the {count_words(node.n_cores, 'core')}, not the store"
+    return Advice("n_prefetchers", default_prefetchers(n_cores), reason)
+
+
+def _cores_words(n_busy: float) -> str:
+    if n_busy < 0.95:
+        return f"{max(n_busy, 0.01):.0%} of a core"
+    return f"{n_busy:.1f} cores"
 
 
 def processes_advice(node: Node, n_ranks: int) -> Advice:
@@ -114,6 +123,7 @@ def capacity_advice(
         share = room_bytes / max(dataset_bytes, 1.0)
         fits = "fits" if share >= 1 else f"fits to {share:.0%}, the rest comes and goes"
         reason += f"; the data set of about {size_words(dataset_bytes)} {fits}"
+    reason += "; it is for the directory as a whole, whatever number of ranks and jobs share it"
     return Advice("capacity", _rounded(room_bytes), reason)
 
 

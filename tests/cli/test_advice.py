@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from overlapiter.chainer.plan import default_prefetchers
 from overlapiter.cli.advice import (
     capacity_advice,
     knee,
@@ -71,12 +72,23 @@ def test_ranks_share_reads_and_cores() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cpu", "n_cores", "expected"), [(1e-4, 16, 2), (1e-3, 16, 8), (1e-3, 2, 1)]
+    ("n_cores", "n_ranks", "expected"),
+    [(16, 1, 4), (2, 1, 2), (1, 1, 1), (64, 1, 8), (32, 4, 2), (2, 4, 1)],
 )
-def test_prefetchers_follow_what_copying_takes(cpu, n_cores, expected) -> None:
-    level = knee(store(0.01, 5000, cpu))
+def test_prefetchers_are_as_many_as_an_iterator_takes_by_itself(n_cores, n_ranks, expected) -> None:
     node = NODE._replace(n_cores=n_cores)
-    assert prefetchers_advice(level, DISK, node, 1).value == expected
+    advice = prefetchers_advice(knee(store(0.01, 5000)), DISK, node, n_ranks)
+    assert advice.value == expected == default_prefetchers(max(1, n_cores // n_ranks))
+
+
+def test_it_is_said_what_copying_takes() -> None:
+    def reason(cpu: float) -> str:
+        return prefetchers_advice(knee(store(0.01, 5000, cpu)), None, NODE, 1).reason
+
+    assert "5,000 files/s keeps 50% of a core busy (0.10 ms a file)" in reason(1e-4)
+    assert "keeps 11.5 cores busy" in reason(0.0023)
+    assert "limit" not in reason(0.0023)
+    assert "the limit will be the 16 cores, not the store" in reason(0.004)
 
 
 def test_the_capacity_is_what_is_free_and_what_is_staged_without_what_stays_free() -> None:
@@ -84,6 +96,7 @@ def test_the_capacity_is_what_is_free_and_what_is_staged_without_what_stays_free
     assert advice.value == "450GB"
     assert "fits to 50%" in advice.reason
     assert "fits" not in capacity_advice(NVME, 0, None).reason
+    assert "for the directory as a whole" in advice.reason
     assert capacity_advice(None, 0, None).value is None
     memory = NVME._replace(kind="tmpfs")
     assert capacity_advice(memory, 0, None).value == "170GB"
