@@ -47,13 +47,14 @@ exit code: 0 if nothing is wrong, or all that was is repaired; otherwise 1"""
 
 _READS_IN_FLIGHT = 64
 
+_FOREIGN = "not made by overlapiter: left alone"
 _WORDS = {
     Fault.OUTDATED: "outdated, their sources have changed",
     Fault.CORRUPTED: "corrupted, not what their sources hold",
     Fault.GONE: "without a source, which was removed",
     Fault.MODE: "open to others, by their mode",
-    Fault.LINK: "links, made by somebody else; remove them yourself",
-    Fault.FOREIGN: "not made by overlapiter; remove or move them yourself",
+    Fault.LINK: "links, not made by overlapiter: left alone",
+    Fault.FOREIGN: _FOREIGN,
     Fault.UNVERIFIED: "not verified, their sources cannot be read now",
 }
 
@@ -224,8 +225,7 @@ def _check_directory(directory: str, report: Report, *, is_repairing: bool) -> N
     n_notes = report.n_notes
     foreign = foreign_entries(directory)
     if foreign:
-        text = "not made by overlapiter; remove or move them yourself"
-        report.add(text, foreign, is_repaired=False, thing="thing")
+        report.add(_FOREIGN, foreign, is_repaired=False, thing="thing")
     try:
         _check_count(directory, report, is_repairing=is_repairing)
     except BusyError:

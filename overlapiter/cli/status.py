@@ -137,7 +137,16 @@ def _runs(ended: Sequence[Mapping[str, object]]) -> str:
                 _count(counters, "files_refused"),
             )
         )
-    head = ("ended", "program", "how", "took", "from staging", "found", "staged", "refused")
+    head = (
+        "ended",
+        "program",
+        "how",
+        "took",
+        "from staging",
+        "times found",
+        "staged",
+        "not staged",
+    )
     return "The last runs\n" + table(head, rows, n_left=3)
 
 

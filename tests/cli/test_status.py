@@ -80,6 +80,7 @@ def test_a_training_is_shown_while_it_runs_and_remembered_afterwards(source, fas
     assert "Who uses it: nobody now." in text
     assert " closed " in text
     assert " 100.0% " in text
+    assert "from staging times found staged not staged\n" in text
 
 
 def test_nothing_staged_is_no_error(source, fast) -> None:
