@@ -187,7 +187,7 @@ def run(arguments: argparse.Namespace) -> int:
     store.sweep()
     _say_neighbours(store.directory, plan.source)
     tally, started = Tally(), time.monotonic()
-    stager = Stager(store, arguments.reads_in_flight)
+    stager = Stager(store, arguments.reads_in_flight, tally.add)
     facts = {
         "command": "overlapiter stage",
         "trainer_pid": os.getpid(),
@@ -198,7 +198,7 @@ def run(arguments: argparse.Namespace) -> int:
             recorded_run(store.directory, facts, tally.counters, say),
             progress(len(files.paths), "files") as shown,
         ):
-            _stage(stager, files.paths, tally, shown.advance)
+            _stage(stager, files.paths, shown.advance)
     except KeyboardInterrupt:
         _say_interrupted(stager, tally, len(files.paths))
         raise
@@ -231,18 +231,13 @@ def _say_neighbours(directory: str, source: str) -> None:
             )
 
 
-def _stage(stager: Stager, paths: list[str], tally: Tally, advance: Callable[[int], None]) -> None:
+def _stage(stager: Stager, paths: list[str], advance: Callable[[int], None]) -> None:
     """Stage files until they are done, or there is no room for a further one."""
-    try:
-        with contextlib.closing(stager.run(paths)) as answers:
-            for done in answers:
-                tally.add(done)
-                advance(done.copied_bytes)
-                if done.fate is Fate.NO_ROOM:
-                    stager.stop_soon()
-    finally:  # an interruption lets some of the last ones end
-        for done in stager.late():
-            tally.add(done)
+    with contextlib.closing(stager.run(paths)) as answers:
+        for done in answers:
+            advance(done.copied_bytes)
+            if done.fate is Fate.NO_ROOM:
+                stager.stop_soon()
 
 
 def _say_interrupted(stager: Stager, tally: Tally, n_files: int) -> None:

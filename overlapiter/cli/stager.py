@@ -65,11 +65,14 @@ class Stager:
     Args:
         store: The store.
         n_reads: Files that are read at the same time.
+        note: Called with what became of each file, those that end while :meth:`run` is being left
+            included, by one thread at a time, of which an interruption stops none.
     """
 
-    def __init__(self, store: Store, n_reads: int) -> None:
+    def __init__(self, store: Store, n_reads: int, note: Callable[[Done], None]) -> None:
         self._store = store
         self._n_reads = n_reads
+        self._note = note
         self._stopped = threading.Event()
         self._done: queue.SimpleQueue[Done | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
@@ -120,7 +123,10 @@ class Stager:
     def _work(self, todo: Iterator[str]) -> None:
         try:
             while (path := self._next(todo)) is not None:
-                self._done.put(self._stage(path))
+                done = self._stage(path)
+                with self._lock:
+                    self._note(done)
+                self._done.put(done)
         finally:
             self._done.put(None)
 
@@ -159,14 +165,6 @@ class Stager:
         deadline = time.monotonic() + _PATIENCE_SECONDS
         for thread in self._threads:
             thread.join(max(0.0, deadline - time.monotonic()))
-
-    def late(self) -> Iterator[Done]:
-        """Give what was done with while :meth:`run` was being left. Does not block."""
-        with contextlib.suppress(queue.Empty):
-            while True:
-                done = self._done.get_nowait()
-                if done is not None:
-                    yield done
 
     @property
     def is_at_rest(self) -> bool:

@@ -302,7 +302,7 @@ def held(source: Path, fast: Path) -> Iterator[tuple[Held, Stager, list[str]]]:
     origin = Held(paths[1])
     store = Store(str(fast), str(source), Room(str(fast), None, 0), origin=origin)
     store.create()
-    stager = Stager(store, 2)
+    stager = Stager(store, 2, [].append)
     yield origin, stager, paths
     origin.allowed.set()
     for thread in stager._threads:
