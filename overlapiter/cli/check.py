@@ -28,6 +28,7 @@ from overlapiter.staging.inventory import (
     orphans,
 )
 from overlapiter.staging.marks import write_mark
+from overlapiter.staging.tree import counted_bytes
 from overlapiter.staging.usage import BusyError
 from overlapiter.urls import is_url
 
@@ -180,7 +181,7 @@ def _repair(sub: Subdirectory, bad: Mapping[Fault, Mapping[str, Finding]]) -> se
                 if finding is None or finding.inode != entry.found.st_ino:
                     continue
                 if fault in REMOVABLE:
-                    removed_bytes += entry.found.st_size if entry.remove() else 0
+                    removed_bytes += (counted_bytes(entry.found) or 0) if entry.remove() else 0
                     forget(entry.name)
                     mended.add(entry.name)
                 elif fault is Fault.MODE and entry.found.st_uid == os.geteuid():
@@ -210,13 +211,15 @@ def _check_leftovers(
 
 def _check_count(directory: str, report: Report, *, is_repairing: bool) -> None:
     counted_bytes, used_bytes = count_of(directory)
-    if counted_bytes in (None, used_bytes) or is_in_use(directory):  # jobs are ahead of files
+    if counted_bytes == used_bytes:
         return
-    assert counted_bytes is not None
+    is_right = is_repairing and recount(directory)
+    if counted_bytes is None or is_in_use(directory):  # jobs are ahead of files
+        return
     report.note(
         f"the count of bytes in use says {counted_bytes:,}, but there are {used_bytes:,} "
         f"({size_words(used_bytes)})",
-        is_repaired=is_repairing and recount(directory),
+        is_repaired=is_right,
     )
 
 

@@ -8,6 +8,7 @@ jobs use the directory, which only become slower for a while; the command says s
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import os
 import re
@@ -26,6 +27,8 @@ from overlapiter.staging.inventory import (
 )
 from overlapiter.staging.process_id import Life
 from overlapiter.staging.records import present
+from overlapiter.staging.tree import counted_bytes
+from overlapiter.staging.usage import BusyError
 
 from .console import (
     SHOWN_NAMES,
@@ -40,7 +43,7 @@ from .console import (
 )
 from .filelist import read_list
 from .place import add_directory, chosen, existing_directory, is_in_use
-from .usage import forgetting, free, sweep
+from .usage import forgetting, free, recount, sweep
 
 EXAMPLES = """\
 examples:
@@ -258,21 +261,25 @@ def _remove(
     advance: Callable[[int], None],
 ) -> None:
     interrupts = []
+    counted = []
     forget = forgetting(directory, sub)
 
     def remove() -> int:
-        before_bytes = removed.size_bytes
         try:
             for entry in filter(rule, entries(sub)):
                 if _is_ours(entry) and entry.remove():
                     forget(entry.name)
                     removed.add(entry)
+                    counted.append(counted_bytes(entry.found))
                     advance(entry.found.st_size)
         except KeyboardInterrupt as interrupt:  # what has gone is to be counted nevertheless
             interrupts.append(interrupt)
-        return removed.size_bytes - before_bytes
+        return sum(filter(None, counted))
 
     free(directory, remove)
+    if None in counted:  # written to since they were staged
+        with contextlib.suppress(BusyError):  # done when there is no room
+            recount(directory)
     if interrupts:
         raise KeyboardInterrupt
     remove_empty_folders(sub)

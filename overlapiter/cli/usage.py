@@ -17,7 +17,7 @@ def _room(directory: str) -> Room:
     return Room(directory, None, 0)
 
 
-def free(directory: str, remove: Callable[[], int]) -> None:
+def free(directory: str, remove: Callable[[], int | None]) -> None:
     """Call what removes files and returns how many bytes they took, and count these as free."""
     _room(directory).free(remove)
 

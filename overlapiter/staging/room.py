@@ -11,16 +11,16 @@ is mended by counting anew when there is no room, now and then.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import enum
 import os
-import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from overlapiter.errors import StagingError
 
-from .folders import TAKEN_AWAY
+from .amounts import bytes_below, is_empty, partials, to_come_bytes
 from .holder import boot_number
 from .usage import BusyError, Usage, UsageFile
 
@@ -39,8 +39,6 @@ _RECOUNT_SHARE = 200
 _COUNTING_SECONDS = 60
 #: How long a request waits for a recount: few files are counted at once.
 _RECOUNT_WAIT_SECONDS = 0.5
-
-PARTS = ("files", "partial")
 
 
 class _Answer(enum.Enum):
@@ -78,7 +76,8 @@ class Room:
         self._keep_free_inodes = keep_free_inodes
         self._most_bytes: int | None = None
         self._file = UsageFile(directory)
-        self._owed: list[tuple[int, int]] = []  # bytes not counted as free yet, recounts by then
+        # Bytes not counted as free yet, if they are known, and recounts by then.
+        self._owed: list[tuple[int | None, int]] = []
 
     def prepare(self) -> None:
         """Make the usage file; an empty staging directory is counted at once. Walks nothing.
@@ -88,7 +87,7 @@ class Room:
         """
         try:
             with contextlib.suppress(BusyError), self._file.hold() as usage:
-                if not usage.boot and _is_empty(self._directory):
+                if not usage.boot and is_empty(self._directory):
                     usage.boot = boot_number()
         except OSError as error:
             message = f"cannot count what is staged ({error.strerror})"
@@ -172,9 +171,9 @@ class Room:
 
     def _look(self, usage: Usage) -> None:
         """Note what the disk has free, less what files being copied will still take of it."""
-        to_come_bytes = sum(_to_come_bytes(entry) for entry in _partials(self._directory))
+        on_the_way_bytes = sum(to_come_bytes(entry) for entry in partials(self._directory))
         disk = os.statvfs(self._directory)  # afterwards, else what is written now is in neither
-        usage.disk_bytes = disk.f_bavail * disk.f_frsize - to_come_bytes
+        usage.disk_bytes = disk.f_bavail * disk.f_frsize - on_the_way_bytes
         usage.disk_inodes = -1
         if disk.f_files:
             in_flight = min(_INODES_IN_FLIGHT, disk.f_files // 8)
@@ -185,12 +184,13 @@ class Room:
 
     # --- giving back --------------------------------------------------------------------------
 
-    def free(self, remove: Callable[[], int]) -> int:
+    def free(self, remove: Callable[[], int | None]) -> int:
         """Have files removed, and count what they took as free; return how much that is.
 
         Args:
-            remove: Removes files, or parts of them, and returns by how many bytes they have
-                become smaller.
+            remove: Removes files, or parts of them, and returns as how many bytes they were
+                counted. If it returns None, since nobody knows, nothing is counted as free before
+                the next recount, for which there is no pause then.
 
         Raises:
             OSError: From ``remove``, or the disk does not answer.
@@ -199,18 +199,20 @@ class Room:
         with contextlib.suppress(BusyError):
             n_recounts = self._file.look().n_recounts
         size_bytes = remove()
-        if size_bytes:
+        if size_bytes != 0:
             self._owed.append((size_bytes, n_recounts))
             with contextlib.suppress(BusyError), self._file.hold() as usage:
                 self._settle(usage)  # else at the next occasion
-        return size_bytes
+        return size_bytes or 0
 
     def _settle(self, usage: Usage) -> None:
         """Count as free what this process has removed."""
         while self._owed:
             size_bytes, n_recounts = self._owed.pop()
+            if size_bytes is None:
+                usage.recount_due_seconds = 0
             # What was removed before a recount may be missing from it, so that one stands.
-            if n_recounts == usage.n_recounts:
+            elif n_recounts == usage.n_recounts:
                 usage.used_bytes = max(0, usage.used_bytes - size_bytes)
 
     # --- counting -----------------------------------------------------------------------------
@@ -227,27 +229,31 @@ class Room:
         with self._file.hold() as usage:
             self._settle(usage)
         is_counted = usage.boot == boot_number()
-        return (usage.used_bytes if is_counted else None), _bytes_below(self._directory)
+        return (usage.used_bytes if is_counted else None), bytes_below(self._directory)
 
     def recount(self) -> None:
         """Count the bytes in use anew, from the files themselves. Walks the staging directory.
 
         Others may go on meanwhile. What they are granted is added, and what they remove may have
-        been seen, so the result may be too high, never too low.
+        been seen, so the result may be too high, never too low. Files that have grown by hand are
+        noticed as far as nobody is granted as much meanwhile.
 
         Raises:
             OSError: The disk does not answer.
             BusyError: Another process keeps the count to itself.
         """
         with self._file.hold() as usage:
-            granted_bytes = usage.granted_bytes
+            before = dataclasses.replace(usage)
         start_seconds = time.monotonic()
-        found_bytes = _bytes_below(self._directory)
+        found_bytes = bytes_below(self._directory)
         took_seconds = time.monotonic() - start_seconds
         with self._file.hold() as usage:
             self._settle(usage)
-            most_bytes = found_bytes + usage.granted_bytes - granted_bytes
-            if usage.boot == boot_number():  # then the count was not too low before
+            granted_bytes = usage.granted_bytes - before.granted_bytes
+            most_bytes = found_bytes + granted_bytes
+            # Whatever was found was counted before, or has been granted since.
+            was_too_low = found_bytes > before.used_bytes + granted_bytes
+            if usage.boot == boot_number() and not was_too_low:
                 most_bytes = min(most_bytes, usage.used_bytes)
             usage.used_bytes = most_bytes
             usage.boot = boot_number()
@@ -275,70 +281,3 @@ def _is_count_due(usage: Usage) -> bool:
     now = int(time.time())
     latest = now + _RECOUNT_SHARE * _RECOUNT_SECONDS  # beyond it, the clock was set back
     return not now < usage.recount_due_seconds <= latest
-
-
-def _is_empty(directory: str) -> bool:
-    """Return whether nothing is staged, as far as the first level tells."""
-    return not any(True for name in PARTS for _ in _entries(directory, name))
-
-
-def _partials(directory: str) -> Iterator[os.DirEntry[str]]:
-    return _entries(directory, "partial")
-
-
-def _entries(directory: str, part: str) -> Iterator[os.DirEntry[str]]:
-    """Give what lies in that part of the subdirectories of all sources; follows no link."""
-    with os.scandir(directory) as sources:
-        folders = [entry.path for entry in sources if entry.is_dir(follow_symlinks=False)]
-    for folder in folders:
-        path = os.path.join(folder, part)
-        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-            if stat.S_ISDIR(os.lstat(path).st_mode):
-                with os.scandir(path) as entries:
-                    yield from entries
-
-
-def _to_come_bytes(entry: os.DirEntry[str]) -> int:
-    """Return how much of a partial file's size has no blocks of the disk yet."""
-    try:
-        found = entry.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return 0
-    return max(0, found.st_size - 512 * found.st_blocks)
-
-
-def _bytes_below(directory: str) -> int:
-    """Add up what is being copied, what is staged, and what is about to be removed.
-
-    In the order in which files go from one to the next, so that none is missed on its way.
-    """
-    total_bytes = sum(_size_of(entry) for entry in _partials(directory) if not _is_going(entry))
-    total_bytes += sum(map(_bytes_in, _entries(directory, "files")))
-    return total_bytes + sum(_size_of(entry) for entry in _partials(directory) if _is_going(entry))
-
-
-def _is_going(entry: os.DirEntry[str]) -> bool:
-    return entry.name.startswith(TAKEN_AWAY)
-
-
-def _bytes_in(entry: os.DirEntry[str]) -> int:
-    if not entry.is_dir(follow_symlinks=False):
-        return _size_of(entry)
-    total_bytes = 0
-    folders = [entry.path]
-    while folders:
-        with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
-            for below in entries:
-                if below.is_dir(follow_symlinks=False):
-                    folders.append(below.path)
-                else:
-                    total_bytes += _size_of(below)
-    return total_bytes
-
-
-def _size_of(entry: os.DirEntry[str]) -> int:
-    try:
-        found = entry.stat(follow_symlinks=False)
-    except FileNotFoundError:
-        return 0
-    return found.st_size if stat.S_ISREG(found.st_mode) else 0

@@ -255,9 +255,9 @@ class Store:
         except (FileNotFoundError, NotADirectoryError):
             return 0
 
-    def _take_away(self, path: str, place: Place) -> int:
+    def _take_away(self, path: str, place: Place) -> int | None:
         freed_bytes = place.remove(self._partial.opened())
-        if freed_bytes and self._validate == "checksum":
+        if freed_bytes != 0 and self._validate == "checksum":
             self._checksums.forget(key_of(path))
         return freed_bytes
 

@@ -130,10 +130,11 @@ class Place:
         source_fd, target_fd = partial.folder.fd, self._folder.fd
         os.rename(partial.name, self._name, src_dir_fd=source_fd, dst_dir_fd=target_fd)
 
-    def remove(self, aside: OpenFolder) -> int:
+    def remove(self, aside: OpenFolder) -> int | None:
         """Remove the file, or a link; return the bytes that are free then.
 
-        Of several processes that do so at once, one alone counts them.
+        Of several processes that do so at once, one alone counts them. None if nobody can tell:
+        see :func:`counted_bytes`.
 
         Args:
             aside: Where it is taken, under a name of our own, to be removed.
@@ -143,13 +144,28 @@ class Place:
         return take_away(self._folder.fd, self._name, aside)
 
 
-def take_away(fd: int, name: str, aside: OpenFolder) -> int:
+def take_away(fd: int, name: str, aside: OpenFolder) -> int | None:
     """Remove a staged file, or a link, from an open directory; see :meth:`Place.remove`."""
     own_name = TAKEN_AWAY + new_tag()
     try:
+        before = os.stat(name, dir_fd=fd, follow_symlinks=False)  # the renaming sets ctime
         os.rename(name, own_name, src_dir_fd=fd, dst_dir_fd=aside.fd)
     except FileNotFoundError:
         return 0
     found = os.stat(own_name, dir_fd=aside.fd, follow_symlinks=False)
     os.unlink(own_name, dir_fd=aside.fd)
-    return found.st_size if stat.S_ISREG(found.st_mode) else 0
+    if not stat.S_ISREG(found.st_mode):
+        return 0
+    is_same = identity_of(before) == identity_of(found)  # else it was published just now
+    return counted_bytes(before) if is_same else found.st_size
+
+
+def counted_bytes(found: os.stat_result) -> int | None:
+    """Return as how much a staged file was counted; None if it was written to since then.
+
+    It may have grown, so its size says nothing. Writing makes mtime and ctime the same, to the
+    nanosecond; a copy that nobody has touched has the mtime of its source, and both atime and
+    mtime of it until it is read.
+    """
+    is_untouched = found.st_mtime_ns != found.st_ctime_ns or found.st_atime_ns == found.st_mtime_ns
+    return found.st_size if is_untouched else None

@@ -152,3 +152,30 @@ def test_a_directory_that_is_none_is_explained(tmp_path, kind) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("overlapiter check: ")
     assert str(place) in done.stderr
+
+
+def grow(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(bytes(300_000))
+
+
+def test_a_copy_that_has_grown_is_removed_and_the_count_is_right(source, fast, files) -> None:
+    grow(files / "c0" / "0.bin")
+    done = overlapiter("check", fast, "--repair")
+    assert done.returncode == 0, done.stdout
+    assert "repaired 1 file outdated" in done.stdout
+    done = overlapiter("check", fast)
+    assert done.returncode == 0, done.stdout
+    assert source.is_dir()
+
+
+def test_a_count_that_is_too_low_is_mended(source, fast, files) -> None:
+    source.rename(source.with_name("away"))  # so that the copy stays
+    grow(files / "c0" / "0.bin")
+    counts = "the count of bytes in use says 30,435, but there are 330,435"
+    assert f"wrong {counts}" in overlapiter("check", fast).stdout
+    assert f"repaired {counts}" in overlapiter("check", fast, "--repair").stdout
+    source.with_name("away").rename(source)
+    grow(files / "c1" / "1.bin")
+    assert overlapiter("check", fast, "--repair").returncode == 0
+    assert overlapiter("check", fast).returncode == 0

@@ -194,3 +194,12 @@ def test_a_list_needs_to_know_of_which_source(fast, files, tmp_path) -> None:
     words = ("evict", fast, "-", "--source", tmp_path / "second")
     assert overlapiter(*words, stdin="x").stdout == "removed 1 file, 1 B\n"
     assert files.is_dir()
+
+
+def test_the_count_is_right_when_something_has_grown(fast, files) -> None:
+    with (files / "c0" / "0.bin").open("ab") as file:
+        file.write(bytes(300_000))
+    assert overlapiter("evict", fast, "--to-free", "20kB").returncode == 0
+    assert overlapiter("evict", fast, "--all").returncode == 0
+    done = overlapiter("check", fast)
+    assert done.returncode == 0, done.stdout

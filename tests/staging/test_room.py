@@ -234,7 +234,7 @@ def test_counting_anew_holds_nobody_up_and_forgets_nothing_that_happens_meanwhil
 ):
     room = Room(directory, 1000, 0)
     room.reserve(1000)  # of which nothing is there
-    walk = room_module._bytes_below
+    walk = room_module.bytes_below
 
     def walk_while_another_reserves(directory: str) -> int:
         used = walk(directory)
@@ -242,7 +242,7 @@ def test_counting_anew_holds_nobody_up_and_forgets_nothing_that_happens_meanwhil
         return used
 
     with monkeypatch.context() as patched:
-        patched.setattr(room_module, "_bytes_below", walk_while_another_reserves)
+        patched.setattr(room_module, "bytes_below", walk_while_another_reserves)
         room.recount()
     assert not room.reserve(101)
     assert room.reserve(100)

@@ -26,8 +26,8 @@ class Counts:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.n_walks = 0
         self.now = time.time()
-        walk = room_module._bytes_below
-        monkeypatch.setattr(room_module, "_bytes_below", lambda path: self._count() or walk(path))
+        walk = room_module.bytes_below
+        monkeypatch.setattr(room_module, "bytes_below", lambda path: self._count() or walk(path))
         monkeypatch.setattr(room_module.time, "time", lambda: self.now)
 
     def _count(self) -> None:
@@ -82,14 +82,14 @@ def test_what_was_counted_before_a_reboot_is_counted_anew(directory, counts, mon
 def test_while_one_counts_the_others_go_on(directory, monkeypatch):
     add_file(directory, "a", 500)
     room, other = Room(directory, 1000, 0), Room(directory, 1000, 0)
-    begun, go_on, walk = threading.Event(), threading.Event(), room_module._bytes_below
+    begun, go_on, walk = threading.Event(), threading.Event(), room_module.bytes_below
 
     def walk_long(directory: str) -> int:
         begun.set()
         assert go_on.wait(30)
         return walk(directory)
 
-    monkeypatch.setattr(room_module, "_bytes_below", walk_long)
+    monkeypatch.setattr(room_module, "bytes_below", walk_long)
     for each in (room, other):  # the first one begins to count; neither waits to its end
         with pytest.raises(BusyError):
             each.reserve(1)

@@ -166,7 +166,7 @@ def test_without_room_a_file_is_refused_but_its_outdated_copy_makes_room(source,
     rewrite(name, b"x" * 1010)
     assert small.stage(name).outcome is Outcome.COPIED
     rewrite(name, b"x" * 1011)
-    assert small.stage(name).outcome is Outcome.REFUSED
+    assert small.stage(name).outcome is Outcome.TOO_LARGE
     assert partials(staging) == []
 
 
