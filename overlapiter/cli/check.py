@@ -24,6 +24,7 @@ from overlapiter.staging.inventory import (
     close_folders,
     entries,
     foreign_entries,
+    is_staging_directory,
     open_folders,
     orphans,
 )
@@ -223,10 +224,21 @@ def _check_count(directory: str, report: Report, *, is_repairing: bool) -> None:
     )
 
 
+def _is_staging(path: str) -> bool:
+    with contextlib.suppress(OSError):
+        return not os.path.islink(path) and is_staging_directory(path)
+    return False
+
+
 def _check_directory(directory: str, report: Report, *, is_repairing: bool) -> None:
     """Look at what belongs to no source."""
     n_notes = report.n_notes
     foreign = foreign_entries(directory)
+    nested = [name for name in foreign if _is_staging(os.path.join(directory, name))]
+    if nested:  # the directory of a tier in that of another one, for example
+        text = "in here is another staging directory, which is checked by its own name"
+        print(f"  note     {text}: {names_words(nested)}")
+    foreign = [name for name in foreign if name not in nested]
     if foreign:
         report.add(_FOREIGN, foreign, is_repaired=False, thing="thing")
     try:

@@ -95,6 +95,19 @@ def test_what_overlapiter_did_not_make_is_named_and_stays(fast, files, tmp_path)
     assert (tmp_path / "precious").read_text() == "precious"
 
 
+def test_a_staging_directory_within_is_nothing_wrong(source, fast, files, listing) -> None:
+    assert (
+        overlapiter("stage", listing, "--source", source, "--to", fast / "slower").returncode == 0
+    )
+    done = overlapiter("check", fast, "--repair")
+    assert done.returncode == 0
+    assert "note in here is another staging directory, " in done.stdout
+    assert done.stdout.count("slower") == 1
+    assert "nothing else is wrong" in done.stdout
+    assert len(staged_files(fast / "slower")) == len(staged_files(fast)) == N_FILES
+    assert files.is_dir()
+
+
 def test_a_wrong_count_of_bytes_is_found_and_mended(source, fast, files) -> None:
     (files / "c0" / "0.bin").unlink()  # by hand
     done = overlapiter("check", fast)
