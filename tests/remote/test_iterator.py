@@ -113,7 +113,7 @@ def test_an_image_dataset_of_chainer_needs_a_root_alone(objects: Objects, tmp_pa
 def test_what_is_not_staged_is_read_where_it_is(
     objects: Objects, tmp_path: Path, kind: type[SourceFiles], recwarn: Any
 ) -> None:
-    warnings.simplefilter("always")  # that the directory is full
+    warnings.simplefilter("always")  # that there is no room
     dataset = kind(objects.root, objects.names)
     right = serial(SourceFiles(str(objects.folder), objects.names))
     with iterator_of(
@@ -122,7 +122,7 @@ def test_what_is_not_staged_is_read_where_it_is(
         for _ in range(8):
             assert content(next(iterator)) == next(right)
         assert iterator.stats().opens_staged == 0
-    assert ["is full" in str(w.message) for w in recwarn] == [True]
+    assert ["larger than all the room" in str(w.message) for w in recwarn] == [True]
 
 
 def test_a_staged_object_has_a_local_path(objects: Objects, tmp_path: Path) -> None:
