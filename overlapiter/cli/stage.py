@@ -203,6 +203,8 @@ def run(arguments: argparse.Namespace) -> int:
         _say_interrupted(stager, tally, len(files.paths))
         raise
     print(_summary(tally, files, time.monotonic() - started))
+    if text := plan.tiers[0].excess_words():
+        say(f"note: {text}")
     return 0 if tally.n_well == len(files.paths) and not files.outside else 1
 
 

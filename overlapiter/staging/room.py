@@ -104,6 +104,18 @@ class Room:
                 self._most_bytes = min(self._most_bytes, self._capacity_bytes)
         return size_bytes <= self._most_bytes
 
+    def excess_bytes(self) -> int:
+        """Return by how much the capacity is exceeded, as counted: it was larger, or given by few.
+
+        Costs a look at the usage file; 0 if nobody can tell. Raises OSError as reserve.
+        """
+        if self._capacity_bytes is not None:
+            with contextlib.suppress(BusyError):
+                usage = self._file.look()
+                if usage.boot == boot_number():
+                    return max(0, usage.used_bytes - self._capacity_bytes)
+        return 0
+
     def reserve(self, size_bytes: int, *, n_inodes: int = 1, fd: int | None = None) -> bool:
         """Set ``size_bytes`` aside for a file; return False if they do not fit.
 

@@ -146,6 +146,7 @@ class Store:
         self._claims = Claims(partial)
         self._checksums = Checksums(self._folders[2])
         self._room = room
+        self.excess_bytes = room.excess_bytes
         self._validate = validate
         self.origin = origin or LocalOrigin()
 

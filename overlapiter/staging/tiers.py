@@ -62,6 +62,10 @@ class Tiers:
     def __len__(self) -> int:
         return len(self._stores)
 
+    def excess_bytes(self, tier: int) -> int:
+        """Return by how much the capacity of a tier is exceeded. Raises OSError."""
+        return self._stores[tier].excess_bytes()
+
     def peek(self, absolute: str) -> Found | None:
         """Look for a copy of a file; None if there is none. Asks no source, and never raises."""
         for tier, (store, copier) in enumerate(zip(self._stores, self._copiers, strict=True)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterable, Sequence
 
@@ -87,6 +88,15 @@ class Evictor:
         """Whether there may be files that no run uses."""
         return any(strays.may_find_more for strays in self._strays)
 
+    def is_beyond_capacity(self, tier: int) -> bool:
+        """Return whether a tier holds more than it may. Raises OSError."""
+        return self._tiers.excess_bytes(tier) > 0
+
+    @property
+    def n_tiers(self) -> int:
+        """How many tiers there are."""
+        return len(self._tiers)
+
     def is_wanted_by_others(self, victim: Victim) -> bool:
         """Return whether another run is about to read a file of an example."""
         return self._tiers.is_wanted_by_others(self._paths(victim))
@@ -144,6 +154,16 @@ class RoomForPart:
             return self._evictor.evict_stray(tier, is_young=True)
         self.moved[victim.example] = self._evictor.evict(victim, self.make)
         return True
+
+    def shrink(self) -> None:
+        """Free what may go where the capacity is exceeded, which was larger in an earlier run.
+
+        Needed where all that is wanted is found, so that nobody asks for room.
+        """
+        with contextlib.suppress(OSError):  # whoever copies a file is told of it
+            for tier in range(self._evictor.n_tiers):
+                while self._evictor.is_beyond_capacity(tier) and self.make(tier):
+                    pass
 
     def _take(self, tier: int) -> Victim | None:
         """Choose the farthest victim that nobody else wants, or else the farthest."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 
@@ -36,6 +37,20 @@ class TierPlan:
         """Return the room that this plan describes."""
         return Room(
             self.directory, self.capacity_bytes, self.keep_free_bytes, self.keep_free_inodes
+        )
+
+    def excess_words(self) -> str:
+        """Say that more is staged than the capacity, if so; empty otherwise. Walks nothing."""
+        excess_bytes = 0
+        with contextlib.suppress(OSError):  # whoever stages a file is told of it
+            excess_bytes = self.room().excess_bytes()
+        if not excess_bytes or self.capacity_bytes is None:
+            return ""
+        return (
+            f"{self.directory} holds {self.capacity_bytes + excess_bytes:,} bytes, more than the "
+            f"capacity of {self.capacity_bytes:,}: a job lets files go that it needs last, little "
+            f"by little; to free room now, run `overlapiter evict {self.directory} --to-free "
+            f"{excess_bytes}`"
         )
 
 

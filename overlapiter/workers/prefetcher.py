@@ -297,6 +297,8 @@ class Prefetcher:
         return True
 
     def _answer(self, part: PartInHand) -> None:
+        if part.room is not None:
+            part.room.shrink()
         moved = {} if part.room is None else part.room.moved
         self._channel.send(("staged", part.task.part_id, part.staged, part.findings, moved))
 

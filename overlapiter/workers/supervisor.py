@@ -106,6 +106,9 @@ class Supervisor:
         """Serve until the trainer closes its channel or ends."""
         self._trainer.tell(("ready",))
         self._sweep()
+        for tier in self._plan.staging.tiers if self._plan.staging else ():
+            if text := tier.excess_words():
+                self.warn(text)
         for stage in self._stages:
             for worker in stage.team:
                 if not worker.pid:

@@ -338,3 +338,13 @@ def test_a_store_that_hangs_is_not_waited_for(held, monkeypatch) -> None:
     assert origin.begun.wait(30)
     answers.close()
     assert not stager.is_at_rest
+
+
+def test_a_capacity_below_what_is_there_is_told(source, fast, listing) -> None:
+    words = ("stage", listing, "--source", source, "--to", fast)
+    assert overlapiter(*words).stderr == ""
+    done = overlapiter(*words, "--capacity", "20kB")
+    assert done.returncode == 0
+    assert f"note: {fast} holds 30,435 bytes, more than the capacity of 20,000" in done.stderr
+    assert f"overlapiter evict {fast} --to-free 10435" in done.stderr
+    assert "note" not in overlapiter(*words, "--capacity", "31kB").stderr
