@@ -25,6 +25,11 @@ _SIZE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*([KMGT]?I?B?|%)\s*", re.IGNORECASE)
 _SHARE = re.compile(r"\s*([0-9]*\.?[0-9]+)\s*%\s*")
 
 
+def directory_path(directory: str | os.PathLike[str]) -> str:
+    """Return the absolute path of a directory of the user's; ``~`` is the home directory."""
+    return os.path.abspath(os.path.expanduser(os.fspath(directory)))
+
+
 def parse_size(option: str, size: int | str, whole_bytes: int) -> int:
     """Return a size in bytes.
 
@@ -103,7 +108,8 @@ class Tier:
     """One level of a staging directory: a directory on a disk, or in RAM.
 
     Args:
-        directory: Its directory; made, with mode 0700, if its parent exists.
+        directory: Its directory, not within that of another tier; made, with mode 0700, if its
+            parent exists.
         capacity: Most bytes that staged files may take in it, in the forms of
             :class:`Staging`; None for no limit of its own.
 
@@ -128,8 +134,9 @@ class Staging:
 
     Args:
         directory: The staging directory, on the node's own fast disk. It is made, with mode 0700,
-            if its parent exists. Several iterators, ranks and jobs may share it. May be left out
-            where there are ``tiers``.
+            if its parent exists; one that exists keeps its mode. ``~`` is the home directory.
+            Several iterators, ranks and jobs may share it. May be left out where there are
+            ``tiers``.
         source: Root of the files on the slow store; only files below it are staged. A directory,
             or a URL that fsspec reads, such as ``"s3://bucket/train"``. None takes the root of the
             data set where it is known.
@@ -180,8 +187,8 @@ class Staging:
         """Return all tiers, the fastest first; one of them is the ``directory``, if given."""
         tiers = list(self.tiers)
         if self.directory is not None:
-            own = os.path.abspath(os.fspath(self.directory))
-            if own not in [os.path.abspath(os.fspath(tier.directory)) for tier in tiers]:
+            own = directory_path(self.directory)
+            if own not in [directory_path(tier.directory) for tier in tiers]:
                 tiers.append(Tier(self.directory, self.capacity))
         return tiers
 
@@ -192,7 +199,7 @@ class Staging:
         tiers = self.all_tiers()
         if not tiers:
             raise OptionError("directory", "is missing; name a directory on the node's own disk")
-        if len({os.path.abspath(os.fspath(tier.directory)) for tier in tiers}) < len(tiers):
+        if len({directory_path(tier.directory) for tier in tiers}) < len(tiers):
             raise OptionError("tiers", "name a directory twice; each needs one of its own")
         if self.capacity is not None and len(tiers) == len(self.tiers):
             raise OptionError("capacity", "belongs to one of the tiers; give it to that Tier")

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import warnings
 from typing import Any
 
 from overlapiter.errors import OptionError, StagingError, StagingWarning
-from overlapiter.options import Staging, Tier, parse_share, parse_size
+from overlapiter.options import Staging, Tier, directory_path, parse_share, parse_size
 from overlapiter.sources import declared_paths, paths_below, source_root, source_roots
 from overlapiter.staging.remote import check_remote
 from overlapiter.urls import is_url
@@ -45,7 +46,8 @@ def staging_plan(
         return None
     source = _find_source(staging, dataset)
     imports = _check_access(staging, source)
-    tiers = tuple(_tier_plan(tier, staging.keep_free, source) for tier in staging.all_tiers())
+    _check_apart(source, [directory_path(tier.directory) for tier in staging.all_tiers()])
+    tiers = tuple(_tier_plan(tier, staging.keep_free) for tier in staging.all_tiers())
     _check_source(source, dataset, first_indices)
     plan = StagingPlan(
         tiers=tiers,
@@ -75,13 +77,9 @@ def default_prefetchers(n_cores: int) -> int:
     return min(n_cores, max(2, min(n_cores // 4, 8)))
 
 
-def _tier_plan(tier: Tier, keep_free: int | str, source: str) -> TierPlan:
+def _tier_plan(tier: Tier, keep_free: int | str) -> TierPlan:
     """Make the directory of a tier, and look how large its disk is."""
-    directory = os.path.abspath(os.fspath(tier.directory))
-    if os.path.join(directory, "").startswith(os.path.join(source, "")):
-        raise OptionError(
-            "directory", f"{directory} lies below the source {source}; choose one on another disk"
-        )
+    directory = directory_path(tier.directory)
     _make_directory(directory)
     disk = os.statvfs(directory)
     disk_bytes = disk.f_blocks * disk.f_frsize
@@ -147,10 +145,40 @@ def _check_source(source: str, dataset: Any, first_indices: list[int]) -> None:
         )
 
 
+def _check_apart(source: str, directories: list[str]) -> None:
+    """Refuse directories one of which lies in another one or in the source, and the converse."""
+    for directory in directories:
+        if not is_url(source) and _is_within(directory, source):
+            raise OptionError(
+                "directory",
+                f"{directory} lies below the source {source}; choose one on another disk",
+            )
+        if not is_url(source) and _is_within(source, directory):
+            raise OptionError(
+                "directory",
+                f"{directory} holds the source {source}; choose one on another disk, or beside it",
+            )
+    for directory, other in itertools.permutations(directories, 2):
+        if _is_within(directory, other):
+            raise OptionError(
+                "tiers", f"{directory} is, or lies in, {other}; give each tier one of its own"
+            )
+
+
+def _is_within(path: str, folder: str) -> bool:
+    """Return whether a path leads to a directory or below it, by name or through links."""
+    return any(
+        os.path.join(resolved(path), "").startswith(os.path.join(resolved(folder), ""))
+        for resolved in (os.path.abspath, os.path.realpath)
+    )
+
+
 def _make_directory(directory: str) -> None:
     parent = os.path.dirname(directory)
     if not os.path.isdir(parent):
         raise StagingError(directory, f"its parent {parent} does not exist; make it first")
+    if os.path.exists(directory) and not os.path.isdir(directory):
+        raise StagingError(directory, "is a file, not a directory; choose another one")
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
     except OSError as error:

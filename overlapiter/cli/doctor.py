@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import sys
 import textwrap
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from overlapiter.options import check_count
+from overlapiter.options import check_count, directory_path
 from overlapiter.sources import source_root
 from overlapiter.staging.inventory import Kind, entries, subdirectories
 from overlapiter.staging.origin import Origin
@@ -150,7 +149,7 @@ def _examine(arguments: argparse.Namespace) -> Findings:
         raise CommandError("for a source that is a URL, name a LIST of files", is_usage=True)
     sample = _sample(arguments.list, source, arguments.seconds * _FINDING_SHARE)
     levels = _measured(origin, sample.paths, arguments.seconds * _SOURCE_SHARE)
-    directory = None if arguments.to is None else os.path.abspath(arguments.to)
+    directory = None if arguments.to is None else directory_path(arguments.to)
     disk, place, staged_bytes = None, None, 0
     if directory is not None:
         small_bytes = max(1, round(knee(levels).file_bytes))

@@ -6,6 +6,7 @@ import argparse
 import os
 import stat
 
+from overlapiter.options import directory_path
 from overlapiter.sources import source_root
 from overlapiter.staging.inventory import Subdirectory, is_staging_directory, subdirectories
 from overlapiter.staging.process_id import Life
@@ -25,7 +26,7 @@ def existing_directory(name: str) -> str:
     Raises:
         CommandError: It is none, or somebody else's.
     """
-    directory = os.path.abspath(name)
+    directory = directory_path(name)
     try:
         found = os.stat(directory)
         is_ours = found.st_uid == os.geteuid()

@@ -162,8 +162,43 @@ def test_a_staging_directory_in_the_source_is_refused_before_anything_is_made(
     assert sorted(os.listdir(source)) == [f"{n}.jpg" for n in range(N)]
 
 
-def test_a_source_below_the_staging_directory_is_fine(dataset, tmp_path):
-    assert staging_plan(Staging(tmp_path), dataset, BATCH) is not None
+def test_a_source_below_the_staging_directory_is_refused(dataset, tmp_path):
+    before = sorted(os.listdir(tmp_path))
+    assert "holds the source" in refused("directory", Staging(tmp_path), dataset)
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert "holds the source" in refused("directory", Staging(tmp_path / "link"), dataset)
+    (tmp_path / "link").unlink()
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+@pytest.mark.parametrize("other", ["ram", "ram/below", "link", "link/below", "."])
+def test_a_tier_that_is_or_lies_in_another_one_is_refused(dataset, tmp_path, other):
+    (tmp_path / "disks" / "ram").mkdir(parents=True)
+    (tmp_path / "disks" / "link").symlink_to("ram")
+    tiers = [Tier(tmp_path / "disks" / "ram", "1MB"), Tier(tmp_path / "disks" / other)]
+    with pytest.raises(OptionError) as caught:
+        staging_plan(Staging(tiers=tiers), dataset, BATCH)
+    assert caught.value.option == "tiers"
+    assert list((tmp_path / "disks" / "ram").iterdir()) == []
+
+
+def test_a_directory_may_be_given_by_the_home_directory(dataset, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    staging = Staging("~/last", tiers=[Tier("~/ram", "1MB"), Tier(tmp_path / "last")])
+    plan = staging_plan(staging, dataset, BATCH)
+    assert [tier.directory for tier in plan.tiers] == [f"{tmp_path}/ram", f"{tmp_path}/last"]
+    assert (tmp_path / "ram").is_dir()
+    assert not (tmp_path / "~").exists()
+
+
+def test_a_directory_that_exists_keeps_its_mode_and_what_lies_there(dataset, directory, source):
+    directory.mkdir(mode=0o755)
+    (directory / "mine").write_text("mine")
+    staging_plan(Staging(directory), dataset, BATCH)
+    assert stat.S_IMODE(directory.stat().st_mode) == 0o755
+    assert stat.S_IMODE(os.stat(subdirectory(str(directory), str(source))).st_mode) == 0o700
+    assert (directory / "mine").read_text() == "mine"
 
 
 def failed(directory: Path, dataset) -> str:
@@ -185,7 +220,7 @@ def test_a_parent_that_is_a_file_is_told(dataset, directory):
 
 def test_a_directory_that_is_a_file_is_told(dataset, directory):
     directory.write_text("in the way")
-    assert "cannot make it (File exists)" in failed(directory, dataset)
+    assert "is a file, not a directory" in failed(directory, dataset)
 
 
 def test_a_directory_that_not_even_root_can_make_is_told(dataset):
