@@ -32,7 +32,8 @@ _LONGEST_POLL_SECONDS = 0.05
 #: How long the owner of a claim may go without writing a byte.
 _PATIENCE_SECONDS = 5.0
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_CLAIM = ".claim"
+#: How the names of claims end, where there are no locks.
+CLAIM = ".claim"
 
 #: Changes whenever the owner of a claim writes.
 Progress = tuple[int, int, int]
@@ -204,7 +205,7 @@ def _record(
     """Try to make the link; ``left`` gathers partial files of owners that died."""
     tag = new_tag()
     try:
-        os.symlink(tag, key + _CLAIM, dir_fd=folder.fd)
+        os.symlink(tag, key + CLAIM, dir_fd=folder.fd)
     except FileExistsError:
         tag, found = _look(folder, key)
         if found is None:
@@ -226,8 +227,8 @@ def _record(
 def _look(folder: OpenFolder, key: str) -> tuple[str, os.stat_result | None]:
     """Return the tag of a claim, and its partial file, or the claim while there is none."""
     try:
-        found = os.stat(key + _CLAIM, dir_fd=folder.fd, follow_symlinks=False)
-        tag = _tag_in(folder, key + _CLAIM)
+        found = os.stat(key + CLAIM, dir_fd=folder.fd, follow_symlinks=False)
+        tag = _tag_in(folder, key + CLAIM)
         with contextlib.suppress(FileNotFoundError):
             found = os.stat(f"{key}.{tag}", dir_fd=folder.fd, follow_symlinks=False)
     except FileNotFoundError:  # its owner is done
@@ -249,8 +250,8 @@ def _tag_in(folder: OpenFolder, name: str) -> str:
 def _remove_claim(folder: OpenFolder, key: str, tag: str) -> None:
     """Remove a claim, unless it is already another owner's."""
     with contextlib.suppress(FileNotFoundError):
-        if _tag_in(folder, key + _CLAIM) == tag:
-            os.unlink(key + _CLAIM, dir_fd=folder.fd)
+        if _tag_in(folder, key + CLAIM) == tag:
+            os.unlink(key + CLAIM, dir_fd=folder.fd)
 
 
 # --- what dead owners left --------------------------------------------------------------------
@@ -259,8 +260,8 @@ def _remove_claim(folder: OpenFolder, key: str, tag: str) -> None:
 def _sweep(folder: OpenFolder, name: str, free: Callable[[Callable[[], int]], int]) -> bool:
     found = os.stat(name, dir_fd=folder.fd, follow_symlinks=False)
     age_seconds = time.time() - found.st_mtime
-    if name.endswith(_CLAIM):
-        key = name[: -len(_CLAIM)]
+    if name.endswith(CLAIM):
+        key = name[: -len(CLAIM)]
         tag, found_partial = _look(folder, key)
         if found_partial is not None:
             age_seconds = time.time() - found_partial.st_mtime

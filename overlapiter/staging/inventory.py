@@ -7,11 +7,13 @@ import enum
 import os
 import re
 import stat
+import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from .checksums import SUMS_FOLDER
-from .claim import try_lock
+from .claim import CLAIM, try_lock
+from .holder import NO_LOCKS, is_stale
 from .interest import INTEREST_FILE
 from .marks import MARK_FILE, read_mark, write_mark
 from .records import RUNS_FILE, USERS_FOLDER
@@ -205,18 +207,32 @@ def _restore(sub: Subdirectory) -> None:
 
 
 def orphans(sub: Subdirectory) -> list[str]:
-    """Return the partial files whose owner has ended."""
+    """Return the partial files, and without locks the claims, whose owner has ended."""
     folder = os.path.join(sub.path, PARTIAL_FOLDER)
-    found = []
     with contextlib.suppress(OSError):
-        for name in sorted(os.listdir(folder)):
-            path = os.path.join(folder, name)
-            with contextlib.suppress(OSError):
-                flags = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-                fd = os.open(path, flags)
-                try:
-                    if try_lock(fd):
-                        found.append(path)
-                finally:
-                    os.close(fd)
-    return found
+        paths = [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
+        return list(filter(_is_orphan, paths))
+    return []
+
+
+def _is_orphan(path: str) -> bool:
+    tag = os.path.basename(path).partition(".")[2]
+    with contextlib.suppress(OSError):
+        changed_seconds = os.lstat(path).st_mtime
+        if path.endswith(CLAIM):
+            tag = os.readlink(path)
+            with contextlib.suppress(FileNotFoundError):  # its owner writes to that
+                changed_seconds = os.lstat(f"{path[: -len(CLAIM)]}.{tag}").st_mtime
+        age_seconds = time.time() - changed_seconds
+        return is_stale(tag, age_seconds) if tag else _is_unclaimed(path, age_seconds)
+    return False
+
+
+def _is_unclaimed(path: str, age_seconds: float) -> bool:
+    fd = os.open(path, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    try:
+        return try_lock(fd)
+    except OSError as error:
+        return error.errno in NO_LOCKS and is_stale("", age_seconds)
+    finally:
+        os.close(fd)

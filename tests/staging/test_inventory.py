@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 
+from overlapiter.staging.claim import Claims
+from overlapiter.staging.folders import Folder
 from overlapiter.staging.inventory import (
     Kind,
     Subdirectory,
     entries,
     foreign_entries,
+    orphans,
     remove_empty_folders,
     subdirectories,
 )
 from overlapiter.staging.room import Room
 from overlapiter.staging.store import Outcome, Store
+from tests.staging.processes import forked, without_locks
 
 
 @pytest.fixture
@@ -96,3 +101,29 @@ def test_an_entry_that_is_gone_is_removed_already(directory) -> None:
     (first, *_) = [entry for entry in entries(only(directory)) if entry.remove()]
     assert first.name
     assert list(entries(only(directory))) == []
+
+
+@pytest.mark.parametrize("has_locks", [True, False])
+def test_what_an_owner_that_was_killed_had_copied_is_an_orphan_and_nothing_else(
+    directory, monkeypatch, has_locks
+) -> None:
+    if not has_locks:
+        without_locks(monkeypatch)
+    sub = only(directory)
+    claims = Claims(Folder(str(directory), os.path.basename(sub.path), "partial"))
+
+    def claim_and_stop() -> None:
+        with claims.hold("0123"):
+            os.kill(os.getpid(), signal.SIGSTOP)
+
+    pid = forked(claim_and_stop)
+    assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
+    with claims.hold("4567"):
+        assert orphans(sub) == []
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+        found = [os.path.basename(path) for path in orphans(sub)]
+        assert found[0].startswith("0123")
+        assert len(found) == (1 if has_locks else 2)
+        assert claims.sweep(lambda remove: remove()) == 1
+        assert orphans(sub) == []
