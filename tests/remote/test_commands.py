@@ -28,7 +28,7 @@ def test_objects_are_staged_checked_and_evicted(objects, options, tmp_path) -> N
     done = overlapiter("stage", "-", "--to", fast, *words, stdin=text)
     assert done.returncode == 1
     assert f"staged {len(contents)} files" in done.stdout
-    assert "refused 2 files not below the source" in done.stdout
+    assert "outside 2 files not below the source" in done.stdout
     assert staged_files(fast) == contents
     assert partial_files(fast) == []
     done = overlapiter("stage", "-", "--to", fast, *words, stdin="\n".join(objects.names))
