@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import enum
+import functools
 import os
 import threading
 import time
@@ -144,8 +145,8 @@ class Room:
             self._settle(usage)
             answer = self._decide(usage, size_bytes, n_inodes)
             if answer is _Answer.GRANTED:
-                if fd is not None:
-                    os.ftruncate(fd, size_bytes)
+                if fd is not None:  # in this order: a kill in between counts too much
+                    usage.afterwards.append(functools.partial(os.ftruncate, fd, size_bytes))
                 usage.used_bytes += size_bytes
                 usage.granted_bytes += size_bytes
                 usage.granted_inodes += n_inodes

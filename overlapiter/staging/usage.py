@@ -15,7 +15,7 @@ import stat
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from .holder import NO_LOCKS, is_stale, new_tag
 
@@ -50,6 +50,7 @@ class Usage:
         looked_bytes: What ``granted_bytes`` was then.
         looked_inodes: What ``granted_inodes`` was then.
         looked_seconds: And when that was, in seconds since 1970.
+        afterwards: What is to be done once all this is written, while the file is still held.
     """
 
     boot: int = 0
@@ -63,6 +64,7 @@ class Usage:
     looked_bytes: int = 0
     looked_inodes: int = 0
     looked_seconds: int = 0
+    afterwards: list[Callable[[], None]] = dataclasses.field(default_factory=list)
 
     def packed(self) -> bytes:
         """Return it as it is in the file."""
@@ -105,6 +107,12 @@ class UsageFile:
                 after = usage.packed()
                 if after != before:
                     os.pwrite(fd, after, 0)
+                try:
+                    for action in usage.afterwards:
+                        action()
+                except OSError:
+                    os.pwrite(fd, before, 0)  # not granted, then
+                    raise
             finally:
                 self._give_back(fd)
 
