@@ -113,6 +113,7 @@ class StagingStage:
 
     def _avoid(self, index: int, n_deaths: int, death: Death) -> None:
         self._avoided.add(index)
+        self.team.n_fruitless = 0  # to leave an example unstaged is to get on
         text = (
             f"{deaths_words(n_deaths, death.exit_code, 'prefetchers')} while they staged the files "
             f"of example {index}, which are read from the source from now on; look at these files, "
