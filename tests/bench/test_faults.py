@@ -39,6 +39,7 @@ def hits_of(result: dict) -> list[dict]:
 # --- with processes ---------------------------------------------------------------------------
 
 
+@pytest.mark.slow  # the iterator has tests of its own
 def test_a_few_kills_change_no_mini_batch_and_leave_nothing(tmp_path, capsys):
     quick = ("--pause-ms", "60", "--calm-batches", "60", "--compute-ms", "1", "--repeats", "0")
     result = soak(tmp_path, "--kills", "6", "--configurations", "staged", *quick)

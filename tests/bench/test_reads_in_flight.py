@@ -13,6 +13,7 @@ from bench import reads_in_flight
 from bench.isolated import CHECKOUT
 
 
+@pytest.mark.slow  # the tuner has tests of its own
 def test_a_small_run_gives_a_table_a_file_and_a_figure(tmp_path, capsys):
     out = tmp_path / "reads.json"
     words = "--open-ms 1 --reads 8 --prefetchers 1 --files 640 --repeats 1 --seconds 99"

@@ -81,7 +81,11 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     ("start", "home"),
-    [(BEFORE, "main"), (BEFORE, "module"), (AFTER, "main")],
+    [
+        (BEFORE, "main"),
+        pytest.param(BEFORE, "module", marks=pytest.mark.slow),
+        pytest.param(AFTER, "main", marks=pytest.mark.slow),
+    ],
     ids=["MPI before", "MPI before, dataset in a module", "MPI after"],
 )
 def test_file_readers_see_nothing_of_mpi(tmp_path: Path, start: str, home: str) -> None:

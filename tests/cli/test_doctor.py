@@ -44,6 +44,7 @@ def test_a_store_of_high_latency_wants_many_reads_in_flight(many, tmp_path) -> N
     assert sorted(path.name for path in tmp_path.iterdir()) == ["many"]  # it is made no more
 
 
+@pytest.mark.slow  # the advice has tests of its own
 def test_a_store_of_low_bandwidth_wants_few_reads_in_flight(many) -> None:
     found = measured(many, 0.0, 100 * 2000)  # 100 files/s, however many are asked for at once
     assert found["recommended"]["reads_in_flight"] <= 4

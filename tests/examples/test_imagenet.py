@@ -260,6 +260,7 @@ def test_compute_mean_averages_the_images_of_the_list(
     np.testing.assert_allclose(color, expected.mean(axis=(1, 2), keepdims=True), rtol=1e-6)
 
 
+@pytest.mark.slow  # the mean has tests of its own
 def test_training_on_images_of_several_sizes_works_with_a_mean_color(
     images: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
@@ -280,7 +281,10 @@ def test_training_on_images_of_several_sizes_works_with_a_mean_color(
     assert_succeeded(train(images, tmp_path, "overlap", *mixed, train_list="mixed.txt"))
 
 
-@pytest.mark.parametrize("architecture", ["tiny", "alex", "resnet50"])
+@pytest.mark.parametrize(
+    "architecture",
+    ["tiny", *(pytest.param(n, marks=pytest.mark.slow) for n in ("alex", "resnet50"))],
+)
 def test_a_network_learns_from_one_mini_batch(architecture: str, tmp_path: pathlib.Path) -> None:
     # In a process of its own, which gives the memory of the large networks back.
     code = f"""
