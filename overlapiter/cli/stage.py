@@ -55,6 +55,12 @@ _ALL_MISSING = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
+    _add_files(parser)
+    _add_staging(parser)
+
+
+def _add_files(parser: argparse.ArgumentParser) -> None:
+    """Declare what is copied, and from where."""
     parser.add_argument(
         "list",
         metavar="LIST",
@@ -68,6 +74,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="root of the files on the slow store, a directory or a URL such as s3://bucket/train: "
         "the same as the job's Staging(source=...)",
     )
+    add_storage_options(parser)
+    parser.add_argument(
+        "--labels",
+        choices=("auto", "yes", "no"),
+        default="auto",
+        help="whether the lines of LIST are `path label`; auto: those that end in a number, unless "
+        "there is a file of that whole name",
+    )
+
+
+def _add_staging(parser: argparse.ArgumentParser) -> None:
+    """Declare where it is copied to, and how."""
     parser.add_argument(
         "--to",
         metavar="DIR",
@@ -98,14 +116,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         choices=("mtime", "checksum", "never"),
         default="mtime",
         help="how to tell whether a staged file is still as its source (default: %(default)s)",
-    )
-    add_storage_options(parser)
-    parser.add_argument(
-        "--labels",
-        choices=("auto", "yes", "no"),
-        default="auto",
-        help="whether the lines of LIST are `path label`; auto: those that end in a number, unless "
-        "there is a file of that whole name",
     )
 
 

@@ -68,25 +68,44 @@ class Supervisor:
         self._look_at = time.monotonic() + _LOOK_AFTER_SECONDS
 
         staging = plan.staging
-        n_prefetchers = staging.n_prefetchers if staging else 0
-        tiers = staging.tiers if staging else ()
         self._residency = Residency(
-            plan.dataset_size, len(tiers), staging.capacity_bytes if staging else None
+            plan.dataset_size,
+            len(staging.tiers) if staging else 0,
+            staging.capacity_bytes if staging else None,
         )
+        self._staging = self._staging_stage(dataset, board, validated)
+        self._reading = self._reading_stage(dataset, board, validated)
+        self._tuner: Tuner | None = None
+        if staging is not None and staging.reads_in_flight is None:
+            self._tuner = Tuner(self._staging.team.workers, staging, time.monotonic())
+        self._stages: tuple[Stage, ...] = (self._staging, self._reading)
+
+    def _staging_stage(
+        self, dataset: Dataset, board: StatsBoard, validated: memoryview
+    ) -> StagingStage:
+        """Return the stage of the prefetchers; without staging it has none."""
+        staging = self._plan.staging
+        n_prefetchers = staging.n_prefetchers if staging else 0
         rows = [board.prefetcher_row(number) for number in range(n_prefetchers)]
-        role = prefetcher_role(dataset, plan, validated)
-        self._staging = StagingStage(
+        role = prefetcher_role(dataset, self._plan, validated)
+        return StagingStage(
             Team("prefetcher", rows, role, self._leave),
             self._schedule,
             self,
             credit_examples(staging.reads_per_prefetcher if staging else 0),
             self._experience,
             self._residency,
-            " and ".join(tier.directory for tier in tiers),
+            " and ".join(tier.directory for tier in staging.tiers) if staging else "",
         )
+
+    def _reading_stage(
+        self, dataset: Dataset, board: StatsBoard, validated: memoryview
+    ) -> ReadingStage:
+        """Return the stage of the file readers."""
+        plan = self._plan
         rows = [board.reader_row(number) for number in range(plan.n_readers)]
         role, max_parts = reader_role(dataset, plan), plan.max_parts_per_reader
-        self._reading = ReadingStage(
+        return ReadingStage(
             Team("file reader", rows, role, self._leave, max_parts),
             self._schedule,
             self,
@@ -95,10 +114,6 @@ class Supervisor:
             validated,
             is_skipping=plan.is_skipping,
         )
-        self._tuner: Tuner | None = None
-        if plan.staging is not None and plan.staging.reads_in_flight is None:
-            self._tuner = Tuner(self._staging.team.workers, plan.staging, time.monotonic())
-        self._stages: tuple[Stage, ...] = (self._staging, self._reading)
 
     # --- life ---------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from overlapiter.staging.eviction import StagedFile
+from overlapiter.staging.eviction import StagedFile, Victim
 from overlapiter.workers.evictor import ABSENT
 from overlapiter.workers.residency import Residency
 from overlapiter.workers.schedule import Part, Schedule
@@ -40,6 +40,17 @@ class Run:
             for index in part.indices
         ]  # fmt: skip
         return self.residency.hear(part, findings, {})
+
+    def refuse(self) -> tuple[Part, list[Victim]]:
+        """Have a part refused that comes after others which are settled, and try it again."""
+        self.stage(4)
+        self.residency.settle(8)
+        part = self.hand_out()
+        assert self.hear(part, is_staged=False, was_refused=True)
+        victims = self.residency.choose_victims(part)
+        assert victims
+        self.residency.hand_out(part, victims)
+        return part, victims
 
     def stage(self, n_parts: int) -> None:
         for _ in range(n_parts):
@@ -80,13 +91,7 @@ def test_as_long_as_there_is_room_nobody_is_chosen():
 
 def test_a_part_that_was_refused_is_tried_again_with_victims():
     run = Run()
-    run.stage(4)
-    run.residency.settle(8)
-    part = run.hand_out()
-    assert run.hear(part, is_staged=False, was_refused=True)
-    victims = run.residency.choose_victims(part)
-    assert victims
-    run.residency.hand_out(part, victims)
+    part, _ = run.refuse()
     assert not run.hear(part)
     assert not run.residency.is_short_of_room
 
@@ -112,12 +117,7 @@ def test_without_a_victim_a_part_is_not_tried_again():
 
 def test_victims_of_a_prefetcher_that_died_are_victims_again():
     run = Run()
-    run.stage(4)
-    run.residency.settle(8)
-    part = run.hand_out()
-    assert run.hear(part, is_staged=False, was_refused=True)
-    victims = run.residency.choose_victims(part)
-    run.residency.hand_out(part, victims)
+    part, victims = run.refuse()
     assert [v for v in run.residency.choose_victims(part) if v in victims] == []
     run.residency.lose(part)
     again = run.residency.choose_victims(part)
@@ -127,12 +127,7 @@ def test_victims_of_a_prefetcher_that_died_are_victims_again():
 @pytest.mark.parametrize("tier", [ABSENT, None])
 def test_victims_that_went_are_not_staged_any_more(tier):
     run = Run()
-    run.stage(4)
-    run.residency.settle(8)
-    part = run.hand_out()
-    assert run.hear(part, is_staged=False, was_refused=True)
-    victims = run.residency.choose_victims(part)
-    run.residency.hand_out(part, victims)
+    part, victims = run.refuse()
     gone = victims[0].example
     assert not run.residency.hear(part, [], {gone: tier})
     left = run.residency.choose_victims(part)

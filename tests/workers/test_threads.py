@@ -43,6 +43,12 @@ class Crew:
         for _ in range(n_jobs):
             self.threads.put(self.job)
 
+    def begin(self, n_threads: int, n_jobs: int) -> None:
+        """Have so many threads, each busy, and so many jobs in all."""
+        self.threads.resize(n_threads)
+        self.put(n_jobs)
+        self.await_busy(n_threads)
+
     def await_busy(self, n_threads: int) -> None:
         for _ in range(n_threads):
             assert self.at_work.acquire(timeout=10)
@@ -64,25 +70,19 @@ def crew() -> Iterator[Crew]:
 
 
 def test_as_many_jobs_are_done_at_once_as_there_are_threads(crew):
-    crew.threads.resize(3)
-    crew.put(5)
-    crew.await_busy(3)
+    crew.begin(3, 5)
     crew.let_go.release(5)
     crew.await_busy(2)
 
 
 def test_more_threads_take_up_what_waits(crew):
-    crew.threads.resize(2)
-    crew.put(6)
-    crew.await_busy(2)
+    crew.begin(2, 6)
     crew.threads.resize(5)
     crew.await_busy(3)
 
 
 def test_fewer_threads_finish_what_they_are_at_and_leave_the_rest_to_others(crew):
-    crew.threads.resize(4)
-    crew.put(4)
-    crew.await_busy(4)
+    crew.begin(4, 4)
     crew.threads.resize(1)
     crew.put(3)
     crew.let_go.release(4)
@@ -103,9 +103,7 @@ def test_idle_threads_end_when_they_are_too_many(crew):
 
 
 def test_threads_that_were_to_end_may_stay(crew):
-    crew.threads.resize(3)
-    crew.put(6)
-    crew.await_busy(3)
+    crew.begin(3, 6)
     crew.threads.resize(1)
     crew.threads.resize(3)
     crew.let_go.release(3)
