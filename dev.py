@@ -134,7 +134,7 @@ def set_up():
             STAMP.unlink()
         say("creating .venv with Python " + version.split()[0])
         run_logged(python, "-m", "venv", "--clear", VENV)
-        say("installing overlapiter and its tools (some minutes the first time)")
+        say("installing overlapiter and its tools (about a minute the first time)")
         pip = (PYTHON, "-m", "pip", "install")
         constraints = (
             *("--build-constraint", "requirements/build.txt"),
