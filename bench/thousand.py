@@ -312,6 +312,8 @@ def main(arguments: list[str] | None = None) -> int:
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result) + "\n")
     print(tables(result))
+    shown, python = os.path.relpath(options.out), os.path.relpath(sys.executable)
+    print(f"Every number is in {shown}; `{python} -m bench.figures {shown}` draws the figures.")
     return 1 if result["verified"]["different"] else 0
 
 
