@@ -15,7 +15,7 @@ FACADE = "overlapiter"
 # From the bottom to the top; those in one line stand side by side.
 LAYERS = (
     ("errors",),
-    ("options", "urls"),
+    ("options", "urls", "node"),
     ("order",),
     ("nextuse",),
     ("sources", "openhook"),
@@ -31,18 +31,18 @@ LAYERS = (
 )
 HEIGHT = {name: height for height, names in enumerate(LAYERS) for name in names}
 
-# Which layer may import a framework; mpi4py also where the name of the module begins with "peer".
-HOME = {
-    "chainer": "chainer",
-    "chainermn": "chainer",
-    "cupy": "chainer",
-    "cupyx": "chainer",
-    "torch": "chainer",
-    "mpi4py": "mpi",
-    "matplotlib": "cli",
-    "aiohttp": "staging",
-    "fsspec": "staging",
-    "s3fs": "staging",
+# Which layers may import a framework; mpi4py also where the name of the module begins with "peer".
+HOMES = {
+    "chainer": ("chainer",),
+    "chainermn": ("chainer", "mpi"),
+    "cupy": ("chainer",),
+    "cupyx": ("chainer",),
+    "torch": ("chainer",),
+    "mpi4py": ("mpi",),
+    "matplotlib": ("cli",),
+    "aiohttp": ("staging",),
+    "fsspec": ("staging",),
+    "s3fs": ("staging",),
 }
 
 
@@ -87,8 +87,9 @@ def complaint(module: str, imported: str) -> str | None:
             return f"{module} imports {imported}, which stands above it"
     elif framework == "mpi4py" and module.rpartition(".")[2].startswith("peer"):
         return None
-    elif framework in HOME and HOME[framework] != layer:
-        return f"{module} imports {imported}, which only {FACADE}.{HOME[framework]} may"
+    elif layer not in HOMES.get(framework, (layer,)):
+        homes = " and ".join(f"{FACADE}.{home}" for home in HOMES[framework])
+        return f"{module} imports {imported}, which only {homes} may"
     return None
 
 
@@ -139,6 +140,11 @@ def plant(folder: Path, sources: dict[str, str]) -> Path:
         ("errors.py", "if TYPE_CHECKING:\n    import overlapiter.order", "which stands above it"),
         ("order.py", "import chainer.dataset", "chainer, which only overlapiter.chainer may"),
         ("mpi/root.py", "from chainer import cuda", "chainer, which only overlapiter.chainer may"),
+        (
+            "pipeline.py",
+            "import chainermn",
+            "which only overlapiter.chainer and overlapiter.mpi",
+        ),
         ("pipeline.py", "import cupy", "cupy, which only overlapiter.chainer may"),
         ("__init__.py", "import torch", "torch, which only overlapiter.chainer may"),
         ("staging/store.py", "from mpi4py import MPI", "mpi4py, which only overlapiter.mpi may"),
@@ -167,7 +173,7 @@ def test_what_the_layers_allow_is_not_reported(tmp_path: Path) -> None:
         "chainer/__init__.py": "from . import iterator",
         "chainer/iterator.py": "import chainer\nfrom overlapiter.errors import OverlapError",
         "clairvoyant/peers.py": "from mpi4py import MPI",
-        "mpi/__init__.py": "import mpi4py\nimport overlapiter.chainer",
+        "mpi/__init__.py": "import chainermn\nimport mpi4py\nimport overlapiter.chainer",
         "cli/plot.py": "import matplotlib",
     }
     assert violations(plant(tmp_path, sources)) == []

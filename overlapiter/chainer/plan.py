@@ -15,7 +15,8 @@ from overlapiter.urls import is_url
 from overlapiter.workers.parcel import Parcel
 from overlapiter.workers.plan import StagingPlan, TierPlan
 
-_PRELOAD = ("overlapiter.workers.service", "overlapiter.chainer.preload")
+#: What the forkserver is to import: for any dataset, and for those that need Chainer.
+PRELOAD = ("overlapiter.workers.service", "overlapiter.chainer.preload")
 
 
 def modules_to_preload(dataset: Any, parcel: Parcel) -> tuple[str, ...]:
@@ -25,7 +26,7 @@ def modules_to_preload(dataset: Any, parcel: Parcel) -> tuple[str, ...]:
     module alone; otherwise each new supervisor would import Chainer anew.
     """
     is_chainers = any(kind.__module__.split(".")[0] == "chainer" for kind in type(dataset).__mro__)
-    return _PRELOAD if is_chainers or parcel.mentions("chainer") else _PRELOAD[:1]
+    return PRELOAD if is_chainers or parcel.mentions("chainer") else PRELOAD[:1]
 
 
 def staging_plan(

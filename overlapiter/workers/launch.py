@@ -118,20 +118,39 @@ def launch(
     ForkingPickler(buffer).dump(_Errand(main, arguments))
 
     with _interrupts_held(), hidden_launcher(), _undecided_start_method():
-        try:
-            _start_forkserver(preload)
+        with _explained():
+            _ensure_forkserver(preload)
             status_fd, data_fd = forkserver.connect_to_new_process(list(fds))
-        except OSError as error:
-            raise PipelineError(
-                f"the forkserver cannot be started or reached ({error}); look at the limits of the "
-                f"job for processes and descriptors (ulimit -u, ulimit -n)"
-            ) from error
         try:
             keep_fd = os.dup(data_fd)
         finally:
             with open(data_fd, "wb") as pipe:
                 pipe.write(buffer.getbuffer())
         return Child(status_fd, keep_fd)
+
+
+def start_forkserver(preload: Sequence[str]) -> None:
+    """Start the forkserver, unless it runs. Does not wait for its imports.
+
+    Args:
+        preload: Modules that it imports.
+
+    Raises:
+        PipelineError: It cannot be started.
+    """
+    with _interrupts_held(), hidden_launcher(), _undecided_start_method(), _explained():
+        _ensure_forkserver(preload)
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise PipelineError(
+            f"the forkserver cannot be started or reached ({error}); look at the limits of the "
+            f"job for processes and descriptors (ulimit -u, ulimit -n)"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -168,7 +187,7 @@ def _main_module(path: str | None, name: str | None) -> dict[str, str]:
     )
 
 
-def _start_forkserver(preload: Sequence[str]) -> None:
+def _ensure_forkserver(preload: Sequence[str]) -> None:
     server: Any = forkserver._forkserver
     if server._forkserver_pid is not None:
         try:

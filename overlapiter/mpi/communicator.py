@@ -1,0 +1,59 @@
+"""Makes ChainerMN's communicator: the forkserver first, then MPI, then who shares this node."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+from overlapiter.node import Place, node_among, set_node, this_node, this_place
+
+from .failure import add_hook
+from .startup import start_forkserver
+
+
+class Gathering(Protocol):
+    """What is needed of mpi4py's communicators."""
+
+    @property
+    def rank(self) -> int:
+        """Of this process."""
+
+    @property
+    def size(self) -> int:
+        """How many processes there are."""
+
+    def allgather(self, sendobj: Place) -> list[Place]:
+        """Return what each rank sent, by rank."""
+
+
+# ChainerMN has no types; the signature is its own.
+def create_communicator(
+    communicator_name: str = "pure_nccl", mpi_comm: Any = None, **kwargs: Any
+) -> Any:
+    """Return what ``chainermn.create_communicator`` returns for the same arguments.
+
+    Before, the forkserver is started; after, each rank knows who shares its node, by which the
+    iterators choose their defaults; and an exception that nobody catches ends the job. Collective:
+    waits for all ranks of the communicator.
+
+    Raises:
+        PipelineError: The forkserver cannot be started.
+        ImportError: mpi4py is missing.
+    """
+    start_forkserver()
+    import chainermn
+    from mpi4py import MPI
+
+    comm = chainermn.create_communicator(communicator_name, mpi_comm, **kwargs)
+    find_node(comm.mpi_comm, MPI.COMM_WORLD.size)
+    add_hook()
+    return comm
+
+
+def find_node(mpi_comm: Gathering, world_size: int) -> None:
+    """Ask all ranks of a communicator who shares this node. Collective.
+
+    A communicator of some of the ranks does not know the others, so it does not overrule who does.
+    """
+    places = mpi_comm.allgather(this_place())
+    if mpi_comm.size == world_size or this_node().local_size == 1:
+        set_node(node_among(mpi_comm.rank, places))
