@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from . import errors as errors
     from .chainer.convert import concat_examples as concat_examples
+    from .chainer.extensions import LoadingReport as LoadingReport
     from .chainer.iterator import OverlapIterator as OverlapIterator
     from .openhook import local_path as local_path
     from .options import Skip as Skip
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0.dev0"
 
 __all__ = [
+    "LoadingReport",
     "OverlapIterator",
     "Skip",
     "Staging",
@@ -33,6 +35,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "LoadingReport": ".chainer.extensions",
     "OverlapIterator": ".chainer.iterator",
     "Skip": ".options",
     "Staging": ".options",

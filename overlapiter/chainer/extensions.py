@@ -1,0 +1,190 @@
+"""Trainer extensions: how well the loading of mini-batches keeps up with training."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import chainer
+from chainer import training
+
+from overlapiter.stats import Stats
+
+
+class Communicator(Protocol):
+    """What is asked of ChainerMN's communicators."""
+
+    def gather_obj(self, obj: Any, root: int = 0) -> Sequence[Any] | None:
+        """Return the objects of all ranks at the root, None elsewhere."""
+
+
+@dataclasses.dataclass
+class Interval:
+    """What one rank counted since the last report.
+
+    Attributes:
+        update_seconds: Inside updates: from the moment that a mini-batch is asked for until the
+            optimizer is done. Evaluation, snapshots and logs come between updates.
+        wait_seconds: Of those, waiting for mini-batches.
+        n_examples: In the mini-batches that came.
+        opens_staged: Opens of source files that went to a staged copy.
+        opens_source: Opens of source files that went to the slow store.
+    """
+
+    update_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    n_examples: int = 0
+    opens_staged: int = 0
+    opens_source: int = 0
+
+
+def summarize(intervals: Sequence[Interval]) -> dict[str, float]:
+    """Return the entries of a log for the same interval on all ranks.
+
+    Whatever no rank has counted is left out, so that no entry is a quotient of nothing.
+    """
+    entries: dict[str, float] = {}
+
+    def put(name: str, values: list[float], worst: Callable[[list[float]], float]) -> None:
+        if values:
+            entries[name] = sum(values) / len(values)
+            entries[f"{name}/worst"] = worst(values)
+
+    timed = [interval for interval in intervals if interval.update_seconds > 0]
+    put("wait_seconds", [each.wait_seconds for each in timed], max)
+    put("wait_share", [each.wait_seconds / each.update_seconds for each in timed], max)
+    opened = [each for each in intervals if each.opens_staged + each.opens_source]
+    shares = [each.opens_staged / (each.opens_staged + each.opens_source) for each in opened]
+    put("staged_share", shares, min)
+    rates = [each.n_examples / each.update_seconds for each in timed]
+    put("examples_per_second", rates, min)
+    if rates:
+        entries["examples_per_second/total"] = sum(rates)
+    return entries
+
+
+class LoadingReport(training.Extension):
+    """Trainer extension that reports whether loading keeps up with training.
+
+    Once in an interval it reports to the trainer, so that ``LogReport`` and ``PrintReport`` show:
+
+    ============================  ==============================================================
+    ``wait_seconds``              how long the trainer waited for mini-batches in this interval
+    ``wait_share``                the same, as a share of the time inside updates. Near 0: data is
+                                  there in time; near 1: the training could be that much faster
+    ``staged_share``              opens of source files that went to a staged copy, as a share of
+                                  all. Below 1 after the first epoch: something is not staged.
+                                  Only with an :class:`overlapiter.OverlapIterator` that stages
+    ``examples_per_second``       examples trained on, for each second inside updates
+    ============================  ==============================================================
+
+    Each of them is the mean over the ranks; with ``/worst`` added, that of the worst rank: the
+    longest wait, the smallest share that is staged, the lowest rate. ``/total`` after
+    ``examples_per_second`` is that of all ranks together. The time inside updates is without
+    evaluation, snapshots and logs.
+
+    With a communicator all ranks extend their trainers by it, and rank 0 reports. They then meet
+    once in an interval, to send a few numbers to rank 0; the other ranks do not wait. An
+    iteration costs a few microseconds. Any iterator will do: it is watched from outside while
+    the trainer runs, through its ``next()``, which is what Chainer's updaters call.
+
+    Args:
+        comm: ChainerMN's communicator; None for a training in one process.
+        trigger: When an interval ends; give it what ``LogReport`` has. It must fire in the same
+            iteration on all ranks.
+        iterator: The name that the updater has for the iterator.
+    """
+
+    trigger = 1, "iteration"
+    # Before evaluators and what prepares for them, so that the update has just ended.
+    priority = training.PRIORITY_WRITER + 2
+
+    def __init__(
+        self,
+        comm: Communicator | None = None,
+        *,
+        trigger: Any = (1, "epoch"),
+        iterator: str = "main",
+    ) -> None:
+        self._comm = comm
+        self._interval_trigger = training.get_trigger(trigger)
+        self._name = iterator
+        self._iterator: Any = None
+        self._interval = Interval()
+        self._opens_before = (0, 0)
+        self._began_seconds: float | None = None
+
+    def initialize(self, trainer: training.Trainer) -> None:
+        """Begin to watch the iterator."""
+        self._iterator = trainer.updater.get_iterator(self._name)
+        self._next = self._iterator.next
+        # Past any __setattr__: ChainerMN's iterators hand attributes on to what they wrap.
+        vars(self._iterator)["next"] = self._timed_next
+        self._opens_before = self._opens()
+
+    def finalize(self) -> None:
+        """Leave the iterator as it was."""
+        if self._iterator is not None:
+            self._count_opens()
+            vars(self._iterator).pop("next", None)
+            self._iterator = None
+
+    def _timed_next(self) -> Any:
+        begin = time.perf_counter()
+        if self._began_seconds is None:
+            self._began_seconds = begin
+        try:
+            batch = self._next()
+        finally:
+            self._interval.wait_seconds += time.perf_counter() - begin
+        self._interval.n_examples += len(batch)
+        return batch
+
+    def __call__(self, trainer: training.Trainer) -> None:
+        """Count an update, and report if it ends an interval."""
+        is_end = self._interval_trigger(trainer)
+        if is_end and chainer.backends.cuda.available:
+            chainer.backends.cuda.Stream.null.synchronize()  # updates only queue their kernels
+        if self._began_seconds is not None:
+            self._interval.update_seconds += time.perf_counter() - self._began_seconds
+            self._began_seconds = None
+        if is_end:
+            self._report()
+
+    def _report(self) -> None:
+        self._count_opens()
+        interval, self._interval = self._interval, Interval()
+        gathered: Sequence[Interval] | None = [interval]
+        if self._comm is not None:
+            gathered = self._comm.gather_obj(interval)
+        if gathered is not None:
+            chainer.report(summarize(gathered))
+
+    def _count_opens(self) -> None:
+        opens_staged, opens_source = now = self._opens()
+        self._interval.opens_staged += opens_staged - self._opens_before[0]
+        self._interval.opens_source += opens_source - self._opens_before[1]
+        self._opens_before = now
+
+    def _opens(self) -> tuple[int, int]:
+        """Return how many opens went to staged copies so far, and how many to the source."""
+        stats = getattr(self._iterator, "stats", None)
+        counted = stats() if callable(stats) else None
+        if not isinstance(counted, Stats):
+            return 0, 0
+        return counted.opens_staged, counted.opens_source
+
+    def serialize(self, serializer: Any) -> None:
+        """Save or load what was counted in an interval that has not ended."""
+        if hasattr(self._interval_trigger, "serialize"):
+            self._interval_trigger.serialize(serializer["interval_trigger"])
+        if self._iterator is not None:
+            self._count_opens()
+        counted = dataclasses.asdict(self._interval)
+        try:
+            counted = {name: serializer(name, value) for name, value in counted.items()}
+        except KeyError:  # a snapshot of a trainer without this extension
+            return
+        self._interval = Interval(**counted)
