@@ -54,10 +54,6 @@ class Node:
     count: int = 1
     cores: int = 1
 
-    def share(self, amount: int) -> int:
-        """Return this rank's part, at least 1, of something that the ranks of a node divide."""
-        return max(1, amount // self.local_size)
-
 
 class Place(NamedTuple):
     """What a rank tells the others about where it runs.

@@ -14,7 +14,8 @@ from .errors import OptionError
 from .urls import checked_root, is_url
 
 #: Reads of the slow store that all prefetchers of an iterator together keep in flight: what they
-#: begin with, and the bounds within which the number tunes itself, unless one is given.
+#: begin with, and the bounds within which the number tunes itself, unless one is given. The ranks
+#: of a node divide these numbers between them.
 FIRST_READS_IN_FLIGHT = 64
 MIN_READS_IN_FLIGHT = 4
 MAX_READS_IN_FLIGHT = 256
@@ -148,7 +149,8 @@ class Staging:
             enough: None takes one for four cores, at least 2 and at most 8, or 1 on a single core.
         reads_in_flight: Files that all prefetchers together read at the same time. None begins
             with 64 and tunes the number between 4 and 256 by the throughput that it measures: more
-            while the trainer waits and more reads bring more, fewer where fewer bring as much.
+            while the trainer waits and more reads bring more, fewer where fewer bring as much. The
+            ranks of a node divide 64, 4 and 256 between them; a number that is given is each one's.
         capacity: Most bytes that staged files may take, as bytes, ``"200GB"`` or ``"50%"`` of the
             disk; None for no limit of its own. When it is reached, or the disk is full, the
             files whose next use is farthest make room.
@@ -158,7 +160,7 @@ class Staging:
             match; ``"checksum"`` also only while it contains what was copied, for which each
             staged file is read once in a run; ``"never"`` trusts whatever is staged.
         look_ahead: Mini-batches whose files are staged ahead of the trainer; fewer where they
-            would take more than a 16th of the capacity.
+            would take more than a 16th of the capacity, which the ranks of a node divide.
         tiers: Directories on disks of different speed, the fastest first, for example
             ``[Tier("/dev/shm/me", "8GB"), Tier("/nvme/me", "200GB")]``. Files enter at the first
             one, and sink as their next use is far. A ``directory`` that is none of them comes

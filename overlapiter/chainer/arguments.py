@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -11,6 +9,7 @@ import chainer
 import numpy as np
 
 from overlapiter.errors import OptionError
+from overlapiter.node import this_node
 from overlapiter.options import Skip, Staging, check_count
 from overlapiter.order import IterationState, NextOrder, RunAhead, checked_order, seeded_order
 
@@ -82,9 +81,9 @@ def run_ahead_from(
 
 
 def count_readers(n_processes: int | None) -> int:
-    """Return the number of file readers; None and 0 stand for the cores this process may use."""
+    """Return the number of file readers; None and 0 stand for this rank's part of the cores."""
     if not n_processes:
-        return len(os.sched_getaffinity(0)) or multiprocessing.cpu_count()
+        return this_node().cores
     return check_count("n_processes", n_processes)
 
 

@@ -8,6 +8,7 @@ import warnings
 from typing import Any
 
 from overlapiter.errors import OptionError, StagingError, StagingWarning
+from overlapiter.node import this_node
 from overlapiter.options import Staging, Tier, directory_path, parse_share, parse_size
 from overlapiter.sources import declared_paths, paths_below, source_root, source_roots
 from overlapiter.staging.remote import check_remote
@@ -50,12 +51,14 @@ def staging_plan(
     _check_apart(source, [directory_path(tier.directory) for tier in staging.all_tiers()])
     tiers = tuple(_tier_plan(tier, staging.keep_free) for tier in staging.all_tiers())
     _check_source(source, dataset, first_indices)
+    node = this_node()
     plan = StagingPlan(
         tiers=tiers,
         source=source,
         validate=staging.validate,
-        n_prefetchers=staging.n_prefetchers or default_prefetchers(len(os.sched_getaffinity(0))),
+        n_prefetchers=staging.n_prefetchers or default_prefetchers(node.cores),
         reads_in_flight=staging.reads_in_flight,
+        n_sharers=node.local_size,
         storage_options=dict(staging.storage_options or {}),
         retry_seconds=staging.retry_seconds,
         imports=imports,
@@ -69,7 +72,7 @@ def staging_plan(
 
 
 def default_prefetchers(n_cores: int) -> int:
-    """Return how many prefetcher processes to have, by the cores that this process may use.
+    """Return how many prefetcher processes to have, by the cores that are this rank's part.
 
     Copying a file takes about 0.25 ms of CPU, mostly under the interpreter's lock, so a process
     brings some thousand files a second, however many reads it has in flight. Decoding takes a

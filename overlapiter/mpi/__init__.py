@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .communicator import create_communicator as create_communicator
-    from .failure import add_hook as add_hook
+    from .failure import abort_on_failure as abort_on_failure
     from .startup import start_forkserver as start_forkserver
 
-__all__ = ["add_hook", "create_communicator", "start_forkserver"]
+__all__ = ["abort_on_failure", "create_communicator", "start_forkserver"]
 
 _HOMES = {
-    "add_hook": ".failure",
+    "abort_on_failure": ".failure",
     "create_communicator": ".communicator",
     "start_forkserver": ".startup",
 }

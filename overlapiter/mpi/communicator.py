@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from overlapiter.node import Place, node_among, set_node, this_node, this_place
 
-from .failure import add_hook
+from .failure import abort_on_failure
 from .startup import start_forkserver
 
 
@@ -43,9 +43,9 @@ def create_communicator(
     import chainermn
     from mpi4py import MPI
 
+    abort_on_failure()
     comm = chainermn.create_communicator(communicator_name, mpi_comm, **kwargs)
     find_node(comm.mpi_comm, MPI.COMM_WORLD.size)
-    add_hook()
     return comm
 
 

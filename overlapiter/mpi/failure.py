@@ -1,34 +1,156 @@
-"""Ends the whole job when a rank fails: the others would wait for it for ever."""
+"""Ends the whole job when a rank fails: the others would wait for it for ever.
+
+An exception that nobody catches ends a rank, but MPI's launcher hears of it only when the process
+is gone; before, mpi4py calls MPI_Finalize, which waits for ranks that wait for this one. So
+whatever ends a rank otherwise than well ends the job by MPI_Abort, after it has been printed:
+
+* an exception that nobody caught, in the main thread (``sys.excepthook``) or in another one
+  (``threading.excepthook``); what went wrong in a worker process has come out of ``next()``;
+* ``SystemExit`` with an exit code other than 0, before Python's other steps at exit.
+
+The launcher itself sees to a rank that is killed.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import ctypes
+import gc
+import os
+import signal
 import sys
+import threading
+from collections.abc import Callable
 from types import TracebackType
+from typing import NoReturn
 
 from overlapiter.node import this_node
 
-_is_added = False
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 
-def add_hook() -> None:
-    """Have an exception that nobody catches end the job. Adding it twice is adding it once."""
-    global _is_added
-    if _is_added:
+class _State:
+    """What is known of the end of this process.
+
+    Attributes:
+        pid: The process that has the hooks; one that was forked from it has no part in MPI.
+        exit_code: Of the ``SystemExit`` that ends the interpreter; None while there is none.
+    """
+
+    pid = 0
+    exit_code: object = None
+
+
+def abort_on_failure() -> None:
+    """Have a failure of this rank end the job, with a message that names rank and node.
+
+    For programs that call ``chainermn.create_communicator`` themselves; ours does it. Calling it
+    twice is calling it once. It may be combined with ``chainermn.global_except_hook``.
+    """
+    if _State.pid == os.getpid():
         return
-    _is_added = True
-    before = sys.excepthook
+    _State.pid = os.getpid()
+    sys.excepthook = _excepthook(_printing_hook())
+    threading.excepthook = _thread_excepthook(threading.excepthook)
+    atexit.register(_end_if_exit_code)
+    _watch_exit_code()
 
-    def hook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+
+# --- exceptions -------------------------------------------------------------------------------
+
+
+def _printing_hook() -> Hook:
+    """Return the hook of before; for that of ChainerMN, which aborts, the one before that."""
+    theirs = sys.modules.get("chainermn.global_except_hook")
+    if theirs is not None and sys.excepthook is theirs._global_except_hook:
+        return theirs._orig_except_hook or sys.__excepthook__
+    return sys.excepthook
+
+
+def _excepthook(before: Hook) -> Hook:
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         try:
-            before(kind, value, trace)
+            before(kind, error, trace)
         finally:
-            from mpi4py import MPI
+            is_interrupt = issubclass(kind, KeyboardInterrupt)
+            _end_job(kind.__name__, 128 + signal.SIGINT if is_interrupt else 1)
 
-            if MPI.Is_initialized() and not MPI.Is_finalized() and MPI.COMM_WORLD.size > 1:
-                name, rank = this_node().name, MPI.COMM_WORLD.rank
-                text = f"overlapiter: rank {rank}, on node {name}, ends the job: {kind.__name__}\n"
-                sys.stderr.write(text)
-                sys.stderr.flush()
-                MPI.COMM_WORLD.Abort(1)
+    return hook
 
-    sys.excepthook = hook
+
+def _thread_excepthook(
+    before: Callable[[threading.ExceptHookArgs], object],
+) -> Callable[[threading.ExceptHookArgs], object]:
+    def hook(arguments: threading.ExceptHookArgs) -> None:
+        try:
+            before(arguments)
+        finally:
+            if not issubclass(arguments.exc_type, SystemExit):  # which ends the thread alone
+                where = f" in {arguments.thread.name}" if arguments.thread else " in a thread"
+                _end_job(arguments.exc_type.__name__ + where, 1)
+
+    return hook
+
+
+# --- sys.exit ---------------------------------------------------------------------------------
+
+
+def _watch_exit_code() -> None:
+    """Learn with which code the interpreter ends, which it tells no hook.
+
+    It reads ``code`` of the exception while no Python code runs: that is when the function below
+    is called by nobody. The exception of the built-in ``sys.exit`` need not be an object by then.
+    """
+    plain = SystemExit.__dict__["code"]
+    if isinstance(plain, property):  # in a process that was forked after this
+        return
+
+    def code(error: SystemExit) -> object:
+        value: object = plain.__get__(error)
+        is_asked_by_code = sys._getframe().f_back is not None
+        if not is_asked_by_code and threading.current_thread() is threading.main_thread():
+            _State.exit_code = value
+        return value
+
+    (attributes,) = gc.get_referents(SystemExit.__dict__)
+    attributes["code"] = property(code, plain.__set__)
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
+    sys.exit = _exit
+
+
+def _exit(status: object = None, /) -> NoReturn:
+    """Exit the interpreter by raising SystemExit(status)."""
+    raise SystemExit(status)
+
+
+def _end_if_exit_code() -> None:
+    code = _State.exit_code
+    if code is not None and code != 0:
+        _end_job(f"exit code {code}", code if isinstance(code, int) else 1)
+
+
+# --- the end ----------------------------------------------------------------------------------
+
+
+def _end_job(reason: str, exit_code: int) -> None:
+    """Say which rank failed and call MPI_Abort, which ends this process.
+
+    Does nothing where no other rank waits: without MPI, alone, in a process forked from a rank.
+    """
+    if os.getpid() != _State.pid:
+        return
+    from mpi4py import MPI
+
+    if not MPI.Is_initialized() or MPI.Is_finalized() or MPI.COMM_WORLD.size == 1:
+        return
+    rank, size, name = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, this_node().name
+    with contextlib.suppress(OSError, ValueError):  # a stream that is closed
+        sys.stdout.flush()
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(
+            f"overlapiter: rank {rank} of {size}, on node {name}, has failed ({reason}); "
+            f"MPI_Abort ends the job, for the other ranks would wait for it\n"
+        )
+        sys.stderr.flush()
+    MPI.COMM_WORLD.Abort(exit_code & 0xFF or 1)

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 from collections.abc import Mapping
 
-from overlapiter.options import FIRST_READS_IN_FLIGHT, MAX_READS_IN_FLIGHT
+from overlapiter.options import FIRST_READS_IN_FLIGHT, MAX_READS_IN_FLIGHT, MIN_READS_IN_FLIGHT
 from overlapiter.staging.direct import Direct
 from overlapiter.staging.remote import RemoteOrigin, place_of
 from overlapiter.staging.room import Room
@@ -67,6 +67,8 @@ class StagingPlan:
         storage_options: For fsspec; may hold credentials, so they are not shown.
         retry_seconds: How long a remote store is tried again.
         imports: Modules that reading a URL needs, imported once before the workers are forked.
+        n_sharers: Ranks of this node, which share the store's bandwidth and the directory; each
+            does as many of the reads, and stages as much ahead, as is its part.
     """
 
     tiers: tuple[TierPlan, ...]
@@ -77,11 +79,22 @@ class StagingPlan:
     storage_options: Mapping[str, object] = dataclasses.field(default_factory=dict, repr=False)
     retry_seconds: float = 0.0
     imports: tuple[str, ...] = ()
+    n_sharers: int = 1
 
     @property
     def first_reads_in_flight(self) -> int:
         """Files that all prefetchers read at the same time, at first."""
-        return self.reads_in_flight or FIRST_READS_IN_FLIGHT
+        return self.reads_in_flight or max(1, FIRST_READS_IN_FLIGHT // self.n_sharers)
+
+    @property
+    def least_reads_in_flight(self) -> int:
+        """Bound below which their number does not tune itself; each prefetcher has a read."""
+        return max(MIN_READS_IN_FLIGHT // self.n_sharers, self.n_prefetchers)
+
+    @property
+    def most_reads_in_flight(self) -> int:
+        """Bound above which their number does not tune itself; each prefetcher has a read."""
+        return max(MAX_READS_IN_FLIGHT // self.n_sharers, self.n_prefetchers)
 
     @property
     def reads_per_prefetcher(self) -> int:
@@ -98,7 +111,7 @@ class StagingPlan:
         """Return the stores that this plan describes, the fastest first."""
         origin = None
         if is_url(self.source):
-            most_reads = self.reads_in_flight or MAX_READS_IN_FLIGHT
+            most_reads = self.reads_in_flight or self.most_reads_in_flight
             origin = self._remote(-(-most_reads // self.n_prefetchers))
         place = place_of(self.storage_options)
         return [

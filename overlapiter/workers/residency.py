@@ -13,9 +13,9 @@ from .evictor import ABSENT
 from .schedule import Part
 from .staging_work import Finding
 
-#: Files that are staged ahead take up to this share of the staging directory. What they take is
-#: lost to files that are kept for the next epoch: with a share ``f`` of the data set staged, at
-#: most ``f (1 - f) / 16`` of the reads, 1.6 %, miss that would not otherwise.
+#: Files that all ranks of a node stage ahead take up to this share of the directory. What they
+#: take is lost to files that are kept for the next epoch: with a share ``f`` of the data set
+#: staged, at most ``f (1 - f) / 16`` of the reads, 1.6 %, miss that would not otherwise.
 _AHEAD_SHARE = 1 / 16
 #: Victims are offered for so many times the bytes that are expected, and the largest file.
 _GENEROSITY = 1.25
@@ -35,12 +35,16 @@ class Residency:
         n_examples: Examples in the dataset.
         n_tiers: Tiers of the staging directory.
         capacity_bytes: What they hold together; None if that is not limited.
+        n_sharers: Ranks of this node, each of which stages ahead into the same directory.
     """
 
-    def __init__(self, n_examples: int, n_tiers: int, capacity_bytes: int | None) -> None:
+    def __init__(
+        self, n_examples: int, n_tiers: int, capacity_bytes: int | None, n_sharers: int = 1
+    ) -> None:
         self._n_examples = n_examples
         self._n_tiers = n_tiers
         self._capacity_bytes = capacity_bytes
+        self._n_sharers = n_sharers
         self._eviction = Eviction(n_examples, n_tiers)
         self._offers: dict[int, list[Victim] | None] = {}
         self._n_refusals: dict[int, int] = {}  # of parts
@@ -83,13 +87,13 @@ class Residency:
 
     def may_run_ahead(self) -> bool:
         """Return whether to stage more than what is needed at once."""
-        capacity_bytes = self._capacity_bytes
-        if capacity_bytes is None:
-            if not self._is_full:
-                return True
-            capacity_bytes = self._eviction.staged_bytes  # so much the disk has room for
-        ahead_bytes = self._ahead_bytes()
-        return self._eviction.mean_bytes > 0 and ahead_bytes < _AHEAD_SHARE * capacity_bytes
+        if self._capacity_bytes is not None:
+            own_bytes = self._capacity_bytes / self._n_sharers
+        elif self._is_full:
+            own_bytes = self._eviction.staged_bytes  # so much the disk has room for, of this rank's
+        else:
+            return True
+        return self._eviction.mean_bytes > 0 and self._ahead_bytes() < _AHEAD_SHARE * own_bytes
 
     def _ahead_bytes(self) -> float:
         return self._eviction.n_in_window * self._eviction.mean_bytes

@@ -72,6 +72,7 @@ class Supervisor:
             plan.dataset_size,
             len(staging.tiers) if staging else 0,
             staging.capacity_bytes if staging else None,
+            staging.n_sharers if staging else 1,
         )
         self._staging = self._staging_stage(dataset, board, validated)
         self._reading = self._reading_stage(dataset, board, validated)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from overlapiter.options import MAX_READS_IN_FLIGHT, MIN_READS_IN_FLIGHT
 from overlapiter.stats import Counter
 
 from .inflight import InFlight, Reading
@@ -37,9 +36,9 @@ class Tuner:
 
     def __init__(self, workers: list[Worker], plan: StagingPlan, now_seconds: float) -> None:
         self._workers = workers
-        least = max(MIN_READS_IN_FLIGHT, len(workers))
-        most = max(MAX_READS_IN_FLIGHT, len(workers))
-        self._in_flight = InFlight(plan.first_reads_in_flight, least, most)
+        self._in_flight = InFlight(
+            plan.first_reads_in_flight, plan.least_reads_in_flight, plan.most_reads_in_flight
+        )
         self._told = dict.fromkeys(range(len(workers)), (0, plan.reads_per_prefetcher))
         self._seen_seconds = now_seconds
         self._look_at = now_seconds
