@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from .options import Skip as Skip
     from .options import Staging as Staging
     from .options import Tier as Tier
+    from .scatter import scatter_order as scatter_order
     from .stats import Stats as Stats
 
 __version__ = "0.1.0.dev0"
@@ -32,6 +33,7 @@ __all__ = [
     "concat_examples",
     "errors",
     "local_path",
+    "scatter_order",
 ]
 
 _HOMES = {
@@ -44,6 +46,7 @@ _HOMES = {
     "concat_examples": ".chainer.convert",
     "errors": ".errors",
     "local_path": ".openhook",
+    "scatter_order": ".scatter",
 }
 
 

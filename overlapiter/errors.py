@@ -14,6 +14,7 @@
 
     StagingWarning (RuntimeWarning)        staging is degraded; training goes on
     BadExampleWarning (RuntimeWarning)     an example was left out, as the user asked for
+    OrderWarning (RuntimeWarning)          examples of an epoch were read twice and others not
 
 Each error carries its facts as attributes and survives pickling. When a dataset raises,
 ``next()`` raises that very exception and chains an :class:`ExampleError` to it as ``__cause__``.
@@ -214,3 +215,7 @@ class StagingWarning(RuntimeWarning):
 
 class BadExampleWarning(RuntimeWarning):
     """An example could not be read and was left out, as the user asked for."""
+
+
+class OrderWarning(RuntimeWarning):
+    """The order of an epoch was not what was asked for; the following epochs are regular."""

@@ -7,7 +7,7 @@ iterator would give, so it can run ahead of the trainer: the state travels with 
 from __future__ import annotations
 
 import collections
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,14 @@ class NextOrder(Protocol):
 
     def __call__(self, order: Indices, position: int, epoch: int) -> Indices:
         """Return the order of ``epoch``, given the previous order and the position in it."""
+
+
+@runtime_checkable
+class ForeseeableSampler(Protocol):
+    """An order sampler that knows the order of any epoch, before those that come before it."""
+
+    def of_epoch(self, epoch: int, dataset_size: int) -> Indices:
+        """Return the order of ``epoch``; the same array elements whenever it is asked."""
 
 
 class IterationState(NamedTuple):

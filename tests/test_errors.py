@@ -131,7 +131,9 @@ def test_an_example_without_files_has_no_empty_brackets():
     assert "example 3: ValueError" in str(ERRORS[3])
 
 
-@pytest.mark.parametrize("kind", [errors.StagingWarning, errors.BadExampleWarning])
+@pytest.mark.parametrize(
+    "kind", [errors.StagingWarning, errors.BadExampleWarning, errors.OrderWarning]
+)
 def test_our_warnings_can_be_filtered_as_runtime_warnings(kind):
     with pytest.warns(RuntimeWarning):
         warnings.warn("the disk is full", kind, stacklevel=1)

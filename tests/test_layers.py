@@ -17,7 +17,7 @@ LAYERS = (
     ("errors",),
     ("options", "urls", "node"),
     ("order",),
-    ("nextuse",),
+    ("nextuse", "scatter"),
     ("sources", "openhook"),
     ("stats", "tracing"),
     ("staging",),

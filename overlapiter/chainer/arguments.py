@@ -11,7 +11,15 @@ import numpy as np
 from overlapiter.errors import OptionError
 from overlapiter.node import this_node
 from overlapiter.options import Skip, Staging, check_count
-from overlapiter.order import IterationState, NextOrder, RunAhead, checked_order, seeded_order
+from overlapiter.order import (
+    ForeseeableSampler,
+    Indices,
+    IterationState,
+    NextOrder,
+    RunAhead,
+    checked_order,
+    seeded_order,
+)
 
 OrderSampler = Callable[[Any, int], Any]
 BadExamples = Literal["raise", "skip"] | Skip
@@ -22,40 +30,45 @@ class DefaultSampler(chainer.iterators.ShuffleOrderSampler):
 
 
 class SeededShuffle:
-    """Stands for the order that follows from ``seed``; a sampler could not know the epoch."""
+    """Stands for the order that follows from the iterator's ``seed``."""
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def of_epoch(self, epoch: int, dataset_size: int) -> Indices:
+        """Return the order of an epoch."""
+        return seeded_order(self._seed, epoch, dataset_size)
 
     def __call__(self, current_order: Any, current_position: int) -> Any:
-        """Refuse; the iterator computes this order itself."""
+        """Refuse: from what Chainer's own iterators tell a sampler the epoch is not known."""
         raise NotImplementedError("the order follows from the iterator's seed")
 
 
-def order_source(sampler: OrderSampler | None, seed: int | None) -> NextOrder | None:
-    """Return what gives the order of an epoch; None for ascending order."""
+def order_source(sampler: OrderSampler | None, size: int) -> NextOrder | None:
+    """Return what gives the order of an epoch; None for ascending order.
+
+    Args:
+        sampler: The order sampler; None for ascending order.
+        size: Examples in the dataset.
+    """
     if sampler is None:
         return None
-    if seed is not None and isinstance(sampler, SeededShuffle):
-        return lambda order, _position, epoch: seeded_order(seed, epoch, len(order))
+    if isinstance(sampler, ForeseeableSampler):
+        of_epoch = sampler.of_epoch
+        return lambda _order, _position, epoch: of_epoch(epoch, size)
     return lambda order, position, _epoch: sampler(order, position)
 
 
-def is_foreseeable(sampler: OrderSampler | None, seed: int | None) -> bool:
-    """Return whether the order of an epoch can be known before that epoch is entered."""
-    return sampler is None or (seed is not None and isinstance(sampler, SeededShuffle))
-
-
-def first_state(
-    sampler: OrderSampler | None, seed: int | None, size: int, dataset_size: int
-) -> IterationState:
+def first_state(sampler: OrderSampler | None, size: int, dataset_size: int) -> IterationState:
     """Return the state before the first mini-batch; asks the sampler for an order.
 
     Args:
         sampler: The order sampler; None for ascending order.
-        seed: The seed, which may stand for a sampler.
         size: Examples in the dataset that the sampler knows.
         dataset_size: Examples in the dataset that the workers know.
     """
     order = None
-    next_order = order_source(sampler, seed)
+    next_order = order_source(sampler, size)
     if next_order is not None:
         order = checked_order(next_order(np.arange(size), 0, 0), dataset_size)
     return IterationState(0, 0, False, order)
@@ -64,7 +77,7 @@ def first_state(
 def run_ahead_from(
     state: IterationState,
     sampler: OrderSampler | None,
-    seed: int | None,
+    size: int,
     repeat: bool,
     batch_size: int,
     dataset_size: int,
@@ -74,9 +87,9 @@ def run_ahead_from(
         state,
         batch_size,
         repeat,
-        order_source(sampler, seed),
+        order_source(sampler, size),
         dataset_size,
-        is_foreseeable=is_foreseeable(sampler, seed),
+        is_foreseeable=sampler is None or isinstance(sampler, ForeseeableSampler),
     )
 
 
@@ -142,7 +155,7 @@ def choose_sampler(
         return order_sampler
     if shuffle is not None and not shuffle:
         return None
-    return DefaultSampler() if seed is None else SeededShuffle()
+    return DefaultSampler() if seed is None else SeededShuffle(seed)
 
 
 def arguments_of(iterator: Any) -> dict[str, Any]:

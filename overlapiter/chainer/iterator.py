@@ -199,11 +199,11 @@ class OverlapIterator(Standing):
 
     def _begin(self, state: IterationState | None = None) -> None:
         """Set the state, by default the first, and forget what was generated ahead of the old."""
+        sampler, size = self.order_sampler, len(self.dataset)
         if state is None:
-            size = len(self.dataset), self._dataset_size
-            state = first_state(self.order_sampler, self.seed, *size)
+            state = first_state(sampler, size, self._dataset_size)
         sizes = self._batch_size, self._dataset_size
-        ahead = run_ahead_from(state, self.order_sampler, self.seed, self._repeat, *sizes)
+        ahead = run_ahead_from(state, sampler, size, self._repeat, *sizes)
         self._torn_at = now = Now(state, -1.0, ahead)  # until the pipeline has been told
         self._skipped.begin()
         self._now = now
@@ -287,6 +287,7 @@ class OverlapIterator(Standing):
             self._now.previous_epoch_detail,
             self.batch_size,
             self._dataset_size,
+            self.order_sampler,
         )
         if not is_same(state, self._state):
             self._begin(state)

@@ -8,6 +8,7 @@ import numpy as np
 
 from overlapiter.errors import OptionError
 from overlapiter.order import IterationState, checked_order, epoch_size
+from overlapiter.scatter import NOWHERE, Landmark, ScatteredOrder
 
 
 def exchange(
@@ -16,6 +17,7 @@ def exchange(
     previous_epoch_detail: float,
     batch_size: int,
     dataset_size: int,
+    sampler: object = None,
 ) -> tuple[IterationState, float]:
     """Save or load the state, whichever the serializer does; the arguments stay as they are.
 
@@ -26,21 +28,27 @@ def exchange(
         previous_epoch_detail: The current one; -1 for none.
         batch_size: To guess ``previous_epoch_detail`` where a snapshot lacks it.
         dataset_size: Examples in the dataset.
+        sampler: The order sampler; a ScatteredOrder goes on with its part on any number of ranks.
 
     Returns:
         The state and the ``previous_epoch_detail`` to go on with.
 
     Raises:
         KeyError: The snapshot lacks a key.
-        OptionError: Its order does not fit the dataset.
+        OptionError: Its order does not fit the dataset, or the sampler.
     """
     position = int(_exchange(serializer, "current_position", state.current_position))
     epoch = int(_exchange(serializer, "epoch", state.epoch))
     is_new_epoch = bool(_exchange(serializer, "is_new_epoch", state.is_new_epoch))
-    order = _exchange_order(serializer, state.order)
-    if order is not None:
-        order = checked_order(order, dataset_size)
-    new_state = IterationState(position, epoch, is_new_epoch, order)
+    if isinstance(sampler, ScatteredOrder) and state.order is not None:
+        loaded = state._replace(current_position=position, epoch=epoch, is_new_epoch=is_new_epoch)
+        new_state = _exchange_scattered(serializer, sampler, state, loaded, dataset_size)
+        position = new_state.current_position
+    else:
+        order = _exchange_order(serializer, state.order)
+        if order is not None:
+            order = checked_order(order, dataset_size)
+        new_state = IterationState(position, epoch, is_new_epoch, order)
     if not 0 <= position <= epoch_size(new_state, dataset_size):
         raise OptionError(
             "current_position",
@@ -70,6 +78,51 @@ def _exchange_order(serializer: Any, order: Any) -> Any:
         return np.asarray(_exchange(serializer, "order", kept))
     except KeyError:
         return np.asarray(_exchange(serializer, "_order", kept))  # of MultithreadIterator
+
+
+def _exchange_scattered(
+    serializer: Any,
+    scattered: ScatteredOrder,
+    state: IterationState,
+    loaded: IterationState,
+    dataset_size: int,
+) -> IterationState:
+    """Save or load the order of all ranks, of which each continues with its own part.
+
+    Args:
+        serializer: As above.
+        scattered: The order sampler.
+        state: The current state.
+        loaded: The same with the position and the epoch that the serializer has returned.
+        dataset_size: Examples in the dataset.
+    """
+    place = state.epoch, state.current_position
+    own = scattered.landmark(*place, state.order, dataset_size)
+    try:
+        kept = np.array(own, np.int64)  # some serializers load in place
+        landmark = Landmark(*map(int, _exchange(serializer, "scattered", kept)))
+    except KeyError:
+        landmark = NOWHERE
+    place = loaded.epoch, loaded.current_position
+    if landmark.is_set and (landmark.epoch, landmark.position) == place:
+        if landmark.epoch_size == own.epoch_size or not own.is_set:
+            _exchange_order(serializer, state.order)  # for other iterators; known here
+        if landmark == own:
+            return loaded
+        position, order = scattered.resume(landmark, dataset_size)
+    else:
+        order = checked_order(_order_of_any_length(serializer, state.order), dataset_size)
+        if is_same(loaded._replace(order=order), state):
+            return loaded
+        position, order = scattered.adopt(*place, order, dataset_size)
+    return loaded._replace(current_position=position, order=order)
+
+
+def _order_of_any_length(serializer: Any, order: Any) -> Any:
+    try:
+        return _exchange_order(serializer, order)
+    except ValueError:  # what it loads is of another number of ranks
+        return np.asarray(serializer("order", None))
 
 
 def is_same(one: IterationState, other: IterationState) -> bool:

@@ -1,0 +1,363 @@
+"""The order that is scattered over ranks: what they read together, and go on with on any number."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import overlapiter
+from overlapiter.errors import OptionError
+from overlapiter.order import ForeseeableSampler, IterationState, advance, seeded_order
+from overlapiter.scatter import NOWHERE, Landmark, ScatteredOrder
+
+SEED = 5
+n_examples = st.integers(1, 60)
+n_ranks = st.integers(1, 9)
+remainders = st.sampled_from(["fill", "drop", "uneven"])
+
+
+def samplers(size: int, **options: Any) -> list[ScatteredOrder]:
+    return [ScatteredOrder(rank, size, SEED, **options) for rank in range(size)]
+
+
+class Job:
+    """Ranks that take mini-batches in lockstep, as the iterator generates them."""
+
+    def __init__(self, size: int, n: int, batch_size: int, remainder: Any = "fill") -> None:
+        self.n, self.batch_size = n, batch_size
+        self.ranks = samplers(size, remainder=remainder)
+        self.states = [IterationState(0, 0, False, s.of_epoch(0, n)) for s in self.ranks]
+
+    def step(self) -> dict[int, list[int]]:
+        """Take a mini-batch on each rank; return all examples, by epoch."""
+        taken: dict[int, list[int]] = {}
+        for rank, sampler in enumerate(self.ranks):
+            self.states[rank], index_list = advance(
+                self.states[rank],
+                self.batch_size,
+                True,
+                lambda _order, _position, epoch, s=sampler: s.of_epoch(epoch, self.n),
+                self.n,
+            )
+            for index, epoch in zip(index_list.indices, index_list.epochs, strict=True):
+                taken.setdefault(int(epoch), []).append(int(index))
+        return taken
+
+    def run_until(self, epoch: int) -> Counter[tuple[int, int]]:
+        """Take mini-batches into an epoch; return how often each example of each was read."""
+        taken: Counter[tuple[int, int]] = Counter()
+        while self.states[0].epoch < epoch:
+            for reached, indices in self.step().items():
+                taken.update((reached, index) for index in indices)
+        return taken
+
+    def landmarks(self) -> list[Landmark]:
+        return [
+            sampler.landmark(state.epoch, state.current_position, state.order, self.n)
+            for sampler, state in zip(self.ranks, self.states, strict=True)
+        ]
+
+    def resume(self, landmark: Landmark) -> None:
+        for rank, sampler in enumerate(self.ranks):
+            position, order = sampler.resume(landmark, self.n)
+            self.states[rank] = IterationState(position, landmark.epoch, False, order)
+
+
+# --- what the ranks read ----------------------------------------------------------------------
+
+
+@given(n=n_examples, size=n_ranks, epoch=st.integers(0, 5), shuffle=st.booleans())
+def test_all_ranks_together_read_each_example_once_but_for_the_fill(n, size, epoch, shuffle):
+    orders = [s.of_epoch(epoch, n) for s in samplers(size, shuffle=shuffle)]
+    assert len({len(order) for order in orders}) == 1
+    counts = np.bincount(np.concatenate(orders), minlength=n)
+    assert counts.min() == 1 or n < size
+    assert counts.sum() - n < size
+
+
+@given(n=n_examples, size=n_ranks, epoch=st.integers(0, 5))
+def test_what_does_not_fill_a_row_can_be_dropped_or_left_uneven(n, size, epoch):
+    whole = seeded_order(SEED, epoch, n).tolist()
+    dropping = [s.of_epoch(epoch, n) for s in samplers(size, remainder="drop")]
+    assert np.stack(dropping, axis=1).ravel().tolist() == whole[: n - n % size]
+    uneven = [s.of_epoch(epoch, n) for s in samplers(size, remainder="uneven")]
+    assert [order.tolist() for order in uneven] == [whole[rank::size] for rank in range(size)]
+
+
+@given(n=n_examples, size=n_ranks, batch_size=st.integers(1, 7))
+def test_at_any_time_the_ranks_have_read_the_beginning_of_one_order(n, size, batch_size):
+    job = Job(size, n, batch_size)
+    whole = seeded_order(SEED, 0, n).tolist()
+    taken: list[int] = []
+    while job.states[0].epoch == 0:
+        taken += job.step().get(0, [])
+        assert set(taken) == set(whole[: len(taken)])
+
+
+def test_the_mini_batches_of_all_ranks_are_those_of_fewer_ranks_with_larger_ones():
+    jobs = [Job(size, 96, 12 // size) for size in (1, 2, 3, 4, 6, 12)]
+    for _ in range(20):
+        steps = [job.step() for job in jobs]
+        assert all(
+            {epoch: sorted(step[epoch]) for epoch in step}
+            == {epoch: sorted(steps[0][epoch]) for epoch in steps[0]}
+            for step in steps
+        )
+
+
+def test_one_rank_reads_what_the_seed_of_an_iterator_gives():
+    order = ScatteredOrder(0, 1, 42).of_epoch(3, 8)
+    assert order.tolist() == seeded_order(42, 3, 8).tolist()
+
+
+def test_every_epoch_and_seed_has_another_order():
+    orders = [
+        tuple(ScatteredOrder(1, 4, seed).of_epoch(epoch, 400)) for seed in (1, 2) for epoch in (0, 1)
+    ]
+    assert len(set(orders)) == 4
+
+
+def test_the_neighbours_read_what_their_own_samplers_say():
+    ranks = [ScatteredOrder(rank, 6, SEED, local_ranks=(1, 3, 4)) for rank in range(6)]
+    for epoch in (0, 3):
+        rows = ranks[3].of_neighbours(epoch, 60)
+        expected = [ranks[rank].of_epoch(epoch, 60) for rank in (1, 4)]
+        assert rows.T.tolist() == [order.tolist() for order in expected]
+    assert ScatteredOrder(0, 6, SEED, local_ranks=(0,)).of_neighbours(0, 60) is None
+    assert ScatteredOrder(0, 6, SEED).of_neighbours(0, 60) is None
+
+
+# --- on other ranks ---------------------------------------------------------------------------
+
+
+@given(
+    n=st.integers(9, 60),
+    sizes=st.lists(n_ranks, min_size=2, max_size=4),
+    batch_sizes=st.lists(st.integers(1, 5), min_size=4, max_size=4),
+    n_steps=st.lists(st.integers(0, 6), min_size=4, max_size=4),
+    picks=st.lists(st.integers(0, 8), min_size=4, max_size=4),
+)
+def test_resumed_on_other_numbers_of_ranks_each_example_comes_once(
+    n, sizes, batch_sizes, n_steps, picks
+):
+    taken: Counter[tuple[int, int]] = Counter()
+    landmark = None
+    for size, batch_size, steps, pick in zip(sizes, batch_sizes, n_steps, picks, strict=False):
+        job = Job(size, n, batch_size)
+        if landmark is not None:
+            job.resume(landmark)
+        for _ in range(steps):
+            for epoch, indices in job.step().items():
+                taken.update((epoch, index) for index in indices)
+        landmark = job.landmarks()[pick % size]
+    last_epoch = job.states[0].epoch
+    taken += job.run_until(last_epoch + 2)
+    for epoch in range(last_epoch + 2):
+        counts = [taken[epoch, index] for index in range(n)]
+        assert min(counts) == 1
+        assert sum(counts) - n < max(sizes)
+    # The epoch after is regular: the fill is less than a row of the last number of ranks.
+    assert sum(taken[last_epoch + 1, i] for i in range(n)) == -(-n // sizes[-1]) * sizes[-1]
+
+
+@given(n=n_examples, size=n_ranks, batch_size=st.integers(1, 5), steps=st.integers(0, 9))
+def test_the_landmark_of_every_rank_leads_every_rank_to_where_it_stood(n, size, batch_size, steps):
+    job = Job(size, n, batch_size)
+    for _ in range(steps):
+        job.step()
+    before = job.states
+    landmarks = job.landmarks()
+    assert len(set(landmarks)) == 1
+    job.resume(landmarks[0])
+    for old, new in zip(before, job.states, strict=True):
+        assert old[:2] == new[:2]
+        assert np.array_equal(old.order, new.order)
+
+
+@given(
+    n=n_examples,
+    remainder=remainders,
+    old_size=n_ranks,
+    new_size=n_ranks,
+    share=st.floats(0, 0.99),
+)
+def test_whatever_the_remainder_nothing_is_read_twice_after_a_resume(
+    n, remainder, old_size, new_size, share
+):
+    position = int(share * (n // old_size))
+    landmark = Landmark(SEED, n, -(-n // old_size), 2, position, position * old_size)
+    left = seeded_order(SEED, 2, n)[position * old_size :].tolist()
+    taken: list[int] = []
+    for sampler in samplers(new_size, remainder=remainder):
+        start, order = sampler.resume(landmark, n)
+        assert len(order) == len(sampler.of_epoch(2, n))
+        taken += order[start:].tolist()
+    if remainder == "fill":
+        assert set(taken) >= set(left)
+        assert len(taken) - len(left) < new_size
+    else:
+        assert len(taken) == len(set(taken))
+        assert set(taken) <= set(left)
+        assert len(left) - len(taken) < (new_size if remainder == "drop" else 1)
+
+
+def test_a_landmark_of_another_dataset_or_seed_is_refused():
+    landmark = ScatteredOrder(0, 2, 7).landmark(0, 0, ScatteredOrder(0, 2, 7).of_epoch(0, 10), 10)
+    with pytest.raises(OptionError, match="10 examples, this one has 11"):
+        ScatteredOrder(0, 2, 7).resume(landmark, 11)
+    with pytest.raises(OptionError, match="taken with seed=7"):
+        ScatteredOrder(0, 2, 8).resume(landmark, 10)
+    with pytest.raises(OptionError, match="taken with seed=7"):
+        ScatteredOrder(0, 2, 7, shuffle=False).resume(landmark, 10)
+
+
+def test_a_seed_that_nobody_chose_gives_way_to_that_of_the_snapshot():
+    old, new = ScatteredOrder(0, 2, 7), ScatteredOrder(1, 3, 8, is_seed_drawn=True)
+    new.resume(old.landmark(0, 0, old.of_epoch(0, 10), 10), 10)
+    assert new.of_epoch(1, 10).tolist() == ScatteredOrder(1, 3, 7).of_epoch(1, 10).tolist()
+
+
+def test_an_order_of_somebody_else_has_no_landmark():
+    sampler = ScatteredOrder(0, 2, SEED)
+    assert sampler.landmark(0, 1, np.arange(5), 10) == NOWHERE
+    assert sampler.landmark(0, 1, np.arange(-6, -1), 10) == NOWHERE
+    assert sampler.landmark(0, 1, np.arange(6), 10) == NOWHERE
+    assert sampler.landmark(0, 1, None, 10) == NOWHERE
+
+
+@given(
+    n=st.integers(2, 60),
+    old_size=n_ranks,
+    rank=st.integers(0, 8),
+    new_size=n_ranks,
+    share=st.floats(0, 0.99),
+)
+def test_without_a_landmark_the_order_itself_says_whose_it_is(n, old_size, rank, new_size, share):
+    old = ScatteredOrder(rank % old_size, old_size, SEED)
+    order = old.of_epoch(4, n)
+    position = int(share * len(order))
+    expected = Landmark(SEED, n, len(order), 4, position, position * old_size)
+    for sampler in samplers(new_size):
+        if len(order) == 1 and old.rank >= new_size:
+            continue  # one example does not tell
+        found = sampler.adopt(4, position, order, n)
+        resumed = sampler.resume(expected, n)
+        assert found[0] == resumed[0]
+        assert found[1].tolist() == resumed[1].tolist()
+
+
+def test_an_order_that_does_not_follow_from_the_seed_is_refused_but_by_a_single_rank():
+    order = np.array([4, 0, 3, 1, 2, 5])
+    with pytest.raises(OptionError, match="epoch 1 does not follow from ScatteredOrder.1, 2, 5"):
+        ScatteredOrder(1, 2, SEED).adopt(1, 2, order, 12)
+    position, kept = ScatteredOrder(0, 1, SEED).adopt(1, 2, order, 6)
+    assert (position, kept.tolist()) == (2, order.tolist())
+
+
+# --- the arguments and the agreement ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((2, 2, 0), "no rank 2 among 2"),
+        ((-1, 2, 0), "rank: -1"),
+        ((0, 0, 0), "size: 0"),
+        ((0, 1, -3), "seed: -3"),
+        ((0, 1, 1.5), "seed: 1.5"),
+        ((0, 1, 2**63), r"below 2\*\*63"),
+    ],
+)
+def test_arguments_that_cannot_work_are_refused(arguments, words):
+    with pytest.raises(OptionError, match=words):
+        ScatteredOrder(*arguments)
+
+
+def test_an_unknown_remainder_is_refused():
+    with pytest.raises(OptionError, match="'pad' is none of fill, drop, uneven"):
+        ScatteredOrder(0, 1, 0, remainder="pad")
+
+
+def test_a_pickle_is_small_and_the_same_sampler():
+    sampler = ScatteredOrder(1, 4, SEED, local_ranks=(0, 1))
+    sampler(np.arange(100_000), 0)
+    pickled = pickle.dumps(sampler)
+    assert len(pickled) < 1000
+    revived = pickle.loads(pickled)
+    assert revived.of_epoch(2, 50).tolist() == sampler.of_epoch(2, 50).tolist()
+    assert revived.of_neighbours(2, 50).tolist() == sampler.of_neighbours(2, 50).tolist()
+
+
+def test_it_is_a_sampler_that_knows_any_epoch():
+    assert isinstance(ScatteredOrder(0, 1, 0), ForeseeableSampler)
+
+
+class FakeComm:
+    """A communicator of mpi4py's kind, of which this process is one rank; notes what is sent."""
+
+    def __init__(self, rank: int, others: list[dict[str, Any]]) -> None:
+        self.rank, self.size = rank, len(others) + 1
+        self.others = others
+        self.sent: list[Any] = []
+
+    def allgather(self, message: Any) -> list[Any]:
+        self.sent.append(message)
+        found = [tuple(wish.values()) for wish in self.others]
+        found.insert(self.rank, message)
+        return found
+
+
+class FakeChainerComm(FakeComm):
+    """One of ChainerMN's kind; its ``allgather`` is for arrays."""
+
+    def gather_obj(self, message: Any) -> list[Any]:
+        return FakeComm.allgather(self, message)
+
+    def bcast_obj(self, message: Any) -> Any:
+        return message
+
+    def allgather(self, _: Any) -> Any:
+        raise AssertionError
+
+
+def wish(node: str, seed: int | None, drawn_seed: int = 0, **options: Any) -> dict[str, Any]:
+    fields = {"node": node, "seed": seed, "drawn_seed": drawn_seed}
+    return {**fields, "shuffle": True, "remainder": "fill", **options}
+
+
+@pytest.mark.parametrize("kind", [FakeComm, FakeChainerComm])
+def test_ranks_agree_by_one_small_message_each(kind, monkeypatch):
+    monkeypatch.setenv("OVERLAPITER_NODE", "here")
+    comm = kind(1, [wish("here", 3), wish("there", 3), wish("here", 3)])
+    sampler = overlapiter.scatter_order(comm, 3)
+    assert (sampler.rank, sampler.size, sampler.seed) == (1, 4, 3)
+    assert sampler.of_neighbours(0, 8).shape == (2, 2)
+    (sent,) = comm.sent
+    assert len(pickle.dumps(sent)) < 200
+
+
+def test_without_a_seed_that_of_rank_0_counts():
+    comm = FakeComm(1, [wish("a", None, 77), wish("b", None, 88)])
+    sampler = overlapiter.scatter_order(comm)
+    assert sampler.seed == 77
+
+
+@pytest.mark.parametrize(
+    ("others", "name"),
+    [
+        (wish("a", 4), "seed"),
+        (wish("a", None), "seed"),
+        (wish("a", 3, shuffle=False), "shuffle"),
+        (wish("a", 3, remainder="drop"), "remainder"),
+    ],
+)
+def test_ranks_that_do_not_agree_are_told_so_on_each_of_them(others, name):
+    with pytest.raises(OptionError, match="differs between the ranks") as caught:
+        overlapiter.scatter_order(FakeComm(0, [others]), 3)
+    assert caught.value.option == name
