@@ -13,9 +13,7 @@ Pure but for :func:`scatter_order`, which lets the ranks agree on a seed.
 
 from __future__ import annotations
 
-import os
 import secrets
-import socket
 import warnings
 from collections.abc import Iterator, Sequence
 from typing import Literal, NamedTuple, Protocol
@@ -23,6 +21,7 @@ from typing import Literal, NamedTuple, Protocol
 import numpy as np
 
 from .errors import OptionError, OrderWarning
+from .node import this_place
 from .options import check_count
 from .order import Indices, seeded_order
 
@@ -336,7 +335,7 @@ class Communicator(Protocol):
 class _Wish(NamedTuple):
     """What a rank tells the others."""
 
-    node: str
+    node: tuple[str, str]
     seed: int | None
     drawn_seed: int
     shuffle: bool
@@ -366,7 +365,7 @@ def scatter_order(
     Raises:
         OptionError: An argument cannot work, or is not the same on all ranks; on each of them.
     """
-    own = _Wish(_node_name(), seed, secrets.randbits(48), shuffle, remainder)
+    own = _Wish(this_place().key, seed, secrets.randbits(48), shuffle, remainder)
     wishes = _allgather(comm, own)
     for name in ("seed", "shuffle", "remainder"):
         values = [getattr(wish, name) for wish in wishes]
@@ -381,10 +380,6 @@ def scatter_order(
         local_ranks=[rank for rank, wish in enumerate(wishes) if wish.node == own.node],
         is_seed_drawn=seed is None,
     )
-
-
-def _node_name() -> str:
-    return os.environ.get("OVERLAPITER_NODE") or socket.gethostname()
 
 
 def _allgather(comm: Communicator, wish: _Wish) -> list[_Wish]:
