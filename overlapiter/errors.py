@@ -10,6 +10,7 @@
     ├── WorkerDiedError                    the same example killed its file reader again and again
     ├── StagingError (also OSError)        the staging directory cannot be used
     ├── SharedMemoryError (also MemoryError)  no memory for the mini-batch slots
+    ├── NoMpiError (also RuntimeError)     a worker process was to communicate
     └── PipelineError                      the worker processes could not start or were lost
 
     StagingWarning (RuntimeWarning)        staging is degraded; training goes on
@@ -207,6 +208,22 @@ class SharedMemoryError(MemoryError, OverlapError):
 
 class PipelineError(OverlapError):
     """The worker processes could not be started, or were lost for good."""
+
+
+class NoMpiError(OverlapError, RuntimeError):
+    """A worker process was to communicate through MPI, which it does not have.
+
+    Attributes:
+        name: What was called.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"{name} was called in a worker process, and worker processes have no MPI; call it in "
+            f"the trainer only: not in the dataset, and in a script that defines the dataset only "
+            f'below `if __name__ == "__main__":`'
+        )
+        self.name = name
 
 
 class StagingWarning(RuntimeWarning):

@@ -7,7 +7,8 @@ all; if not, it is started here, by vfork and exec, never by a plain fork.
 ``multiprocessing.Process`` is not used on top of it, because it always re-imports the program's
 ``__main__`` in the child. Under ``mpiexec`` that would call MPI_Init as the same rank and bring
 the job down, and it costs the start-up time of the user's script. Here ``__main__`` is imported
-only if the dataset refers to it, after the launcher's variables have been hidden.
+only if the dataset refers to it, after the launcher's variables have been hidden and a stand-in
+has taken the place of MPI (no_mpi.py).
 """
 
 from __future__ import annotations
@@ -25,13 +26,17 @@ from typing import Any
 
 from overlapiter.errors import PipelineError
 
+from .no_mpi import WORLD_VARIABLE, install, world_of_this_process
 from .processes import flush_output
 
 #: Variables by which an MPI launcher tells a process which rank it is.
 LAUNCHER_PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "PMI_", "MPIR_", "HYDRA_", "MV2_", "I_MPI_HYDRA_")
 
-#: Makes ``from mpi4py import MPI`` in a child load the library without calling MPI_Init.
+#: Where the library is loaded all the same, ``from mpi4py import MPI`` does not call MPI_Init.
 _MPI4PY_SETTINGS = {"MPI4PY_RC_INITIALIZE": "0", "MPI4PY_RC_FINALIZE": "0"}
+
+#: Keeps the MPI library out of the forkserver, whatever else it imports.
+_FIRST_PRELOAD = "overlapiter.workers.hide_mpi"
 
 #: Ends in the forkserver what :func:`_interrupts_held` began.
 _LAST_PRELOAD = "overlapiter.workers.release_interrupts"
@@ -91,10 +96,11 @@ def launch(
     preload: Sequence[str],
     needs_main_module: bool,
 ) -> Child:
-    """Ask the forkserver for a process that runs ``main(fds, *arguments)``. Does not wait for it.
+    """Ask the forkserver for a process that runs ``main``. Does not wait for it.
 
     Args:
-        main: A function at the top level of a module.
+        main: A function at the top level of a module, called with the descriptors, with a function
+            that imports the program's ``__main__`` where needed, and with the arguments.
         arguments: Its further arguments; pickled.
         fds: Descriptors to duplicate into the child; they stay the caller's.
         preload: Modules that the forkserver imports, if it is started here.
@@ -108,14 +114,13 @@ def launch(
         data: dict[str, Any] = spawn.get_preparation_data("overlapiter supervisor")
     main_path = data.pop("init_main_from_path", None)
     main_name = data.pop("init_main_from_name", None)
-    if needs_main_module:
-        data.update(_main_module(main_path, main_name))
+    main_module = _main_module(main_path, main_name) if needs_main_module else {}
     # The start method of this program is none of the child's business; unpickling the first entry
     # makes the child deaf to Ctrl-C and hides the launcher, before anything of the user's runs.
     data.pop("start_method", None)
     data["authkey"] = bytes(data["authkey"])  # for connections that a dataset may open
     ForkingPickler(buffer).dump({"overlapiter": _Shield(), **data})
-    ForkingPickler(buffer).dump(_Errand(main, arguments))
+    ForkingPickler(buffer).dump(_Errand(main, main_module, arguments))
 
     with _interrupts_held(), hidden_launcher(), _undecided_start_method():
         with _explained():
@@ -199,7 +204,7 @@ def _ensure_forkserver(preload: Sequence[str]) -> None:
     if server._forkserver_pid is None and server._forkserver_address is None:
         wanted = list(server._preload_modules)
         added = [m for m in (*preload, _LAST_PRELOAD) if m not in wanted]
-        forkserver.set_forkserver_preload([*wanted, *added])
+        forkserver.set_forkserver_preload([_FIRST_PRELOAD, *wanted, *added])
     forkserver.ensure_running()
 
 
@@ -207,8 +212,9 @@ def _ensure_forkserver(preload: Sequence[str]) -> None:
 def hidden_launcher() -> Iterator[None]:
     """Hide the MPI launcher's variables from processes started meanwhile."""
     with _environment_lock:
+        settings = _child_settings()
         hidden = {name: os.environ.pop(name) for name in launcher_variables()}
-        added = {k: v for k, v in _MPI4PY_SETTINGS.items() if k not in os.environ}
+        added = {k: v for k, v in settings.items() if k not in os.environ}
         os.environ.update(added)
         try:
             yield
@@ -216,6 +222,11 @@ def hidden_launcher() -> Iterator[None]:
             for name in added:
                 os.environ.pop(name, None)
             os.environ.update(hidden)
+
+
+def _child_settings() -> dict[str, str]:
+    """Return what the environment of a child has besides."""
+    return {**_MPI4PY_SETTINGS, WORLD_VARIABLE: world_of_this_process()}
 
 
 def launcher_variables() -> list[str]:
@@ -231,7 +242,7 @@ class _Shield:
             "(__import__('signal').signal(2, __import__('signal').SIG_IGN),"
             " [__import__('os').environ.pop(n) for n in list(__import__('os').environ)"
             f" if n.startswith({LAUNCHER_PREFIXES!r})],"
-            f" __import__('os').environ.update({_MPI4PY_SETTINGS!r}))"
+            f" __import__('os').environ.update({_child_settings()!r}))"
         )
         return eval, (expression,)
 
@@ -239,14 +250,29 @@ class _Shield:
 class _Errand:
     """What the child does after its preparation; takes the place of a ``Process`` object."""
 
-    def __init__(self, main: Callable[..., int], arguments: tuple[Any, ...]) -> None:
+    def __init__(
+        self,
+        main: Callable[..., int],
+        main_module: dict[str, str],
+        arguments: tuple[Any, ...],
+    ) -> None:
         self._main = main
+        self._main_module = main_module
         self._arguments = arguments
 
     def _bootstrap(self, parent_sentinel: int) -> int:
         os.close(parent_sentinel)
         fds = forkserver.get_inherited_fds() or []
+        install()  # the forkserver may be the program's own
         try:
-            return self._main(fds, *self._arguments)
+            return self._main(fds, self._import_main_module, *self._arguments)
         finally:
             flush_output()
+
+    def _import_main_module(self) -> None:
+        process: Any = multiprocessing.current_process()
+        process._inheriting = True  # a script that starts its training in here is refused
+        try:
+            spawn.prepare(self._main_module)
+        finally:
+            del process._inheriting

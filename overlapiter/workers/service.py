@@ -10,7 +10,7 @@ import os
 import select
 import signal
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from overlapiter.errors import PipelineError
@@ -135,12 +135,18 @@ class Service:
         self._parcel.close()
 
 
-def supervise(fds: list[int], plan: SupervisorPlan, dataset_bytes: int) -> int:
+def supervise(
+    fds: list[int],
+    import_main_module: Callable[[], None],
+    plan: SupervisorPlan,
+    dataset_bytes: int,
+) -> int:
     """Run the supervisor; the main function of its process.
 
     Args:
         fds: The channel to the trainer, the pickled dataset, the stats board, the stamps of
             what has been validated.
+        import_main_module: Imports the program's ``__main__``, if the dataset refers to it.
         plan: The plan.
         dataset_bytes: Size of the pickled dataset.
     """
@@ -148,6 +154,7 @@ def supervise(fds: list[int], plan: SupervisorPlan, dataset_bytes: int) -> int:
     set_name("ovl-supervisor")
     channel = Channel.from_fd(fds[0])
     try:
+        import_main_module()
         for name in (*plan.imports, *(plan.staging.imports if plan.staging else ())):
             importlib.import_module(name)
         dataset = open_parcel(fds[1], dataset_bytes)

@@ -1,0 +1,244 @@
+"""A stand-in for ``mpi4py.MPI`` in the worker processes, which loads no library.
+
+A dataset that is defined in the training script brings that script into the workers, and with it
+what stands at its top: ``from mpi4py import MPI``, ``rank = MPI.COMM_WORLD.Get_rank()``,
+``import chainermn``. There the stand-in tells the rank and the size of the trainer. Whatever of
+MPI's is local can be named and called, to no effect; what would communicate raises
+:class:`~overlapiter.errors.NoMpiError`.
+
+Extension modules that were built against mpi4py, such as h5py with MPI, cannot be imported on top
+of it; where ``OVERLAPITER_MPI_IN_WORKERS`` is set there is no stand-in.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import os
+import platform
+import sys
+import time
+import types
+from collections.abc import Sequence
+from typing import Any
+
+from overlapiter.errors import NoMpiError
+
+#: Tells the workers ``rank/size`` of the trainer.
+WORLD_VARIABLE = "OVERLAPITER_WORLD"
+
+#: Set by a user whose datasets need the real library, which is then not initialized.
+OPT_OUT_VARIABLE = "OVERLAPITER_MPI_IN_WORKERS"
+
+_MODULE = "mpi4py.MPI"
+
+#: Where launchers tell rank and size, for a trainer that has not started MPI yet.
+_LAUNCHERS = (
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
+    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
+)
+#: Set by launchers that tell the rank, but not the size.
+_UNTOLD = ("PMIX_RANK", "PALS_RANKID")
+
+
+def world_of_this_process() -> str:
+    """Return ``rank/size`` of this process, or nothing where only MPI knows it.
+
+    Without MPI and without a launcher a process is alone.
+    """
+    mpi: Any = sys.modules.get(_MODULE)
+    if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
+        return f"{mpi.COMM_WORLD.Get_rank()}/{mpi.COMM_WORLD.Get_size()}"
+    if WORLD_VARIABLE in os.environ:
+        return os.environ[WORLD_VARIABLE]
+    for rank, size in _LAUNCHERS:
+        if rank in os.environ and size in os.environ:
+            return f"{os.environ[rank]}/{os.environ[size]}"
+    return "" if any(name in os.environ for name in _UNTOLD) else "0/1"
+
+
+def install() -> None:
+    """Have this process import the stand-in from now on, and never the library."""
+    if OPT_OUT_VARIABLE in os.environ or any(isinstance(f, _Finder) for f in sys.meta_path):
+        return
+    sys.meta_path.insert(0, _Finder())
+    if sys.modules.pop(_MODULE, None) is not None:  # a forkserver of the program's own has it
+        vars(sys.modules["mpi4py"]).pop("MPI", None)
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the stand-in where ``mpi4py.MPI`` is looked for; mpi4py itself must be there."""
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002  # the protocol's
+        target: types.ModuleType | None = None,  # noqa: ARG002  # the protocol's
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != _MODULE:
+            return None
+        return importlib.machinery.ModuleSpec(fullname, self, origin="worker of overlapiter")
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        return _Mpi(spec.name, "MPI, as far as a worker process has it.")
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Do nothing: the module comes complete."""
+
+
+class _Kind(type):
+    """The type of MPI's classes: each attribute that is asked for is there."""
+
+    def __getattr__(cls, name: str) -> object:
+        _refuse_special(name)
+        return cls.member(f"{cls.__name__}.{name}")
+
+    def member(cls, name: str) -> object:
+        return _Thing(name)
+
+
+class _Thing(metaclass=_Kind):
+    """Something of MPI's: all of its attributes are there, and calls give something again."""
+
+    _name = "MPI"
+
+    def __init__(self, name: str = "", *_: object, **__: object) -> None:
+        self._name = name if isinstance(name, str) and name else type(self).__name__
+        self.__module__ = _MODULE  # where pickling looks for it
+
+    def __getattr__(self, name: str) -> object:
+        _refuse_special(name)
+        return type(self).member(f"{self._name}.{name}")
+
+    def __call__(self, *_: object, **__: object) -> object:
+        return _Thing(f"{self._name}()")
+
+    def __or__(self, other: object) -> object:  # of MODE_CREATE | MODE_WRONLY, say
+        return _Thing(f"{self._name} | {other}")
+
+    def __reduce__(self) -> str:
+        return self._name
+
+    def __repr__(self) -> str:
+        return f"<MPI.{self._name} in a worker process, which has no MPI>"
+
+
+class _CommunicatingKind(_Kind):
+    def member(cls, name: str) -> object:
+        return _Refusal(name)
+
+
+class _Refusal(_Thing, metaclass=_CommunicatingKind):
+    """What may be named, but not called."""
+
+    def __call__(self, *_: object, **__: object) -> object:
+        raise NoMpiError(f"MPI.{self._name}")
+
+
+class _Communicating(_Thing, metaclass=_CommunicatingKind):
+    """What communicates, or is made by communicating."""
+
+
+class _Comm(_Communicating):
+    """A communicator that knows its rank and its size."""
+
+    def Get_rank(self) -> int:
+        return self._place()[0]
+
+    def Get_size(self) -> int:
+        return self._place()[1]
+
+    def Get_name(self) -> str:
+        return f"MPI_{self._name}"
+
+    rank = property(Get_rank)
+    size = property(Get_size)
+    name = property(Get_name)
+
+    def _place(self) -> tuple[int, int]:
+        if self._name == "COMM_SELF":
+            return 0, 1
+        rank, _, size = world_of_this_process().partition("/")
+        if self._name != "COMM_WORLD" or not size:
+            raise NoMpiError(f"MPI.{self._name}.Get_rank")
+        return int(rank), int(size)
+
+
+def _refuse_special(name: str) -> None:
+    """Let nobody take what is here for an array, an iterator, a buffer, an extension module."""
+    if name.startswith("__"):
+        raise AttributeError(name)
+
+
+class _Types(dict[Any, _Thing]):
+    """MPI's types by the characters of NumPy's."""
+
+    def __missing__(self, character: object) -> _Thing:
+        return self.setdefault(character, _Thing(f"_typedict[{character!r}]"))
+
+
+class _Mpi(types.ModuleType):
+    """The module; what is not here is made when it is asked for."""
+
+    VERSION, SUBVERSION = 3, 1
+    THREAD_SINGLE, THREAD_FUNNELED, THREAD_SERIALIZED, THREAD_MULTIPLE = range(4)
+    UNDEFINED, ANY_SOURCE, ANY_TAG, PROC_NULL, ROOT = -32766, -1, -1, -2, -3
+
+    Comm = _CommunicatingKind("Comm", (_Comm,), {"__module__": _MODULE})
+    Intracomm = _CommunicatingKind("Intracomm", (Comm,), {"__module__": _MODULE})
+    Exception = type("Exception", (RuntimeError,), {"__module__": _MODULE})
+
+    def Init(self) -> None:
+        """Do nothing; so do all of these that return nothing."""
+
+    def Init_thread(self, required: int = THREAD_MULTIPLE) -> int:
+        return required
+
+    def Finalize(self) -> None:
+        pass
+
+    def Pcontrol(self, level: int) -> None:
+        pass
+
+    def Is_initialized(self) -> bool:
+        return False
+
+    def Is_finalized(self) -> bool:
+        return False
+
+    def Get_version(self) -> tuple[int, int]:
+        return self.VERSION, self.SUBVERSION
+
+    def Get_library_version(self) -> str:
+        return "none: this is a worker process of overlapiter"
+
+    def Get_processor_name(self) -> str:
+        return platform.node()
+
+    def Wtime(self) -> float:
+        return time.monotonic()
+
+    def Wtick(self) -> float:
+        return time.get_clock_info("monotonic").resolution
+
+    def __getattr__(self, name: str) -> object:
+        _refuse_special(name)
+        made = self._make(name)
+        setattr(self, name, made)  # it stays the same, as pickling requires
+        return made
+
+    def _make(self, name: str) -> object:
+        if name.startswith("_typedict"):
+            return _Types()
+        if name.startswith("COMM_") and not name.startswith("COMM_TYPE_"):
+            return self.Intracomm(name)
+        if name.isupper() or name.startswith("_") or name == "pickle":
+            return _Thing(name)
+        if "_" in name or name.islower():
+            return _Refusal(name)
+        if name in ("Win", "File", "Session") or name.endswith("comm"):
+            bases: tuple[type, ...] = (self.Comm if name.endswith("comm") else _Communicating,)
+            return _CommunicatingKind(name, bases, {"__module__": _MODULE})
+        return _Kind(name, (_Thing,), {"__module__": _MODULE})
