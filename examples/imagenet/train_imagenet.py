@@ -13,70 +13,14 @@ import random
 import sys
 
 import chainer
+import models
 import numpy as np
 from chainer import training
 from chainer.training import extensions
+from preprocessing import PreprocessedDataset
 
 import overlapiter
 from overlapiter.order import seeded_order
-
-# The worker processes import this file too. It therefore loads nothing heavy here and does
-# nothing but define, up to the guard at its end.
-
-
-class PreprocessedDataset(chainer.dataset.DatasetMixin):
-    """Crops, flips and scales the images of a list.
-
-    Args:
-        pairs: File of ``path label`` lines.
-        root: Directory that the paths start from.
-        mean: Mean image, shape ``(3, height, width)``, or mean colour, shape ``(3, 1, 1)``; values
-            from 0 to 255.
-        crop_size: Side of the square that is cut out, in pixels.
-        augment: Whether to cut at a random place and flip every other image at random; otherwise
-            the centre is cut.
-    """
-
-    def __init__(
-        self, pairs: str, root: str, mean: np.ndarray, crop_size: int, augment: bool = True
-    ) -> None:
-        self.base = chainer.datasets.LabeledImageDataset(pairs, root)
-        self.mean = mean.astype(chainer.get_dtype(), copy=False)
-        self.crop_size = crop_size
-        self.augment = augment
-
-    def __len__(self) -> int:
-        """Return the number of images."""
-        return len(self.base)
-
-    def get_example(self, i: int) -> tuple[np.ndarray, np.ndarray]:
-        """Read one example.
-
-        Returns:
-            The image, shape ``(3, crop_size, crop_size)``, float32, and its label, int32.
-
-        Raises:
-            ValueError: The image is smaller than the crop.
-        """
-        image, label = self.base[i]
-        _, height, width = image.shape
-        if min(height, width) < self.crop_size:
-            raise ValueError(
-                f"image {i} has {height} x {width} pixels; it must be at least "
-                f"{self.crop_size} x {self.crop_size}"
-            )
-        top, left = (height - self.crop_size) // 2, (width - self.crop_size) // 2
-        if self.augment:
-            top = random.randint(0, height - self.crop_size)
-            left = random.randint(0, width - self.crop_size)
-        window = np.s_[:, top : top + self.crop_size, left : left + self.crop_size]
-
-        mean = self.mean if self.mean.shape[1:] == (1, 1) else self.mean[window]
-        image = image[window] - mean
-        if self.augment and random.random() < 0.5:
-            image = image[:, :, ::-1]
-        image *= 1 / 255
-        return image, label
 
 
 class SeededOrderSampler:
@@ -195,9 +139,11 @@ def make_trainer(
     evaluator = extensions.Evaluator(val_iterator, model, converter=convert, device=device)
     trainer.extend(evaluator, trigger=interval)
     trainer.extend(extensions.snapshot(), trigger=interval)
+    trainer.extend(overlapiter.LoadingReport(trigger=log_interval))
     trainer.extend(extensions.LogReport(trigger=log_interval))
     columns = ["epoch", "iteration", "main/loss", "validation/main/loss"]
     columns += ["main/accuracy", "validation/main/accuracy", "elapsed_time"]
+    columns += ["wait_share", "staged_share", "examples_per_second"]
     trainer.extend(extensions.PrintReport(columns), trigger=log_interval)
     if sys.stdout.isatty():
         trainer.extend(extensions.ProgressBar(update_interval=10))
@@ -215,8 +161,6 @@ def resume(snapshot: str, trainer: training.Trainer) -> None:
 def main() -> None:
     """Train as the command line says."""
     args = parse_arguments()
-    import models  # here, as the worker processes have no use for the networks
-
     device = chainer.get_device(args.device)
     device.use()
     if args.seed is not None:

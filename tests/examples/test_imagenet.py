@@ -3,69 +3,29 @@
 from __future__ import annotations
 
 import functools
-import json
 import math
-import os
 import pathlib
 import subprocess
-import sys
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 from PIL import Image
 
-REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
-EXAMPLE = REPOSITORY / "examples" / "imagenet"
-N_TRAIN, N_VAL, N_CLASSES, SIDE = 48, 16, 4, 80
-BATCH_SIZE = 8
+from tests.examples.scripts import (
+    BATCH_SIZE,
+    EXAMPLE,
+    N_CLASSES,
+    N_TRAIN,
+    N_VAL,
+    SIDE,
+    assert_succeeded,
+    read_log,
+    run_python,
+)
+
 OURS = ("overlap", "staged")
 ITERATORS = (*OURS, "multiprocess", "serial")
-# The scripts run as they do for a user, also where the tests turn warnings into errors.
-ENVIRONMENT = {
-    **{name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"},
-    "PYTHONPATH": str(REPOSITORY),
-    "OMP_NUM_THREADS": "1",
-}
-
-
-def run_python(*arguments: object, cwd: pathlib.Path) -> subprocess.CompletedProcess[str]:
-    """Run Python without a terminal; return its exit status and what it wrote."""
-    return subprocess.run(
-        [sys.executable, *map(str, arguments)],
-        cwd=cwd,
-        env=ENVIRONMENT,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=False,
-    )
-
-
-def write_images(folder: pathlib.Path, name: str, n_images: int) -> None:
-    """Write JPEGs whose colour tells their class, and their list ``<name>.txt``."""
-    generator = np.random.default_rng(n_images)
-    lines = []
-    (folder / name).mkdir()
-    for i in range(n_images):
-        label = i % N_CLASSES
-        pixels = np.full((SIDE, SIDE, 3), (60 * label, 120, 255 - 60 * label))
-        pixels += generator.integers(-20, 20, pixels.shape)
-        path = f"{name}/{i:03d}.jpg"
-        Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(folder / path)
-        lines.append(f"{path} {label}\n")
-    (folder / f"{name}.txt").write_text("".join(lines))
-
-
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """A folder of images with ``train.txt``, ``val.txt`` and ``mean.npy``; no test changes it."""
-    folder = tmp_path_factory.mktemp("images")
-    write_images(folder, "train", N_TRAIN)
-    write_images(folder, "val", N_VAL)
-    np.save(folder / "mean.npy", np.full((3, SIDE, SIDE), 120, dtype=np.float32))
-    return folder
 
 
 def train(
@@ -109,20 +69,6 @@ def trained(
         return folder
 
     return folder_of
-
-
-def read_log(out: pathlib.Path) -> list[dict[str, float]]:
-    """Return the log without the entries that differ from run to run."""
-    entries = json.loads((out / "log").read_text())
-    return [{name: entry[name] for name in entry if name != "elapsed_time"} for entry in entries]
-
-
-def assert_succeeded(ended: subprocess.CompletedProcess[str]) -> None:
-    """Fail, showing what was written, unless the process ended well and without complaint."""
-    complaints = [
-        word for word in ("Traceback", "leaked", "Exception ignored") if word in ended.stderr
-    ]
-    assert (ended.returncode, complaints) == (0, []), ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize("iterator", ITERATORS)
@@ -227,17 +173,17 @@ def test_an_image_smaller_than_the_crop_is_named(
     assert "image 0 has 50 x 70 pixels; it must be at least 64 x 64" in ended.stderr
 
 
-def test_importing_the_training_script_loads_nothing_that_workers_do_without(
+def test_workers_import_the_dataset_without_the_training_script_and_the_networks(
     tmp_path: pathlib.Path,
 ) -> None:
     code = f"""
 import sys
 sys.path.insert(0, {str(EXAMPLE)!r})
-import chainer, chainer.training.extensions, overlapiter.order
+import chainer
 before = set(sys.modules)
-import train_imagenet
+import preprocessing
 added = {{name.partition(".")[0] for name in set(sys.modules) - before}}
-assert added - sys.stdlib_module_names == {{"train_imagenet"}}, added
+assert added - sys.stdlib_module_names == {{"preprocessing"}}, added
 """
     assert_succeeded(run_python("-c", code, cwd=tmp_path))
 
