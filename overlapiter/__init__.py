@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from . import errors as errors
+    from .agreement import scatter_order as scatter_order
     from .chainer.convert import concat_examples as concat_examples
     from .chainer.extensions import LoadingReport as LoadingReport
     from .chainer.iterator import OverlapIterator as OverlapIterator
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     from .options import Skip as Skip
     from .options import Staging as Staging
     from .options import Tier as Tier
-    from .scatter import scatter_order as scatter_order
     from .stats import Stats as Stats
 
 __version__ = "0.1.0.dev0"
@@ -46,7 +46,7 @@ _HOMES = {
     "concat_examples": ".chainer.convert",
     "errors": ".errors",
     "local_path": ".openhook",
-    "scatter_order": ".scatter",
+    "scatter_order": ".agreement",
 }
 
 

@@ -8,20 +8,18 @@ numbers of ranks whose mini-batches have the same size together. Where a run sta
 one number, the *global position*: how many examples of the order all ranks have read. From it any
 number of ranks goes on.
 
-Pure but for :func:`scatter_order`, which lets the ranks agree on a seed.
+Pure: no communication, clock or I/O.
 """
 
 from __future__ import annotations
 
-import secrets
 import warnings
 from collections.abc import Iterator, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 
 from .errors import OptionError, OrderWarning
-from .node import this_place
 from .options import check_count
 from .order import Indices, seeded_order
 
@@ -29,9 +27,10 @@ Remainder = Literal["fill", "drop", "uneven"]
 _REMAINDERS = ("fill", "drop", "uneven")
 #: The seed of a :class:`Landmark` where the order is not shuffled.
 _UNSHUFFLED = -1
-#: How many indices are drawn at most, about 30 s, to find out which epoch an order is of.
-_MAX_SEARCHED = 2_000_000_000
-_MIN_SEARCHED_EPOCHS = 1000
+#: How many epochs are gone through to find out which one an order is of, at least and at most,
+#: and in between as many as together have this number of examples, which takes some 20 s.
+_SEARCHED_EPOCHS = 1000, 10_000
+_SEARCHED_EXAMPLES = 1_000_000_000
 
 
 class Landmark(NamedTuple):
@@ -278,7 +277,8 @@ class ScatteredOrder:
 
     def _epoch_of(self, order: Indices, dataset_size: int) -> int:
         """Find out which epoch an order is of, that of the last call first."""
-        n_epochs = max(_MIN_SEARCHED_EPOCHS, _MAX_SEARCHED // max(dataset_size, 1))
+        n_epochs = _SEARCHED_EXAMPLES // max(dataset_size, 1)
+        n_epochs = int(np.clip(n_epochs, *_SEARCHED_EPOCHS))
         for epoch in _nearest(self._epoch, n_epochs if self.shuffle else 1):
             whole = self._order(epoch, dataset_size)
             first = _place_of(order[0], whole) if len(order) else 0
@@ -315,77 +315,3 @@ def _nearest(epoch: int, n_epochs: int) -> Iterator[int]:
         yield epoch + distance
         if 0 < distance <= epoch:
             yield epoch - distance
-
-
-# --- agreement of the ranks -------------------------------------------------------------------
-
-
-class Communicator(Protocol):
-    """A communicator of ChainerMN, which has ``gather_obj``, or of mpi4py, with ``allgather``."""
-
-    @property
-    def rank(self) -> int:
-        """The rank of this process."""
-
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-
-
-class _Wish(NamedTuple):
-    """What a rank tells the others."""
-
-    node: tuple[str, str]
-    seed: int | None
-    drawn_seed: int
-    shuffle: bool
-    remainder: str
-
-
-def scatter_order(
-    comm: Communicator,
-    seed: int | None = None,
-    *,
-    shuffle: bool = True,
-    remainder: Remainder = "fill",
-) -> ScatteredOrder:
-    """Return an order sampler that scatters each epoch anew over all ranks of ``comm``.
-
-    Every rank reads the whole list of the dataset and gives its sampler to its iterator. To be
-    called on all ranks at the same time: it blocks until each has told the others a few bytes,
-    and that is all that is ever sent.
-
-    Args:
-        comm: A communicator of ChainerMN or of mpi4py.
-        seed: The orders follow from it, and from nothing else; the same on all ranks. None has
-            rank 0 draw one; a snapshot then brings its own.
-        shuffle: Whether each epoch has an order of its own; otherwise all are ascending.
-        remainder: As for :class:`ScatteredOrder`: ``"fill"``, ``"drop"`` or ``"uneven"``.
-
-    Raises:
-        OptionError: An argument cannot work, or is not the same on all ranks; on each of them.
-    """
-    own = _Wish(this_place().key, seed, secrets.randbits(48), shuffle, remainder)
-    wishes = _allgather(comm, own)
-    for name in ("seed", "shuffle", "remainder"):
-        values = [getattr(wish, name) for wish in wishes]
-        if any(value != values[0] for value in values):
-            raise OptionError(name, f"it differs between the ranks: {values}; give all the same")
-    return ScatteredOrder(
-        comm.rank,
-        comm.size,
-        wishes[0].drawn_seed if seed is None else seed,
-        shuffle=shuffle,
-        remainder=remainder,
-        local_ranks=[rank for rank, wish in enumerate(wishes) if wish.node == own.node],
-        is_seed_drawn=seed is None,
-    )
-
-
-def _allgather(comm: Communicator, wish: _Wish) -> list[_Wish]:
-    gather_obj = getattr(comm, "gather_obj", None)
-    if gather_obj is None:
-        found = comm.allgather(tuple(wish))  # type: ignore[attr-defined]  # mpi4py's
-    else:
-        found = comm.bcast_obj(gather_obj(tuple(wish)))  # type: ignore[attr-defined]  # ChainerMN's
-    return [_Wish(*fields) for fields in found]

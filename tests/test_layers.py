@@ -18,6 +18,7 @@ LAYERS = (
     ("options", "urls", "node"),
     ("order",),
     ("nextuse", "scatter"),
+    ("agreement",),
     ("sources", "openhook"),
     ("stats", "tracing"),
     ("staging",),
