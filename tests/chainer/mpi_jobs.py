@@ -44,15 +44,22 @@ class Job(NamedTuple):
 
 
 def run_job(
-    program: str, n_ranks: int, folder: Path, *arguments: object, timeout_seconds: float = 90.0
+    program: str | Path,
+    n_ranks: int,
+    folder: Path,
+    *arguments: object,
+    n_nodes: int = 1,
+    timeout_seconds: float = 90.0,
 ) -> Job:
-    """Run ``program`` of this folder on ``n_ranks`` ranks; fail if anything is left of it.
+    """Run ``program`` on ``n_ranks`` ranks; fail if anything is left of it.
 
     Args:
-        program: Name of the file.
+        program: Its path, or the name of a file of this folder.
         n_ranks: Number of ranks, which may be more than there are cores.
         folder: Working directory, where each rank writes ``rank-N.json``.
         arguments: Of the program.
+        n_nodes: If more than one, equal parts of the ranks find themselves on nodes that are named
+            ``node-0``, ``node-1`` and so on.
         timeout_seconds: When the job is killed and the test fails.
     """
     for path in folder.glob("rank-*.json"):
@@ -60,10 +67,9 @@ def run_job(
     before = set(Path("/dev/shm").iterdir())
     mark = uuid.uuid4().hex
     with (folder / "output.txt").open("w+") as output:
-        launcher = ("mpiexec", "--allow-run-as-root", "--oversubscribe", "-n", str(n_ranks))
-        path = Path(__file__).with_name(program)
+        path = Path(__file__).parent / program
         process = subprocess.Popen(
-            [*launcher, sys.executable, str(path), *map(str, arguments)],
+            _command(n_ranks, n_nodes, [sys.executable, str(path), *map(str, arguments)]),
             cwd=folder,
             env={**ENVIRONMENT, _MARK: mark},
             stdin=subprocess.DEVNULL,
@@ -82,6 +88,16 @@ def run_job(
     wait_until(lambda: not _abandoned_memory(before), GRACE_SECONDS)
     paths = [folder / f"rank-{rank}.json" for rank in range(n_ranks)]
     return Job(exit_status, [json.loads(p.read_text()) for p in paths if p.exists()], text)
+
+
+def _command(n_ranks: int, n_nodes: int, program: list[str]) -> list[str]:
+    """Return a call of mpiexec with a part for each node."""
+    command = ["mpiexec", "--allow-run-as-root", "--oversubscribe"]
+    for node in range(n_nodes):
+        name = ["-x", f"OVERLAPITER_NODE=node-{node}"] if n_nodes > 1 else []
+        separator = [":"] if node else []
+        command += [*separator, "-n", str(n_ranks // n_nodes), *name, *program]
+    return command
 
 
 def _processes_of(mark: str) -> list[psutil.Process]:

@@ -11,9 +11,11 @@ import chainer
 import pytest
 
 from overlapiter import Staging, Tier
+from overlapiter.chainer.arguments import count_readers
 from overlapiter.chainer.datasets import DatasetPickler
 from overlapiter.chainer.plan import default_prefetchers, modules_to_preload, staging_plan
 from overlapiter.errors import OptionError, StagingError, StagingWarning
+from overlapiter.node import Node, set_node
 from overlapiter.staging.folders import subdirectory
 from overlapiter.staging.store import Outcome
 from overlapiter.workers.parcel import Parcel
@@ -64,6 +66,21 @@ def test_the_defaults_follow_from_the_machine_and_the_disk(dataset, directory):
     assert plan.validate == "never"
     assert plan.tiers[0].keep_free_bytes == pytest.approx(disk_bytes * 0.05, rel=0.01)
     assert plan.n_prefetchers == default_prefetchers(len(os.sched_getaffinity(0)))
+
+
+def test_a_rank_plans_with_its_part_of_the_node(dataset, directory):
+    set_node(Node("gpu1", local_rank=1, local_size=4, cores=12))
+    try:
+        plan = staging_plan(Staging(directory), dataset, BATCH)
+        given = staging_plan(Staging(directory, reads_in_flight=50), dataset, BATCH)
+        n_readers = count_readers(None)
+    finally:
+        set_node(None)
+    assert n_readers == 12
+    assert (plan.n_prefetchers, plan.n_sharers) == (default_prefetchers(12), 4)
+    assert plan.first_reads_in_flight == 16
+    assert (plan.least_reads_in_flight, plan.most_reads_in_flight) == (3, 64)
+    assert given.first_reads_in_flight == 50  # is each rank's
 
 
 def test_shares_are_shares_of_the_disk(dataset, directory):

@@ -18,8 +18,8 @@ N_EXAMPLES = 64
 class Run:
     """A residency with a schedule, both of which know the orders of two epochs."""
 
-    def __init__(self, capacity_bytes: int | None = 10 * FILE_BYTES) -> None:
-        self.residency = Residency(N_EXAMPLES, 1, capacity_bytes)
+    def __init__(self, capacity_bytes: int | None = 10 * FILE_BYTES, n_sharers: int = 1) -> None:
+        self.residency = Residency(N_EXAMPLES, 1, capacity_bytes, n_sharers)
         self.schedule = Schedule(is_staging=True)
         orders = {0: None, 1: np.random.default_rng(1).permutation(N_EXAMPLES)}
         self.residency.learn(orders)
@@ -72,6 +72,14 @@ def test_what_is_staged_ahead_takes_no_more_than_a_sixteenth_of_the_capacity():
     assert not run.residency.may_run_ahead()
     run.residency.settle(2)
     assert run.residency.may_run_ahead()
+
+
+def test_ranks_that_share_a_directory_divide_what_is_staged_ahead():
+    run = Run(3 * 16 * 6 * FILE_BYTES, n_sharers=3)
+    run.stage(2)
+    assert run.residency.may_run_ahead()
+    run.stage(1)
+    assert not run.residency.may_run_ahead()
 
 
 def test_without_a_capacity_it_is_the_disk_that_limits_what_is_staged_ahead():

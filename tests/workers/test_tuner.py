@@ -34,8 +34,8 @@ class Told(Worker):
 class Team:
     """A tuner and its prefetchers, in simulated time, on a store that only latency limits."""
 
-    def __init__(self, n_prefetchers: int) -> None:
-        plan = StagingPlan((), "source", True, n_prefetchers, None)
+    def __init__(self, n_prefetchers: int, n_sharers: int = 1) -> None:
+        plan = StagingPlan((), "source", True, n_prefetchers, None, n_sharers=n_sharers)
         self.workers = []
         for number in range(n_prefetchers):
             cells = memoryview(bytearray(8 * len(Counter))).cast("q")
@@ -74,6 +74,19 @@ def test_all_prefetchers_are_told_the_same_and_their_sum_keeps_to_the_bound(team
     assert number == team.tuner.reads_per_prefetcher == 256 // len(team.workers)
     for worker in team.workers:
         assert all(kind == "reads" and n <= number for kind, n in worker.messages)
+
+
+def test_the_ranks_of_a_node_divide_the_reads():
+    team = Team(2, n_sharers=4)
+    assert team.tuner.reads_per_prefetcher == 64 // 4 // 2
+    team.run(4.0)
+    assert team.tuner.reads_per_prefetcher == 256 // 4 // 2
+
+
+def test_each_rank_of_many_has_a_read_for_each_prefetcher():
+    team = Team(2, n_sharers=1000)
+    team.run(2.0)
+    assert team.numbers() == {1}
 
 
 def test_nobody_is_told_what_he_knows(team):

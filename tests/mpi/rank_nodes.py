@@ -1,0 +1,74 @@
+"""Runs under mpiexec, on nodes that are names: what ``overlapiter.mpi`` sets up on each rank.
+
+Arguments: the folder of images.
+"""
+
+import dataclasses
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import overlapiter
+import overlapiter.mpi
+from overlapiter.node import this_node
+from tests.chainer.rank_side import forks, report
+
+modules = {"before": sorted({"chainer", "mpi4py.MPI"} & sys.modules.keys())}
+
+
+def shared(comm: Any, images: Any) -> list[int]:
+    """All ranks of a node read all images at the same time, into the directory of the node."""
+    staging = overlapiter.Staging(f"staging-{this_node().name}", keep_free=0)
+    with overlapiter.OverlapIterator(
+        images, 8, n_processes=1, repeat=False, staging=staging
+    ) as iterator:
+        comm.mpi_comm.Barrier()
+        n_examples = sum(len(batch) for batch in iterator)
+        counters = iterator.stats()
+    return [n_examples, counters.files_staged, counters.opens_source]
+
+
+def supervised(images: Any) -> dict[str, Any]:
+    """Return what an iterator with nothing but defaults has."""
+    with overlapiter.OverlapIterator(
+        images, 2, staging=overlapiter.Staging("defaults", keep_free=0)
+    ) as iterator:
+        next(iterator)
+        return {
+            "n_processes": iterator.n_processes,
+            "reads in flight": iterator.stats().reads_in_flight,
+        }
+
+
+def main() -> None:
+    overlapiter.mpi.start_forkserver()
+    children = psutil.Process().children()
+    modules["started"] = sorted({"chainer", "mpi4py.MPI"} & sys.modules.keys())
+    comm = overlapiter.mpi.create_communicator("naive")
+    node = this_node()
+
+    from tests.chainer.iterator_datasets import numbered_images
+
+    images = numbered_images(Path(sys.argv[1]), 64)
+    results = {
+        "shared": shared(comm, images),
+        "defaults": supervised(images),
+        "has new children": psutil.Process().children() != children,
+    }
+    half = comm.mpi_comm.Split(comm.rank // 3, comm.rank)
+    other = overlapiter.mpi.create_communicator("naive", half, batched_copy=False)
+    same = overlapiter.mpi.create_communicator(communicator_name="naive")
+    results |= {
+        "node": dataclasses.asdict(node),
+        "node with another communicator": dataclasses.asdict(this_node()),
+        "communicators": [(type(c).__name__, c.rank, c.size) for c in (comm, other, same)],
+        "modules": modules,
+        "forks": forks,
+    }
+    report(comm, results)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""The communicator, and what each rank knows of its node: one job on two nodes of two ranks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chainer.mpi_jobs import NEEDS_MPIEXEC, check_staged, run_job
+
+pytestmark = NEEDS_MPIEXEC
+
+N_IMAGES = 64
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the job runs."""
+    return tmp_path_factory.mktemp("nodes")
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path, image_folder: Path) -> list[Any]:
+    """What each rank of the job found."""
+    program = Path(__file__).with_name("rank_nodes.py")
+    ended = run_job(program, 4, folder, image_folder, n_nodes=2)
+    assert ended.exit_status == 0, ended.output
+    assert len(ended.results) == 4
+    return ended.results
+
+
+def test_each_rank_knows_who_shares_its_node(ranks: list[Any]) -> None:
+    n_cores = max(1, len(os.sched_getaffinity(0)) // 4)  # all four share this machine
+    assert [rank["node"] for rank in ranks] == [
+        {
+            "name": f"node-{rank // 2}",
+            "local_rank": rank % 2,
+            "local_size": 2,
+            "index": rank // 2,
+            "count": 2,
+            "cores": n_cores,
+        }
+        for rank in range(4)
+    ]
+
+
+def test_a_communicator_of_some_ranks_does_not_overrule_what_all_said(ranks: list[Any]) -> None:
+    for rank in ranks:
+        assert rank["node with another communicator"] == rank["node"]
+
+
+def test_communicators_are_those_of_chainermn(ranks: list[Any]) -> None:
+    for number, rank in enumerate(ranks):
+        assert rank["communicators"] == [
+            ["NaiveCommunicator", number, 4],
+            ["NaiveCommunicator", number % 3, 3 if number < 3 else 1],
+            ["NaiveCommunicator", number, 4],
+        ]
+
+
+def test_a_file_is_staged_once_on_each_node(
+    ranks: list[Any], folder: Path, image_folder: Path
+) -> None:
+    found = [rank["shared"] for rank in ranks]
+
+    assert [n_examples for n_examples, _, _ in found] == [N_IMAGES] * 4
+    for node in range(2):
+        n_staged = [n_staged for _, n_staged, _ in found[2 * node : 2 * node + 2]]
+        assert sum(n_staged) == N_IMAGES
+        assert check_staged(folder / f"staging-node-{node}", image_folder) == N_IMAGES
+    assert [n_opens for _, _, n_opens in found] == [0] * 4
+
+
+def test_defaults_are_a_ranks_part(ranks: list[Any]) -> None:
+    for rank in ranks:
+        assert rank["defaults"]["n_processes"] == rank["node"]["cores"]
+        assert rank["defaults"]["reads in flight"] <= 256 // 2
+
+
+def test_the_forkserver_starts_first_without_chainer_and_mpi_here(ranks: list[Any]) -> None:
+    for rank in ranks:
+        assert rank["modules"]["started"] == rank["modules"]["before"]
+        assert "mpi4py.MPI" not in rank["modules"]["before"]
+
+
+def test_no_rank_forks_or_starts_another_child(ranks: list[Any]) -> None:
+    for rank in ranks:
+        assert rank["forks"] == []
+        assert not rank["has new children"]

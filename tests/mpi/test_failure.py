@@ -1,0 +1,181 @@
+"""What ends a rank otherwise than well ends the job: one rank of an MPI that is feigned."""
+
+from __future__ import annotations
+
+import subprocess
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.chainer.scripts import ENVIRONMENT, REPOSITORY, run_script
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+
+#: Takes the place of mpi4py.MPI: rank 1 of 4, whose MPI_Abort ends the process.
+MPI = """
+import os
+finalized = False
+def Is_initialized():
+    return True
+def Is_finalized():
+    return finalized
+class COMM_WORLD:
+    rank, size = 1, 4
+    def Abort(code):
+        os.write(1, b"abort\\n")
+        os._exit(code)
+"""
+
+IMPORTS = """
+import atexit, os, signal, sys, threading
+from mpi4py import MPI
+from overlapiter.mpi import abort_on_failure
+atexit.register(lambda: print("the end"))
+"""
+BEGIN = IMPORTS + "abort_on_failure()\n"
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a program as rank 1 of 4."""
+    (tmp_path / "mpi4py").mkdir()
+    (tmp_path / "mpi4py" / "__init__.py").write_text("")
+    (tmp_path / "mpi4py" / "MPI.py").write_text(MPI)
+    monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
+    monkeypatch.setitem(ENVIRONMENT, "OVERLAPITER_NODE", "gpu17")
+    return lambda body, begin=BEGIN: run_script(tmp_path, begin + textwrap.dedent(body))
+
+
+def failure(reason: str) -> str:
+    """Return the message."""
+    return (
+        f"overlapiter: rank 1 of 4, on node gpu17, has failed ({reason}); MPI_Abort ends the job, "
+        f"for the other ranks would wait for it"
+    )
+
+
+CAUGHT_THEN = """
+try:
+    sys.exit(3)
+except SystemExit as error:
+    assert error.code == 3
+"""
+
+
+@pytest.mark.parametrize(
+    ("body", "reason", "exit_status", "before"),
+    [
+        ("raise ValueError('no')", "ValueError", 1, "ValueError: no"),
+        ("def f():\n    1 / 0\nf()", "ZeroDivisionError", 1, "ZeroDivisionError: division by zero"),
+        ("sys.exit(3)", "exit code 3", 3, ""),
+        ("raise SystemExit(3)", "exit code 3", 3, ""),
+        ("def f():\n    exit(3)\nf()", "exit code 3", 3, ""),
+        (CAUGHT_THEN + "sys.exit(4)", "exit code 4", 4, ""),
+        ("sys.exit('no list')", "exit code no list", 1, "no list"),
+        ("sys.exit(256)", "exit code 256", 1, ""),
+        ("os.kill(os.getpid(), signal.SIGINT)", "KeyboardInterrupt", 130, "KeyboardInterrupt"),
+    ],
+)
+def test_a_failure_is_printed_then_told_and_ends_the_job(
+    run: Run, body: str, reason: str, exit_status: int, before: str
+) -> None:
+    ended = run(body)
+
+    assert ended.returncode == exit_status
+    *printed, last = ended.stderr.splitlines()
+    assert last == failure(reason)
+    assert (printed[-1] if printed else "") == before
+    assert ended.stdout.splitlines().count("abort") == 1
+
+
+def test_a_failure_of_another_thread_ends_the_job(run: Run) -> None:
+    ended = run("""
+        def work():
+            raise OSError("gone")
+        thread = threading.Thread(target=work, name="watcher")
+        thread.start()
+        signal.pause()  # as if in a collective
+    """)
+
+    assert ended.returncode == 1
+    *_, printed, last = ended.stderr.splitlines()
+    assert printed == "OSError: gone"
+    assert last == failure("OSError in watcher")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "",
+        "sys.exit()",
+        "sys.exit(0)",
+        "raise SystemExit(0)",
+        CAUGHT_THEN,
+        CAUGHT_THEN + "sys.exit(0)",
+        "thread = threading.Thread(target=sys.exit, args=(3,)); thread.start(); thread.join()",
+    ],
+)
+def test_a_good_end_is_quiet(run: Run, body: str) -> None:
+    ended = run(body)
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "the end\n", "")
+
+
+@pytest.mark.parametrize(
+    "prelude",
+    [
+        "MPI.finalized = True",
+        "MPI.Is_initialized = lambda: False",
+        "MPI.COMM_WORLD.size = 1",
+    ],
+)
+def test_without_others_who_wait_a_failure_ends_this_process_alone(run: Run, prelude: str) -> None:
+    ended = run(f"{prelude}\nsys.exit(3)")
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (3, "the end\n", "")
+
+
+def test_a_process_forked_from_a_rank_has_no_part_in_mpi(run: Run) -> None:
+    ended = run("""
+        pid = os.fork()
+        if not pid:
+            sys.exit(3)
+        _, status = os.waitpid(pid, 0)
+        assert os.waitstatus_to_exitcode(status) == 3
+    """)
+
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "the end\nthe end\n", "")
+
+
+def test_what_is_added_twice_tells_once(run: Run) -> None:
+    ended = run("""
+        abort_on_failure()
+        raise ValueError("no")
+    """)
+
+    assert ended.stderr.count("has failed") == 1
+    assert ended.stderr.count("ValueError: no") == 1
+
+
+#: The module of ChainerMN alone, without the rest of it, which needs a real MPI.
+THEIRS = """
+import importlib.util as util
+(folder,) = util.find_spec("chainermn").submodule_search_locations
+spec = util.spec_from_file_location("theirs", folder + "/global_except_hook.py")
+theirs = sys.modules["chainermn.global_except_hook"] = util.module_from_spec(spec)
+spec.loader.exec_module(theirs)
+"""
+
+
+@pytest.mark.parametrize(
+    "calls", ["theirs.add_hook(); abort_on_failure()", "abort_on_failure(); theirs.add_hook()"]
+)
+def test_with_the_hook_of_chainermn_a_failure_is_told_once(run: Run, calls: str) -> None:
+    ended = run(f"{THEIRS}\n{calls}\nraise ValueError('no')", IMPORTS)
+
+    assert ended.stderr.count("ValueError: no") == 1
+    assert ended.stderr.splitlines()[-1] == failure("ValueError")
+    assert "Uncaught exception on rank" not in ended.stderr
+    assert ended.stdout.count("abort") == 1
