@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import time
 from pathlib import Path
 from typing import Any
 
@@ -148,28 +147,3 @@ def test_the_serial_iterator_finishes_the_epoch_of_the_same_checkpoint(
         # The order of later epochs follows from the seed, which Chainer's iterator does not know.
         assert n_left > 0
         assert seen[0][:n_left] == seen[1][:n_left]
-
-
-# --- failures ---------------------------------------------------------------------------------
-
-
-MISSING = ("a file is missing", "FileNotFoundError: [Errno 2] No such file or directory:")
-DYING = ("a reader dies", "WorkerDiedError: 3 file readers died")
-
-
-@pytest.mark.parametrize(
-    ("n_ranks", "deed", "message"),
-    [(2, *MISSING), pytest.param(4, *MISSING, marks=pytest.mark.slow), (2, *DYING)],
-)
-def test_a_rank_whose_iterator_raises_takes_the_job_down(
-    tmp_path: Path, image_folder: Path, n_ranks: int, deed: str, message: str
-) -> None:
-    begin = time.monotonic()
-
-    ended = run_job("rank_failure.py", n_ranks, tmp_path, deed, image_folder)
-
-    assert time.monotonic() - begin < 30
-    assert ended.exit_status != 0
-    assert message in ended.output
-    assert f"Uncaught exception on rank {n_ranks - 1}." in ended.output
-    check_staged(tmp_path / "staging", image_folder)

@@ -1,0 +1,98 @@
+"""A rank that dies takes the job down with a message; the next job uses what was staged."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.chainer.mpi_jobs import NEEDS_MPIEXEC, Job, check_staged, run_job
+
+pytestmark = NEEDS_MPIEXEC
+
+PROGRAM = Path(__file__).with_name("rank_failing.py")
+#: Without the hooks, the other ranks would wait until the job is killed, after 90 seconds.
+SOON_SECONDS = 45.0
+
+
+def run(n_ranks: int, folder: Path, *arguments: object) -> Job:
+    begin = time.monotonic()
+    ended = run_job(PROGRAM, n_ranks, folder, *arguments)
+    assert time.monotonic() - begin < SOON_SECONDS
+    return ended
+
+
+MISSING = ("a file is missing", "FileNotFoundError: [Errno 2] No such file or directory:")
+SLOW = pytest.mark.slow
+
+
+@pytest.mark.parametrize(
+    ("n_ranks", "deed", "printed", "reason", "exit_status"),
+    [
+        (4, *MISSING, "FileNotFoundError", 1),
+        pytest.param(2, *MISSING, "FileNotFoundError", 1, marks=SLOW),
+        (2, "sys.exit", "", "exit code 3", 3),
+        pytest.param(4, "sys.exit", "", "exit code 3", 3, marks=SLOW),
+        pytest.param(
+            2, "a reader dies", "WorkerDiedError: 3 file readers died", "WorkerDiedError", 1,
+            marks=SLOW,
+        ),
+        pytest.param(
+            2, "an exception", "ArithmeticError: the loss is not finite", "ArithmeticError", 1,
+            marks=SLOW,
+        ),
+        pytest.param(
+            4, "a thread raises", "ZeroDivisionError: division by zero",
+            "ZeroDivisionError in watcher", 1, marks=SLOW,
+        ),
+        pytest.param(
+            2, "is interrupted", "KeyboardInterrupt", "KeyboardInterrupt", 130, marks=SLOW
+        ),
+    ],
+)  # fmt: skip
+def test_a_rank_that_fails_ends_the_job_and_says_why(
+    tmp_path: Path,
+    image_folder: Path,
+    n_ranks: int,
+    deed: str,
+    printed: str,
+    reason: str,
+    exit_status: int,
+) -> None:
+    ended = run(n_ranks, tmp_path, deed, image_folder)
+
+    assert ended.exit_status == exit_status
+    message = f"overlapiter: rank {n_ranks - 1} of {n_ranks}, on node "
+    before, told, after = ended.output.partition(message)
+    assert told
+    assert printed in before
+    assert f", has failed ({reason}); MPI_Abort ends the job" in after
+    assert message not in after
+    check_staged(tmp_path / "staging", image_folder)
+
+
+def test_a_rank_that_is_killed_ends_the_job_and_the_next_one_uses_what_is_staged(
+    tmp_path: Path, image_folder: Path
+) -> None:
+    ended = run(2, tmp_path, "is killed", image_folder)
+
+    assert ended.exit_status != 0
+    assert "signal 9" in ended.output
+    assert check_staged(tmp_path / "staging", image_folder) >= 6
+
+    following = run(2, tmp_path, "nothing", image_folder)
+
+    assert following.exit_status == 0, following.output
+    assert "has failed" not in following.output
+    assert sum(rank["files staged"] for rank in following.results) <= 6
+    assert check_staged(tmp_path / "staging", image_folder) == 12
+
+
+@pytest.mark.slow
+def test_the_hook_of_chainermn_alone_ends_the_job_too(tmp_path: Path, image_folder: Path) -> None:
+    ended = run(2, tmp_path, "with ChainerMN alone", image_folder)
+
+    assert ended.exit_status != 0
+    assert MISSING[1] in ended.output
+    assert "Uncaught exception on rank 1." in ended.output
