@@ -9,7 +9,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
+from chainer.dataset import concat_examples
+from chainer.datasets import LabeledImageDataset
+from chainer.iterators import MultiprocessIterator, ShuffleOrderSampler
 
+import overlapiter
 from bench.runner import read_pairs
 from bench.slowstore import attach
 
@@ -42,32 +46,33 @@ class Loader(Protocol):
 
 
 class Part:
-    """The examples of one rank.
+    """The examples of one rank; collective, all ranks make theirs.
 
     Attributes:
-        dataset: The data set of this rank, or the whole one.
+        dataset: The whole data set, or the shard of this rank.
         sampler: Draws the order of each epoch over what this rank takes of it.
         n_examples: How many it takes in an epoch.
     """
 
     def __init__(self, spec: TrainingSpec, root: str, comm: object) -> None:
-        import chainermn
-        from chainer.datasets import LabeledImageDataset
-        from chainer.iterators import ShuffleOrderSampler
+        self.dataset = LabeledImageDataset(read_pairs(spec.pairs, spec.n_examples), root)
+        if spec.order == "shards":
+            import chainermn
 
-        pairs = read_pairs(spec.pairs, spec.n_examples)
-        whole = LabeledImageDataset(pairs, root)
-        self.dataset = chainermn.scatter_dataset(whole, comm, shuffle=True, seed=spec.seed)
-        self.sampler = ShuffleOrderSampler(np.random.RandomState([spec.seed, comm.rank]))
-        self.n_examples = len(self.dataset)
+            self.dataset = chainermn.scatter_dataset(
+                self.dataset, comm, shuffle=True, seed=spec.seed
+            )
+            self.sampler = ShuffleOrderSampler(np.random.RandomState([spec.seed, comm.rank]))
+            self.n_examples = len(self.dataset)
+        else:
+            self.sampler = overlapiter.scatter_order(comm, seed=spec.seed)
+            self.n_examples = len(self.sampler.of_epoch(0, spec.n_examples))
 
 
 class Overlap:
     """``overlapiter.OverlapIterator`` with staging."""
 
     def __init__(self, spec: TrainingSpec, part: Part, staging: str, device: int) -> None:
-        import overlapiter
-
         store = _store(spec)
         self._iterator = overlapiter.OverlapIterator(
             part.dataset if store is None else attach(part.dataset, store),
@@ -99,9 +104,6 @@ class Stock:
     """``chainer.iterators.MultiprocessIterator``."""
 
     def __init__(self, spec: TrainingSpec, part: Part, _staging: str, device: int) -> None:
-        from chainer.dataset import concat_examples
-        from chainer.iterators import MultiprocessIterator
-
         self._resources = ExitStack()
         store = _store(spec) if spec.loader == "slow" else None
         if store is not None:  # its workers are forks of this process
@@ -138,8 +140,6 @@ class Synthetic:
     """A few mini-batches, which were made before the clock started, again and again."""
 
     def __init__(self, spec: TrainingSpec, part: Part, device: int) -> None:
-        from chainer.dataset import concat_examples
-
         self._batch_size, self._n_examples = spec.batch_size, part.n_examples
         examples = [part.dataset[i % len(part.dataset)] for i in range(spec.batch_size)]
         batch = concat_examples(examples, device)

@@ -30,8 +30,10 @@ def parse(description: str | None, arguments: list[str] | None = None) -> argpar
     unknown = sorted(set(options.loaders) - set(LOADERS))
     if unknown:
         parser.error(f"--loaders: unknown: {unknown}; there are {', '.join(LOADERS)}")
-    if bool(options.source) != bool(options.pairs):
-        parser.error("a slow store of your own needs both --source and --pairs")
+    if options.source and options.root:
+        parser.error("--source is the place of the files; --root is for an emulated slow store")
+    if bool(options.source or options.root) != bool(options.pairs):
+        parser.error("own data need --pairs, and either --root or --source")
     if options.in_job and not options.source:
         parser.error("--in-job needs --source and --pairs: the emulated store is for one machine")
     options.staging = (options.staging or CHECKOUT / ".cache/bench").resolve()
@@ -44,7 +46,7 @@ def _add_what_is_trained(parser: argparse.ArgumentParser) -> None:
     add("--nodes", type=_counts, default=[1], help="groups of ranks that share a directory (1)")
     add("--loaders", help=f"of {','.join(LOADERS)} (what the model is for)")
     add("--model", choices=MODELS, default="data", help="data: next to no computing (%(default)s)")
-    add("--order", choices=ORDERS, default="shards", help="of the examples (%(default)s)")
+    add("--order", choices=ORDERS, default="global", help="of the examples (%(default)s)")
     add("--examples", type=int, default=1600, help="images (%(default)s)")
     add("--batch-size", type=int, default=32, help="images of a rank's mini-batch (%(default)s)")
     add("--epochs", type=int, default=2, help="epochs (%(default)s)")
@@ -58,7 +60,8 @@ def _add_where(parser: argparse.ArgumentParser) -> None:
     add("--open-ms", type=float, default=10.0, help="emulated latency (%(default)s)")
     add("--mb-per-s", type=float, default=100.0, help="emulated bandwidth (%(default)s)")
     add("--source", type=Path, help="directory of the files on a real slow store: no emulation")
-    add("--pairs", type=Path, help="list file of 'path label' lines, relative to --source")
+    add("--root", type=Path, help="directory of the files on the local disk, for emulation")
+    add("--pairs", type=Path, help="list file of 'path label' lines (default: made images)")
     add("--staging", type=Path, help="directory on the local disk (below .cache/bench)")
     add("--in-job", action="store_true", help="this is a rank of a job that a launcher started")
     add("--communicator", default="naive", help="ChainerMN's name; GPUs unless %(default)s")

@@ -55,10 +55,11 @@ def interleaved(points: Sequence[Point], n_repeats: int) -> Iterator[tuple[int, 
 
 def sources_of(options: argparse.Namespace, scratch: Path) -> Sources:
     """Make the images or find them; blocks until they are all there."""
-    if options.source:
-        source = str(options.source.resolve())
+    if options.pairs:
+        root = str((options.source or options.root).resolve())
+        local = str(scratch / "local") if options.source else root
         label = f"{options.examples} files of the user's own"
-        return Sources(source, str(scratch / "local"), str(options.pairs.resolve()), label)
+        return Sources(root, local, str(options.pairs.resolve()), label)
     made = make_photographs(CHECKOUT / ".cache/bench/photographs", options.examples)
     root = str(made.root.resolve())
     label = f"{options.examples} different JPEG files of {made.mean_bytes / 1e3:.1f} kB on average"

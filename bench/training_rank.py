@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import psutil
 
 import overlapiter.mpi
 from bench.copying import copy_files
@@ -68,60 +69,90 @@ def train(spec: TrainingSpec, comm: object) -> RankResult:
     staging = os.path.join(spec.staging, node.name)
     os.makedirs(staging, exist_ok=True)
     make = prepare(spec, part, staging, device)
+    family = Family()
     comm.mpi_comm.Barrier()
     start = time.monotonic()
-    loader = make()
-    run = _Run(loader, trainer, start, spec.batch_size)
+    run = _Run(make(), trainer, family, start)
     epochs = [run.epoch() for _ in range(spec.n_epochs)]
-    pids = _family()
     comm.mpi_comm.Barrier()  # before anybody ends processes, which takes time of the others
-    loader.close()
-    return RankResult(comm.rank, node.name, run.first_seconds, epochs, pids)
+    run.loader.close()
+    return RankResult(comm.rank, node.name, run.first_seconds, epochs, sorted(family.pids))
 
 
 class _Run:
-    """Takes the time of what a rank does.
+    """Takes the time of what a rank does, from ``start`` on.
 
     Attributes:
+        loader: What it takes mini-batches from.
         first_seconds: From the start until the first mini-batch was there; None before.
     """
 
-    def __init__(self, loader: Loader, trainer: Trainer, start: float, batch_size: int) -> None:
-        self._loader = loader
+    def __init__(self, loader: Loader, trainer: Trainer, family: Family, start: float) -> None:
+        self.loader = loader
         self._trainer = trainer
+        self._family = family
         self._start = self._mark = start
-        self._batch_size = batch_size
         self._counts = np.zeros(4, int)
         self.first_seconds: float | None = None
 
     def epoch(self) -> EpochResult:
         """Train for one epoch."""
-        start = asked = self._mark  # the first wait of a run is that for the constructor, too
-        waited, losses = 0.0, []
+        start, waited, losses, n_images = self._mark, 0.0, [], 0
+        asked = start  # the first wait of a run is that for the constructor, too
         while True:
-            batch = self._loader.next_batch()
+            batch = self.loader.next_batch()
             delivered = time.monotonic()
             waited += delivered - asked
             if self.first_seconds is None:
                 self.first_seconds = delivered - self._start
-            losses.append(self._trainer.step(self._loader.arrays(batch)))
-            del batch
-            if self._loader.is_new_epoch:
+            arrays = self.loader.arrays(batch)
+            losses.append(self._trainer.step(arrays))
+            n_images += len(arrays[0])
+            del batch, arrays  # their memory is for the next ones
+            if self.loader.is_new_epoch:
                 break
             asked = time.monotonic()
-        self._mark = end = time.monotonic()
-        n_images = len(losses) * self._batch_size
-        mean = sum(losses) / len(losses)
-        return EpochResult(start, end, waited, n_images, *self._staged(), mean)
+        end = time.monotonic()
+        loss = sum(losses) / len(losses)
+        staged, cpu_seconds = self._staged(), self._family.cpu_seconds()
+        self._mark = time.monotonic()  # looking at the processes has taken milliseconds
+        return EpochResult(start, end, waited, n_images, *staged, loss, *cpu_seconds)
 
     def _staged(self) -> tuple[float | None, int | None, int | None]:
         """Return the staged share, and files and bytes staged, since the last call."""
-        counts = self._loader.counts()
+        counts = self.loader.counts()
         if counts is None:
             return None, None, None
         staged, source, files, n_bytes = np.subtract(counts, self._counts).tolist()
         self._counts = counts
         return staged / max(staged + source, 1), files, n_bytes
+
+
+class Family:
+    """This process and those that it has started, however far down.
+
+    Attributes:
+        pids: Of all that have been seen.
+    """
+
+    def __init__(self) -> None:
+        self.pids: set[int] = set()
+        self._before = (0.0, 0.0)
+        self.cpu_seconds()
+
+    def cpu_seconds(self) -> tuple[float, float]:
+        """Return the CPU time of this process and of the others since the last call."""
+        this = psutil.Process()
+        workers = this.children(recursive=True)
+        self.pids.update(process.pid for process in (this, *workers))
+        now = _cpu_seconds(this), sum(map(_cpu_seconds, workers))
+        before, self._before = self._before, now
+        return now[0] - before[0], now[1] - before[1]
+
+
+def _cpu_seconds(process: psutil.Process) -> float:
+    times = process.cpu_times()
+    return times.user + times.system
 
 
 def copy_to_local_disk(spec: TrainingSpec) -> None:
@@ -130,12 +161,6 @@ def copy_to_local_disk(spec: TrainingSpec) -> None:
     mine = paths[this_node().local_rank :: this_node().local_size]
     missing = [path for path in mine if not Path(spec.local_root, path).exists()]
     copy_files(missing, spec.root, spec.local_root, n_streams=16)
-
-
-def _family() -> list[int]:
-    import psutil
-
-    return [os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))]
 
 
 def main(spec_path: str, answer_path: str) -> None:

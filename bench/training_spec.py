@@ -13,7 +13,7 @@ LOADER_MEANINGS = {
     "local": "MultiprocessIterator on the local disk, all files there before",
     "synthetic": "prepared mini-batches in memory, no loader",
 }
-ORDERS = ("shards",)
+ORDERS = ("global", "shards")
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,8 @@ class TrainingSpec:
         batch_size: Examples in a mini-batch of one rank.
         n_epochs: Epochs to train.
         n_readers: File reader processes of one rank.
-        order: One of :data:`ORDERS`: the shards of ``chainermn.scatter_dataset``.
+        order: One of :data:`ORDERS`: a fresh shuffle over all ranks in each epoch, or the shards of
+            ``chainermn.scatter_dataset``, each shuffled by itself.
         seed: Seed of the orders and of the weights.
         communicator: ChainerMN's name of it; a rank trains on a GPU of its own unless ``naive``.
     """
@@ -67,6 +68,9 @@ class EpochResult:
         files_staged: Files that prefetchers of this rank have copied meanwhile; None likewise.
         bytes_staged: Bytes that they have copied; None likewise.
         loss: Mean over the mini-batches of this rank.
+        trainer_cpu_seconds: CPU time of the rank itself, in which it may have waited for others:
+            MPI polls.
+        workers_cpu_seconds: CPU time of all processes that the rank has started.
     """
 
     start: float
@@ -77,6 +81,8 @@ class EpochResult:
     files_staged: int | None
     bytes_staged: int | None
     loss: float
+    trainer_cpu_seconds: float
+    workers_cpu_seconds: float
 
     @property
     def seconds(self) -> float:

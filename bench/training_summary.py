@@ -21,7 +21,8 @@ def summarize(runs: Sequence[dict]) -> list[dict]:
     Returns:
         ``seconds`` and ``images_per_second`` of all ranks together, spreads over the runs; the
         median over runs of ``wait_share``, the mean over ranks, of ``worst_wait_share``, and of
-        ``staged_share``; and ``node_opens`` and ``node_bytes``, medians of the mean node.
+        ``staged_share``, and of ``worker_cpu_seconds_per_image``; and ``node_opens`` and
+        ``node_bytes``, medians of the mean node.
     """
     by_run = [[RankResult.from_dict(rank) for rank in run["ranks"]] for run in runs]
     n_epochs = len(by_run[0][0].epochs)
@@ -48,6 +49,10 @@ def _summary(epochs: Sequence[Sequence[EpochResult]]) -> dict:
         "wait_share": median(mean(ranks) for ranks in shares),
         "worst_wait_share": median(max(ranks) for ranks in shares),
         "staged_share": median(mean(ranks) for ranks in staged) if is_staging else None,
+        "worker_cpu_seconds_per_image": median(
+            sum(epoch.workers_cpu_seconds for epoch in ranks) / n_images
+            for ranks, n_images in zip(epochs, images, strict=True)
+        ),
     }
 
 
@@ -106,6 +111,7 @@ def table(result: dict) -> str:
     meanings = [f"{name}: {text}" for name, text in LOADER_MEANINGS.items() if name in loaders]
     header = ["loader", "nodes x ranks", "readers", "epoch", "seconds", "[min, max]", "images/s"]
     header += ["waiting %", "worst rank %", "staged %", "files read/node", "MB/node", "of a file"]
+    header += ["worker CPU ms/image"]
     rows = [header]
     for point in result["points"]:
         for epoch, summary in enumerate(point["summary"], 1):
@@ -136,6 +142,7 @@ def _row(point: dict, epoch: int, summary: dict) -> list[str]:
         *(_number(summary["staged_share"], "{:.1%}"), _number(summary["node_opens"], "{:g}")),
         _number(summary["node_bytes"], "{:.1f}", 1e-6),
         _most_opens(point["runs"]),
+        f"{summary['worker_cpu_seconds_per_image'] * 1e3:.2f}",
     ]
 
 

@@ -1,0 +1,178 @@
+"""Data-parallel training from a slow store, on few and small images."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from bench import data_parallel, training_summary
+from bench.isolated import CHECKOUT
+from bench.slowledger import OpenRecord
+from bench.training_plan import Point, interleaved
+from bench.training_reads import reads_by_node
+from bench.training_spec import EpochResult, RankResult
+from tests.chainer.mpi_jobs import NEEDS_MPIEXEC
+
+N_IMAGES = 48
+
+
+def measured(folder: Path, image_folder: Path, *arguments: str, launcher: str = "") -> dict:
+    """Run the benchmark and return what it wrote."""
+    out = folder / "result.json"
+    words = [*shlex.split(launcher), sys.executable, "-W", "ignore", "-m", "bench.data_parallel"]
+    words += ["--pairs", str(image_folder / "list.txt"), "--examples", str(N_IMAGES)]
+    words += ["--batch-size", "4", "--repeats", "1", "--staging", str(folder), "--out", str(out)]
+    subprocess.run([*words, *arguments], cwd=CHECKOUT, check=True, stdin=subprocess.DEVNULL)
+    assert list(folder.iterdir()) == [out]  # and nothing is left of what was staged
+    return json.loads(out.read_text())
+
+
+def epochs_of(point: dict) -> list[list[dict]]:
+    """Return the epochs of each rank in the first run of a point."""
+    return [rank["epochs"] for rank in point["runs"][0]["ranks"]]
+
+
+@pytest.fixture(scope="module")
+def result(image_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> dict:
+    """Two ranks of one node, with our loader and with the stock one on the slow store."""
+    words = ["--root", str(image_folder), "--open-ms", "1", "--ranks", "2"]
+    folder = tmp_path_factory.mktemp("training")
+    return measured(folder, image_folder, *words, "--loaders", "overlap,slow")
+
+
+@pytest.mark.mpi
+@NEEDS_MPIEXEC[1]
+def test_ranks_of_a_node_read_each_file_once_and_train_on_the_same(result: dict) -> None:
+    overlap, slow = result["points"]
+    (ours,), (stock,) = overlap["runs"][0]["reads"], slow["runs"][0]["reads"]
+    assert sum(ours["epoch_opens"]) == ours["files"] == N_IMAGES
+    assert ours["most_opens"] == 1
+    assert sum(stock["epoch_opens"]) >= 2 * N_IMAGES
+    for one, other in zip(epochs_of(overlap), epochs_of(slow), strict=True):
+        for epoch, stock_epoch in zip(one, other, strict=True):
+            assert epoch["n_images"] == stock_epoch["n_images"] == N_IMAGES // 2
+            assert epoch["loss"] == pytest.approx(stock_epoch["loss"], rel=1e-4)
+            assert epoch["staged_share"] == 1
+            assert 0 < epoch["wait_seconds"] < epoch["end"] - epoch["start"]
+    for summary in overlap["summary"] + slow["summary"]:
+        assert summary["wait_share"] <= summary["worst_wait_share"] < 1
+
+
+@pytest.mark.mpi
+@NEEDS_MPIEXEC[1]
+def test_the_table_and_the_figures_have_every_epoch(result: dict, tmp_path: Path) -> None:
+    rows = [line.split() for line in training_summary.table(result).splitlines()]
+    assert [row[:6] for row in rows if row[1:4] == ["1", "x", "2"]] == [
+        [loader, "1", "x", "2", "1", epoch] for loader in ("overlap", "slow") for epoch in "12"
+    ]
+    (tmp_path / "training.json").write_text(json.dumps(result))
+    # In a process of its own, because Matplotlib keeps its fonts open.
+    command = [sys.executable, "-m", "bench.training_figures", str(tmp_path / "training.json")]
+    subprocess.run(command, cwd=CHECKOUT, check=True)
+    for name in ("epochs", "waiting"):
+        assert (tmp_path / f"training-{name}.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@NEEDS_MPIEXEC[1]
+@pytest.mark.parametrize(("order", "n_files"), [("shards", N_IMAGES // 2), ("global", None)])
+def test_each_node_stages_for_itself(
+    tmp_path: Path, image_folder: Path, order: str, n_files: int | None
+) -> None:
+    words = ["--root", str(image_folder), "--open-ms", "1", "--ranks", "2", "--nodes", "2"]
+    found = measured(tmp_path, image_folder, *words, "--loaders", "overlap", "--order", order)
+    nodes = found["points"][0]["runs"][0]["reads"]
+    assert [node["node"] for node in nodes] == ["node-0", "node-1"]
+    for node in nodes:
+        assert node["most_opens"] == 1
+        if n_files is not None:
+            assert node["files"] == n_files
+
+
+@pytest.mark.slow
+@pytest.mark.mpi
+@NEEDS_MPIEXEC[1]
+def test_in_a_job_of_the_users_all_ranks_do_all_runs(tmp_path: Path, image_folder: Path) -> None:
+    launcher = "mpiexec --allow-run-as-root --oversubscribe -n 2"
+    words = ["--in-job", "--source", str(image_folder), "--loaders", "overlap,local,synthetic"]
+    found = measured(tmp_path, image_folder, *words, launcher=launcher)
+    sizes = [(point["n_nodes"], point["n_ranks"], point["loader"]) for point in found["points"]]
+    assert sizes == [(1, 2, "overlap"), (1, 2, "local"), (1, 2, "synthetic")]
+    (node,) = found["points"][0]["runs"][0]["reads"]
+    assert sum(node["epoch_opens"]) == N_IMAGES  # by what the ranks themselves count
+    assert list(found["overheads"]) == ["1 x 2"]
+
+
+def test_a_node_is_a_group_of_ranks_with_a_name() -> None:
+    program = ["python", "a.py"]
+    assert data_parallel.command_of(Point(1, 4, "slow", 1), "mpirun -q", program) == [
+        "mpirun", "-q", "-n", "4", "python", "a.py"
+    ]  # fmt: skip
+    assert data_parallel.command_of(Point(2, 2, "slow", 1), "mpirun", program) == [
+        "mpirun", "-n", "2", "env", "OVERLAPITER_NODE=node-0", "python", "a.py",
+        ":", "-n", "2", "env", "OVERLAPITER_NODE=node-1", "python", "a.py"
+    ]  # fmt: skip
+
+
+def test_runs_go_there_and_back() -> None:
+    points = [Point(1, 1, loader, 1) for loader in ("overlap", "slow")]
+    assert [number for number, _ in interleaved(points, 3)] == [0, 1, 1, 0, 0, 1]
+
+
+EPOCH = EpochResult(0.0, 10.0, 4.0, 16, 1.0, 4, 800, 2.0, 1.0, 2.0)
+
+
+def rank_of(number: int, node: str, pids: list[int], seconds: float = 10.0) -> RankResult:
+    """Return what a rank of two epochs reports."""
+    first = dataclasses.replace(EPOCH, end=seconds)
+    second = dataclasses.replace(EPOCH, start=seconds, end=2 * seconds, wait_seconds=1.0)
+    return RankResult(number, node, 1.0, [first, second], pids)
+
+
+def test_what_is_read_counts_for_the_node_and_the_epoch() -> None:
+    ranks = [rank_of(0, "a", [10, 11]), rank_of(1, "b", [20])]
+    records = [
+        OpenRecord(1.0, 100, 11, "x"),
+        OpenRecord(12.0, 100, 10, "x"),
+        OpenRecord(13.0, 50, 11, "y"),
+        OpenRecord(25.0, 70, 20, "z"),
+    ]
+    first, second = reads_by_node(records, ranks)
+    assert first == {
+        "node": "a", "epoch_opens": [1, 2, 0], "epoch_bytes": [100, 150, 0],
+        "files": 2, "most_opens": 2
+    }  # fmt: skip
+    assert second["epoch_bytes"] == [0, 0, 70]
+    with pytest.raises(ValueError, match="of no rank"):
+        reads_by_node([OpenRecord(1.0, 100, 99, "x")], ranks)
+
+
+def test_runs_are_summed_up_over_ranks_and_repeats() -> None:
+    def run(seconds: float) -> dict:
+        ranks = [rank_of(0, "a", [1], seconds), rank_of(1, "a", [2], seconds)]
+        ranks[1].epochs[0] = dataclasses.replace(ranks[1].epochs[0], wait_seconds=2.0)
+        records = [OpenRecord(1.0, 100, 1, "x")]
+        reads = reads_by_node(records, ranks)
+        return {"ranks": [dataclasses.asdict(rank) for rank in ranks], "reads": reads}
+
+    first, second = training_summary.summarize([run(10.0), run(8.0), run(20.0)])
+    assert first["seconds"] == {"median": 10.0, "min": 8.0, "max": 20.0}
+    assert first["images_per_second"]["median"] == 3.2
+    assert first["wait_share"] == pytest.approx(0.3)
+    assert first["worst_wait_share"] == pytest.approx(0.4)
+    assert (first["node_opens"], second["node_opens"]) == (1, 0)
+    assert first["worker_cpu_seconds_per_image"] == 0.125
+
+    size = {"n_nodes": 1, "n_ranks": 2}
+    points = [
+        {"loader": "overlap", **size, "runs": [run(11.0), run(22.0)]},
+        {"loader": "synthetic", **size, "runs": [run(10.0), run(20.0)]},
+    ]
+    assert training_summary.overheads(points)["1 x 2"]["all_epochs"]["median"] == pytest.approx(0.1)
