@@ -16,6 +16,7 @@
     StagingWarning (RuntimeWarning)        staging is degraded; training goes on
     BadExampleWarning (RuntimeWarning)     an example was left out, as the user asked for
     OrderWarning (RuntimeWarning)          examples of an epoch were read twice and others not
+    BindingWarning (RuntimeWarning)        the launcher keeps the ranks from most of the cores
 
 Each error carries its facts as attributes and survives pickling. When a dataset raises,
 ``next()`` raises that very exception and chains an :class:`ExampleError` to it as ``__cause__``.
@@ -236,3 +237,7 @@ class BadExampleWarning(RuntimeWarning):
 
 class OrderWarning(RuntimeWarning):
     """The order of an epoch was not what was asked for; the following epochs are regular."""
+
+
+class BindingWarning(RuntimeWarning):
+    """The launcher binds the ranks of a node to few of its cores, and with them all workers."""

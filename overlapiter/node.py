@@ -87,7 +87,7 @@ def set_node(node: Node | None) -> None:
 
 def this_node() -> Node:
     """Return the node of this process. Costs some system calls, and asks no other process."""
-    return _found or node_from(os.environ, this_place(), _cores_of_machine())
+    return _found or node_from(os.environ, this_place(), count_cores())
 
 
 def this_place() -> Place:
@@ -110,8 +110,8 @@ def _boot_id() -> str:
         return ""
 
 
-def _cores_of_machine() -> int:
-    """Return the cores that the job may use on this machine, whatever this rank is bound to."""
+def count_cores() -> int:
+    """Return how many cores the job may use on this machine, whatever this rank is bound to."""
     every = range(os.cpu_count() or 1)
     own = os.sched_getaffinity(0)
     try:
@@ -216,3 +216,26 @@ def share_of_cores(own: Collection[int], of_all: Sequence[Collection[int]]) -> i
     users = [core for cores in of_all for core in cores]
     whole = sum(1 / users.count(core) for core in own)
     return max(1, int(whole + 1e-9))
+
+
+def binding_words(rank: int, places: Sequence[Place], n_cores: int) -> str:
+    """Say that the launcher leaves the ranks of a machine half of its cores or less. Pure.
+
+    Args:
+        rank: The rank that asks; the first one of each machine is told.
+        places: Where each rank runs, by rank.
+        n_cores: Cores of this rank's machine that the job may use.
+
+    Returns:
+        For people to read; empty if it does not, or others are told.
+    """
+    own = places[rank]
+    local = [i for i, place in enumerate(places) if place.machine == own.machine]
+    usable = {core for i in local for core in places[i].cores}
+    if rank != local[0] or 2 * len(usable) > n_cores:
+        return ""
+    return (
+        f"the launcher binds the ranks on {own.node} to {len(usable)} of its {n_cores} cores, and "
+        f"the workers with them; start the job with `mpiexec --bind-to none`, or with more "
+        f"`srun --cpus-per-task`"
+    )

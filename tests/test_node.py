@@ -10,6 +10,7 @@ import pytest
 from overlapiter.node import (
     Node,
     Place,
+    binding_words,
     node_among,
     node_from,
     set_node,
@@ -275,3 +276,15 @@ def test_a_core_that_k_ranks_may_use_counts_a_kth(
     own: tuple[int, ...], of_all: list[tuple[int, ...]], expected: int
 ) -> None:
     assert share_of_cores(own, of_all) == expected
+
+
+def test_the_first_rank_of_a_machine_is_told_that_half_of_the_cores_or_more_are_kept_from_it() -> (
+    None
+):
+    places = [PLACE._replace(machine=m, cores=(core,)) for m in "ab" for core in (0, 1)]
+
+    told = [binding_words(rank, places, 4) for rank in range(4)]
+
+    assert [bool(words) for words in told] == [True, False, True, False]
+    assert "binds the ranks on gpu1 to 2 of its 4 cores" in told[0]
+    assert binding_words(0, places, 3) == ""

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Protocol
 
-from overlapiter.node import Place, node_among, set_node, this_node, this_place
+from overlapiter.errors import BindingWarning
+from overlapiter.node import (
+    Place,
+    binding_words,
+    count_cores,
+    node_among,
+    set_node,
+    this_node,
+    this_place,
+)
 
 from .failure import abort_on_failure
 from .startup import start_forkserver
@@ -38,6 +48,9 @@ def create_communicator(
     Raises:
         PipelineError: The forkserver cannot be started.
         ImportError: mpi4py is missing.
+
+    Warns:
+        BindingWarning: The launcher keeps the ranks of a node from most of its cores.
     """
     start_forkserver()
     import chainermn
@@ -57,3 +70,7 @@ def find_node(mpi_comm: Gathering, world_size: int) -> None:
     places = mpi_comm.allgather(this_place())
     if mpi_comm.size == world_size or this_node().local_size == 1:
         set_node(node_among(mpi_comm.rank, places))
+    if mpi_comm.size == world_size and (
+        words := binding_words(mpi_comm.rank, places, count_cores())
+    ):
+        warnings.warn(words, BindingWarning, stacklevel=3)
