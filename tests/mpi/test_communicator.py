@@ -3,16 +3,62 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from overlapiter.errors import BindingWarning
+from overlapiter.mpi import communicator
+from overlapiter.node import Node, Place, set_node, this_node
 from tests.chainer.mpi_jobs import NEEDS_MPIEXEC, check_staged, run_job
 
 pytestmark = NEEDS_MPIEXEC
 
 N_IMAGES = 64
+
+
+class Ranks:
+    """The first of some ranks on one machine, as a communicator that gathers what they tell."""
+
+    rank = 0
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def allgather(self, sendobj: Place) -> list[Place]:
+        return [sendobj] * self.size
+
+
+@pytest.fixture
+def n_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Twice the cores that this process may use are said to be on this machine."""
+    n_usable = len(os.sched_getaffinity(0))
+    monkeypatch.setattr(communicator, "count_cores", lambda: 2 * n_usable)
+    yield 2 * n_usable
+    set_node(None)
+
+
+def test_ranks_that_are_kept_from_half_of_the_cores_are_told(n_cores: int) -> None:
+    with pytest.warns(BindingWarning, match=f"to {n_cores // 2} of its {n_cores} cores"):
+        communicator.find_node(Ranks(3), 3)
+
+    assert this_node().local_size == 3
+
+
+def test_some_of_the_ranks_know_neither_the_node_nor_how_the_others_are_bound(n_cores: int) -> None:
+    set_node(Node("gpu1", 1, 4, cores=5))
+
+    communicator.find_node(Ranks(2), 4)
+
+    assert this_node() == Node("gpu1", 1, 4, cores=5)
+
+
+def test_some_of_the_ranks_know_more_than_a_process_alone(n_cores: int) -> None:
+    communicator.find_node(Ranks(2), 4)
+
+    assert this_node().local_size == 2
 
 
 @pytest.fixture(scope="module")
