@@ -47,7 +47,8 @@ def test_ranks_that_are_kept_from_half_of_the_cores_are_told(n_cores: int) -> No
     assert this_node().local_size == 3
 
 
-def test_some_of_the_ranks_know_neither_the_node_nor_how_the_others_are_bound(n_cores: int) -> None:
+@pytest.mark.usefixtures("n_cores")
+def test_some_of_the_ranks_know_neither_the_node_nor_how_the_others_are_bound() -> None:
     set_node(Node("gpu1", 1, 4, cores=5))
 
     communicator.find_node(Ranks(2), 4)
@@ -55,7 +56,8 @@ def test_some_of_the_ranks_know_neither_the_node_nor_how_the_others_are_bound(n_
     assert this_node() == Node("gpu1", 1, 4, cores=5)
 
 
-def test_some_of_the_ranks_know_more_than_a_process_alone(n_cores: int) -> None:
+@pytest.mark.usefixtures("n_cores")
+def test_some_of_the_ranks_know_more_than_a_process_alone() -> None:
     communicator.find_node(Ranks(2), 4)
 
     assert this_node().local_size == 2
