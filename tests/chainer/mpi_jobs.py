@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
+import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,6 +31,17 @@ GRACE_SECONDS = 5.0
 #: Set in the environment of every process of a job.
 _MARK = "OVERLAPITER_TEST_JOB"
 
+#: How often to look at the processes of a job while it runs.
+_LOOK_SECONDS = 0.2
+
+#: In the command line of every process from the forkserver, and in its own.
+_WORKER = "from multiprocessing"
+
+#: Parts of the paths of what MPI consists of, InfiniBand's library among it.
+_MPI = ("/libmpi", "/mpi4py/MPI", "/libpmix", "/libopen-pal", "/libucp", "/libibverbs")
+
+_LAUNCHER = ("mpiexec", "--allow-run-as-root", "--oversubscribe")
+
 
 class Job(NamedTuple):
     """A job that has ended.
@@ -36,11 +50,46 @@ class Job(NamedTuple):
         exit_status: What mpiexec returned.
         results: What each rank reported, by rank; nothing of a rank that did not get that far.
         output: The standard output and the standard error stream of all ranks.
+        n_looks: How often one of its workers was looked at, and had nothing of MPI.
     """
 
     exit_status: int
     results: list[Any]
     output: str
+    n_looks: int
+
+
+class Group(NamedTuple):
+    """Ranks of a job that run the same program on the same node.
+
+    Attributes:
+        program: Path of the file; if relative, one of this folder.
+        n_ranks: Number of ranks, which may be more than there are cores.
+        arguments: Of the program.
+        node: Name of a node to play: ``OVERLAPITER_NODE`` and, for root, the host name; empty for
+            the node that this is.
+    """
+
+    program: str | Path
+    n_ranks: int
+    arguments: Sequence[object] = ()
+    node: str = ""
+
+    def command(self) -> list[str]:
+        """Return what follows mpiexec's own options."""
+        path = Path(__file__).parent / self.program
+        command = [sys.executable, str(path), *map(str, self.arguments)]
+        if self.node and plays_host_names():
+            rename = 'hostname "$0" && exec "$@"'
+            command = ["unshare", "--uts", "sh", "-c", rename, self.node, *command]
+        if self.node:
+            command = ["env", f"OVERLAPITER_NODE={self.node}", *command]
+        return ["-n", str(self.n_ranks), *command]
+
+
+def plays_host_names() -> bool:
+    """Return whether each group can have a host name of its own."""
+    return os.geteuid() == 0 and shutil.which("unshare") is not None
 
 
 def run_job(
@@ -51,7 +100,7 @@ def run_job(
     n_nodes: int = 1,
     timeout_seconds: float = 90.0,
 ) -> Job:
-    """Run ``program`` on ``n_ranks`` ranks; fail if anything is left of it.
+    """Run ``program`` on ``n_ranks`` ranks; see :func:`run_groups`.
 
     Args:
         program: Its path, or the name of a file of this folder.
@@ -62,14 +111,27 @@ def run_job(
             ``node-0``, ``node-1`` and so on.
         timeout_seconds: When the job is killed and the test fails.
     """
+    nodes = [f"node-{i}" for i in range(n_nodes)] if n_nodes > 1 else [""]
+    groups = [Group(program, n_ranks // n_nodes, arguments, node) for node in nodes]
+    return run_groups(groups, folder, timeout_seconds)
+
+
+def run_groups(groups: Sequence[Group], folder: Path, timeout_seconds: float = 90.0) -> Job:
+    """Run a job; fail if anything is left of it, or if a worker has anything of MPI at any time.
+
+    Args:
+        groups: Its ranks, in their order.
+        folder: Working directory, where each rank writes ``rank-N.json``.
+        timeout_seconds: When the job is killed and the test fails.
+    """
+    command = [word for group in groups for word in (":", *group.command())]
     for path in folder.glob("rank-*.json"):
         path.unlink()
     before = set(Path("/dev/shm").iterdir())
     mark = uuid.uuid4().hex
     with (folder / "output.txt").open("w+") as output:
-        path = Path(__file__).parent / program
         process = subprocess.Popen(
-            _command(n_ranks, n_nodes, [sys.executable, str(path), *map(str, arguments)]),
+            [*_LAUNCHER, *command[1:]],
             cwd=folder,
             env={**ENVIRONMENT, _MARK: mark},
             stdin=subprocess.DEVNULL,
@@ -77,7 +139,7 @@ def run_job(
             stderr=subprocess.STDOUT,
         )
         try:
-            exit_status = process.wait(timeout_seconds)
+            n_looks = _look_until_end(process, mark, timeout_seconds)
             wait_until(lambda: not _processes_of(mark), GRACE_SECONDS)
         finally:
             for left in _processes_of(mark):
@@ -86,18 +148,33 @@ def run_job(
             process.wait()
         text = (folder / "output.txt").read_text()
     wait_until(lambda: not _abandoned_memory(before), GRACE_SECONDS)
-    paths = [folder / f"rank-{rank}.json" for rank in range(n_ranks)]
-    return Job(exit_status, [json.loads(p.read_text()) for p in paths if p.exists()], text)
+    paths = [folder / f"rank-{rank}.json" for rank in range(sum(g.n_ranks for g in groups))]
+    results = [json.loads(path.read_text()) for path in paths if path.exists()]
+    return Job(process.returncode, results, text, n_looks)
 
 
-def _command(n_ranks: int, n_nodes: int, program: list[str]) -> list[str]:
-    """Return a call of mpiexec with a part for each node."""
-    command = ["mpiexec", "--allow-run-as-root", "--oversubscribe"]
-    for node in range(n_nodes):
-        name = ["-x", f"OVERLAPITER_NODE=node-{node}"] if n_nodes > 1 else []
-        separator = [":"] if node else []
-        command += [*separator, "-n", str(n_ranks // n_nodes), *name, *program]
-    return command
+def _look_until_end(process: subprocess.Popen[bytes], mark: str, timeout_seconds: float) -> int:
+    """Wait for the end of a job; return how often one of its workers was looked at meanwhile."""
+    n_looks = 0
+    deadline = time.monotonic() + timeout_seconds
+    while True:
+        try:
+            process.wait(_LOOK_SECONDS)
+            return n_looks
+        except subprocess.TimeoutExpired:
+            if time.monotonic() > deadline:
+                raise
+        for worker in _processes_of(mark):
+            with contextlib.suppress(psutil.NoSuchProcess, OSError):
+                if _WORKER in " ".join(worker.cmdline()):
+                    assert mpi_of(worker.pid) == [], worker
+                    n_looks += 1
+
+
+def mpi_of(pid: int) -> list[str]:
+    """Return what of MPI is mapped into the memory of a process; empty once it is gone."""
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    return [line for line in maps.splitlines() if any(part in line for part in _MPI)]
 
 
 def _processes_of(mark: str) -> list[psutil.Process]:

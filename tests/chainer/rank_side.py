@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,13 +12,12 @@ import numpy as np
 from chainer.iterators import SerialIterator
 
 from overlapiter import OverlapIterator, Staging
+from tests.chainer import fork_watch
 
 KINDS = ("serial", "overlap", "staged")
 
 #: How often this process forked from here on; vfork, as for the forkserver itself, is safe.
-forks: list[str] = []
-sys.addaudithook(lambda event, _: event in ("os.fork", "os.forkpty") and forks.append(event))
-os.register_at_fork(before=lambda: forks.append("fork"))
+forks = fork_watch.copies
 
 
 class Make:
