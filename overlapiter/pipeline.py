@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from .errors import ExampleError, PipelineError, StagingWarning
 from .order import IndexList, Indices
-from .sharedmem.layout import Layout
+from .sharedmem.layout import Array, Layout
 from .sharedmem.segments import Segment, Slot
 from .sharedmem.slots import MiniBatch, view_batch, view_empty
 from .stats import Stats, StatsBoard
@@ -34,6 +34,11 @@ _LOOK_AFTER_SECONDS = 1.0
 _MAX_DEATHS = 4
 #: The same if none ever got as far as reading the dataset: the next one will not either.
 _MAX_DEATHS_AT_START = 2
+
+
+#: Appends itself to the released slots when the last view of its slot, the key, is gone. It does so
+#: without any code of Python's, in which an interrupt could arrive, to be printed and forgotten.
+_Loan = weakref.KeyedRef[Slot, Array]
 
 
 class WaitTimeoutError(Exception):
@@ -101,7 +106,8 @@ class Pipeline:
         self._segments: dict[int, Segment] = {}
         # Filled by whichever thread drops the last view of a slot. One for each supervisor: what
         # is released late, after its supervisor died, lands where nobody looks.
-        self._released: collections.deque[Slot] = collections.deque()
+        self._released: collections.deque[Slot | _Loan] = collections.deque()
+        self._loans: dict[Slot, _Loan] = {}
 
     # --- index lists in, mini-batches out -----------------------------------------------------
 
@@ -173,14 +179,15 @@ class Pipeline:
         reports = [(a, b, None if data is None else pickle.loads(data)) for a, b, data in parts]
         if layout_id < 0:
             return view_empty(reports)
-        released = self._released
-        return view_batch(
-            self._layouts[layout_id],
-            self._segments.get(slot[0]),
-            slot,
-            reports,
-            lambda: released.append(slot),
-        )
+
+        def lend(memory: Array | None) -> None:
+            if memory is None:
+                self._released.append(slot)
+            else:
+                self._loans[slot] = weakref.KeyedRef(memory, self._released.append, slot)
+
+        segment = self._segments.get(slot[0])
+        return view_batch(self._layouts[layout_id], segment, slot, reports, lend)
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -188,9 +195,10 @@ class Pipeline:
         first_id = self._next_id - len(self._outgoing)
         lists = _plain(self._outgoing, self._plan.seed)
         slots = []
-        with contextlib.suppress(IndexError):
-            while True:
-                slots.append(self._released.popleft())
+        while self._released:
+            released = self._released.popleft()
+            slots.append(released if isinstance(released, Slot) else released.key)
+            self._loans.pop(slots[-1], None)
         self._outgoing = []
         self._send(("advance", self._take_id + announces_take, slots, first_id, lists))
 

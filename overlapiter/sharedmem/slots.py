@@ -9,7 +9,6 @@ an ordinary one, an :class:`ExampleError` for one that is left out, or ``(struct
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -177,7 +176,7 @@ def view_batch(
     segment: Segment | None,
     slot: Slot,
     reports: Sequence[tuple[int, int, Report]],
-    on_released: Callable[[], None],
+    lend: Callable[[Array | None], None],
 ) -> MiniBatch:
     """Return the mini-batch in a slot; the trainer's end. Copies nothing.
 
@@ -186,7 +185,8 @@ def view_batch(
         segment: The segment of the slot; None where the layout has no columns.
         slot: The slot.
         reports: ``(start, stop, report)`` of every part, in order.
-        on_released: Called once, in any thread, when the last view of the slot is gone.
+        lend: Called at once with the array that dies with the last view of the slot; with None
+            where nothing is a view of it.
     """
     n_examples = reports[-1][1]
     columns: list[Array] = []
@@ -194,10 +194,8 @@ def view_batch(
     if segment is not None:
         # Every view has this very array as its base, so it dies with the last of them.
         root = np.frombuffer(segment.memory, np.uint8, layout.slot_bytes, slot.offset_bytes)
-        weakref.finalize(root, on_released).atexit = False
         columns = [a[:n_examples] for a in column_arrays(layout, root, Slot(0, 0))]
-    else:
-        on_released()
+    lend(root)
     leaf_marks = marks(layout.structure)
     if all(report is None for _, _, report in reports) and columns:
         rows = [_rows(column, mark) for column, mark in zip(columns, leaf_marks, strict=True)]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import collections
 import copy
 import gc
 import itertools
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -107,7 +109,8 @@ class Slots:
             self.segment = Segment.create(OFFSET + layout.slot_bytes)
             self.segment.close()  # the mapping is enough
         self.slot = Slot(0, OFFSET)
-        self.n_released = 0
+        self._queue: collections.deque = collections.deque()
+        self._loans: list[weakref.KeyedRef] = []
 
     def batch(self, examples: list, cuts: tuple[int, ...] = ()) -> MiniBatch:
         """Write the examples in parts, each reported as it travels, and view them."""
@@ -125,13 +128,20 @@ class Slots:
                 else pickle.loads(pickle.dumps(entries, pickle.HIGHEST_PROTOCOL))
             )
             reports.append((start, stop, report))
-        batch = view_batch(self.layout, self.segment, self.slot, reports, self._count)
+        batch = view_batch(self.layout, self.segment, self.slot, reports, self._lend)
         leaves = flatten([*batch])[1]
         assert all(leaf.flags.aligned for leaf in leaves if isinstance(leaf, np.ndarray))
         return batch
 
-    def _count(self) -> None:
-        self.n_released += 1
+    def _lend(self, memory: np.ndarray | None) -> None:
+        if memory is None:
+            self._queue.append(None)
+        else:
+            self._loans.append(weakref.KeyedRef(memory, self._queue.append, self.slot))
+
+    @property
+    def n_released(self) -> int:
+        return len(self._queue)
 
 
 @given(st.lists(examples, min_size=1, max_size=4), examples, st.integers(0, 4))
