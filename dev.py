@@ -81,7 +81,9 @@ def environment():
     env["PATH"] = os.pathsep.join([str(PYTHON.parent), *os.get_exec_path()])
     env.setdefault("PIP_CACHE_DIR", str(CACHE / "pip"))
     env.setdefault("MPLCONFIGDIR", str(CACHE / "matplotlib"))
-    for name in ("PYTHONHOME", "PYTHONPATH"):  # the packages of another installation
+    # The packages of another installation; and the tests start Python so often that to compile
+    # each module every time would take a minute.
+    for name in ("PYTHONHOME", "PYTHONPATH", "PYTHONDONTWRITEBYTECODE"):
         env.pop(name, None)
     return env
 

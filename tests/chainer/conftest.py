@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from chainer.datasets import LabeledImageDataset
+from chainer.datasets import LabeledImageDataset, TupleDataset
 from chainer.iterators import MultiprocessIterator, SerialIterator
 
 from overlapiter import OverlapIterator, Staging
 from tests.chainer.faults import SourceFiles
-from tests.chainer.iterator_datasets import Pixels, numbered_images
+from tests.chainer.iterator_datasets import numbered_images
 
 NumberedImages = Callable[[int], LabeledImageDataset]
 
@@ -74,7 +74,7 @@ def _shared_heap() -> None:
 def _forkserver_with_chainer() -> None:
     """Start the forkserver for a dataset of Chainer's: else each supervisor imports that anew."""
     forkserver._forkserver._stop()  # what other tests started
-    with OverlapIterator(Pixels(1), 1, n_processes=1) as iterator:
+    with OverlapIterator(TupleDataset([1]), 1, n_processes=1) as iterator:
         next(iterator)
 
 

@@ -9,15 +9,30 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from chainer.dataset import DatasetMixin
-from chainer.datasets import LabeledImageDataset
+
+if TYPE_CHECKING:
+    from chainer.datasets import LabeledImageDataset
+
+
+class Examples:
+    """What ``DatasetMixin`` is to an iterator; with it, every program here would import Chainer
+    a second time, in its workers.
+    """
+
+    def __getitem__(self, index: int) -> Any:
+        return self.get_example(index)
+
+    def get_example(self, i: int) -> Any:
+        raise NotImplementedError
 
 
 def numbered_images(folder: Path, n: int) -> LabeledImageDataset:
     """Return ``n`` images of a folder of ``make_images``, each with its index as label."""
+    from chainer.datasets import LabeledImageDataset
+
     return LabeledImageDataset([(f"{i:05}.jpg", i) for i in range(n)], str(folder))
 
 
@@ -26,7 +41,7 @@ def indices_of(batch: list[Any]) -> list[int]:
     return [int(example[1]) for example in batch]
 
 
-class Values(DatasetMixin):
+class Values(Examples):
     """Gives ``values[i]``."""
 
     def __init__(self, values: list[Any]) -> None:
@@ -39,7 +54,7 @@ class Values(DatasetMixin):
         return self.values[i]
 
 
-class Pixels(DatasetMixin):
+class Pixels(Examples):
     """Gives ``(array, index)``, where each array follows from its index."""
 
     def __init__(self, n: int, shape: tuple[int, ...] = (3, 8, 8)) -> None:
@@ -73,7 +88,7 @@ class Augmented(Pixels):
         return values + np.random.rand(*self.shape).astype(np.float32), index
 
 
-class Draws(DatasetMixin):
+class Draws(Examples):
     """Gives what it draws from the two global random streams, and the process.
 
     After the first example, each process waits until there are two of them.
@@ -95,7 +110,7 @@ class Draws(DatasetMixin):
         return int(np.random.randint(2**62)), random.getrandbits(62), os.getpid()
 
 
-class SourceFiles(DatasetMixin):
+class SourceFiles(Examples):
     """Reads one file for each example, without declaring it: the bytes, and the index."""
 
     def __init__(self, folder: Path, names: list[str]) -> None:
