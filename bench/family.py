@@ -6,6 +6,7 @@ times a second.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from pathlib import Path
@@ -140,7 +141,7 @@ class Belongings(NamedTuple):
         processes = {p.identity: f"{p.name} ({p.state})" for p in found if p.pid != own_pid}
         threads = {tid: _first_line(f"/proc/self/task/{tid}/comm") for tid in _list("task")}
         descriptors = {(fd, target): target for fd, target in _descriptors()}
-        memory = {name: name for name in os.listdir("/dev/shm")}
+        memory = {name: name for name in memory_files()}
         return cls(processes, threads, descriptors, memory)
 
     def beyond(self, before: Belongings) -> dict[str, list[str]]:
@@ -164,10 +165,33 @@ def leftovers(before: Belongings) -> dict[str, list[str]]:
         time.sleep(0.01)
 
 
+def memory_files() -> dict[str, int]:
+    """Return the names and inodes of all shared memory; a folder there is a place for data."""
+    found = {}
+    for entry in os.scandir("/dev/shm"):
+        with contextlib.suppress(FileNotFoundError):
+            if entry.is_file(follow_symlinks=False):
+                found[entry.name] = entry.inode()
+    return found
+
+
+def mapped_inodes(pids: Iterable[int]) -> set[int]:
+    """Return the inodes of the files that these processes have mapped.
+
+    By name a semaphore would not be found: it gets its own when it is mapped already.
+    """
+    inodes = set()
+    for pid in pids:
+        with contextlib.suppress(OSError):  # ended meanwhile, or somebody else's
+            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
+            inodes |= {int(line.split(maxsplit=5)[4]) for line in lines}
+    return inodes
+
+
 def new_shared_memory(before: set[str]) -> list[str]:
     """Return the names in ``/dev/shm`` that were not there before; waits as :func:`leftovers`."""
     deadline = time.monotonic() + _GRACE_SECONDS
-    while new := _none_of_others(set(os.listdir("/dev/shm")) - before):
+    while new := _none_of_others(memory_files().keys() - before):
         if time.monotonic() > deadline:
             return new
         time.sleep(0.01)
@@ -213,15 +237,11 @@ def _first_line(path: str) -> str:
 
 def _none_of_others(names: Iterable[str]) -> list[str]:
     """Return those of the names in ``/dev/shm`` that no unmarked process has mapped."""
-    names = set(names)
+    files = memory_files()
+    found = sorted(name for name in names if name in files)
+    if not found:
+        return found
     ours = {process.pid for process in marked(os.environ.get(MARK, ""))} | {os.getpid()}
-    for pid in filter(str.isdecimal, os.listdir("/proc") if names else ()):
-        if int(pid) in ours:
-            continue
-        try:
-            lines = Path(f"/proc/{pid}/maps").read_text().splitlines()
-        except OSError:
-            continue
-        words = (line.split(maxsplit=5)[-1] for line in lines if "/dev/shm/" in line)
-        names -= {Path(word.removesuffix(" (deleted)")).name for word in words}
-    return sorted(names)
+    others = {int(pid) for pid in filter(str.isdecimal, os.listdir("/proc"))} - ours
+    mapped = mapped_inodes(others)
+    return [name for name in found if files[name] not in mapped]

@@ -34,6 +34,7 @@ SIZES = ((2, 4), (16, 12))
 NUMS_OF_PAIRS = (8_000, 1_280_000)
 _NUM_FILES = 8_000
 _BATCH_SIZE = 32
+_PATIENCE_SECONDS = 30.0
 
 
 def measure(request: dict) -> dict:
@@ -59,7 +60,7 @@ def measure(request: dict) -> dict:
         first_batch_seconds = time.monotonic() - start
         for _ in range(request["n_batches"] - 1):
             next(iterator)
-        readers = _readers(request["loader"])
+        readers = _readers(request["loader"], request["n_readers"])
         private_bytes = [_private_bytes(process.pid) for process in readers]
         trainer_private_bytes = _private_bytes(os.getpid())
         start = time.monotonic()
@@ -90,12 +91,19 @@ def _open(request: dict, dataset: object, store: SlowStore) -> object:
     )
 
 
-def _readers(loader: str) -> list[psutil.Process]:
-    """Return the file reader processes: by name, or all children where there are no others."""
-    descendants = psutil.Process().children(recursive=True)
-    if loader == "multiprocess":
-        return descendants
-    return [process for process in descendants if _name(process.pid) == "ovl-reader"]
+def _readers(loader: str, n_readers: int) -> list[psutil.Process]:
+    """Return the file reader processes: by name, or all children where there are no others.
+
+    Waits for those that have not started yet: the first mini-batches need not be of all.
+    """
+    deadline = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        found = psutil.Process().children(recursive=True)
+        if loader != "multiprocess":
+            found = [process for process in found if _name(process.pid) == "ovl-reader"]
+        if len(found) >= n_readers or time.monotonic() > deadline:
+            return found
+        time.sleep(0.005)
 
 
 def _name(pid: int) -> str:

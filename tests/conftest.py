@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import re
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -17,7 +19,9 @@ import psutil
 import pytest
 from PIL import Image
 
-GRACE_SECONDS = 2.0
+from bench.family import mapped_inodes, memory_files
+
+GRACE_SECONDS = 10.0
 
 # Inherited by every process that a test starts: one whose parent died is still recognized by it.
 MARK = f"OVERLAPITER_TESTS_{os.getpid()}"
@@ -29,16 +33,19 @@ UNNAMED = re.compile(r"(Thread|Dummy)-\d+")
 
 
 class Belongings(NamedTuple):
-    """What exists because of this process at one moment, each thing with its description."""
+    """What exists because of this process at one moment, each thing with its description.
+
+    Shared memory has its inode instead.
+    """
 
     processes: dict[psutil.Process, str]
     threads: dict[threading.Thread, str]
-    shared_memory: dict[str, str]
+    shared_memory: dict[str, int]
     descriptors: dict[tuple[int, str], str]
 
     @classmethod
     def now(cls) -> Belongings:
-        return cls(_processes(), _threads(), _shared_memory(), _descriptors())
+        return cls(_processes(), _threads(), memory_files(), _descriptors())
 
     def beyond(self, before: Belongings) -> Belongings:
         """Return what exists now and did not before."""
@@ -46,7 +53,8 @@ class Belongings(NamedTuple):
         return Belongings(*({k: v for k, v in a.items() if k not in b} for a, b in pairs))
 
     def describe(self) -> str:
-        kinds = zip(self._fields, self, strict=True)
+        texts = [*self[:2], {name: name for name in self.shared_memory}, self.descriptors]
+        kinds = zip(self._fields, texts, strict=True)
         return "\n".join(f"  {kind}: {text}" for kind, things in kinds for text in things.values())
 
 
@@ -77,10 +85,6 @@ def _threads() -> dict[threading.Thread, str]:
     return {t: repr(t) for t in threads if not (t.daemon and UNNAMED.match(t.name))}
 
 
-def _shared_memory() -> dict[str, str]:
-    return {path: path for path in map(str, Path("/dev/shm").iterdir())}
-
-
 def _descriptors() -> dict[tuple[int, str], str]:
     helpers = {forkserver._forkserver._forkserver_alive_fd, resource_tracker._resource_tracker._fd}
     found = {}
@@ -94,19 +98,10 @@ def _descriptors() -> dict[tuple[int, str], str]:
     return found
 
 
-def _is_held_by_others(path: str) -> bool:
-    """Say whether a process that is none of ours uses this entry of /dev/shm."""
+def _held_by_others() -> set[int]:
+    """Return the inodes of all that processes which are none of ours map."""
     ours = {os.getpid(), *(process.pid for process in _processes())}
-    for process in psutil.process_iter():
-        try:
-            if process.pid not in ours and (
-                any(m.path == path for m in process.memory_maps())
-                or any(file.path == path for file in process.open_files())
-            ):
-                return True
-        except psutil.Error:
-            continue
-    return False
+    return mapped_inodes(pid for pid in psutil.pids() if pid not in ours)
 
 
 def _leaks(before: Belongings) -> Belongings:
@@ -118,8 +113,9 @@ def _leaks(before: Belongings) -> Belongings:
     while any(leaks) and time.monotonic() < deadline:
         time.sleep(0.01)
         leaks = Belongings.now().beyond(before)
-        for path in [p for p in leaks.shared_memory if _is_held_by_others(p)]:
-            del leaks.shared_memory[path]
+        held = _held_by_others() if leaks.shared_memory else set()
+        for name in [name for name, inode in leaks.shared_memory.items() if inode in held]:
+            del leaks.shared_memory[name]
     return leaks
 
 
@@ -135,7 +131,8 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     leaks = _leaks(before)
     for process in leaks.processes:  # the next test is not to suffer from it
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
     if any(leaks):
         pytest.fail(f"left behind:\n{leaks.describe()}", pytrace=False)
 
@@ -143,6 +140,9 @@ def _nothing_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
 def pytest_configure() -> None:
     """Mark whatever is started from here on, also by what copies the environment when imported."""
     os.environ[MARK] = "1"
+    # Who starts the tests in the background may have it ignored, and so would all that they start.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_unconfigure() -> None:

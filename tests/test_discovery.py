@@ -153,13 +153,13 @@ def test_other_threads_open_their_files_meanwhile(source):
 
     def give(index):
         asked.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return read(source / f"{index}.txt")
 
     discovery = Discovery(Asked(give), str(source))
     thread = threading.Thread(target=lambda: got.append(discovery.next_path(1, {})))
     thread.start()
-    assert asked.wait(10)
+    assert asked.wait(60)
     assert [read(source / f"{n}.txt") for n in (1, 2)] == ["1", "2"]
     go_on.set()
     thread.join()

@@ -86,9 +86,14 @@ def test_all_children_are_gone_in_time(tmp_path, ending, workers):
     make_files(tmp_path / "source")
     request = {"source": str(tmp_path / "source"), "ending": ending, "workers": workers}
 
-    answer = fault_endings.measure(request)
+    # Again, should the machine have been busy with something else.
+    answers = [fault_endings.measure(request)]
+    while answers[-1]["children_seconds"] >= fault_endings.LIMIT_SECONDS[ending]:
+        assert len(answers) < 3, answers
+        answers.append(fault_endings.measure(request))
+    answer = answers[-1]
 
-    assert 0 < answer["children_seconds"] < fault_endings.LIMIT_SECONDS[ending]
+    assert answer["children_seconds"] > 0
     assert answer["trainer_seconds"] > 0
     assert answer["n_children"] == answer["n_partial_files_after_next_start"] == 0
     assert answer["shared_memory"] == []

@@ -131,7 +131,7 @@ def test_latencies_of_threads_overlap(root, make_store):
     store = make_store(open_seconds=0.2)
     with store.installed():
         took = seconds_of(*[lambda i=i: read_all([str(root / f"{i}.bin")]) for i in range(20)])
-    assert 0.2 <= took < 2
+    assert 0.2 <= took < 3.5  # one after the other they would take 4
     assert store.opens == 20
 
 

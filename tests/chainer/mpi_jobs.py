@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from tests.chainer.scripts import ENVIRONMENT, wait_until
+from bench.family import memory_files
+from tests.chainer.scripts import ENVIRONMENT, abandoned_memory, kill_all, wait_until
 
 #: The marks of a module whose tests start mpiexec.
 NEEDS_MPIEXEC = [
@@ -26,7 +27,7 @@ NEEDS_MPIEXEC = [
 ]
 
 #: After which nothing may be left of a job, also of one that was killed.
-GRACE_SECONDS = 5.0
+GRACE_SECONDS = 20.0
 
 #: Set in the environment of every process of a job.
 _MARK = "OVERLAPITER_TEST_JOB"
@@ -98,7 +99,7 @@ def run_job(
     folder: Path,
     *arguments: object,
     n_nodes: int = 1,
-    timeout_seconds: float = 90.0,
+    timeout_seconds: float = 200.0,
 ) -> Job:
     """Run ``program`` on ``n_ranks`` ranks; see :func:`run_groups`.
 
@@ -116,7 +117,7 @@ def run_job(
     return run_groups(groups, folder, timeout_seconds)
 
 
-def run_groups(groups: Sequence[Group], folder: Path, timeout_seconds: float = 90.0) -> Job:
+def run_groups(groups: Sequence[Group], folder: Path, timeout_seconds: float = 200.0) -> Job:
     """Run a job; fail if anything is left of it, or if a worker has anything of MPI at any time.
 
     Args:
@@ -127,7 +128,7 @@ def run_groups(groups: Sequence[Group], folder: Path, timeout_seconds: float = 9
     command = [word for group in groups for word in (":", *group.command())]
     for path in folder.glob("rank-*.json"):
         path.unlink()
-    before = set(Path("/dev/shm").iterdir())
+    before = memory_files()
     mark = uuid.uuid4().hex
     with (folder / "output.txt").open("w+") as output:
         process = subprocess.Popen(
@@ -142,12 +143,10 @@ def run_groups(groups: Sequence[Group], folder: Path, timeout_seconds: float = 9
             n_looks = _look_until_end(process, mark, timeout_seconds)
             wait_until(lambda: not _processes_of(mark), GRACE_SECONDS)
         finally:
-            for left in _processes_of(mark):
-                with contextlib.suppress(psutil.NoSuchProcess):
-                    left.kill()
+            kill_all(_processes_of(mark))
             process.wait()
         text = (folder / "output.txt").read_text()
-    wait_until(lambda: not _abandoned_memory(before), GRACE_SECONDS)
+    wait_until(lambda: not abandoned_memory(before), GRACE_SECONDS)
     paths = [folder / f"rank-{rank}.json" for rank in range(sum(g.n_ranks for g in groups))]
     results = [json.loads(path.read_text()) for path in paths if path.exists()]
     return Job(process.returncode, results, text, n_looks)
@@ -185,16 +184,6 @@ def _processes_of(mark: str) -> list[psutil.Process]:
             if process.environ().get(_MARK) == mark:
                 found.append(process)
     return found
-
-
-def _abandoned_memory(before: set[Path]) -> list[Path]:
-    """Return the new entries of /dev/shm that no process maps."""
-    new = set(Path("/dev/shm").iterdir()) - before
-    mapped = ""
-    for path in Path("/proc").glob("[0-9]*/maps") if new else ():
-        with contextlib.suppress(OSError):
-            mapped += path.read_text()
-    return [path for path in new if str(path) not in mapped and path.exists()]
 
 
 def check_staged(directory: Path, source: Path) -> int:

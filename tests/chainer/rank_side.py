@@ -45,7 +45,9 @@ class Make:
 
 def report(comm: Any, results: Any) -> None:
     """Write down what this rank found, for the test to read."""
-    Path(f"rank-{comm.rank}.json").write_text(json.dumps(results))
+    path = Path(f"rank-{comm.rank}.json")
+    path.with_suffix(".new").write_text(json.dumps(results))
+    path.with_suffix(".new").rename(path)  # at once: another rank may end the job
 
 
 def labels_of(batch: list[Any]) -> list[int]:

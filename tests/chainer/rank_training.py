@@ -163,6 +163,7 @@ def killed(comm: Any, makers: dict[str, Make]) -> Any:
     @training.make_extension(trigger=(DEATH, "iteration"))
     def die(_: Any) -> None:
         report(comm, {"seen": job.seen})
+        comm.mpi_comm.Barrier()  # the death of one ends all
         if comm.rank == comm.size - 1:
             os.kill(os.getpid(), signal.SIGKILL)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -13,15 +14,21 @@ from pathlib import Path
 
 import psutil
 
+from bench.family import mapped_inodes, memory_files
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"},
-    "PYTHONPATH": str(REPOSITORY),
+    "PYTHONPATH": f"{REPOSITORY / 'tests' / 'quick_start'}{os.pathsep}{REPOSITORY}",
     "OMP_NUM_THREADS": "1",
 }
 
 
-def wait_until(condition: Callable[[], object], timeout_seconds: float = 20.0) -> None:
+#: What must not wait for something that never ends takes less, also on a machine that is busy.
+PROMPT_SECONDS = 10.0
+
+
+def wait_until(condition: Callable[[], object], timeout_seconds: float = 60.0) -> None:
     """Return when the condition holds; fail if it does not come to hold."""
     deadline = time.monotonic() + timeout_seconds
     while not condition():
@@ -37,7 +44,7 @@ def write_script(folder: Path, body: str) -> Path:
 
 
 def run_script(
-    folder: Path, body: str, *, launcher: tuple[str, ...] = (), timeout_seconds: float = 60
+    folder: Path, body: str, *, launcher: tuple[str, ...] = (), timeout_seconds: float = 200
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end, with ``folder`` as its working directory."""
     return subprocess.run(
@@ -73,8 +80,7 @@ class Program:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        for process in self.descendants():
-            process.kill()
+        kill_all(self.descendants())
         self.process.kill()
         self.process.wait()
         assert self.process.stdout is not None
@@ -99,9 +105,9 @@ class Program:
         """Press Ctrl-C: send SIGINT to the whole process group."""
         os.killpg(self.process.pid, signal.SIGINT)
 
-    def wait(self, timeout_seconds: float) -> int:
-        """Return the exit status."""
-        return self.process.wait(timeout_seconds)
+    def wait(self) -> int:
+        """Wait until the program ends, which it is about to do; return its exit status."""
+        return self.process.wait(PROMPT_SECONDS)
 
     def errors(self) -> str:
         """Return what went to the standard error stream so far."""
@@ -123,7 +129,43 @@ def workers(parent: psutil.Process | None = None) -> dict[str, list[psutil.Proce
     return found
 
 
-def are_gone(processes: list[psutil.Process], timeout_seconds: float) -> bool:
+def wait_for_workers(
+    n_expected: dict[str, int], parent: psutil.Process | None = None
+) -> list[psutil.Process]:
+    """Return our processes below ``parent`` when there are as many of each name as expected.
+
+    The first mini-batch may come before the last worker has started.
+    """
+    found: dict[str, list[psutil.Process]] = {}
+
+    def are_all_there() -> bool:
+        found.clear()
+        found.update(workers(parent))
+        return {name: len(them) for name, them in found.items()} == n_expected
+
+    wait_until(are_all_there)
+    return [process for them in found.values() for process in them]
+
+
+def kill_all(processes: list[psutil.Process]) -> None:
+    """Kill processes, of which some may end before it is their turn."""
+    for process in processes:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
+def abandoned_memory(before: dict[str, int]) -> list[str]:
+    """Return the names of shared memory that was not there before and that no process has mapped.
+
+    Args:
+        before: The ``memory_files`` that were there.
+    """
+    new = {name: inode for name, inode in memory_files().items() if name not in before}
+    mapped = mapped_inodes(psutil.pids()) if new else set()
+    return [name for name, inode in new.items() if inode not in mapped]
+
+
+def are_gone(processes: list[psutil.Process], timeout_seconds: float = PROMPT_SECONDS) -> bool:
     """Return whether all processes end within the time. A zombie has ended."""
     deadline = time.monotonic() + timeout_seconds
     while any(_is_alive(process) for process in processes):

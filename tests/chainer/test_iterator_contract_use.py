@@ -18,7 +18,7 @@ from chainer.training import extensions
 from overlapiter import Staging
 from tests.chainer.conftest import Maker
 from tests.chainer.iterator_datasets import Gated, Pixels, indices_of
-from tests.chainer.scripts import run_script, wait_until, workers
+from tests.chainer.scripts import PROMPT_SECONDS, run_script, wait_for_workers
 
 
 def standing(iterator: Any) -> tuple[Any, ...]:
@@ -115,8 +115,10 @@ def test_a_reset_keeps_the_worker_processes(make_parallel: Maker) -> None:
     iterator = make_parallel(Pixels(8), 2, shuffle=False)
     kept = next(iterator)
     if make_parallel.kind != "multiprocess":
-        n_expected = {"overlap": 3, "staged": 4}[make_parallel.kind]
-        wait_until(lambda: sum(map(len, workers().values())) == n_expected)
+        n_expected = {"ovl-supervisor": 1, "ovl-reader": 2}
+        if make_parallel.kind == "staged":
+            n_expected["ovl-prefetcher"] = 1
+        wait_for_workers(n_expected)
     before = pids()
     for _ in range(3):
         iterator.reset()
@@ -140,7 +142,7 @@ def test_one_thread_may_make_an_iterator_another_use_it_and_another_finalize_it(
 
     ender = threading.Thread(target=made[0].finalize)
     ender.start()
-    ender.join(5)
+    ender.join(PROMPT_SECONDS)
 
     assert not ender.is_alive()
     assert_finalized(made[0])

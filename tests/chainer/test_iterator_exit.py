@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import psutil
 import pytest
 
-from tests.chainer.scripts import Program, are_gone, complaints, run_script, wait_until, workers
+from bench.family import memory_files
+from tests.chainer.scripts import (
+    Program,
+    abandoned_memory,
+    are_gone,
+    complaints,
+    run_script,
+    wait_for_workers,
+    wait_until,
+)
 
 START = """
     import os, sys, gc, time
@@ -40,19 +48,18 @@ ENDINGS = {
 }
 
 
+WORKERS = {"ovl-supervisor": 2, "ovl-reader": 3}
+
+
 def leave(tmp_path: Path, ending: str, dataset: str = "Pixels") -> tuple[int, str, bool]:
-    """Run to the ending; return the exit status, the errors, whether all children ended in 2 s."""
+    """Run to the ending; return the exit status, the errors, whether all children ended soon."""
     with Program(tmp_path, START.format(ending=ending, dataset=dataset)) as program:
         program.wait_for("ready")
-        found = workers(psutil.Process(program.process.pid))
-        assert {name: len(them) for name, them in found.items()} == {
-            "ovl-supervisor": 2,
-            "ovl-reader": 3,
-        }
+        wait_for_workers(WORKERS, psutil.Process(program.process.pid))
         children = program.descendants()
         (tmp_path / "go").touch()
-        status = program.wait(5)
-        return status, program.errors(), are_gone(children, 2)
+        status = program.wait()
+        return status, program.errors(), are_gone(children)
 
 
 @pytest.mark.parametrize("ending", ENDINGS)
@@ -82,12 +89,12 @@ def test_an_iterator_that_is_collected_ends_its_workers_while_the_program_goes_o
 """
     with Program(tmp_path, START.format(ending=ending.strip(), dataset="Pixels")) as program:
         program.wait_for("ready")
-        found = workers(psutil.Process(program.process.pid))
+        found = wait_for_workers(WORKERS, psutil.Process(program.process.pid))
         (tmp_path / "go").touch()
         program.wait_for("collected")
-        assert are_gone([p for them in found.values() for p in them], 2)
+        assert are_gone(found)
         (tmp_path / "finish").touch()
-        assert program.wait(5) == 0
+        assert program.wait() == 0
         assert program.errors() == ""
 
 
@@ -99,8 +106,8 @@ def test_readers_that_are_stuck_do_not_delay_the_end(tmp_path: Path) -> None:
         program.wait_for("ready")
         children = program.descendants()
         (tmp_path / "go").touch()
-        assert program.wait(5) == 0
-        assert are_gone(children, 2)
+        assert program.wait() == 0
+        assert are_gone(children)
         assert program.errors() == ""
 
 
@@ -108,7 +115,7 @@ def test_readers_that_are_stuck_do_not_delay_the_end(tmp_path: Path) -> None:
 def test_killing_the_trainer_ends_all_children_and_leaves_no_shared_memory(
     tmp_path: Path, dataset: str
 ) -> None:
-    before = set(os.listdir("/dev/shm"))
+    before = memory_files()
     with Program(tmp_path, START.format(ending="pass", dataset=dataset)) as program:
         program.wait_for("ready")
         children = program.descendants()
@@ -116,9 +123,9 @@ def test_killing_the_trainer_ends_all_children_and_leaves_no_shared_memory(
 
         program.process.kill()
 
-        assert are_gone(children, 5)
+        assert are_gone(children)
         assert complaints(program.errors()) == []
-    assert set(os.listdir("/dev/shm")) <= before
+    assert abandoned_memory(before) == []
 
 
 def test_killing_the_trainer_ends_stuck_children_and_leaves_no_half_copied_file(
@@ -148,7 +155,7 @@ def test_killing_the_trainer_ends_stuck_children_and_leaves_no_half_copied_file(
 
         program.process.kill()
 
-        assert are_gone(children, 5)
+        assert are_gone(children)
         assert complaints(program.errors()) == []
     # The supervisor tidies up if it outlives the trainer by a moment, else the next start does.
     assert len(list((tmp_path / "fast").glob("*/partial/*"))) <= 1

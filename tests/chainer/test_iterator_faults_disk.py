@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -13,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.chainer.faults import Image, SourceFiles, mounted, mounted_tmpfs, staged_files
-from tests.chainer.scripts import wait_until
+from tests.chainer.scripts import PROMPT_SECONDS, wait_until
 
 # --- full -------------------------------------------------------------------------------------
 
@@ -98,13 +99,13 @@ def test_a_staging_directory_that_goes_away_is_made_anew_and_staging_goes_on(
 ) -> None:
     fast = tmp_path / "fast"
     with source.iterate(fast, capacity=capacity) as run:
-        for _ in range(3):
+        for number in range(3):
             run.take(4)
-            if how == "removed":
-                shutil.rmtree(fast, ignore_errors=True)
-            else:
-                fast.rename(tmp_path / "gone")
-                shutil.rmtree(tmp_path / "gone")
+            run.take_until(lambda _: fast.exists())
+            gone = fast
+            if how == "renamed away":
+                gone = fast.rename(tmp_path / f"gone {number}")
+            shutil.rmtree(gone, ignore_errors=True)  # it is being written to
         run.take_until_staged()
         assert run.iterator.stats().files_staged > len(source.names)
     assert len(run.warnings) <= 1
@@ -162,7 +163,9 @@ def test_staged_files_that_somebody_damages_never_reach_a_mini_batch(
             run.settle()  # nobody can tell what is damaged between a look and a read
             for path in sorted(staged_files(fast))[::3]:
                 if path.is_file() and path.parent.parent.name == "files":
-                    DEEDS[deed](path)
+                    # A copy that is no good may go, or another come, at the same moment.
+                    with contextlib.suppress(FileNotFoundError, FileExistsError):
+                        DEEDS[deed](path)
             run.take(5)
         if "in place" not in deed and deed != "a directory":  # what is not ours stays
             run.take(look_ahead)
@@ -181,9 +184,7 @@ def test_a_disk_that_becomes_read_only_still_gives_what_is_staged_and_is_used_ag
         with source.iterate(disk / "fast") as run:
             run.take(4)
             wait_until(lambda: len(staged_files(disk / "fast")) == len(source.names))
-            for path in sorted(staged_files(disk / "fast"))[::2]:
-                path.unlink()
-            wait_until(lambda: remount(disk, "ro"))
+            wait_until(lambda: is_read_only_with_gaps(disk, len(source.names)))
             run.take(3)
             before = run.iterator.stats()
             run.take(9)
@@ -193,8 +194,19 @@ def test_a_disk_that_becomes_read_only_still_gives_what_is_staged_and_is_used_ag
             wait_until(lambda: remount(disk, "rw"))
             run.take_until_staged()
         assert len(staged_files(disk / "fast")) == len(source.names)
-    assert len(run.warnings) <= 1  # none, if all was staged again before it became read-only
+    assert len(run.warnings) <= 1
     assert all("Read-only file system" in text for text in run.warnings)
+
+
+def is_read_only_with_gaps(disk: Path, n_files: int) -> bool:
+    """Remove every other staged file and remount the disk before all are staged again."""
+    for path in sorted(staged_files(disk / "fast"))[::2]:
+        path.unlink(missing_ok=True)
+    wait_until(lambda: remount(disk, "ro"))
+    if len(staged_files(disk / "fast")) < n_files:
+        return True
+    wait_until(lambda: remount(disk, "rw"))
+    return False
 
 
 def remount(disk: Path, how: str) -> bool:
@@ -235,4 +247,4 @@ def test_finalize_is_bounded_whatever_happened_to_the_disk(
         run.take(2)
         start = time.monotonic()
         run.iterator.finalize()
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < PROMPT_SECONDS

@@ -230,7 +230,7 @@ def test_a_torn_copy_of_a_file_that_is_being_rewritten_is_never_kept(tmp_path: P
             source.epoch[0][2] = (whole, 2)
             for _ in range(6):  # they were built before
                 next(run.iterator)
-            run.take(4)
+            run.take_until_staged()
             (staged,) = [path for path in staged_files(tmp_path / "fast") if path.name == "2.bin"]
             assert staged.read_bytes() == whole
     finally:

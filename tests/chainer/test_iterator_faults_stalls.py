@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 import warnings
 from pathlib import Path
 
 import pytest
 
-from tests.chainer.faults import Run, SourceFiles, held_back
-from tests.chainer.scripts import wait_until, workers
+from tests.chainer.faults import Run, SourceFiles, content, held_back
+from tests.chainer.scripts import PROMPT_SECONDS, wait_until
 
 
-def stalls(run: Run, seconds: float = 0.1) -> str:
+def stalls(run: Run) -> str:
     """Have the next mini-batch stall, as an error; return what is said."""
-    run.iterator.dataset_timeout = seconds
+    run.iterator.dataset_timeout = 0.1
     with warnings.catch_warnings():
         warnings.simplefilter("error", run.iterator.TimeoutWarning)
         with pytest.raises(run.iterator.TimeoutWarning) as caught:
             next(run.iterator)
     run.iterator.dataset_timeout = None
     return str(caught.value)
+
+
+def stalls_at(run: Run, index: int) -> str:
+    """Return what is said once a worker has come to the example that stalls."""
+    heard: list[str] = []
+    wait_until(lambda: heard.append(stalls(run)) or f"at example {index} " in heard[-1])
+    return heard[-1]
 
 
 def assert_named(text: str, directory: Path | None, index: int, path: Path) -> None:
@@ -39,13 +45,12 @@ def test_a_store_that_stalls_again_and_again_is_announced_and_everything_comes_i
         held_back(paths[1], paths[7], paths[10]) as release,
         source.iterate(directory) as run,
     ):
-        wait_until(lambda: workers().get("ovl-reader"))
-        assert_named(stalls(run, 1.0), directory, 1, paths[1])
-        assert_named(stalls(run), directory, 1, paths[1])
-        for index in (7, 10):
-            release(paths[1 if index == 7 else 7])
-            run.take()
-            for _ in range(3):
+        for before, index in ((None, 1), (1, 7), (7, 10)):
+            if before is not None:
+                release(paths[before])
+                run.take()
+            assert_named(stalls_at(run, index), directory, index, paths[index])
+            for _ in range(2):
                 assert_named(stalls(run), directory, index, paths[index])
         release(paths[10])
         run.take(5)
@@ -56,17 +61,26 @@ def test_the_wait_for_a_stalled_store_goes_on_after_the_warning(
     source: SourceFiles, directory: Path | None
 ) -> None:
     path = source.folder / source.names[2]
+    named: list[str] = []
     with (
         held_back(path) as release,
-        source.iterate(directory, dataset_timeout=0.7) as run,
+        source.iterate(directory, dataset_timeout=0.1) as run,
     ):
-        wait_until(lambda: workers().get("ovl-reader"))
-        timer = threading.Timer(1.5, release, [path])
-        timer.start()
-        run.take(4)
-        timer.join()
-    assert run.warnings
-    assert_named(run.warnings[-1], directory, 2, path)
+
+        def show(message: Warning | str, *_: object) -> None:
+            if "at example 2 " in str(message):
+                named.append(str(message))
+            if len(named) == 1:
+                release(path)
+
+        with warnings.catch_warnings():
+            warnings.simplefilter("always")
+            warnings.showwarning = show
+            assert content(next(run.iterator)) == run.expected
+        run.n_taken += 1
+        run.iterator.dataset_timeout = None
+        run.take(3)
+    assert_named(named[0], directory, 2, path)
 
 
 def test_reset_and_finalize_do_not_wait_for_a_stalled_store(
@@ -82,7 +96,7 @@ def test_reset_and_finalize_do_not_wait_for_a_stalled_store(
         run.take()
         stalls(run)
         run.iterator.finalize()
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < PROMPT_SECONDS
 
 
 def test_a_fifo_in_the_place_of_a_file_is_announced_and_ends_with_the_iterator(
@@ -93,7 +107,7 @@ def test_a_fifo_in_the_place_of_a_file_is_announced_and_ends_with_the_iterator(
     os.mkfifo(path)
     with source.iterate(directory) as run:
         run.take()
-        assert_named(stalls(run), directory, 6, path)
+        assert_named(stalls_at(run, 6), directory, 6, path)
         start = time.monotonic()
         run.iterator.finalize()
-        assert time.monotonic() - start < 2
+        assert time.monotonic() - start < PROMPT_SECONDS

@@ -59,8 +59,8 @@ def test_ctrl_c_ends_the_program_as_it_asks_for_and_no_worker_speaks(
         program.interrupt()
         program.wait_for("interrupted")
         children += program.descendants()
-        status = program.wait(5)
-        assert are_gone(children, 2)
+        status = program.wait()
+        assert are_gone(children)
         assert (status, program.errors()) == (5, "")
 
 
@@ -78,8 +78,8 @@ def test_ctrl_c_that_nobody_catches_shows_one_traceback(tmp_path: Path) -> None:
         program.wait_for("ready")
         children = program.descendants()
         program.interrupt()
-        status = program.wait(5)
-        assert are_gone(children, 2)
+        status = program.wait()
+        assert are_gone(children)
         assert status == -signal.SIGINT
         assert program.errors().count("Traceback") == 1
         assert program.errors().splitlines()[-1] == "KeyboardInterrupt"
@@ -111,7 +111,7 @@ def test_ctrl_c_reaches_processes_that_the_program_itself_gets_from_the_forkserv
         ours.recv()
         try:
             print("ready", flush=True)
-            time.sleep(10)
+            time.sleep(60)
         except KeyboardInterrupt:
             print(ours.recv(), flush=True)
     """
@@ -119,11 +119,13 @@ def test_ctrl_c_reaches_processes_that_the_program_itself_gets_from_the_forkserv
         program.wait_for("ready")
         program.interrupt()
         program.wait_for("interrupted")
-        assert (program.wait(5), program.errors()) == (0, "")
+        assert (program.wait(), program.errors()) == (0, "")
 
 
 def test_interrupts_at_many_moments_lose_no_mini_batch() -> None:
-    expected = [[4 * i % 40 + k for k in range(4)] for i in range(200)]
+    def expected(number: int) -> list[int]:
+        return [4 * number % 40 + k for k in range(4)]
+
     taken = []
     is_over = threading.Event()
 
@@ -138,7 +140,7 @@ def test_interrupts_at_many_moments_lose_no_mini_batch() -> None:
         n_interrupts = 0
         try:
             thread.start()
-            while len(taken) < 200 and n_interrupts < 5000:
+            while len(taken) < 200 or n_interrupts <= 10:
                 try:
                     batch = None
                     batch = next(iterator)
@@ -148,7 +150,7 @@ def test_interrupts_at_many_moments_lose_no_mini_batch() -> None:
                     # The interrupt may have come after the mini-batch was taken.
                     position = iterator.epoch * 40 + iterator.current_position
                     if position == 4 * (len(taken) + 1):
-                        taken.append(expected[len(taken)])
+                        taken.append(expected(len(taken)))
         finally:
             while not is_over.is_set() or thread.is_alive():
                 try:
@@ -158,5 +160,4 @@ def test_interrupts_at_many_moments_lose_no_mini_batch() -> None:
                 except KeyboardInterrupt:
                     continue
 
-    assert n_interrupts > 10
-    assert taken == expected
+    assert taken == [expected(number) for number in range(len(taken))]

@@ -22,7 +22,13 @@ from tests.chainer.iterator_datasets import (
     indices_of,
     numbered_images,
 )
-from tests.chainer.scripts import wait_until, workers
+from tests.chainer.scripts import (
+    PROMPT_SECONDS,
+    kill_all,
+    wait_for_workers,
+    wait_until,
+    workers,
+)
 from tests.conftest import make_images
 
 N_IMAGES = 40
@@ -110,17 +116,17 @@ def test_workers_that_are_killed_before_the_first_mini_batch_change_nothing(
 
 def test_all_workers_at_once_may_be_killed(iterator: OverlapIterator, folder: Path) -> None:
     expected = undisturbed(folder, 23)
+    n_workers = {"ovl-supervisor": 1, "ovl-reader": 3}
+    if iterator.staging is not None:
+        n_workers["ovl-prefetcher"] = 2
     kept = [next(iterator) for _ in range(3)]
 
     for step in (3, 13):  # more than can be ready in the trainer
-        everyone = [process for found in workers().values() for process in found]
-        assert len(everyone) >= 4
-        for process in everyone:
-            process.kill()
+        kill_all(wait_for_workers(n_workers))
         kept += [next(iterator) for _ in range(step, step + 10)]
 
     assert [content(batch) for batch in kept] == expected
-    assert len(workers()["ovl-reader"]) == 3
+    wait_for_workers(n_workers)
 
 
 def test_mini_batches_that_are_kept_outlive_the_supervisor(
@@ -152,7 +158,7 @@ def test_finalize_after_a_kill_is_quiet() -> None:
         next(iterator)
         wait_and_kill(name)
         iterator.finalize()
-        wait_until(lambda: not workers(), 2)
+        wait_until(lambda: not workers(), PROMPT_SECONDS)
 
 
 def test_a_supervisor_may_die_twice_while_it_starts_where_one_has_started_before(

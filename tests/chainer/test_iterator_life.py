@@ -8,7 +8,6 @@ import os
 from typing import Any
 
 import chainer
-import psutil
 import pytest
 from chainer.iterators import MultiprocessIterator
 
@@ -16,6 +15,7 @@ from overlapiter import OverlapIterator
 from overlapiter.errors import DatasetPicklingError
 from tests.chainer.conftest import Maker, NumberedImages
 from tests.chainer.iterator_datasets import Pixels, Values, indices_of
+from tests.chainer.scripts import are_gone, wait_for_workers
 
 
 def parameters(kind: type) -> list[tuple[str, Any]]:
@@ -132,18 +132,14 @@ def test_an_exception_leaves_a_with_block_as_it_is(make_ours: Maker) -> None:
 def test_dropping_the_last_reference_ends_the_workers_at_once() -> None:
     iterator = OverlapIterator(Pixels(10), 4, n_processes=2)
     next(iterator)
-    workers = [p for p in psutil.Process().children(recursive=True) if p.name().startswith("ovl-")]
-    assert sorted(p.name() for p in workers) == ["ovl-reader", "ovl-reader", "ovl-supervisor"]
+    workers = wait_for_workers({"ovl-supervisor": 1, "ovl-reader": 2})
 
     gc.disable()  # no reference cycle keeps it alive
     try:
         del iterator
-        gone, alive = psutil.wait_procs(workers, timeout=2)
+        assert are_gone(workers)
     finally:
         gc.enable()
-
-    assert not alive
-    assert len(gone) == 3
 
 
 def test_a_dataset_that_cannot_be_pickled_is_refused_with_the_attribute_at_fault(

@@ -14,7 +14,13 @@ import psutil
 from overlapiter import OverlapIterator
 from tests.chainer.conftest import Maker, NumberedImages
 from tests.chainer.iterator_datasets import Pixels, indices_of
-from tests.chainer.scripts import run_script, wait_until, workers
+from tests.chainer.scripts import (
+    PROMPT_SECONDS,
+    are_gone,
+    run_script,
+    wait_for_workers,
+    wait_until,
+)
 
 NO_FORK = """
     import multiprocessing, os, sys
@@ -71,9 +77,9 @@ def test_the_processes_are_named_and_counted_as_asked_for(
     n_expected = {"ovl-supervisor": 1, "ovl-reader": 3}
     if make_ours.kind == "staged":
         n_expected["ovl-prefetcher"] = 1
-    wait_until(lambda: {name: len(found) for name, found in workers().items()} == n_expected)
+    everyone = wait_for_workers(n_expected)
     iterator.finalize()
-    assert workers() == {}
+    assert are_gone(everyone)
 
 
 def test_the_trainer_runs_no_thread_for_it(make_ours: Maker, images: NumberedImages) -> None:
@@ -110,7 +116,6 @@ def belongings() -> dict[str, Any]:
         "processes": {p.pid for p in me.children(recursive=True)},
         "descriptors": len(os.listdir("/proc/self/fd")),
         "threads": me.num_threads(),
-        "shared memory": sorted(os.listdir("/dev/shm")),
         "mappings": Path("/proc/self/maps").read_text().count("overlapiter"),
     }
 
@@ -136,7 +141,7 @@ def test_twenty_iterators_in_a_row_leave_nothing_behind(
     for _ in range(20):
         use_one()
 
-    wait_until(lambda: belongings() == before, 5)
+    wait_until(lambda: belongings() == before, PROMPT_SECONDS)
 
 
 def test_the_start_method_of_the_program_is_left_alone() -> None:

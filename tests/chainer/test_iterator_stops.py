@@ -15,7 +15,14 @@ from overlapiter import OverlapIterator, Skip
 from overlapiter.errors import WorkerDiedError
 from tests.chainer.conftest import Maker
 from tests.chainer.iterator_datasets import DeclaredCulprit, Pixels, Slow, indices_of
-from tests.chainer.scripts import are_gone, run_script, wait_until, workers
+from tests.chainer.scripts import (
+    PROMPT_SECONDS,
+    are_gone,
+    run_script,
+    wait_for_workers,
+    wait_until,
+    workers,
+)
 
 
 class StopsItself(Pixels):
@@ -72,7 +79,7 @@ def test_a_worker_that_is_stopped_is_replaced_and_no_mini_batch_changes(
     taken += [indices_of(next(iterator)) for _ in range(57)]
 
     assert taken == in_order(60, 40)
-    assert are_gone([victim], 3)
+    assert are_gone([victim])
     wait_until(lambda: len(workers().get("ovl-reader", [])) == 2)
 
 
@@ -91,17 +98,18 @@ def test_finalize_ends_workers_that_are_stopped() -> None:
     for name in ("ovl-reader", "ovl-supervisor"):
         iterator = OverlapIterator(Slow(20), 4, n_processes=2)
         next(iterator)
-        everyone = [process for found in workers().values() for process in found]
+        everyone = wait_for_workers({"ovl-supervisor": 1, "ovl-reader": 2})
         workers()[name][0].suspend()
         start = time.monotonic()
         iterator.finalize()
-        assert time.monotonic() - start < 2
-        assert are_gone(everyone, 2)
+        assert time.monotonic() - start < PROMPT_SECONDS
+        assert are_gone(everyone)
 
 
 def test_a_job_that_is_suspended_as_a_whole_goes_on_with_the_same_workers() -> None:
     with OverlapIterator(Slow(40), 4, shuffle=False, n_processes=2) as iterator:
         taken = [indices_of(next(iterator)) for _ in range(3)]
+        wait_for_workers({"ovl-supervisor": 1, "ovl-reader": 2})
         found = workers()
         everyone = [p for name in ("ovl-supervisor", "ovl-reader") for p in found[name]]
         for process in everyone:

@@ -41,7 +41,7 @@ def run(words: list[str], stdin: str | None = None) -> subprocess.CompletedProce
         input="" if stdin is None else stdin,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
         check=False,
     )
     assert "Traceback" not in done.stderr, done.stderr

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.chainer.scripts import wait_until
 
 from .commands import ENVIRONMENT, overlapiter, run, slow_command
 
@@ -32,10 +34,10 @@ def measured(root: Path, open_seconds: float, rate: float, *words: object) -> di
 
 
 def test_a_store_of_high_latency_wants_many_reads_in_flight(many, tmp_path) -> None:
-    found = measured(many, 0.02, 1e12, "--to", tmp_path / "fast")
+    found = measured(many, 0.05, 1e12, "--to", tmp_path / "fast")
     assert [level["n_reads"] for level in found["levels"]] == [1, 2, 4, 8, 16, 32, 64, 128]
-    assert found["levels"][0]["latency_seconds"] >= 0.02
-    assert found["levels"][0]["files_per_second"] <= 50
+    assert found["levels"][0]["latency_seconds"] >= 0.05
+    assert found["levels"][0]["files_per_second"] <= 20
     assert found["recommended"]["reads_in_flight"] >= 16
     assert found["file_system"]["size_bytes"] > 0
     assert found["disk"]["write_bytes_per_second"] > 0
@@ -92,12 +94,17 @@ def test_what_cannot_work_is_explained(source, tmp_path, words, status, message)
     assert message in done.stderr
 
 
+def is_measuring(folder: Path) -> bool:
+    """Return whether there is a file of the command's own."""
+    with contextlib.suppress(FileNotFoundError):  # they come and go
+        return bool(list(folder.glob("fast/*/*")))
+    return False
+
+
 def test_an_interruption_leaves_nothing(many, tmp_path) -> None:
     words = ("doctor", "--source", many, "--to", tmp_path / "fast", "--seconds", 10)
     process = subprocess.Popen(slow_command(many, 0.001, 1e12, *words), env=ENVIRONMENT)
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob("fast/*/*")) and time.monotonic() < deadline:
-        time.sleep(0.005)
+    wait_until(lambda: is_measuring(tmp_path))
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=30) == 130
+    assert process.wait(timeout=100) == 130
     assert not (tmp_path / "fast").exists()

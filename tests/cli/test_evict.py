@@ -156,7 +156,7 @@ def test_a_terminal_is_asked(fast, files, answer, n_left) -> None:
     while b"[y/N] " not in shown:
         shown += os.read(ours, 4096)
     os.write(ours, answer)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=100)
     os.close(ours)
     assert b"remove 30 files, 30.4 kB (" in shown
     assert process.returncode == (1 if n_left else 0)

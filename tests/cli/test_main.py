@@ -44,5 +44,5 @@ def test_an_interruption_while_it_is_loaded_ends_it_quietly(source, tmp_path, mo
     assert os.read(ours, 1) == b"."
     os.close(ours)
     process.send_signal(signal.SIGINT)
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=100)
     assert (process.returncode, output, errors) == (130, b"", b"")

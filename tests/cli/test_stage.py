@@ -9,7 +9,6 @@ import shutil
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +21,7 @@ from overlapiter.staging.origin import LocalOrigin, Original, OriginalFile
 from overlapiter.staging.records import recorded_run
 from overlapiter.staging.room import Room
 from overlapiter.staging.store import Store
+from tests.chainer.scripts import wait_until
 
 from .commands import (
     ENVIRONMENT,
@@ -184,17 +184,15 @@ def test_an_interruption_leaves_nothing_half_done_and_can_be_gone_on_from(
 ) -> None:
     words = ["stage", listing, "--source", source, "--to", fast, "--reads-in-flight", 2]
     process = subprocess.Popen(
-        slow_command(source, 0.1, 1e9, *words),
+        slow_command(source, 0.25, 1e9, *words),
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    deadline = time.monotonic() + 30
-    while len(staged_files(fast)) < 3 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_until(lambda: len(staged_files(fast)) >= 3)
     process.send_signal(number)
-    output, errors = process.communicate(timeout=30)
+    output, errors = process.communicate(timeout=100)
     assert process.returncode == status, errors
     assert "nothing is left half-done; run the same command again" in errors
     assert "Traceback" not in errors
@@ -228,7 +226,7 @@ def test_a_terminal_shows_a_bar(source, fast, listing) -> None:
             break
         shown += piece
     os.close(ours)
-    output, _ = process.communicate(timeout=30)
+    output, _ = process.communicate(timeout=100)
     assert process.returncode == 0
     text = shown.decode()
     assert f"{N_FILES}/{N_FILES}" in text

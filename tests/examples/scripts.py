@@ -18,7 +18,7 @@ BATCH_SIZE = 8
 # The scripts run as they do for a user, also where the tests turn warnings into errors.
 ENVIRONMENT = {
     **{name: value for name, value in os.environ.items() if name != "PYTHONWARNINGS"},
-    "PYTHONPATH": str(REPOSITORY),
+    "PYTHONPATH": f"{REPOSITORY / 'tests' / 'quick_start'}{os.pathsep}{REPOSITORY}",
     "OMP_NUM_THREADS": "1",
 }
 
@@ -32,7 +32,7 @@ def run_python(*arguments: object, cwd: pathlib.Path) -> subprocess.CompletedPro
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=200,
         check=False,
     )
 

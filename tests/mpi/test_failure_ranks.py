@@ -12,8 +12,8 @@ from tests.chainer.mpi_jobs import NEEDS_MPIEXEC, Job, check_staged, run_job
 pytestmark = NEEDS_MPIEXEC
 
 PROGRAM = Path(__file__).with_name("rank_failing.py")
-#: Without the hooks, the other ranks would wait until the job is killed, after 90 seconds.
-SOON_SECONDS = 45.0
+#: Without the hooks, the other ranks would wait until the job is killed, after 200 seconds.
+SOON_SECONDS = 100.0
 
 
 def run(n_ranks: int, folder: Path, *arguments: object) -> Job:

@@ -228,7 +228,7 @@ def test_a_store_that_dies_is_an_error_that_names_the_object_until_it_is_back(
             assert failed.filename.startswith(objects.root)
             assert "cannot be read" in str(failed)
             store.start()
-            wait_until(lambda: taken(iterator), 30)
+            wait_until(lambda: taken(iterator))
 
 
 def taken(iterator: Any) -> bool:

@@ -41,8 +41,9 @@ def test_another_process_sees_it_under_whatever_seed_it_hashes(path):
 
 def test_it_ends_after_some_seconds_and_with_the_boot(path, monkeypatch):
     one, other = Interest(path, 1), Interest(path, 2)
-    one.want(["/source/a"])
     now_ms = interest_module._now_ms()
+    monkeypatch.setattr(interest_module, "_now_ms", lambda: now_ms)
+    one.want(["/source/a"])
     for later_ms, is_wanted in ((9_000, True), (11_000, False), (-(10**7), False)):
         monkeypatch.setattr(interest_module, "_now_ms", lambda ms=later_ms: now_ms + ms)
         assert other.is_wanted_by_others(["/source/a"]) is is_wanted

@@ -35,7 +35,7 @@ class Crew:
             self.n_busy += 1
             self.most_busy = max(self.n_busy, self.most_busy)
         self.at_work.release()
-        assert self.let_go.acquire(timeout=10)
+        assert self.let_go.acquire(timeout=60)
         with self._lock:
             self.n_busy -= 1
 
@@ -51,12 +51,12 @@ class Crew:
 
     def await_busy(self, n_threads: int) -> None:
         for _ in range(n_threads):
-            assert self.at_work.acquire(timeout=10)
+            assert self.at_work.acquire(timeout=60)
         assert not self.at_work.acquire(timeout=0.05)
 
     def await_ended(self, n_threads: int) -> None:
         for _ in range(n_threads):
-            assert self.ended.acquire(timeout=10)
+            assert self.ended.acquire(timeout=60)
 
 
 @pytest.fixture
