@@ -1,9 +1,11 @@
 """Runs under mpiexec, on nodes that are names: what ``overlapiter.mpi`` sets up on each rank.
 
-Arguments: the folder of images.
+Arguments: the folder of images; a file with a pickled dataset of them, on a store that counts
+opens.
 """
 
 import dataclasses
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,21 +15,28 @@ import psutil
 import overlapiter
 import overlapiter.mpi
 from overlapiter.node import this_node
-from tests.chainer.rank_side import forks, report
+from tests.chainer.rank_side import forks, labels_of, report
 
 modules = {"before": sorted({"chainer", "mpi4py.MPI"} & sys.modules.keys())}
 
 
-def shared(comm: Any, images: Any) -> list[int]:
-    """All ranks of a node read all images at the same time, into the directory of the node."""
+def shared(comm: Any, images: Any) -> dict[str, Any]:
+    """All ranks of a node read all images at once, each in an order of its own.
+
+    The directory is the node's.
+    """
     staging = overlapiter.Staging(f"staging-{this_node().name}", keep_free=0)
     with overlapiter.OverlapIterator(
-        images, 8, n_processes=1, repeat=False, staging=staging
+        images, 8, seed=comm.rank, n_processes=1, repeat=False, staging=staging
     ) as iterator:
         comm.mpi_comm.Barrier()
-        n_examples = sum(len(batch) for batch in iterator)
+        order = [label for batch in iterator for label in labels_of(batch)]
         counters = iterator.stats()
-    return [n_examples, counters.files_staged, counters.opens_source]
+    return {
+        "order": order,
+        "files staged": counters.files_staged,
+        "opens of the source": counters.opens_source,
+    }
 
 
 def supervised(images: Any) -> dict[str, Any]:
@@ -53,7 +62,7 @@ def main() -> None:
 
     images = numbered_images(Path(sys.argv[1]), 64)
     results = {
-        "shared": shared(comm, images),
+        "shared": shared(comm, pickle.loads(Path(sys.argv[2]).read_bytes())),
         "defaults": supervised(images),
         "has new children": psutil.Process().children() != children,
     }
@@ -63,6 +72,7 @@ def main() -> None:
     results |= {
         "node": dataclasses.asdict(node),
         "node with another communicator": dataclasses.asdict(this_node()),
+        "ChainerMN's node": [comm.intra_rank, comm.intra_size, comm.inter_rank, comm.inter_size],
         "communicators": [(type(c).__name__, c.rank, c.size) for c in (comm, other, same)],
         "modules": modules,
         "forks": forks,

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
+import pickle
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from bench.slowstore import SlowStore, attach
 from overlapiter.errors import BindingWarning
 from overlapiter.mpi import communicator
 from overlapiter.node import Node, Place, set_node, this_node
-from tests.chainer.mpi_jobs import NEEDS_MPIEXEC, check_staged, run_job
+from tests.chainer.iterator_datasets import numbered_images
+from tests.chainer.mpi_jobs import NEEDS_MPIEXEC, check_staged, plays_host_names, run_job
 
 pytestmark = NEEDS_MPIEXEC
 
@@ -70,10 +74,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def ranks(folder: Path, image_folder: Path) -> list[Any]:
+def store(image_folder: Path) -> Iterator[SlowStore]:
+    """The store of the images, which counts every open of every process."""
+    store = SlowStore(image_folder, open_seconds=0.002, bytes_per_second=math.inf)
+    yield store
+    store.close()
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path, image_folder: Path, store: SlowStore) -> list[Any]:
     """What each rank of the job found."""
     program = Path(__file__).with_name("rank_nodes.py")
-    ended = run_job(program, 4, folder, image_folder, n_nodes=2)
+    images = attach(numbered_images(image_folder, N_IMAGES), store)
+    (folder / "images.pickle").write_bytes(pickle.dumps(images))
+    ended = run_job(program, 4, folder, image_folder, "images.pickle", n_nodes=2)
     assert ended.exit_status == 0, ended.output
     assert len(ended.results) == 4
     return ended.results
@@ -108,17 +122,23 @@ def test_communicators_are_those_of_chainermn(ranks: list[Any]) -> None:
         ]
 
 
-def test_a_file_is_staged_once_on_each_node(
-    ranks: list[Any], folder: Path, image_folder: Path
+@pytest.mark.skipif(not plays_host_names(), reason="needs root, to give each node a host name")
+def test_chainermn_finds_the_same_nodes_by_their_host_names(ranks: list[Any]) -> None:
+    assert [rank["ChainerMN's node"] for rank in ranks] == [[r % 2, 2, r // 2, 2] for r in range(4)]
+
+
+def test_a_file_crosses_the_slow_store_once_for_each_node_though_ranks_read_in_other_orders(
+    ranks: list[Any], folder: Path, image_folder: Path, store: SlowStore
 ) -> None:
     found = [rank["shared"] for rank in ranks]
 
-    assert [n_examples for n_examples, _, _ in found] == [N_IMAGES] * 4
+    assert [sorted(rank["order"]) for rank in found] == [list(range(N_IMAGES))] * 4
+    assert len({tuple(rank["order"]) for rank in found}) == 4
     for node in range(2):
-        n_staged = [n_staged for _, n_staged, _ in found[2 * node : 2 * node + 2]]
-        assert sum(n_staged) == N_IMAGES
+        assert sum(rank["files staged"] for rank in found[2 * node : 2 * node + 2]) == N_IMAGES
         assert check_staged(folder / f"staging-node-{node}", image_folder) == N_IMAGES
-    assert [n_opens for _, _, n_opens in found] == [0] * 4
+    assert [rank["opens of the source"] for rank in found] == [0] * 4
+    assert store.opens_by_path() == {f"{i:05}.jpg": 2 for i in range(N_IMAGES)}
 
 
 def test_defaults_are_a_ranks_part(ranks: list[Any]) -> None:
