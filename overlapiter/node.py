@@ -14,7 +14,7 @@ import dataclasses
 import os
 import re
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
 #: Names the node of a process, in the place of its host name: several "nodes" on one machine.
@@ -87,7 +87,7 @@ def set_node(node: Node | None) -> None:
 
 def this_node() -> Node:
     """Return the node of this process. Costs some system calls, and asks no other process."""
-    return _found or node_from(os.environ, this_place(), count_cores())
+    return _found or node_from(os.environ, this_place(), count_cores)
 
 
 def this_place() -> Place:
@@ -127,17 +127,19 @@ def count_cores() -> int:
 # --- from the launcher's variables ------------------------------------------------------------
 
 
-def node_from(environment: Mapping[str, str], place: Place, n_cores: int) -> Node:
-    """Return a process's node by what its launcher says. Pure.
+def node_from(environment: Mapping[str, str], place: Place, count_all: Callable[[], int]) -> Node:
+    """Return a process's node by what its launcher says.
 
     Args:
         environment: Variables of the process.
         place: Where it runs.
-        n_cores: Cores of the node that the job may use.
+        count_all: Returns the cores of the node that the job may use; asked if there are several
+            ranks.
     """
     rank, size, index, count = _launched(environment)
-    # Bound to some of the cores, or free to use all of them: more than an even part is not ours.
-    cores = max(1, min(len(place.cores), n_cores // size)) if size > 1 else len(place.cores)
+    cores = len(place.cores)
+    if size > 1:  # bound to some, or free to use all: more than an even part is not ours
+        cores = max(1, min(cores, count_all() // size))
     return Node(place.node, rank, size, index, count, cores)
 
 

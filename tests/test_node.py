@@ -109,7 +109,7 @@ CRAY_PMI = {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_
     ],
 )
 def test_the_launcher_tells_who_shares_the_node(environment: dict[str, str]) -> None:
-    assert node_from(environment, PLACE, 8) == Node("gpu1", 1, 4, cores=2)
+    assert node_from(environment, PLACE, lambda: 8) == Node("gpu1", 1, 4, cores=2)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_srun_tells_the_place_of_each_node(
 ) -> None:
     environment = STEP | {"SLURM_NODEID": str(node)} | more
 
-    assert node_from(environment, PLACE, 8) == Node(
+    assert node_from(environment, PLACE, lambda: 8) == Node(
         "gpu1", 1, local_size, index=node, count=4, cores=8 // local_size
     )
 
@@ -144,7 +144,7 @@ def test_srun_tells_the_place_of_each_node(
     ],
 )
 def test_what_is_uncertain_is_a_process_alone(environment: dict[str, str]) -> None:
-    assert node_from(environment, PLACE, 8) == Node("gpu1", cores=8)
+    assert node_from(environment, PLACE, lambda: 8) == Node("gpu1", cores=8)
 
 
 @pytest.mark.parametrize(
@@ -176,11 +176,11 @@ def test_slurms_short_form_is_read(text: str, sizes: list[int]) -> None:
 def test_a_rank_takes_its_part_of_the_cores(n_bound: int, n_cores: int, expected: int) -> None:
     place = PLACE._replace(cores=CORES[:n_bound])
 
-    assert node_from(OPEN_MPI, place, n_cores).cores == expected
+    assert node_from(OPEN_MPI, place, lambda: n_cores).cores == expected
 
 
 def test_a_process_alone_takes_the_cores_it_is_bound_to() -> None:
-    assert node_from({}, PLACE._replace(cores=CORES[:3]), 8).cores == 3
+    assert node_from({}, PLACE._replace(cores=CORES[:3]), lambda: 8).cores == 3
 
 
 # --- this node --------------------------------------------------------------------------------

@@ -27,6 +27,8 @@ from typing import NoReturn
 
 from overlapiter.node import this_node
 
+from .startup import is_in_child
+
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
 
@@ -48,7 +50,7 @@ def abort_on_failure() -> None:
     For programs that call ``chainermn.create_communicator`` themselves; ours does it. Calling it
     twice is calling it once. It may be combined with ``chainermn.global_except_hook``.
     """
-    if _State.pid == os.getpid():
+    if _State.pid == os.getpid() or is_in_child():
         return
     _State.pid = os.getpid()
     sys.excepthook = _excepthook(_printing_hook())
@@ -138,13 +140,12 @@ def _end_job(reason: str, exit_code: int) -> None:
 
     Does nothing where no other rank waits: without MPI, alone, in a process forked from a rank.
     """
-    if os.getpid() != _State.pid:
+    mpi = sys.modules.get("mpi4py.MPI")  # importing it would start MPI
+    if mpi is None or os.getpid() != _State.pid:
         return
-    from mpi4py import MPI
-
-    if not MPI.Is_initialized() or MPI.Is_finalized() or MPI.COMM_WORLD.size == 1:
+    if not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.size == 1:
         return
-    rank, size, name = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size, this_node().name
+    rank, size, name = mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size, this_node().name
     with contextlib.suppress(OSError, ValueError):  # a stream that is closed
         sys.stdout.flush()
     with contextlib.suppress(OSError, ValueError):
@@ -153,4 +154,4 @@ def _end_job(reason: str, exit_code: int) -> None:
             f"MPI_Abort ends the job, for the other ranks would wait for it\n"
         )
         sys.stderr.flush()
-    MPI.COMM_WORLD.Abort(exit_code & 0xFF or 1)
+    mpi.COMM_WORLD.Abort(exit_code & 0xFF or 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from collections.abc import Sequence
 
 from overlapiter.chainer.plan import PRELOAD
@@ -24,4 +25,15 @@ def start_forkserver(preload: Sequence[str] = ()) -> None:
     Raises:
         PipelineError: It cannot be started.
     """
-    _start((*PRELOAD, *preload))
+    if not is_in_child():
+        _start((*PRELOAD, *preload))
+
+
+def is_in_child() -> bool:
+    """Return whether the program's script is but imported here, in a process of its children.
+
+    What stands at the top of the script has been done by the program, then.
+    """
+    process = multiprocessing.current_process()
+    is_importing = getattr(process, "_inheriting", False)  # while Python imports ``__main__``
+    return is_importing or multiprocessing.parent_process() is not None

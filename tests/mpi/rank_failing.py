@@ -3,6 +3,8 @@
 Arguments: how it fails, the folder of images.
 """
 
+from mpi4py import MPI  # isort: skip  # first, as in many a program: MPI runs before all else
+
 import os
 import signal
 import sys
@@ -15,7 +17,7 @@ from chainer.datasets import LabeledImageDataset
 import overlapiter.mpi
 from overlapiter import OverlapIterator, Staging
 from tests.chainer.iterator_datasets import Culprit, numbered_images
-from tests.chainer.rank_side import report
+from tests.chainer.rank_side import forks, report
 
 DEED = sys.argv[1]
 
@@ -57,6 +59,7 @@ def divide() -> float:
 
 
 def main() -> None:
+    assert MPI.Is_initialized()
     comm = communicator()
     is_culprit = comm.rank == comm.size - 1
     staging = Staging("staging", source=sys.argv[2], n_prefetchers=1, keep_free=0)
@@ -68,7 +71,7 @@ def main() -> None:
             fail()
         next(iterator)
         comm.mpi_comm.Barrier()
-    report(comm, {"files staged": iterator.stats().files_staged})
+    report(comm, {"files staged": iterator.stats().files_staged, "forks": forks})
 
 
 if __name__ == "__main__":

@@ -52,6 +52,7 @@ def supervised(images: Any) -> dict[str, Any]:
 
 
 def main() -> None:
+    before = this_node()
     overlapiter.mpi.start_forkserver()
     children = psutil.Process().children()
     modules["started"] = sorted({"chainer", "mpi4py.MPI"} & sys.modules.keys())
@@ -70,6 +71,7 @@ def main() -> None:
     other = overlapiter.mpi.create_communicator("naive", half, batched_copy=False)
     same = overlapiter.mpi.create_communicator(communicator_name="naive")
     results |= {
+        "node by the launcher": dataclasses.asdict(before),
         "node": dataclasses.asdict(node),
         "node with another communicator": dataclasses.asdict(this_node()),
         "ChainerMN's node": [comm.intra_rank, comm.intra_size, comm.inter_rank, comm.inter_size],

@@ -108,6 +108,13 @@ def test_each_rank_knows_who_shares_its_node(ranks: list[Any]) -> None:
     ]
 
 
+def test_the_launcher_knows_the_ranks_of_the_machine(ranks: list[Any]) -> None:
+    for rank, found in enumerate(ranks):
+        node = found["node by the launcher"]
+        assert (node["local_rank"], node["local_size"]) == (rank, 4)
+        assert node["cores"] == found["node"]["cores"]
+
+
 def test_a_communicator_of_some_ranks_does_not_overrule_what_all_said(ranks: list[Any]) -> None:
     for rank in ranks:
         assert rank["node with another communicator"] == rank["node"]

@@ -126,6 +126,7 @@ def test_a_good_end_is_quiet(run: Run, body: str) -> None:
 @pytest.mark.parametrize(
     "prelude",
     [
+        "del sys.modules['mpi4py.MPI']",
         "MPI.finalized = True",
         "MPI.Is_initialized = lambda: False",
         "MPI.COMM_WORLD.size = 1",

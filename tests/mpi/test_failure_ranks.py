@@ -86,6 +86,7 @@ def test_a_rank_that_is_killed_ends_the_job_and_the_next_one_uses_what_is_staged
     assert following.exit_status == 0, following.output
     assert "has failed" not in following.output
     assert sum(rank["files staged"] for rank in following.results) <= 6
+    assert [rank["forks"] for rank in following.results] == [[], []]  # MPI runs first
     assert check_staged(tmp_path / "staging", image_folder) == 12
 
 

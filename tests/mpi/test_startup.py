@@ -51,6 +51,32 @@ def test_workers_come_from_it_and_find_chainer_there(tmp_path: Path) -> None:
     assert (ended.stdout, ended.stderr) == ("(True, True)\nTrue\n", "")
 
 
+AT_THE_TOP = """
+import overlapiter, overlapiter.mpi, threading
+from multiprocessing import forkserver
+overlapiter.mpi.start_forkserver()
+overlapiter.mpi.abort_on_failure()
+
+class Witness:
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, i):
+        return forkserver._forkserver._forkserver_pid, threading.excepthook.__module__
+
+if __name__ == "__main__":
+    assert threading.excepthook.__module__ == "overlapiter.mpi.failure"
+    with overlapiter.OverlapIterator(Witness(), 2, n_processes=1) as iterator:
+        print(next(iterator)[0])
+"""
+
+
+def test_at_the_top_of_a_script_that_workers_import_it_does_nothing_there(tmp_path: Path) -> None:
+    ended = run_script(tmp_path, AT_THE_TOP)
+
+    assert (ended.stdout, ended.stderr) == ("(None, '_thread')\n", "")
+
+
 def test_without_it_workers_import_what_the_dataset_needs(tmp_path: Path) -> None:
     (tmp_path / "witness.py").write_text(WITNESS)
 
