@@ -119,6 +119,8 @@ def run_here(
             emulated = handed_over is not None
             reads = reads_by_node(store.records(), results) if emulated else staged_by_node(results)
             found[number].append({"ranks": ranks, "reads": reads})
+            if not emulated:  # a data set is large, and there may be room for one copy alone
+                shutil.rmtree(staging, ignore_errors=True)
     return found
 
 

@@ -61,4 +61,6 @@ def _run_all(options: argparse.Namespace, comm: object, scratch: Path) -> Found 
         ranks = comm.mpi_comm.allgather(asdict(train(spec, comm)))
         reads = staged_by_node([RankResult.from_dict(rank) for rank in ranks])
         found[number].append({"ranks": ranks, "reads": reads})
+        if node.local_rank == 0:  # a data set is large, and there may be room for one copy alone
+            shutil.rmtree(staging, ignore_errors=True)
     return Found(sources, points, found) if comm.rank == 0 else None

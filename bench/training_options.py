@@ -47,7 +47,7 @@ def _add_what_is_trained(parser: argparse.ArgumentParser) -> None:
     add("--loaders", help=f"of {','.join(LOADERS)} (what the model is for)")
     add("--model", choices=MODELS, default="data", help="data: next to no computing (%(default)s)")
     add("--order", choices=ORDERS, default="global", help="of the examples (%(default)s)")
-    add("--examples", type=int, default=1600, help="images (%(default)s)")
+    add("--examples", type=int, default=4096, help="images (%(default)s)")
     add("--batch-size", type=int, default=32, help="images of a rank's mini-batch (%(default)s)")
     add("--epochs", type=int, default=2, help="epochs (%(default)s)")
     add("--readers", type=int, help="file readers of a rank (its share of the cores)")
