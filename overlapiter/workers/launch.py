@@ -137,12 +137,16 @@ def launch(
 def start_forkserver(preload: Sequence[str]) -> None:
     """Start the forkserver, unless it runs. Does not wait for its imports.
 
+    Does nothing in a child that imports the program's ``__main__``, at the top of which it stands.
+
     Args:
         preload: Modules that it imports.
 
     Raises:
         PipelineError: It cannot be started.
     """
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        return
     with _interrupts_held(), hidden_launcher(), _undecided_start_method(), _explained():
         _ensure_forkserver(preload)
 

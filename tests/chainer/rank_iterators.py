@@ -14,6 +14,7 @@ import chainermn
 import numpy as np
 from chainer.datasets import SubDataset
 
+import overlapiter.mpi
 from overlapiter import OverlapIterator, Staging
 from tests.chainer.iterator_datasets import indices_of, numbered_images
 from tests.chainer.rank_side import (
@@ -297,7 +298,7 @@ def shared_staging(comm: Any, staging: Staging) -> Any:
 
 def main() -> None:
     assert MPI.Is_initialized()
-    comm = chainermn.create_communicator("naive")
+    comm = overlapiter.mpi.create_communicator("naive")
     results: dict[str, Any] = {
         "shared_staging": shared_staging(comm, Staging("shared", n_prefetchers=1, keep_free=0))
     }

@@ -19,6 +19,7 @@ from chainer.training import extensions
 from chainermn.extensions import AllreducePersistent, GenericMultiNodeEvaluator, multi_node_snapshot
 
 import overlapiter
+import overlapiter.mpi
 from overlapiter import Staging
 from tests.chainer.iterator_datasets import numbered_images
 from tests.chainer.rank_side import KINDS, Make, forks, labels_of, report
@@ -201,7 +202,7 @@ def resumed(comm: Any, makers: dict[str, Make]) -> Any:
 
 
 def main() -> None:
-    comm = chainermn.create_communicator("naive")
+    comm = overlapiter.mpi.create_communicator("naive")
     staging = Staging("staging", source=FOLDER, n_prefetchers=1, keep_free=0)
     makers = {kind: Make(kind, staging) for kind in KINDS}
     deed = {"whole": whole, "killed": killed, "resumed": resumed}[sys.argv[1]]

@@ -46,8 +46,14 @@ def test_no_rank_copies_its_memory_when_mpi_runs_first_and_the_forkserver_dies(
 
 # --- scripts that define the dataset ----------------------------------------------------------
 
-#: How training scripts begin. In a worker each line but the last is to run as in the trainer.
+#: How training scripts begin.
 HEADS = {
+    "the forkserver": """
+        import overlapiter.mpi
+        overlapiter.mpi.start_forkserver()
+        from mpi4py import MPI
+        rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+    """,
     "rank": """
         from mpi4py import MPI
         comm = MPI.COMM_WORLD
@@ -77,14 +83,15 @@ HEADS = {
             pass
         def next_of(comm: Comm) -> int:
             return (comm.rank + 1) % comm.size
-        rank, size = COMM_WORLD.rank, (next_of(COMM_WORLD) - COMM_WORLD.rank) % 4 + 3
+        rank, size = COMM_WORLD.rank, (next_of(COMM_WORLD) - COMM_WORLD.rank) % 5 + 4
     """,
 }
 
 SCRIPT = """
-import atexit, json, os
+import json, multiprocessing, os, sys
 {head}
 import overlapiter
+from tests.chainer import fork_watch
 
 class Witness:
     def __init__(self):
@@ -101,8 +108,15 @@ class Witness:
 if __name__ == "__main__":
     with overlapiter.OverlapIterator(Witness(), 2, shuffle=False, n_processes=1) as iterator:
         seen = [list(example) for _ in range(2) for example in next(iterator)]
+    if "overlapiter.mpi" in sys.modules:  # what else comes from that forkserver is as safe
+        from chainer.iterators import MultiprocessIterator
+        multiprocessing.set_start_method("forkserver")
+        theirs = MultiprocessIterator(Witness(), 2, shuffle=False, n_processes=1, shared_mem=9999)
+        assert [list(example) for _ in range(2) for example in next(theirs)] == seen
+        theirs.finalize()
     from mpi4py import MPI
     MPI.COMM_WORLD.Barrier()
+    assert fork_watch.copies == []
     with open(f"rank-{{rank}}.json", "w") as file:
         json.dump(seen, file)
     if not MPI.Is_finalized():
@@ -120,7 +134,10 @@ def test_a_script_that_begins_with_mpi_may_define_the_dataset(tmp_path: Path) ->
     ended = run_groups(groups, tmp_path)
 
     assert ended.exit_status == 0, ended.output
-    assert ended.results == [[[i, rank, 4, [], False] for i in range(4)] for rank in range(4)]
+    n_ranks = len(HEADS)
+    assert ended.results == [
+        [[i, rank, n_ranks, [], False] for i in range(4)] for rank in range(n_ranks)
+    ]
     assert ended.n_looks > 0
 
 
