@@ -1,4 +1,8 @@
-"""When each example is read next, as far as the orders of the coming epochs are known. Pure."""
+"""When each example is read next, as far as the orders of the coming epochs are known. Pure.
+
+The other ranks of a node, which share its staging directory, read as well, at the same pace: what
+they read is known from their orders, and counts as read once this process is past that position.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +24,16 @@ class _Epoch(NamedTuple):
         first: For each example the position of its first use, or FAR.
         again: For each place in the order the position at which the same example comes again, or
             FAR; None if none comes twice.
+        others: What others read meanwhile: a row of examples for each place; None for nothing.
     """
 
     first: NDArray[np.int64]
     again: NDArray[np.int64] | None
+    others: Indices | None
 
 
 class NextUse:
-    """The next use of every example that has not been handed out yet.
+    """The next use of every example, by this process or others, that is not under way yet.
 
     A *position* counts examples over all epochs: ``epoch * epoch_size + place in its order``.
 
@@ -43,10 +49,16 @@ class NextUse:
         self._n_examples = n_examples
         self._epochs: dict[int, _Epoch] = {}
         self._epoch_size = 0
-        self._reached = 0
+        self._reached = self._passed = 0
 
-    def learn(self, epoch: int, order: Indices | None) -> bool:
-        """Take note of the order of an epoch, None for ascending; epochs come in ascending order.
+    def learn(self, epoch: int, order: Indices | None, others: Indices | None = None) -> bool:
+        """Take note of the order of an epoch; epochs come in ascending order.
+
+        Args:
+            epoch: The epoch.
+            order: Its order; None for ascending.
+            others: What other processes read at the same time: an example in each column of a row
+                for each place in the order. None for nothing.
 
         Returns:
             Whether it is news; one that is known already is left.
@@ -60,12 +72,21 @@ class NextUse:
         positions = epoch * size + np.arange(size)
         first = np.full(self._n_examples, FAR, np.int64)
         first[order[::-1]] = positions[::-1]  # of several uses the first one is written last
-        self._epochs[epoch] = _Epoch(first, _uses_again(order, positions))
-        for old in [e for e in self._epochs if (e + 1) * size <= self._reached]:
-            del self._epochs[old]
+        if others is not None:
+            soonest = np.full(self._n_examples, FAR, np.int64)
+            soonest[others[::-1].ravel()] = np.repeat(positions[::-1], others.shape[1])
+            np.minimum(first, soonest, out=first)
+        self._epochs[epoch] = _Epoch(first, _uses_again(order, positions), others)
+        self._forget_past()
         is_news = (self.position == FAR) & (first >= self._reached)
         self.position[is_news] = first[is_news]
         return True
+
+    def _forget_past(self) -> None:
+        for epoch, uses in list(self._epochs.items()):
+            end = self._reached if uses.others is None else min(self._reached, self._passed)
+            if (epoch + 1) * self._epoch_size <= end:
+                del self._epochs[epoch]
 
     def hand_out(self, position: int, indices: list[int]) -> bool:
         """Take note that the examples from ``position`` on are being staged or read.
@@ -79,6 +100,31 @@ class NextUse:
         self._reached = max(self._reached, position + len(indices))
         self._take(position, indices)
         return has_jumped
+
+    def pass_by(self, position: int) -> Indices:
+        """Take note that others have read, too, what they read before ``position``.
+
+        Returns:
+            The examples whose next use has changed by that.
+        """
+        changed = [np.empty(0, np.intp)]
+        for epoch, uses in self._epochs.items() if position > self._passed else ():
+            if uses.others is None:
+                continue
+            start = epoch * self._epoch_size
+            rows = uses.others[max(self._passed - start, 0) : max(position - start, 0)]
+            examples = rows[self.position[rows] < position]
+            self.position[examples] = self._first_after(epoch, examples)
+            changed.append(examples)
+        self._passed = max(self._passed, position)
+        return np.concatenate(changed)
+
+    def _first_after(self, epoch: int, examples: Indices) -> NDArray[np.int64]:
+        found = np.full(len(examples), FAR, np.int64)
+        for later in sorted(e for e in self._epochs if e > epoch):
+            first = self._epochs[later].first[examples]
+            np.copyto(found, first, where=found == FAR)
+        return found
 
     def _pass_over(self, position: int) -> None:
         """Take note that what comes before ``position`` is not handed out, but has been before."""
@@ -125,7 +171,7 @@ class NextUse:
         """Forget all orders: the next ones may be of any epoch."""
         self.position.fill(FAR)
         self._epochs.clear()
-        self._epoch_size = self._reached = 0
+        self._epoch_size = self._reached = self._passed = 0
 
 
 def _uses_again(order: Indices, positions: NDArray[np.int64]) -> NDArray[np.int64] | None:

@@ -93,7 +93,7 @@ class Pipeline:
         self._next_id = 0  # of the next index list
         self._take_id = 0  # of the next mini-batch
         self._outgoing: list[IndexList] = []
-        self._orders: dict[int, Indices | None] = {}
+        self._orders: tuple[dict[int, Indices | None], dict[int, Indices]] = {}, {}
         self._n_deaths = 0
         self._told: set[str] = set()
         self._was_ready = False  # a supervisor, at any time: the dataset can be read
@@ -117,15 +117,17 @@ class Pipeline:
         self._next_id += 1
         self._outgoing.append(index_list)
 
-    def announce(self, orders: dict[int, Indices | None]) -> None:
+    def announce(self, orders: dict[int, Indices | None], others: dict[int, Indices]) -> None:
         """Tell of the orders of epochs, from which follows what had better stay staged.
 
         Args:
             orders: By epoch, ascending; None for ascending order.
+            others: By epoch, what the other ranks of the node read meanwhile, where it is known:
+                a row of examples for each of the order.
         """
         if orders and self._plan.staging is not None:
-            self._orders = orders
-            self._send(("orders", orders))
+            self._orders = orders, others
+            self._send(("orders", orders, others))
 
     def flush(self) -> None:
         """Send what was queued. Does not wait for an answer."""
@@ -164,7 +166,7 @@ class Pipeline:
         self._check_open()
         self._waiting.clear()
         self._outgoing.clear()
-        self._orders = {}
+        self._orders = {}, {}
         while self._ready:  # each is released once, whatever interrupts this
             self._release_unseen(self._ready.popitem()[1])
         self._take_id = self._next_id
@@ -301,7 +303,7 @@ class Pipeline:
         lost = [self._waiting[i] for i in range(self._take_id, self._next_id)]
         self._send(("reset", self._take_id))
         self._send(("advance", self._take_id + 1, [], self._take_id, _plain(lost, self._plan.seed)))
-        self.announce(self._orders)
+        self.announce(*self._orders)
 
     def _check_open(self) -> None:
         if not self._finalizer.alive:

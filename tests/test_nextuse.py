@@ -82,3 +82,49 @@ def test_after_a_start_amid_an_epoch_no_next_use_lies_in_the_past(
     assert next_use.hand_out(start, part)
     expected = [searched(orders, 5, i, start + len(part)) for i in range(N_EXAMPLES)]
     assert next_use.position.tolist() == expected
+
+
+N_RANKS = 3
+one_each = st.permutations(range(N_EXAMPLES))
+
+
+@given(st.lists(one_each, min_size=1, max_size=4), st.integers(0, 3), st.integers(0, 2))
+def test_what_the_other_ranks_of_the_node_read_counts_too(
+    epochs: list[list[int]], first_epoch: int, lag: int
+) -> None:
+    rows = [np.reshape(order, (-1, N_RANKS)) for order in epochs]
+    next_use = NextUse(N_EXAMPLES)
+    size = N_EXAMPLES // N_RANKS
+    uses = {
+        first_epoch * size + place: row.tolist() for place, row in enumerate(np.concatenate(rows))
+    }
+    for position, row in uses.items():
+        if position % size == 0:  # that of the next epoch is known, too
+            place = position // size - first_epoch
+            for epoch in range(place, min(place + 2, len(rows))):
+                own, others = rows[epoch][:, 0], rows[epoch][:, 1:]
+                next_use.learn(first_epoch + epoch, own, others)
+        next_use.hand_out(position, row[:1])
+        passed = position + 1 - lag
+        changed = next_use.pass_by(passed)
+        assert set(changed) <= {index for row in uses.values() for index in row[1:]}
+        known = (position // size + 2) * size
+        for index in range(N_EXAMPLES):
+            own_uses = [at for at, row in uses.items() if at <= position and row[0] == index]
+            after = max(own_uses, default=-1)
+            coming = [
+                at
+                for at, row in uses.items()
+                if after < at < known and index in row and at >= (passed, position)[index == row[0]]
+            ]
+            assert next_use.position[index] == min(coming, default=FAR)
+
+
+def test_what_others_read_beyond_a_jump_is_not_over() -> None:
+    next_use = NextUse(6)
+    next_use.learn(0, np.array([0, 1, 2]), np.array([[3], [4], [5]]))
+    assert next_use.hand_out(1, [1])
+    assert next_use.position.tolist() == [FAR, FAR, 2, FAR, 1, 2]
+    assert next_use.pass_by(2).tolist() == [4]
+    assert next_use.position.tolist() == [FAR, FAR, 2, FAR, FAR, 2]
+    assert next_use.pass_by(1).tolist() == []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, Literal
 
 import chainer
@@ -20,6 +20,7 @@ from overlapiter.order import (
     checked_order,
     seeded_order,
 )
+from overlapiter.scatter import ScatteredOrder
 
 OrderSampler = Callable[[Any, int], Any]
 BadExamples = Literal["raise", "skip"] | Skip
@@ -91,6 +92,16 @@ def run_ahead_from(
         dataset_size,
         is_foreseeable=sampler is None or isinstance(sampler, ForeseeableSampler),
     )
+
+
+def others_of(
+    sampler: OrderSampler | None, epochs: Iterable[int], dataset_size: int
+) -> dict[int, Indices]:
+    """Return by epoch what the other ranks of this node read, as far as the sampler knows."""
+    if not isinstance(sampler, ScatteredOrder):
+        return {}
+    found = {epoch: sampler.of_neighbours(epoch, dataset_size) for epoch in epochs}
+    return {epoch: others for epoch, others in found.items() if others is not None}
 
 
 def count_readers(n_processes: int | None) -> int:

@@ -29,6 +29,7 @@ from .arguments import (
     count_or_none,
     count_readers,
     first_state,
+    others_of,
     run_ahead_from,
     skip_limit,
 )
@@ -220,7 +221,8 @@ class OverlapIterator(Standing):
     def _tell_orders(self, *, is_all_news: bool = False) -> None:
         """Tell the stages the orders of epochs that have become known."""
         if self.staging is not None:
-            self._pipeline.announce(self._now.ahead.take_news(is_all_news=is_all_news))
+            news = self._now.ahead.take_news(is_all_news=is_all_news)
+            self._pipeline.announce(news, others_of(self.order_sampler, news, self._dataset_size))
 
     def _submit(self, steps: Iterable[Step]) -> None:
         for step in steps:

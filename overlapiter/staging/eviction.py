@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import collections
 import heapq
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import numpy as np
@@ -108,12 +109,22 @@ class Eviction:
 
     # --- what happens -------------------------------------------------------------------------
 
-    def learn(self, orders: dict[int, Indices | None]) -> None:
+    def learn(
+        self,
+        orders: Mapping[int, Indices | None],
+        others: Mapping[int, Indices] = MappingProxyType({}),
+    ) -> None:
         """Take note of the orders of epochs; None for ascending. Of each the first one counts.
 
         Costs some hundred milliseconds for a million examples.
+
+        Args:
+            orders: By epoch.
+            others: By epoch, what others read meanwhile that share the staging directory, as
+                :meth:`NextUse.learn` has it.
         """
-        is_news = [self._next_use.learn(epoch, orders[epoch]) for epoch in sorted(orders)]
+        next_use = self._next_use
+        is_news = [next_use.learn(e, orders[e], others.get(e)) for e in sorted(orders)]
         if any(is_news):
             self._owners.forget_uses()
             self._sort()
@@ -129,12 +140,16 @@ class Eviction:
         self.n_in_window += len(indices)
 
     def settle(self, position: int) -> None:
-        """Take note that all that was handed out before ``position`` has been read."""
+        """Take note that all before ``position`` has been read, by others too."""
         self._settled = position
+        passed = self._next_use.pass_by(position)
+        if self._is_guessing and len(passed):  # whoever read it has probably staged it
+            self._tiers[passed[self._tiers[passed] == _ABSENT]] = _UNKNOWN
         settled: list[int] = []
         while self._window and self._window[0][0] <= position:
             settled += self._window.popleft()[1]
         self.n_in_window -= len(settled)
+        settled += passed.tolist()
         if self._has_begun and settled:
             # A file goes with the example that needs it first, passed over while it was in use.
             firsts = self._owners.first_readers(settled, self._next_use.position)

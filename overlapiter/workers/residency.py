@@ -70,9 +70,9 @@ class Residency:
 
     # --- the order ----------------------------------------------------------------------------
 
-    def learn(self, orders: dict[int, Indices | None]) -> None:
-        """Take note of the orders of epochs."""
-        self._eviction.learn(orders)
+    def learn(self, orders: dict[int, Indices | None], others: dict[int, Indices]) -> None:
+        """Take note of the orders of epochs, and of what the node's other ranks read meanwhile."""
+        self._eviction.learn(orders, others)
 
     def settle(self, position: int) -> None:
         """Take note that all before ``position`` has been read."""

@@ -7,7 +7,7 @@ with the trainer:
     trainer → supervisor                      supervisor → trainer
     ("advance", consumed_id, [slot, …],       ("ready",), ("fatal", error, traceback)
         first_id, [index list, …])            ("layout", id, layout), ("segment", id, bytes) + fd
-    ("orders", {epoch: order, …})             ("batch", id, layout_id, slot, parts)
+    ("orders", {epoch: order, …}, {…})        ("batch", id, layout_id, slot, parts)
     ("reset", next_id)
     ("describe",)                             ("failed", id, pickled error), ("forget", …)
     ("close",)                                ("description", who, index), ("trouble", text)
@@ -197,7 +197,7 @@ class Supervisor:
                 part_size = self._experience.part_size(len(indices), self._plan.n_readers)
                 self._schedule.admit(batch_id, indices, epochs, part_size, position)
         elif kind == "orders":
-            self._residency.learn(message[1])
+            self._residency.learn(*message[1:])
         elif kind == "reset":
             self._consumed_id = message[1]
             # An interruption may have cost it what it was told; hearing it again does no harm.

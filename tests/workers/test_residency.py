@@ -22,7 +22,7 @@ class Run:
         self.residency = Residency(N_EXAMPLES, 1, capacity_bytes, n_sharers)
         self.schedule = Schedule(is_staging=True)
         orders = {0: None, 1: np.random.default_rng(1).permutation(N_EXAMPLES)}
-        self.residency.learn(orders)
+        self.residency.learn(orders, {})
         for batch_id in range(N_EXAMPLES // 4):
             indices = list(range(4 * batch_id, 4 * batch_id + 4))
             self.schedule.admit(batch_id, indices, None, 2, 4 * batch_id)
