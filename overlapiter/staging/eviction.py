@@ -142,19 +142,26 @@ class Eviction:
     def settle(self, position: int) -> None:
         """Take note that all before ``position`` has been read, by others too."""
         self._settled = position
-        passed = self._next_use.pass_by(position)
-        if self._is_guessing and len(passed):  # whoever read it has probably staged it
-            self._tiers[passed[self._tiers[passed] == _ABSENT]] = _UNKNOWN
+        self._leave_to_others(self._next_use.pass_by(position))
         settled: list[int] = []
         while self._window and self._window[0][0] <= position:
             settled += self._window.popleft()[1]
         self.n_in_window -= len(settled)
-        settled += passed.tolist()
         if self._has_begun and settled:
             # A file goes with the example that needs it first, passed over while it was in use.
             firsts = self._owners.first_readers(settled, self._next_use.position)
             for index in {*settled, *firsts}:
                 self._add(index)
+
+    def _leave_to_others(self, indices: Indices) -> None:
+        """Take note that others have read examples, and are the ones to evict them.
+
+        So each of those who share the directory chooses among other files, of which it knows
+        whether they are staged: it has read them last.
+        """
+        own = indices[self._tiers[indices] >= 0]
+        self.staged_bytes -= int(self._bytes[own].sum())
+        self._tiers[indices] = _ABSENT
 
     def note(
         self,
