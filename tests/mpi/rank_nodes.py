@@ -15,6 +15,7 @@ import psutil
 import overlapiter
 import overlapiter.mpi
 from overlapiter.node import this_node
+from overlapiter.workers.launch import launcher_variables
 from tests.chainer.rank_side import forks, labels_of, report
 
 modules = {"before": sorted({"chainer", "mpi4py.MPI"} & sys.modules.keys())}
@@ -51,9 +52,15 @@ def supervised(images: Any) -> dict[str, Any]:
         }
 
 
+def is_forkserver(process: psutil.Process) -> bool:
+    """Return whether it is not the resource tracker, which runs nobody's code."""
+    return "multiprocessing.forkserver" in " ".join(process.cmdline())
+
+
 def main() -> None:
     before = this_node()
     overlapiter.mpi.start_forkserver()
+    told = launcher_variables()
     children = psutil.Process().children()
     modules["started"] = sorted({"chainer", "mpi4py.MPI"} & sys.modules.keys())
     comm = overlapiter.mpi.create_communicator("naive")
@@ -66,6 +73,14 @@ def main() -> None:
         "shared": shared(comm, pickle.loads(Path(sys.argv[2]).read_bytes())),
         "defaults": supervised(images),
         "has new children": psutil.Process().children() != children,
+        "forkservers": sum(map(is_forkserver, children)),
+        "told by the launcher": sorted(
+            name
+            for child in children
+            if is_forkserver(child)
+            for name in child.environ()
+            if name in told
+        ),
     }
     half = comm.mpi_comm.Split(comm.rank // 3, comm.rank)
     other = overlapiter.mpi.create_communicator("naive", half, batched_copy=False)

@@ -164,3 +164,8 @@ def test_no_rank_forks_or_starts_another_child(ranks: list[Any]) -> None:
     for rank in ranks:
         assert rank["forks"] == []
         assert not rank["has new children"]
+
+
+def test_the_forkserver_is_told_nothing_by_the_launcher(ranks: list[Any]) -> None:
+    for rank in ranks:
+        assert (rank["forkservers"], rank["told by the launcher"]) == (1, [])
