@@ -15,6 +15,7 @@ import io
 import mmap
 import os
 import pickle
+import re
 import struct
 from collections.abc import Callable
 from typing import IO, Any
@@ -58,8 +59,10 @@ class Parcel:
             self._write(piece)
 
     def mentions(self, module: str) -> bool:
-        """Return whether the pickle refers to a module."""
-        return module.encode() in self._mentioned
+        """Return whether the pickle refers to a module or to one below it."""
+        # As pickle writes a name, so that this is its beginning: a text, short or not, or a global.
+        begin = rb"(?s:\x8c.|X.{4}|c)"
+        return re.search(begin + re.escape(module.encode()), self._mentioned) is not None
 
     def _write(self, piece: memoryview) -> None:
         offset_bytes = self.size_bytes

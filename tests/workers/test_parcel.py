@@ -113,6 +113,9 @@ def test_a_parcel_knows_which_modules_it_mentions():
     parcel = Parcel(Things(x=1), make_pickler)
     assert parcel.mentions(__name__)
     assert not parcel.mentions("chainer")
+    assert __name__.startswith("tests.")
+    assert parcel.mentions("tests")
+    assert not parcel.mentions("workers")  # which comes in the middle of it
     parcel.close()
 
 
