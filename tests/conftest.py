@@ -25,9 +25,10 @@ GRACE_SECONDS = 10.0
 
 # Inherited by every process that a test starts: one whose parent died is still recognized by it.
 MARK = f"OVERLAPITER_TESTS_{os.getpid()}"
-STARTED = psutil.Process().create_time()
 # These two live as long as the process that started them.
 HELPER = re.compile(r"from multiprocessing\.(forkserver|resource_tracker) import main")
+# Processes that are none of ours, and never will be: to ask all of them each time takes long.
+_foreign: set[int] = set()
 # Daemon threads that a library started without giving them a name.
 UNNAMED = re.compile(r"(Thread|Dummy)-\d+")
 
@@ -59,17 +60,15 @@ class Belongings(NamedTuple):
 
 
 def _processes() -> dict[psutil.Process, str]:
-    descendants = set(psutil.Process().children(recursive=True))
-    for process in psutil.process_iter():
-        try:
-            # Whatever ran before is none of ours; to ask every process takes milliseconds.
-            if process.create_time() >= STARTED and MARK in process.environ():
-                descendants.add(process)
-        except psutil.Error:  # ended meanwhile, a zombie or somebody else's
-            continue
+    pids = set(psutil.pids())
+    _foreign.intersection_update(pids)
     found = {}
-    for process in descendants:
+    for pid in pids - _foreign:
         try:
+            process = psutil.Process(pid)
+            if not _is_ours(process):
+                _foreign.add(pid)
+                continue
             command = " ".join(process.cmdline())
             # The children of the fork server share its command line, but not its parent.
             if not (HELPER.search(command) and process.ppid() == os.getpid()):
@@ -78,6 +77,14 @@ def _processes() -> dict[psutil.Process, str]:
             if isinstance(gone, psutil.ZombieProcess):
                 found[process] = f"{process.pid} zombie"
     return found
+
+
+def _is_ours(process: psutil.Process) -> bool:
+    """Say whether this process started another one, or one that did."""
+    with contextlib.suppress(OSError):  # ended meanwhile, a zombie or somebody else's
+        if f"{MARK}=".encode() in Path(f"/proc/{process.pid}/environ").read_bytes():
+            return True
+    return os.getpid() in (parent.pid for parent in process.parents())
 
 
 def _threads() -> dict[threading.Thread, str]:

@@ -84,13 +84,17 @@ def _maker(request: pytest.FixtureRequest, source: Path, tmp_path: Path) -> Iter
     maker.finalize()
 
 
-@pytest.fixture(params=["serial", "multiprocess", "overlap", "staged"])
+#: The original, which stays as it is: whether it does all this, too, need not be seen each time.
+ORIGINAL = pytest.param("multiprocess", marks=pytest.mark.slow)
+
+
+@pytest.fixture(params=["serial", ORIGINAL, "overlap", "staged"])
 def make(request: pytest.FixtureRequest, image_folder: Path, tmp_path: Path) -> Iterator[Maker]:
     """Make iterators of each kind, the originals and ours."""
     yield from _maker(request, image_folder, tmp_path)
 
 
-@pytest.fixture(params=["multiprocess", "overlap", "staged"])
+@pytest.fixture(params=[ORIGINAL, "overlap", "staged"])
 def make_parallel(
     request: pytest.FixtureRequest, image_folder: Path, tmp_path: Path
 ) -> Iterator[Maker]:
