@@ -26,8 +26,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from overlapiter.node import this_node
-
-from .startup import is_in_child
+from overlapiter.workers.launch import is_importing_main
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 
@@ -50,7 +49,7 @@ def abort_on_failure() -> None:
     For programs that call ``chainermn.create_communicator`` themselves; ours does it. Calling it
     twice is calling it once. It may be combined with ``chainermn.global_except_hook``.
     """
-    if _State.pid == os.getpid() or is_in_child():
+    if _State.pid == os.getpid() or is_importing_main():
         return
     _State.pid = os.getpid()
     sys.excepthook = _excepthook(_printing_hook())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Sequence
 
 from overlapiter.chainer.plan import PRELOAD
@@ -17,7 +16,7 @@ def start_forkserver(preload: Sequence[str] = ()) -> None:
     that. A forkserver that runs already stays as it is, so calling twice is fine.
 
     It is started by vfork and exec, which touch no memory of this process, so it is safe after
-    MPI_Init, too; only later.
+    MPI_Init, too; only later. In a worker that imports the script it does nothing.
 
     Args:
         preload: Further modules that it is to import, such as that of the dataset.
@@ -25,15 +24,4 @@ def start_forkserver(preload: Sequence[str] = ()) -> None:
     Raises:
         PipelineError: It cannot be started.
     """
-    if not is_in_child():
-        _start((*PRELOAD, *preload))
-
-
-def is_in_child() -> bool:
-    """Return whether the program's script is but imported here, in a process of its children.
-
-    What stands at the top of the script has been done by the program, then.
-    """
-    process = multiprocessing.current_process()
-    is_importing = getattr(process, "_inheriting", False)  # while Python imports ``__main__``
-    return is_importing or multiprocessing.parent_process() is not None
+    _start((*PRELOAD, *preload))

@@ -145,10 +145,18 @@ def start_forkserver(preload: Sequence[str]) -> None:
     Raises:
         PipelineError: It cannot be started.
     """
-    if getattr(multiprocessing.current_process(), "_inheriting", False):
+    if is_importing_main():
         return
     with _interrupts_held(), hidden_launcher(), _undecided_start_method(), _explained():
         _ensure_forkserver(preload)
+
+
+def is_importing_main() -> bool:
+    """Return whether this is a child that imports the program's ``__main__``.
+
+    What stands at the top of it is the program's business.
+    """
+    return getattr(multiprocessing.current_process(), "_inheriting", False)
 
 
 @contextlib.contextmanager
