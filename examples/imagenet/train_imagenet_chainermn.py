@@ -150,7 +150,8 @@ def make_trainer(
     # iterators find their part in a snapshot of their own.
     apart = [] if args.iterator == "overlap" else range(comm.size)
     snapshot = chainermn.extensions.multi_node_snapshot(comm, extensions.snapshot(), apart)
-    trainer.extend(snapshot, trigger=interval)
+    # Last of all, as Chainer's own: else the log would be saved without this interval.
+    trainer.extend(snapshot, trigger=interval, priority=-100)
     extend_by_reports(trainer, comm, log_interval)
     return trainer
 
