@@ -54,7 +54,7 @@ def abort_on_failure() -> None:
     _State.pid = os.getpid()
     sys.excepthook = _excepthook(_printing_hook())
     threading.excepthook = _thread_excepthook(threading.excepthook)
-    atexit.register(_end_if_exit_code)
+    atexit.register(_end_at_exit)
     _watch_exit_code()
 
 
@@ -125,13 +125,17 @@ def _exit(status: object = None, /) -> NoReturn:
     raise SystemExit(status)
 
 
-def _end_if_exit_code() -> None:
+# --- the end ----------------------------------------------------------------------------------
+
+
+def _end_at_exit() -> None:
+    """End the job if this is not a good end, before MPI_Finalize."""
     code = _State.exit_code
     if code is not None and code != 0:
         _end_job(f"exit code {code}", code if isinstance(code, int) else 1)
-
-
-# --- the end ----------------------------------------------------------------------------------
+    error = getattr(sys, "last_value", None)  # where somebody has put a hook in the place of ours
+    if error is not None and code is None:
+        _end_job(type(error).__name__, 1)
 
 
 def _end_job(reason: str, exit_code: int) -> None:

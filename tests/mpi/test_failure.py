@@ -90,6 +90,16 @@ def test_a_failure_is_printed_then_told_and_ends_the_job(
     assert ended.stdout.splitlines().count("abort") == 1
 
 
+def test_a_hook_that_takes_the_place_of_ours_prints_and_the_job_ends_at_exit(run: Run) -> None:
+    ended = run("""
+        sys.excepthook = lambda *_: print("theirs", file=sys.stderr)
+        raise ValueError("no")
+    """)
+
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines() == ["theirs", failure("ValueError")]
+
+
 def test_a_failure_of_another_thread_ends_the_job(run: Run) -> None:
     ended = run("""
         def work():
