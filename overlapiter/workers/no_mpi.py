@@ -12,10 +12,8 @@ of it; where ``OVERLAPITER_MPI_IN_WORKERS`` is set there is no stand-in.
 
 from __future__ import annotations
 
-import importlib.abc
 import importlib.machinery
 import os
-import platform
 import sys
 import time
 import types
@@ -68,8 +66,11 @@ def install() -> None:
         vars(sys.modules["mpi4py"]).pop("MPI", None)
 
 
-class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds the stand-in where ``mpi4py.MPI`` is looked for; mpi4py itself must be there."""
+class _Finder:
+    """Finds the stand-in where ``mpi4py.MPI`` is looked for; mpi4py itself must be there.
+
+    No subclass of ``importlib.abc``'s, whose import takes longer than all else here.
+    """
 
     def find_spec(
         self,
@@ -79,7 +80,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != _MODULE:
             return None
-        return importlib.machinery.ModuleSpec(fullname, self, origin="worker of overlapiter")
+        loader: Any = self  # it has what a loader needs
+        return importlib.machinery.ModuleSpec(fullname, loader, origin="worker of overlapiter")
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
         return _Mpi(spec.name, "MPI, as far as a worker process has it.")
@@ -215,7 +217,7 @@ class _Mpi(types.ModuleType):
         return "none: this is a worker process of overlapiter"
 
     def Get_processor_name(self) -> str:
-        return platform.node()
+        return os.uname().nodename
 
     def Wtime(self) -> float:
         return time.monotonic()
