@@ -12,10 +12,10 @@ import os
 import platform
 import sys
 
-#: Each copy of this process's memory from here on, by what noticed it.
+#: Each copy of this process's memory while it was watched, by what noticed it.
 copies: list[str] = []
 
-#: Each process that Python's own modules started from here on, and said so.
+#: Each process that Python's own modules started meanwhile, and said so.
 starts: list[str] = []
 
 _COPIES = ("os.fork", "os.forkpty")
@@ -26,6 +26,9 @@ _CALLS = {
     "x86_64": {"clone": 56, "fork": 57, "vfork": 58, "seccomp": 317, "clone3": 435},
     "aarch64": {"clone": 220, "seccomp": 277, "clone3": 435},
 }
+#: Whether :func:`forbid_processes` knows this kind of machine.
+CAN_FORBID = platform.machine() in _CALLS
+
 _LOAD, _IF_EQUAL, _IF_ANY_BIT, _RETURN = 0x20, 0x15, 0x45, 0x06
 _NUMBER_OFFSET, _FLAGS_OFFSET, _CLONE_THREAD = 0, 16, 0x10000
 _KILL, _ALLOW, _FAIL = 0x80000000, 0x7FFF0000, 0x00050000
@@ -59,9 +62,11 @@ def _before_fork() -> None:
     copies.append("fork of the C library")
 
 
-sys.addaudithook(_hear)
-# What pthread_atfork calls: each fork of C code is noticed, too; vfork copies nothing, and is not.
-_libc.__register_atfork(_before_fork, None, None, None)
+def watch() -> None:
+    """Begin to watch this process; it cannot be ended."""
+    sys.addaudithook(_hear)
+    # What pthread_atfork calls: each fork of C code is noticed, too; vfork copies nothing.
+    _libc.__register_atfork(_before_fork, None, None, None)
 
 
 def forbid_processes() -> None:

@@ -44,8 +44,9 @@ def kill(name: str, iterator: Any) -> None:
     if name == SUPERVISOR:
         iterator._pipeline._service._child.kill()
     else:
-        wait_until(lambda: workers().get(name))
-        workers()[name][0].kill()
+        found: list[psutil.Process] = []
+        wait_until(lambda: found.extend(workers().get(name, [])) or found)
+        found[0].kill()
 
 
 def storm(iterator: OverlapIterator, mpi_comm: Any, *names: str) -> bool:

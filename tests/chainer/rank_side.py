@@ -18,6 +18,7 @@ KINDS = ("serial", "overlap", "staged")
 
 #: How often this process forked from here on; vfork, as for the forkserver itself, is safe.
 forks = fork_watch.copies
+fork_watch.watch()
 
 
 class Make:

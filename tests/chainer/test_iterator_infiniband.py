@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.chainer.fork_watch import CAN_FORBID
 from tests.chainer.mpi_jobs import NEEDS_MPIEXEC, Group, check_staged, run_groups, run_job
 from tests.chainer.scripts import run_script
 
 pytestmark = NEEDS_MPIEXEC
 
 
+@pytest.mark.skipif(not CAN_FORBID, reason="the numbers of the system calls are not known")
 @pytest.mark.parametrize("n_ranks", [pytest.param(2, marks=pytest.mark.slow), 4])
 def test_with_the_forkserver_before_mpi_the_kernel_may_forbid_processes_from_then_on(
     tmp_path: Path, image_folder: Path, n_ranks: int
@@ -106,6 +108,7 @@ class Witness:
             return int(i), rank, size, launcher, "libmpi" in maps.read()
 
 if __name__ == "__main__":
+    fork_watch.watch()
     with overlapiter.OverlapIterator(Witness(), 2, shuffle=False, n_processes=1) as iterator:
         seen = [list(example) for _ in range(2) for example in next(iterator)]
     if "overlapiter.mpi" in sys.modules:  # what else comes from that forkserver is as safe
