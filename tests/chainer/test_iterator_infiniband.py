@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from overlapiter import OverlapIterator
+from overlapiter.errors import NoMpiError
 from tests.chainer.fork_watch import CAN_FORBID
 from tests.chainer.mpi_jobs import NEEDS_MPIEXEC, Group, check_staged, run_groups, run_job
 from tests.chainer.scripts import run_script
@@ -169,3 +171,23 @@ def test_a_script_that_communicates_where_workers_import_it_is_told_so(tmp_path:
     assert "NoMpiError: MPI.COMM_WORLD.bcast was called in a worker process" in ended.stderr
     assert 'below `if __name__ == "__main__":`' in ended.stderr
     assert "seed = MPI.COMM_WORLD.bcast(1)" in ended.stderr
+
+
+class Communicating:
+    """Asks the other ranks for each example."""
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, i: int) -> int:
+        from mpi4py import MPI
+
+        return MPI.COMM_WORLD.bcast(i)
+
+
+def test_a_dataset_that_communicates_is_told_so_by_the_first_mini_batch() -> None:
+    with (
+        OverlapIterator(Communicating(), 2, n_processes=1) as iterator,
+        pytest.raises(NoMpiError, match=r"MPI\.COMM_WORLD\.bcast was called in a worker process"),
+    ):
+        next(iterator)
