@@ -79,13 +79,10 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow  # test_iterator_infiniband.py has the same for scripts of more kinds
 @pytest.mark.parametrize(
     ("start", "home"),
-    [
-        (BEFORE, "main"),
-        pytest.param(BEFORE, "module", marks=pytest.mark.slow),
-        pytest.param(AFTER, "main", marks=pytest.mark.slow),
-    ],
+    [(BEFORE, "main"), (BEFORE, "module"), (AFTER, "main")],
     ids=["MPI before", "MPI before, dataset in a module", "MPI after"],
 )
 def test_file_readers_see_nothing_of_mpi(tmp_path: Path, start: str, home: str) -> None:
@@ -121,6 +118,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow  # test_iterator_chainermn.py has the same on 4 ranks
 def test_chainermns_synchronized_iterator_agrees_in_every_epoch_and_its_parts_are_disjoint(
     tmp_path: Path,
 ) -> None:
