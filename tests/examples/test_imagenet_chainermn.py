@@ -267,6 +267,21 @@ def test_a_resumed_run_ends_like_one_that_was_not_interrupted(
 
 
 @pytest.mark.slow
+def test_without_a_seed_all_ranks_have_the_weights_of_rank_0_from_the_first_mini_batch_on(
+    images: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    # Each rank writes a snapshot with this iterator. The weights differ at first.
+    assert_succeeded(train(images, tmp_path, 2, "serial", n_epochs=1))
+
+    first, second = (np.load(tmp_path / "serial" / f"snapshot_iter_6.{rank}") for rank in (0, 1))
+    weights = [name for name in first.files if name.startswith("updater/model:main/")]
+    assert len(weights) == 6
+    for name in weights:
+        np.testing.assert_array_equal(first[name], second[name])
+    assert first["updater/iteration"] == first["updater/optimizer:main/t"] == 6
+
+
+@pytest.mark.slow
 def test_resnet50_trains_for_a_few_iterations(tmp_path: pathlib.Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
