@@ -145,8 +145,8 @@ class LoadingReport(training.Extension):
     def __call__(self, trainer: training.Trainer) -> None:
         """Count an update, and report if it ends an interval."""
         is_end = self._interval_trigger(trainer)
-        if is_end and chainer.backends.cuda.available:
-            chainer.backends.cuda.Stream.null.synchronize()  # updates only queue their kernels
+        if is_end:
+            _await_kernels(trainer)
         if self._began_seconds is not None:
             self._interval.update_seconds += time.perf_counter() - self._began_seconds
             self._began_seconds = None
@@ -188,3 +188,11 @@ class LoadingReport(training.Extension):
         except KeyError:  # a snapshot of a trainer without this extension
             return
         self._interval = Interval(**counted)
+
+
+def _await_kernels(trainer: training.Trainer) -> None:
+    """Wait for GPUs to do what was asked of them: an update only queues its kernels."""
+    for optimizer in trainer.updater.get_all_optimizers().values():
+        device = optimizer.target.device
+        if isinstance(device, chainer.backend.GpuDevice):
+            device.device.synchronize()

@@ -82,6 +82,22 @@ def test_the_last_mini_batch_of_a_dataset_counts_as_what_it_is(clock: Clock) -> 
     assert log_of(trainer)[0]["examples_per_second"] == (BATCH_SIZE + 1) / 2
 
 
+def test_what_a_gpu_has_not_done_yet_at_the_end_of_an_interval_counts_as_updating(
+    clock: Clock,
+) -> None:
+    class Queue:  # in place of CuPy's device
+        def synchronize(self) -> None:
+            clock.seconds += 8
+
+    device = object.__new__(chainer.backend.GpuDevice)
+    device.device = Queue()
+    trainer = trainer_of(clock, 4, LoadingReport(trigger=EVERY_TWO), iterator=Iterator(clock, 3))
+    trainer.updater.get_optimizer("main").target._device = device
+    with_log(trainer, EVERY_TWO).run()
+
+    assert plain(log_of(trainer)) == [[6, 6 / 16, 4 / 16]] * 2
+
+
 @pytest.mark.parametrize("n_iterations", [3, 4], ids=["amid an interval", "between intervals"])
 def test_a_resumed_training_reports_as_one_that_was_not_interrupted(
     clock: Clock, n_iterations: int
