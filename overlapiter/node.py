@@ -95,13 +95,13 @@ def this_place() -> Place:
     name = os.environ.get(NODE_VARIABLE, "")
     return Place(
         name or socket.gethostname(),
-        _boot_id() or socket.gethostname(),
+        boot_id() or socket.gethostname(),
         bool(name),
         tuple(sorted(os.sched_getaffinity(0))),
     )
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
     """Return what identifies the running kernel; host names of containers and clones repeat."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:

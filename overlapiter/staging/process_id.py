@@ -12,6 +12,8 @@ import os
 import socket
 from collections.abc import Mapping
 
+from overlapiter.node import boot_id
+
 _STAT_START_TICKS = 19  # of what follows the name; see proc(5)
 
 
@@ -45,7 +47,7 @@ class ProcessId:
     def this_process(cls) -> ProcessId:
         """Return this process."""
         pid = os.getpid()
-        return cls(socket.gethostname(), _boot_id(), _namespace(), pid, start_ticks(pid) or 0)
+        return cls(socket.gethostname(), boot_id(), _namespace(), pid, start_ticks(pid) or 0)
 
     @classmethod
     def from_facts(cls, facts: object) -> ProcessId | None:
@@ -68,7 +70,7 @@ class ProcessId:
         """Say whether it lives. Reads files of ``/proc`` alone."""
         if self.host != socket.gethostname():
             return Life.UNKNOWN
-        if self.boot_id != _boot_id():
+        if self.boot_id != boot_id():
             return Life.ENDED
         if self.pid_namespace != _namespace():
             return Life.UNKNOWN
@@ -85,14 +87,6 @@ def start_ticks(pid: int) -> int | None:
     if not words or words[0] in (b"Z", b"X"):
         return None
     return int(words[_STAT_START_TICKS])
-
-
-def _boot_id() -> str:
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as file:
-            return file.read().strip()
-    except OSError:
-        return ""
 
 
 def _namespace() -> int:
