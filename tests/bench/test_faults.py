@@ -56,7 +56,7 @@ def test_a_few_kills_change_no_mini_batch_and_leave_nothing(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_two_hundred_kills_change_no_mini_batch_and_leave_nothing(tmp_path):
     result = soak(tmp_path, "--kills", "200", "--seed", "1", "--repeats", "0")
 

@@ -30,7 +30,7 @@ def test_with_the_forkserver_before_mpi_the_kernel_may_forbid_processes_from_the
     assert ended.results == n_ranks * [
         {"is right": [True] * 4, "same children": True, "copies": [], "starts": []}
     ]
-    assert ended.n_looks > 10 * n_ranks
+    assert ended.n_looks > n_ranks
     check_staged(tmp_path / "staging", image_folder)
 
 
@@ -44,7 +44,7 @@ def test_no_rank_copies_its_memory_when_mpi_runs_first_and_the_forkserver_dies(
     assert ended.results == n_ranks * [
         {"is right": [True] * 5, "same children": False, "copies": [], "starts": []}
     ]
-    assert ended.n_looks > 10 * n_ranks
+    assert ended.n_looks > n_ranks
     check_staged(tmp_path / "staging", image_folder)
 
 

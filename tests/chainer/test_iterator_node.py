@@ -55,7 +55,7 @@ def source(tmp_path: Path) -> Path:
 
 def run_ranks(dataset: DeclaredFiles, staging: Staging, n_epochs: int) -> list[Any]:
     """Have all ranks read at the same time; return what each has counted."""
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
     ranks = []
     for seed in range(N_RANKS):
         ours, theirs = context.Pipe(duplex=False)

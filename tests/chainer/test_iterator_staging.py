@@ -69,8 +69,13 @@ def test_staged_files_that_are_removed_are_staged_again(source: Path, tmp_path: 
             next(iterator)
         for path in staged_files(tmp_path / "fast"):
             path.unlink()
-        for _ in range(12):
-            assert_right(next(iterator), source)
+
+        def is_staged_again() -> bool:
+            for _ in range(N_FILES // 4):
+                assert_right(next(iterator), source)
+            return len(staged_files(tmp_path / "fast")) == N_FILES
+
+        wait_until(is_staged_again)
         assert iterator.stats().files_staged > N_FILES
 
     assert len(staged_files(tmp_path / "fast")) == N_FILES

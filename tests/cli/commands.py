@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from overlapiter.cli.main import main
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 
@@ -52,6 +54,19 @@ def run(words: list[str], stdin: str | None = None) -> subprocess.CompletedProce
 def overlapiter(*words: object, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
     """Run ``overlapiter …`` to its end."""
     return run(command(*words), stdin)
+
+
+def stage(*words: object) -> None:
+    """Do what ``overlapiter stage …`` does, without a new Python, for tests of other commands."""
+    pid = os.fork()
+    if not pid:
+        status = 1
+        try:
+            with open(os.devnull, "w") as sys.stdout:
+                status = main(["stage", *map(str, words)])
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
 def without_privileges(words: list[str]) -> list[str]:

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from .commands import overlapiter, partial_files, staged_files
+from .commands import overlapiter, partial_files, stage, staged_files
 from .conftest import N_FILES
 
 
 @pytest.fixture
 def files(source: Path, fast: Path, listing: Path) -> Path:
     """Stage everything; return the folder of staged files."""
-    assert overlapiter("stage", listing, "--source", source, "--to", fast).returncode == 0
+    stage(listing, "--source", source, "--to", fast)
     (found,) = fast.glob("lustre-*/files")
     return found
 

@@ -12,15 +12,14 @@ import pytest
 
 from overlapiter.staging.records import recorded_run
 
-from .commands import ENVIRONMENT, command, overlapiter, staged_files
+from .commands import ENVIRONMENT, command, overlapiter, stage, staged_files
 from .conftest import N_FILES
 
 
 @pytest.fixture
 def files(source: Path, fast: Path, listing: Path) -> Path:
     """Stage everything; return the folder of staged files."""
-    words = ("stage", listing, "--source", source, "--to", fast, "--capacity", "1MB")
-    assert overlapiter(*words).returncode == 0
+    stage(listing, "--source", source, "--to", fast, "--capacity", "1MB")
     (found,) = fast.glob("lustre-*/files")
     return found
 

@@ -168,7 +168,7 @@ def test_a_process_imports_it_for_mpi4py(
         env={**ENVIRONMENT, **variables},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         check=False,
     )
 
