@@ -88,12 +88,24 @@ def run_job(point: Point, options: argparse.Namespace, spec: TrainingSpec, folde
     environment = {**os.environ, "OMP_NUM_THREADS": str(n_threads)}
     # A rank that waits for the others is not to take the cores that their readers need.
     environment["OMPI_MCA_mpi_yield_when_idle"] = "1"
-    done = subprocess.run(
-        command, cwd=CHECKOUT, env=environment, stdin=subprocess.DEVNULL, check=False
-    )
-    if done.returncode != 0 or not answer.exists():
-        raise RunFailedError(f"{shlex.join(command)} ended with {done.returncode}")
+    exit_status = _finish(command, environment)
+    if exit_status != 0 or not answer.exists():
+        raise RunFailedError(f"{shlex.join(command)} ended with {exit_status}")
     return json.loads(answer.read_text())
+
+
+def _finish(command: list[str], environment: dict[str, str]) -> int:
+    """Run a launcher to its end and return its exit status.
+
+    One that is killed leaves its ranks behind, so it is asked to end when we are interrupted.
+    """
+    process = subprocess.Popen(command, cwd=CHECKOUT, env=environment, stdin=subprocess.DEVNULL)
+    try:
+        return process.wait()
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
 
 
 def run_here(
