@@ -36,6 +36,8 @@ def parse(description: str | None, arguments: list[str] | None = None) -> argpar
         parser.error("own data need --pairs, and either --root or --source")
     if options.in_job and not options.source:
         parser.error("--in-job needs --source and --pairs: the emulated store is for one machine")
+    if options.epochs < 2:
+        parser.error("--epochs: give at least 2: the first one has the start of the workers")
     options.staging = (options.staging or CHECKOUT / ".cache/bench").resolve()
     return options
 

@@ -73,25 +73,37 @@ def _median_of_nodes(runs: Sequence[dict], name: str, number: int) -> float | No
 def overheads(points: Sequence[dict]) -> dict[str, dict]:
     """Return how much longer our runs took than those with data in memory, as a share.
 
-    Runs of the same repeat are compared, over all epochs and over all but the first; the keys are
-    like ``1 x 2``, nodes and ranks per node.
+    Runs of the same repeat are compared: the time of all epochs, that of all but the first, and
+    the CPU time of ranks and workers, which a busy machine changes less; ranks that wait for
+    others take CPU time, since MPI polls. The keys are like ``1 x 2``, nodes and ranks per node.
     """
     found = {}
     for point in points:
         for other in points:
             is_pair = point["loader"] == "overlap" and other["loader"] == "synthetic"
             if is_pair and _size(point) == _size(other):
-                pairs = list(zip(point["runs"], other["runs"], strict=True))
-                found[_size(point)] = {
-                    "all_epochs": spread(_total(a, 0) / _total(b, 0) - 1 for a, b in pairs),
-                    "after_the_first": spread(_total(a, 1) / _total(b, 1) - 1 for a, b in pairs),
-                }
+                found[_size(point)] = _overhead(point["runs"], other["runs"])
     return found
 
 
-def _total(run: dict, first: int) -> float:
-    ranks = [RankResult.from_dict(rank).epochs[first:] for rank in run["ranks"]]
-    return mean(sum(epoch.seconds for epoch in epochs) for epochs in ranks)
+def _overhead(ours: Sequence[dict], others: Sequence[dict]) -> dict[str, dict]:
+    pairs = [(_totals(run), _totals(other)) for run, other in zip(ours, others, strict=True)]
+    return {
+        name: spread(run[name] / other[name] - 1 for run, other in pairs) for name in pairs[0][0]
+    }
+
+
+def _totals(run: dict) -> dict[str, float]:
+    ranks = [RankResult.from_dict(rank).epochs for rank in run["ranks"]]
+    return {
+        "all_epochs": mean(sum(epoch.seconds for epoch in epochs) for epochs in ranks),
+        "after_the_first": mean(sum(epoch.seconds for epoch in epochs[1:]) for epochs in ranks),
+        "cpu_time": sum(
+            epoch.trainer_cpu_seconds + epoch.workers_cpu_seconds
+            for epochs in ranks
+            for epoch in epochs
+        ),
+    }
 
 
 def _size(point: dict) -> str:

@@ -175,4 +175,7 @@ def test_runs_are_summed_up_over_ranks_and_repeats() -> None:
         {"loader": "overlap", **size, "runs": [run(11.0), run(22.0)]},
         {"loader": "synthetic", **size, "runs": [run(10.0), run(20.0)]},
     ]
-    assert training_summary.overheads(points)["1 x 2"]["all_epochs"]["median"] == pytest.approx(0.1)
+    found = training_summary.overheads(points)["1 x 2"]
+    assert found["all_epochs"]["median"] == pytest.approx(0.1)
+    assert found["after_the_first"]["max"] == pytest.approx(0.1)
+    assert found["cpu_time"] == {"median": 0, "min": 0, "max": 0}
