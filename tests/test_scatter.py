@@ -11,7 +11,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-import overlapiter
 from overlapiter.errors import OptionError
 from overlapiter.order import ForeseeableSampler, IterationState, advance, seeded_order
 from overlapiter.scatter import NOWHERE, Landmark, ScatteredOrder
@@ -262,7 +261,7 @@ def test_an_order_that_does_not_follow_from_the_seed_is_refused_but_by_a_single_
     assert (position, kept.tolist()) == (2, order.tolist())
 
 
-# --- the arguments and the agreement ----------------------------------------------------------
+# --- the arguments ---------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -298,68 +297,3 @@ def test_a_pickle_is_small_and_the_same_sampler():
 
 def test_it_is_a_sampler_that_knows_any_epoch():
     assert isinstance(ScatteredOrder(0, 1, 0), ForeseeableSampler)
-
-
-class FakeComm:
-    """A communicator of mpi4py's kind, of which this process is one rank; notes what is sent."""
-
-    def __init__(self, rank: int, others: list[dict[str, Any]]) -> None:
-        self.rank, self.size = rank, len(others) + 1
-        self.others = others
-        self.sent: list[Any] = []
-
-    def allgather(self, message: Any) -> list[Any]:
-        self.sent.append(message)
-        found = [tuple(wish.values()) for wish in self.others]
-        found.insert(self.rank, message)
-        return found
-
-
-class FakeChainerComm(FakeComm):
-    """One of ChainerMN's kind; its ``allgather`` is for arrays."""
-
-    def gather_obj(self, message: Any) -> list[Any]:
-        return FakeComm.allgather(self, message)
-
-    def bcast_obj(self, message: Any) -> Any:
-        return message
-
-    def allgather(self, _: Any) -> Any:
-        raise AssertionError
-
-
-def wish(node: str, seed: int | None, drawn_seed: int = 0, **options: Any) -> dict[str, Any]:
-    fields = {"node": (node, ""), "seed": seed, "drawn_seed": drawn_seed}
-    return {**fields, "shuffle": True, "remainder": "fill", **options}
-
-
-@pytest.mark.parametrize("kind", [FakeComm, FakeChainerComm])
-def test_ranks_agree_by_one_small_message_each(kind, monkeypatch):
-    monkeypatch.setenv("OVERLAPITER_NODE", "here")
-    comm = kind(1, [wish("here", 3), wish("there", 3), wish("here", 3)])
-    sampler = overlapiter.scatter_order(comm, 3)
-    assert (sampler.rank, sampler.size, sampler.seed) == (1, 4, 3)
-    assert sampler.of_neighbours(0, 8).shape == (2, 2)
-    (sent,) = comm.sent
-    assert len(pickle.dumps(sent)) < 200
-
-
-def test_without_a_seed_that_of_rank_0_counts():
-    comm = FakeComm(1, [wish("a", None, 77), wish("b", None, 88)])
-    sampler = overlapiter.scatter_order(comm)
-    assert sampler.seed == 77
-
-
-@pytest.mark.parametrize(
-    ("others", "name"),
-    [
-        (wish("a", 4), "seed"),
-        (wish("a", None), "seed"),
-        (wish("a", 3, shuffle=False), "shuffle"),
-        (wish("a", 3, remainder="drop"), "remainder"),
-    ],
-)
-def test_ranks_that_do_not_agree_are_told_so_on_each_of_them(others, name):
-    with pytest.raises(OptionError, match="differs between the ranks") as caught:
-        overlapiter.scatter_order(FakeComm(0, [others]), 3)
-    assert caught.value.option == name

@@ -1,0 +1,76 @@
+"""What the ranks tell each other before they read: a few bytes, once."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+import overlapiter
+from overlapiter.errors import OptionError
+
+
+class FakeComm:
+    """A communicator of mpi4py's kind, of which this process is one rank; notes what is sent."""
+
+    def __init__(self, rank: int, others: list[dict[str, Any]]) -> None:
+        self.rank, self.size = rank, len(others) + 1
+        self.others = others
+        self.sent: list[Any] = []
+
+    def allgather(self, message: Any) -> list[Any]:
+        self.sent.append(message)
+        found = [tuple(wish.values()) for wish in self.others]
+        found.insert(self.rank, message)
+        return found
+
+
+class FakeChainerComm(FakeComm):
+    """One of ChainerMN's kind; its ``allgather`` is for arrays."""
+
+    def gather_obj(self, message: Any) -> list[Any]:
+        return FakeComm.allgather(self, message)
+
+    def bcast_obj(self, message: Any) -> Any:
+        return message
+
+    def allgather(self, _: Any) -> Any:
+        raise AssertionError
+
+
+def wish(node: str, seed: int | None, drawn_seed: int = 0, **options: Any) -> dict[str, Any]:
+    fields = {"node": (node, ""), "seed": seed, "drawn_seed": drawn_seed}
+    return {**fields, "shuffle": True, "remainder": "fill", **options}
+
+
+@pytest.mark.parametrize("kind", [FakeComm, FakeChainerComm])
+def test_ranks_agree_by_one_small_message_each(kind, monkeypatch):
+    monkeypatch.setenv("OVERLAPITER_NODE", "here")
+    comm = kind(1, [wish("here", 3), wish("there", 3), wish("here", 3)])
+    sampler = overlapiter.scatter_order(comm, 3)
+    assert (sampler.rank, sampler.size, sampler.seed) == (1, 4, 3)
+    assert sampler.of_neighbours(0, 8).shape == (2, 2)
+    (sent,) = comm.sent
+    assert len(pickle.dumps(sent)) < 200
+
+
+def test_without_a_seed_that_of_rank_0_counts():
+    comm = FakeComm(1, [wish("a", None, 77), wish("b", None, 88)])
+    sampler = overlapiter.scatter_order(comm)
+    assert sampler.seed == 77
+
+
+@pytest.mark.parametrize(
+    ("others", "name"),
+    [
+        (wish("a", 4), "seed"),
+        (wish("a", None), "seed"),
+        (wish("a", 3, shuffle=False), "shuffle"),
+        (wish("a", 3, remainder="drop"), "remainder"),
+    ],
+)
+def test_ranks_that_do_not_agree_are_told_so_on_each_of_them(others, name):
+    with pytest.raises(OptionError, match="differs between the ranks") as caught:
+        overlapiter.scatter_order(FakeComm(0, [others]), 3)
+    assert caught.value.option == name
