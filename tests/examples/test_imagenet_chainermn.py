@@ -7,6 +7,7 @@ import itertools
 import json
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -216,8 +217,12 @@ def test_a_job_that_is_submitted_again_goes_on_with_another_number_of_ranks(
 
 
 @pytest.mark.parametrize("script", ["slurm.sh", "pbs.sh"])
-def test_a_job_script_is_free_of_errors_that_bash_sees(script: str, tmp_path: pathlib.Path) -> None:
+def test_a_job_script_is_free_of_what_bash_and_shellcheck_find(
+    script: str, tmp_path: pathlib.Path
+) -> None:
     assert_succeeded(run("bash", "-n", CLUSTER / script, cwd=tmp_path))
+    if shutil.which("shellcheck"):
+        assert_succeeded(run("shellcheck", CLUSTER / script, cwd=tmp_path))
 
 
 # --- by hand ----------------------------------------------------------------------------------
