@@ -136,7 +136,7 @@ it = overlapiter.OverlapIterator(
 with warnings.catch_warnings(record=True) as heard:
     warnings.simplefilter("always")
     take(it, 40)
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 60
     while it.stats().files_staged < N_FILES - 1:
         assert time.monotonic() < deadline, it.stats()
         take(it, 12) if it.is_new_epoch else next(it)
@@ -289,7 +289,7 @@ with tempfile.TemporaryDirectory() as folder:
         raise AssertionError
     except (PipelineError, BlockingIOError) as error:
         assert "rocess" in str(error) or error.errno == 11, error
-    assert time.monotonic() - start < 30
+    assert time.monotonic() - start < 100
     os.chdir("/")
 """
     done = run(tmp_path, body, (*as_user(), "prlimit", f"--nproc={n_processes}:{n_processes}"))

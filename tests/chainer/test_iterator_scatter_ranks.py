@@ -102,8 +102,8 @@ def test_ranks_that_share_a_directory_for_half_of_the_files_keep_those_needed_fi
     first, _, third = (
         sum(reads) / N_FILES for reads in zip(*(rank["small"] for rank in jobs.on_4), strict=True)
     )
-    # Of what is read ahead some counts in the epoch before.
-    assert 0.5 <= (third - first) / 2 <= 0.54
+    # Half of it, but that what is read ahead counts in the epoch before, more or less of it.
+    assert (third - first) / 2 == pytest.approx(0.5, abs=0.05)
 
 
 def test_where_there_is_room_each_file_crosses_the_slow_store_once(jobs: Jobs) -> None:
