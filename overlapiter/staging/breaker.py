@@ -25,6 +25,8 @@ class Breaker:
 
     def enter(self, now_seconds: float) -> int | None:
         """Return the ticket of a request, or None if the disk is to be left alone."""
+        if not self._pause_seconds:  # mostly, so it costs nothing
+            return self._ticket
         with self._lock:
             if self._pause_seconds:
                 if now_seconds < self._until_seconds:
@@ -44,6 +46,8 @@ class Breaker:
 
     def succeeded(self, ticket: int) -> None:
         """Note that a request went well: the disk is fine."""
+        if not self._pause_seconds:
+            return
         with self._lock:
             if ticket == self._ticket:
                 self._pause_seconds = 0.0

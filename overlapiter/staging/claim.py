@@ -48,12 +48,14 @@ class Partial:
         fd: Its descriptor.
         size_bytes: What is reserved for it.
         left: Name of the partial file of an owner that died, and its reservation.
+        is_locked: Whether the kernel keeps others away; else two may copy the same file.
         is_published: Whether it has been renamed to the staged file.
     """
 
-    def __init__(self, folder: OpenFolder, name: str) -> None:
+    def __init__(self, folder: OpenFolder, name: str, *, is_locked: bool) -> None:
         self.folder = folder
         self.name = name
+        self.is_locked = is_locked
         self.fd = os.open(name, _FLAGS | os.O_CREAT, 0o600, dir_fd=folder.fd)
         self.size_bytes = 0
         self.left: tuple[str, int] | None = None
@@ -64,11 +66,7 @@ class Partial:
         if not try_lock(self.fd):
             return False
         held = os.fstat(self.fd)
-        try:
-            here = os.stat(self.name, dir_fd=self.folder.fd, follow_symlinks=False)
-        except FileNotFoundError:
-            return False
-        if (here.st_dev, here.st_ino) != (held.st_dev, held.st_ino):
+        if held.st_nlink == 0 or (held.st_size and not self._is_here(held)):
             return False
         if held.st_nlink > 1 or not stat.S_ISREG(held.st_mode):  # somebody's precious file
             os.unlink(self.name, dir_fd=self.folder.fd)
@@ -76,6 +74,14 @@ class Partial:
         if held.st_size:
             self.left = self.name, held.st_size
         return True
+
+    def _is_here(self, held: os.stat_result) -> bool:
+        """Return whether an open file still has this name; what is published is never empty."""
+        try:
+            here = os.stat(self.name, dir_fd=self.folder.fd, follow_symlinks=False)
+        except FileNotFoundError:
+            return False
+        return (here.st_dev, here.st_ino) == (held.st_dev, held.st_ino)
 
     def remove_left(self) -> int:
         """Remove what an owner that died had copied; return the reservation that ends so."""
@@ -164,7 +170,7 @@ class Claims:
             poll_seconds = min(1.5 * poll_seconds, _LONGEST_POLL_SECONDS)
 
     def _lock(self, folder: OpenFolder, key: str) -> tuple[Partial | None, Progress]:
-        partial = Partial(folder, key)
+        partial = Partial(folder, key, is_locked=True)
         is_claimed = False
         progress = (0, 0, 0)
         try:
@@ -215,7 +221,7 @@ def _record(
             _remove_claim(folder, key, tag)
         return None, _progress(found)
     try:
-        partial = Partial(folder, f"{key}.{tag}")
+        partial = Partial(folder, f"{key}.{tag}", is_locked=False)
     except OSError:
         _remove_claim(folder, key, tag)
         raise

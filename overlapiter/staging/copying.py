@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
-from collections.abc import Iterator
 
 from .checksums import Digest
 from .claim import Partial
@@ -20,19 +18,26 @@ class SourceError(Exception):
     """The source, not the staging disk, failed."""
 
 
-@contextlib.contextmanager
-def source_errors() -> Iterator[None]:
-    """Tell errors of the source from those of the staging disk."""
-    try:
-        yield
-    except OSError as error:
-        raise SourceError from error
+class _SourceErrors:
+    """Tells errors of the source from those of the staging disk, in a ``with`` block."""
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> None:
+        """Raise another error in the place of one of the source."""
+        if isinstance(error, OSError):
+            raise SourceError from error
+
+
+#: One for all blocks: each file goes through several, and a generator costs more than they do.
+source_errors = _SourceErrors()
 
 
 def fill(partial: Partial, file: OriginalFile, original: Original, digest: Digest | None) -> None:
     """Copy a source file, which is to be the one that was looked at, to a partial file."""
     copied_bytes = _pump(file, partial.fd, original.size_bytes, digest)
-    with source_errors():
+    with source_errors:
         is_same = file.stat() == original
     if copied_bytes != original.size_bytes or not is_same:
         raise SourceError  # it is being written: not ours to keep
@@ -43,15 +48,15 @@ def _pump(file: OriginalFile, target_fd: int, size_bytes: int, digest: Digest | 
     """Copy ``size_bytes``, or up to the end of the source; return the bytes copied."""
     copied_bytes = 0
     while copied_bytes < size_bytes:
-        with source_errors():
+        with source_errors:
             piece = file.read(min(_CHUNK_BYTES, size_bytes - copied_bytes))
         if not piece:
             break
         if digest is not None:
             digest.update(piece)
-        view = memoryview(piece)
-        while view:
-            view = view[os.write(target_fd, view) :]
+        written_bytes = os.write(target_fd, piece)
+        while written_bytes < len(piece):
+            written_bytes += os.write(target_fd, memoryview(piece)[written_bytes:])
         copied_bytes += len(piece)
     return copied_bytes
 

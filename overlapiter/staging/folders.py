@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import hashlib
 import os
+import resource
 import stat
 import time
 from collections.abc import Sequence
@@ -21,6 +23,11 @@ _MOST_PATH_BYTES = 4095
 TAKEN_AWAY = "evicted."
 #: For so long a directory that was removed or replaced may still be used.
 _TRUST_SECONDS = 0.1
+
+#: Of the descriptors beyond the few that the process needs in any case, each tree takes a part.
+_FEW_DESCRIPTORS, _SHARE_OF_DESCRIPTORS = 256, 16
+_MOST_OPEN = 1024
+_NO_NAMES = frozenset({"", ".", ".."})
 
 #: Device and inode.
 Identity = tuple[int, int]
@@ -58,17 +65,23 @@ class Folder:
     Args:
         root: The staging directory; the user may have given a link.
         names: The directories from there to this one, none of which may be a link.
+        above: The directory in which it lies, if that is a directory of the store, too.
 
     Attributes:
         path: Where it lies.
     """
 
-    def __init__(self, root: str, *names: str) -> None:
+    def __init__(self, root: str, *names: str, above: Folder | None = None) -> None:
         self.path = os.path.join(root, *names)
         self._root = root
         self._names = names
-        self._opened: tuple[OpenFolder, Identity] | None = None
+        self._above = above
+        self._opened: OpenFolder | None = None
         self._until_seconds = 0.0
+
+    def below(self, name: str) -> Folder:
+        """Return a directory that lies in this one."""
+        return Folder(self.path, name, above=self)
 
     def opened(self) -> OpenFolder:
         """Return it open; opened anew, within a moment, if another one is in its place.
@@ -78,16 +91,22 @@ class Folder:
         """
         opened, now = self._opened, time.monotonic()
         if opened is None or now > self._until_seconds:
-            identity = identity_of(os.stat(self.path))
-            if opened is None or opened[1] != identity:
+            if opened is None or self._look() != identity_of(os.fstat(opened.fd)):
                 opened = self._opened = self._open()
             self._until_seconds = now + _TRUST_SECONDS
-        return opened[0]
+        return opened
 
-    def _open(self) -> tuple[OpenFolder, Identity]:
-        root = OpenFolder(os.open(self._root, _FLAGS & ~os.O_NOFOLLOW))
-        opened = enter(root, self._names)
-        return opened, identity_of(os.fstat(opened.fd))
+    def _look(self) -> Identity:
+        """Tell which directory is in its place."""
+        if self._above is None:
+            return identity_of(os.stat(self.path))
+        above = self._above.opened()
+        return identity_of(os.stat(self._names[-1], dir_fd=above.fd, follow_symlinks=False))
+
+    def _open(self) -> OpenFolder:
+        if self._above is not None:
+            return enter(self._above.opened(), self._names)
+        return enter(OpenFolder(os.open(self._root, _FLAGS & ~os.O_NOFOLLOW)), self._names)
 
     def close(self) -> None:
         """Close it, once nobody uses it any more; whoever needs it opens it anew."""
@@ -97,6 +116,17 @@ class Folder:
 def identity_of(found: os.stat_result) -> Identity:
     """Return what tells a file or directory from all others."""
     return found.st_dev, found.st_ino
+
+
+def most_open_folders() -> int:
+    """Return how many directories of a tree may be kept open, for all the open files there may be.
+
+    None where these are few: opening a directory anew for each file costs but little.
+    """
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return _MOST_OPEN
+    return min(_MOST_OPEN, max(0, limit - _FEW_DESCRIPTORS) // _SHARE_OF_DESCRIPTORS)
 
 
 def enter(folder: OpenFolder, names: Sequence[str], *, make: bool = False) -> OpenFolder:
@@ -123,6 +153,7 @@ def enter(folder: OpenFolder, names: Sequence[str], *, make: bool = False) -> Op
     return folder
 
 
+@functools.lru_cache(maxsize=1024)  # a file is looked for, and copied some moments later
 def names_of(prefix: str, path: str) -> tuple[str, ...] | None:
     """Return the names that lead from the source to a file below it; None if no file has them.
 
@@ -131,7 +162,7 @@ def names_of(prefix: str, path: str) -> tuple[str, ...] | None:
         path: A path of which nothing is known.
     """
     names = tuple(path[len(prefix) :].split("/"))
-    if not path.startswith(prefix) or "\0" in path or not {"", ".", ".."}.isdisjoint(names):
+    if not path.startswith(prefix) or "\0" in path or not _NO_NAMES.isdisjoint(names):
         return None
     try:
         os.fsencode(path)

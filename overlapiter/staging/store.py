@@ -120,6 +120,7 @@ class Store:
 
     Attributes:
         base: The subdirectory that belongs to this source root.
+        room: The same.
         origin: The same; whoever wants to watch or to stop reading puts another around it.
     """
 
@@ -145,7 +146,7 @@ class Store:
         self._tree = Tree(files)
         self._claims = Claims(partial)
         self._checksums = Checksums(self._folders[2])
-        self._room = room
+        self.room = room
         self.excess_bytes = room.excess_bytes
         self._validate = validate
         self.origin = origin or LocalOrigin()
@@ -205,8 +206,8 @@ class Store:
             if not self.is_intact(path):
                 return None
             is_settled = has_settled(original)
-        staged, size_bytes = self.staged_path(path), copy.st_size
-        return Staged(Outcome.FOUND, staged, found_stamp, 0, is_settled, size_bytes)
+        staged = self.staged_path(path)
+        return Staged(Outcome.FOUND, staged, found_stamp, 0, is_settled, copy.st_size)
 
     def is_intact(self, path: str) -> bool:
         """Return whether a copy is what was copied; without checksums, nobody knows."""
@@ -252,7 +253,7 @@ class Store:
             return 0
         try:
             place = self._tree.place(names)
-            return self._room.free(lambda: self._take_away(path, place))
+            return self.room.free(lambda: self._take_away(path, place))
         except (FileNotFoundError, NotADirectoryError):
             return 0
 
@@ -264,14 +265,15 @@ class Store:
 
     def evict_entry(self, name: str, folder_fd: int) -> int:
         """Remove a staged file of any source root, from its open folder; as :meth:`evict`."""
-        return self._room.free(lambda: take_away(folder_fd, name, self._partial.opened()))
+        return self.room.free(lambda: take_away(folder_fd, name, self._partial.opened()))
 
     def sweep(self) -> int:
         """Remove partial files whose owner is dead; return how many. Costs one listing."""
-        return self._claims.sweep(self._room.free)
+        return self._claims.sweep(self.room.free)
 
     def close(self) -> None:
         """Close the directories that are kept open; whatever is done later opens them anew."""
+        self._tree.close()
         for folder in self._folders:
             folder.close()
 
@@ -286,7 +288,7 @@ class Store:
                     return self._fetch_claimed(request, self._tree.place(names), partial)
                 finally:
                     if partial.size_bytes and not partial.is_published:
-                        self._room.free(partial.remove)
+                        self.room.free(partial.remove)
         except SourceError:
             return Staged(Outcome.SOURCE_FAILED, None)
         except BusyError:
@@ -294,7 +296,7 @@ class Store:
 
     def _fetch_claimed(self, request: _Request, place: Place, partial: Partial) -> Staged:
         if partial.left is not None:
-            self._room.free(partial.remove_left)
+            self.room.free(partial.remove_left)
         there = place.look()
         if there is not None and self._tree.is_own_file(there):  # published while we waited
             found = self.compare(request.path, there, origin=request.origin)
@@ -305,15 +307,15 @@ class Store:
         return self._copy(request, place, partial)
 
     def _copy(self, request: _Request, place: Place, partial: Partial) -> Staged:
-        with source_errors():
+        with source_errors:
             opened = request.origin.open(request.path)
         with opened as file:
-            with source_errors():
+            with source_errors:
                 original = file.stat()
             size_bytes = original.size_bytes
             if not size_bytes:  # empty, or of a kind that does not tell: read it there
                 return Staged(Outcome.SOURCE_FAILED, None)
-            if not self._room.can_hold(size_bytes):
+            if not self.room.can_hold(size_bytes):
                 return Staged(Outcome.TOO_LARGE, None)
             while not self._reserve(size_bytes, place, partial):
                 if request.make_room is None or not request.make_room():
@@ -322,19 +324,20 @@ class Store:
             fill(partial, file, original, digest)
         if digest is not None:
             self._checksums.note(partial.fd, key_of(request.path), digest.digest())
-        self._remove_outdated(place)
+        # Nobody else puts a copy into an empty place while we hold the claim, if that is a lock.
+        if place.was_taken or not partial.is_locked:
+            self._remove_outdated(place)
         place.publish(partial)
-        stamp = stamp_of(os.fstat(partial.fd))
-        is_settled = has_settled(original)
+        stamp, is_settled = stamp_of(os.fstat(partial.fd)), has_settled(original)
         staged = self.staged_path(request.path)
         return Staged(Outcome.COPIED, staged, stamp, size_bytes, is_settled, size_bytes)
 
     def _reserve(self, size_bytes: int, place: Place, partial: Partial) -> bool:
         """Reserve room for a file beside its outdated copy, or else in the place of that."""
         n_inodes = place.n_inodes
-        is_granted = self._room.reserve(size_bytes, n_inodes=n_inodes, fd=partial.fd)
+        is_granted = self.room.reserve(size_bytes, n_inodes=n_inodes, fd=partial.fd)
         if not is_granted and self._remove_outdated(place):
-            is_granted = self._room.reserve(size_bytes, n_inodes=n_inodes, fd=partial.fd)
+            is_granted = self.room.reserve(size_bytes, n_inodes=n_inodes, fd=partial.fd)
         if is_granted:
             partial.size_bytes = size_bytes
         return is_granted
@@ -343,5 +346,5 @@ class Store:
         """Remove what lies in the place of a copy, which counts; return whether it did."""
         if place.look() is None:
             return False
-        self._room.free(lambda: place.remove(self._partial.opened()))
+        self.room.free(lambda: place.remove(self._partial.opened()))
         return True

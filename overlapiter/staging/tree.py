@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Sequence
 
 from .claim import Partial
-from .folders import TAKEN_AWAY, Folder, Identity, OpenFolder, enter, identity_of
+from .folders import TAKEN_AWAY, Folder, Identity, OpenFolder, enter, identity_of, most_open_folders
 from .holder import new_tag
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -27,6 +28,9 @@ class Tree:
         self._folder = folder
         self._uid = os.geteuid()
         self._known: dict[Sequence[str], Identity] = {}  # directories that no link leads to
+        self._folders: dict[Sequence[str], Folder] = {}  # some of them, kept open
+        self._lock = threading.Lock()
+        self._most_open = most_open_folders()
 
     def peek(self, names: Sequence[str]) -> os.stat_result | None:
         """Return what is known of a file that this user has made; None if there is none.
@@ -67,9 +71,27 @@ class Tree:
         """
         root = self._folder.opened()
         try:
-            return Place(root, names, enter(root, names[:-1]))
+            return Place(root, names, self._folder_of(names[:-1]).opened())
         except FileNotFoundError:
             return Place(root, names, None)
+
+    def _folder_of(self, names: Sequence[str]) -> Folder:
+        """Return a directory of the tree, as one of few that are kept open."""
+        if not names:
+            return self._folder
+        folder = self._folders.get(names)
+        if folder is None:
+            folder = self._folder_of(names[:-1]).below(names[-1])
+            with self._lock:
+                while self._folders and len(self._folders) >= self._most_open:
+                    del self._folders[next(iter(self._folders))]  # the oldest
+                self._folders[names] = folder
+        return folder
+
+    def close(self) -> None:
+        """Close the directories that are kept open."""
+        with self._lock:
+            self._folders.clear()
 
 
 class Place:
@@ -79,6 +101,9 @@ class Place:
         root: Of the tree.
         names: The names that lead from there to the file.
         folder: Its directory; None if it is missing.
+
+    Attributes:
+        was_taken: Whether something lay there at a look.
     """
 
     def __init__(self, root: OpenFolder, names: Sequence[str], folder: OpenFolder | None) -> None:
@@ -86,6 +111,7 @@ class Place:
         self._names = names
         self._name = names[-1]
         self._folder = folder
+        self.was_taken = False
 
     @property
     def n_inodes(self) -> int:
@@ -97,9 +123,11 @@ class Place:
         if self._folder is None:
             return None
         try:
-            return os.stat(self._name, dir_fd=self._folder.fd, follow_symlinks=False)
+            found = os.stat(self._name, dir_fd=self._folder.fd, follow_symlinks=False)
         except FileNotFoundError:
             return None
+        self.was_taken = True
+        return found
 
     def open(self) -> int:
         """Open the file to be read; the caller closes it.

@@ -8,8 +8,11 @@ import resource
 import threading
 from collections.abc import Callable
 
+from overlapiter.staging.folders import most_open_folders
+
 _DESCRIPTORS_PER_READ = 4  # the file, its copy, the directory of that, and the count of bytes
 _SPARE_DESCRIPTORS = 12  # for the dataset, and for messages
+_TREES = 2  # that keep directories open; of more tiers, one or two are in use at a time
 
 
 class Threads:
@@ -79,5 +82,5 @@ def reads_within_limit() -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return 1 << 20
-    n_open = len(os.listdir("/proc/self/fd"))
-    return max(1, (limit - n_open - _SPARE_DESCRIPTORS) // _DESCRIPTORS_PER_READ)
+    n_taken = len(os.listdir("/proc/self/fd")) + _SPARE_DESCRIPTORS + _TREES * most_open_folders()
+    return max(1, (limit - n_taken) // _DESCRIPTORS_PER_READ)
