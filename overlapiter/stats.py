@@ -36,6 +36,8 @@ class Counter(enum.IntEnum):
     #: How many of them it may copy at the same time, at present.
     READS_IN_FLIGHT = 15
     FILES_EVICTED = 16
+    #: The first of some cells that tell what a prefetcher was granted in advance.
+    ADVANCE = 17
 
 
 _ROW_CELLS = 24  # three cache lines, so that no two workers write to the same one
@@ -58,6 +60,10 @@ class Row:
     def get(self, counter: Counter) -> int:
         """Return the value."""
         return int(self._cells[counter])
+
+    def cells(self, first: Counter, n_cells: int) -> memoryview:
+        """Return some cells, for an owner of their own."""
+        return self._cells[first : first + n_cells]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,6 @@ from overlapiter.errors import OptionError, StagingError, StagingWarning
 from overlapiter.node import this_node
 from overlapiter.options import Staging, Tier, directory_path, parse_share, parse_size
 from overlapiter.sources import declared_paths, paths_below, source_root, source_roots
-from overlapiter.staging.remote import check_remote
 from overlapiter.urls import is_url
 from overlapiter.workers.parcel import Parcel
 from overlapiter.workers.plan import StagingPlan, TierPlan
@@ -117,7 +116,10 @@ def _check_access(staging: Staging, source: str) -> tuple[str, ...]:
     Workers find out whether the store of a URL answers: they alone connect to it.
     """
     if is_url(source):
-        return (check_remote(source, staging.storage_options or {}),)
+        from overlapiter.staging.remote import check_remote  # takes a while, for URLs alone
+
+        module = check_remote(source, staging.storage_options or {})
+        return (module, "overlapiter.staging.direct")
     if staging.storage_options:
         raise OptionError("storage_options", f"is for URLs, but {source} is a directory")
     if not os.path.isdir(source):

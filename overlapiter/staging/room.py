@@ -21,6 +21,7 @@ from collections.abc import Callable
 
 from overlapiter.errors import StagingError
 
+from .advance import ADVANCE_INODES, Advance, amount, grant, seconds_to_end
 from .amounts import bytes_below, is_empty, partials, to_come_bytes
 from .holder import boot_number
 from .usage import BusyError, Usage, UsageFile
@@ -62,6 +63,8 @@ class Room:
             limit.
         keep_free_bytes: Free space to leave on the disk.
         keep_free_inodes: Free inodes to leave, where the file system has a fixed number of them.
+        advance: Has room for small files granted in advance; :meth:`rest` is to be called when
+            nothing is reserved for a while, and in the end.
     """
 
     def __init__(
@@ -70,12 +73,16 @@ class Room:
         capacity_bytes: int | None,
         keep_free_bytes: int,
         keep_free_inodes: int = 0,
+        *,
+        advance: Advance | None = None,
     ) -> None:
         self._directory = directory
         self._capacity_bytes = capacity_bytes
         self._keep_free_bytes = keep_free_bytes
         self._keep_free_inodes = keep_free_inodes
         self._most_bytes: int | None = None
+        self._advance = advance
+        self._turn = threading.Lock()
         self._file = UsageFile(directory)
         # Bytes not counted as free yet, if they are known, and recounts by then.
         self._owed: list[tuple[int | None, int]] = []
@@ -132,17 +139,42 @@ class Room:
             OSError: The disk does not answer.
             BusyError: Nobody can tell, for another process keeps the count to itself.
         """
-        answer, is_count_due = self._ask(size_bytes, n_inodes, fd)
+        if self._take(size_bytes, n_inodes, fd):
+            return True
+        with self._turn:
+            if self._take(size_bytes, n_inodes, fd):  # of what another thread has just got
+                return True
+            answer, is_count_due = self._ask(size_bytes, n_inodes, fd)
         if is_count_due and self._count():
-            answer, _ = self._ask(size_bytes, n_inodes, fd)
+            with self._turn:
+                answer, _ = self._ask(size_bytes, n_inodes, fd)
         if answer is _Answer.UNCOUNTED:
             raise BusyError
         return answer is _Answer.GRANTED
 
+    def _take(self, size_bytes: int, n_inodes: int, fd: int | None) -> bool:
+        advance = self._advance
+        return advance is not None and fd is not None and advance.fill(fd, size_bytes, n_inodes)
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether nothing is left of what was granted in advance."""
+        return self._advance is None or self._advance.is_empty
+
+    def rest(self) -> None:
+        """Count as free what is left of what was granted in advance, if that can be done now."""
+        advance = self._advance
+        if advance is not None and not advance.is_empty:
+            with contextlib.suppress(OSError, BusyError), self._turn, self._file.hold() as usage:
+                advance.end(usage)
+
     def _ask(self, size_bytes: int, n_inodes: int, fd: int | None) -> tuple[_Answer, bool]:
         """Return the answer, and whether the caller is to count anew, which nobody else does."""
+        advance_bytes = 0
         with self._file.hold() as usage:
             self._settle(usage)
+            if self._advance is not None:
+                self._advance.end(usage)
             answer = self._decide(usage, size_bytes, n_inodes)
             if answer is _Answer.GRANTED:
                 if fd is not None:  # in this order: a kill in between counts too much
@@ -150,10 +182,22 @@ class Room:
                 usage.used_bytes += size_bytes
                 usage.granted_bytes += size_bytes
                 usage.granted_inodes += n_inodes
+                if fd is not None and self._advance is not None:
+                    advance_bytes = self._grant_advance(usage, size_bytes)
             is_count_due = answer in _PAUSES_SECONDS and _is_count_due(usage)
             if is_count_due:
                 usage.recount_due_seconds = int(time.time()) + _PAUSES_SECONDS[answer]
+        if self._advance is not None and advance_bytes:
+            self._advance.begin(usage, advance_bytes)
         return answer, is_count_due
+
+    def _grant_advance(self, usage: Usage, size_bytes: int) -> int:
+        """Grant an advance, if it is worth it beside such a file; return how many bytes."""
+        advance_bytes = amount(usage, size_bytes, self._capacity_bytes)
+        if advance_bytes and self._is_plenty(usage, advance_bytes, ADVANCE_INODES):
+            grant(usage, advance_bytes)
+            return advance_bytes
+        return 0
 
     def _decide(self, usage: Usage, size_bytes: int, n_inodes: int) -> _Answer:
         if self._capacity_bytes is not None:
@@ -167,6 +211,15 @@ class Room:
 
     def _is_disk_roomy(self, usage: Usage, size_bytes: int, n_inodes: int) -> bool:
         """Ask the disk, or go by what it said while that leaves plenty for everybody."""
+        if self._is_plenty(usage, size_bytes, n_inodes):
+            return True
+        self._look(usage)
+        if size_bytes + n_inodes * _BLOCK_BYTES > usage.disk_bytes - self._keep_free_bytes:
+            return False
+        return usage.disk_inodes < 0 or n_inodes <= usage.disk_inodes - self._keep_free_inodes
+
+    def _is_plenty(self, usage: Usage, size_bytes: int, n_inodes: int) -> bool:
+        """Return whether the disk had plenty, and not long ago."""
         if not self._keep_free_bytes and not self._keep_free_inodes:
             return True
         is_fresh = abs(int(time.time()) - usage.looked_seconds) <= _FRESH_SECONDS
@@ -175,12 +228,7 @@ class Room:
         spare_bytes = usage.disk_bytes - self._keep_free_bytes
         spare_inodes = usage.disk_inodes - self._keep_free_inodes
         are_inodes_fine = usage.disk_inodes < 0 or new_inodes <= spare_inodes // _SHARES
-        if is_fresh and are_inodes_fine and new_bytes + size_bytes <= spare_bytes // _SHARES:
-            return True
-        self._look(usage)
-        if size_bytes + n_inodes * _BLOCK_BYTES > usage.disk_bytes - self._keep_free_bytes:
-            return False
-        return usage.disk_inodes < 0 or n_inodes <= usage.disk_inodes - self._keep_free_inodes
+        return is_fresh and are_inodes_fine and new_bytes + size_bytes <= spare_bytes // _SHARES
 
     def _look(self, usage: Usage) -> None:
         """Note what the disk has free, less what files being copied will still take of it."""
@@ -257,6 +305,7 @@ class Room:
         """
         with self._file.hold() as usage:
             before = dataclasses.replace(usage)
+        time.sleep(seconds_to_end(before))
         start_seconds = time.monotonic()
         found_bytes = bytes_below(self._directory)
         took_seconds = time.monotonic() - start_seconds

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from .holder import NO_LOCKS, is_stale, new_tag
 
 USAGE_FILE = "overlapiter.usage"
-_FORMAT = struct.Struct("<11q")
+_FORMAT = struct.Struct("<12q")
 _OPEN_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _POLL_SECONDS = 0.0002
 _LONGEST_POLL_SECONDS = 0.001
@@ -50,6 +50,7 @@ class Usage:
         looked_bytes: What ``granted_bytes`` was then.
         looked_inodes: What ``granted_inodes`` was then.
         looked_seconds: And when that was, in seconds since 1970.
+        advanced_until_ms: When the last advance ends; see :mod:`.advance`.
         afterwards: What is to be done once all this is written, while the file is still held.
     """
 
@@ -64,6 +65,7 @@ class Usage:
     looked_bytes: int = 0
     looked_inodes: int = 0
     looked_seconds: int = 0
+    advanced_until_ms: int = 0
     afterwards: list[Callable[[], None]] = dataclasses.field(default_factory=list)
 
     def packed(self) -> bytes:
@@ -72,6 +74,7 @@ class Usage:
             self.boot, self.used_bytes, self.n_recounts, self.recount_due_seconds,
             self.granted_bytes, self.granted_inodes, self.disk_bytes, self.disk_inodes,
             self.looked_bytes, self.looked_inodes, self.looked_seconds,
+            self.advanced_until_ms,
         )  # fmt: skip
 
 
@@ -101,8 +104,7 @@ class UsageFile:
         with self._threads:  # which poll each other no more than they must
             fd = self._take()
             try:
-                usage = _read(fd)
-                before = usage.packed()
+                before, usage = _read(fd)
                 yield usage
                 after = usage.packed()
                 if after != before:
@@ -129,7 +131,7 @@ class UsageFile:
             with self.hold() as usage:
                 return usage
         try:
-            return _read(fd)
+            return _read(fd)[1]
         finally:
             os.close(fd)
 
@@ -253,6 +255,12 @@ class UsageFile:
 _HELD = f"{USAGE_FILE}."
 
 
-def _read(fd: int) -> Usage:
+def _read(fd: int) -> tuple[bytes, Usage]:
+    """Return what is in the file, and what that says; nothing if somebody has spoilt it."""
     data = os.pread(fd, _FORMAT.size + 1, 0)
-    return Usage(*_FORMAT.unpack(data)) if len(data) == _FORMAT.size else Usage()
+    if len(data) != _FORMAT.size:
+        return _NOTHING, Usage()
+    return data, Usage(*_FORMAT.unpack(data))
+
+
+_NOTHING = Usage().packed()

@@ -14,6 +14,7 @@ import mmap
 import os
 import pickle
 import resource
+import select
 import socket
 from typing import Any
 
@@ -145,6 +146,12 @@ class Channel:
                 return pickle.loads(memory), fds
         finally:
             os.close(memory_fd)
+
+    def is_readable(self, timeout_seconds: float) -> bool:
+        """Wait for a message, or the end; return whether it has come within that time."""
+        poller = select.poll()
+        poller.register(self._socket, select.POLLIN)
+        return bool(poller.poll(timeout_seconds * 1000))
 
     def close(self) -> None:
         """Close this end; closing twice is fine."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from overlapiter.options import FIRST_READS_IN_FLIGHT, MAX_READS_IN_FLIGHT, MIN_READS_IN_FLIGHT
-from overlapiter.staging.direct import Direct
-from overlapiter.staging.remote import RemoteOrigin, place_of
+from overlapiter.staging.advance import Advance
 from overlapiter.staging.room import Room
 from overlapiter.staging.store import Store, Validation
 from overlapiter.urls import is_url
+
+if TYPE_CHECKING:  # only what stages from URLs pays for their import
+    from overlapiter.staging.direct import Direct
+    from overlapiter.staging.remote import RemoteOrigin
 
 #: A file reader reads one file at a time, for which it needs no more.
 _DIRECT_CONNECTIONS = 4
@@ -33,10 +37,14 @@ class TierPlan:
     keep_free_bytes: int
     keep_free_inodes: int
 
-    def room(self) -> Room:
+    def room(self, advance: Advance | None = None) -> Room:
         """Return the room that this plan describes."""
         return Room(
-            self.directory, self.capacity_bytes, self.keep_free_bytes, self.keep_free_inodes
+            self.directory,
+            self.capacity_bytes,
+            self.keep_free_bytes,
+            self.keep_free_inodes,
+            advance=advance,
         )
 
     def excess_words(self) -> str:
@@ -107,18 +115,24 @@ class StagingPlan:
         capacities = [tier.capacity_bytes for tier in self.tiers]
         return None if None in capacities else sum(map(int, filter(None, capacities)))
 
-    def stores(self) -> list[Store]:
-        """Return the stores that this plan describes, the fastest first."""
-        origin = None
+    def stores(self, advance: Advance | None = None) -> list[Store]:
+        """Return the stores that this plan describes, the fastest first.
+
+        Args:
+            advance: For the first one.
+        """
+        origin, place = None, ""
         if is_url(self.source):
+            from overlapiter.staging.remote import place_of
+
             most_reads = self.reads_in_flight or self.most_reads_in_flight
             origin = self._remote(-(-most_reads // self.n_prefetchers))
-        place = place_of(self.storage_options)
+            place = place_of(self.storage_options)
         return [
             Store(
                 tier.directory,
                 self.source,
-                tier.room(),
+                tier.room(advance if tier is self.tiers[0] else None),
                 validate=self.validate,
                 origin=origin,
                 place=place,
@@ -128,9 +142,15 @@ class StagingPlan:
 
     def direct(self) -> Direct | None:
         """Return what reads a source that is a URL without staging; None for a directory."""
-        return Direct(self._remote(_DIRECT_CONNECTIONS)) if is_url(self.source) else None
+        if not is_url(self.source):
+            return None
+        from overlapiter.staging.direct import Direct
+
+        return Direct(self._remote(_DIRECT_CONNECTIONS))
 
     def _remote(self, n_connections: int) -> RemoteOrigin:
+        from overlapiter.staging.remote import RemoteOrigin  # and with it asyncio, for URLs alone
+
         return RemoteOrigin(
             self.source,
             self.storage_options,

@@ -21,13 +21,15 @@ from overlapiter.staging.strays import Strays
 from overlapiter.staging.tiers import Found, Tiers
 from overlapiter.stats import Counter, Row
 
-from .channel import Channel, ChannelClosedError
+from .channel import Channel, ChannelClosedError, Message
 from .discovery import Discovery
 from .evictor import Evictor, RoomForPart, total
 from .staging_work import Example, PartInHand, StageTask
 from .threads import Threads
 
 _REMEMBERED_PATHS = 4096
+#: After so long without a message a prefetcher is idle.
+_IDLE_SECONDS = 0.5
 
 
 class Prefetcher:
@@ -58,6 +60,7 @@ class Prefetcher:
         self._channel = channel
         self._dataset = dataset
         self._source = tiers[0].source
+        self._room = tiers[0].room
         self._tiers = Tiers(tiers, self._tell, os.getppid())  # the supervisor's number
         strays = [Strays(store) for store in tiers]
         self._evictor = Evictor(
@@ -83,7 +86,7 @@ class Prefetcher:
         self._resize(self._n_reads)
         try:
             while True:
-                kind, work = self._channel.receive()[0]
+                kind, work = self._next_message()
                 if kind == "reads":
                     self._resize(work)
                     continue
@@ -92,6 +95,12 @@ class Prefetcher:
                     self._threads.do_next()
         except ChannelClosedError:
             return
+
+    def _next_message(self) -> Message:
+        """Wait for a message; what was granted in advance is given back meanwhile."""
+        while not self._room.is_at_rest and not self._channel.is_readable(_IDLE_SECONDS):
+            self._room.rest()
+        return self._channel.receive()[0]
 
     def _resize(self, n_reads: int) -> None:
         self._threads.resize(n_reads)

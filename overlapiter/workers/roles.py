@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from overlapiter.sources import Dataset
-from overlapiter.stats import Row
+from overlapiter.staging.advance import N_CELLS, Advance
+from overlapiter.stats import Counter, Row
 
 from .channel import Channel
 from .plan import SupervisorPlan
@@ -32,7 +33,12 @@ def prefetcher_role(dataset: Dataset, plan: SupervisorPlan, validated: memoryvie
         staging = plan.staging
         assert staging is not None
         n_reads = staging.reads_per_prefetcher
-        stores, index_type = staging.stores(), plan.index_type
+        stores, index_type = staging.stores(advance_of(row)), plan.index_type
         Prefetcher(channel, dataset, stores, validated, n_reads, index_type, row).run()
 
     return stage
+
+
+def advance_of(row: Row) -> Advance:
+    """Return what the prefetcher that counts in a row was granted in advance."""
+    return Advance(row.cells(Counter.ADVANCE, N_CELLS))

@@ -31,7 +31,7 @@ from .plan import SupervisorPlan
 from .processes import is_running
 from .reading_stage import ReadingStage
 from .residency import Residency
-from .roles import prefetcher_role, reader_role
+from .roles import advance_of, prefetcher_role, reader_role
 from .schedule import Batch, Schedule
 from .stages import Experience
 from .staging_stage import StagingStage
@@ -178,12 +178,19 @@ class Supervisor:
         for stage in self._stages:
             stage.team.end()
         self._sweep()
+        self._give_back_advances()
 
     def _sweep(self) -> None:
         """Remove what dead prefetchers left half-copied."""
         if self._plan.staging is not None:
             for store in self._plan.staging.stores():
                 store.sweep()
+
+    def _give_back_advances(self) -> None:
+        """Count as free what dead prefetchers have left of what they were granted in advance."""
+        if self._plan.staging is not None:
+            for worker in self._staging.team:
+                self._plan.staging.tiers[0].room(advance_of(worker.row)).rest()
 
     # --- the trainer --------------------------------------------------------------------------
 
