@@ -145,6 +145,11 @@ def paths_below(source: str, paths: list[str]) -> Iterator[tuple[str, str]]:
 # --- staged copies ----------------------------------------------------------------------------
 
 
+#: Source path to path and stamp of its copy, as messages have it: a :class:`Copy` costs several
+#: times as much to pickle as a plain tuple.
+PlainCopies = dict[str, tuple[str, int]]
+
+
 class Copy(NamedTuple):
     """A staged copy as a prefetcher has validated it.
 

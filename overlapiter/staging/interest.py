@@ -17,12 +17,16 @@ import struct
 import time
 from collections.abc import Iterable, Iterator
 
+from .records import USERS_FOLDER
+
 INTEREST_FILE = "interest"
 _N_ENTRIES = 1 << 18
 _ENTRY = struct.Struct("<Q")  # milliseconds, and in the last bits who wants it
 _WHO_BITS = 20
 #: How long what is handed out to be staged is wanted.
 _KEPT_MS = 10_000
+#: A run that begins is seen after so long.
+_TRUST_SECONDS = 1.0
 
 
 class Interest:
@@ -35,14 +39,30 @@ class Interest:
 
     def __init__(self, path: str, who: int) -> None:
         self._path = path
+        self._users = os.path.join(os.path.dirname(path), os.pardir, USERS_FOLDER)
+        self._until_seconds = 0.0
+        self._was_alone = False
         self._who = who % (1 << _WHO_BITS)
 
     def want(self, paths: Iterable[str]) -> None:
-        """Say that this run is about to read the copies of ``paths``."""
+        """Say that this run is about to read the copies of ``paths``, if there is another run."""
+        if self._is_alone():
+            return
         entry = _ENTRY.pack((_now_ms() + _KEPT_MS) << _WHO_BITS | self._who)
         with contextlib.suppress(OSError), self._opened(os.O_RDWR | os.O_CREAT) as fd:
             for path in paths:
                 os.pwrite(fd, entry, _offset(path))
+
+    def _is_alone(self) -> bool:
+        """Return whether no other run was there a moment ago; each notes its presence."""
+        now_seconds = time.monotonic()
+        if now_seconds > self._until_seconds:
+            self._until_seconds = now_seconds + _TRUST_SECONDS
+            n_runs = 0  # where notes cannot be written
+            with contextlib.suppress(OSError):
+                n_runs = len(os.listdir(self._users))
+            self._was_alone = n_runs == 1
+        return self._was_alone
 
     def is_wanted_by_others(self, paths: Iterable[str]) -> bool:
         """Return whether another run is about to read the copy of any of ``paths``."""

@@ -106,6 +106,8 @@ class Tiers:
 
     def _drop_others(self, absolute: str, tier: int) -> None:
         """Remove outdated copies in slower tiers, which nobody would look at."""
+        if tier + 1 == len(self._stores):
+            return
         for copier, store in zip(self._copiers[tier + 1 :], self._stores[tier + 1 :], strict=True):
             try:
                 store.evict(absolute)

@@ -17,7 +17,7 @@ from overlapiter.openhook import OpenHook
 from overlapiter.sharedmem.layout import layout_of
 from overlapiter.sharedmem.segments import Segment, Slot
 from overlapiter.sharedmem.slots import SlotWriter
-from overlapiter.sources import Copy, Dataset, Redirect, declared_paths
+from overlapiter.sources import Copy, Dataset, PlainCopies, Redirect, declared_paths
 from overlapiter.stats import Counter, Row
 
 from .channel import Channel, ChannelClosedError
@@ -43,7 +43,7 @@ class ReadTask(NamedTuple):
     first_row: int
     indices: list[int]
     epochs: list[int] | None
-    staged: dict[str, Copy]
+    staged: PlainCopies
     slot: Slot | None
     layout_id: int
     given_up: dict[int, ExampleError]
@@ -108,7 +108,7 @@ class FileReader:
     def _read(self, task: ReadTask) -> int:
         """Read one part and report it; return the nanoseconds spent inside the dataset."""
         redirect, row = self._redirect, self._row
-        redirect.begin_part(task.staged)
+        redirect.begin_part({path: Copy(*copy) for path, copy in task.staged.items()})
         staged_before, source_before = redirect.opens_staged, redirect.opens_source
         reading = _Reading(task)
         for number, index in enumerate(task.indices):

@@ -12,7 +12,7 @@ import enum
 import heapq
 
 from overlapiter.sharedmem.segments import Slot
-from overlapiter.sources import Copy
+from overlapiter.sources import PlainCopies
 
 
 class PartState(enum.Enum):
@@ -57,7 +57,7 @@ class Part:
         self.stop = stop
         self.indices: list[int] = batch.indices[start:stop]
         self.state = state
-        self.staged: dict[str, Copy] = {}
+        self.staged: PlainCopies = {}
         self.report: bytes | None = None
 
     @property
@@ -173,7 +173,7 @@ class Schedule:
         """Take the part that is to be read next, of the mini-batches before ``before_id``."""
         return self._pop(self._to_read, PartState.TO_READ, PartState.READING, before_id)
 
-    def staged(self, part: Part, staged: dict[str, Copy]) -> Batch | None:
+    def staged(self, part: Part, staged: PlainCopies) -> Batch | None:
         """Note that a part may be read; return its mini-batch if that settles it."""
         if part.batch.is_abandoned:
             return self.done(part)

@@ -9,7 +9,7 @@ from .deaths import Death, Deaths
 from .residency import Residency
 from .schedule import Part, PartState, Schedule
 from .stages import UNBOUNDED, Desk, Experience
-from .staging_work import StageTask
+from .staging_work import Finding, StageTask
 from .team import Team, Worker
 
 
@@ -83,7 +83,8 @@ class StagingStage:
 
     def hear(self, worker: Worker, message: Message) -> bool:
         """Take note of what a prefetcher has done; return True."""
-        _, part_id, staged, findings, moved = message
+        _, part_id, staged, plain_findings, moved = message
+        findings = [Finding.from_plain(plain) for plain in plain_findings]
         part = worker.take_back(part_id)
         if self._residency.hear(part, findings, moved):
             self._desk.settle(self._schedule.redo(part, PartState.TO_STAGE))

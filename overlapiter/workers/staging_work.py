@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from overlapiter.sources import Copy
+from overlapiter.sources import Copy, PlainCopies
 from overlapiter.staging.eviction import StagedFile, Victim
 from overlapiter.staging.store import Staged
 from overlapiter.staging.tiers import Tiers
@@ -32,6 +32,10 @@ class StageTask(NamedTuple):
     victims: list[Victim] | None
 
 
+#: A :class:`Finding` as messages have it; see :data:`~overlapiter.sources.PlainCopies`.
+PlainFinding = tuple[int, int, list[tuple[int, int]], tuple[str, ...], bool]
+
+
 class Finding(NamedTuple):
     """What has become of an example.
 
@@ -48,6 +52,12 @@ class Finding(NamedTuple):
     files: list[StagedFile]
     paths: tuple[str, ...]
     was_refused: bool
+
+    @classmethod
+    def from_plain(cls, plain: PlainFinding) -> Finding:
+        """Return the finding that a message told of."""
+        example, tier, files, paths, was_refused = plain
+        return cls(example, tier, [StagedFile(*file) for file in files], paths, was_refused)
 
 
 class Example:
@@ -88,12 +98,12 @@ class Example:
         """Its files that are known so far, staged or not."""
         return [*self.sizes, *(absolute for _, absolute in self.missing)]
 
-    def finding(self) -> Finding:
+    def finding(self) -> PlainFinding:
         """Return what the supervisor is told of it."""
-        files = [StagedFile(file_id(path), size) for path, size in self.sizes.items()]
+        files = [(file_id(path), size_bytes) for path, size_bytes in self.sizes.items()]
         tier = self.tier if files else ABSENT
         paths = () if self.is_declared else tuple(self.sizes)
-        return Finding(self.index, tier, files, paths, self.was_refused)
+        return self.index, tier, files, paths, self.was_refused
 
 
 class PartInHand:
@@ -110,14 +120,15 @@ class PartInHand:
     def __init__(self, task: StageTask, room: RoomForPart | None) -> None:
         self.task = task
         self.room = room
-        self.staged: dict[str, Copy] = {}
-        self.findings: list[Finding] = []
+        self.staged: PlainCopies = {}
+        self.findings: list[PlainFinding] = []
         self.n_waiting = 0
         self._known_tiers = dict(zip(task.indices, task.tiers, strict=True))
 
     def finish(self, example: Example) -> None:
         """Take up what has become of an example."""
-        self.staged.update(example.staged)
+        for path, copy in example.staged.items():
+            self.staged[path] = copy.path, copy.stamp
         if not example.is_complete or example.tier != self._known_tiers[example.index]:
             self.findings.append(example.finding())
 

@@ -11,6 +11,7 @@ import pytest
 
 from overlapiter.staging import interest as interest_module
 from overlapiter.staging.interest import Interest
+from overlapiter.staging.records import USERS_FOLDER
 
 
 @pytest.fixture
@@ -47,6 +48,25 @@ def test_it_ends_after_some_seconds_and_with_the_boot(path, monkeypatch):
     for later_ms, is_wanted in ((9_000, True), (11_000, False), (-(10**7), False)):
         monkeypatch.setattr(interest_module, "_now_ms", lambda ms=later_ms: now_ms + ms)
         assert other.is_wanted_by_others(["/source/a"]) is is_wanted
+
+
+def test_a_run_that_is_alone_writes_nothing_until_another_one_is_seen(tmp_path, monkeypatch):
+    users = tmp_path / USERS_FOLDER
+    users.mkdir()
+    (tmp_path / "source-0123").mkdir()
+    path = str(tmp_path / "source-0123" / "interest")
+    (users / "ours").touch()
+    one, other = Interest(path, 1), Interest(path, 2)
+    one.want(["/source/a"])
+    assert not os.path.exists(path)
+    (users / "theirs").touch()
+    monkeypatch.setattr(interest_module, "_TRUST_SECONDS", -1)
+    one = Interest(path, 1)
+    one.want(["/source/a"])
+    assert other.is_wanted_by_others(["/source/a"])
+    (users / "theirs").unlink()
+    one.want(["/source/b"])
+    assert not other.is_wanted_by_others(["/source/b"])
 
 
 def test_a_link_that_somebody_planted_is_not_written_to(path, tmp_path):
