@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import data_parallel, training_summary
+from bench import data_parallel, training_summary, training_table
 from bench.isolated import CHECKOUT
 from bench.slowledger import OpenRecord
 from bench.training_plan import Point, interleaved
@@ -71,6 +71,10 @@ def test_the_table_and_the_figures_have_every_epoch(result: dict, tmp_path: Path
     assert [row[:6] for row in rows if row[1:4] == ["1", "x", "2"]] == [
         [loader, "1", "x", "2", "1", epoch] for loader in ("overlap", "slow") for epoch in "12"
     ]
+    cells = training_table.markdown(result["points"]).splitlines()[-1].split("|")
+    assert "slow store" in cells[1]
+    assert [cell.endswith("%) ") for cell in cells[2:-1]] == [True, True]
+
     (tmp_path / "training.json").write_text(json.dumps(result))
     # In a process of its own, because Matplotlib keeps its fonts open.
     command = [sys.executable, "-m", "bench.training_figures", str(tmp_path / "training.json")]
