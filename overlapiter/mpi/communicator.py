@@ -52,11 +52,11 @@ def create_communicator(
     Warns:
         BindingWarning: The launcher keeps the ranks of a node from most of its cores.
     """
+    abort_on_failure()  # before what may fail on one rank alone, a broken CuPy for example
     start_forkserver()
     import chainermn
     from mpi4py import MPI
 
-    abort_on_failure()
     comm = chainermn.create_communicator(communicator_name, mpi_comm, **kwargs)
     find_node(comm.mpi_comm, MPI.COMM_WORLD.size)
     return comm

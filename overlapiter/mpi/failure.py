@@ -117,6 +117,9 @@ def _watch_exit_code() -> None:
     (attributes,) = gc.get_referents(SystemExit.__dict__)
     attributes["code"] = property(code, plain.__set__)
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
+    main = sys.modules["__main__"]
+    if getattr(main, "exit", None) is sys.exit:  # from sys import exit
+        main.exit = _exit  # type: ignore[attr-defined]  # it is there, as the line above says
     sys.exit = _exit
 
 

@@ -118,7 +118,8 @@ class Residency:
         """Foresee that there will be no room: to be refused costs a read of the slow store."""
         if self._capacity_bytes is not None:
             expected_bytes = self._eviction.staged_bytes + self._ahead_bytes()
-            self._is_full = expected_bytes >= _NEARLY_FULL * self._capacity_bytes
+            own_bytes = self._capacity_bytes / self._n_sharers
+            self._is_full = expected_bytes >= _NEARLY_FULL * own_bytes
         return self._is_full
 
     def tiers_of(self, part: Part) -> list[int]:

@@ -90,6 +90,13 @@ def test_a_failure_is_printed_then_told_and_ends_the_job(
     assert ended.stdout.splitlines().count("abort") == 1
 
 
+def test_an_exit_that_the_script_imported_before_ends_the_job(run: Run) -> None:
+    ended = run("exit(3)", begin=f"from sys import exit\n{BEGIN}")
+
+    assert ended.returncode == 3
+    assert ended.stderr.splitlines() == [failure("exit code 3")]
+
+
 def test_a_hook_that_takes_the_place_of_ours_prints_and_the_job_ends_at_exit(run: Run) -> None:
     ended = run("""
         sys.excepthook = lambda *_: print("theirs", file=sys.stderr)
