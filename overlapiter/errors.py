@@ -7,6 +7,7 @@
     ├── DatasetPicklingError (also TypeError)  the dataset cannot travel to the workers
     ├── ExampleError                       one example could not be read
     ├── TooManyBadExamplesError            more examples had to be left out than were allowed
+    ├── EmptyBatchError                    nothing is left of a mini-batch that ranks share
     ├── WorkerDiedError                    the same example killed its file reader again and again
     ├── StagingError (also OSError)        the staging directory cannot be used
     ├── SharedMemoryError (also MemoryError)  no memory for the mini-batch slots
@@ -111,16 +112,29 @@ class TooManyBadExamplesError(OverlapError):
     """
 
     def __init__(self, limit: int, examples: Sequence[ExampleError]) -> None:
-        shown = [f"{example_words(e.index, e.paths)}: {e.reason}" for e in examples]
-        more = len(shown) - _SHOWN_EXAMPLES
-        text = "; ".join(shown[:_SHOWN_EXAMPLES]) + (f"; and {more} more" if more > 0 else "")
         super().__init__(
             f"{len(examples)} examples could not be read, and at most {limit} may be left out: "
-            f"{text}. If all of them fail alike, look at the dataset's code, else at these files "
-            f"and the store that they are on; if they are to be left out, raise the limit in "
-            f"bad_examples=overlapiter.Skip(limit=...)."
+            f"{_first_words(examples)}. If all of them fail alike, look at the dataset's code, "
+            f"else at these files and the store that they are on; if they are to be left out, "
+            f"raise the limit in bad_examples=overlapiter.Skip(limit=...)."
         )
         self.limit = limit
+        self.examples = tuple(examples)
+
+
+class EmptyBatchError(OverlapError):
+    """No example of a mini-batch could be read, and other ranks train on theirs meanwhile.
+
+    Attributes:
+        examples: What explains each of them.
+    """
+
+    def __init__(self, examples: Sequence[ExampleError]) -> None:
+        super().__init__(
+            f"{_first_words(examples)}. All {len(examples)} examples of this mini-batch are "
+            f"left out; it cannot be passed over, since the other ranks would be a step behind and "
+            f"wait for ever. Mend these files, or give a larger batch_size."
+        )
         self.examples = tuple(examples)
 
 
@@ -156,6 +170,13 @@ class WorkerDiedError(OverlapError):
         self.exit_code = exit_code
         self.paths = paths
         self.worker_traceback = worker_traceback
+
+
+def _first_words(examples: Sequence[ExampleError]) -> str:
+    """Name the first examples, and say why they could not be read."""
+    shown = [f"{example_words(each.index, each.paths)}: {each.reason}" for each in examples]
+    more = len(shown) - _SHOWN_EXAMPLES
+    return "; ".join(shown[:_SHOWN_EXAMPLES]) + (f"; and {more} more" if more > 0 else "")
 
 
 def example_words(index: int, paths: Sequence[str]) -> str:

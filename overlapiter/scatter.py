@@ -178,6 +178,12 @@ class ScatteredOrder:
         """
         length = self._length(dataset_size)
         position = length - self._length(dataset_size - global_position)
+        if dataset_size and dataset_size < self.size and self.remainder != "fill":
+            raise OptionError(
+                "remainder",
+                f"{dataset_size} examples are too few for {self.size} ranks: some would have none; "
+                f"take fewer ranks, or remainder='fill'",
+            )
         if not length:
             return 0, np.empty(0, np.intp)
         start = global_position + self.rank - position * self.size

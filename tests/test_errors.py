@@ -24,6 +24,7 @@ ERRORS = [
     errors.TooManyBadExamplesError(
         1, [errors.ExampleError(i, (f"/lustre/{i}.jpg",), "OSError: gone", "") for i in range(5)]
     ),
+    errors.EmptyBatchError([errors.ExampleError(3, ("/lustre/a.jpg",), "OSError: gone", "")]),
     errors.NoMpiError("MPI.COMM_WORLD.bcast"),
 ]
 BUILTIN = {
@@ -33,6 +34,7 @@ BUILTIN = {
     "WorkerDiedError": Exception,
     "StagingError": OSError,
     "SharedMemoryError": MemoryError,
+    "EmptyBatchError": Exception,
     "NoMpiError": RuntimeError,
     "PipelineError": Exception,
     "TooManyBadExamplesError": Exception,
@@ -120,7 +122,8 @@ def test_facts_are_attributes():
             ["5 examples", "at most 1", "example 0 (/lustre/0.jpg): OSError: gone", "2 more"],
             "raise the limit in bad_examples=overlapiter.Skip(limit=...)",
         ),
-        (ERRORS[9], ["MPI.COMM_WORLD.bcast", "worker process"], "in the trainer only"),
+        (ERRORS[9], ["All 1 examples", "/lustre/a.jpg"], "Mend these files"),
+        (ERRORS[10], ["MPI.COMM_WORLD.bcast", "worker process"], "in the trainer only"),
         (ERRORS[6], ["12.0 MB", "No space left"], "lower n_prefetch or batch_size"),
     ],
 )

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from overlapiter.errors import OptionError
@@ -82,6 +82,7 @@ def test_all_ranks_together_read_each_example_once_but_for_the_fill(n, size, epo
 
 @given(n=n_examples, size=n_ranks, epoch=st.integers(0, 5))
 def test_what_does_not_fill_a_row_can_be_dropped_or_left_uneven(n, size, epoch):
+    assume(n >= size)
     whole = seeded_order(SEED, epoch, n).tolist()
     dropping = [s.of_epoch(epoch, n) for s in samplers(size, remainder="drop")]
     assert np.stack(dropping, axis=1).ravel().tolist() == whole[: n - n % size]
@@ -191,6 +192,7 @@ def test_the_landmark_of_every_rank_leads_every_rank_to_where_it_stood(n, size, 
 def test_whatever_the_remainder_nothing_is_read_twice_after_a_resume(
     n, remainder, old_size, new_size, share
 ):
+    assume(n >= new_size or remainder == "fill")
     position = int(share * (n // old_size))
     landmark = Landmark(SEED, n, -(-n // old_size), 2, position, position * old_size)
     left = seeded_order(SEED, 2, n)[position * old_size :].tolist()
@@ -206,6 +208,13 @@ def test_whatever_the_remainder_nothing_is_read_twice_after_a_resume(
         assert len(taken) == len(set(taken))
         assert set(taken) <= set(left)
         assert len(left) - len(taken) < (new_size if remainder == "drop" else 1)
+
+
+@pytest.mark.parametrize("remainder", ["drop", "uneven"])
+def test_all_ranks_refuse_to_leave_one_without_examples(remainder):
+    for sampler in samplers(4, remainder=remainder):
+        with pytest.raises(OptionError, match="3 examples are too few for 4 ranks"):
+            sampler.of_epoch(0, 3)
 
 
 def test_a_landmark_of_another_dataset_or_seed_is_refused():

@@ -94,6 +94,11 @@ def run_ahead_from(
     )
 
 
+def is_shared(sampler: OrderSampler | None) -> bool:
+    """Return whether other ranks read other parts of the order, and so keep in step."""
+    return isinstance(sampler, ScatteredOrder) and sampler.size > 1
+
+
 def others_of(
     sampler: OrderSampler | None, epochs: Iterable[int], dataset_size: int
 ) -> dict[int, Indices]:

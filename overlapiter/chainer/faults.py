@@ -7,6 +7,7 @@ from typing import Any
 
 from overlapiter.errors import (
     BadExampleWarning,
+    EmptyBatchError,
     ExampleError,
     TooManyBadExamplesError,
     WorkerDiedError,
@@ -52,13 +53,15 @@ class SkippedExamples:
     Args:
         limit: How many there may be; None if none is ever left out.
         dataset: The dataset, for the files of its examples.
+        keeps_step: Whether other ranks count on each mini-batch, so that none can be passed over.
 
     Attributes:
         errors: What explains each of them, by index, in the order in which they were met.
     """
 
-    def __init__(self, limit: int | None, dataset: Any) -> None:
+    def __init__(self, limit: int | None, dataset: Any, *, keeps_step: bool = False) -> None:
         self._limit = limit or 0
+        self._keeps_step = keeps_step
         self._dataset = dataset
         self._n_in_a_row = 0
         self.errors: dict[int, ExampleError] = {}
@@ -74,7 +77,13 @@ class SkippedExamples:
             error.__cause__ = batch.context
             return error, False
         too_many = self.note(batch)
-        return too_many, not batch and bool(batch.skipped) and too_many is None
+        if too_many is not None or batch or not batch.skipped:
+            return too_many, False
+        if not self._keeps_step:
+            return None, True
+        empty = EmptyBatchError([self.errors[each.index] for each in batch.skipped])
+        empty.__cause__ = batch.skipped[-1]
+        return empty, False
 
     def note(self, batch: MiniBatch) -> TooManyBadExamplesError | None:
         """Count what was left out of a mini-batch, and warn of the very first.

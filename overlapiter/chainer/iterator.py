@@ -29,6 +29,7 @@ from .arguments import (
     count_or_none,
     count_readers,
     first_state,
+    is_shared,
     others_of,
     run_ahead_from,
     skip_limit,
@@ -59,15 +60,13 @@ class OverlapIterator(Standing):
         repeat: Whether to go on with the next epoch at the end of one.
         shuffle: Whether to shuffle the order at the start of each epoch; None means True unless
             there is an ``order_sampler``.
-        n_processes: File reader processes; None or 0 takes one for each core this process may use.
+        n_processes: File reader processes; None or 0 takes one for each core that is this rank's.
         n_prefetch: Mini-batches that are kept ready beyond the next one.
         shared_mem: Accepted for compatibility; the slots find their size by themselves.
-        order_sampler: Called with the current order and position before each epoch; returns the
-            next order.
+        order_sampler: Called with the current order and position; returns that of the next epoch.
         dataset_timeout: Seconds after which a mini-batch that does not come gives a
             :class:`TimeoutWarning`; None for never.
-        maxtasksperchild: Parts of mini-batches after which a file reader is replaced by a fresh
-            one; None for never.
+        maxtasksperchild: Parts after which a file reader is replaced by a fresh one, or None.
         staging: Where to stage files; None reads them where they are.
         seed: With it, the order of every epoch and the state of ``random`` and ``numpy.random``
             that each example sees follow from (seed, epoch, index) alone.
@@ -120,7 +119,7 @@ class OverlapIterator(Standing):
         self.seed = count_or_none("seed", seed, minimum=0)
         self.bad_examples = bad_examples
         limit = skip_limit(bad_examples, len(dataset))
-        self._skipped = SkippedExamples(limit, dataset)
+        self._skipped = SkippedExamples(limit, dataset, keeps_step=is_shared(order_sampler))
         self.order_sampler = choose_sampler(shuffle, order_sampler, seed)
         # What the workers know; as in the original, changes of the attributes do not reach them.
         self._batch_size, self._repeat, self._dataset_size = self.batch_size, repeat, len(dataset)
@@ -138,6 +137,7 @@ class OverlapIterator(Standing):
             Exception: What the dataset raised, with an ExampleError as its cause; the next call
                 gives the following mini-batch.
             TooManyBadExamplesError: More examples were left out than ``bad_examples`` allows.
+            EmptyBatchError: All examples were, and other ranks are in step with this one.
         """
         if self._finalized:
             raise RuntimeError("the iterator has been finalized; make a new one")
@@ -150,10 +150,10 @@ class OverlapIterator(Standing):
             state = step.state._replace(is_new_epoch=is_new_epoch)
             # An interruption comes before this, and the step is done again, or after the return.
             self._now = Now(state, before, self._now.ahead, step, is_passing)
-            if error is None and not is_passing:
-                return batch  # type: ignore[no-any-return]  # a FailedBatch has an error
             if error is not None:
                 raise error
+            if not is_passing:
+                return batch  # type: ignore[no-any-return]  # a FailedBatch has an error
 
     next = __next__
 

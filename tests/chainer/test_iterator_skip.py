@@ -18,10 +18,12 @@ import overlapiter
 from overlapiter import OverlapIterator, Skip
 from overlapiter.errors import (
     BadExampleWarning,
+    EmptyBatchError,
     ExampleError,
     OptionError,
     TooManyBadExamplesError,
 )
+from overlapiter.scatter import ScatteredOrder
 from tests.chainer.conftest import Maker
 from tests.chainer.iterator_datasets import (
     Culprit,
@@ -319,3 +321,14 @@ def test_a_limit_that_is_none_is_refused(limit: Any) -> None:
 )
 def test_a_share_is_rounded_up(limit: Any, size: int, n: int) -> None:
     assert Skip(limit).max_examples(size) == n
+
+
+def test_ranks_that_share_an_order_pass_over_no_mini_batch(make_ours: Maker) -> None:
+    """The others would wait for the rank that passes over one."""
+    sampler = ScatteredOrder(0, 2, 0, shuffle=False)  # of this rank are 0, 2, 4, 6
+    iterator = make_ours(Bad(8, {0, 2, 6}), 2, order_sampler=sampler, bad_examples=Skip(3))
+
+    with pytest.raises(EmptyBatchError) as caught:
+        next(iterator)
+    assert [error.index for error in caught.value.examples] == [0, 2]
+    assert indices_of(next(iterator)) == [4]
