@@ -36,10 +36,12 @@ class _State:
 
     Attributes:
         pid: The process that has the hooks; one that was forked from it has no part in MPI.
+        hook: What prints and ends the job when nobody catches an exception.
         exit_code: Of the ``SystemExit`` that ends the interpreter; None while there is none.
     """
 
     pid = 0
+    hook: Hook | None = None
     exit_code: object = None
 
 
@@ -52,9 +54,11 @@ def abort_on_failure() -> None:
     if _State.pid == os.getpid() or is_importing_main():
         return
     _State.pid = os.getpid()
-    sys.excepthook = _excepthook(_printing_hook())
+    sys.excepthook = _State.hook = _excepthook(_printing_hook())
     threading.excepthook = _thread_excepthook(threading.excepthook)
     atexit.register(_end_at_exit)
+    with contextlib.suppress(AttributeError):  # not public: before threads are waited for
+        threading._register_atexit(_end_at_exit)  # type: ignore[attr-defined]
     _watch_exit_code()
 
 
@@ -117,10 +121,12 @@ def _watch_exit_code() -> None:
     (attributes,) = gc.get_referents(SystemExit.__dict__)
     attributes["code"] = property(code, plain.__set__)
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
-    main = sys.modules["__main__"]
-    if getattr(main, "exit", None) is sys.exit:  # from sys import exit
-        main.exit = _exit  # type: ignore[attr-defined]  # it is there, as the line above says
-    sys.exit = _exit
+    plain_exit = sys.exit
+    for module in list(sys.modules.values()):  # also where it was imported from sys
+        held = getattr(module, "__dict__", {})
+        names = [name for name, value in [*held.items()] if value is plain_exit]
+        for name in names:
+            setattr(module, name, _exit)
 
 
 def _exit(status: object = None, /) -> NoReturn:
@@ -136,8 +142,8 @@ def _end_at_exit() -> None:
     code = _State.exit_code
     if code is not None and code != 0:
         _end_job(f"exit code {code}", code if isinstance(code, int) else 1)
-    error = getattr(sys, "last_value", None)  # where somebody has put a hook in the place of ours
-    if error is not None and code is None:
+    error = getattr(sys, "last_value", None)
+    if error is not None and code is None and sys.excepthook is not _State.hook:
         _end_job(type(error).__name__, 1)
 
 
@@ -152,9 +158,9 @@ def _end_job(reason: str, exit_code: int) -> None:
     if not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.size == 1:
         return
     rank, size, name = mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size, this_node().name
-    with contextlib.suppress(OSError, ValueError):  # a stream that is closed
+    with contextlib.suppress(Exception):  # whatever is wrong with a stream, the job ends
         sys.stdout.flush()
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(Exception):
         sys.stderr.write(
             f"overlapiter: rank {rank} of {size}, on node {name}, has failed ({reason}); "
             f"MPI_Abort ends the job, for the other ranks would wait for it\n"

@@ -91,10 +91,30 @@ def test_a_failure_is_printed_then_told_and_ends_the_job(
 
 
 def test_an_exit_that_the_script_imported_before_ends_the_job(run: Run) -> None:
-    ended = run("exit(3)", begin=f"from sys import exit\n{BEGIN}")
+    ended = run("leave(3)", begin=f"from sys import exit as leave\n{BEGIN}")
 
     assert ended.returncode == 3
     assert ended.stderr.splitlines() == [failure("exit code 3")]
+
+
+def test_an_exit_does_not_wait_for_a_thread_that_waits_for_others(run: Run) -> None:
+    ended = run("""
+        threading.Thread(target=threading.Event().wait).start()
+        sys.exit(3)
+    """)
+
+    assert ended.returncode == 3
+    assert ended.stderr.splitlines() == [failure("exit code 3")]
+
+
+def test_an_error_that_was_printed_long_ago_is_no_failure(run: Run) -> None:
+    assert run("sys.last_value = ValueError('of a session in between')").returncode == 0
+
+
+def test_without_standard_output_a_failure_ends_the_job(run: Run) -> None:
+    ended = run("sys.stdout = None\nsys.exit(3)")
+
+    assert ended.returncode == 3
 
 
 def test_a_hook_that_takes_the_place_of_ours_prints_and_the_job_ends_at_exit(run: Run) -> None:
