@@ -39,7 +39,7 @@ train=(
     "$VENV/bin/python" examples/imagenet/train_imagenet_chainermn.py
     "$DATA/train.txt" "$DATA/val.txt" --root "$DATA" --mean "$DATA/mean.npy"
     --communicator "$COMMUNICATOR" --arch "$ARCH" --batchsize "$BATCHSIZE" --epoch "$EPOCHS"
-    --out "$OUT" --capacity "$CAPACITY" "${resume[@]}" "${options[@]}"
+    --out "$OUT" --capacity "$CAPACITY" ${resume[@]+"${resume[@]}"} ${options[@]+"${options[@]}"}
 )
 
 # The file has a line for each rank, with the name of its node.

@@ -42,7 +42,7 @@ train=(
     "$VENV/bin/python" examples/imagenet/train_imagenet_chainermn.py
     "$DATA/train.txt" "$DATA/val.txt" --root "$DATA" --mean "$DATA/mean.npy"
     --communicator "$COMMUNICATOR" --arch "$ARCH" --batchsize "$BATCHSIZE" --epoch "$EPOCHS"
-    --out "$OUT" --capacity "$CAPACITY" "${resume[@]}" "${options[@]}"
+    --out "$OUT" --capacity "$CAPACITY" ${resume[@]+"${resume[@]}"} ${options[@]+"${options[@]}"}
 )
 
 # srun does not take the cores of a rank from sbatch. Without them each rank has a single one.

@@ -64,8 +64,7 @@ class OverlapIterator(Standing):
         n_prefetch: Mini-batches that are kept ready beyond the next one.
         shared_mem: Accepted for compatibility; the slots find their size by themselves.
         order_sampler: Called with the current order and position; returns that of the next epoch.
-        dataset_timeout: Seconds after which a mini-batch that does not come gives a
-            :class:`TimeoutWarning`; None for never.
+        dataset_timeout: Seconds of waiting that give a :class:`TimeoutWarning`; None for never.
         maxtasksperchild: Parts after which a file reader is replaced by a fresh one, or None.
         staging: Where to stage files; None reads them where they are.
         seed: With it, the order of every epoch and the state of ``random`` and ``numpy.random``
@@ -119,9 +118,10 @@ class OverlapIterator(Standing):
         self.seed = count_or_none("seed", seed, minimum=0)
         self.bad_examples = bad_examples
         limit = skip_limit(bad_examples, len(dataset))
-        self._skipped = SkippedExamples(limit, dataset, keeps_step=is_shared(order_sampler))
+        keeps_step = repeat and is_shared(order_sampler)
+        self._skipped = SkippedExamples(limit, dataset, keeps_step=keeps_step)
         self.order_sampler = choose_sampler(shuffle, order_sampler, seed)
-        # What the workers know; as in the original, changes of the attributes do not reach them.
+        # What the workers know; as in the original, changes of attributes do not reach them.
         self._batch_size, self._repeat, self._dataset_size = self.batch_size, repeat, len(dataset)
         self._begin()
         self._start(created_ns)

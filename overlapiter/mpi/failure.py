@@ -14,6 +14,7 @@ The launcher itself sees to a rank that is killed.
 from __future__ import annotations
 
 import atexit
+import concurrent.futures.thread  # noqa: F401  # what it waits for at exit comes after us then
 import contextlib
 import ctypes
 import gc
@@ -123,7 +124,9 @@ def _watch_exit_code() -> None:
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
     plain_exit = sys.exit
     for module in list(sys.modules.values()):  # also where it was imported from sys
-        held = getattr(module, "__dict__", {})
+        held: dict[str, object] = {}
+        with contextlib.suppress(AttributeError):  # past what a lazy module does when it is asked
+            held = object.__getattribute__(module, "__dict__")
         names = [name for name, value in [*held.items()] if value is plain_exit]
         for name in names:
             setattr(module, name, _exit)

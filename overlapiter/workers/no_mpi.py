@@ -2,9 +2,9 @@
 
 A dataset that is defined in the training script brings that script into the workers, and with it
 what stands at its top: ``from mpi4py import MPI``, ``rank = MPI.COMM_WORLD.Get_rank()``,
-``import chainermn``. There the stand-in tells the rank and the size of the trainer. Whatever of
-MPI's is local can be named and called, to no effect; what would communicate raises
-:class:`~overlapiter.errors.NoMpiError`.
+``import chainermn``. There the stand-in tells the rank and the size of the trainer. Everything of
+MPI's can be named; what is local is called to no effect, as far as it stands at the top of
+scripts; what would communicate raises :class:`~overlapiter.errors.NoMpiError`.
 
 Extension modules that were built against mpi4py, such as h5py with MPI, cannot be imported on top
 of it; where ``OVERLAPITER_MPI_IN_WORKERS`` is set there is no stand-in.
@@ -197,6 +197,9 @@ class _Mpi(types.ModuleType):
 
     def Init_thread(self, required: int = THREAD_MULTIPLE) -> int:
         return required
+
+    def Query_thread(self) -> int:
+        return self.THREAD_MULTIPLE
 
     def Finalize(self) -> None:
         pass

@@ -332,3 +332,8 @@ def test_ranks_that_share_an_order_pass_over_no_mini_batch(make_ours: Maker) -> 
         next(iterator)
     assert [error.index for error in caught.value.examples] == [0, 2]
     assert indices_of(next(iterator)) == [4]
+
+    evaluation = make_ours(
+        Bad(8, {0, 2}), 2, repeat=False, order_sampler=sampler, bad_examples=Skip(2)
+    )
+    assert [indices_of(batch) for batch in evaluation] == [[4, 6]]
