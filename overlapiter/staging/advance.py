@@ -115,7 +115,9 @@ class Advance:
             is_counted = usage.n_recounts == cells[_N_RECOUNTS]
             if is_counted and usage.advanced_until_ms >= cells[_UNTIL_MS]:
                 usage.used_bytes = max(0, usage.used_bytes - cells[_BYTES])
-            cells[_BYTES] = self._inodes = 0
+            if cells[_UNTIL_MS]:
+                usage.n_advances = max(0, usage.n_advances - 1)
+            cells[_BYTES] = cells[_UNTIL_MS] = self._inodes = 0
 
     def begin(self, usage: Usage, size_bytes: int) -> None:
         """Take up what :func:`grant` has granted, once the usage is written."""
@@ -138,10 +140,18 @@ def amount(usage: Usage, size_bytes: int, capacity_bytes: int | None) -> int:
 
 def grant(usage: Usage, size_bytes: int) -> None:
     """Count an advance."""
+    if not seconds_to_end(usage):  # what is left of earlier ones belonged to the dead
+        usage.n_advances = 0
+    usage.n_advances += 1
     usage.used_bytes += size_bytes
     usage.granted_bytes += size_bytes
     usage.granted_inodes += ADVANCE_INODES
     usage.advanced_until_ms = _now_ms() + _LIFE_MS
+
+
+def n_out(usage: Usage) -> int:
+    """Return how many advances may still become files, at most."""
+    return usage.n_advances if seconds_to_end(usage) else 0
 
 
 def seconds_to_end(usage: Usage) -> float:

@@ -21,7 +21,7 @@ from collections.abc import Callable
 
 from overlapiter.errors import StagingError
 
-from .advance import ADVANCE_INODES, Advance, amount, grant, seconds_to_end
+from .advance import ADVANCE_BYTES, ADVANCE_INODES, Advance, amount, grant, n_out, seconds_to_end
 from .amounts import bytes_below, is_empty, partials, to_come_bytes
 from .holder import boot_number
 from .usage import BusyError, Usage, UsageFile
@@ -178,6 +178,7 @@ class Room:
             answer = self._decide(usage, size_bytes, n_inodes)
             if answer is _Answer.GRANTED:
                 if fd is not None:  # in this order: a kill in between counts too much
+                    usage.otherwise = usage.packed()
                     usage.afterwards.append(functools.partial(os.ftruncate, fd, size_bytes))
                 usage.used_bytes += size_bytes
                 usage.granted_bytes += size_bytes
@@ -232,12 +233,15 @@ class Room:
 
     def _look(self, usage: Usage) -> None:
         """Note what the disk has free, less what files being copied will still take of it."""
-        on_the_way_bytes = sum(to_come_bytes(entry) for entry in partials(self._directory))
+        n_advances = n_out(usage)  # nobody knows of how much of these there are files already
+        on_the_way_bytes = n_advances * (ADVANCE_BYTES + ADVANCE_INODES * _BLOCK_BYTES)
+        on_the_way_bytes += sum(to_come_bytes(entry) for entry in partials(self._directory))
         disk = os.statvfs(self._directory)  # afterwards, else what is written now is in neither
         usage.disk_bytes = disk.f_bavail * disk.f_frsize - on_the_way_bytes
         usage.disk_inodes = -1
         if disk.f_files:
             in_flight = min(_INODES_IN_FLIGHT, disk.f_files // 8)
+            in_flight += n_advances * ADVANCE_INODES
             usage.disk_inodes = max(0, disk.f_favail - in_flight)
         usage.looked_bytes = usage.granted_bytes
         usage.looked_inodes = usage.granted_inodes

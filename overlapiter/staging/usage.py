@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from .holder import NO_LOCKS, is_stale, new_tag
 
 USAGE_FILE = "overlapiter.usage"
-_FORMAT = struct.Struct("<12q")
+_FORMAT = struct.Struct("<13q")
 _OPEN_FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _POLL_SECONDS = 0.0002
 _LONGEST_POLL_SECONDS = 0.001
@@ -51,7 +51,9 @@ class Usage:
         looked_inodes: What ``granted_inodes`` was then.
         looked_seconds: And when that was, in seconds since 1970.
         advanced_until_ms: When the last advance ends; see :mod:`.advance`.
+        n_advances: How many there are that have not been given back, while they have not ended.
         afterwards: What is to be done once all this is written, while the file is still held.
+        otherwise: What is written if that fails, packed; by default what was there before.
     """
 
     boot: int = 0
@@ -66,6 +68,8 @@ class Usage:
     looked_inodes: int = 0
     looked_seconds: int = 0
     advanced_until_ms: int = 0
+    n_advances: int = 0
+    otherwise: bytes = b""
     afterwards: list[Callable[[], None]] = dataclasses.field(default_factory=list)
 
     def packed(self) -> bytes:
@@ -74,7 +78,7 @@ class Usage:
             self.boot, self.used_bytes, self.n_recounts, self.recount_due_seconds,
             self.granted_bytes, self.granted_inodes, self.disk_bytes, self.disk_inodes,
             self.looked_bytes, self.looked_inodes, self.looked_seconds,
-            self.advanced_until_ms,
+            self.advanced_until_ms, self.n_advances,
         )  # fmt: skip
 
 
@@ -113,7 +117,7 @@ class UsageFile:
                     for action in usage.afterwards:
                         action()
                 except OSError:
-                    os.pwrite(fd, before, 0)  # not granted, then
+                    os.pwrite(fd, usage.otherwise or before, 0)  # not granted, then
                     raise
             finally:
                 self._give_back(fd)

@@ -98,8 +98,8 @@ class Prefetcher:
 
     def _next_message(self) -> Message:
         """Wait for a message; what was granted in advance is given back meanwhile."""
-        while not self._room.is_at_rest and not self._channel.is_readable(_IDLE_SECONDS):
-            self._room.rest()
+        while not self._channel.is_readable(_IDLE_SECONDS):
+            self._room.rest()  # our threads may have been granted something since we last looked
         return self._channel.receive()[0]
 
     def _resize(self, n_reads: int) -> None:

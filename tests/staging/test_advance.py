@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -146,3 +148,34 @@ def test_a_recount_finds_all_that_was_taken_of_an_advance_before_and_meanwhile(
     monkeypatch.undo()
     Room(str(partial.parents[1]), None, 0).recount()
     assert used_bytes(partial) == 3 * SMALL_BYTES
+
+
+def test_free_space_that_was_granted_in_advance_is_not_granted_again(partial, cells, monkeypatch):
+    block_bytes, keep_free_bytes = 4096, 1 << 30
+    free_bytes = keep_free_bytes + (1 << 30)
+    disk = SimpleNamespace(f_bavail=free_bytes // block_bytes, f_frsize=block_bytes, f_files=0)
+    made_room(partial, cells).rest()  # where advances are whole
+    monkeypatch.setattr(os, "statvfs", lambda _: disk)
+    directory = str(partial.parents[1])
+    room = Room(directory, None, keep_free_bytes, advance=Advance(cells))
+    other = Room(directory, None, keep_free_bytes)
+    os.truncate(partial / "staged", 0)  # so that nothing is on the way to the disk
+    assert reserve(room, partial, "1")
+    rest_bytes = free_bytes - keep_free_bytes - ADVANCE_BYTES // 2
+    assert not room.is_at_rest
+    assert not reserve(other, partial, "large", rest_bytes)
+    room.rest()
+    assert reserve(other, partial, "large", rest_bytes)
+
+
+def test_a_large_file_that_cannot_be_given_its_size_leaves_the_advance_given_back(partial, cells):
+    room = made_room(partial, cells)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    assert reserve(room, partial, "1")
+    resource.setrlimit(resource.RLIMIT_FSIZE, (ADVANCE_BYTES, limits[1]))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            reserve(room, partial, "large", 2 * ADVANCE_BYTES)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert used_bytes(partial) == SMALL_BYTES
