@@ -18,6 +18,7 @@
     BadExampleWarning (RuntimeWarning)     an example was left out, as the user asked for
     OrderWarning (RuntimeWarning)          examples of an epoch were read twice and others not
     BindingWarning (RuntimeWarning)        the launcher keeps the ranks from most of the cores
+    FailureWarning (RuntimeWarning)        nobody ends the job if a rank of it fails
 
 Each error carries its facts as attributes and survives pickling. When a dataset raises,
 ``next()`` raises that very exception and chains an :class:`ExampleError` to it as ``__cause__``.
@@ -262,3 +263,7 @@ class OrderWarning(RuntimeWarning):
 
 class BindingWarning(RuntimeWarning):
     """The launcher binds the ranks of a node to few of its cores, and with them all workers."""
+
+
+class FailureWarning(RuntimeWarning):
+    """A rank that fails would leave the other ranks of the job waiting for ever."""

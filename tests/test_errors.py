@@ -138,7 +138,14 @@ def test_an_example_without_files_has_no_empty_brackets():
 
 
 @pytest.mark.parametrize(
-    "kind", [errors.StagingWarning, errors.BadExampleWarning, errors.OrderWarning]
+    "kind",
+    [
+        errors.StagingWarning,
+        errors.BadExampleWarning,
+        errors.OrderWarning,
+        errors.BindingWarning,
+        errors.FailureWarning,
+    ],
 )
 def test_our_warnings_can_be_filtered_as_runtime_warnings(kind):
     with pytest.warns(RuntimeWarning):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import Any
 
@@ -9,6 +10,7 @@ from overlapiter.errors import (
     BadExampleWarning,
     EmptyBatchError,
     ExampleError,
+    FailureWarning,
     TooManyBadExamplesError,
     WorkerDiedError,
     example_words,
@@ -35,6 +37,22 @@ def explain_stall(stall: WaitTimeoutError, dataset: Any, timeout_seconds: float 
     else:
         text += f" It waits for {stall.stage}."
     return text + " Check that the file can be read, or raise dataset_timeout."
+
+
+def warn_if_failure_hangs() -> None:
+    """Warn, on rank 0 of several, if nobody ends the job when a rank fails."""
+    mpi = sys.modules.get("mpi4py.MPI")  # importing it would start MPI
+    if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
+        return
+    is_seen_to = sys.excepthook is not sys.__excepthook__ or "mpi4py.run" in sys.modules
+    if mpi.COMM_WORLD.size > 1 and mpi.COMM_WORLD.rank == 0 and not is_seen_to:
+        warnings.warn(
+            "if a rank fails, by an example that cannot be read for instance, the other ranks wait "
+            "for it for ever. Use overlapiter.mpi.create_communicator in the place of ChainerMN's, "
+            "or call overlapiter.mpi.abort_on_failure() once, before the iterator is made",
+            FailureWarning,
+            stacklevel=4,
+        )
 
 
 def with_paths(error: BaseException, dataset: Any) -> BaseException:

@@ -35,7 +35,7 @@ from .arguments import (
     skip_limit,
 )
 from .datasets import DatasetPickler
-from .faults import SkippedExamples, explain_stall
+from .faults import SkippedExamples, explain_stall, warn_if_failure_hangs
 from .plan import modules_to_preload, staging_plan
 from .snapshot import exchange, is_same
 from .standing import Now, Standing
@@ -58,8 +58,7 @@ class OverlapIterator(Standing):
         dataset: The dataset. It is pickled here and now; later changes do not reach the workers.
         batch_size: Examples in a mini-batch.
         repeat: Whether to go on with the next epoch at the end of one.
-        shuffle: Whether to shuffle the order at the start of each epoch; None means True unless
-            there is an ``order_sampler``.
+        shuffle: Whether to shuffle each epoch; None: unless there is an ``order_sampler``.
         n_processes: File reader processes; None or 0 takes one for each core that is this rank's.
         n_prefetch: Mini-batches that are kept ready beyond the next one.
         shared_mem: Accepted for compatibility; the slots find their size by themselves.
@@ -118,8 +117,8 @@ class OverlapIterator(Standing):
         self.seed = count_or_none("seed", seed, minimum=0)
         self.bad_examples = bad_examples
         limit = skip_limit(bad_examples, len(dataset))
-        keeps_step = repeat and is_shared(order_sampler)
-        self._skipped = SkippedExamples(limit, dataset, keeps_step=keeps_step)
+        in_step = repeat and is_shared(order_sampler)
+        self._skipped = SkippedExamples(limit, dataset, keeps_step=in_step)
         self.order_sampler = choose_sampler(shuffle, order_sampler, seed)
         # What the workers know; as in the original, changes of attributes do not reach them.
         self._batch_size, self._repeat, self._dataset_size = self.batch_size, repeat, len(dataset)
@@ -231,6 +230,7 @@ class OverlapIterator(Standing):
                 self._pipeline.submit(step.index_list)
 
     def _start(self, created_ns: int) -> None:
+        warn_if_failure_hangs()
         parcel = Parcel(self.dataset, DatasetPickler)
         preload = modules_to_preload(self.dataset, parcel)
         order = self._state.order

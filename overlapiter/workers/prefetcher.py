@@ -30,6 +30,8 @@ from .threads import Threads
 _REMEMBERED_PATHS = 4096
 #: After so long without a message a prefetcher is idle.
 _IDLE_SECONDS = 0.5
+#: After so many examples without a file below the source it is probably the wrong one.
+_MANY_FRUITLESS = 256
 
 
 class Prefetcher:
@@ -75,7 +77,8 @@ class Prefetcher:
         self._validated = validated
         self._recent: collections.OrderedDict[str, int] = collections.OrderedDict()  # stamps
         self._in_hand: dict[object, int] = {}  # indices, in the order in which they were begun
-        self._has_first = False
+        self._has_first = self._has_found = False
+        self._n_fruitless = 0  # examples of which no file was found
         self._n_files = 1
         self._told: set[str] = set()
         self._n_reads = n_reads
@@ -253,7 +256,9 @@ class Prefetcher:
                 known = {path: copy.path for path, copy in example.staged.items()}
                 found = self._discovery.next_path(example.index, known)
             if found is None:
+                self._note_fruitless()
                 break
+            self._has_found = True
             path, absolute = next(paths_below(self._source, [found]))
             answer = None
             self._tiers.want([absolute])
@@ -265,6 +270,17 @@ class Prefetcher:
             if not self._note(example, path, absolute, answer):
                 break
         self._n_files = max(self._n_files, len(example.staged))
+
+    def _note_fruitless(self) -> None:
+        self._n_fruitless += not self._has_found
+        if not self._has_found and self._n_fruitless == _MANY_FRUITLESS:
+            self._tell(
+                f"none of the first {_MANY_FRUITLESS} examples opens a file below the source "
+                f"{self._source}, so nothing is staged. Check that Staging.source is a directory "
+                f"that the paths of the dataset begin with, under the same name (a symbolic link "
+                f"to it is another one), and that its files are opened in Python; C libraries "
+                f"need overlapiter.local_path"
+            )
 
     def _copy(self, part: PartInHand, absolute: str) -> Staged:
         began_ns = time.monotonic_ns()

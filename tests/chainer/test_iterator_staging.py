@@ -15,7 +15,7 @@ import pytest
 
 from overlapiter import OverlapIterator, Staging
 from overlapiter.errors import StagingWarning
-from tests.chainer.iterator_datasets import DeclaredFiles
+from tests.chainer.iterator_datasets import DeclaredFiles, SourceFiles
 from tests.chainer.scripts import wait_until
 
 FILE_BYTES = 40_000
@@ -139,6 +139,18 @@ def test_a_staging_disk_that_is_full_is_warned_of_once_and_training_goes_on(
     assert stats.files_staged > 0
     assert all(path.stat().st_size == FILE_BYTES for path in staged_files(small_disk / "fast"))
     assert list((small_disk / "fast").glob("*/partial/*")) == []
+
+
+def test_a_source_below_which_nothing_is_opened_is_told_of(source: Path, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(source)
+    dataset = SourceFiles(tmp_path / "link", NAMES * 50)
+    staging = Staging(tmp_path / "fast", source=source, n_prefetchers=1, keep_free=0)
+    with (
+        pytest.warns(StagingWarning, match="none of the first 256 examples opens a file below"),
+        OverlapIterator(dataset, 30, shuffle=False, n_processes=1, staging=staging) as iterator,
+    ):
+        for _ in range(20):
+            next(iterator)
 
 
 def test_the_staging_directory_is_private_and_links_in_it_are_not_followed(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
+import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from overlapiter import OverlapIterator
+from overlapiter.errors import FailureWarning
 from tests.chainer.scripts import ENVIRONMENT, REPOSITORY, run_script
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -115,6 +120,26 @@ def test_without_standard_output_a_failure_ends_the_job(run: Run) -> None:
     ended = run("sys.stdout = None\nsys.exit(3)")
 
     assert ended.returncode == 3
+
+
+@pytest.mark.parametrize(
+    ("rank", "size", "is_warned"), [(0, 2, True), (1, 2, False), (0, 1, False)]
+)
+def test_rank_0_of_several_is_warned_that_nobody_ends_the_job(
+    monkeypatch: pytest.MonkeyPatch, rank: int, size: int, is_warned: bool
+) -> None:
+    mpi = SimpleNamespace(
+        Is_initialized=lambda: True,
+        Is_finalized=lambda: False,
+        COMM_WORLD=SimpleNamespace(rank=rank, size=size),
+    )
+    monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    expected = pytest.warns(FailureWarning, match="abort_on_failure")
+    with expected if is_warned else contextlib.nullcontext(), OverlapIterator([1, 2], 1):
+        pass
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)  # somebody sees to it
+    OverlapIterator([1, 2], 1).finalize()
 
 
 def test_a_hook_that_takes_the_place_of_ours_prints_and_the_job_ends_at_exit(run: Run) -> None:
