@@ -131,7 +131,9 @@ def test_rank_0_of_several_is_warned_that_nobody_ends_the_job(
     mpi = SimpleNamespace(
         Is_initialized=lambda: True,
         Is_finalized=lambda: False,
-        COMM_WORLD=SimpleNamespace(rank=rank, size=size),
+        COMM_WORLD=SimpleNamespace(
+            rank=rank, size=size, Get_rank=lambda: rank, Get_size=lambda: size
+        ),
     )
     monkeypatch.setitem(sys.modules, "mpi4py.MPI", mpi)
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
