@@ -17,7 +17,7 @@ import struct
 import time
 from collections.abc import Iterable, Iterator
 
-from .records import USERS_FOLDER
+from .records import USERS_FOLDER, is_presence_of
 
 INTEREST_FILE = "interest"
 _N_ENTRIES = 1 << 18
@@ -34,7 +34,8 @@ class Interest:
 
     Args:
         path: The file that holds it; made if missing.
-        who: A number of this run, the same in all its processes.
+        who: A number of this run, the same in all its processes: that of the process which
+            noted its presence.
     """
 
     def __init__(self, path: str, who: int) -> None:
@@ -42,6 +43,7 @@ class Interest:
         self._users = os.path.join(os.path.dirname(path), os.pardir, USERS_FOLDER)
         self._until_seconds = 0.0
         self._was_alone = False
+        self._pid = who
         self._who = who % (1 << _WHO_BITS)
 
     def want(self, paths: Iterable[str]) -> None:
@@ -58,10 +60,11 @@ class Interest:
         now_seconds = time.monotonic()
         if now_seconds > self._until_seconds:
             self._until_seconds = now_seconds + _TRUST_SECONDS
-            n_runs = 0  # where notes cannot be written
+            names: list[str] = []
             with contextlib.suppress(OSError):
-                n_runs = len(os.listdir(self._users))
-            self._was_alone = n_runs == 1
+                names = os.listdir(self._users)
+            # One alone may be another run's, where ours could not be written.
+            self._was_alone = len(names) == 1 and is_presence_of(names[0], self._pid)
         return self._was_alone
 
     def is_wanted_by_others(self, paths: Iterable[str]) -> bool:

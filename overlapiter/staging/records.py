@@ -129,6 +129,11 @@ def _announce(directory: str, owner: ProcessId, record: Facts) -> str:
             return path
 
 
+def is_presence_of(name: str, pid: int) -> bool:
+    """Return whether a file in the folder of presences was named by the process ``pid``."""
+    return name.rsplit("-", 2)[1:-1] == [str(pid)]
+
+
 def _write(path: str, record: Mapping[str, object], flags: int) -> None:
     flags |= os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
     fd = os.open(path, flags, 0o600)

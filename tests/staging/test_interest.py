@@ -55,18 +55,23 @@ def test_a_run_that_is_alone_writes_nothing_until_another_one_is_seen(tmp_path, 
     users.mkdir()
     (tmp_path / "source-0123").mkdir()
     path = str(tmp_path / "source-0123" / "interest")
-    (users / "ours").touch()
+    ours = users / "node-7-1-0.json"
+    ours.touch()
     one, other = Interest(path, 1), Interest(path, 2)
     one.want(["/source/a"])
     assert not os.path.exists(path)
-    (users / "theirs").touch()
+    theirs = users / "node-7-2-0.json"
+    theirs.touch()
     monkeypatch.setattr(interest_module, "_TRUST_SECONDS", -1)
     one = Interest(path, 1)
     one.want(["/source/a"])
     assert other.is_wanted_by_others(["/source/a"])
-    (users / "theirs").unlink()
+    theirs.unlink()
     one.want(["/source/b"])
     assert not other.is_wanted_by_others(["/source/b"])
+    ours.rename(theirs)
+    one.want(["/source/b"])  # our note was not written, or has gone
+    assert other.is_wanted_by_others(["/source/b"])
 
 
 def test_a_link_that_somebody_planted_is_not_written_to(path, tmp_path):
