@@ -149,10 +149,10 @@ class OverlapIterator(Standing):
             state = step.state._replace(is_new_epoch=is_new_epoch)
             # An interruption comes before this, and the step is done again, or after the return.
             self._now = Now(state, before, self._now.ahead, step, is_passing)
+            if error is None and not is_passing:
+                return batch  # type: ignore[no-any-return]  # a FailedBatch has an error
             if error is not None:
                 raise error
-            if not is_passing:
-                return batch  # type: ignore[no-any-return]  # a FailedBatch has an error
 
     next = __next__
 
