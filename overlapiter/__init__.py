@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from . import errors as errors
+    from . import mpi as mpi
     from .agreement import scatter_order as scatter_order
     from .chainer.convert import concat_examples as concat_examples
     from .chainer.extensions import LoadingReport as LoadingReport
@@ -33,6 +34,7 @@ __all__ = [
     "concat_examples",
     "errors",
     "local_path",
+    "mpi",
     "scatter_order",
 ]
 
@@ -46,6 +48,7 @@ _HOMES = {
     "concat_examples": ".chainer.convert",
     "errors": ".errors",
     "local_path": ".openhook",
+    "mpi": ".mpi",
     "scatter_order": ".agreement",
 }
 
@@ -56,7 +59,7 @@ def __getattr__(name: str) -> object:
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     module = importlib.import_module(home, __name__)
-    value = module if name == "errors" else getattr(module, name)
+    value = module if home == f".{name}" else getattr(module, name)
     globals()[name] = value
     return value
 
