@@ -42,6 +42,7 @@ class OpenHook:
         source: Absolute root of the files on the slow store, or a URL.
         handler: Called in the thread that opens.
         direct: Opens what the handler leaves alone, where the source is a URL.
+        elsewhere: Called with any other file that is opened for reading.
     """
 
     def __init__(
@@ -49,11 +50,13 @@ class OpenHook:
         source: str,
         handler: Callable[[str], str | None],
         direct: DirectAccess | None = None,
+        elsewhere: Callable[[str], None] | None = None,
     ) -> None:
         self._prefix = os.path.join(source, "")
         self._is_url = is_url(source)
         self._handler = handler
         self._direct = direct
+        self._elsewhere = elsewhere
         self._underlying: OpenFunction | None = None
 
     def install(self) -> None:
@@ -75,6 +78,8 @@ class OpenHook:
                     self.missed(other)
             if found is not None and self._direct is not None:
                 return self._direct.open(found, mode, *args, **kwargs)
+            if found is None and self._elsewhere is not None:
+                self._elsewhere(os.fsdecode(file))
             return underlying(file, mode, *args, **kwargs)
 
         self._wrapper = open_below_source

@@ -28,6 +28,10 @@ class Discovery:
         dataset: The dataset.
         source: Absolute root of the files on the slow store.
         index_type: As which the dataset is asked for an example: a character of NumPy's.
+
+    Attributes:
+        elsewhere: A file that does not lie below the source, which an example opened last; empty
+            if there is none.
     """
 
     def __init__(self, dataset: Dataset, source: str, index_type: str = "p") -> None:
@@ -36,7 +40,8 @@ class Discovery:
         self._thread: int | None = None
         self._known: dict[str, str] = {}
         self._found: str | None = None
-        OpenHook(source, self._on_open).install()
+        self.elsewhere = ""
+        OpenHook(source, self._on_open, elsewhere=self._on_other_open).install()
 
     def next_path(self, index: int, after: dict[str, str]) -> str | None:
         """Return the first file that example ``index`` opens which is not in ``after``.
@@ -64,3 +69,7 @@ class Discovery:
             self._found = self._found or path
             raise _PathFoundError
         return staged
+
+    def _on_other_open(self, path: str) -> None:
+        if self._thread == threading.get_ident():
+            self.elsewhere = path

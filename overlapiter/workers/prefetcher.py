@@ -30,8 +30,8 @@ from .threads import Threads
 _REMEMBERED_PATHS = 4096
 #: After so long without a message a prefetcher is idle.
 _IDLE_SECONDS = 0.5
-#: After so many examples without a file below the source it is probably the wrong one.
-_MANY_FRUITLESS = 256
+#: After so many examples that open files, but none below the source, it is the wrong one.
+_MANY_FRUITLESS = 64
 
 
 class Prefetcher:
@@ -256,7 +256,7 @@ class Prefetcher:
                 known = {path: copy.path for path, copy in example.staged.items()}
                 found = self._discovery.next_path(example.index, known)
             if found is None:
-                self._note_fruitless()
+                self._note_fruitless(self._discovery.elsewhere)
                 break
             self._has_found = True
             path, absolute = next(paths_below(self._source, [found]))
@@ -271,15 +271,15 @@ class Prefetcher:
                 break
         self._n_files = max(self._n_files, len(example.staged))
 
-    def _note_fruitless(self) -> None:
-        self._n_fruitless += not self._has_found
+    def _note_fruitless(self, elsewhere: str) -> None:
+        """Tell of a source below which nothing is opened, though files are elsewhere."""
+        self._n_fruitless += bool(elsewhere)
         if not self._has_found and self._n_fruitless == _MANY_FRUITLESS:
             self._tell(
-                f"none of the first {_MANY_FRUITLESS} examples opens a file below the source "
-                f"{self._source}, so nothing is staged. Check that Staging.source is a directory "
-                f"that the paths of the dataset begin with, under the same name (a symbolic link "
-                f"to it is another one), and that its files are opened in Python; C libraries "
-                f"need overlapiter.local_path"
+                f"none of {_MANY_FRUITLESS} examples opens a file below the source "
+                f"{self._source}, so nothing is staged; they open {elsewhere}, for example. Give "
+                f"a Staging.source that these paths begin with (a symbolic link to the same "
+                f"directory is another name)"
             )
 
     def _copy(self, part: PartInHand, absolute: str) -> Staged:
