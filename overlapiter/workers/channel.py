@@ -22,6 +22,9 @@ _PACKET_BYTES = 64 * 1024
 _MAX_FDS = 8
 _CONTROL_BYTES = socket.CMSG_SPACE(_MAX_FDS * array.array("i").itemsize)
 _IN_PACKET, _IN_MEMORY = b"P", b"M"
+#: Plain numbers: to combine the enumeration's members takes a microsecond each time.
+_DONTWAIT, _CLOEXEC = int(socket.MSG_DONTWAIT), int(socket.MSG_CMSG_CLOEXEC)
+_CTRUNC = int(socket.MSG_CTRUNC)
 #: Descriptors that the channels of a process leave to others: messages, slots, the dataset.
 _SPARE_DESCRIPTORS = 12
 
@@ -83,7 +86,7 @@ class Channel:
             ChannelClosedError: The other end is gone.
         """
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        flags = 0 if wait else socket.MSG_DONTWAIT
+        flags = 0 if wait else _DONTWAIT
         try:
             if len(data) < _PACKET_BYTES:
                 self._send_packet(_IN_PACKET + data, fds, flags)
@@ -118,14 +121,14 @@ class Channel:
             ChannelClosedError: There will be none.
             OSError: No descriptor is left for those that came with it; the message is lost.
         """
-        flags = socket.MSG_CMSG_CLOEXEC | (0 if wait else socket.MSG_DONTWAIT)
+        flags = _CLOEXEC if wait else _CLOEXEC | _DONTWAIT
         try:
             try:
                 answer = self._socket.recvmsg(_PACKET_BYTES, _CONTROL_BYTES, flags)
             except ConnectionResetError:  # told once; what was sent before can still be read
                 answer = self._socket.recvmsg(_PACKET_BYTES, _CONTROL_BYTES, flags)
             packet, control, result_flags, _ = answer
-            if result_flags & socket.MSG_CTRUNC:
+            if result_flags & _CTRUNC:
                 for fd in _received_fds(control):  # there was room for some
                     os.close(fd)
                 raise _no_descriptor("for what another process sent")
