@@ -11,8 +11,6 @@ example, come into the same figures::
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
@@ -26,7 +24,7 @@ import numpy as np
 from matplotlib.ticker import PercentFormatter
 
 from bench.figures import STYLE, caption, save
-from bench.isolated import CHECKOUT
+from bench.training_table import read_results
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -139,15 +137,9 @@ def _caption(figure: Figure, results: Sequence[dict]) -> None:
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    default = CHECKOUT / "bench/results/data-parallel.json"
-    parser.add_argument("results", type=Path, nargs="*", help=f"JSON files ({default.name})")
-    paths = parser.parse_args(arguments).results or [default]
-    results = [json.loads(path.read_text()) for path in paths]
+    results = read_results(__doc__, arguments)
     with plt.rc_context(STYLE):
-        for written in draw_all(results, paths[0].with_suffix("")):
+        for written in draw_all([*results.values()], next(iter(results)).with_suffix("")):
             print(written)
 
 

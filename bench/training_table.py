@@ -49,15 +49,20 @@ def _cell(summary: list[dict] | None, epoch: int) -> str:
     return f"{summary[epoch]['seconds']['median']:.1f} ({summary[epoch]['wait_share']:.0%})"
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command line."""
+def read_results(description: str | None, arguments: list[str] | None) -> dict[Path, dict]:
+    """Return the results that a command line names, by file; those in ``bench/results`` if none."""
     parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     default = CHECKOUT / "bench/results/data-parallel.json"
     parser.add_argument("results", type=Path, nargs="*", help=f"JSON files ({default.name})")
     paths = parser.parse_args(arguments).results or [default]
-    results = [json.loads(path.read_text()) for path in paths]
+    return {path: json.loads(path.read_text()) for path in paths}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line."""
+    results = read_results(__doc__, arguments).values()
     print(markdown([point for result in results for point in result["points"]]))
 
 
