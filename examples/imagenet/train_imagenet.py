@@ -20,25 +20,7 @@ from chainer.training import extensions
 from preprocessing import PreprocessedDataset
 
 import overlapiter
-from overlapiter.order import seeded_order
-
-
-class SeededOrderSampler:
-    """Gives Chainer's own iterators the order that ``OverlapIterator(..., seed=seed)`` has."""
-
-    def __init__(self, seed: int) -> None:
-        self.seed = seed
-        self.next_epoch = 0
-
-    def __call__(
-        self,
-        current_order: np.ndarray,
-        current_position: int,  # noqa: ARG002  # Chainer passes it
-    ) -> np.ndarray:
-        """Return the order of the next epoch."""
-        order = seeded_order(self.seed, self.next_epoch, len(current_order))
-        self.next_epoch += 1
-        return order
+from overlapiter.scatter import ScatteredOrder
 
 
 def parse_arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -105,7 +87,9 @@ def make_iterator(
             seed=args.seed if shuffle else None,
         )
 
-    sampler = SeededOrderSampler(args.seed) if shuffle and args.seed is not None else None
+    sampler = None
+    if shuffle and args.seed is not None:
+        sampler = ScatteredOrder(0, 1, args.seed)  # as OverlapIterator has it with that seed
     usual = (dataset, batch_size, repeat, None if sampler else shuffle)
     if args.iterator == "serial":
         return chainer.iterators.SerialIterator(*usual, order_sampler=sampler)
@@ -150,14 +134,6 @@ def make_trainer(
     return trainer
 
 
-def resume(snapshot: str, trainer: training.Trainer) -> None:
-    """Load a snapshot into the trainer, and tell a seeded order where it continues."""
-    chainer.serializers.load_npz(snapshot, trainer)
-    iterator = trainer.updater.get_iterator("main")
-    if isinstance(iterator.order_sampler, SeededOrderSampler):
-        iterator.order_sampler.next_epoch = iterator.epoch + 1
-
-
 def main() -> None:
     """Train as the command line says."""
     args = parse_arguments()
@@ -185,7 +161,7 @@ def main() -> None:
     ):
         trainer = make_trainer(args, model, train_iterator, val_iterator, device)
         if args.resume:
-            resume(args.resume, trainer)
+            chainer.serializers.load_npz(args.resume, trainer)
         trainer.run()
 
 
