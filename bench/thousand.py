@@ -282,6 +282,9 @@ def main(arguments: list[str] | None = None) -> int:
     options = parse(arguments)
     points = points_of(options)
     n_examples = max(point.n_batches for point in points) * options.batch_size
+    # Without a terminal there is no progress bar, and nothing else is printed for minutes.
+    n_runs = len(points) * options.repeats
+    print(f"{n_runs} runs over {n_examples:,} images follow", file=sys.stderr, flush=True)
     sources = prepare(options, n_examples)
     specs = [spec_of(point, options, sources, n_examples) for point in points]
     sources.scratch.mkdir(parents=True)
