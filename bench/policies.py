@@ -25,7 +25,7 @@ import numpy as np
 
 from overlapiter.nextuse import FAR
 from overlapiter.order import seeded_order
-from overlapiter.staging.eviction import Eviction, StagedFile
+from overlapiter.store.eviction import Eviction, StagedFile
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -17,16 +17,16 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from .errors import ExampleError, PipelineError, StagingWarning
-from .order import IndexList, Indices
-from .sharedmem.layout import Array, Layout
-from .sharedmem.segments import Segment, Slot
-from .sharedmem.slots import MiniBatch, view_batch, view_empty
-from .stats import Stats, StatsBoard
-from .workers.channel import ChannelClosedError, Message
-from .workers.parcel import Parcel
-from .workers.plan import SupervisorPlan
-from .workers.service import Service, is_readable, is_writable
+from overlapiter.errors import ExampleError, PipelineError, StagingWarning
+from overlapiter.order import IndexList, Indices
+from overlapiter.sharedmem.layout import Array, Layout
+from overlapiter.sharedmem.segments import Segment, Slot
+from overlapiter.sharedmem.slots import MiniBatch, view_batch, view_empty
+from overlapiter.stats import Stats, StatsBoard
+from overlapiter.workers.ipc.channel import ChannelClosedError, Message
+from overlapiter.workers.plan import SupervisorPlan
+from overlapiter.workers.start.parcel import Parcel
+from overlapiter.workers.supervisor.service import Service, is_readable, is_writable
 
 #: While waiting for the supervisor, how often to look whether it can still work.
 _LOOK_AFTER_SECONDS = 1.0

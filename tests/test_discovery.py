@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from overlapiter.openhook import local_path
-from overlapiter.workers.discovery import Discovery
+from overlapiter.workers.prefetcher.discovery import Discovery
 
 
 @pytest.fixture(autouse=True)

@@ -21,10 +21,14 @@ LAYERS = (
     ("agreement",),
     ("sources", "openhook"),
     ("stats", "tracing"),
+    ("origins",),
+    ("store",),
     ("staging",),
     ("sharedmem",),
     ("workers",),
+    ("planning",),
     ("pipeline",),
+    ("snapshot", "faults"),
     ("chainer",),
     ("clairvoyant",),
     ("mpi",),
@@ -41,9 +45,9 @@ HOMES = {
     "torch": ("chainer",),
     "mpi4py": ("mpi",),
     "matplotlib": ("cli",),
-    "aiohttp": ("staging",),
-    "fsspec": ("staging",),
-    "s3fs": ("staging",),
+    "aiohttp": ("origins",),
+    "fsspec": ("origins",),
+    "s3fs": ("origins",),
 }
 
 

@@ -10,16 +10,7 @@ from typing import Any, NoReturn
 import chainer
 import numpy as np
 
-from overlapiter.errors import ExampleError
-from overlapiter.options import Staging, check_count
-from overlapiter.order import IterationState, Step
-from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
-from overlapiter.sharedmem.slots import MiniBatch
-from overlapiter.stats import Stats
-from overlapiter.workers.parcel import Parcel
-from overlapiter.workers.plan import SupervisorPlan
-
-from .arguments import (
+from overlapiter.chainer.arguments import (
     BadExamples,
     OrderSampler,
     arguments_of,
@@ -34,11 +25,19 @@ from .arguments import (
     run_ahead_from,
     skip_limit,
 )
-from .datasets import DatasetPickler
-from .faults import SkippedExamples, explain_stall, warn_if_failure_hangs
-from .plan import modules_to_preload, staging_plan
-from .snapshot import exchange, is_same
-from .standing import Now, Standing
+from overlapiter.chainer.datasets import DatasetPickler
+from overlapiter.chainer.standing import Now, Standing
+from overlapiter.errors import ExampleError
+from overlapiter.faults import SkippedExamples, explain_stall, warn_if_failure_hangs
+from overlapiter.options import Staging, check_count
+from overlapiter.order import IterationState, Step
+from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
+from overlapiter.planning import modules_to_preload, staging_plan
+from overlapiter.sharedmem.slots import MiniBatch
+from overlapiter.snapshot import exchange, is_same
+from overlapiter.stats import Stats
+from overlapiter.workers.plan import SupervisorPlan
+from overlapiter.workers.start.parcel import Parcel
 
 
 class OverlapIterator(Standing):

@@ -16,4 +16,4 @@ import chainer.datasets  # noqa: E402, F401  # after the stand-in
 import PIL.JpegImagePlugin  # noqa: E402
 import PIL.PngImagePlugin  # noqa: E402, F401
 
-from . import datasets  # noqa: E402, F401
+from overlapiter.chainer import datasets  # noqa: E402, F401

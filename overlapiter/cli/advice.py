@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from overlapiter.chainer.plan import default_prefetchers
+from overlapiter.planning import default_prefetchers
 
 from .console import count_words, duration_words, size_words
 from .probe_node import DiskSpeed, FileSystem, Node

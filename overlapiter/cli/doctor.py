@@ -16,9 +16,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from overlapiter.options import check_count, directory_path
+from overlapiter.origins.origin import Origin
 from overlapiter.sources import source_root
 from overlapiter.staging.inventory import Kind, entries, subdirectories
-from overlapiter.staging.origin import Origin
 from overlapiter.urls import is_url
 
 from .advice import (

@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 
-from overlapiter.staging.origin import LocalOrigin, Origin
+from overlapiter.origins.origin import LocalOrigin, Origin
 from overlapiter.urls import is_url
 
 from .console import CommandError
@@ -60,7 +60,7 @@ def origin_of(source: str, options: dict[str, object] | None, n_reads: int) -> O
     """
     if is_url(source):
         # fsspec is not needed for a directory.
-        from overlapiter.staging.remote import RemoteOrigin, check_remote
+        from overlapiter.origins.remote import RemoteOrigin, check_remote
 
         check_remote(source, options or {})
         return RemoteOrigin(

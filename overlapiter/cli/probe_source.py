@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from overlapiter.staging.origin import Origin
+from overlapiter.origins.origin import Origin
 
 READS_IN_FLIGHT = (1, 2, 4, 8, 16, 32, 64, 128)
 #: Reads that each thread is to do at a level, where there are enough files.

@@ -13,8 +13,8 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 
-from overlapiter.chainer.plan import staging_plan
 from overlapiter.options import FIRST_READS_IN_FLIGHT, Staging, check_count
+from overlapiter.planning import staging_plan
 from overlapiter.sources import source_root
 from overlapiter.staging.inventory import entries, subdirectories
 from overlapiter.staging.records import recorded_run

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import NamedTuple
 
-from overlapiter.staging.origin import Origin, Original, OriginalFile
+from overlapiter.origins.origin import Origin, Original, OriginalFile
 from overlapiter.staging.store import Outcome, Store
 
 #: How long the end waits for reads that are under way; a stalled store is not waited for.

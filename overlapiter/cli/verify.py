@@ -11,8 +11,8 @@ import threading
 from collections.abc import Generator
 from typing import NamedTuple
 
+from overlapiter.origins.origin import Origin, Original
 from overlapiter.staging.inventory import FILES_FOLDER, Entry, Kind, Subdirectory, entries
-from overlapiter.staging.origin import Origin, Original
 
 _BATCH = 1024
 _CHUNK_BYTES = 1 << 20

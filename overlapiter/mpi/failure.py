@@ -27,7 +27,7 @@ from types import TracebackType
 from typing import NoReturn
 
 from overlapiter.node import this_node
-from overlapiter.workers.launch import is_importing_main
+from overlapiter.workers.start.launch import is_importing_main
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], object]
 

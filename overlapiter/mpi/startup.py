@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overlapiter.chainer.plan import PRELOAD
-from overlapiter.workers.launch import start_forkserver as _start
+from overlapiter.planning import PRELOAD
+from overlapiter.workers.start.launch import start_forkserver as _start
 
 
 def start_forkserver(preload: Sequence[str] = ()) -> None:

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import NamedTuple
 
-from .usage import Usage
+from overlapiter.staging.usage import Usage
 
 #: Small, for so much is counted too high for each process that is killed.
 ADVANCE_BYTES = 1 << 20

@@ -7,7 +7,7 @@ import os
 import stat
 from collections.abc import Container, Iterator
 
-from .folders import TAKEN_AWAY
+from overlapiter.staging.folders import TAKEN_AWAY
 
 PARTS = ("files", "partial")
 

@@ -13,7 +13,7 @@ import hashlib
 import os
 from typing import Protocol
 
-from .folders import Folder, OpenFolder, enter
+from overlapiter.staging.folders import Folder, OpenFolder, enter
 
 _ATTRIBUTE = "user.overlapiter.blake2b"
 _DIGEST_BYTES = 16

@@ -24,8 +24,8 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 
-from .folders import Folder, OpenFolder
-from .holder import NO_LOCKS, is_stale, new_tag
+from overlapiter.staging.folders import Folder, OpenFolder
+from overlapiter.staging.holder import NO_LOCKS, is_stale, new_tag
 
 _POLL_SECONDS = 0.002
 _LONGEST_POLL_SECONDS = 0.05

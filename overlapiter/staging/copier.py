@@ -6,9 +6,9 @@ import errno
 import time
 from collections.abc import Callable
 
-from .breaker import Breaker
-from .origin import Origin
-from .store import MakeRoom, Outcome, Staged, Store
+from overlapiter.origins.origin import Origin
+from overlapiter.staging.breaker import Breaker
+from overlapiter.staging.store import MakeRoom, Outcome, Staged, Store
 
 #: Say nothing about the disk; the source may have a file where it had a directory.
 _ABOUT_THE_PATH = {errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.ELOOP}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 
-from .checksums import Digest
-from .claim import Partial
-from .origin import Original, OriginalFile
+from overlapiter.origins.origin import Original, OriginalFile
+from overlapiter.staging.checksums import Digest
+from overlapiter.staging.claim import Partial
 
 _CHUNK_BYTES = 4 << 20
 #: A source that changed so lately may still be written, in pieces that no look at it can tell.

@@ -11,7 +11,7 @@ import hashlib
 import itertools
 import os
 
-from .process_id import Life, ProcessId
+from overlapiter.staging.process_id import Life, ProcessId
 
 #: What a file system without locks answers to ``flock`` or ``fcntl``.
 NO_LOCKS = frozenset({errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL})

@@ -17,7 +17,7 @@ import struct
 import time
 from collections.abc import Iterable, Iterator
 
-from .records import USERS_FOLDER, is_presence_of
+from overlapiter.staging.records import USERS_FOLDER, is_presence_of
 
 INTEREST_FILE = "interest"
 _N_ENTRIES = 1 << 18

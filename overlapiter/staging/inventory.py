@@ -11,13 +11,13 @@ import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from .checksums import SUMS_FOLDER
-from .claim import CLAIM, try_lock
-from .holder import NO_LOCKS, is_stale
-from .interest import INTEREST_FILE
-from .marks import MARK_FILE, read_mark, write_mark
-from .records import RUNS_FILE, USERS_FOLDER
-from .usage import USAGE_FILE
+from overlapiter.staging.checksums import SUMS_FOLDER
+from overlapiter.staging.claim import CLAIM, try_lock
+from overlapiter.staging.holder import NO_LOCKS, is_stale
+from overlapiter.staging.interest import INTEREST_FILE
+from overlapiter.staging.marks import MARK_FILE, read_mark, write_mark
+from overlapiter.staging.records import RUNS_FILE, USERS_FOLDER
+from overlapiter.staging.usage import USAGE_FILE
 
 FILES_FOLDER = "files"
 PARTIAL_FOLDER = "partial"

@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
-from .process_id import Life, ProcessId
+from overlapiter.staging.process_id import Life, ProcessId
 
 USERS_FOLDER = "overlapiter.users"
 RUNS_FILE = "overlapiter.runs.jsonl"

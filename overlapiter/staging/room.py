@@ -20,11 +20,18 @@ import time
 from collections.abc import Callable
 
 from overlapiter.errors import StagingError
-
-from .advance import ADVANCE_BYTES, ADVANCE_INODES, Advance, amount, grant, n_out, seconds_to_end
-from .amounts import bytes_below, is_empty, partials, to_come_bytes
-from .holder import boot_number
-from .usage import BusyError, Usage, UsageFile
+from overlapiter.staging.advance import (
+    ADVANCE_BYTES,
+    ADVANCE_INODES,
+    Advance,
+    amount,
+    grant,
+    n_out,
+    seconds_to_end,
+)
+from overlapiter.staging.amounts import bytes_below, is_empty, partials, to_come_bytes
+from overlapiter.staging.holder import boot_number
+from overlapiter.staging.usage import BusyError, Usage, UsageFile
 
 #: The disk is looked at anew when 1/256 of what it had to spare has been granted.
 _SHARES = 256

@@ -25,12 +25,12 @@ from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple
 
 from overlapiter.errors import StagingError
+from overlapiter.origins.origin import LocalOrigin, Origin, Original
 from overlapiter.sources import stamp_of
-
-from .checksums import Checksums, new_digest
-from .claim import Claims, Partial
-from .copying import SourceError, fill, has_settled, source_errors
-from .folders import (
+from overlapiter.staging.checksums import Checksums, new_digest
+from overlapiter.staging.claim import Claims, Partial
+from overlapiter.staging.copying import SourceError, fill, has_settled, source_errors
+from overlapiter.staging.folders import (
     Folder,
     key_of,
     make_private,
@@ -39,11 +39,10 @@ from .folders import (
     refuse_too_long,
     subdirectory,
 )
-from .marks import write_mark
-from .origin import LocalOrigin, Origin, Original
-from .room import Room
-from .tree import Place, Tree, take_away
-from .usage import BusyError
+from overlapiter.staging.marks import write_mark
+from overlapiter.staging.room import Room
+from overlapiter.staging.tree import Place, Tree, take_away
+from overlapiter.staging.usage import BusyError
 
 #: How a staged file is compared with its source before a run first uses it.
 Validation = Literal["mtime", "checksum", "never"]

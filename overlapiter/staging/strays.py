@@ -7,10 +7,10 @@ import threading
 import time
 from collections.abc import Iterator
 
-from . import inventory
-from .process_id import Life
-from .records import present
-from .store import Store
+from overlapiter.staging import inventory
+from overlapiter.staging.process_id import Life
+from overlapiter.staging.records import present
+from overlapiter.staging.store import Store
 
 #: What was staged so lately may have been staged ahead of a job that is to come.
 _YOUNG_SECONDS = 24 * 3600.0

@@ -12,12 +12,11 @@ import os
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from overlapiter.origins.origin import LocalOrigin, Original, OriginalFile
 from overlapiter.sources import stamp_of
-
-from .copier import Copier
-from .interest import INTEREST_FILE, Interest
-from .origin import LocalOrigin, Original, OriginalFile
-from .store import Outcome, Staged, Store
+from overlapiter.staging.copier import Copier
+from overlapiter.staging.interest import INTEREST_FILE, Interest
+from overlapiter.staging.store import Outcome, Staged, Store
 
 #: Why another tier is tried; of several reasons the first one counts, for it may pass.
 _NOT_HERE = (Outcome.REFUSED, Outcome.FAILED, Outcome.TOO_LARGE)

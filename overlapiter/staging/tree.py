@@ -7,9 +7,17 @@ import stat
 import threading
 from collections.abc import Sequence
 
-from .claim import Partial
-from .folders import TAKEN_AWAY, Folder, Identity, OpenFolder, enter, identity_of, most_open_folders
-from .holder import new_tag
+from overlapiter.staging.claim import Partial
+from overlapiter.staging.folders import (
+    TAKEN_AWAY,
+    Folder,
+    Identity,
+    OpenFolder,
+    enter,
+    identity_of,
+    most_open_folders,
+)
+from overlapiter.staging.holder import new_tag
 
 _FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _MOST_KNOWN = 4096

@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from .holder import NO_LOCKS, is_stale, new_tag
+from overlapiter.staging.holder import NO_LOCKS, is_stale, new_tag
 
 USAGE_FILE = "overlapiter.usage"
 _FORMAT = struct.Struct("<13q")

@@ -14,8 +14,8 @@ from overlapiter.staging.store import Store, Validation
 from overlapiter.urls import is_url
 
 if TYPE_CHECKING:  # only what stages from URLs pays for their import
-    from overlapiter.staging.direct import Direct
-    from overlapiter.staging.remote import RemoteOrigin
+    from overlapiter.origins.direct import Direct
+    from overlapiter.origins.remote import RemoteOrigin
 
 #: A file reader reads one file at a time, for which it needs no more.
 _DIRECT_CONNECTIONS = 4
@@ -123,7 +123,7 @@ class StagingPlan:
         """
         origin, place = None, ""
         if is_url(self.source):
-            from overlapiter.staging.remote import place_of
+            from overlapiter.origins.remote import place_of
 
             most_reads = self.reads_in_flight or self.most_reads_in_flight
             origin = self._remote(-(-most_reads // self.n_prefetchers))
@@ -144,12 +144,12 @@ class StagingPlan:
         """Return what reads a source that is a URL without staging; None for a directory."""
         if not is_url(self.source):
             return None
-        from overlapiter.staging.direct import Direct
+        from overlapiter.origins.direct import Direct
 
         return Direct(self._remote(_DIRECT_CONNECTIONS))
 
     def _remote(self, n_connections: int) -> RemoteOrigin:
-        from overlapiter.staging.remote import RemoteOrigin  # and with it asyncio, for URLs alone
+        from overlapiter.origins.remote import RemoteOrigin  # and with it asyncio, for URLs alone
 
         return RemoteOrigin(
             self.source,

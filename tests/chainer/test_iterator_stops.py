@@ -198,7 +198,7 @@ def test_the_end_of_the_forkserver_is_survived(tmp_path: Path) -> None:
         import os, signal
         from multiprocessing import forkserver
         import overlapiter
-        from overlapiter.workers.processes import is_running
+        from overlapiter.workers.start.processes import is_running
 
         def kill(pid):
             os.kill(pid, signal.SIGKILL)

@@ -13,12 +13,12 @@ import pytest
 from overlapiter import Staging, Tier
 from overlapiter.chainer.arguments import count_readers
 from overlapiter.chainer.datasets import DatasetPickler
-from overlapiter.chainer.plan import default_prefetchers, modules_to_preload, staging_plan
 from overlapiter.errors import OptionError, StagingError, StagingWarning
 from overlapiter.node import Node, set_node
+from overlapiter.planning import default_prefetchers, modules_to_preload, staging_plan
 from overlapiter.staging.folders import subdirectory
 from overlapiter.staging.store import Outcome
-from overlapiter.workers.parcel import Parcel
+from overlapiter.workers.start.parcel import Parcel
 
 N, SIZE_BYTES = 4, 1000
 BATCH = [0, 1, 2]

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapiter.chainer.plan import default_prefetchers
 from overlapiter.cli.advice import (
     capacity_advice,
     knee,
@@ -19,6 +18,7 @@ from overlapiter.cli.console import duration_words, printable, size_words
 from overlapiter.cli.probe_node import DiskSpeed, FileSystem, Node
 from overlapiter.cli.probe_source import READS_IN_FLIGHT, Level, levels_for
 from overlapiter.options import parse_size
+from overlapiter.planning import default_prefetchers
 
 NODE = Node(16, memory_bytes=10**11, shm_bytes=10**10, n_descriptors=1024, n_processes=0, load=2.0)
 DISK = DiskSpeed(1e9, 2e9, 20_000, 1e-4, 1e-4, 1e-4)

@@ -17,7 +17,7 @@ import pytest
 
 from overlapiter.cli import stager as stager_module
 from overlapiter.cli.stager import Fate, Stager
-from overlapiter.staging.origin import LocalOrigin, Original, OriginalFile
+from overlapiter.origins.origin import LocalOrigin, Original, OriginalFile
 from overlapiter.staging.records import recorded_run
 from overlapiter.staging.room import Room
 from overlapiter.staging.store import Store

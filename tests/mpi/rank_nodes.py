@@ -15,7 +15,7 @@ import psutil
 import overlapiter
 import overlapiter.mpi
 from overlapiter.node import this_node
-from overlapiter.workers.launch import launcher_variables
+from overlapiter.workers.start.launch import launcher_variables
 from tests.chainer.rank_side import forks, labels_of, report
 
 modules = {"before": sorted({"chainer", "mpi4py.MPI"} & sys.modules.keys())}

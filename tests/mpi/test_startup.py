@@ -22,7 +22,7 @@ PROGRAM = """
 import sys
 import psutil
 {start}
-from overlapiter.workers.launch import forkserver
+from overlapiter.workers.start.launch import forkserver
 before = forkserver._forkserver._forkserver_pid
 
 import overlapiter

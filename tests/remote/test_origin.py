@@ -20,10 +20,10 @@ from typing import Any
 import pytest
 
 from overlapiter.errors import OptionError
-from overlapiter.staging import remote as remote_module
-from overlapiter.staging.direct import Direct
-from overlapiter.staging.origin import Original
-from overlapiter.staging.remote import RemoteOrigin, check_remote, original_of, place_of
+from overlapiter.origins import remote as remote_module
+from overlapiter.origins.direct import Direct
+from overlapiter.origins.origin import Original
+from overlapiter.origins.remote import RemoteOrigin, check_remote, original_of, place_of
 from overlapiter.staging.room import Room
 from overlapiter.staging.store import Outcome, Store
 from tests.chainer.scripts import run_script
@@ -334,7 +334,8 @@ def test_what_is_not_installed_is_named(monkeypatch: Any, source: str, missing: 
 def test_without_a_url_nothing_of_fsspec_is_imported(tmp_path: Path) -> None:
     body = """
     import sys
-    import overlapiter.chainer.iterator, overlapiter.chainer.plan, overlapiter.workers.service
+    import overlapiter.chainer.iterator, overlapiter.planning
+    import overlapiter.workers.supervisor.service
     print({"fsspec", "s3fs", "aiohttp", "botocore"} & set(sys.modules))
     """
     assert run_script(tmp_path, body).stdout == "set()\n"

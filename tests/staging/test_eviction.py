@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapiter.nextuse import FAR
-from overlapiter.staging.eviction import Eviction, StagedFile
-from overlapiter.staging.owners import Owners
+from overlapiter.store.eviction import Eviction, StagedFile
+from overlapiter.store.owners import Owners
 
 FILE_BYTES = 10
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from overlapiter.scatter import ScatteredOrder
-from overlapiter.staging.eviction import Eviction, StagedFile
+from overlapiter.store.eviction import Eviction, StagedFile
 from tests.staging.test_eviction import FILE_BYTES, belady_misses
 
 N_EXAMPLES, N_RANKS, N_EPOCHS = 480, 4, 4

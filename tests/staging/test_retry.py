@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from overlapiter.staging import retry
-from overlapiter.staging.retry import call_again, may_pass, status_of
+from overlapiter.origins import retry
+from overlapiter.origins.retry import call_again, may_pass, status_of
 
 
 class Clock:

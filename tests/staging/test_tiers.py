@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlapiter.staging.eviction import Victim
 from overlapiter.staging.room import Room
 from overlapiter.staging.store import Outcome, Store
 from overlapiter.staging.strays import Strays
 from overlapiter.staging.tiers import Tiers
-from overlapiter.workers.evictor import ABSENT, Evictor, RoomForPart
+from overlapiter.store.eviction import Victim
+from overlapiter.workers.prefetcher.evictor import ABSENT, Evictor, RoomForPart
 
 SIZE_BYTES = 100
 OLD_NS = 10**18

@@ -7,7 +7,7 @@ import math
 import random
 from typing import NamedTuple, Protocol
 
-from overlapiter.workers.inflight import Reading
+from overlapiter.workers.supervisor.inflight import Reading
 
 _TICK_SECONDS = 0.02
 

@@ -9,8 +9,8 @@ import pytest
 
 from overlapiter.staging.records import USERS_FOLDER, present
 from overlapiter.stats import StatsBoard
-from overlapiter.workers.attendance import recorded
 from overlapiter.workers.plan import StagingPlan, SupervisorPlan, TierPlan
+from overlapiter.workers.supervisor.attendance import recorded
 
 
 def test_credentials_are_not_recorded(tmp_path: Path) -> None:

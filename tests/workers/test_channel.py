@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapiter.workers import channel as channel_module
-from overlapiter.workers.channel import Channel, ChannelClosedError
+from overlapiter.workers.ipc import channel as channel_module
+from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
 
 
 @pytest.fixture

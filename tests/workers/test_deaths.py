@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from overlapiter.workers.deaths import MAX_DEATHS, MAX_SUSPECT_DEATHS, Culprit, Death, Deaths
-from overlapiter.workers.schedule import Part, Schedule
+from overlapiter.workers.supervisor.deaths import (
+    MAX_DEATHS,
+    MAX_SUSPECT_DEATHS,
+    Culprit,
+    Death,
+    Deaths,
+)
+from overlapiter.workers.supervisor.schedule import Part, Schedule
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapiter.workers.inflight import InFlight, Reading
+from overlapiter.workers.supervisor.inflight import InFlight, Reading
 from tests.workers.simulated_store import Fixed, Simulation, Store
 
 LEAST, MOST = 4, 256

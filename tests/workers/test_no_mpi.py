@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from overlapiter.errors import NoMpiError
-from overlapiter.workers import no_mpi
-from overlapiter.workers.launch import launcher_variables
+from overlapiter.workers.start import no_mpi
+from overlapiter.workers.start.launch import launcher_variables
 from tests.chainer.scripts import ENVIRONMENT
 
 
@@ -140,7 +140,7 @@ IMPORTERS = "import chainermn.communicators.naive_communicator, mpi4py.futures, 
 IMPORTS = """
 import sys
 {before}
-from overlapiter.workers import hide_mpi
+from overlapiter.workers.start import hide_mpi
 import mpi4py
 mpi4py.rc.initialize = False
 from mpi4py import MPI

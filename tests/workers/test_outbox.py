@@ -8,8 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from overlapiter.workers.channel import Channel, ChannelClosedError
-from overlapiter.workers.outbox import Outbox
+from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
+from overlapiter.workers.ipc.outbox import Outbox
 
 
 class Post:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as npst
 
 from overlapiter.errors import DatasetPicklingError
-from overlapiter.workers.parcel import Parcel, open_parcel
+from overlapiter.workers.start.parcel import Parcel, open_parcel
 
 
 def make_pickler(stream, buffer_callback):

@@ -11,9 +11,9 @@ from overlapiter.staging.room import Room
 from overlapiter.staging.store import Store
 from overlapiter.staging.usage import UsageFile
 from overlapiter.stats import Counter, Row
-from overlapiter.workers.channel import Channel
-from overlapiter.workers.prefetcher import Prefetcher
-from overlapiter.workers.staging_work import StageTask
+from overlapiter.workers.ipc.channel import Channel
+from overlapiter.workers.prefetcher.prefetcher import Prefetcher
+from overlapiter.workers.prefetcher.staging_work import StageTask
 
 N_FILES = 8
 FILE_BYTES = 1000

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from overlapiter.staging.eviction import StagedFile, Victim
-from overlapiter.workers.evictor import ABSENT
-from overlapiter.workers.residency import Residency
-from overlapiter.workers.schedule import Part, Schedule
-from overlapiter.workers.staging_work import Finding
+from overlapiter.store.eviction import StagedFile, Victim
+from overlapiter.workers.prefetcher.evictor import ABSENT
+from overlapiter.workers.prefetcher.staging_work import Finding
+from overlapiter.workers.supervisor.residency import Residency
+from overlapiter.workers.supervisor.schedule import Part, Schedule
 
 FILE_BYTES = 100
 N_EXAMPLES = 64

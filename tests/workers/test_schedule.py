@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from overlapiter.workers.schedule import Batch, Part, PartState, Schedule
+from overlapiter.workers.supervisor.schedule import Batch, Part, PartState, Schedule
 
 
 def numbers(parts: list[Part]) -> list[int]:

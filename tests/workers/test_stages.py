@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from overlapiter.workers.deaths import Death
-from overlapiter.workers.residency import Residency
-from overlapiter.workers.schedule import Batch, Schedule
-from overlapiter.workers.stages import Experience
-from overlapiter.workers.staging_stage import StagingStage
-from overlapiter.workers.team import Team
+from overlapiter.workers.supervisor.deaths import Death
+from overlapiter.workers.supervisor.residency import Residency
+from overlapiter.workers.supervisor.schedule import Batch, Schedule
+from overlapiter.workers.supervisor.stages import Experience
+from overlapiter.workers.supervisor.staging_stage import StagingStage
+from overlapiter.workers.supervisor.team import Team
 
 
 class Desk:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from overlapiter.workers.threads import Threads, reads_within_limit
+from overlapiter.workers.prefetcher.threads import Threads, reads_within_limit
 
 
 class Crew:

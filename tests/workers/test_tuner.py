@@ -7,10 +7,10 @@ import itertools
 import pytest
 
 from overlapiter.stats import Counter, Row
-from overlapiter.workers.channel import Message
+from overlapiter.workers.ipc.channel import Message
 from overlapiter.workers.plan import StagingPlan
-from overlapiter.workers.team import Worker
-from overlapiter.workers.tuner import Tuner, credit_examples
+from overlapiter.workers.supervisor.team import Worker
+from overlapiter.workers.supervisor.tuner import Tuner, credit_examples
 
 LATENCY_SECONDS = 0.050
 LOOK_SECONDS = 0.021

@@ -20,12 +20,11 @@ from overlapiter.staging.store import Outcome, Staged, Store
 from overlapiter.staging.strays import Strays
 from overlapiter.staging.tiers import Found, Tiers
 from overlapiter.stats import Counter, Row
-
-from .channel import Channel, ChannelClosedError, Message
-from .discovery import Discovery
-from .evictor import Evictor, RoomForPart, total
-from .staging_work import Example, PartInHand, StageTask
-from .threads import Threads
+from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
+from overlapiter.workers.prefetcher.discovery import Discovery
+from overlapiter.workers.prefetcher.evictor import Evictor, RoomForPart, total
+from overlapiter.workers.prefetcher.staging_work import Example, PartInHand, StageTask
+from overlapiter.workers.prefetcher.threads import Threads
 
 _REMEMBERED_PATHS = 4096
 #: After so long without a message a prefetcher is idle.

@@ -11,8 +11,7 @@ from contextlib import AbstractContextManager
 
 from overlapiter.staging.records import recorded_run
 from overlapiter.stats import StatsBoard
-
-from .plan import SupervisorPlan
+from overlapiter.workers.plan import SupervisorPlan
 
 _SHOWN_WORDS = 2  # the interpreter and the script: further ones may be nobody's business
 _SHOWN_CHARACTERS = 200

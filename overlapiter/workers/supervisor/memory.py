@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from overlapiter.sharedmem.layout import Layout
 from overlapiter.sharedmem.segments import Slot, SlotPool
-
-from .channel import Message
+from overlapiter.workers.ipc.channel import Message
 
 #: A message and the descriptors that go with it.
 Sending = tuple[Message, tuple[int, ...]]

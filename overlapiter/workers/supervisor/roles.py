@@ -7,11 +7,10 @@ from collections.abc import Callable
 from overlapiter.sources import Dataset
 from overlapiter.staging.advance import N_CELLS, Advance
 from overlapiter.stats import Counter, Row
-
-from .channel import Channel
-from .plan import SupervisorPlan
-from .prefetcher import Prefetcher
-from .reader import FileReader
+from overlapiter.workers.ipc.channel import Channel
+from overlapiter.workers.plan import SupervisorPlan
+from overlapiter.workers.prefetcher.prefetcher import Prefetcher
+from overlapiter.workers.reader.reader import FileReader
 
 #: Runs a worker on its end of the channel, counting in its row, until the channel closes.
 Role = Callable[[Channel, Row], None]

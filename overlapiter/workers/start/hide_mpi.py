@@ -3,6 +3,6 @@
 Import this module in child processes only.
 """
 
-from .no_mpi import install
+from overlapiter.workers.start.no_mpi import install
 
 install()

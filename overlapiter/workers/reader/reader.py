@@ -19,10 +19,9 @@ from overlapiter.sharedmem.segments import Segment, Slot
 from overlapiter.sharedmem.slots import SlotWriter
 from overlapiter.sources import Copy, Dataset, PlainCopies, Redirect, declared_paths
 from overlapiter.stats import Counter, Row
-
-from .channel import Channel, ChannelClosedError
-from .plan import SupervisorPlan
-from .processes import keep_freed_memory
+from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
+from overlapiter.workers.plan import SupervisorPlan
+from overlapiter.workers.start.processes import keep_freed_memory
 
 
 class ReadTask(NamedTuple):

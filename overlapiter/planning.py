@@ -12,11 +12,11 @@ from overlapiter.node import this_node
 from overlapiter.options import Staging, Tier, directory_path, parse_share, parse_size
 from overlapiter.sources import declared_paths, paths_below, source_root, source_roots
 from overlapiter.urls import is_url
-from overlapiter.workers.parcel import Parcel
 from overlapiter.workers.plan import StagingPlan, TierPlan
+from overlapiter.workers.start.parcel import Parcel
 
 #: What the forkserver is to import: for any dataset, and for those that need Chainer.
-PRELOAD = ("overlapiter.workers.service", "overlapiter.chainer.preload")
+PRELOAD = ("overlapiter.workers.supervisor.service", "overlapiter.chainer.preload")
 
 
 def modules_to_preload(dataset: Any, parcel: Parcel) -> tuple[str, ...]:
@@ -116,10 +116,10 @@ def _check_access(staging: Staging, source: str) -> tuple[str, ...]:
     Workers find out whether the store of a URL answers: they alone connect to it.
     """
     if is_url(source):
-        from overlapiter.staging.remote import check_remote  # takes a while, for URLs alone
+        from overlapiter.origins.remote import check_remote  # takes a while, for URLs alone
 
         module = check_remote(source, staging.storage_options or {})
-        return (module, "overlapiter.staging.direct")
+        return (module, "overlapiter.origins.direct")
     if staging.storage_options:
         raise OptionError("storage_options", f"is for URLs, but {source} is a directory")
     if not os.path.isdir(source):

@@ -7,7 +7,7 @@ import os
 import tempfile
 from typing import IO, Any
 
-from .remote import RemoteFile, RemoteOrigin
+from overlapiter.origins.remote import RemoteFile, RemoteOrigin
 
 _BUFFER_BYTES = 1 << 20
 _PIECE_BYTES = 4 << 20

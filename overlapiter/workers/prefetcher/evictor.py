@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Iterable, Sequence
 
 from overlapiter.sources import Dataset, declared_paths, paths_below
-from overlapiter.staging.eviction import Victim
 from overlapiter.staging.strays import Strays
 from overlapiter.staging.tiers import Tiers
+from overlapiter.store.eviction import Victim
 
 #: The tier of an example that is not staged.
 ABSENT = -1

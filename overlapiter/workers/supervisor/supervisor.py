@@ -23,21 +23,20 @@ from overlapiter.errors import PipelineError
 from overlapiter.sharedmem.segments import Slot
 from overlapiter.sources import Dataset
 from overlapiter.stats import Counter, StatsBoard
-
-from .channel import Channel, ChannelClosedError, Message
-from .deaths import Death
-from .memory import NO_MEMORY, Acquaintance, SlotKeeper
-from .plan import SupervisorPlan
-from .processes import is_running
-from .reading_stage import ReadingStage
-from .residency import Residency
-from .roles import advance_of, prefetcher_role, reader_role
-from .schedule import Batch, Schedule
-from .stages import Experience
-from .staging_stage import StagingStage
-from .team import Team, Worker
-from .trainer_end import TrainerEnd
-from .tuner import Tuner, credit_examples
+from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
+from overlapiter.workers.plan import SupervisorPlan
+from overlapiter.workers.start.processes import is_running
+from overlapiter.workers.supervisor.deaths import Death
+from overlapiter.workers.supervisor.memory import NO_MEMORY, Acquaintance, SlotKeeper
+from overlapiter.workers.supervisor.reading_stage import ReadingStage
+from overlapiter.workers.supervisor.residency import Residency
+from overlapiter.workers.supervisor.roles import advance_of, prefetcher_role, reader_role
+from overlapiter.workers.supervisor.schedule import Batch, Schedule
+from overlapiter.workers.supervisor.stages import Experience
+from overlapiter.workers.supervisor.staging_stage import StagingStage
+from overlapiter.workers.supervisor.team import Team, Worker
+from overlapiter.workers.supervisor.trainer_end import TrainerEnd
+from overlapiter.workers.supervisor.tuner import Tuner, credit_examples
 
 #: How often to look whether the trainer is still there, and the workers are able to work.
 _LOOK_AFTER_SECONDS = 1.0

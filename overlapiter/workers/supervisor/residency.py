@@ -7,11 +7,10 @@ stage or evict meanwhile become known when they are looked at.
 from __future__ import annotations
 
 from overlapiter.order import Indices
-from overlapiter.staging.eviction import Eviction, Victim
-
-from .evictor import ABSENT
-from .schedule import Part
-from .staging_work import Finding
+from overlapiter.store.eviction import Eviction, Victim
+from overlapiter.workers.prefetcher.evictor import ABSENT
+from overlapiter.workers.prefetcher.staging_work import Finding
+from overlapiter.workers.supervisor.schedule import Part
 
 #: Files that all ranks of a node stage ahead take up to this share of the directory. What they
 #: take is lost to files that are kept for the next epoch: with a share ``f`` of the data set

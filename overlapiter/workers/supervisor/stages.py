@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from .schedule import Batch
+from overlapiter.workers.supervisor.schedule import Batch
 
 #: A part should keep a file reader busy for about this long: short enough to balance the load,
 #: long enough that messages cost little.

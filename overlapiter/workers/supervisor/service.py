@@ -15,14 +15,13 @@ from typing import Protocol
 
 from overlapiter.errors import PipelineError
 from overlapiter.stats import StatsBoard
-
-from .attendance import recorded
-from .channel import Channel, ChannelClosedError
-from .launch import Child, launch
-from .parcel import Parcel, open_parcel
-from .plan import SupervisorPlan
-from .processes import freeze, is_stopped, set_name
-from .supervisor import Supervisor
+from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
+from overlapiter.workers.plan import SupervisorPlan
+from overlapiter.workers.start.launch import Child, launch
+from overlapiter.workers.start.parcel import Parcel, open_parcel
+from overlapiter.workers.start.processes import freeze, is_stopped, set_name
+from overlapiter.workers.supervisor.attendance import recorded
+from overlapiter.workers.supervisor.supervisor import Supervisor
 
 #: How long ending waits for each of: the supervisor is forked, it ends by itself, it is killed.
 #: All of them together are less than the 2 s within which finalizing is to end every process.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import selectors
 from collections.abc import Iterator
 
-from .channel import Channel, ChannelClosedError, Message
-from .memory import Acquaintance
-from .outbox import Outbox
+from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
+from overlapiter.workers.ipc.outbox import Outbox
+from overlapiter.workers.supervisor.memory import Acquaintance
 
 
 class TrainerEnd:

@@ -10,7 +10,7 @@ look through all of it before it forks its workers, which is half of what a star
 
 import signal
 
-from .processes import freeze
+from overlapiter.workers.start.processes import freeze
 
 freeze()
 _handler = signal.signal(signal.SIGINT, signal.SIG_IGN)

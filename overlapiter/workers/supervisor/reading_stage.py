@@ -8,14 +8,13 @@ from typing import Any
 from overlapiter.errors import ExampleError, OverlapError, WorkerDiedError, deaths_words
 from overlapiter.sharedmem.layout import Layout
 from overlapiter.sharedmem.segments import Slot
-
-from .channel import Message
-from .deaths import Death, Deaths
-from .memory import SlotKeeper
-from .reader import ReadTask
-from .schedule import Part, PartState, Schedule
-from .stages import READER_CREDIT, UNBOUNDED, Desk, Experience
-from .team import Team, Worker
+from overlapiter.workers.ipc.channel import Message
+from overlapiter.workers.reader.reader import ReadTask
+from overlapiter.workers.supervisor.deaths import Death, Deaths
+from overlapiter.workers.supervisor.memory import SlotKeeper
+from overlapiter.workers.supervisor.schedule import Part, PartState, Schedule
+from overlapiter.workers.supervisor.stages import READER_CREDIT, UNBOUNDED, Desk, Experience
+from overlapiter.workers.supervisor.team import Team, Worker
 
 
 class ReadingStage:

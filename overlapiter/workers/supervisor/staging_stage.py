@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from overlapiter.errors import deaths_words
-
-from .channel import Message
-from .deaths import Death, Deaths
-from .residency import Residency
-from .schedule import Part, PartState, Schedule
-from .stages import UNBOUNDED, Desk, Experience
-from .staging_work import Finding, StageTask
-from .team import Team, Worker
+from overlapiter.workers.ipc.channel import Message
+from overlapiter.workers.prefetcher.staging_work import Finding, StageTask
+from overlapiter.workers.supervisor.deaths import Death, Deaths
+from overlapiter.workers.supervisor.residency import Residency
+from overlapiter.workers.supervisor.schedule import Part, PartState, Schedule
+from overlapiter.workers.supervisor.stages import UNBOUNDED, Desk, Experience
+from overlapiter.workers.supervisor.team import Team, Worker
 
 
 class StagingStage:

@@ -17,10 +17,9 @@ from collections.abc import Callable, Mapping
 from typing import IO, Any, TypeVar
 
 from overlapiter.errors import OptionError
+from overlapiter.origins.origin import Original
+from overlapiter.origins.retry import call_again, causes, may_pass, status_of
 from overlapiter.urls import protocol_of
-
-from .origin import Original
-from .retry import call_again, causes, may_pass, status_of
 
 ResultT = TypeVar("ResultT")
 

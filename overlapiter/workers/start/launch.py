@@ -25,9 +25,8 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from overlapiter.errors import PipelineError
-
-from .no_mpi import WORLD_VARIABLE, install, world_of_this_process
-from .processes import flush_output
+from overlapiter.workers.start.no_mpi import WORLD_VARIABLE, install, world_of_this_process
+from overlapiter.workers.start.processes import flush_output
 
 #: Variables by which an MPI launcher tells a process which rank it is.
 LAUNCHER_PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "PMI_", "MPIR_", "HYDRA_", "MV2_", "I_MPI_HYDRA_")
@@ -36,10 +35,10 @@ LAUNCHER_PREFIXES = ("PMIX_", "OMPI_", "PRTE_", "PMI_", "MPIR_", "HYDRA_", "MV2_
 _MPI4PY_SETTINGS = {"MPI4PY_RC_INITIALIZE": "0", "MPI4PY_RC_FINALIZE": "0"}
 
 #: Keeps the MPI library out of the forkserver, whatever else it imports.
-_FIRST_PRELOAD = "overlapiter.workers.hide_mpi"
+_FIRST_PRELOAD = "overlapiter.workers.start.hide_mpi"
 
 #: Ends in the forkserver what :func:`_interrupts_held` began.
-_LAST_PRELOAD = "overlapiter.workers.release_interrupts"
+_LAST_PRELOAD = "overlapiter.workers.start.release_interrupts"
 
 _environment_lock = threading.Lock()
 

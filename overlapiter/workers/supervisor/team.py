@@ -10,14 +10,13 @@ from collections.abc import Callable, Iterator
 
 from overlapiter.errors import PipelineError
 from overlapiter.stats import Counter, Row
-
-from .channel import Channel, ChannelClosedError, Message
-from .deaths import Death
-from .memory import Acquaintance
-from .outbox import Outbox
-from .processes import fork_worker
-from .roles import Role
-from .schedule import Part
+from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
+from overlapiter.workers.ipc.outbox import Outbox
+from overlapiter.workers.start.processes import fork_worker
+from overlapiter.workers.supervisor.deaths import Death
+from overlapiter.workers.supervisor.memory import Acquaintance
+from overlapiter.workers.supervisor.roles import Role
+from overlapiter.workers.supervisor.schedule import Part
 
 #: Processes of a team, beyond one for each place, that may end without having done anything.
 MAX_FRUITLESS = 10

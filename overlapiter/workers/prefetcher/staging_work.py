@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from overlapiter.sources import Copy, PlainCopies
-from overlapiter.staging.eviction import StagedFile, Victim
 from overlapiter.staging.store import Staged
 from overlapiter.staging.tiers import Tiers
-
-from .evictor import ABSENT, RoomForPart, file_id
+from overlapiter.store.eviction import StagedFile, Victim
+from overlapiter.workers.prefetcher.evictor import ABSENT, RoomForPart, file_id
 
 
 class StageTask(NamedTuple):

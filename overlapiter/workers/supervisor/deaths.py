@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from .schedule import Part
+from overlapiter.workers.supervisor.schedule import Part
 
 #: Deaths on the same example after which it is given up.
 MAX_DEATHS = 3

@@ -6,7 +6,7 @@ import collections
 import os
 import selectors
 
-from .channel import Channel, Message
+from overlapiter.workers.ipc.channel import Channel, Message
 
 
 class Outbox:

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from overlapiter.stats import Counter
-
-from .inflight import InFlight, Reading
-from .plan import StagingPlan
-from .team import Worker
+from overlapiter.workers.plan import StagingPlan
+from overlapiter.workers.supervisor.inflight import InFlight, Reading
+from overlapiter.workers.supervisor.team import Worker
 
 #: How often to look at the counters.
 _LOOK_AFTER_SECONDS = 0.02

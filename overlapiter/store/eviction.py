@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from overlapiter.nextuse import NextUse
 from overlapiter.order import Indices
-
-from .owners import Owners
+from overlapiter.store.owners import Owners
 
 #: Victims of one offer, and examples passed over for it since others need what they read sooner.
 _MAX_LOOKED_AT = 512

@@ -1,0 +1,1 @@
+"""How a process comes into being: the forkserver, the pickled dataset, no MPI, dying together."""
