@@ -16,7 +16,6 @@
 
     StagingWarning (RuntimeWarning)        staging is degraded; training goes on
     BadExampleWarning (RuntimeWarning)     an example was left out, as the user asked for
-    OrderWarning (RuntimeWarning)          examples of an epoch were read twice and others not
     BindingWarning (RuntimeWarning)        the launcher keeps the ranks from most of the cores
     FailureWarning (RuntimeWarning)        nobody ends the job if a rank of it fails
 
@@ -255,10 +254,6 @@ class StagingWarning(RuntimeWarning):
 
 class BadExampleWarning(RuntimeWarning):
     """An example could not be read and was left out, as the user asked for."""
-
-
-class OrderWarning(RuntimeWarning):
-    """The order of an epoch was not what was asked for; the following epochs are regular."""
 
 
 class BindingWarning(RuntimeWarning):

@@ -1,4 +1,4 @@
-"""Snapshots: the state of an iterator, in the form in which Chainer's iterators save theirs."""
+"""Snapshots: saving and loading the state of an iterator, as Chainer's iterators do."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 
 from overlapiter.errors import OptionError
 from overlapiter.order import IterationState, checked_order, epoch_size
-from overlapiter.scatter import NOWHERE, Landmark, ScatteredOrder
+from overlapiter.scatter import UNKNOWN, ScatteredOrder, ScatterState
 
 
 def exchange(
@@ -19,16 +19,16 @@ def exchange(
     dataset_size: int,
     sampler: object = None,
 ) -> tuple[IterationState, float]:
-    """Save or load the state, whichever the serializer does; the arguments stay as they are.
+    """Save or load the state, whichever the serializer does. Changes no argument.
 
     Args:
-        serializer: Called with a key and the current value; returns the value to go on with, or
+        serializer: Called with a key and the current value; returns the value of the snapshot, or
             None for the current one.
         state: The current state.
         previous_epoch_detail: The current one; -1 for none.
         batch_size: To guess ``previous_epoch_detail`` where a snapshot lacks it.
         dataset_size: Examples in the dataset.
-        sampler: The order sampler; a ScatteredOrder goes on with its part on any number of ranks.
+        sampler: The order sampler; with a ScatteredOrder any number of ranks can resume.
 
     Returns:
         The state and the ``previous_epoch_detail`` to go on with.
@@ -82,46 +82,45 @@ def _exchange_order(serializer: Any, order: Any) -> Any:
 
 def _exchange_scattered(
     serializer: Any,
-    scattered: ScatteredOrder,
+    sampler: ScatteredOrder,
     state: IterationState,
     loaded: IterationState,
     dataset_size: int,
 ) -> IterationState:
-    """Save or load the order of all ranks, of which each continues with its own part.
+    """Save or load an order that all ranks share, of which each resumes its own part.
 
     Args:
         serializer: As above.
-        scattered: The order sampler.
+        sampler: The order sampler.
         state: The current state.
         loaded: The same with the position and the epoch that the serializer has returned.
         dataset_size: Examples in the dataset.
     """
-    place = state.epoch, state.current_position
-    own = scattered.landmark(*place, state.order, dataset_size)
+    own = sampler.state_of(state.epoch, state.current_position, state.order, dataset_size)
     try:
         kept = np.array(own, np.int64)  # some serializers load in place
-        landmark = Landmark(*map(int, _exchange(serializer, "scattered", kept)))
+        saved = ScatterState(*map(int, _exchange(serializer, "scattered", kept)))
     except KeyError:
-        landmark = NOWHERE
-    place = loaded.epoch, loaded.current_position
-    if landmark.is_set and (landmark.epoch, landmark.position) == place:
-        if landmark.epoch_size == own.epoch_size or not own.is_set:
-            _exchange_order(serializer, state.order)  # for other iterators; known here
-        if landmark == own:
+        saved = UNKNOWN
+    # A loading that is not strict returns the current value of a key that the snapshot lacks.
+    if saved.is_known and (saved.epoch, saved.position) == (loaded.epoch, loaded.current_position):
+        if saved.epoch_size == own.epoch_size or not own.is_known:
+            _exchange_order(serializer, state.order)  # for other iterators
+        if saved == own:
             return loaded
-        position, order = scattered.resume(landmark, dataset_size)
-    else:
-        order = checked_order(_order_of_any_length(serializer, state.order), dataset_size)
-        if is_same(loaded._replace(order=order), state):
-            return loaded
-        position, order = scattered.adopt(*place, order, dataset_size)
-    return loaded._replace(current_position=position, order=order)
+        position, order = sampler.resume(saved, dataset_size)
+        return loaded._replace(current_position=position, order=order)
+    order = checked_order(_order_of_any_length(serializer, state.order), dataset_size)
+    loaded = loaded._replace(order=order)
+    if not is_same(loaded, state):
+        sampler.check_order(loaded.epoch, order, dataset_size)
+    return loaded
 
 
 def _order_of_any_length(serializer: Any, order: Any) -> Any:
     try:
         return _exchange_order(serializer, order)
-    except ValueError:  # what it loads is of another number of ranks
+    except ValueError:  # the snapshot is of another number of ranks
         return np.asarray(serializer("order", None))
 
 

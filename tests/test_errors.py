@@ -142,7 +142,6 @@ def test_an_example_without_files_has_no_empty_brackets():
     [
         errors.StagingWarning,
         errors.BadExampleWarning,
-        errors.OrderWarning,
         errors.BindingWarning,
         errors.FailureWarning,
     ],

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from overlapiter.errors import OptionError
 from overlapiter.order import ForeseeableSampler, IterationState, advance, seeded_order
-from overlapiter.scatter import NOWHERE, Landmark, ScatteredOrder
+from overlapiter.scatter import UNKNOWN, ScatteredOrder, ScatterState
 
 SEED = 5
 n_examples = st.integers(1, 60)
@@ -56,16 +56,16 @@ class Job:
                 taken.update((reached, index) for index in indices)
         return taken
 
-    def landmarks(self) -> list[Landmark]:
+    def to_save(self) -> list[ScatterState]:
         return [
-            sampler.landmark(state.epoch, state.current_position, state.order, self.n)
+            sampler.state_of(state.epoch, state.current_position, state.order, self.n)
             for sampler, state in zip(self.ranks, self.states, strict=True)
         ]
 
-    def resume(self, landmark: Landmark) -> None:
+    def resume(self, saved: ScatterState) -> None:
         for rank, sampler in enumerate(self.ranks):
-            position, order = sampler.resume(landmark, self.n)
-            self.states[rank] = IterationState(position, landmark.epoch, False, order)
+            position, order = sampler.resume(saved, self.n)
+            self.states[rank] = IterationState(position, saved.epoch, False, order)
 
 
 # --- what the ranks read ----------------------------------------------------------------------
@@ -149,15 +149,15 @@ def test_resumed_on_other_numbers_of_ranks_each_example_comes_once(
     n, sizes, batch_sizes, n_steps, picks
 ):
     taken: Counter[tuple[int, int]] = Counter()
-    landmark = None
+    saved = None
     for size, batch_size, steps, pick in zip(sizes, batch_sizes, n_steps, picks, strict=False):
         job = Job(size, n, batch_size)
-        if landmark is not None:
-            job.resume(landmark)
+        if saved is not None:
+            job.resume(saved)
         for _ in range(steps):
             for epoch, indices in job.step().items():
                 taken.update((epoch, index) for index in indices)
-        landmark = job.landmarks()[pick % size]
+        saved = job.to_save()[pick % size]
     last_epoch = job.states[0].epoch
     taken += job.run_until(last_epoch + 2)
     for epoch in range(last_epoch + 2):
@@ -169,14 +169,14 @@ def test_resumed_on_other_numbers_of_ranks_each_example_comes_once(
 
 
 @given(n=n_examples, size=n_ranks, batch_size=st.integers(1, 5), steps=st.integers(0, 9))
-def test_the_landmark_of_every_rank_leads_every_rank_to_where_it_stood(n, size, batch_size, steps):
+def test_what_any_rank_saves_leads_every_rank_to_where_it_stood(n, size, batch_size, steps):
     job = Job(size, n, batch_size)
     for _ in range(steps):
         job.step()
     before = job.states
-    landmarks = job.landmarks()
-    assert len(set(landmarks)) == 1
-    job.resume(landmarks[0])
+    saved = job.to_save()
+    assert len(set(saved)) == 1
+    job.resume(saved[0])
     for old, new in zip(before, job.states, strict=True):
         assert old[:2] == new[:2]
         assert np.array_equal(old.order, new.order)
@@ -194,11 +194,11 @@ def test_whatever_the_remainder_nothing_is_read_twice_after_a_resume(
 ):
     assume(n >= new_size or remainder == "fill")
     position = int(share * (n // old_size))
-    landmark = Landmark(SEED, n, -(-n // old_size), 2, position, position * old_size)
+    saved = ScatterState(SEED, n, -(-n // old_size), 2, position, position * old_size)
     left = seeded_order(SEED, 2, n)[position * old_size :].tolist()
     taken: list[int] = []
     for sampler in samplers(new_size, remainder=remainder):
-        start, order = sampler.resume(landmark, n)
+        start, order = sampler.resume(saved, n)
         assert len(order) == len(sampler.of_epoch(2, n))
         taken += order[start:].tolist()
     if remainder == "fill":
@@ -217,57 +217,72 @@ def test_all_ranks_refuse_to_leave_one_without_examples(remainder):
             sampler.of_epoch(0, 3)
 
 
-def test_a_landmark_of_another_dataset_or_seed_is_refused():
-    landmark = ScatteredOrder(0, 2, 7).landmark(0, 0, ScatteredOrder(0, 2, 7).of_epoch(0, 10), 10)
+def test_what_another_dataset_or_seed_saved_is_refused():
+    old = ScatteredOrder(0, 2, 7)
+    saved = old.state_of(0, 0, old.of_epoch(0, 10), 10)
     with pytest.raises(OptionError, match="10 examples, this one has 11"):
-        ScatteredOrder(0, 2, 7).resume(landmark, 11)
+        ScatteredOrder(0, 2, 7).resume(saved, 11)
     with pytest.raises(OptionError, match="taken with seed=7"):
-        ScatteredOrder(0, 2, 8).resume(landmark, 10)
+        ScatteredOrder(0, 2, 8).resume(saved, 10)
     with pytest.raises(OptionError, match="taken with seed=7"):
-        ScatteredOrder(0, 2, 7, shuffle=False).resume(landmark, 10)
+        ScatteredOrder(0, 2, 7, shuffle=False).resume(saved, 10)
 
 
-def test_a_seed_that_nobody_chose_gives_way_to_that_of_the_snapshot():
+def test_a_snapshots_seed_replaces_one_that_was_drawn():
     old, new = ScatteredOrder(0, 2, 7), ScatteredOrder(1, 3, 8, is_seed_drawn=True)
-    new.resume(old.landmark(0, 0, old.of_epoch(0, 10), 10), 10)
+    new.resume(old.state_of(0, 0, old.of_epoch(0, 10), 10), 10)
     assert new.of_epoch(1, 10).tolist() == ScatteredOrder(1, 3, 7).of_epoch(1, 10).tolist()
 
 
-def test_an_order_of_somebody_else_has_no_landmark():
+def test_the_order_of_another_sampler_is_not_saved_as_a_scattered_one():
     sampler = ScatteredOrder(0, 2, SEED)
-    assert sampler.landmark(0, 1, np.arange(5), 10) == NOWHERE
-    assert sampler.landmark(0, 1, np.arange(-6, -1), 10) == NOWHERE
-    assert sampler.landmark(0, 1, np.arange(6), 10) == NOWHERE
-    assert sampler.landmark(0, 1, None, 10) == NOWHERE
+    for order in (np.arange(5), np.arange(-6, -1), np.arange(6), None):
+        assert sampler.state_of(0, 1, order, 10) == UNKNOWN
+
+
+@pytest.mark.parametrize("other", [(0, 2, SEED), (1, 3, SEED), (1, 2, SEED + 1)])
+def test_a_saved_order_is_taken_only_by_the_rank_that_saved_it(other):
+    order = ScatteredOrder(1, 2, SEED).of_epoch(4, 12)
+    ScatteredOrder(1, 2, SEED).check_order(4, order, 12)
+    with pytest.raises(OptionError, match=r"order of epoch 4 is not that of ScatteredOrder\("):
+        ScatteredOrder(*other).check_order(4, order, 12)
+
+
+def test_a_single_rank_takes_any_order_of_the_whole_dataset():
+    ScatteredOrder(0, 1, SEED).check_order(1, np.array([4, 0, 3, 1, 2, 5]), 6)
+    with pytest.raises(OptionError, match="the same rank of the same number of ranks"):
+        ScatteredOrder(0, 1, SEED).check_order(1, np.array([4, 0, 3]), 6)
+
+
+# --- asked without the epoch, as by Chainer's own iterators -----------------------------------
 
 
 @given(
-    n=st.integers(2, 60),
-    old_size=n_ranks,
-    rank=st.integers(0, 8),
-    new_size=n_ranks,
-    share=st.floats(0, 0.99),
+    n=st.integers(40, 60), size=st.integers(1, 4), remainder=remainders, epoch=st.integers(0, 1200)
 )
-def test_without_a_landmark_the_order_itself_says_whose_it_is(n, old_size, rank, new_size, share):
-    old = ScatteredOrder(rank % old_size, old_size, SEED)
-    order = old.of_epoch(4, n)
-    position = int(share * len(order))
-    expected = Landmark(SEED, n, len(order), 4, position, position * old_size)
-    for sampler in samplers(new_size):
-        if len(order) == 1 and old.rank >= new_size:
-            continue  # one example does not tell
-        found = sampler.adopt(4, position, order, n)
-        resumed = sampler.resume(expected, n)
-        assert found[0] == resumed[0]
-        assert found[1].tolist() == resumed[1].tolist()
+def test_each_order_is_followed_by_that_of_the_next_epoch(n, size, remainder, epoch):
+    sampler = ScatteredOrder(size - 1, size, SEED, remainder=remainder)
+    first = sampler(np.arange(n), 0)
+    assert first.tolist() == sampler.of_epoch(0, n).tolist()
+    sampler._epoch = epoch  # as if it had been asked as often
+    for asked in (epoch, epoch, epoch + 1):  # again, when what was read ahead was dropped
+        following = sampler(sampler.of_epoch(asked, n), 1)
+        assert following.tolist() == sampler.of_epoch(asked + 1, n).tolist()
+    assert sampler(np.arange(n), 0).tolist() == first.tolist()
 
 
-def test_an_order_that_does_not_follow_from_the_seed_is_refused_but_by_a_single_rank():
-    order = np.array([4, 0, 3, 1, 2, 5])
-    with pytest.raises(OptionError, match=r"epoch 1 does not follow from ScatteredOrder\(1, 2, 5"):
-        ScatteredOrder(1, 2, SEED).adopt(1, 2, order, 12)
-    position, kept = ScatteredOrder(0, 1, SEED).adopt(1, 2, order, 6)
-    assert (position, kept.tolist()) == (2, order.tolist())
+def test_an_ascending_order_is_followed_by_the_same_one():
+    sampler = ScatteredOrder(1, 2, SEED, shuffle=False)
+    order = sampler(np.arange(10), 0)
+    assert order.tolist() == sampler(order, 4).tolist() == [1, 3, 5, 7, 9]
+
+
+def test_the_order_of_no_epoch_is_refused():
+    sampler = ScatteredOrder(0, 2, SEED)
+    sampler(np.arange(26), 0)
+    for other in (ScatteredOrder(1, 2, SEED), ScatteredOrder(0, 2, 1)):
+        with pytest.raises(OptionError, match=r"use overlapiter\.OverlapIterator"):
+            sampler(other.of_epoch(0, 26), 12)
 
 
 # --- the arguments ---------------------------------------------------------------------------
