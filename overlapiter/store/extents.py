@@ -1,0 +1,222 @@
+"""Extents: where the bytes of a staged file lie, and the checksum by which they are recognised.
+
+A reader is told the extent alone. It takes no lock: bytes that were evicted, overwritten or damaged
+meanwhile do not have the checksum, which is seeded with the file's key, size and mtime, so that a
+damaged row of the index is noticed, too.
+"""
+
+from __future__ import annotations
+
+import collections
+import os
+import struct
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import xxhash
+
+from .generation import segment_path, segments_folder
+
+#: Files up to this size share segments; a larger one has a segment of its own.
+SMALL_BYTES = 1 << 20
+#: The ``start`` of a file that has a segment of its own.
+WHOLE = -1
+
+_PACKED = struct.Struct("<7q")
+_MOST_OPEN = 128
+_CHUNK_BYTES = 4 << 20
+
+
+class Extent(NamedTuple):
+    """The place of a staged file.
+
+    Attributes:
+        key: Number of the file, see :func:`key_of`.
+        tier: The tier of the staging directory; 0 is the fastest one.
+        segment: Number of the segment.
+        start: Where the bytes begin in it; WHOLE if the segment is this file alone.
+        size: Bytes.
+        mtime: Modification time of the source when it was copied, in nanoseconds, or a number that
+            stands for its version.
+        checksum: Of the bytes, see :func:`checksum_of`.
+    """
+
+    key: int
+    tier: int
+    segment: int
+    start: int
+    size: int
+    mtime: int
+    checksum: int
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the file has a segment of its own."""
+        return self.start == WHOLE
+
+
+class DamagedError(Exception):
+    """The bytes of an extent are not those that were copied, or are gone."""
+
+
+def packed(extents: Iterable[Extent]) -> bytes:
+    """Return extents as messages have them, 56 bytes each."""
+    return b"".join([_PACKED.pack(*extent) for extent in extents])
+
+
+def unpacked(data: bytes) -> dict[int, Extent]:
+    """Return the extents of a message by the keys of their files."""
+    return {values[0]: Extent(*values) for values in _PACKED.iter_unpack(data)}
+
+
+def source_seed(source: str, place: str = "") -> int:
+    """Return the number that stands for a source root in the keys of its files.
+
+    Args:
+        source: The root: an absolute path, or a URL.
+        place: What tells roots of one name apart, such as two servers.
+    """
+    return xxhash.xxh3_64_intdigest(os.fsencode(f"{source}\0{place}"))
+
+
+def key_of(path: str, seed: int) -> int:
+    """Return the number of a file: a signed integer of 64 bits.
+
+    Args:
+        path: Its absolute path.
+        seed: Of its source root, see :func:`source_seed`.
+    """
+    digest = xxhash.xxh3_64_intdigest(path.encode("utf-8", "surrogateescape"), seed)
+    return digest - (1 << 63)
+
+
+def _seed(key: int, size: int, mtime: int) -> int:
+    return (key ^ size * 0x9E3779B97F4A7C15 ^ mtime * 0xC2B2AE3D27D4EB4F) & 0xFFFF_FFFF_FFFF_FFFF
+
+
+def checksum_of(data: bytes, key: int, mtime: int) -> int:
+    """Return the checksum of the bytes of a file: a signed integer of 64 bits.
+
+    Source: XXH3, https://xxhash.com; it tells accidents, not forgeries.
+    """
+    return xxhash.xxh3_64_intdigest(data, _seed(key, len(data), mtime)) - (1 << 63)
+
+
+class Checksum:
+    """The checksum of a file whose bytes come in pieces."""
+
+    def __init__(self, key: int, size: int, mtime: int) -> None:
+        self._state = xxhash.xxh3_64(seed=_seed(key, size, mtime))
+        self.update = self._state.update
+
+    def value(self) -> int:
+        """Return what :func:`checksum_of` gives for all the bytes."""
+        return self._state.intdigest() - (1 << 63)
+
+
+class ExtentReader:
+    """Reads extents, and keeps their segments open. For one thread.
+
+    Args:
+        directories: The staging directory of each tier, the fastest first.
+    """
+
+    def __init__(self, directories: Sequence[str]) -> None:
+        self._directories = directories
+        self._folders = [segments_folder(directory) for directory in directories]
+        self._open: collections.OrderedDict[tuple[int, int], tuple[int, int]] = (
+            collections.OrderedDict()
+        )
+        self._verified: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def read(self, extent: Extent) -> bytes:
+        """Return the bytes of a small file.
+
+        Raises:
+            DamagedError: They are gone, damaged or cannot be read.
+        """
+        key, tier, segment, start, size, mtime, checksum = extent
+        try:
+            fd, length = self._open[tier, segment]
+        except KeyError:
+            fd, length = self._opened(tier, segment)
+        if start + size > length:  # else a damaged size might ask for all the memory there is
+            length = os.fstat(fd).st_size
+            self._open[tier, segment] = fd, length
+            if start < 0 or start + size > length:
+                raise DamagedError(f"segment {segment:x} ends before {start + size}")
+        try:
+            data = os.pread(fd, size, start)
+        except OSError as error:
+            raise DamagedError(f"segment {segment:x}: {error}") from error
+        if len(data) != size or checksum_of(data, key, mtime) != checksum:
+            raise DamagedError(f"{size} bytes at {start} of segment {segment:x} are not the copy")
+        return data
+
+    def path_of(self, extent: Extent) -> str:
+        """Return the path of the segment that is a large file; it is read if it is not known.
+
+        Raises:
+            DamagedError: As :meth:`read`.
+        """
+        path = self._path(extent.tier, extent.segment)
+        try:
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                found = os.fstat(fd)
+                stamp = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+                place = extent.tier, extent.segment
+                if self._verified.get(place) != stamp:
+                    if found.st_size != extent.size or not _is_right(fd, extent):
+                        raise DamagedError(f"{path} is not the copy")
+                    self._verified[place] = stamp
+            finally:
+                os.close(fd)
+        except OSError as error:
+            raise DamagedError(f"{path}: {error}") from error
+        return path
+
+    def is_right(self, extent: Extent) -> bool:
+        """Return whether the bytes of a file are those that were copied; reads all of them."""
+        try:
+            if not extent.is_whole:
+                self.read(extent)
+            else:
+                self._verified.pop((extent.tier, extent.segment), None)
+                self.path_of(extent)
+        except DamagedError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Close the segments; whatever is read later opens them anew."""
+        while self._open:
+            os.close(self._open.popitem()[1][0])
+        self._verified.clear()
+
+    def _opened(self, tier: int, segment: int) -> tuple[int, int]:
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            fd = os.open(self._path(tier, segment), flags)
+        except OSError as error:
+            raise DamagedError(f"segment {segment:x}: {error}") from error
+        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        if len(self._open) >= _MOST_OPEN:
+            os.close(self._open.popitem(last=False)[1][0])
+        self._open[tier, segment] = fd, os.fstat(fd).st_size
+        return self._open[tier, segment]
+
+    def _path(self, tier: int, segment: int) -> str:
+        path = segment_path(self._folders[tier], segment)
+        if not os.path.lexists(path):  # it is in another generation, if anywhere
+            self._folders[tier] = segments_folder(self._directories[tier])
+            path = segment_path(self._folders[tier], segment)
+        return path
+
+
+def _is_right(fd: int, extent: Extent) -> bool:
+    """Return whether an open file has the checksum of a large file."""
+    checksum = Checksum(extent.key, extent.size, extent.mtime)
+    while piece := os.read(fd, _CHUNK_BYTES):
+        checksum.update(piece)
+    return checksum.value() == extent.checksum

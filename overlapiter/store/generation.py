@@ -1,0 +1,157 @@
+"""Where a store lies below its staging directory, and which part of that is in use.
+
+::
+
+    /nvme/me/                    the user's staging directory
+        overlapiter/             mode 0700
+            g0007/               a generation: thrown away whole, by renaming it, if its index is bad
+                index.sqlite     see :mod:`.index`
+                segments/        see :mod:`.segments`
+
+Nothing here opens an index, so the trainer and file readers may use it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import shutil
+import stat
+import tempfile
+
+from overlapiter.errors import StagingError
+
+from .punching import punch_hole
+
+_ROOT = "overlapiter"
+_INDEX = "index.sqlite"
+_SEGMENTS = "segments"
+_GENERATION = re.compile(r"g([0-9]{4,})")
+_FIRST = "g0001"
+#: What the store before this one left: a tree of files for each source root.
+_OLD_NAMES = ("overlapiter.usage", "overlapiter.users", "overlapiter.runs.jsonl")
+_OLD_FOLDER = re.compile(r".*-[0-9a-f]{12}")
+_BLOCK_BYTES = 4096
+
+
+def root_of(directory: str) -> str:
+    """Return the directory below a staging directory that holds all that overlapiter makes."""
+    return os.path.join(directory, _ROOT)
+
+
+def generation_of(directory: str) -> str:
+    """Return the generation in use, or the one to make if there is none."""
+    names: list[str] = []
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        names = [name for name in os.listdir(root_of(directory)) if _GENERATION.fullmatch(name)]
+    return os.path.join(root_of(directory), max(names, key=_number, default=_FIRST))
+
+
+def index_path(generation: str) -> str:
+    """Return the path of the index of a generation."""
+    return os.path.join(generation, _INDEX)
+
+
+def segments_folder(directory: str) -> str:
+    """Return the folder of the segments in use below a staging directory."""
+    return os.path.join(generation_of(directory), _SEGMENTS)
+
+
+def segment_path(folder: str, segment: int) -> str:
+    """Return the path of a segment in its folder."""
+    return f"{folder}/{segment:016x}"
+
+
+def make_generation(directory: str) -> str:
+    """Return the generation in use, made if there is none. Raises OSError if it cannot be."""
+    generation = generation_of(directory)
+    for path in (directory, root_of(directory), generation, os.path.join(generation, _SEGMENTS)):
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
+        if path != directory:  # which may be a link, and another's
+            _check_own(path)
+    return generation
+
+
+def discard(generation: str) -> None:
+    """Throw a generation away. Processes that use it meanwhile notice, and take the next one."""
+    root, name = os.path.split(generation)
+    with contextlib.suppress(FileExistsError):  # first, so that its number is not given again
+        os.mkdir(os.path.join(root, f"g{_number(name) + 1:04}"), 0o700)
+    aside = tempfile.mkdtemp(prefix="damaged-", dir=root)
+    with contextlib.suppress(FileNotFoundError):  # another process has renamed it
+        os.rename(generation, os.path.join(aside, name))
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def prepare(directory: str) -> None:
+    """Make the directories of a store, and try whether their disk can do what it takes.
+
+    Raises:
+        StagingError: They cannot be made, belong to another user, or the disk has no locks.
+    """
+    try:
+        generation = make_generation(directory)
+        with tempfile.TemporaryFile(dir=generation) as file:
+            _try_locks(directory, file.fileno())
+    except OSError as error:
+        raise StagingError(
+            directory, f"cannot make it ({error.strerror or error}); choose another directory"
+        ) from error
+
+
+def can_punch(generation: str) -> bool:
+    """Return whether the disk gives back the space of a hole; costs a file without a name."""
+    with tempfile.TemporaryFile(dir=generation) as file:
+        try:
+            os.pwrite(file.fileno(), bytes(2 * _BLOCK_BYTES), 0)
+            punch_hole(file.fileno(), 0, _BLOCK_BYTES)
+        except OSError as error:
+            if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):
+                return False
+            raise
+    return True
+
+
+def old_store(directory: str) -> list[str]:
+    """Return the paths that a version before this store has left in a staging directory."""
+    found = []
+    with contextlib.suppress(FileNotFoundError):
+        for entry in os.scandir(directory):
+            is_tree = _OLD_FOLDER.fullmatch(entry.name) and os.path.isfile(
+                os.path.join(entry.path, "source.json")
+            )
+            if entry.name in _OLD_NAMES or is_tree:
+                found.append(entry.path)
+    return sorted(found)
+
+
+def _number(name: str) -> int:
+    match = _GENERATION.fullmatch(name)
+    return int(match[1]) if match else 0
+
+
+def _check_own(path: str) -> None:
+    """Refuse a directory that is a link or another user's; close one that others can enter."""
+    found = os.lstat(path)
+    if not stat.S_ISDIR(found.st_mode):
+        raise NotADirectoryError(errno.ENOTDIR, f"{path} is no directory", path)
+    if found.st_uid != os.geteuid():
+        raise PermissionError(errno.EPERM, f"{path} belongs to another user", path)
+    if stat.S_IMODE(found.st_mode) & 0o077:
+        os.chmod(path, 0o700)
+
+
+def _try_locks(directory: str, fd: int) -> None:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1)
+    except OSError as error:
+        raise StagingError(
+            directory,
+            f"its file system has no locks ({error.strerror}); choose a directory on the node's "
+            f"own disk, such as ext4, XFS or tmpfs (/tmp, /dev/shm)",
+        ) from error
