@@ -1,4 +1,4 @@
-"""What goes wrong with examples, put so that the user knows what to do."""
+"""Errors and warnings about examples: which files they concern, and what the user can do."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ from overlapiter.sources import declared_paths
 
 
 def likely_paths(dataset: Any, index: int) -> tuple[str, ...]:
-    """Return the files that an example is known to read; none where that is not known."""
+    """Return the files that the dataset declares for an example; none if it declares none."""
     try:
         return tuple(declared_paths(dataset, index) or ())
-    except Exception:  # the user's source_paths: the index must do
+    except Exception:  # the user's source_paths failed; the index says enough
         return ()
 
 
 def explain_stall(stall: WaitTimeoutError, dataset: Any, timeout_seconds: float | None) -> str:
-    """Return the text of the warning about a mini-batch that does not come."""
+    """Return the text of the warning that no mini-batch has come in time."""
     text = f"Stalled dataset is detected: no mini-batch for {timeout_seconds} seconds."
     if stall.index >= 0:
         example = example_words(stall.index, likely_paths(dataset, stall.index))
@@ -40,12 +40,12 @@ def explain_stall(stall: WaitTimeoutError, dataset: Any, timeout_seconds: float 
 
 
 def warn_if_failure_hangs() -> None:
-    """Warn, on rank 0 of several, if nobody ends the job when a rank fails."""
+    """Warn, on rank 0 of several, if no hook ends the job when a rank fails."""
     mpi = sys.modules.get("mpi4py.MPI")  # importing it would start MPI
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return
-    is_seen_to = sys.excepthook is not sys.__excepthook__ or "mpi4py.run" in sys.modules
-    if mpi.COMM_WORLD.size > 1 and mpi.COMM_WORLD.rank == 0 and not is_seen_to:
+    has_hook = sys.excepthook is not sys.__excepthook__ or "mpi4py.run" in sys.modules
+    if mpi.COMM_WORLD.size > 1 and mpi.COMM_WORLD.rank == 0 and not has_hook:
         warnings.warn(
             "if a rank fails, by an example that cannot be read for instance, the other ranks wait "
             "for it for ever. Use overlapiter.mpi.create_communicator in the place of ChainerMN's, "
@@ -56,7 +56,7 @@ def warn_if_failure_hangs() -> None:
 
 
 def with_paths(error: BaseException, dataset: Any) -> BaseException:
-    """Return an error with the files of its example, if it lacks them."""
+    """Return an error that names the files of its example."""
     if not isinstance(error, WorkerDiedError) or error.paths:
         return error
     paths = likely_paths(dataset, error.index)
@@ -70,11 +70,12 @@ class SkippedExamples:
 
     Args:
         limit: How many there may be; None if none is ever left out.
-        dataset: The dataset, for the files of its examples.
-        keeps_step: Whether other ranks count on each mini-batch, so that none can be passed over.
+        dataset: The dataset, which may declare the files of its examples.
+        keeps_step: Whether other ranks take a mini-batch for each of this rank's, so that this one
+            cannot pass over one of which nothing is left.
 
     Attributes:
-        errors: What explains each of them, by index, in the order in which they were met.
+        errors: The error of each of them, by index, in the order in which they were met.
     """
 
     def __init__(self, limit: int | None, dataset: Any, *, keeps_step: bool = False) -> None:
@@ -85,7 +86,7 @@ class SkippedExamples:
         self.errors: dict[int, ExampleError] = {}
 
     def begin(self) -> None:
-        """Note that other mini-batches follow than were to be expected."""
+        """Count anew how many in a row are left out: the iterator starts over."""
         self._n_in_a_row = 0
 
     def judge(self, batch: MiniBatch | FailedBatch) -> tuple[BaseException | None, bool]:
@@ -106,10 +107,10 @@ class SkippedExamples:
     def note(self, batch: MiniBatch) -> TooManyBadExamplesError | None:
         """Count what was left out of a mini-batch, and warn of the very first.
 
-        A mini-batch may be noted again, if what follows was interrupted.
+        After an interruption a mini-batch may be noted again.
 
         Returns:
-            What to raise if there are more than may be, or nothing else.
+            The error to raise if more are left out than may be, or if no others are left.
         """
         if not batch.skipped:
             self._n_in_a_row = 0
@@ -119,7 +120,7 @@ class SkippedExamples:
             self.errors.setdefault(error.index, self._with_paths(error))
         self._n_in_a_row = 0 if batch else self._n_in_a_row + len(batch.skipped)
         is_beyond = len(self.errors) > max(self._limit, n_before)
-        # A whole epoch of them may be the end of one that is shuffled and the start of the next.
+        # One epoch of them in a row may be the end of an epoch and the start of the next.
         if is_beyond or self._n_in_a_row >= 2 * len(self._dataset):
             too_many = TooManyBadExamplesError(self._limit, [*self.errors.values()])
             too_many.__cause__ = batch.skipped[-1]

@@ -1,7 +1,7 @@
 """When each example is read next, as far as the orders of the coming epochs are known. Pure.
 
-The other ranks of a node, which share its staging directory, read as well, at the same pace: what
-they read is known from their orders, and counts as read once this process is past that position.
+The other ranks of a node share its staging directory and read at the same pace. What they read
+follows from their orders; it counts as read once this process has passed that position.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ class _Epoch(NamedTuple):
 
     Attributes:
         first: For each example the position of its first use, or FAR.
-        again: For each place in the order the position at which the same example comes again, or
-            FAR; None if none comes twice.
-        others: What others read meanwhile: a row of examples for each place; None for nothing.
+        again: For each entry of the order the position of the next use of the same example in this
+            epoch, or FAR; None if no example comes twice.
+        others: For each entry of the order a row of the examples that other ranks read at the same
+            time; None if they read none.
     """
 
     first: NDArray[np.int64]
@@ -33,9 +34,9 @@ class _Epoch(NamedTuple):
 
 
 class NextUse:
-    """The next use of every example, by this process or others, that is not under way yet.
+    """The next use of every example, by this rank or others, that was not handed out yet.
 
-    A *position* counts examples over all epochs: ``epoch * epoch_size + place in its order``.
+    A *position* counts examples over all epochs: ``epoch * epoch_size + offset in its order``.
 
     Args:
         n_examples: Examples in the dataset.
@@ -52,16 +53,16 @@ class NextUse:
         self._reached = self._passed = 0
 
     def learn(self, epoch: int, order: Indices | None, others: Indices | None = None) -> bool:
-        """Take note of the order of an epoch; epochs come in ascending order.
+        """Note the order of an epoch; epochs come in ascending order.
 
         Args:
             epoch: The epoch.
             order: Its order; None for ascending.
-            others: What other processes read at the same time: an example in each column of a row
-                for each place in the order. None for nothing.
+            others: For each entry of the order a row of the examples that other ranks read at the
+                same time; None if they read none.
 
         Returns:
-            Whether it is news; one that is known already is left.
+            Whether it was unknown; a known epoch keeps its order.
         """
         if epoch in self._epochs:
             return False
@@ -78,8 +79,8 @@ class NextUse:
             np.minimum(first, soonest, out=first)
         self._epochs[epoch] = _Epoch(first, _uses_again(order, positions), others)
         self._forget_past()
-        is_news = (self.position == FAR) & (first >= self._reached)
-        self.position[is_news] = first[is_news]
+        is_new = (self.position == FAR) & (first >= self._reached)
+        self.position[is_new] = first[is_new]
         return True
 
     def _forget_past(self) -> None:
@@ -89,23 +90,23 @@ class NextUse:
                 del self._epochs[epoch]
 
     def hand_out(self, position: int, indices: list[int]) -> bool:
-        """Take note that the examples from ``position`` on are being staged or read.
+        """Note that the examples from ``position`` on are being staged or read.
 
         Returns:
-            Whether others were passed over, so that the next uses of many have changed.
+            Whether it skipped positions, which changes the next uses of many examples.
         """
-        has_jumped = position > self._reached
-        if has_jumped:
-            self._pass_over(position)
+        has_skipped = position > self._reached
+        if has_skipped:
+            self._skip_to(position)
         self._reached = max(self._reached, position + len(indices))
         self._take(position, indices)
-        return has_jumped
+        return has_skipped
 
     def pass_by(self, position: int) -> Indices:
-        """Take note that others have read, too, what they read before ``position``.
+        """Note that the other ranks have read what they read before ``position``.
 
         Returns:
-            The examples whose next use has changed by that.
+            The examples whose next use has changed.
         """
         changed = [np.empty(0, np.intp)]
         for epoch, uses in self._epochs.items() if position > self._passed else ():
@@ -126,8 +127,8 @@ class NextUse:
             np.copyto(found, first, where=found == FAR)
         return found
 
-    def _pass_over(self, position: int) -> None:
-        """Take note that what comes before ``position`` is not handed out, but has been before."""
+    def _skip_to(self, position: int) -> None:
+        """Note that what precedes ``position`` was read earlier: a run resumes amid an epoch."""
         is_over = self.position < position
         self.position[is_over] = FAR
         for epoch in sorted(self._epochs):
@@ -143,11 +144,11 @@ class NextUse:
             after = self._epochs.get(position // self._epoch_size + 1)
             self.position[indices] = FAR if after is None else after.first[indices]
             return
-        for place, index in enumerate(indices, position):
-            self.position[index] = self._after(index, place)
+        for used, index in enumerate(indices, position):
+            self.position[index] = self._after(index, used)
 
     def _is_plain(self, start: int, stop: int) -> bool:
-        """Return whether the next uses of these positions are those of the next epoch."""
+        """Return whether the next uses after these positions are all in the next epoch."""
         if not self._epoch_size:
             return False
         epoch = start // self._epoch_size
@@ -158,17 +159,17 @@ class NextUse:
     def _after(self, index: int, position: int) -> int:
         if not self._epoch_size:
             return FAR
-        epoch, place = divmod(position, self._epoch_size)
+        epoch, offset = divmod(position, self._epoch_size)
         uses = self._epochs.get(epoch)
-        if uses is not None and uses.again is not None and uses.again[place] < FAR:
-            return int(uses.again[place])
+        if uses is not None and uses.again is not None and uses.again[offset] < FAR:
+            return int(uses.again[offset])
         while (uses := self._epochs.get(epoch := epoch + 1)) is not None:
             if uses.first[index] < FAR:
                 return int(uses.first[index])
         return FAR
 
     def restart(self) -> None:
-        """Forget all orders: the next ones may be of any epoch."""
+        """Forget all orders; the next ones may be of any epoch."""
         self.position.fill(FAR)
         self._epochs.clear()
         self._epoch_size = self._reached = self._passed = 0

@@ -1,7 +1,7 @@
 """Access order: which example comes when. Pure: no clock, thread, process or file.
 
-The iteration state machine gives, mini-batch by mini-batch, the indices that Chainer's serial
-iterator would give, so it can run ahead of the trainer: the state travels with the mini-batch.
+The state machine gives, mini-batch by mini-batch, the indices of Chainer's SerialIterator. It runs
+ahead of the trainer, so each index list comes with the state that the trainer has after it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ Indices = NDArray[np.intp]
 
 
 class NextOrder(Protocol):
-    """Gives the order of an epoch; an order sampler is wrapped into one."""
+    """Returns the order of an epoch; wraps an order sampler."""
 
     def __call__(self, order: Indices, position: int, epoch: int) -> Indices:
         """Return the order of ``epoch``, given the previous order and the position in it."""
 
 
 @runtime_checkable
-class ForeseeableSampler(Protocol):
-    """An order sampler that knows the order of any epoch, before those that come before it."""
+class EpochSampler(Protocol):
+    """An order sampler that knows the order of any epoch, and need not be asked in turn."""
 
     def of_epoch(self, epoch: int, dataset_size: int) -> Indices:
-        """Return the order of ``epoch``; the same array elements whenever it is asked."""
+        """Return the order of ``epoch``, the same one at each call."""
 
 
 class IterationState(NamedTuple):
@@ -46,9 +46,9 @@ class IterationState(NamedTuple):
 
 
 class IndexList(NamedTuple):
-    """The indices of one mini-batch, and the epoch that each of them belongs to.
+    """The indices of one mini-batch, and the epoch of each of them.
 
-    ``position`` is that of the first one, counted in examples over all epochs.
+    ``position`` counts the examples before the first one, over all epochs.
     """
 
     indices: Indices
@@ -78,8 +78,8 @@ def advance(
     Args:
         state: The state after the previous mini-batch.
         batch_size: Examples in a full mini-batch.
-        repeat: Whether mini-batches run on into the next epoch.
-        next_order: Called once for each epoch end that is reached; unused without an order.
+        repeat: Whether a mini-batch goes on with the next epoch at the end of one.
+        next_order: Called once for each end of an epoch; unused without an order.
         dataset_size: Examples in the dataset, the size of an epoch without an order.
 
     Returns:
@@ -146,19 +146,19 @@ def checked_order(order: Indices, dataset_size: int) -> Indices:
         )
     low, high = int(order.min()), int(order.max())
     if low < -dataset_size or high >= dataset_size:
-        culprit = high if high >= dataset_size else low
+        bad = high if high >= dataset_size else low
         raise OptionError(
             "order_sampler",
-            f"returned index {culprit}, but the dataset has {dataset_size} examples; "
+            f"returned index {bad}, but the dataset has {dataset_size} examples; "
             f"return indices from 0 to {dataset_size - 1}",
         )
     return order
 
 
 class Step(NamedTuple):
-    """What an iterator does next: it comes to ``state`` with ``index_list``.
+    """A step of an iterator: the mini-batch ``index_list`` leads to ``state``.
 
-    ``index_list`` is None at the end; ``error`` is what the order sampler raised instead.
+    ``index_list`` is None at the end, or where the order sampler raised ``error``.
     """
 
     state: IterationState
@@ -172,10 +172,10 @@ class RunAhead:
     Args:
         state: Where the trainer stands.
         batch_size: Examples in a full mini-batch.
-        repeat: Whether mini-batches run on into the next epoch.
-        next_order: Gives the order of an epoch; called when a step into it is generated.
+        repeat: Whether a mini-batch goes on with the next epoch at the end of one.
+        next_order: Returns the order of an epoch; called when a step into it is generated.
         dataset_size: Examples in the dataset.
-        is_foreseeable: Whether ``next_order`` may be asked for an epoch earlier, and again.
+        knows_any_epoch: Whether ``next_order`` may be called for an epoch earlier, and twice.
     """
 
     def __init__(
@@ -186,14 +186,14 @@ class RunAhead:
         next_order: NextOrder | None,
         dataset_size: int,
         *,
-        is_foreseeable: bool = False,
+        knows_any_epoch: bool = False,
     ) -> None:
         self._taken = state
         self._batch_size = batch_size
         self._repeat = repeat
         self._next_order = next_order
         self._dataset_size = dataset_size
-        self._is_foreseeable = is_foreseeable
+        self._knows_any_epoch = knows_any_epoch
         self.steps: collections.deque[Step] = collections.deque()
         self._orders: dict[int, Indices | None] = {}
         self._enter(state)
@@ -202,7 +202,7 @@ class RunAhead:
         self._entered = state
         self._orders = {e: order for e, order in self._orders.items() if e >= self._taken.epoch}
         self._orders[state.epoch] = state.order
-        self._has_news = True
+        self._has_new_orders = True
 
     def take(self) -> Step:
         """Remove and return the next step."""
@@ -212,13 +212,13 @@ class RunAhead:
     def extend(self, n_needed: int, n_wanted: int, *, may_cross_epoch: bool) -> list[Step]:
         """Generate steps until ``n_wanted`` are ahead, and return the new ones.
 
-        Beyond ``n_needed`` steps no epoch is entered but the one after the trainer's, so that an
-        order sampler is not asked earlier than it is good for.
+        Beyond ``n_needed`` steps it goes no further than the epoch after the trainer's, so that an
+        order sampler is not called long before its epoch.
 
         Args:
             n_needed: Steps that are needed now.
-            n_wanted: Steps that are good to have, at least ``n_needed``.
-            may_cross_epoch: Whether an order sampler may be asked at all.
+            n_wanted: Steps that staging can use, at least ``n_needed``.
+            may_cross_epoch: Whether an order sampler may be called at all.
         """
         new = []
         while len(self.steps) < n_wanted and not self._is_at_end():
@@ -239,20 +239,20 @@ class RunAhead:
                 self._enter(step.state)
         return new
 
-    def take_news(self, *, is_all_news: bool = False) -> dict[int, Indices | None]:
-        """Return the known orders, by epoch, if one has become known since the last call.
-
-        They are those of the trainer's epoch and of all after it that are known; None stands for
-        ascending order.
+    def take_orders(self, *, includes_known: bool = False) -> dict[int, Indices | None]:
+        """Return the known orders, if one has become known since the last call; else none.
 
         Args:
-            is_all_news: Whether to return them anyway.
+            includes_known: Whether to return them in any case.
+
+        Returns:
+            By epoch, from the trainer's on; None for ascending order.
         """
-        if not self._has_news and not is_all_news:
+        if not self._has_new_orders and not includes_known:
             return {}
-        self._has_news = False
+        self._has_new_orders = False
         epoch = self._entered.epoch + 1
-        if self._is_foreseeable and self._repeat and epoch not in self._orders:
+        if self._knows_any_epoch and self._repeat and epoch not in self._orders:
             order = self._entered.order
             if order is not None and self._next_order is not None:
                 order = self._next_order(order, len(order), epoch)
@@ -266,7 +266,7 @@ class RunAhead:
 def seeded_order(seed: int, epoch: int, size: int) -> Indices:
     """Return the shuffled order of one epoch, a function of ``(seed, epoch, size)`` alone.
 
-    Any epoch is computed directly, without those before it.
+    Any epoch is computed without those before it.
     """
     generator = np.random.Generator(np.random.PCG64(np.random.SeedSequence([seed, epoch])))
     return generator.permutation(size)

@@ -179,6 +179,6 @@ def test_orders_of_epochs_that_are_over_are_forgotten() -> None:
     for _ in range(50):
         ahead.extend(3, 3, may_cross_epoch=True)
         ahead.take()
-    assert len(ahead.take_news()) <= 3
-    assert ahead.take_news() == {}
+    assert len(ahead.take_orders()) <= 3
+    assert ahead.take_orders() == {}
     assert len(ahead._orders) <= 3

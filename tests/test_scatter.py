@@ -12,7 +12,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from overlapiter.errors import OptionError
-from overlapiter.order import ForeseeableSampler, IterationState, advance, seeded_order
+from overlapiter.order import EpochSampler, IterationState, advance, seeded_order
 from overlapiter.scatter import UNKNOWN, ScatteredOrder, ScatterState
 
 SEED = 5
@@ -320,4 +320,4 @@ def test_a_pickle_is_small_and_the_same_sampler():
 
 
 def test_it_is_a_sampler_that_knows_any_epoch():
-    assert isinstance(ScatteredOrder(0, 1, 0), ForeseeableSampler)
+    assert isinstance(ScatteredOrder(0, 1, 0), EpochSampler)

@@ -1,4 +1,4 @@
-"""What the iterator's arguments come down to: a number of readers, an order sampler."""
+"""The iterator's arguments: checks, defaults, and the order sampler that they ask for."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from overlapiter.errors import OptionError
 from overlapiter.node import this_node
 from overlapiter.options import Skip, Staging, check_count
 from overlapiter.order import (
-    ForeseeableSampler,
+    EpochSampler,
     Indices,
     IterationState,
     NextOrder,
@@ -31,7 +31,7 @@ class DefaultSampler(chainer.iterators.ShuffleOrderSampler):
 
 
 class SeededShuffle:
-    """Stands for the order that follows from the iterator's ``seed``."""
+    """The order that follows from the iterator's ``seed``."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -41,7 +41,7 @@ class SeededShuffle:
         return seeded_order(self._seed, epoch, dataset_size)
 
     def __call__(self, current_order: Any, current_position: int) -> Any:
-        """Refuse: from what Chainer's own iterators tell a sampler the epoch is not known."""
+        """Refuse: this is Chainer's way to ask, without the epoch."""
         raise NotImplementedError("the order follows from the iterator's seed")
 
 
@@ -54,7 +54,7 @@ def order_source(sampler: OrderSampler | None, size: int) -> NextOrder | None:
     """
     if sampler is None:
         return None
-    if isinstance(sampler, ForeseeableSampler):
+    if isinstance(sampler, EpochSampler):
         of_epoch = sampler.of_epoch
         return lambda _order, _position, epoch: of_epoch(epoch, size)
     return lambda order, position, _epoch: sampler(order, position)
@@ -65,8 +65,8 @@ def first_state(sampler: OrderSampler | None, size: int, dataset_size: int) -> I
 
     Args:
         sampler: The order sampler; None for ascending order.
-        size: Examples in the dataset that the sampler knows.
-        dataset_size: Examples in the dataset that the workers know.
+        size: Examples in the dataset now.
+        dataset_size: Examples in the dataset when the workers got it.
     """
     order = None
     next_order = order_source(sampler, size)
@@ -83,26 +83,26 @@ def run_ahead_from(
     batch_size: int,
     dataset_size: int,
 ) -> RunAhead:
-    """Return what generates the steps after ``state``, without a reference to the iterator."""
+    """Return the generator of the steps after ``state``; it holds no reference to the iterator."""
     return RunAhead(
         state,
         batch_size,
         repeat,
         order_source(sampler, size),
         dataset_size,
-        is_foreseeable=sampler is None or isinstance(sampler, ForeseeableSampler),
+        knows_any_epoch=sampler is None or isinstance(sampler, EpochSampler),
     )
 
 
 def is_shared(sampler: OrderSampler | None) -> bool:
-    """Return whether other ranks read other parts of the order, and so keep in step."""
+    """Return whether other ranks read other parts of the order, mini-batch by mini-batch."""
     return isinstance(sampler, ScatteredOrder) and sampler.size > 1
 
 
-def others_of(
+def neighbour_orders(
     sampler: OrderSampler | None, epochs: Iterable[int], dataset_size: int
 ) -> dict[int, Indices]:
-    """Return by epoch what the other ranks of this node read, as far as the sampler knows."""
+    """Return by epoch what the other ranks of this node read, where the sampler knows it."""
     if not isinstance(sampler, ScatteredOrder):
         return {}
     found = {epoch: sampler.of_neighbours(epoch, dataset_size) for epoch in epochs}
@@ -110,26 +110,26 @@ def others_of(
 
 
 def count_readers(n_processes: int | None) -> int:
-    """Return the number of file readers; None and 0 stand for this rank's part of the cores."""
+    """Return the number of file readers; None and 0 stand for one for each core of this rank."""
     if not n_processes:
         return this_node().cores
     return check_count("n_processes", n_processes)
 
 
 def count_or_none(name: str, value: int | None, minimum: int = 1) -> int | None:
-    """Return an argument that may be left out; OptionError if it is no such count."""
+    """Return an optional count; OptionError if it is less than ``minimum`` or no integer."""
     return None if value is None else check_count(name, value, minimum=minimum)
 
 
 def check_timeout(dataset_timeout: float | None) -> float | None:
-    """Return the argument; OptionError if it is no time in seconds."""
+    """Return the argument; OptionError if it is neither None nor above 0."""
     if dataset_timeout is not None and not dataset_timeout > 0:
         raise OptionError("dataset_timeout", f"{dataset_timeout!r} s is no time; use None")
     return dataset_timeout
 
 
 def check_staging(staging: Staging | None) -> Staging | None:
-    """Return the argument; OptionError if it is something else."""
+    """Return the argument; OptionError if it is neither None nor a Staging."""
     if staging is not None and not isinstance(staging, Staging):
         raise OptionError("staging", f"{staging!r} is no overlapiter.Staging")
     return staging
@@ -139,7 +139,7 @@ def skip_limit(bad_examples: BadExamples, dataset_size: int) -> int | None:
     """Return how many examples may be left out; None if none is ever left out.
 
     Raises:
-        OptionError: It is none of the known values.
+        OptionError: The value is unknown.
     """
     if bad_examples == "raise":
         return None

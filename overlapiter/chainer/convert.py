@@ -16,7 +16,7 @@ def concat_examples(batch: Any, device: Any = None, padding: Any = None) -> Any:
 
     For a mini-batch of an :class:`OverlapIterator` whose arrays lie contiguously in shared memory
     these very arrays are returned, without a copy, or sent to the device in one transfer each.
-    They live as long as somebody looks at them. Anything else is left to Chainer's function:
+    Such an array stays valid as long as it is referenced. Chainer's function does the rest:
     padding of unequal shapes, lists that did not come from the iterator, mini-batches whose
     examples were replaced.
 
@@ -40,7 +40,7 @@ def concat_examples(batch: Any, device: Any = None, padding: Any = None) -> Any:
 
 
 def _columns(batch: MiniBatch) -> Any:
-    """Return the arrays in the form of an example, or None if Chainer has to concatenate."""
+    """Return the arrays structured as an example is, or None if Chainer has to concatenate."""
     structure = batch.structure
     if any(column is not None and not column.dtype.isnative for column in batch.columns):
         return None  # Chainer gives the byte order of the machine
@@ -66,7 +66,7 @@ def _columns(batch: MiniBatch) -> Any:
 
 
 def _still_views(values: Any, column: Any) -> bool:
-    """Return whether the values of a dict's key still are the rows of the column."""
+    """Return whether the values of a key still are the rows of the column."""
     if values is None:
         return True
     start = column.__array_interface__["data"][0]

@@ -1,4 +1,4 @@
-"""Which files Chainer's datasets read, and how they travel to the workers in little space."""
+"""Which files Chainer's datasets read, and how they are pickled in little space."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _(dataset: Any, index: int) -> list[str] | None:
 
 
 def _joined(parts: collections.abc.Iterable[object], index: int) -> list[str] | None:
-    """Return the files of all parts, or None if those of one must be discovered."""
+    """Return the files of all parts, or None if those of one are not declared."""
     paths: list[str] = []
     for part in parts:
         some = declared_paths(part, index)
@@ -121,14 +121,14 @@ def _(dataset: Any) -> set[str]:
 
 # --- pickling ---------------------------------------------------------------------------------
 
-#: Shorter lists are not worth packing.
+#: Shorter lists are pickled as they are.
 _PACK_FROM = 1000
 
 
 class PackedPaths(collections.abc.Sequence):  # type: ignore[type-arg]  # of str
-    """A list of texts in two arrays, so that forked processes go on sharing its memory.
+    """A list of strings in two arrays, so that forked processes share its memory for good.
 
-    A million Python objects would be copied page by page, as their reference counts change.
+    The pages of a million Python objects would be copied, since their reference counts change.
     """
 
     def __init__(self, paths: Sequence[str]) -> None:
@@ -180,7 +180,7 @@ class PackedPairs(collections.abc.Sequence):  # type: ignore[type-arg]  # of (st
 
 
 class ZippedImages(chainer_datasets.ZippedImageDataset):
-    """Takes any integer for an index; Chainer's own fails on those that order samplers give."""
+    """Accepts NumPy integers as indices, which order samplers give; Chainer's own fails on them."""
 
     def get_example(self, i: Any) -> Any:
         """Return an image; ``i`` may be its name in the archive as well."""
@@ -196,7 +196,7 @@ class DatasetPickler(pickle.Pickler):
 
     Args:
         file: Where to write.
-        buffer_callback: Takes the arrays, which stay out of the pickle.
+        buffer_callback: Called with each array, which stays out of the pickle.
     """
 
     def __init__(
@@ -205,7 +205,7 @@ class DatasetPickler(pickle.Pickler):
         super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=buffer_callback)
 
     def reducer_override(self, thing: Any) -> Any:
-        """Swap the lists of the known datasets for packed ones; leave all else to pickle."""
+        """Replace the lists of Chainer's image datasets by packed ones; pickle the rest as is."""
         if not isinstance(thing, _PACKABLE):
             return NotImplemented
         reduced = list(thing.__reduce_ex__(pickle.HIGHEST_PROTOCOL))

@@ -1,4 +1,4 @@
-"""Trainer extensions: how well the loading of mini-batches keeps up with training."""
+"""Trainer extension that reports whether loading keeps up with training."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from overlapiter.stats import Stats
 
 
 class Communicator(Protocol):
-    """What is asked of ChainerMN's communicators."""
+    """What the report needs of ChainerMN's communicators."""
 
     def gather_obj(self, obj: Any, root: int = 0) -> Sequence[Any] | None:
         """Return the objects of all ranks at the root, None elsewhere."""
@@ -25,9 +25,9 @@ class Interval:
     """What one rank counted since the last report.
 
     Attributes:
-        update_seconds: Inside updates: from the moment that a mini-batch is asked for until the
-            optimizer is done. Evaluation, snapshots and logs come between updates.
-        wait_seconds: Of those, waiting for mini-batches.
+        update_seconds: Inside updates: from the call of ``next()`` until the optimizer is done.
+            Evaluation, snapshots and logs come between updates.
+        wait_seconds: Of those, inside ``next()``.
         n_examples: In the mini-batches that came.
         opens_staged: Opens of source files that went to a staged copy.
         opens_source: Opens of source files that went to the slow store.
@@ -43,7 +43,7 @@ class Interval:
 def summarize(intervals: Sequence[Interval]) -> dict[str, float]:
     """Return the entries of a log for the same interval on all ranks.
 
-    Whatever no rank has counted is left out, so that no entry is a quotient of nothing.
+    An entry that would be a quotient of zeros is left out.
     """
     entries: dict[str, float] = {}
 
@@ -85,10 +85,10 @@ class LoadingReport(training.Extension):
     ``examples_per_second`` is that of all ranks together. The time inside updates is without
     evaluation, snapshots and logs.
 
-    With a communicator all ranks extend their trainers by it, and rank 0 reports. They then meet
-    once in an interval, to send a few numbers to rank 0; the other ranks do not wait. An
-    iteration costs a few microseconds. Any iterator will do: it is watched from outside while
-    the trainer runs, through its ``next()``, which is what Chainer's updaters call.
+    With a communicator all ranks extend their trainers by it, and rank 0 reports: once in an
+    interval each rank sends it a few numbers and does not wait. An iteration costs a few
+    microseconds. It works with any iterator: while the trainer runs, it wraps the iterator's
+    ``next()``, which Chainer's updaters call.
 
     Args:
         comm: ChainerMN's communicator; None for a training in one process.
@@ -98,7 +98,7 @@ class LoadingReport(training.Extension):
     """
 
     trigger = 1, "iteration"
-    # Before evaluators and what prepares for them, so that the update has just ended.
+    # Higher than evaluators have: this extension is called when the update has just ended.
     priority = training.PRIORITY_WRITER + 2
 
     def __init__(
@@ -117,15 +117,15 @@ class LoadingReport(training.Extension):
         self._began_seconds: float | None = None
 
     def initialize(self, trainer: training.Trainer) -> None:
-        """Begin to watch the iterator."""
+        """Wrap the iterator's ``next()``."""
         self._iterator = trainer.updater.get_iterator(self._name)
         self._next = self._iterator.next
-        # Past any __setattr__: ChainerMN's iterators hand attributes on to what they wrap.
+        # Not by setattr: ChainerMN's iterators set attributes of the iterator that they wrap.
         vars(self._iterator)["next"] = self._timed_next
         self._opens_before = self._opens()
 
     def finalize(self) -> None:
-        """Leave the iterator as it was."""
+        """Unwrap the iterator's ``next()``."""
         if self._iterator is not None:
             self._count_opens()
             vars(self._iterator).pop("next", None)
@@ -191,7 +191,7 @@ class LoadingReport(training.Extension):
 
 
 def _await_kernels(trainer: training.Trainer) -> None:
-    """Wait for GPUs to do what was asked of them: an update only queues its kernels."""
+    """Wait until the GPUs are done: an update only queues its kernels."""
     for optimizer in trainer.updater.get_all_optimizers().values():
         device = optimizer.target.device
         if isinstance(device, chainer.backend.GpuDevice):

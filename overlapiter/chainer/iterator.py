@@ -21,12 +21,12 @@ from overlapiter.chainer.arguments import (
     count_readers,
     first_state,
     is_shared,
-    others_of,
+    neighbour_orders,
     run_ahead_from,
     skip_limit,
 )
 from overlapiter.chainer.datasets import DatasetPickler
-from overlapiter.chainer.standing import Now, Standing
+from overlapiter.chainer.progress import Progress, ProgressAttributes
 from overlapiter.errors import ExampleError
 from overlapiter.faults import SkippedExamples, explain_stall, warn_if_failure_hangs
 from overlapiter.options import Staging, check_count
@@ -40,7 +40,7 @@ from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.parcel import Parcel
 
 
-class OverlapIterator(Standing):
+class OverlapIterator(ProgressAttributes):
     """Dataset iterator that stages and reads the coming mini-batches in other processes.
 
     A drop-in for ``chainer.iterators.MultiprocessIterator``: the same arguments, attributes and
@@ -80,7 +80,10 @@ class OverlapIterator(Standing):
     TimeoutWarning = chainer.iterators.MultiprocessIterator.TimeoutWarning
 
     _finalized = False
-    _torn_at: Now | None = None
+    #: The progress at which a call began that has not ended: an interruption, Ctrl-C for example,
+    #: may have sent the workers half of a message.
+    _unfinished_at: Progress | None = None
+    #: The attributes that the constructor sets.
     _own_names: frozenset[str] = frozenset()
     _pipeline: Pipeline
 
@@ -119,7 +122,7 @@ class OverlapIterator(Standing):
         in_step = repeat and is_shared(order_sampler)
         self._skipped = SkippedExamples(limit, dataset, keeps_step=in_step)
         self.order_sampler = choose_sampler(shuffle, order_sampler, seed)
-        # What the workers know; as in the original, changes of attributes do not reach them.
+        # As in the original, later changes of these attributes do not reach the workers.
         self._batch_size, self._repeat, self._dataset_size = self.batch_size, repeat, len(dataset)
         self._begin()
         self._start(created_ns)
@@ -140,15 +143,15 @@ class OverlapIterator(Standing):
         if self._finalized:
             raise RuntimeError("the iterator has been finalized; make a new one")
         while True:
-            now = self._now
-            before = now.previous_epoch_detail if now.is_passing else self.epoch_detail
+            now = self._progress
+            before = now.previous_epoch_detail if now.is_passed_over else self.epoch_detail
             step, batch = self._next_step()
-            error, is_passing = self._skipped.judge(batch)
-            is_new_epoch = step.state.is_new_epoch or (now.is_passing and now.state.is_new_epoch)
-            state = step.state._replace(is_new_epoch=is_new_epoch)
-            # An interruption comes before this, and the step is done again, or after the return.
-            self._now = Now(state, before, self._now.ahead, step, is_passing)
-            if error is None and not is_passing:
+            error, is_passed_over = self._skipped.judge(batch)
+            is_new_epoch = now.is_passed_over and now.state.is_new_epoch
+            state = step.state._replace(is_new_epoch=step.state.is_new_epoch or is_new_epoch)
+            # If an interruption comes before this, the step is done again; after it, it is done.
+            self._progress = Progress(state, before, self._progress.ahead, step, is_passed_over)
+            if error is None and not is_passed_over:
                 return batch  # type: ignore[no-any-return]  # a FailedBatch has an error
             if error is not None:
                 raise error
@@ -156,24 +159,26 @@ class OverlapIterator(Standing):
     next = __next__
 
     def _next_step(self) -> tuple[Step, Any]:
-        """Wait for the mini-batch of the next step; torn until that counts as taken."""
-        if self._torn_at is self._now:
-            self._mend()
-        self._torn_at = self._now  # whatever interrupts us from here on, Ctrl-C for example
-        self._now.drop_taken()
+        """Wait for the mini-batch of the next step; unfinished until the progress is replaced."""
+        if self._unfinished_at is self._progress:
+            self._submit_again()
+        self._unfinished_at = self._progress
+        self._progress.drop_taken()
         self._run_ahead()
-        self._tell_orders()
-        step = self._now.ahead.steps[0]
+        self._announce_orders()
+        step = self._progress.ahead.steps[0]
         if step.index_list is None:
-            self._torn_at = None
+            self._unfinished_at = None
             self._stop(step)
         return step, self._wait() if len(step.index_list.indices) else MiniBatch([])
 
     def _stop(self, step: Step) -> NoReturn:
         if step.error is not None:
-            self._now.ahead.take()  # the next call asks the sampler again
+            self._progress.ahead.take()  # the next call asks the sampler again
             raise step.error
-        self._now = self._now._replace(previous_epoch_detail=self.epoch_detail, is_passing=False)
+        self._progress = self._progress._replace(
+            previous_epoch_detail=self.epoch_detail, is_passed_over=False
+        )
         raise StopIteration
 
     def _wait(self) -> MiniBatch | FailedBatch:
@@ -182,49 +187,52 @@ class OverlapIterator(Standing):
                 return self._pipeline.take(self.dataset_timeout)
             except WaitTimeoutError as stall:
                 text = explain_stall(stall, self.dataset, self.dataset_timeout)
-                self._torn_at = None  # as an error it leaves next(), which may be called again
+                self._unfinished_at = None  # where the warning is an error it ends the call
                 warnings.warn(text, self.TimeoutWarning, stacklevel=4)
-                self._torn_at = self._now
+                self._unfinished_at = self._progress
 
-    def _mend(self) -> None:
-        """Submit anew what is ahead: an interruption may have torn a message apart."""
-        self._now.drop_taken()
+    def _submit_again(self) -> None:
+        """Drop what the workers were sent, half of a message perhaps, and submit the same steps."""
+        self._progress.drop_taken()
         self._pipeline.reset()
-        self._submit(self._now.ahead.steps)
-        self._tell_orders(is_all_news=True)
-        self._torn_at = None
+        self._submit(self._progress.ahead.steps)
+        self._announce_orders(includes_known=True)
+        self._unfinished_at = None
 
     # --- running ahead ------------------------------------------------------------------------
 
     def _begin(self, state: IterationState | None = None) -> None:
-        """Set the state, by default the first, and forget what was generated ahead of the old."""
+        """Set the state, by default the first one, and forget the steps after the old one."""
         sampler, size = self.order_sampler, len(self.dataset)
         if state is None:
             state = first_state(sampler, size, self._dataset_size)
         sizes = self._batch_size, self._dataset_size
         ahead = run_ahead_from(state, sampler, size, self._repeat, *sizes)
-        self._torn_at = now = Now(state, -1.0, ahead)  # until the pipeline has been told
+        self._unfinished_at = now = Progress(state, -1.0, ahead)  # until the steps are submitted
         self._skipped.begin()
-        self._now = now
+        self._progress = now
 
     def _run_ahead(self, *, may_cross_epoch: bool = True) -> None:
         """Generate index lists as far ahead as the stages need them, and submit them.
 
-        They are sent with the message that asks for the next mini-batch.
+        They are sent with the message that asks for the next mini-batch, or by ``flush``.
         """
         n_needed = self.n_prefetch + 2
         n_wanted = n_needed if self.staging is None else max(n_needed, self.staging.look_ahead)
-        self._submit(self._now.ahead.extend(n_needed, n_wanted, may_cross_epoch=may_cross_epoch))
+        self._submit(
+            self._progress.ahead.extend(n_needed, n_wanted, may_cross_epoch=may_cross_epoch)
+        )
 
-    def _tell_orders(self, *, is_all_news: bool = False) -> None:
-        """Tell the stages the orders of epochs that have become known."""
+    def _announce_orders(self, *, includes_known: bool = False) -> None:
+        """Send the pipeline the orders of epochs that have become known, for staging."""
         if self.staging is not None:
-            news = self._now.ahead.take_news(is_all_news=is_all_news)
-            self._pipeline.announce(news, others_of(self.order_sampler, news, self._dataset_size))
+            orders = self._progress.ahead.take_orders(includes_known=includes_known)
+            others = neighbour_orders(self.order_sampler, orders, self._dataset_size)
+            self._pipeline.announce(orders, others)
 
     def _submit(self, steps: Iterable[Step]) -> None:
         for step in steps:
-            # An empty dataset has one empty mini-batch, which nobody needs to build.
+            # An empty dataset has one empty mini-batch, which needs no worker.
             if step.index_list is not None and len(step.index_list.indices):
                 self._pipeline.submit(step.index_list)
 
@@ -245,7 +253,7 @@ class OverlapIterator(Standing):
             n_build_ahead=self.n_prefetch + 1,
             batch_size=self.batch_size,
             dataset_size=len(self.dataset),
-            # The original asks with the elements of the order.
+            # The original passes the elements of the order to the dataset.
             index_type=np.dtype(np.intp if order is None else order.dtype).char,
             seed=self.seed,
             is_skipping=self.bad_examples != "raise",
@@ -254,14 +262,14 @@ class OverlapIterator(Standing):
             imports=preload,
         )
         self._pipeline = Pipeline(parcel, plan, preload, created_ns)
-        self._set_off()
+        self._submit_first()
 
-    def _set_off(self) -> None:
-        """Give the workers their first index lists."""
+    def _submit_first(self) -> None:
+        """Send the workers their first index lists."""
         self._run_ahead(may_cross_epoch=False)
         self._pipeline.flush()
-        self._tell_orders()
-        self._torn_at = None
+        self._announce_orders()
+        self._unfinished_at = None
 
     # --- starting over, saving, ending -------------------------------------------------------
 
@@ -273,10 +281,10 @@ class OverlapIterator(Standing):
 
     def _restart(self) -> None:
         self._pipeline.reset()
-        self._set_off()
+        self._submit_first()
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load the state. Saving disturbs nothing that is on its way.
+        """Save or load the state. Saving drops no mini-batch that is being made.
 
         The random state of an order sampler is not saved, as in Chainer; with ``seed`` there is
         none to save.
@@ -285,7 +293,7 @@ class OverlapIterator(Standing):
         state, previous = exchange(
             serializer,
             self._state,
-            self._now.previous_epoch_detail,
+            self._progress.previous_epoch_detail,
             self.batch_size,
             self._dataset_size,
             self.order_sampler,
@@ -293,9 +301,9 @@ class OverlapIterator(Standing):
         if not is_same(state, self._state):
             self._begin(state)
             self._restart()
-        now = self._now._replace(previous_epoch_detail=previous)
-        self._torn_at = now if self._torn_at is self._now else None
-        self._now = now
+        now = self._progress._replace(previous_epoch_detail=previous)
+        self._unfinished_at = now if self._unfinished_at is self._progress else None
+        self._progress = now
 
     @property
     def skipped(self) -> list[ExampleError]:
@@ -326,10 +334,10 @@ class OverlapIterator(Standing):
         return _revived(*ingredients)
 
     def __reduce__(self) -> Any:
-        """Pickle the arguments, the state and what was added; the workers stay here."""
-        own = self._own_names.union(vars(OverlapIterator), vars(Standing))
+        """Pickle the arguments, the state and attributes of the user; the workers stay here."""
+        own = self._own_names.union(vars(OverlapIterator), vars(ProgressAttributes))
         added = {name: value for name, value in vars(self).items() if name not in own}
-        state = self._state, self._now.previous_epoch_detail
+        state = self._state, self._progress.previous_epoch_detail
         return _revived, (type(self), arguments_of(self), added, *state)
 
 
@@ -344,6 +352,6 @@ def _revived(
     iterator.__dict__.update(added)
     OverlapIterator.__init__(iterator, **arguments)
     iterator._begin(IterationState(*state))
-    iterator._now = iterator._now._replace(previous_epoch_detail=previous_epoch_detail)
+    iterator._progress = iterator._progress._replace(previous_epoch_detail=previous_epoch_detail)
     iterator._restart()
     return iterator

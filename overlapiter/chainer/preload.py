@@ -1,8 +1,7 @@
-"""Imports Chainer in the forkserver, so that the processes forked from it have it at hand.
+"""Imports Chainer in the forkserver, so that the processes forked from it need not.
 
-Chainer checks its environment when it is imported, which takes a third of the import's time. The
-trainer has done that, and its children share the environment, so it is left out here. Import this
-module in child processes only.
+Chainer checks its environment when it is imported, which takes a third of the time. The trainer
+has checked the same environment, so this module skips that. Import it in child processes only.
 """
 
 import sys

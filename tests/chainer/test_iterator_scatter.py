@@ -145,8 +145,8 @@ def test_a_loading_that_is_not_strict_keeps_what_a_snapshot_lacks(make_ours: Mak
 
 def test_the_coming_order_is_known_before_its_epoch(make_ours: Maker) -> None:
     (iterator,) = scattered(make_ours, 1, 4)
-    news = iterator._now.ahead.take_news(is_all_news=True)
-    assert {epoch: order.tolist() for epoch, order in news.items()} == {
+    orders = iterator._progress.ahead.take_orders(includes_known=True)
+    assert {epoch: order.tolist() for epoch, order in orders.items()} == {
         epoch: expected(1, epoch)[0] for epoch in (0, 1)
     }
 

@@ -1,4 +1,4 @@
-"""Where an iterator stands, in the words of Chainer's iterator protocol."""
+"""How far an iterator has come, in the words of Chainer's iterator protocol."""
 
 from __future__ import annotations
 
@@ -9,38 +9,40 @@ import chainer
 from overlapiter.order import IterationState, RunAhead, Step, epoch_size
 
 
-class Now(NamedTuple):
-    """Where an iterator stands; replaced as a whole, so an interruption finds nothing half-set.
+class Progress(NamedTuple):
+    """How far an iterator has come; replaced as a whole, so an interruption leaves no half of it.
 
     Attributes:
         state: After the mini-batch that was taken last.
         previous_epoch_detail: Before that mini-batch; -1 for none.
-        ahead: What comes next.
-        step: What led here; it may still be the first of ``ahead``. None at the start.
-        is_passing: Whether nothing was left of that mini-batch, so that it was not returned.
+        ahead: Generates the following steps.
+        step: The step that led here; None at the start. An interruption may have left it in
+            ``ahead``.
+        is_passed_over: Whether every example of that mini-batch was left out, so that ``next()``
+            goes on to the following one.
     """
 
     state: IterationState
     previous_epoch_detail: float
     ahead: RunAhead
     step: Step | None = None
-    is_passing: bool = False
+    is_passed_over: bool = False
 
     def drop_taken(self) -> None:
-        """See to it that ``ahead`` begins with what is not taken yet."""
+        """Remove the step that led here from ``ahead``, if it is still there."""
         if self.ahead.steps and self.ahead.steps[0] is self.step:
             self.ahead.take()
 
 
-class Standing(chainer.dataset.Iterator):
-    """The readable half of an iterator: all of it describes the mini-batch that was taken last."""
+class ProgressAttributes(chainer.dataset.Iterator):
+    """The attributes of Chainer's iterators; they describe the mini-batch that was taken last."""
 
     dataset: Any
-    _now: Now
+    _progress: Progress
 
     @property
-    def _state(self) -> IterationState:  # ChainerMN looks at its order
-        return self._now.state
+    def _state(self) -> IterationState:  # ChainerMN reads its order
+        return self._progress.state
 
     @property
     def current_position(self) -> int:
@@ -65,7 +67,7 @@ class Standing(chainer.dataset.Iterator):
     @property
     def previous_epoch_detail(self) -> float | None:
         """The ``epoch_detail`` before the last mini-batch; None before the first one."""
-        previous = self._now.previous_epoch_detail
+        previous = self._progress.previous_epoch_detail
         return None if previous < 0 else previous
 
     @property
