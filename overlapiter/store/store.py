@@ -360,6 +360,12 @@ class Store:
                 self._extend(segment, charged_bytes)
         return claim
 
+    def being_copied(self, keys: Sequence[int]) -> dict[int, int]:
+        """Return those of some files that are being copied, each with its owner."""
+        select = "SELECT key, owner FROM copying"
+        rows = self._read(lambda cursor: _select_by_key(cursor, select, keys))
+        return {key: owner for key, owner in rows}
+
     def is_copied(self, owner: int) -> bool:
         """Return whether the process that copies a file lives; see :attr:`Claim.others`."""
         return segments.is_owned(self._folder, owner)
