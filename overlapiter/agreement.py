@@ -1,6 +1,6 @@
-"""The ranks of a job agree on the order that they share.
+"""How the ranks of a job agree on the order that they share.
 
-It calls methods of the communicator that it is given, and needs no MPI itself.
+It calls the communicator that it is given, and does not import MPI.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import secrets
 from typing import NamedTuple, Protocol
 
 from .errors import OptionError
-from .node import this_place
+from .node import this_host
 from .scatter import Remainder, ScatteredOrder
 
 
@@ -25,8 +25,8 @@ class Communicator(Protocol):
         """The number of ranks."""
 
 
-class _Wish(NamedTuple):
-    """What a rank tells the others."""
+class _Proposal(NamedTuple):
+    """What a rank sends the others."""
 
     node: tuple[str, str]
     seed: int | None
@@ -44,41 +44,40 @@ def scatter_order(
 ) -> ScatteredOrder:
     """Return an order sampler that scatters each epoch anew over all ranks of ``comm``.
 
-    Every rank reads the whole list of the dataset and gives its sampler to its iterator. To be
-    called on all ranks at the same time: it blocks until each has told the others a few bytes,
-    and that is all that is ever sent.
+    Every rank reads the whole list of the dataset and gives its sampler to its iterator.
+    Collective: it blocks until each rank has sent the others a few bytes. Nothing else is sent.
 
     Args:
         comm: A communicator of ChainerMN or of mpi4py.
-        seed: The orders follow from it, and from nothing else; the same on all ranks. None has
-            rank 0 draw one; a snapshot then brings its own.
+        seed: The orders follow from it alone; the same on all ranks. With None rank 0 draws one,
+            which that of a snapshot replaces.
         shuffle: Whether each epoch has an order of its own; otherwise all are ascending.
         remainder: As for :class:`ScatteredOrder`: ``"fill"``, ``"drop"`` or ``"uneven"``.
 
     Raises:
         OptionError: An argument cannot work, or is not the same on all ranks; on each of them.
     """
-    own = _Wish(this_place().key, seed, secrets.randbits(48), shuffle, remainder)
-    wishes = _allgather(comm, own)
+    own = _Proposal(this_host().key, seed, secrets.randbits(48), shuffle, remainder)
+    proposals = _allgather(comm, own)
     for name in ("seed", "shuffle", "remainder"):
-        values = [getattr(wish, name) for wish in wishes]
+        values = [getattr(proposal, name) for proposal in proposals]
         if any(value != values[0] for value in values):
             raise OptionError(name, f"it differs between the ranks: {values}; give all the same")
     return ScatteredOrder(
         comm.rank,
         comm.size,
-        wishes[0].drawn_seed if seed is None else seed,
+        proposals[0].drawn_seed if seed is None else seed,
         shuffle=shuffle,
         remainder=remainder,
-        local_ranks=[rank for rank, wish in enumerate(wishes) if wish.node == own.node],
+        local_ranks=[rank for rank, proposal in enumerate(proposals) if proposal.node == own.node],
         is_seed_drawn=seed is None,
     )
 
 
-def _allgather(comm: Communicator, wish: _Wish) -> list[_Wish]:
+def _allgather(comm: Communicator, proposal: _Proposal) -> list[_Proposal]:
     gather_obj = getattr(comm, "gather_obj", None)
     if gather_obj is None:
-        found = comm.allgather(tuple(wish))  # type: ignore[attr-defined]  # mpi4py's
+        found = comm.allgather(tuple(proposal))  # type: ignore[attr-defined]  # mpi4py's
     else:
-        found = comm.bcast_obj(gather_obj(tuple(wish)))  # type: ignore[attr-defined]  # ChainerMN's
-    return [_Wish(*fields) for fields in found]
+        found = comm.bcast_obj(gather_obj(tuple(proposal)))  # type: ignore[attr-defined]  # ChainerMN's
+    return [_Proposal(*fields) for fields in found]

@@ -1,8 +1,8 @@
-"""Which ranks share this node, and what part of it each of them takes.
+"""Which ranks share this node, and which part of its cores each of them takes.
 
-Found from the variables that MPI launchers set, without MPI; :mod:`overlapiter.mpi` asks MPI and
-replaces it. What is uncertain counts as one process alone on its node: too large a part costs
-speed, too small a part as well, and MPI puts both right.
+Without MPI the variables that MPI launchers set tell it; :mod:`overlapiter.mpi` asks all ranks and
+replaces that. If the variables are incomplete, the process counts as alone on its node: a wrong
+part costs speed only, and MPI corrects it.
 
 Source: the variables are those of Open MPI 5 ("Environment variables set for MPI applications"),
 of Hydra, which MPICH and Intel MPI share, of MVAPICH2, of Cray's PALS and PMI, and of srun(1).
@@ -17,11 +17,11 @@ import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-#: Names the node of a process, in the place of its host name: several "nodes" on one machine.
+#: Replaces the host name as the name of a process's node, for several "nodes" on one machine.
 NODE_VARIABLE = "OVERLAPITER_NODE"
 
-#: Local rank and local size, as the launchers call them. Slurm's tell less, and come last: a
-#: launcher may itself have been started by Slurm, once for each node.
+#: The launchers' variables for local rank and local size. Slurm's are read after these, since
+#: Slurm may have started another launcher, once for each node.
 _LAUNCHERS = (
     ("OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"),
     ("MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
@@ -30,20 +30,20 @@ _LAUNCHERS = (
     ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
 )
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
-#: One process: local rank, local size, number of the node, nodes.
+#: One process: local rank, local size, index of the node, nodes.
 _ALONE = (0, 1, 0, 1)
 
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """The node of this process, and the place of this process there.
+    """The node of this process, and this process's part of it.
 
     Attributes:
-        name: Of the node, for people.
-        local_rank: Of this process among the ranks of its node, from 0.
+        name: Name of the node, for people.
+        local_rank: Rank of this process among those of its node, from 0.
         local_size: Ranks on this node.
-        index: Of the node among those of the job, from 0; 0 where nobody knows.
-        count: Nodes of the job; 1 where nobody knows.
+        index: Number of the node among those of the job, from 0; 0 if unknown.
+        count: Nodes of the job; 1 if unknown.
         cores: Cores for this rank and its workers, at least 1.
     """
 
@@ -55,14 +55,14 @@ class Node:
     cores: int = 1
 
 
-class Place(NamedTuple):
-    """What a rank tells the others about where it runs.
+class Host(NamedTuple):
+    """Where a rank runs, as it tells the other ranks.
 
     Attributes:
-        node: Name of its node; for people.
-        machine: Identifies the running kernel: those who share it share its cores.
-        is_named: Whether the user named the node; then the name alone says who is on it.
-        cores: The cores that it may use.
+        node: Name of its node.
+        machine: Identifies the running kernel; the ranks of one machine share its cores.
+        is_named: Whether the user named the node; then ranks with that name share a node.
+        cores: The cores that the rank may use.
     """
 
     node: str
@@ -72,7 +72,7 @@ class Place(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str]:
-        """What all ranks of a node have in common, and no others."""
+        """Equal for two ranks if, and only if, they share a node."""
         return self.node, "" if self.is_named else self.machine
 
 
@@ -80,20 +80,20 @@ _found: Node | None = None
 
 
 def set_node(node: Node | None) -> None:
-    """Have :func:`this_node` return what somebody knows better; None for what the launcher says."""
+    """Replace what :func:`this_node` returns; None for what the launcher's variables say."""
     global _found
     _found = node
 
 
 def this_node() -> Node:
-    """Return the node of this process. Costs some system calls, and asks no other process."""
-    return _found or node_from(os.environ, this_place(), count_cores)
+    """Return the node of this process. Costs some system calls; asks no other process."""
+    return _found or node_from(os.environ, this_host(), count_cores)
 
 
-def this_place() -> Place:
+def this_host() -> Host:
     """Return where this process runs."""
     name = os.environ.get(NODE_VARIABLE, "")
-    return Place(
+    return Host(
         name or socket.gethostname(),
         boot_id() or socket.gethostname(),
         bool(name),
@@ -102,7 +102,7 @@ def this_place() -> Place:
 
 
 def boot_id() -> str:
-    """Return what identifies the running kernel; host names of containers and clones repeat."""
+    """Return the identifier of the running kernel, empty if unknown; host names are not unique."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as file:
             return file.read().strip()
@@ -111,11 +111,11 @@ def boot_id() -> str:
 
 
 def count_cores() -> int:
-    """Return how many cores the job may use on this machine, whatever this rank is bound to."""
+    """Return how many cores the job may use on this machine; this rank may be bound to fewer."""
     every = range(os.cpu_count() or 1)
     own = os.sched_getaffinity(0)
     try:
-        os.sched_setaffinity(0, every)  # the kernel grants what the control group has
+        os.sched_setaffinity(0, every)  # the kernel leaves out what the control group forbids
     except OSError:
         return len(every)
     try:
@@ -127,24 +127,23 @@ def count_cores() -> int:
 # --- from the launcher's variables ------------------------------------------------------------
 
 
-def node_from(environment: Mapping[str, str], place: Place, count_all: Callable[[], int]) -> Node:
-    """Return a process's node by what its launcher says.
+def node_from(environment: Mapping[str, str], host: Host, count_all: Callable[[], int]) -> Node:
+    """Return a process's node by the variables of its launcher.
 
     Args:
         environment: Variables of the process.
-        place: Where it runs.
-        count_all: Returns the cores of the node that the job may use; asked if there are several
-            ranks.
+        host: Where it runs.
+        count_all: Returns how many cores of the node the job may use; called for several ranks.
     """
     rank, size, index, count = _launched(environment)
-    cores = len(place.cores)
-    if size > 1:  # bound to some, or free to use all: more than an even part is not ours
+    cores = len(host.cores)
+    if size > 1:  # a rank that is not bound takes an even part
         cores = max(1, min(cores, count_all() // size))
-    return Node(place.node, rank, size, index, count, cores)
+    return Node(host.node, rank, size, index, count, cores)
 
 
 def _launched(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
-    """Return local rank, local size, number of the node, and nodes."""
+    """Return local rank, local size, index of the node, and nodes."""
     for rank_name, size_name in _LAUNCHERS:
         rank, size = _count(environment, rank_name), _count(environment, size_name)
         if 0 <= rank < size:
@@ -153,9 +152,10 @@ def _launched(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
 
 
 def _launched_by_slurm(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
-    """Read what srun says, which a batch script and a shell of salloc have not been told.
+    """Return the same by the variables that srun sets.
 
-    These have ``SLURM_PROCID`` and ``SLURM_NTASKS``, too, but are one process.
+    A batch script and a shell of salloc do not have them; they have ``SLURM_PROCID`` and
+    ``SLURM_NTASKS``, too, but are one process.
     """
     if "SLURM_STEP_ID" not in environment and "SLURM_STEPID" not in environment:
         return _ALONE
@@ -168,7 +168,7 @@ def _launched_by_slurm(environment: Mapping[str, str]) -> tuple[int, int, int, i
 
 
 def tasks_per_node(text: str) -> list[int]:
-    """Return the tasks of each node from Slurm's short form, ``4(x3),2``; [] if it is none."""
+    """Return the tasks of each node from Slurm's short form, ``4(x3),2``; [] for other text."""
     matches = [_TASKS.fullmatch(part) for part in text.split(",")]
     sizes: list[int] = []
     for match in matches:
@@ -179,7 +179,7 @@ def tasks_per_node(text: str) -> list[int]:
 
 
 def _count(environment: Mapping[str, str], name: str) -> int:
-    """Return a variable's value; -1 if it is missing, or no count."""
+    """Return a variable's value; -1 if it is missing or not a count."""
     text = environment.get(name, "")
     return int(text) if text.isascii() and text.isdigit() else -1
 
@@ -187,17 +187,17 @@ def _count(environment: Mapping[str, str], name: str) -> int:
 # --- from all ranks ---------------------------------------------------------------------------
 
 
-def node_among(rank: int, places: Sequence[Place]) -> Node:
-    """Return a rank's node by what all ranks have told. Pure.
+def node_among(rank: int, hosts: Sequence[Host]) -> Node:
+    """Return a rank's node by the hosts of all ranks. Pure.
 
     Args:
         rank: The rank.
-        places: Where each rank runs, by rank.
+        hosts: Where each rank runs, by rank.
     """
-    own = places[rank]
-    keys = list(dict.fromkeys(place.key for place in places))
-    local = [i for i, place in enumerate(places) if place.key == own.key]
-    neighbours = [place.cores for place in places if place.machine == own.machine]
+    own = hosts[rank]
+    keys = list(dict.fromkeys(host.key for host in hosts))
+    local = [i for i, host in enumerate(hosts) if host.key == own.key]
+    neighbours = [host.cores for host in hosts if host.machine == own.machine]
     return Node(
         own.node,
         local.index(rank),
@@ -209,7 +209,7 @@ def node_among(rank: int, places: Sequence[Place]) -> Node:
 
 
 def share_of_cores(own: Collection[int], of_all: Sequence[Collection[int]]) -> int:
-    """Return how many cores are a rank's: one that k ranks may use counts 1/k. At least 1.
+    """Return how many cores a rank takes: a core that k ranks may use counts 1/k. At least 1.
 
     Args:
         own: The cores that the rank may use.
@@ -220,20 +220,20 @@ def share_of_cores(own: Collection[int], of_all: Sequence[Collection[int]]) -> i
     return max(1, int(whole + 1e-9))
 
 
-def binding_words(rank: int, places: Sequence[Place], n_cores: int) -> str:
-    """Say that the launcher leaves the ranks of a machine half of its cores or less. Pure.
+def binding_words(rank: int, hosts: Sequence[Host], n_cores: int) -> str:
+    """Return a warning if the launcher binds a machine's ranks to half of its cores or less. Pure.
 
     Args:
-        rank: The rank that asks; the first one of each machine is told.
-        places: Where each rank runs, by rank.
+        rank: The rank that calls; the first one of each machine warns.
+        hosts: Where each rank runs, by rank.
         n_cores: Cores of this rank's machine that the job may use.
 
     Returns:
-        For people to read; empty if it does not, or others are told.
+        The text; empty if there is nothing to warn of, or another rank warns.
     """
-    own = places[rank]
-    local = [i for i, place in enumerate(places) if place.machine == own.machine]
-    usable = {core for i in local for core in places[i].cores}
+    own = hosts[rank]
+    local = [i for i, host in enumerate(hosts) if host.machine == own.machine]
+    usable = {core for i in local for core in hosts[i].cores}
     if rank != local[0] or 2 * len(usable) > n_cores:
         return ""
     return (

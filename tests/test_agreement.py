@@ -1,4 +1,4 @@
-"""What the ranks tell each other before they read: a few bytes, once."""
+"""How the ranks agree on their order, before they read: by a few bytes, once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class FakeComm:
 
     def allgather(self, message: Any) -> list[Any]:
         self.sent.append(message)
-        found = [tuple(wish.values()) for wish in self.others]
+        found = [tuple(proposal.values()) for proposal in self.others]
         found.insert(self.rank, message)
         return found
 
@@ -39,7 +39,7 @@ class FakeChainerComm(FakeComm):
         raise AssertionError
 
 
-def wish(node: str, seed: int | None, drawn_seed: int = 0, **options: Any) -> dict[str, Any]:
+def proposal(node: str, seed: int | None, drawn_seed: int = 0, **options: Any) -> dict[str, Any]:
     fields = {"node": (node, ""), "seed": seed, "drawn_seed": drawn_seed}
     return {**fields, "shuffle": True, "remainder": "fill", **options}
 
@@ -47,7 +47,7 @@ def wish(node: str, seed: int | None, drawn_seed: int = 0, **options: Any) -> di
 @pytest.mark.parametrize("kind", [FakeComm, FakeChainerComm])
 def test_ranks_agree_by_one_small_message_each(kind, monkeypatch):
     monkeypatch.setenv("OVERLAPITER_NODE", "here")
-    comm = kind(1, [wish("here", 3), wish("there", 3), wish("here", 3)])
+    comm = kind(1, [proposal("here", 3), proposal("there", 3), proposal("here", 3)])
     sampler = overlapiter.scatter_order(comm, 3)
     assert (sampler.rank, sampler.size, sampler.seed) == (1, 4, 3)
     assert sampler.of_neighbours(0, 8).shape == (2, 2)
@@ -56,7 +56,7 @@ def test_ranks_agree_by_one_small_message_each(kind, monkeypatch):
 
 
 def test_without_a_seed_that_of_rank_0_counts():
-    comm = FakeComm(1, [wish("a", None, 77), wish("b", None, 88)])
+    comm = FakeComm(1, [proposal("a", None, 77), proposal("b", None, 88)])
     sampler = overlapiter.scatter_order(comm)
     assert sampler.seed == 77
 
@@ -64,13 +64,13 @@ def test_without_a_seed_that_of_rank_0_counts():
 @pytest.mark.parametrize(
     ("others", "name"),
     [
-        (wish("a", 4), "seed"),
-        (wish("a", None), "seed"),
-        (wish("a", 3, shuffle=False), "shuffle"),
-        (wish("a", 3, remainder="drop"), "remainder"),
+        (proposal("a", 4), "seed"),
+        (proposal("a", None), "seed"),
+        (proposal("a", 3, shuffle=False), "shuffle"),
+        (proposal("a", 3, remainder="drop"), "remainder"),
     ],
 )
-def test_ranks_that_do_not_agree_are_told_so_on_each_of_them(others, name):
+def test_ranks_that_do_not_agree_all_raise_an_error(others, name):
     with pytest.raises(OptionError, match="differs between the ranks") as caught:
         overlapiter.scatter_order(FakeComm(0, [others]), 3)
     assert caught.value.option == name

@@ -1,4 +1,4 @@
-"""Who shares a node: from the variables of each launcher, and from what all ranks told."""
+"""Which ranks share a node: by the variables of each launcher, and by the hosts of all ranks."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from collections.abc import Iterator
 import pytest
 
 from overlapiter.node import (
+    Host,
     Node,
-    Place,
     binding_words,
     node_among,
     node_from,
     set_node,
     share_of_cores,
     tasks_per_node,
+    this_host,
     this_node,
-    this_place,
 )
 
 CORES = tuple(range(8))
-PLACE = Place("gpu1", "boot-1", False, CORES)
+HOST = Host("gpu1", "boot-1", False, CORES)
 
 
 @pytest.fixture(autouse=True)
@@ -109,7 +109,7 @@ CRAY_PMI = {"PMI_RANK": "5", "PMI_SIZE": "8", "PMI_LOCAL_RANK": "1", "PMI_LOCAL_
     ],
 )
 def test_the_launcher_tells_who_shares_the_node(environment: dict[str, str]) -> None:
-    assert node_from(environment, PLACE, lambda: 8) == Node("gpu1", 1, 4, cores=2)
+    assert node_from(environment, HOST, lambda: 8) == Node("gpu1", 1, 4, cores=2)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_srun_tells_the_place_of_each_node(
 ) -> None:
     environment = STEP | {"SLURM_NODEID": str(node)} | more
 
-    assert node_from(environment, PLACE, lambda: 8) == Node(
+    assert node_from(environment, HOST, lambda: 8) == Node(
         "gpu1", 1, local_size, index=node, count=4, cores=8 // local_size
     )
 
@@ -144,7 +144,7 @@ def test_srun_tells_the_place_of_each_node(
     ],
 )
 def test_what_is_uncertain_is_a_process_alone(environment: dict[str, str]) -> None:
-    assert node_from(environment, PLACE, lambda: 8) == Node("gpu1", cores=8)
+    assert node_from(environment, HOST, lambda: 8) == Node("gpu1", cores=8)
 
 
 @pytest.mark.parametrize(
@@ -174,13 +174,13 @@ def test_slurms_short_form_is_read(text: str, sizes: list[int]) -> None:
     ],
 )
 def test_a_rank_takes_its_part_of_the_cores(n_bound: int, n_cores: int, expected: int) -> None:
-    place = PLACE._replace(cores=CORES[:n_bound])
+    host = HOST._replace(cores=CORES[:n_bound])
 
-    assert node_from(OPEN_MPI, place, lambda: n_cores).cores == expected
+    assert node_from(OPEN_MPI, host, lambda: n_cores).cores == expected
 
 
 def test_a_process_alone_takes_the_cores_it_is_bound_to() -> None:
-    assert node_from({}, PLACE._replace(cores=CORES[:3]), lambda: 8).cores == 3
+    assert node_from({}, HOST._replace(cores=CORES[:3]), lambda: 8).cores == 3
 
 
 # --- this node --------------------------------------------------------------------------------
@@ -211,10 +211,10 @@ def test_what_somebody_knows_better_counts() -> None:
 
 
 def test_a_node_can_be_given_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    plain = this_place()
+    plain = this_host()
     monkeypatch.setenv("OVERLAPITER_NODE", "a")
 
-    named = this_place()
+    named = this_host()
 
     assert this_node().name == "a"
     assert named.key != plain.key
@@ -225,9 +225,9 @@ def test_a_node_can_be_given_a_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_ranks_are_grouped_by_the_node_they_run_on() -> None:
-    places = [PLACE._replace(node=name, machine=name) for name in ("b", "a", "b", "a", "b")]
+    hosts = [HOST._replace(node=name, machine=name) for name in ("b", "a", "b", "a", "b")]
 
-    nodes = [node_among(rank, places) for rank in range(5)]
+    nodes = [node_among(rank, hosts) for rank in range(5)]
 
     assert [(n.name, n.local_rank, n.local_size, n.index) for n in nodes] == [
         ("b", 0, 3, 0),
@@ -241,24 +241,24 @@ def test_ranks_are_grouped_by_the_node_they_run_on() -> None:
 
 
 def test_machines_of_the_same_name_are_different_nodes() -> None:
-    places = [PLACE, PLACE._replace(machine="boot-2")]
+    hosts = [HOST, HOST._replace(machine="boot-2")]
 
-    assert [node_among(rank, places).index for rank in range(2)] == [0, 1]
-    assert node_among(0, places).cores == 8
+    assert [node_among(rank, hosts).index for rank in range(2)] == [0, 1]
+    assert node_among(0, hosts).cores == 8
 
 
 def test_named_nodes_on_one_machine_share_its_cores() -> None:
-    places = [PLACE._replace(node=name, is_named=True) for name in "aabb"]
+    hosts = [HOST._replace(node=name, is_named=True) for name in "aabb"]
 
-    last = node_among(3, places)
+    last = node_among(3, hosts)
 
     assert last == Node("b", 1, 2, 1, 2, cores=2)
 
 
 def test_a_named_node_may_span_machines() -> None:
-    places = [PLACE._replace(node="a", machine=m, is_named=True) for m in ("boot-1", "boot-2")]
+    hosts = [HOST._replace(node="a", machine=m, is_named=True) for m in ("boot-1", "boot-2")]
 
-    assert node_among(1, places) == Node("a", 1, 2, cores=8)
+    assert node_among(1, hosts) == Node("a", 1, 2, cores=8)
 
 
 @pytest.mark.parametrize(
@@ -278,13 +278,11 @@ def test_a_core_that_k_ranks_may_use_counts_a_kth(
     assert share_of_cores(own, of_all) == expected
 
 
-def test_the_first_rank_of_a_machine_is_told_that_half_of_the_cores_or_more_are_kept_from_it() -> (
-    None
-):
-    places = [PLACE._replace(machine=m, cores=(core,)) for m in "ab" for core in (0, 1)]
+def test_the_first_rank_of_a_machine_warns_if_half_of_its_cores_or_more_are_left_out() -> None:
+    hosts = [HOST._replace(machine=m, cores=(core,)) for m in "ab" for core in (0, 1)]
 
-    told = [binding_words(rank, places, 4) for rank in range(4)]
+    texts = [binding_words(rank, hosts, 4) for rank in range(4)]
 
-    assert [bool(words) for words in told] == [True, False, True, False]
-    assert "binds the ranks on gpu1 to 2 of its 4 cores" in told[0]
-    assert binding_words(0, places, 3) == ""
+    assert [bool(text) for text in texts] == [True, False, True, False]
+    assert "binds the ranks on gpu1 to 2 of its 4 cores" in texts[0]
+    assert binding_words(0, hosts, 3) == ""

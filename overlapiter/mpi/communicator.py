@@ -1,4 +1,4 @@
-"""Makes ChainerMN's communicator: the forkserver first, then MPI, then who shares this node."""
+"""Makes ChainerMN's communicator: starts the forkserver, then MPI, then finds this node's ranks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import Any, Protocol
 
 from overlapiter.errors import BindingWarning
 from overlapiter.node import (
-    Place,
+    Host,
     binding_words,
     count_cores,
     node_among,
     set_node,
+    this_host,
     this_node,
-    this_place,
 )
 
 from .failure import abort_on_failure
@@ -21,17 +21,17 @@ from .startup import start_forkserver
 
 
 class Gathering(Protocol):
-    """What is needed of mpi4py's communicators."""
+    """What :func:`find_node` needs of mpi4py's communicators."""
 
     @property
     def rank(self) -> int:
-        """Of this process."""
+        """The rank of this process."""
 
     @property
     def size(self) -> int:
-        """How many processes there are."""
+        """The number of ranks."""
 
-    def allgather(self, sendobj: Place) -> list[Place]:
+    def allgather(self, sendobj: Host) -> list[Host]:
         """Return what each rank sent, by rank."""
 
 
@@ -41,18 +41,17 @@ def create_communicator(
 ) -> Any:
     """Return what ``chainermn.create_communicator`` returns for the same arguments.
 
-    Before, the forkserver is started; after, each rank knows who shares its node, by which the
-    iterators choose their defaults; and an exception that nobody catches ends the job. Collective:
-    waits for all ranks of the communicator.
+    It starts the forkserver before, finds which ranks share a node after, for the defaults of the
+    iterators, and has an uncaught exception end the job. Collective: it waits for all ranks.
 
     Raises:
         PipelineError: The forkserver cannot be started.
         ImportError: mpi4py is missing.
 
     Warns:
-        BindingWarning: The launcher keeps the ranks of a node from most of its cores.
+        BindingWarning: The launcher binds the ranks of a node to few of its cores.
     """
-    abort_on_failure()  # before what may fail on one rank alone, a broken CuPy for example
+    abort_on_failure()  # first: importing a broken CuPy, for example, may fail on one rank alone
     start_forkserver()
     import chainermn
     from mpi4py import MPI
@@ -63,14 +62,14 @@ def create_communicator(
 
 
 def find_node(mpi_comm: Gathering, world_size: int) -> None:
-    """Ask all ranks of a communicator who shares this node. Collective.
+    """Find which ranks of a communicator share this node. Collective.
 
-    A communicator of some of the ranks does not know the others, so it does not overrule who does.
+    What a communicator of some of the ranks tells does not replace what one of all has told.
     """
-    places = mpi_comm.allgather(this_place())
+    hosts = mpi_comm.allgather(this_host())
     if mpi_comm.size == world_size or this_node().local_size == 1:
-        set_node(node_among(mpi_comm.rank, places))
+        set_node(node_among(mpi_comm.rank, hosts))
     if mpi_comm.size == world_size and (
-        words := binding_words(mpi_comm.rank, places, count_cores())
+        words := binding_words(mpi_comm.rank, hosts, count_cores())
     ):
         warnings.warn(words, BindingWarning, stacklevel=3)

@@ -1,20 +1,20 @@
 """Ends the whole job when a rank fails: the others would wait for it for ever.
 
-An exception that nobody catches ends a rank, but MPI's launcher hears of it only when the process
-is gone; before, mpi4py calls MPI_Finalize, which waits for ranks that wait for this one. So
-whatever ends a rank otherwise than well ends the job by MPI_Abort, after it has been printed:
+An uncaught exception ends a rank, but MPI's launcher notices only when the process has ended, and
+before that mpi4py calls MPI_Finalize, which waits for ranks that wait for this one. So these events
+are printed and then end the job by MPI_Abort:
 
-* an exception that nobody caught, in the main thread (``sys.excepthook``) or in another one
-  (``threading.excepthook``); what went wrong in a worker process has come out of ``next()``;
+* an uncaught exception in the main thread (``sys.excepthook``) or in another one
+  (``threading.excepthook``); ``next()`` raises the exceptions of worker processes;
 * ``SystemExit`` with an exit code other than 0, before Python's other steps at exit.
 
-The launcher itself sees to a rank that is killed.
+The launcher itself ends the job when a rank is killed.
 """
 
 from __future__ import annotations
 
 import atexit
-import concurrent.futures.thread  # noqa: F401  # what it waits for at exit comes after us then
+import concurrent.futures.thread  # noqa: F401  # its exit handler then runs after ours
 import contextlib
 import ctypes
 import gc
@@ -33,12 +33,12 @@ Hook = Callable[[type[BaseException], BaseException, TracebackType | None], obje
 
 
 class _State:
-    """What is known of the end of this process.
+    """The hooks of this process, and how it ends.
 
     Attributes:
-        pid: The process that has the hooks; one that was forked from it has no part in MPI.
-        hook: What prints and ends the job when nobody catches an exception.
-        exit_code: Of the ``SystemExit`` that ends the interpreter; None while there is none.
+        pid: The process that has the hooks; a child that is forked from it does not use MPI.
+        hook: Prints an uncaught exception and ends the job.
+        exit_code: Code of the ``SystemExit`` that ends the interpreter; None while there is none.
     """
 
     pid = 0
@@ -49,8 +49,8 @@ class _State:
 def abort_on_failure() -> None:
     """Have a failure of this rank end the job, with a message that names rank and node.
 
-    For programs that call ``chainermn.create_communicator`` themselves; ours does it. Calling it
-    twice is calling it once. It may be combined with ``chainermn.global_except_hook``.
+    For programs that call ``chainermn.create_communicator``; that of this package calls it itself.
+    A second call does nothing. It may be combined with ``chainermn.global_except_hook``.
     """
     if _State.pid == os.getpid() or is_importing_main():
         return
@@ -58,7 +58,7 @@ def abort_on_failure() -> None:
     sys.excepthook = _State.hook = _excepthook(_printing_hook())
     threading.excepthook = _thread_excepthook(threading.excepthook)
     atexit.register(_end_at_exit)
-    with contextlib.suppress(AttributeError):  # not public: before threads are waited for
+    with contextlib.suppress(AttributeError):  # not public; runs before Python joins threads
         threading._register_atexit(_end_at_exit)  # type: ignore[attr-defined]
     _watch_exit_code()
 
@@ -67,7 +67,7 @@ def abort_on_failure() -> None:
 
 
 def _printing_hook() -> Hook:
-    """Return the hook of before; for that of ChainerMN, which aborts, the one before that."""
+    """Return the current hook; ChainerMN's calls MPI_Abort, so the one that it replaced."""
     theirs = sys.modules.get("chainermn.global_except_hook")
     if theirs is not None and sys.excepthook is theirs._global_except_hook:
         return theirs._orig_except_hook or sys.__excepthook__
@@ -103,10 +103,10 @@ def _thread_excepthook(
 
 
 def _watch_exit_code() -> None:
-    """Learn with which code the interpreter ends, which it tells no hook.
+    """Note the code that the interpreter ends with, which it passes to no hook.
 
-    It reads ``code`` of the exception while no Python code runs: that is when the function below
-    is called by nobody. The exception of the built-in ``sys.exit`` need not be an object by then.
+    It reads the attribute ``code`` of SystemExit when no Python code runs, so the getter below has
+    no calling frame. ``sys.exit`` is replaced: the built-in one may leave no exception object.
     """
     plain = SystemExit.__dict__["code"]
     if isinstance(plain, property):  # in a process that was forked after this
@@ -114,8 +114,8 @@ def _watch_exit_code() -> None:
 
     def code(error: SystemExit) -> object:
         value: object = plain.__get__(error)
-        is_asked_by_code = sys._getframe().f_back is not None
-        if not is_asked_by_code and threading.current_thread() is threading.main_thread():
+        is_called_by_code = sys._getframe().f_back is not None
+        if not is_called_by_code and threading.current_thread() is threading.main_thread():
             _State.exit_code = value
         return value
 
@@ -123,9 +123,9 @@ def _watch_exit_code() -> None:
     attributes["code"] = property(code, plain.__set__)
     ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
     plain_exit = sys.exit
-    for module in list(sys.modules.values()):  # also where it was imported from sys
+    for module in list(sys.modules.values()):  # also after `from sys import exit`
         held: dict[str, object] = {}
-        with contextlib.suppress(AttributeError):  # past what a lazy module does when it is asked
+        with contextlib.suppress(AttributeError):  # so that lazy modules load nothing
             held = object.__getattribute__(module, "__dict__")
         names = [name for name, value in [*held.items()] if value is plain_exit]
         for name in names:
@@ -141,7 +141,7 @@ def _exit(status: object = None, /) -> NoReturn:
 
 
 def _end_at_exit() -> None:
-    """End the job if this is not a good end, before MPI_Finalize."""
+    """End the job if this process has failed, before MPI_Finalize."""
     code = _State.exit_code
     if code is not None and code != 0:
         _end_job(f"exit code {code}", code if isinstance(code, int) else 1)
@@ -153,7 +153,7 @@ def _end_at_exit() -> None:
 def _end_job(reason: str, exit_code: int) -> None:
     """Say which rank failed and call MPI_Abort, which ends this process.
 
-    Does nothing where no other rank waits: without MPI, alone, in a process forked from a rank.
+    Does nothing if no other rank waits: without MPI, alone, in a process forked from a rank.
     """
     mpi = sys.modules.get("mpi4py.MPI")  # importing it would start MPI
     if mpi is None or os.getpid() != _State.pid:
@@ -161,7 +161,7 @@ def _end_job(reason: str, exit_code: int) -> None:
     if not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.size == 1:
         return
     rank, size, name = mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size, this_node().name
-    with contextlib.suppress(Exception):  # whatever is wrong with a stream, the job ends
+    with contextlib.suppress(Exception):  # a broken stream must not keep the job from ending
         sys.stdout.flush()
     with contextlib.suppress(Exception):
         sys.stderr.write(

@@ -14,7 +14,7 @@ import pytest
 from bench.slowstore import SlowStore, attach
 from overlapiter.errors import BindingWarning
 from overlapiter.mpi import communicator
-from overlapiter.node import Node, Place, set_node, this_node
+from overlapiter.node import Host, Node, set_node, this_node
 from tests.chainer.iterator_datasets import numbered_images
 from tests.chainer.mpi_jobs import NEEDS_MPIEXEC, check_staged, plays_host_names, run_job
 
@@ -24,14 +24,14 @@ N_IMAGES = 64
 
 
 class Ranks:
-    """The first of some ranks on one machine, as a communicator that gathers what they tell."""
+    """The first of some ranks on one machine, as a communicator that gathers their hosts."""
 
     rank = 0
 
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def allgather(self, sendobj: Place) -> list[Place]:
+    def allgather(self, sendobj: Host) -> list[Host]:
         return [sendobj] * self.size
 
 
@@ -44,7 +44,7 @@ def n_cores(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
     set_node(None)
 
 
-def test_ranks_that_are_kept_from_half_of_the_cores_are_told(n_cores: int) -> None:
+def test_ranks_that_are_bound_to_half_of_the_cores_warn(n_cores: int) -> None:
     with pytest.warns(BindingWarning, match=f"to {n_cores // 2} of its {n_cores} cores"):
         communicator.find_node(Ranks(3), 3)
 
