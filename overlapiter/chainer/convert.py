@@ -53,12 +53,12 @@ def _columns(batch: MiniBatch) -> Any:
     if kind == "dict" and any(tuple(example) != keys for example in batch):
         return None  # the user has added or removed a key
     arrays = []
-    for number, (mark, column) in enumerate(zip(children, batch.columns, strict=True)):
+    for number, (child, column) in enumerate(zip(children, batch.columns, strict=True)):
         key = number if keys is None else keys[number]
         values = [example[key] for example in batch] if column is None or kind == "dict" else None
         array = column
         if column is None or not _still_views(values, column):
-            array = _numbers(mark, values)
+            array = _numbers(child, values)
         if array is None:
             return None
         arrays.append(array)
@@ -81,10 +81,10 @@ def _still_views(values: Any, column: Any) -> bool:
     )
 
 
-def _numbers(mark: str, values: Any) -> Any:
+def _numbers(kind: str, values: Any) -> Any:
     """Return plain numbers as an array, as Chainer does; None for anything else."""
-    kinds = set(map(type, values))
-    if mark != "array" and len(kinds) == 1 and issubclass(kinds.pop(), (int, float, np.number)):
+    types = set(map(type, values))
+    if kind != "array" and len(types) == 1 and issubclass(types.pop(), (int, float, np.number)):
         return np.asarray(values)
     return None
 

@@ -1,17 +1,16 @@
 """How a mini-batch lies in its slot. Pure: nothing here allocates or shares memory.
 
 An example is a tree of tuples, lists and dicts with leaves. The *structure* of an example is that
-tree with a mark for each leaf:
+tree with the kind of each leaf:
 
 * ``"array"``: a plain ``numpy.ndarray``; it lies in a column of the slot,
-* ``"number"``: a NumPy scalar; likewise,
-* ``"loose"``: anything else; it travels pickled beside the slot.
+* ``"number"``: a NumPy scalar; it lies in a column, too,
+* ``"loose"``: anything else; it is pickled and sent beside the slot.
 
-A *column* holds one array leaf of every example: row ``p`` for the example at position ``p`` of
-the mini-batch, so that the column is the contiguous ``(batch_size, ...)`` array of the converter.
-The layout is taken from the first example ever read. An array of another shape or dtype lies in
-its row all the same while it fits, and travels pickled if it does not; then the next layout gets
-wider rows.
+A *column* holds one array leaf of every example: row ``p`` that of example ``p`` of the
+mini-batch, so the column is the contiguous ``(batch_size, ...)`` array of the converter. The first
+example that is read determines the layout. An array of another shape or dtype lies in its row if
+it fits; if not, it is pickled, and the next layout gets wider rows.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 
-#: ``"array"``, ``"number"``, ``"loose"``, or ``(kind, keys, children)`` of a container.
+#: The kind of a leaf, or ``(kind, keys, children)`` of a container, with keys for a dict.
 Structure = str | tuple[Any, ...]
 
 _ALIGNMENT_BYTES = 64
@@ -36,7 +35,7 @@ class Column:
     """Where one array leaf of every example lies.
 
     Attributes:
-        dtype: Element type of an ordinary row.
+        dtype: Element type of an ordinary row, that of the first example.
         shape: Shape of an ordinary row.
         row_bytes: Distance between rows, at least the size of an ordinary row.
         offset_bytes: Start of row 0 in the slot.
@@ -69,8 +68,8 @@ class Layout:
     Attributes:
         structure: The structure of an ordinary example.
         columns: One column for each array or number leaf, in order.
-        n_rows: Examples that a slot holds.
-        slot_bytes: Size of a slot; 0 if examples hold no arrays.
+        n_rows: Examples in a slot.
+        slot_bytes: Size of a slot; 0 without columns.
     """
 
     structure: Structure
@@ -84,31 +83,33 @@ class Layout:
             column.row_bytes if wanted <= column.row_bytes else _aligned(wanted)
             for column, wanted in zip(self.columns, wanted_row_bytes, strict=True)
         ]
-        kinds = [(column.dtype, column.shape) for column in self.columns]
-        return _arrange(self.structure, kinds, rows, self.n_rows)
+        row_types = [(column.dtype, column.shape) for column in self.columns]
+        return _arrange(self.structure, row_types, rows, self.n_rows)
 
 
 def layout_of(example: object, n_rows: int) -> Layout:
     """Return the layout for mini-batches of ``n_rows`` examples like this one."""
     structure, leaves = flatten(example)
-    arrays = [leaf for mark, leaf in zip(marks(structure), leaves, strict=True) if mark != "loose"]
-    kinds = [(array.dtype, array.shape) for array in arrays]
-    rows = [size_bytes(dtype, shape) for dtype, shape in kinds]
-    return _arrange(structure, kinds, rows, n_rows)
+    arrays = [
+        leaf for kind, leaf in zip(leaf_kinds(structure), leaves, strict=True) if kind != "loose"
+    ]
+    row_types = [(array.dtype, array.shape) for array in arrays]
+    rows = [size_bytes(dtype, shape) for dtype, shape in row_types]
+    return _arrange(structure, row_types, rows, n_rows)
 
 
 def _arrange(
     structure: Structure,
-    kinds: Iterable[tuple[np.dtype[Any], tuple[int, ...]]],
+    row_types: Iterable[tuple[np.dtype[Any], tuple[int, ...]]],
     rows: Iterable[int],
     n_rows: int,
 ) -> Layout:
     columns = []
     end_bytes = 0
-    for (dtype, shape), row_bytes in zip(kinds, rows, strict=True):
+    for (dtype, shape), row_bytes in zip(row_types, rows, strict=True):
         columns.append(Column(dtype, shape, row_bytes, end_bytes))
         end_bytes = _aligned(end_bytes + row_bytes * n_rows)
-    # Where all arrays are empty there are slots all the same: later arrays may make them wider.
+    # Slots of empty arrays are needed, too: later arrays may make them wider.
     slot_bytes = max(end_bytes, _ALIGNMENT_BYTES) if columns else 0
     return Layout(structure, tuple(columns), n_rows, slot_bytes)
 
@@ -150,11 +151,11 @@ def _flatten(node: object, leaves: list[Any]) -> Structure:
     return "loose"
 
 
-def marks(structure: Structure) -> list[str]:
-    """Return the mark of each leaf, in order."""
+def leaf_kinds(structure: Structure) -> list[str]:
+    """Return the kind of each leaf, in order."""
     if isinstance(structure, str):
         return [structure]
-    return [mark for child in structure[2] for mark in marks(child)]
+    return [kind for child in structure[2] for kind in leaf_kinds(child)]
 
 
 def unflatten(structure: Structure, leaves: Iterable[Any]) -> Any:
@@ -173,9 +174,9 @@ def _unflatten(structure: Structure, leaves: Any) -> Any:
 
 
 def assemble(structure: Structure, rows: Sequence[Sequence[Any]]) -> list[Any]:
-    """Return examples of one structure from their leaves, given leaf by leaf.
+    """Return examples of one structure; ``rows`` holds for each leaf its value in every example.
 
-    The common flat examples are put together without a Python loop over them.
+    It makes flat examples, the usual ones, without a Python loop over leaves.
     """
     if isinstance(structure, str):
         return list(rows[0])

@@ -1,8 +1,8 @@
 """Segments: anonymous shared memory that several processes map, and the slots in them.
 
-A segment has no name (``memfd_create``), so nothing is left behind however its users end, and it
-is not bounded by the size of /dev/shm. Every slot is reserved before its first use, so that a
-machine without memory gives an error here, never a bus error in the middle of a copy.
+A segment has no name (``memfd_create``): the kernel frees it with its last user, and the size of
+/dev/shm does not limit it. Every slot is reserved before its first use, so that a lack of memory
+raises an error here and never a bus error in the middle of a copy.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from overlapiter.errors import SharedMemoryError
 
 
 class Slot(NamedTuple):
-    """The memory of one mini-batch: a place in a segment."""
+    """The memory of one mini-batch: a range of a segment."""
 
     segment_id: int
     offset_bytes: int
 
 
-#: What stands behind an error that says little about itself.
+#: The limits that cause these errors.
 _LIMITS = {
     errno.EMFILE: "the limit of open files, ulimit -n",
     errno.EFBIG: "the limit of file sizes, ulimit -f",
@@ -34,11 +34,11 @@ class Segment:
     """One piece of shared memory, mapped.
 
     Args:
-        fd: Its descriptor; the segment takes it over.
+        fd: Its descriptor, which the segment closes.
         size_bytes: Its size.
 
     Raises:
-        SharedMemoryError: The address space is used up.
+        SharedMemoryError: The limit of address space is reached.
     """
 
     def __init__(self, fd: int, size_bytes: int) -> None:
@@ -52,10 +52,10 @@ class Segment:
 
     @classmethod
     def create(cls, size_bytes: int) -> Segment:
-        """Make a segment without any memory behind it yet; see :meth:`reserve`.
+        """Make a segment that takes no memory yet; see :meth:`reserve`.
 
         Raises:
-            SharedMemoryError: The address space or the descriptors are used up.
+            SharedMemoryError: The limit of address space or of descriptors is reached.
         """
         fd = -1
         try:
@@ -68,10 +68,10 @@ class Segment:
         return cls(fd, size_bytes)
 
     def reserve(self, offset_bytes: int, length_bytes: int) -> None:
-        """Put zeroed memory behind a range.
+        """Allocate the memory of a range, zeroed.
 
         Raises:
-            SharedMemoryError: There is none.
+            SharedMemoryError: There is too little.
         """
         try:
             os.posix_fallocate(self.fd, offset_bytes, length_bytes)
@@ -79,11 +79,11 @@ class Segment:
             raise SharedMemoryError(length_bytes, _reason(error)) from error
 
     def forget(self, offset_bytes: int, length_bytes: int) -> None:
-        """Give the memory of a page-aligned range back to the system; its content is lost."""
+        """Free the memory of a page-aligned range; its content is lost."""
         self.memory.madvise(mmap.MADV_REMOVE, offset_bytes, length_bytes)
 
     def close(self) -> None:
-        """Drop the descriptor; the mapping goes with its last view."""
+        """Close the descriptor; the mapping ends with its last view."""
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
@@ -96,19 +96,19 @@ def _reason(error: Exception) -> str:
 
 
 class SlotPool:
-    """Slots of one size, in segments that double, so that keeping mini-batches costs few of them.
+    """Slots of one size, in segments of doubling size, so that few segments hold many slots.
 
     Args:
         slot_bytes: Size of a slot.
-        n_expected: Slots in use in steady state; further free ones give their memory back.
+        n_expected: Slots in use in steady state; the memory of more free slots is freed.
     """
 
     def __init__(self, slot_bytes: int, n_expected: int) -> None:
         self._stride_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._n_expected = n_expected
         self.segments: dict[int, Segment] = {}
-        self._warm: list[Slot] = []  # last in, first out: likely in the processor's cache
-        self._cold: list[Slot] = []  # no memory behind them
+        self._warm: list[Slot] = []  # with memory; last in, first out, for the processor's cache
+        self._cold: list[Slot] = []  # without memory
         self._n_slots = 0
 
     def is_used_up(self) -> bool:
@@ -123,7 +123,7 @@ class SlotPool:
         """Add a segment, with as many slots as there are already.
 
         Raises:
-            SharedMemoryError: The address space or the descriptors are used up.
+            SharedMemoryError: The limit of address space or of descriptors is reached.
         """
         n_new = max(self._n_expected, self._n_slots)
         self.segments[segment_id] = Segment.create(n_new * self._stride_bytes)
@@ -135,7 +135,7 @@ class SlotPool:
         """Return a free slot.
 
         Raises:
-            SharedMemoryError: There is no memory for it.
+            SharedMemoryError: There is too little memory.
         """
         if self._warm:
             return self._warm.pop()
@@ -144,7 +144,7 @@ class SlotPool:
         return self._cold.pop()
 
     def release(self, slot: Slot) -> None:
-        """Take a slot back; the caller vouches that nobody looks at it any more."""
+        """Take back a slot that has no views any more."""
         if len(self._warm) < self._n_expected:
             self._warm.append(slot)
         else:
@@ -152,7 +152,7 @@ class SlotPool:
             self._cold.append(slot)
 
     def close(self) -> None:
-        """Drop all segments here; other processes keep what they have mapped."""
+        """Close all segments in this process; other processes keep what they have mapped."""
         for segment in self.segments.values():
             segment.close()
         self.segments.clear()

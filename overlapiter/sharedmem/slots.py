@@ -1,10 +1,10 @@
-"""The two ends of a slot: a file reader writes examples into it, the trainer looks at them.
+"""The two ends of a slot: a file reader writes examples into it, the trainer views them.
 
-The report of a file reader on its part of a mini-batch is None if every example is ordinary
-(the structure of the layout, each array an ordinary row); else one entry per example: None for
-an ordinary one, an :class:`ExampleError` for one that is left out, or ``(structure or None,
-[leaf entry, ...])``, with None for the layout's own structure and as leaf entry ``(IN_COLUMN,)``,
-``(IN_ROW, dtype, shape)`` or ``(LOOSE, value)``.
+An example is *ordinary* if it has the structure of the layout and each of its arrays is an
+ordinary row. A file reader reports None on a part of a mini-batch whose examples are all ordinary;
+else one entry for each example: None for an ordinary one, an :class:`ExampleError` for one that is
+left out, or ``(structure, [leaf entry, ...])``, with None for the structure of the layout. A leaf
+entry is ``(IN_COLUMN,)``, ``(IN_ROW, dtype, shape)`` or ``(LOOSE, value)``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import numpy as np
 
 from overlapiter.errors import ExampleError
 
-from .layout import Array, Column, Layout, Structure, assemble, flatten, marks, unflatten
+from .layout import Array, Column, Layout, Structure, assemble, flatten, leaf_kinds, unflatten
 from .segments import Segment, Slot
 
 IN_COLUMN, IN_ROW, LOOSE = range(3)
@@ -30,28 +30,28 @@ class SlotWriter:
     """Writes examples into slots of one layout; the file reader's end.
 
     Attributes:
-        wanted_row_bytes: The largest array seen for each column, to widen the layout by.
+        wanted_row_bytes: The size of the largest array so far, for each column.
     """
 
     def __init__(self, layout: Layout) -> None:
         self.layout = layout
         self.wanted_row_bytes = [column.row_bytes for column in layout.columns]
-        self._marks = marks(layout.structure)
-        self._is_flat_columns = "loose" not in self._marks
+        self._kinds = leaf_kinds(layout.structure)
+        self._is_flat_columns = "loose" not in self._kinds
         self._columns: dict[Slot, list[Array]] = {}
 
     def wants_wider_rows(self) -> bool:
-        """Return whether an array was seen that the rows of the layout are too small for."""
+        """Return whether an array did not fit into its row."""
         return self.wanted_row_bytes != [column.row_bytes for column in self.layout.columns]
 
     def write(self, segment: Segment | None, slot: Slot | None, row: int, example: object) -> Any:
-        """Write one example; return its entry, or None if it is ordinary. Copies each array once.
+        """Write one example, with one copy of each array; return its entry of the report.
 
         Args:
             segment: The segment of the slot; None where the layout has no columns.
             slot: The slot of the mini-batch.
-            row: Position of the example in the mini-batch.
-            example: What the dataset returned.
+            row: Number of the example in the mini-batch, from 0.
+            example: The example as the dataset returned it.
         """
         structure, leaves = flatten(example)
         same = structure == self.layout.structure
@@ -62,10 +62,10 @@ class SlotWriter:
             views = self._columns[slot] = column_arrays(self.layout, segment.memory, slot)
         if same and self._is_flat_columns and self._write_ordinary(views, row, leaves):
             return None
-        leaf_marks = self._marks if same else marks(structure)
+        kinds = self._kinds if same else leaf_kinds(structure)
         return (
             None if same else structure,
-            self._write_any(segment, slot, row, leaf_marks, leaves),
+            self._write_any(segment, slot, row, kinds, leaves),
         )
 
     def _write_ordinary(self, views: list[Array], row: int, leaves: list[Any]) -> bool:
@@ -77,12 +77,12 @@ class SlotWriter:
         return True
 
     def _write_any(
-        self, segment: Segment, slot: Slot, row: int, leaf_marks: list[str], leaves: list[Any]
+        self, segment: Segment, slot: Slot, row: int, kinds: list[str], leaves: list[Any]
     ) -> list[LeafEntry]:
         entries: list[LeafEntry] = []
         number = 0
-        for mark, leaf in zip(leaf_marks, leaves, strict=True):
-            if mark == "loose" or number >= len(self.layout.columns):
+        for kind, leaf in zip(kinds, leaves, strict=True):
+            if kind == "loose" or number >= len(self.layout.columns):
                 entries.append((LOOSE, leaf))
                 continue
             column = self.layout.columns[number]
@@ -129,14 +129,14 @@ def _row_array(
 class MiniBatch(list):  # type: ignore[type-arg]  # examples are whatever the dataset returns
     """A mini-batch: a list of examples whose arrays are views of a slot of shared memory.
 
-    It is an ordinary list; the slot goes back to the pool when the last view of it is gone, so a
-    mini-batch, or any array of it, may be kept as long as one likes.
+    It is an ordinary list. The slot returns to the pool when its last view is garbage-collected,
+    so a mini-batch, or any array of it, stays valid as long as it is kept.
 
     Attributes:
         structure: The common structure of all examples, or None.
-        columns: For each leaf the array of shape ``(len(batch), ...)`` that holds it in every
-            example, without a copy, or None where it does not lie contiguously.
-        skipped: What explains each example of the index list that was left out, in order.
+        columns: For each leaf its values in all examples, an array of shape ``(len(batch), ...)``
+            that views the slot; None if they do not lie contiguously.
+        skipped: The error of each example of the index list that was left out, in order.
     """
 
     def __init__(
@@ -153,7 +153,7 @@ class MiniBatch(list):  # type: ignore[type-arg]  # examples are whatever the da
         self._originals = examples
 
     def is_untouched(self) -> bool:
-        """Return whether the list still holds the examples that it was made with, in order."""
+        """Return whether the list still holds the same examples in the same order."""
         return len(self) == len(self._originals) and all(map(_is, self, self._originals))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -166,7 +166,7 @@ def _is(one: object, other: object) -> bool:
 
 
 def view_empty(reports: Sequence[tuple[int, int, Report]]) -> MiniBatch:
-    """Return the mini-batch of which every example is left out, and so has no slot."""
+    """Return the mini-batch of an index list all of whose examples are left out; it has no slot."""
     entries = [entry for _, _, report in reports for entry in report or []]
     return MiniBatch([], skipped=[entry for entry in entries if isinstance(entry, ExampleError)])
 
@@ -185,27 +185,27 @@ def view_batch(
         segment: The segment of the slot; None where the layout has no columns.
         slot: The slot.
         reports: ``(start, stop, report)`` of every part, in order.
-        lend: Called at once with the array that dies with the last view of the slot; with None
-            where nothing is a view of it.
+        lend: Called at once with the array that all views of the slot refer to, so that it is
+            garbage-collected with the last of them; with None if there are no views.
     """
     n_examples = reports[-1][1]
     columns: list[Array] = []
     root: Array | None = None
     if segment is not None:
-        # Every view has this very array as its base, so it dies with the last of them.
+        # NumPy makes this array the base of every view.
         root = np.frombuffer(segment.memory, np.uint8, layout.slot_bytes, slot.offset_bytes)
         columns = [a[:n_examples] for a in column_arrays(layout, root, Slot(0, 0))]
     lend(root)
-    leaf_marks = marks(layout.structure)
+    kinds = leaf_kinds(layout.structure)
     if all(report is None for _, _, report in reports) and columns:
-        rows = [_rows(column, mark) for column, mark in zip(columns, leaf_marks, strict=True)]
+        rows = [_rows(column, kind) for column, kind in zip(columns, kinds, strict=True)]
         contiguous = _contiguous(layout, columns)
         return MiniBatch(assemble(layout.structure, rows), layout.structure, contiguous)
     return _view_mixed(layout, root, columns, reports)
 
 
-def _rows(column: Array, mark: str) -> Sequence[Any]:
-    if mark == "number" or column.ndim > 1:
+def _rows(column: Array, kind: str) -> Sequence[Any]:
+    if kind == "number" or column.ndim > 1:
         return list(column)
     return [column[i, ...] for i in range(len(column))]  # views of shape (), not scalars
 
@@ -220,11 +220,11 @@ def _view_mixed(
     columns: list[Array],
     reports: Sequence[tuple[int, int, Report]],
 ) -> MiniBatch:
-    """Put together a mini-batch in which some example is not ordinary."""
+    """Return a mini-batch in which some example is not ordinary."""
     examples: list[Any] = []
     skipped: list[ExampleError] = []
-    ordinary = [True] * len(marks(layout.structure))  # leaves that lie in their column throughout
-    common = True
+    in_columns = [True] * len(leaf_kinds(layout.structure))  # leaves, in all examples so far
+    is_common = True  # the layout's structure, in all examples so far
     for start, stop, report in reports:
         for row in range(start, stop):
             entry = None if report is None else report[row - start]
@@ -234,14 +234,15 @@ def _view_mixed(
             structure, leaves, in_column = _leaves(layout, root, columns, row, entry)
             examples.append(unflatten(structure, leaves))
             if structure != layout.structure:
-                common = False
+                is_common = False
             else:
-                ordinary = [a and b for a, b in zip(ordinary, in_column, strict=True)]
-    if skipped or not common:
+                in_columns = [a and b for a, b in zip(in_columns, in_column, strict=True)]
+    if skipped or not is_common:
         return MiniBatch(examples, skipped=skipped)
-    whole = iter(_contiguous(layout, columns))
-    per_leaf = [None if mark == "loose" else next(whole, None) for mark in marks(layout.structure)]
-    kept = [array if fine else None for array, fine in zip(per_leaf, ordinary, strict=True)]
+    contiguous = iter(_contiguous(layout, columns))
+    kinds = leaf_kinds(layout.structure)
+    per_leaf = [None if kind == "loose" else next(contiguous, None) for kind in kinds]
+    kept = [array if is_in else None for array, is_in in zip(per_leaf, in_columns, strict=True)]
     return MiniBatch(examples, layout.structure, kept)
 
 
@@ -253,14 +254,14 @@ def _leaves(
     structure = layout.structure if entry[0] is None else entry[0]
     leaves: list[Any] = []
     number = 0
-    for mark, leaf in zip(marks(structure), entry[1], strict=True):
+    for kind, leaf in zip(leaf_kinds(structure), entry[1], strict=True):
         if leaf[0] == LOOSE:
             leaves.append(leaf[1])
         elif leaf[0] == IN_COLUMN:
             array = columns[number]
-            leaves.append(array[row] if mark == "number" or array.ndim > 1 else array[row, ...])
+            leaves.append(array[row] if kind == "number" or array.ndim > 1 else array[row, ...])
         else:
             array = _row_array(root, Slot(0, 0), layout.columns[number], row, leaf[1], leaf[2])
-            leaves.append(array[()] if mark == "number" else array)
-        number += mark != "loose"
+            leaves.append(array[()] if kind == "number" else array)
+        number += kind != "loose"
     return structure, leaves, [leaf[0] == IN_COLUMN for leaf in entry[1]]

@@ -15,7 +15,7 @@ from overlapiter.sharedmem.layout import (
     assemble,
     flatten,
     layout_of,
-    marks,
+    leaf_kinds,
     size_bytes,
     unflatten,
 )
@@ -36,7 +36,7 @@ trees = st.recursive(
 @given(trees)
 def test_a_tree_is_what_its_structure_and_its_leaves_make(tree):
     structure, leaves = flatten(tree)
-    assert len(marks(structure)) == len(leaves)
+    assert len(leaf_kinds(structure)) == len(leaves)
     again = unflatten(structure, leaves)
     assert again == tree
     assert repr(again) == repr(tree)  # the order of keys too
@@ -59,7 +59,7 @@ def test_flat_examples_are_assembled_into_their_own_kind(example):
 
 
 @pytest.mark.parametrize(
-    ("leaf", "mark"),
+    ("leaf", "kind"),
     [
         (np.zeros(3), "array"),
         (np.array(5), "array"),
@@ -87,9 +87,9 @@ def test_flat_examples_are_assembled_into_their_own_kind(example):
         ({1, 2}, "loose"),
     ],
 )
-def test_only_plain_arrays_and_numbers_of_numpy_lie_in_columns(leaf, mark):
+def test_only_plain_arrays_and_numbers_of_numpy_lie_in_columns(leaf, kind):
     structure, leaves = flatten(leaf)
-    assert structure == mark
+    assert structure == kind
     assert leaves[0] is leaf
 
 
