@@ -19,7 +19,7 @@ LAYERS = (
     ("order",),
     ("nextuse", "scatter"),
     ("agreement",),
-    ("sources", "openhook"),
+    ("sources", "stagedfile", "openhook", "openhook_new"),
     ("stats", "tracing"),
     ("origins",),
     ("store",),

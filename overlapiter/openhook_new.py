@@ -1,0 +1,201 @@
+"""Interception: what an ``open`` of a source file gives instead, in worker processes alone.
+
+:class:`OpenHook` replaces ``open`` wherever Python code finds it. C libraries that open files
+themselves ask :func:`local_path`.
+"""
+
+from __future__ import annotations
+
+import _io
+import builtins
+import functools
+import io
+import os
+import pathlib
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import IO, Any, Protocol
+
+from .errors import OptionError
+from .sources import is_below
+from .stagedfile import READ_MODES
+from .urls import is_url, url_below
+
+OpenFunction = Callable[..., IO[Any]]
+
+
+class Handler(Protocol):
+    """Knows the staged copies of source files.
+
+    Both methods are called in the thread that opens, and get the path as the caller wrote it, or
+    the URL. What they raise reaches the caller.
+    """
+
+    def open(
+        self, path: str, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> IO[Any] | None:
+        """Return the staged copy, opened; None where the source has to be read.
+
+        Args:
+            path: The source file.
+            mode: One of :data:`.stagedfile.READ_MODES`.
+            args: What followed the mode in the call of ``open``, without an opener.
+            kwargs: The same, given by name.
+        """
+
+    def local_path(self, path: str) -> str | None:
+        """Return the path of a staged copy, for a library that opens files itself; or None.
+
+        The file exists under this path until the current example has been read, and its name ends
+        as that of the source file does: libraries choose a format by it. A path below ``/proc``
+        will not do: HDF5 resolves links.
+        """
+
+
+class DirectAccess(Protocol):
+    """Gives the files of a source that Python's ``open`` knows nothing of."""
+
+    def open(self, url: str, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
+        """Open a file of the source for reading, as the built-in ``open``."""
+
+    def download(self, url: str) -> str:
+        """Return the path of a private copy, which lives as long as the current example."""
+
+
+class OpenHook:
+    """Sends every reading ``open`` of a file below the source to a handler.
+
+    The hook costs a string comparison for any other file. An ``open`` with an opener is left
+    alone, since only the opener knows which file the path means.
+
+    Args:
+        source: Absolute root of the files on the slow store, or a URL.
+        handler: Opens the staged copies.
+        direct: Opens what the handler does not, where the source is a URL.
+        elsewhere: Called with any other file that is opened for reading.
+    """
+
+    def __init__(
+        self,
+        source: str,
+        handler: Handler,
+        direct: DirectAccess | None = None,
+        elsewhere: Callable[[str], None] | None = None,
+    ) -> None:
+        self._prefix = os.path.join(source, "")
+        self._is_url = is_url(source)
+        self._handler = handler
+        self._direct = direct
+        self._elsewhere = elsewhere
+        self._underlying: OpenFunction | None = None
+
+    def install(self) -> None:
+        """Replace ``open``; what was there before still opens what is not staged."""
+        underlying = self._underlying = builtins.open
+        below, staged = self._below, self._handler.open
+        direct, elsewhere = self._direct, self._elsewhere
+
+        @functools.wraps(underlying)
+        def open_below_source(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
+            # A number is a file descriptor; a writing mode is never redirected.
+            if (
+                not isinstance(file, (str, bytes, os.PathLike))
+                or mode not in READ_MODES
+                or any(args[5:])
+                or kwargs.get("opener")
+            ):
+                return underlying(file, mode, *args, **kwargs)
+            found = below(file)
+            if found is not None:
+                opened = staged(found, mode, args, kwargs)
+                if opened is not None:
+                    return opened
+                if direct is not None:
+                    return direct.open(found, mode, *args, **kwargs)
+            elif elsewhere is not None:
+                elsewhere(os.fsdecode(file))
+            return underlying(file, mode, *args, **kwargs)
+
+        self._wrapper = open_below_source
+        _replace_open(underlying, open_below_source)
+        _set_current_hook(self)
+
+    def uninstall(self) -> None:
+        """Put back the ``open`` that was found, unless it has been replaced since."""
+        if self._underlying is not None and builtins.open is self._wrapper:
+            _replace_open(self._wrapper, self._underlying)
+        self._underlying = None
+        if _current_hook is self:
+            _set_current_hook(None)
+
+    def _below(self, file: Any) -> str | None:
+        """Return what the handler is to know of ``file``; None if it lies elsewhere."""
+        path = file if type(file) is str else os.fsdecode(os.fspath(file))
+        if self._is_url:
+            return url_below(self._prefix, path)
+        return path if is_below(self._prefix, path) else None
+
+    def local_path(self, name: str) -> str:
+        """Return a path from which ``name`` can be read now; see :func:`local_path`."""
+        found = self._below(name)
+        if found is None:
+            return name
+        staged = self._handler.local_path(found)
+        if staged is None and self._direct is not None:
+            return self._direct.download(found)
+        return name if staged is None else staged
+
+
+# What modules call the open that they import: `from io import open`, and tarfile and bz2.
+_NAMES_OF_OPEN = ("open", "bltn_open", "_builtin_open")
+
+
+def _replace_open(before: OpenFunction, after: OpenFunction) -> None:
+    """Put ``after`` in the place of ``before``, also where a module has imported that.
+
+    ``_io.open`` stays: with it overlapiter opens staged copies.
+    """
+    builtins.open = after  # type: ignore[assignment]  # same call signature
+    io.open = after  # type: ignore[assignment]  # same call signature
+    for module in [*sys.modules.values()]:
+        if not isinstance(module, ModuleType) or module is _io:
+            continue
+        for name in _NAMES_OF_OPEN:
+            if vars(module).get(name) is before:
+                setattr(module, name, after)
+    # Python 3.10's pathlib keeps the open that it found when it was imported.
+    accessor = getattr(pathlib, "_normal_accessor", None)
+    if accessor is not None:
+        accessor.open = after
+
+
+_current_hook: OpenHook | None = None
+
+
+def _set_current_hook(hook: OpenHook | None) -> None:
+    global _current_hook  # as builtins.open, it is one for the process
+    _current_hook = hook
+
+
+def local_path(path: str | os.PathLike[str]) -> str:
+    """Return the path to open instead of ``path``: its staged copy, or ``path`` itself.
+
+    For libraries that open files without Python's ``open`` (OpenCV, HDF5). Counts, and is
+    discovered, as an ``open``. Outside a worker it returns ``path`` unchanged. The answer holds
+    while the example is being read: of a small staged file, and of a URL that is not staged, a
+    private copy is made for that time.
+
+    Raises:
+        OptionError: It is a URL that no iterator of this process stages.
+        OSError: It is a URL, and cannot be read.
+    """
+    name = os.fspath(path)
+    found = name if _current_hook is None else _current_hook.local_path(name)
+    if found is name and is_url(name):
+        raise OptionError(
+            "path",
+            f"{name} has no local copy here: ask for it in the dataset of an OverlapIterator "
+            f"whose staging has a source that it lies below",
+        )
+    return found
