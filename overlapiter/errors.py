@@ -4,20 +4,20 @@
 
     OverlapError
     ├── OptionError (also ValueError)      an argument cannot work; raised at construction
-    ├── DatasetPicklingError (also TypeError)  the dataset cannot travel to the workers
+    ├── DatasetPicklingError (also TypeError)  the dataset cannot be sent to the workers
     ├── ExampleError                       one example could not be read
     ├── TooManyBadExamplesError            more examples had to be left out than were allowed
-    ├── EmptyBatchError                    nothing is left of a mini-batch that ranks share
+    ├── EmptyBatchError                    every example of a rank's mini-batch was left out
     ├── WorkerDiedError                    the same example killed its file reader again and again
     ├── StagingError (also OSError)        the staging directory cannot be used
     ├── SharedMemoryError (also MemoryError)  no memory for the mini-batch slots
-    ├── NoMpiError (also RuntimeError)     a worker process was to communicate
+    ├── NoMpiError (also RuntimeError)     a worker process called MPI
     └── PipelineError                      the worker processes could not start or were lost
 
     StagingWarning (RuntimeWarning)        staging is degraded; training goes on
     BadExampleWarning (RuntimeWarning)     an example was left out, as the user asked for
-    BindingWarning (RuntimeWarning)        the launcher keeps the ranks from most of the cores
-    FailureWarning (RuntimeWarning)        nobody ends the job if a rank of it fails
+    BindingWarning (RuntimeWarning)        the launcher binds the ranks to few of the cores
+    FailureWarning (RuntimeWarning)        if a rank fails, the other ranks will wait for ever
 
 Each error carries its facts as attributes and survives pickling. When a dataset raises,
 ``next()`` raises that very exception and chains an :class:`ExampleError` to it as ``__cause__``.
@@ -36,7 +36,7 @@ class OverlapError(Exception):
     """Root of every error that overlapiter raises on purpose."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Rebuild from the message and the attributes, whatever the constructor takes."""
+        """Rebuild from the message and the attributes, without calling the constructor."""
         return _rebuild, (type(self), self.args, self.__dict__)
 
 
@@ -62,10 +62,10 @@ class OptionError(OverlapError, ValueError):
 
 
 class DatasetPicklingError(OverlapError, TypeError):
-    """The dataset cannot be pickled, so it cannot travel to the worker processes.
+    """The dataset cannot be pickled, so it cannot be sent to the worker processes.
 
     Attributes:
-        attribute: Where inside the dataset the culprit sits, for example ``"dataset.base._file"``.
+        attribute: What cannot be pickled, for example ``"dataset.base._file"``.
     """
 
     def __init__(self, attribute: str, reason: str) -> None:
@@ -82,7 +82,7 @@ class ExampleError(OverlapError):
 
     Attributes:
         index: Index of the example in the dataset.
-        paths: The source files that were opened for it, possibly empty.
+        paths: The source files that were opened for it; may be empty.
         reason: What went wrong, in one line.
         worker_traceback: Traceback of the file reader process, as text; empty if it died.
     """
@@ -108,15 +108,15 @@ class TooManyBadExamplesError(OverlapError):
 
     Attributes:
         limit: How many different examples may be left out.
-        examples: Those that could not be read, in the order in which they were met.
+        examples: The error of each example that could not be read, in the order of reading.
     """
 
     def __init__(self, limit: int, examples: Sequence[ExampleError]) -> None:
         super().__init__(
             f"{len(examples)} examples could not be read, and at most {limit} may be left out: "
             f"{_first_words(examples)}. If all of them fail alike, look at the dataset's code, "
-            f"else at these files and the store that they are on; if they are to be left out, "
-            f"raise the limit in bad_examples=overlapiter.Skip(limit=...)."
+            f"else at these files and the store that they are on; to leave them out, raise the "
+            f"limit in bad_examples=overlapiter.Skip(limit=...)."
         )
         self.limit = limit
         self.examples = tuple(examples)
@@ -126,7 +126,7 @@ class EmptyBatchError(OverlapError):
     """No example of a mini-batch could be read, and other ranks train on theirs meanwhile.
 
     Attributes:
-        examples: What explains each of them.
+        examples: The error of each of them.
     """
 
     def __init__(self, examples: Sequence[ExampleError]) -> None:
@@ -143,10 +143,10 @@ class WorkerDiedError(OverlapError):
 
     Attributes:
         index: Index of the example in the dataset.
-        deaths: How many file readers died on it.
-        exit_code: How the last one ended; ``-N`` means killed by signal N.
-        paths: The source files that the dataset declares for it, possibly empty.
-        worker_traceback: What the last one reported before it ended, as text; mostly empty.
+        deaths: How many file readers died while they read it.
+        exit_code: Exit code of the last one; ``-N`` means killed by signal N.
+        paths: The source files that the dataset declares for it; may be empty.
+        worker_traceback: Traceback that the last one reported before it ended; mostly empty.
     """
 
     def __init__(
@@ -173,19 +173,19 @@ class WorkerDiedError(OverlapError):
 
 
 def _first_words(examples: Sequence[ExampleError]) -> str:
-    """Name the first examples, and say why they could not be read."""
+    """Return the names of the first examples, and why they could not be read."""
     shown = [f"{example_words(each.index, each.paths)}: {each.reason}" for each in examples]
     more = len(shown) - _SHOWN_EXAMPLES
     return "; ".join(shown[:_SHOWN_EXAMPLES]) + (f"; and {more} more" if more > 0 else "")
 
 
 def example_words(index: int, paths: Sequence[str]) -> str:
-    """Name an example, and its files where they are known."""
+    """Return the name of an example, with its files if they are known."""
     return f"example {index} ({', '.join(paths)})" if paths else f"example {index}"
 
 
 def deaths_words(deaths: int, exit_code: int, kind: str = "file readers") -> str:
-    """Say how workers ended; ``-N`` means killed by signal N."""
+    """Return how workers ended; ``-N`` means killed by signal N."""
     if exit_code >= 0:
         return f"{deaths} {kind} died (exit status {exit_code})"
     try:
@@ -211,12 +211,12 @@ class StagingError(OverlapError, OSError):
         return str(self.args[0])
 
 
-# MemoryError first: it has a __new__ of its own, which _rebuild would not be allowed to call.
+# MemoryError first: _rebuild calls __new__, and that of another base refuses a MemoryError.
 class SharedMemoryError(MemoryError, OverlapError):
-    """There is no memory left for the slots of the mini-batches.
+    """There is too little memory for the slots of the mini-batches.
 
     Attributes:
-        wanted_bytes: Size of the reservation that failed.
+        wanted_bytes: How much could not be reserved.
     """
 
     def __init__(self, wanted_bytes: int, reason: str) -> None:
@@ -229,14 +229,14 @@ class SharedMemoryError(MemoryError, OverlapError):
 
 
 class PipelineError(OverlapError):
-    """The worker processes could not be started, or were lost for good."""
+    """The worker processes could not be started, or could not be replaced."""
 
 
 class NoMpiError(OverlapError, RuntimeError):
-    """A worker process was to communicate through MPI, which it does not have.
+    """A worker process called MPI, which it does not have.
 
     Attributes:
-        name: What was called.
+        name: The function that was called.
     """
 
     def __init__(self, name: str) -> None:
@@ -257,7 +257,7 @@ class BadExampleWarning(RuntimeWarning):
 
 
 class BindingWarning(RuntimeWarning):
-    """The launcher binds the ranks of a node to few of its cores, and with them all workers."""
+    """The launcher binds the ranks of a node, and so their workers, to few of its cores."""
 
 
 class FailureWarning(RuntimeWarning):

@@ -18,6 +18,6 @@ def load(iterator: Any, snapshot: dict[str, Any], *, strict: bool = True) -> Non
     iterator.serialize(NpzDeserializer(snapshot, strict=strict))
 
 
-def standing(iterator: Any) -> tuple[Any, ...]:
+def progress_of(iterator: Any) -> tuple[Any, ...]:
     names = ("current_position", "epoch", "is_new_epoch", "epoch_detail", "previous_epoch_detail")
     return tuple(getattr(iterator, name) for name in names)

@@ -13,7 +13,7 @@ from chainer.iterators import MultithreadIterator, SerialIterator
 from overlapiter import OverlapIterator
 from tests.chainer.conftest import Maker, NumberedImages
 from tests.chainer.iterator_datasets import Pixels, indices_of
-from tests.chainer.snapshots import load, saved, standing
+from tests.chainer.snapshots import load, progress_of, saved
 
 
 class Subclass(OverlapIterator):
@@ -59,7 +59,7 @@ def test_a_snapshot_of_the_end_is_the_end(make: Maker) -> None:
 
     load(second, saved(first))
 
-    assert standing(second) == standing(first) == (0, 1, True, 1.0, 1.0)
+    assert progress_of(second) == progress_of(first) == (0, 1, True, 1.0, 1.0)
     with pytest.raises(StopIteration):
         next(second)
     second.reset()
@@ -76,7 +76,7 @@ def test_a_snapshot_of_an_order_of_another_length_than_the_dataset_goes_on(make:
 
     load(second, saved(first))
 
-    assert standing(second) == (1, 1, True, 1 + 1 / 3, 2 / 3)
+    assert progress_of(second) == (1, 1, True, 1 + 1 / 3, 2 / 3)
     assert taken(second, 2) == [[3, 3], [5, 3]]
 
 
@@ -88,7 +88,7 @@ def test_a_snapshot_can_be_resumed_with_another_batch_size(make: Maker) -> None:
     load(second, saved(first))
 
     assert taken(second, 3) == [[5, 4, 3], [2, 1, 0], [9, 8, 7]]
-    assert standing(second) == (3, 1, False, 1.3, 1.0)
+    assert progress_of(second) == (3, 1, False, 1.3, 1.0)
 
 
 def test_what_a_snapshot_lacks_stays_as_it_is_without_strictness(make: Maker) -> None:
@@ -131,12 +131,12 @@ def test_ascending_order_ignores_the_order_of_a_snapshot(
 def test_a_serializer_that_only_collects_changes_nothing(make_ours: Maker) -> None:
     iterator = make_ours(Pixels(8), 3, order_sampler=Descending())
     next(iterator)
-    before = standing(iterator)
+    before = progress_of(iterator)
     state: dict[str, Any] = {}
 
     iterator.serialize(state.__setitem__)
 
-    assert standing(iterator) == before
+    assert progress_of(iterator) == before
     assert state.pop("order").tolist() == [7, 6, 5, 4, 3, 2, 1, 0]
     keys = ["current_position", "epoch", "is_new_epoch", "previous_epoch_detail"]
     assert [state[key] for key in keys] == [3, 0, False, 0.0]
@@ -163,7 +163,7 @@ def test_a_twin_has_every_argument_and_what_the_user_added(make_ours: Maker, way
     assert [getattr(twin, name) for name in names] == [getattr(iterator, name) for name in names]
     assert type(twin.order_sampler) is type(iterator.order_sampler)
     assert rest_of(twin) == rest_of(iterator)
-    assert standing(twin) == standing(iterator)
+    assert progress_of(twin) == progress_of(iterator)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -187,13 +187,13 @@ def test_a_pickle_or_copy_at_any_place_leaves_the_original_usable(
     iterator = make_ours(Pixels(6), 4, order_sampler=Descending())
     batches = [[5, 4, 3, 2], [1, 0, 5, 4], [3, 2, 1, 0], [5, 4, 3, 2], [1, 0, 5, 4]]
     assert taken(iterator, n_taken) == batches[:n_taken]
-    before = standing(iterator)
+    before = progress_of(iterator)
 
     twin = make_ours.keep(WAYS[way](iterator))
 
-    assert standing(twin) == standing(iterator) == before
+    assert progress_of(twin) == progress_of(iterator) == before
     assert taken(twin, 2) == taken(iterator, 2) == batches[n_taken : n_taken + 2]
-    assert standing(twin) == standing(iterator)
+    assert progress_of(twin) == progress_of(iterator)
 
 
 def test_a_copy_gives_its_whole_sweep_after_the_original_gave_its_own(make: Maker) -> None:

@@ -21,7 +21,7 @@ from tests.chainer.iterator_datasets import Gated, Pixels, indices_of
 from tests.chainer.scripts import PROMPT_SECONDS, run_script, wait_for_workers
 
 
-def standing(iterator: Any) -> tuple[Any, ...]:
+def progress_of(iterator: Any) -> tuple[Any, ...]:
     names = ("current_position", "epoch", "is_new_epoch", "epoch_detail", "previous_epoch_detail")
     return tuple(getattr(iterator, name) for name in names)
 
@@ -83,12 +83,12 @@ def test_the_warning_as_an_error_leaves_next_again_and_again_and_no_mini_batch_i
     with warnings.catch_warnings():
         warnings.simplefilter("error", iterator.TimeoutWarning)
         while len(batches) < 4:
-            before = standing(iterator)
+            before = progress_of(iterator)
             try:
                 batches += taken(iterator, 1)
             except iterator.TimeoutWarning:
                 n_errors += 1
-                assert standing(iterator) == before
+                assert progress_of(iterator) == before
                 if n_errors == 4:
                     gate.touch()
 

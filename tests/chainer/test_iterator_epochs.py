@@ -11,7 +11,7 @@ from tests.chainer.conftest import Maker, NumberedImages
 from tests.chainer.iterator_datasets import Values, indices_of
 
 
-def standing(iterator: Any) -> tuple[Any, ...]:
+def progress_of(iterator: Any) -> tuple[Any, ...]:
     """Return what an iterator says of where it stands."""
     return (
         iterator.epoch,
@@ -28,8 +28,8 @@ def test_epochs_are_counted_mini_batch_by_mini_batch_and_a_full_one_crosses_thei
     iterator = make(images(10), 4, shuffle=False)
 
     assert iter(iterator) is iterator
-    assert standing(iterator) == (0, 0, False, 0.0, None)
-    seen = [(indices_of(iterator.next()), standing(iterator)) for _ in range(4)]
+    assert progress_of(iterator) == (0, 0, False, 0.0, None)
+    seen = [(indices_of(iterator.next()), progress_of(iterator)) for _ in range(4)]
     assert [indices for indices, _ in seen] == [
         [0, 1, 2, 3],
         [4, 5, 6, 7],
@@ -43,7 +43,7 @@ def test_epochs_are_counted_mini_batch_by_mini_batch_and_a_full_one_crosses_thei
         (1, 6, False, 1.6, 1.2),
     ]
     assert indices_of(iterator.__next__()) == [6, 7, 8, 9]
-    assert standing(iterator) == (2, 0, True, 2.0, 1.6)
+    assert progress_of(iterator) == (2, 0, True, 2.0, 1.6)
 
 
 def test_without_repeat_the_last_mini_batch_is_short_and_the_end_stays_the_end(
@@ -53,11 +53,11 @@ def test_without_repeat_the_last_mini_batch_is_short_and_the_end_stays_the_end(
 
     assert [indices_of(batch) for batch in iterator] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     # The end itself moved the previous position.
-    assert standing(iterator) == (1, 0, True, 1.0, 1.0)
+    assert progress_of(iterator) == (1, 0, True, 1.0, 1.0)
     for _ in range(3):
         with pytest.raises(StopIteration):
             next(iterator)
-        assert standing(iterator) == (1, 0, True, 1.0, 1.0)
+        assert progress_of(iterator) == (1, 0, True, 1.0, 1.0)
 
 
 def test_the_last_mini_batch_without_repeat_still_tells_where_it_came_from(
@@ -67,7 +67,7 @@ def test_the_last_mini_batch_without_repeat_still_tells_where_it_came_from(
     for _ in range(3):
         next(iterator)
 
-    assert standing(iterator) == (1, 0, True, 1.0, 0.8)
+    assert progress_of(iterator) == (1, 0, True, 1.0, 0.8)
 
 
 @pytest.mark.parametrize(("n", "batch_size"), [(3, 8), (8, 8), (1, 1)])
@@ -77,16 +77,16 @@ def test_without_repeat_a_batch_size_of_the_dataset_or_more_gives_one_mini_batch
     iterator = make(images(n), batch_size, repeat=False, shuffle=False)
 
     assert [indices_of(batch) for batch in iterator] == [list(range(n))]
-    assert standing(iterator) == (1, 0, True, 1.0, 1.0)
+    assert progress_of(iterator) == (1, 0, True, 1.0, 1.0)
 
 
 def test_one_mini_batch_may_hold_several_epochs(make: Maker, images: NumberedImages) -> None:
     iterator = make(images(3), 8, shuffle=False)
 
     assert indices_of(next(iterator)) == [0, 1, 2, 0, 1, 2, 0, 1]
-    assert standing(iterator) == (2, 2, True, 2 + 2 / 3, 0.0)
+    assert progress_of(iterator) == (2, 2, True, 2 + 2 / 3, 0.0)
     assert indices_of(next(iterator)) == [2, 0, 1, 2, 0, 1, 2, 0]
-    assert standing(iterator) == (5, 1, True, 5 + 1 / 3, 2 + 2 / 3)
+    assert progress_of(iterator) == (5, 1, True, 5 + 1 / 3, 2 + 2 / 3)
 
 
 def test_a_batch_size_that_divides_the_epoch_ends_each_epoch_exactly(
@@ -99,7 +99,7 @@ def test_a_batch_size_that_divides_the_epoch_ends_each_epoch_exactly(
         assert not iterator.is_new_epoch
         second = next(iterator)
         assert sorted(indices_of(first) + indices_of(second)) == list(range(6))
-        assert standing(iterator) == (epoch, 0, True, float(epoch), epoch - 0.5)
+        assert progress_of(iterator) == (epoch, 0, True, float(epoch), epoch - 0.5)
 
 
 def test_shuffled_epochs_follow_the_global_random_state_of_numpy_as_in_the_serial_iterator(
@@ -136,9 +136,9 @@ def test_reset_in_the_middle_of_an_epoch_starts_from_the_beginning(
 
     iterator.reset()
 
-    assert standing(iterator) == (0, 0, False, 0.0, None)
+    assert progress_of(iterator) == (0, 0, False, 0.0, None)
     assert indices_of(next(iterator)) == [0, 1, 2, 3]
-    assert standing(iterator) == (0, 4, False, 0.4, 0.0)
+    assert progress_of(iterator) == (0, 4, False, 0.4, 0.0)
 
 
 def test_reset_after_the_end_gives_another_whole_sweep_again_and_again(
@@ -152,7 +152,7 @@ def test_reset_after_the_end_gives_another_whole_sweep_again_and_again(
         with pytest.raises(StopIteration):
             next(iterator)
         iterator.reset()
-        assert standing(iterator) == (0, 0, False, 0.0, None)
+        assert progress_of(iterator) == (0, 0, False, 0.0, None)
 
 
 def test_reset_before_the_first_mini_batch_and_twice_in_a_row_is_harmless(

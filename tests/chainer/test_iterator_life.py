@@ -81,7 +81,7 @@ def test_the_warning_of_a_timeout_is_the_class_of_the_original() -> None:
     assert issubclass(OverlapIterator.TimeoutWarning, RuntimeWarning)
 
 
-def test_after_finalize_the_standing_can_be_read_and_the_rest_is_refused(
+def test_after_finalize_the_progress_can_be_read_and_the_rest_is_refused(
     make_parallel: Maker,
 ) -> None:
     iterator = make_parallel(Pixels(10), 4, order_sampler=lambda order, _: order)

@@ -15,7 +15,7 @@ from overlapiter.errors import OptionError
 from overlapiter.scatter import ScatteredOrder
 from tests.chainer.conftest import Maker
 from tests.chainer.iterator_datasets import Pixels, indices_of
-from tests.chainer.snapshots import load, saved, standing
+from tests.chainer.snapshots import load, progress_of, saved
 
 SEED = 3
 N = 26
@@ -139,7 +139,7 @@ def test_a_loading_that_is_not_strict_keeps_what_a_snapshot_lacks(make_ours: Mak
     taken([old], 5)
     plain = {key: value for key, value in saved(old).items() if key != "scattered"}
     load(new, plain, strict=False)
-    assert standing(new) == standing(old)
+    assert progress_of(new) == progress_of(old)
     assert taken([new], 9) == taken([old], 9)
 
 

@@ -14,7 +14,7 @@ from chainer.iterators import MultiprocessIterator, MultithreadIterator, SerialI
 from overlapiter import OverlapIterator
 from tests.chainer.conftest import Maker, NumberedImages
 from tests.chainer.iterator_datasets import Pixels, indices_of
-from tests.chainer.snapshots import load, saved, standing
+from tests.chainer.snapshots import load, progress_of, saved
 
 
 class Subclass(OverlapIterator):
@@ -65,9 +65,9 @@ def test_a_snapshot_of_the_originals_is_continued_by_ours(
 
     load(ours, saved(theirs))
 
-    assert standing(ours) == standing(theirs) == (6, 0, False, 0.5, 0.25)
+    assert progress_of(ours) == progress_of(theirs) == (6, 0, False, 0.5, 0.25)
     assert sweep_of(ours) == sweep_of(theirs)
-    assert standing(ours) == standing(theirs)
+    assert progress_of(ours) == progress_of(theirs)
 
 
 @pytest.mark.parametrize("kind", [SerialIterator, MultiprocessIterator])
@@ -80,7 +80,7 @@ def test_a_snapshot_of_ours_is_continued_by_the_originals(
 
     load(theirs, saved(ours))
 
-    assert standing(ours) == standing(theirs) == (6, 0, False, 0.5, 0.25)
+    assert progress_of(ours) == progress_of(theirs) == (6, 0, False, 0.5, 0.25)
     assert sweep_of(ours) == sweep_of(theirs)
 
 
@@ -96,7 +96,7 @@ def test_a_snapshot_file_resumes_in_the_middle_of_an_epoch(
     second = make(images(20), 3)
     chainer.serializers.load_npz(tmp_path / "snapshot.npz", second)
 
-    assert standing(second) == (7, 1, False, 1.35, 1.2)
+    assert progress_of(second) == (7, 1, False, 1.35, 1.2)
     assert sweep_of(second) == expected
 
 
@@ -117,7 +117,7 @@ def test_an_old_snapshot_without_the_previous_position_gets_the_likely_one(make:
     iterator = make(Pixels(8), 2)
     load(iterator, {name: np.asarray(value) for name, value in state.items()})
 
-    assert standing(iterator) == (4, 2, False, 2.5, 2.25)
+    assert progress_of(iterator) == (4, 2, False, 2.5, 2.25)
     assert indices_of(next(iterator)) == [3, 2]
 
     state |= {"current_position": 0, "epoch": 0}
@@ -159,7 +159,7 @@ def test_ascending_order_can_be_saved_and_exchanged_with_the_serial_iterator(
     load(theirs, saved(ours))
     assert indices_of(next(theirs)) == [4, 5]
     load(ours, saved(theirs))
-    assert standing(ours) == standing(theirs)
+    assert progress_of(ours) == progress_of(theirs)
     assert indices_of(next(ours)) == [6, 0]
 
 
@@ -188,7 +188,7 @@ def test_loading_into_a_running_iterator_drops_what_was_on_its_way(make_ours: Ma
     for _ in range(3):
         next(iterator)
         load(iterator, snapshot)
-        assert standing(iterator) == (0, 0, False, 0.0, None)
+        assert progress_of(iterator) == (0, 0, False, 0.0, None)
         assert sweep_of(iterator) == first
 
 
@@ -211,7 +211,7 @@ def test_a_pickle_continues_where_the_original_stands_which_goes_on_undisturbed(
 
     revived = make_ours.keep(pickle.loads(pickle.dumps(iterator)))
 
-    assert standing(revived) == standing(iterator) == (6, 0, False, 0.5, 0.25)
+    assert progress_of(revived) == progress_of(iterator) == (6, 0, False, 0.5, 0.25)
     assert (revived.n_processes, revived.dataset_timeout) == (1, 7.0)
     assert sweep_of(revived) == sweep_of(iterator)
 
@@ -228,7 +228,7 @@ def test_a_copy_is_independent_and_keeps_class_arguments_and_place(make_ours: Ma
 
     assert type(twin) is Subclass
     assert (twin.dataset_timeout, twin._maxtasksperchild, twin.n_processes) == (5.0, 9, 1)
-    assert standing(twin) == standing(iterator)
+    assert progress_of(twin) == progress_of(iterator)
     assert sweep_of(twin) == [2, 3, 4, 5, 6, 7]
     twin.reset()
     assert sweep_of(twin) == list(range(8))  # still not shuffled
