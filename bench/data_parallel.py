@@ -41,8 +41,8 @@ from bench.copying import read_files
 from bench.isolated import CHECKOUT, RunFailedError
 from bench.machine import machine_facts
 from bench.progress import progress_bar
-from bench.runner import read_pairs
 from bench.slowstore import SlowStore
+from bench.spec import read_pairs
 from bench.training_options import parse
 from bench.training_plan import Point, Sources, interleaved, points_of, sources_of, spec_of
 from bench.training_reads import reads_by_node, staged_by_node

@@ -17,8 +17,8 @@ from chainer.dataset import DatasetMixin
 from chainer.datasets import LabeledImageDataset
 
 from bench import isolated
-from bench.runner import read_pairs
 from bench.slowstore import SlowStore, attach
+from bench.spec import read_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

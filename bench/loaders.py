@@ -47,7 +47,9 @@ class Overlap:
             n_processes=spec.n_readers,
             n_prefetch=spec.n_prefetch,
             order_sampler=FixedOrder(spec.order()),
-            staging=overlapiter.Staging(
+            staging=None
+            if spec.loader == "overlap-local"
+            else overlapiter.Staging(
                 spec.staging, source=spec.root, n_prefetchers=spec.n_prefetchers
             ),
         )
@@ -169,6 +171,8 @@ class _Sized:
 ADAPTERS = {
     "overlap": Overlap,
     "overlap-staged": Overlap,
+    "overlap-local": Overlap,
+    "overlap-from-local": Overlap,
     "slow": Stock,
     "fast": Stock,
     "copy": CopyFirst,

@@ -28,8 +28,8 @@ from bench.isolated import CHECKOUT, RunFailedError
 from bench.misses import table
 from bench.policies import belady, epoch_orders
 from bench.progress import progress_bar
-from bench.runner import read_pairs
 from bench.slowstore import SlowStore, attach
+from bench.spec import read_pairs
 from bench.training_plan import Point
 
 NAME = "misses-node"

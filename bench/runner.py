@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import resource
 import time
-from contextlib import ExitStack
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
+
+from chainer.datasets import LabeledImageDataset
 
 from bench import isolated
 from bench.checks import checksum, fingerprint
-from bench.spec import KEPT_POSITIONS, RunResult, RunSpec
+from bench.cpu import OTHER, cpu_by_kind
+from bench.slowmount import SlowMount
+from bench.slowstore import SlowStore
+from bench.spec import KEPT_POSITIONS, RunResult, RunSpec, read_pairs
+from bench.stores import crossed, slow_store
 
 if TYPE_CHECKING:
     from bench.loaders import Loader
-    from bench.slowstore import SlowStore
-
-_OF_A_STORE = ("overlap", "slow", "copy", "torch")
 
 
 def run_in_new_process(spec: RunSpec) -> RunResult:
@@ -30,41 +32,25 @@ def run_in_new_process(spec: RunSpec) -> RunResult:
 
 def run(spec: RunSpec) -> RunResult:
     """Do one run in this process."""
-    from chainer.datasets import LabeledImageDataset
-
-    dataset = LabeledImageDataset(read_pairs(spec.pairs, spec.n_examples), spec.root)
-    if spec.loader == "floor":
+    if spec.loader in ("floor", "ceiling"):
         from bench.floor import run_floor
 
-        return run_floor(spec, dataset)
-    with ExitStack() as resources:
-        store = None
-        if spec.is_emulated and spec.loader in _OF_A_STORE:
-            from bench.slowstore import SlowStore
-
-            store = SlowStore(spec.root, spec.open_seconds, spec.bytes_per_second)
-            resources.enter_context(store)
-            resources.enter_context(store.installed())
-        return _drive(spec, dataset, store)
+        return run_floor(spec)
+    pairs = read_pairs(spec.pairs, spec.n_examples)
+    with slow_store(spec) as store:
+        if isinstance(store, SlowMount):
+            spec = replace(spec, root=store.root)
+        return _drive(spec, LabeledImageDataset(pairs, spec.root), store)
 
 
-def read_pairs(path: str, count: int) -> list[tuple[str, int]]:
-    """Return the first ``count`` pairs of a file of ``path label`` lines."""
-    pairs = []
-    with open(path) as file:
-        for line, _ in zip(file, range(count), strict=False):
-            name, label = line.rsplit(maxsplit=1)
-            pairs.append((name, int(label)))
-    return pairs
-
-
-def _drive(spec: RunSpec, dataset: object, store: SlowStore | None) -> RunResult:
+def _drive(spec: RunSpec, dataset: object, store: SlowStore | SlowMount | None) -> RunResult:
     from bench.loaders import ADAPTERS
 
+    emulated = store if isinstance(store, SlowStore) else None
     waits, fingerprints, kept = [], [], {}
     cpu_start = _cpu_seconds()
     start = time.monotonic()
-    loader: Loader = ADAPTERS[spec.loader](spec, dataset, store)
+    loader: Loader = ADAPTERS[spec.loader](spec, dataset, emulated)
     for position in range(spec.n_batches):
         asked = time.monotonic()
         batch = loader.next_batch()
@@ -77,7 +63,9 @@ def _drive(spec: RunSpec, dataset: object, store: SlowStore | None) -> RunResult
             kept[position] = batch
         if spec.compute_seconds:
             time.sleep(spec.compute_seconds)
-    cpu_end = _cpu_seconds()
+    trainer_cpu = _cpu_seconds() - cpu_start
+    cpu = cpu_by_kind(OTHER if spec.loader.startswith("overlap") else "reader")
+    cpu["trainer"] = {"n_processes": 1, "seconds": trainer_cpu}
     parts = loader.parts(start, delivered)
     statistics = loader.statistics()
     checksums = {key: checksum(batch) for key, batch in kept.items()}
@@ -88,14 +76,15 @@ def _drive(spec: RunSpec, dataset: object, store: SlowStore | None) -> RunResult
         wall_seconds=delivered - start,
         first_batch_seconds=first_delivered - start,
         finalize_seconds=time.monotonic() - closing,
-        trainer_cpu_seconds=cpu_end - cpu_start,
+        trainer_cpu_seconds=trainer_cpu,
         waits_seconds=[round(seconds, 6) for seconds in waits],
         parts=parts,
-        store_opens=None if store is None else store.opens,
-        store_bytes=None if store is None else store.bytes_read,
+        rate_after_first=len(waits[1:]) * spec.batch_size / max(delivered - first_delivered, 1e-9),
+        cpu=cpu,
         fingerprints=fingerprints,
         checksums=checksums,
         statistics=statistics,
+        **crossed(store),
     )
 
 

@@ -24,8 +24,8 @@ from bench import isolated
 from bench.machine import machine_facts
 from bench.photographs import make_photographs
 from bench.progress import progress_bar
-from bench.runner import read_pairs
 from bench.slowstore import SlowStore, attach
+from bench.spec import read_pairs
 from bench.summary import aligned, spread
 
 LOADERS = ("overlap", "multiprocess")

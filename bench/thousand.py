@@ -25,29 +25,31 @@ if __package__ in (None, ""):  # run as a file: import bench from the checkout, 
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
 import argparse
-import dataclasses
 import json
-import math
 import os
 import shutil
-import tempfile
 from typing import NamedTuple
 
-from bench.checks import differences
-from bench.copying import copy_files, drop_page_cache, read_files
+from bench.interleaved import (
+    STAGED,
+    Sources,
+    add_source_options,
+    check_source_options,
+    prepare,
+    prepare_local,
+    run_all,
+    store_facts,
+    store_label,
+    verify,
+)
 from bench.isolated import CHECKOUT
 from bench.machine import filesystem_of, machine_facts
-from bench.photographs import make_photographs
-from bench.progress import progress_bar
-from bench.runner import read_pairs, run_in_new_process
-from bench.spec import LOADERS, RunResult, RunSpec
+from bench.spec import LOADERS, RunSpec
 from bench.summary import summarize, tables
 
 _PREFETCHERS = (2, 4, 8, 12, 16)
 _READERS = (2, 4, 8, 12, 16)
 _SWEEP_PREFETCHERS = 12  # while the number of readers varies
-_STAGED, _LOCAL, _FRESH = "staged", "local", "fresh"
-_ROOM_BYTES = 5 * 10**9
 
 
 class Point(NamedTuple):
@@ -59,37 +61,13 @@ class Point(NamedTuple):
     n_batches: int
 
 
-class Sources(NamedTuple):
-    """Where the images are.
-
-    Attributes:
-        slow: The slow store, or what stands for it.
-        local: The same files on the local disk.
-        pairs: Path of the list file.
-        scratch: A directory of the benchmark's own on the local disk.
-        label: What the data are, for the table.
-    """
-
-    slow: str
-    local: str
-    pairs: str
-    scratch: Path
-    label: str
-
-
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     """Return the checked options; ends the program if they cannot work."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--pairs", type=Path, help="list file of 'path label' lines (default: made images)")
-    add("--root", type=Path, help="directory of the files of --pairs, on the local disk")
-    add("--source", type=Path, help="directory of the files on a real slow store: no emulation")
-    add("--staging", type=Path, help="directory on the local disk (default: below .cache/bench)")
-    add("--open-ms", type=float, default=10.0, help="emulated latency (%(default)s)")
-    add("--mb-per-s", type=float, default=100.0, help="emulated bandwidth (%(default)s)")
-    add("--drop-caches", action="store_true", help="drop the page cache before each run (root)")
+    add_source_options(parser)
     add("--batch-size", type=int, default=32, help="images in a mini-batch (%(default)s)")
     add(
         "--batches",
@@ -115,10 +93,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     options.readers = options.readers or (list(_READERS) if options.sweep else [2])
     if not options.sweep and max(len(options.prefetchers), len(options.readers)) > 1:
         parser.error("several numbers of processes need --sweep")
-    if options.source and options.root:
-        parser.error("--source is the place of the files; --root is for an emulated slow store")
-    if bool(options.source or options.root) != bool(options.pairs):
-        parser.error("own data need --pairs, and either --root or --source")
+    check_source_options(options, parser)
     return options
 
 
@@ -157,23 +132,6 @@ def points_of(options: argparse.Namespace) -> list[Point]:
     return points
 
 
-def prepare(options: argparse.Namespace, n_examples: int) -> Sources:
-    """Make the images or find them; blocks until they are all there."""
-    scratch = options.staging or CHECKOUT / ".cache/bench"
-    scratch = scratch.resolve() / f"thousand-{os.getpid()}"
-    if options.pairs:
-        pairs = str(options.pairs.resolve())
-        if len(read_pairs(pairs, n_examples)) < n_examples:
-            sys.exit(f"{options.pairs} has fewer than {n_examples} lines: use fewer --batches")
-        place = str((options.source or options.root).resolve())
-        local = str(scratch / _LOCAL) if options.source else place
-        return Sources(place, local, pairs, scratch, f"{n_examples} files of the user's own")
-    made = make_photographs(CHECKOUT / ".cache/bench/photographs", n_examples)
-    root = str(made.root.resolve())
-    label = f"{n_examples} different JPEG files of {made.mean_bytes / 1e3:.1f} kB on average"
-    return Sources(root, root, os.path.join(root, "pairs.txt"), scratch, label)
-
-
 def spec_of(point: Point, options: argparse.Namespace, sources: Sources, n: int) -> RunSpec:
     """Return what to run for a point; ``n`` is the number of examples of the data set."""
     is_local = point.loader in ("fast", "floor")
@@ -182,99 +140,17 @@ def spec_of(point: Point, options: argparse.Namespace, sources: Sources, n: int)
         pairs=sources.pairs,
         n_examples=n,
         root=sources.local if is_local else sources.slow,
-        staging=str(sources.scratch / (_STAGED if point.loader == "overlap-staged" else _FRESH)),
+        staging=str(sources.scratch / STAGED),
         batch_size=options.batch_size,
         n_batches=point.n_batches,
         n_prefetchers=point.n_prefetchers,
         n_readers=point.n_readers,
         n_prefetch=options.n_prefetch,
-        is_emulated=options.source is None,
-        open_seconds=options.open_ms / 1e3,
-        bytes_per_second=options.mb_per_s * 1e6 if options.mb_per_s > 0 else math.inf,
         compute_seconds=options.compute_ms / 1e3,
         copy_streams=options.copy_streams,
         seed=options.seed,
+        **store_facts(options, sources),
     )
-
-
-def paths_of(spec: RunSpec) -> list[str]:
-    """Return the files that a run reads, relative to its root, in its order."""
-    pairs = read_pairs(spec.pairs, spec.n_examples)
-    return [pairs[index][0] for index in spec.order()]
-
-
-def prepare_local(specs: list[RunSpec], sources: Sources) -> None:
-    """Copy and stage, with no emulation and outside of any timing, what some loaders presume."""
-    longest = max(specs, key=lambda spec: spec.n_batches)
-    if sources.local != sources.slow:
-        copy_files(paths_of(longest), sources.slow, sources.local, n_streams=16)
-    for spec in specs:
-        if spec.loader == "overlap-staged":
-            run_in_new_process(dataclasses.replace(spec, is_emulated=False))
-
-
-def fresh(spec: RunSpec) -> RunSpec:
-    """Return the same run with an empty staging directory of its own.
-
-    What earlier runs staged stays until the end while there is room: ext4 avoids the inodes of
-    files removed in the last minute, and looking past thousands of them slows down every create.
-    """
-    base = os.path.dirname(spec.staging)
-    if shutil.disk_usage(base).free < _ROOM_BYTES:
-        for name in os.listdir(base):
-            if name.startswith(_FRESH):
-                shutil.rmtree(os.path.join(base, name), ignore_errors=True)
-    return dataclasses.replace(spec, staging=tempfile.mkdtemp(prefix=f"{_FRESH}-", dir=base))
-
-
-def run_all(points: list[Point], specs: list[RunSpec], options: argparse.Namespace) -> list[dict]:
-    """Do all runs, interleaved, and return the points with their runs."""
-    results = [{**point._asdict(), "runs": []} for point in points]
-    with progress_bar(len(specs) * options.repeats, "run") as progress:
-        for repeat in range(options.repeats):
-            # There and back, so that a drift of the machine's speed favours nobody.
-            for spec, result in list(zip(specs, results, strict=True))[:: (-1) ** repeat]:
-                progress.set_description(spec.loader)
-                if spec.loader != "overlap-staged":
-                    spec = fresh(spec)  # the same run in a new directory
-                os.sync()  # what the run before wrote is not to slow down this one
-                if options.drop_caches:
-                    drop_page_cache()
-                else:
-                    read_files(paths_of(spec), spec.root)
-                result["runs"].append(_as_dict(spec, run_in_new_process(spec)))
-                progress.update()
-    for result in results:
-        result["summary"] = summarize(result)
-    return results
-
-
-def _as_dict(spec: RunSpec, run: RunResult) -> dict:
-    rate = spec.n_batches * spec.batch_size / run.wall_seconds
-    return {"images_per_second": rate, **dataclasses.asdict(run)}
-
-
-def verify(points: list[dict]) -> dict[str, object]:
-    """Compare every run with the reference: the floor where there is one, else the first run."""
-    ordered = sorted(points, key=lambda point: (point["loader"] != "floor", -point["n_batches"]))
-    names = {field.name for field in dataclasses.fields(RunResult)}
-    references: list[RunResult] = []
-    compared, different = 0, {}
-    for point in ordered:
-        for number, run in enumerate(point["runs"]):
-            result = RunResult(**{key: value for key, value in run.items() if key in names})
-            wrong: set[int] = set()
-            for reference in references:
-                wrong.update(differences(reference, result))
-                compared += min(len(reference.fingerprints), len(result.fingerprints))
-            if wrong:
-                different[f"{point['loader']}, run {number}"] = sorted(wrong)
-            if not references or len(result.fingerprints) > len(references[-1].fingerprints):
-                references.append(result)
-    for point in points:  # they have served, and would be most of the file
-        for run in point["runs"]:
-            del run["fingerprints"], run["checksums"]
-    return {"batches": compared, "different": different}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -285,21 +161,26 @@ def main(arguments: list[str] | None = None) -> int:
     # Without a terminal there is no progress bar, and nothing else is printed for minutes.
     n_runs = len(points) * options.repeats
     print(f"{n_runs} runs over {n_examples:,} images follow", file=sys.stderr, flush=True)
-    sources = prepare(options, n_examples)
+    sources = prepare(options, "thousand", n_examples)
     specs = [spec_of(point, options, sources, n_examples) for point in points]
     sources.scratch.mkdir(parents=True)
     load_average = os.getloadavg()[0]
     try:
         prepare_local(specs, sources)
-        results = run_all(points, specs, options)
+        names = [point.loader for point in points]
+        runs = run_all(specs, names, options.repeats, drops_caches=options.drop_caches)
         disk = filesystem_of(sources.scratch)
     finally:
         shutil.rmtree(sources.scratch, ignore_errors=True)
-    emulation = f"emulated store: {options.open_ms:g} ms per open, {options.mb_per_s:g} MB/s"
+    results = [
+        {**point._asdict(), "runs": found} for point, found in zip(points, runs, strict=True)
+    ]
+    for point in results:
+        point["summary"] = summarize(point)
     kept = ("batch_size", "n_prefetch", "compute_ms", "copy_streams", "seed", "repeats", "sweep")
     result = {
         "benchmark": "thousand",
-        "store": "slow store given by the user" if options.source else emulation,
+        "store": store_label(options),
         "data": sources.label,
         "page_cache": "dropped before each run" if options.drop_caches else "warm before each run",
         "staging_filesystem": disk,

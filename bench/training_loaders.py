@@ -14,8 +14,8 @@ from chainer.datasets import LabeledImageDataset
 from chainer.iterators import MultiprocessIterator, ShuffleOrderSampler
 
 import overlapiter
-from bench.runner import read_pairs
 from bench.slowstore import attach
+from bench.spec import read_pairs
 
 if TYPE_CHECKING:
     from collections.abc import Callable

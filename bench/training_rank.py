@@ -20,7 +20,7 @@ import psutil
 
 import overlapiter.mpi
 from bench.copying import copy_files
-from bench.runner import read_pairs
+from bench.spec import read_pairs
 from bench.training_spec import EpochResult, RankResult, TrainingSpec
 from overlapiter.node import this_node
 

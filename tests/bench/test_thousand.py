@@ -11,9 +11,10 @@ import pytest
 
 from bench import thousand
 from bench.checks import differences
+from bench.interleaved import verify
 from bench.isolated import CHECKOUT
-from bench.runner import read_pairs, run_in_new_process
-from bench.spec import RunResult, RunSpec
+from bench.runner import run_in_new_process
+from bench.spec import RunResult, RunSpec, read_pairs
 from bench.summary import ratio
 
 OPEN_SECONDS = 0.002
@@ -73,7 +74,7 @@ def test_a_wrong_mini_batch_is_found_in_a_run_longer_than_the_floor():
         {"loader": "overlap", "n_batches": 3, "runs": [dict(right), dict(wrong)]},
         {"loader": "floor", "n_batches": 2, "runs": [dict(floor)]},
     ]
-    assert thousand.verify(points)["different"] == {"overlap, run 1": [2]}
+    assert verify(points)["different"] == {"overlap, run 1": [2]}
 
 
 def test_the_result_is_a_table_and_a_file_without_paths(arguments, tmp_path, capsys):

@@ -1,0 +1,461 @@
+/* A read-only view of a directory that is as slow as a shared file system; slowmount.py starts it.
+ *
+ * usage: slowfs SOURCE MOUNTPOINT OPEN_SECONDS STAT_SECONDS BYTES_PER_SECOND CACHE_SECONDS
+ *
+ * Each open waits OPEN_SECONDS, and each look-up and stat that the kernel does not answer from its
+ * cache waits STAT_SECONDS; these waits overlap, any number of them. All reads share
+ * BYTES_PER_SECOND, first come, first served. The kernel keeps names and attributes for
+ * CACHE_SECONDS, and content only while a file is open, so every open reads from here.
+ *
+ * No thread waits for a request: one thread takes requests, and another answers those whose time
+ * has come, once in a millisecond, so that a file costs some 50 us of CPU however many wait.
+ * SOURCE has to be on a fast disk, best in the page cache, and must not be changed meanwhile.
+ *
+ * libfuse before 3.17 does not tell the kernel that look-ups in one directory may overlap: with
+ * STAT_SECONDS they come one after the other there, the first time.
+ *
+ * The extended attribute user.slowfs of the root has the counts as JSON, that of a file how often
+ * it was opened.
+ */
+
+#define _GNU_SOURCE
+#define FUSE_USE_VERSION 34
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <fuse_lowlevel.h>
+#include <pthread.h>
+#include <search.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/statvfs.h>
+#include <time.h>
+#include <unistd.h>
+
+#define ATTRIBUTE "user.slowfs"
+#define TICK_SECONDS 0.001 /* to answer each request at its own time costs twice the CPU */
+
+/* A name that the kernel knows; kept until the end, since a benchmark is short. */
+struct node {
+    char *path; /* below the source */
+    off_t size_bytes;
+    unsigned long opens;
+};
+
+enum kind { OPEN, READ, LOOKUP, GETATTR, KINDS };
+
+/* A request that waits for its time. */
+struct job {
+    struct job *next;
+    enum kind kind;
+    double due_seconds;
+    fuse_req_t request;
+    struct node *node;
+    struct fuse_file_info file;
+    size_t size_bytes;
+    off_t offset;
+};
+
+static int source_fd;
+static double open_seconds, stat_seconds, bytes_per_second, cache_seconds;
+static struct node root = {.path = "."};
+static void *nodes; /* a tree by path; only the thread that takes requests uses it */
+
+/* Jobs of one kind become due in the order in which they came. */
+static struct {
+    struct job *first, *last;
+} queues[KINDS];
+static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+static pthread_cond_t earlier;
+static double wake_up_seconds; /* when the answering thread looks again */
+static double busy_until_seconds;
+static unsigned long opens, files, most_opens, reads, bytes_read, lookups, stats;
+
+static double now(void)
+{
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return time.tv_sec + time.tv_nsec * 1e-9;
+}
+
+static struct node *node_of(fuse_ino_t number)
+{
+    return number == FUSE_ROOT_ID ? &root : (struct node *)number;
+}
+
+static int by_path(const void *one, const void *other)
+{
+    return strcmp(((const struct node *)one)->path, ((const struct node *)other)->path);
+}
+
+/* ---- answers ---------------------------------------------------------------------------- */
+
+static int look(struct node *node, struct stat *found)
+{
+    if (fstatat(source_fd, node->path, found, AT_SYMLINK_NOFOLLOW))
+        return errno;
+    node->size_bytes = found->st_size;
+    return 0;
+}
+
+static void answer_lookup(struct job *job)
+{
+    struct fuse_entry_param entry = {.entry_timeout = cache_seconds, .attr_timeout = cache_seconds};
+    int error = look(job->node, &entry.attr);
+    if (error) {
+        fuse_reply_err(job->request, error);
+        return;
+    }
+    entry.ino = (fuse_ino_t)job->node;
+    fuse_reply_entry(job->request, &entry);
+}
+
+static void answer_getattr(struct job *job)
+{
+    struct stat found;
+    int error = look(job->node, &found);
+    if (error)
+        fuse_reply_err(job->request, error);
+    else
+        fuse_reply_attr(job->request, &found, cache_seconds);
+}
+
+static void answer_open(struct job *job)
+{
+    int fd = openat(source_fd, job->node->path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0) {
+        fuse_reply_err(job->request, errno);
+        return;
+    }
+    pthread_mutex_lock(&mutex);
+    opens++;
+    files += job->node->opens++ == 0;
+    if (job->node->opens > most_opens)
+        most_opens = job->node->opens;
+    pthread_mutex_unlock(&mutex);
+    job->file.fh = fd;
+    if (fuse_reply_open(job->request, &job->file))
+        close(fd); /* the process that asked has been killed meanwhile */
+}
+
+static void answer_read(struct job *job)
+{
+    struct fuse_bufvec buffer = FUSE_BUFVEC_INIT(job->size_bytes);
+    buffer.buf[0].flags = FUSE_BUF_IS_FD | FUSE_BUF_FD_SEEK;
+    buffer.buf[0].fd = job->file.fh;
+    buffer.buf[0].pos = job->offset;
+    fuse_reply_data(job->request, &buffer, FUSE_BUF_NO_SPLICE);
+}
+
+static void answer(struct job *job)
+{
+    static void (*const answers[KINDS])(struct job *) = {
+        [OPEN] = answer_open,
+        [READ] = answer_read,
+        [LOOKUP] = answer_lookup,
+        [GETATTR] = answer_getattr,
+    };
+    answers[job->kind](job);
+}
+
+/* ---- waiting ---------------------------------------------------------------------------- */
+
+static struct job *first_due(void)
+{
+    struct job *first = NULL;
+    for (int kind = 0; kind < KINDS; kind++) {
+        struct job *job = queues[kind].first;
+        if (job && (!first || job->due_seconds < first->due_seconds))
+            first = job;
+    }
+    return first;
+}
+
+static void *answer_all(void *unused)
+{
+    (void)unused;
+    pthread_mutex_lock(&mutex);
+    for (;;) {
+        struct job *job = first_due();
+        wake_up_seconds = job ? job->due_seconds : 1e18;
+        if (!job) {
+            pthread_cond_wait(&earlier, &mutex);
+        } else if (job->due_seconds > now()) {
+            struct timespec until = {.tv_sec = (time_t)job->due_seconds};
+            until.tv_nsec = (job->due_seconds - until.tv_sec) * 1e9;
+            pthread_cond_timedwait(&earlier, &mutex, &until);
+        } else {
+            queues[job->kind].first = job->next;
+            pthread_mutex_unlock(&mutex);
+            answer(job);
+            free(job);
+            pthread_mutex_lock(&mutex);
+        }
+    }
+    return NULL;
+}
+
+/* Answers the job at the tick nearest to when it is due: at once, or by the other thread. */
+static void submit(struct job job, double due_seconds)
+{
+    due_seconds = (double)(long)(due_seconds / TICK_SECONDS + 0.5) * TICK_SECONDS;
+    if (due_seconds <= now()) {
+        answer(&job);
+        return;
+    }
+    struct job *kept = malloc(sizeof *kept);
+    if (!kept) {
+        fuse_reply_err(job.request, ENOMEM);
+        return;
+    }
+    *kept = job;
+    kept->due_seconds = due_seconds;
+    pthread_mutex_lock(&mutex);
+    if (queues[job.kind].first)
+        queues[job.kind].last->next = kept;
+    else
+        queues[job.kind].first = kept;
+    queues[job.kind].last = kept;
+    if (due_seconds < wake_up_seconds)
+        pthread_cond_signal(&earlier);
+    pthread_mutex_unlock(&mutex);
+}
+
+/* ---- requests --------------------------------------------------------------------------- */
+
+static void on_init(void *unused, struct fuse_conn_info *connection)
+{
+    (void)unused;
+    /* Reads ahead count as background requests, of which there may be 12 at a time otherwise. */
+    connection->max_background = 4096;
+    connection->congestion_threshold = 4096;
+    connection->want |= connection->capable & FUSE_CAP_PARALLEL_DIROPS;
+}
+
+static void on_lookup(fuse_req_t request, fuse_ino_t parent, const char *name)
+{
+    struct node *node = calloc(1, sizeof *node);
+    if (!node || asprintf(&node->path, "%s/%s", node_of(parent)->path, name) < 0) {
+        free(node);
+        fuse_reply_err(request, ENOMEM);
+        return;
+    }
+    struct node **known = tsearch(node, &nodes, by_path);
+    if (known && *known != node) {
+        free(node->path);
+        free(node);
+    }
+    if (!known) {
+        fuse_reply_err(request, ENOMEM);
+        return;
+    }
+    __atomic_add_fetch(&lookups, 1, __ATOMIC_RELAXED);
+    struct job job = {.kind = LOOKUP, .request = request, .node = *known};
+    submit(job, stat_seconds > 0 ? now() + stat_seconds : 0);
+}
+
+static void on_getattr(fuse_req_t request, fuse_ino_t number, struct fuse_file_info *unused)
+{
+    (void)unused;
+    __atomic_add_fetch(&stats, 1, __ATOMIC_RELAXED);
+    struct job job = {.kind = GETATTR, .request = request, .node = node_of(number)};
+    submit(job, stat_seconds > 0 && number != FUSE_ROOT_ID ? now() + stat_seconds : 0);
+}
+
+static void on_open(fuse_req_t request, fuse_ino_t number, struct fuse_file_info *file)
+{
+    struct job job = {.kind = OPEN, .request = request, .node = node_of(number), .file = *file};
+    submit(job, open_seconds > 0 ? now() + open_seconds : 0);
+}
+
+static void on_read(
+    fuse_req_t request, fuse_ino_t number, size_t size, off_t offset, struct fuse_file_info *file
+)
+{
+    struct job job = {
+        .kind = READ,
+        .request = request,
+        .node = node_of(number),
+        .file = *file,
+        .size_bytes = size,
+        .offset = offset,
+    };
+    off_t left = job.node->size_bytes > offset ? job.node->size_bytes - offset : 0;
+    double charged = (off_t)size < left ? (double)size : (double)left;
+    double time = now();
+    if (busy_until_seconds < time)
+        busy_until_seconds = time;
+    busy_until_seconds += charged / bytes_per_second; /* only this thread uses it */
+    __atomic_add_fetch(&reads, 1, __ATOMIC_RELAXED);
+    __atomic_add_fetch(&bytes_read, (unsigned long)charged, __ATOMIC_RELAXED);
+    submit(job, busy_until_seconds);
+}
+
+static void on_flush(fuse_req_t request, fuse_ino_t number, struct fuse_file_info *file)
+{
+    (void)number, (void)file;
+    fuse_reply_err(request, ENOSYS); /* the kernel asks no more */
+}
+
+static void on_release(fuse_req_t request, fuse_ino_t number, struct fuse_file_info *file)
+{
+    (void)number;
+    close(file->fh);
+    fuse_reply_err(request, 0);
+}
+
+static void on_readlink(fuse_req_t request, fuse_ino_t number)
+{
+    char target[4096];
+    ssize_t length = readlinkat(source_fd, node_of(number)->path, target, sizeof target - 1);
+    if (length < 0) {
+        fuse_reply_err(request, errno);
+        return;
+    }
+    target[length] = 0;
+    fuse_reply_readlink(request, target);
+}
+
+static void on_opendir(fuse_req_t request, fuse_ino_t number, struct fuse_file_info *file)
+{
+    int fd = openat(source_fd, node_of(number)->path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    DIR *directory = fd < 0 ? NULL : fdopendir(fd);
+    if (!directory) {
+        fuse_reply_err(request, errno);
+        return;
+    }
+    file->fh = (uint64_t)directory;
+    fuse_reply_open(request, file);
+}
+
+static void on_readdir(
+    fuse_req_t request, fuse_ino_t number, size_t size, off_t offset, struct fuse_file_info *file
+)
+{
+    (void)number;
+    DIR *directory = (DIR *)file->fh;
+    char *entries = malloc(size);
+    size_t length = 0;
+    seekdir(directory, offset);
+    for (struct dirent *entry; entries && (entry = readdir(directory));) {
+        struct stat known = {.st_ino = entry->d_ino, .st_mode = DTTOIF(entry->d_type)};
+        size_t added = fuse_add_direntry(
+            request, entries + length, size - length, entry->d_name, &known, telldir(directory)
+        );
+        if (added > size - length)
+            break;
+        length += added;
+    }
+    fuse_reply_buf(request, entries, length);
+    free(entries);
+}
+
+static void on_releasedir(fuse_req_t request, fuse_ino_t number, struct fuse_file_info *file)
+{
+    (void)number;
+    closedir((DIR *)file->fh);
+    fuse_reply_err(request, 0);
+}
+
+static void on_statfs(fuse_req_t request, fuse_ino_t number)
+{
+    (void)number;
+    struct statvfs found;
+    if (fstatvfs(source_fd, &found))
+        fuse_reply_err(request, errno);
+    else
+        fuse_reply_statfs(request, &found);
+}
+
+static void on_getxattr(fuse_req_t request, fuse_ino_t number, const char *name, size_t size)
+{
+    char text[256];
+    if (strcmp(name, ATTRIBUTE)) {
+        fuse_reply_err(request, ENODATA);
+        return;
+    }
+    pthread_mutex_lock(&mutex);
+    int length = number != FUSE_ROOT_ID
+        ? snprintf(text, sizeof text, "%lu", node_of(number)->opens)
+        : snprintf(
+              text, sizeof text,
+              "{\"opens\": %lu, \"files\": %lu, \"most_opens\": %lu, \"reads\": %lu, "
+              "\"bytes_read\": %lu, \"lookups\": %lu, \"stats\": %lu}",
+              opens, files, most_opens, reads, bytes_read, lookups, stats
+          );
+    pthread_mutex_unlock(&mutex);
+    if (size == 0)
+        fuse_reply_xattr(request, length);
+    else if (size < (size_t)length)
+        fuse_reply_err(request, ERANGE);
+    else
+        fuse_reply_buf(request, text, length);
+}
+
+static const struct fuse_lowlevel_ops operations = {
+    .init = on_init,
+    .lookup = on_lookup,
+    .getattr = on_getattr,
+    .open = on_open,
+    .read = on_read,
+    .flush = on_flush,
+    .release = on_release,
+    .readlink = on_readlink,
+    .opendir = on_opendir,
+    .readdir = on_readdir,
+    .releasedir = on_releasedir,
+    .statfs = on_statfs,
+    .getxattr = on_getxattr,
+};
+
+/* ---- start ------------------------------------------------------------------------------ */
+
+static int start_answering(void)
+{
+    pthread_condattr_t attributes;
+    pthread_t thread;
+    pthread_condattr_init(&attributes);
+    pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    pthread_cond_init(&earlier, &attributes);
+    return pthread_create(&thread, NULL, answer_all, NULL);
+}
+
+int main(int count, char *arguments[])
+{
+    if (count != 7) {
+        fprintf(
+            stderr, "usage: %s SOURCE MOUNTPOINT OPEN_SECONDS STAT_SECONDS BYTES_PER_SECOND "
+                    "CACHE_SECONDS\n", arguments[0]
+        );
+        return 2;
+    }
+    open_seconds = atof(arguments[3]);
+    stat_seconds = atof(arguments[4]);
+    bytes_per_second = atof(arguments[5]);
+    cache_seconds = atof(arguments[6]);
+    source_fd = open(arguments[1], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (source_fd < 0) {
+        perror(arguments[1]);
+        return 1;
+    }
+    prctl(PR_SET_PDEATHSIG, SIGTERM); /* no mount outlives the benchmark */
+    char *words[] = {"slowfs", "-oro,fsname=slowfs,subtype=slowfs"};
+    struct fuse_args options = FUSE_ARGS_INIT(2, words);
+    struct fuse_session *session =
+        fuse_session_new(&options, &operations, sizeof operations, NULL);
+    if (!session || fuse_set_signal_handlers(session) || fuse_session_mount(session, arguments[2]))
+        return 1; /* libfuse has said why */
+    if (start_answering()) {
+        fuse_session_unmount(session);
+        return 1;
+    }
+    puts("mounted");
+    fflush(stdout);
+    int status = fuse_session_loop(session);
+    fuse_session_unmount(session);
+    return status < 0;
+}
