@@ -31,6 +31,7 @@ from .extents import SMALL_BYTES, WHOLE, Extent, key_of, source_seed
 from .generation import can_punch, discard, generation_of, index_path, make_generation
 from .index import Cursor, Index, IndexBusyError, IndexDamagedError
 from .segments import Segment, aligned
+from .site import Run, Site
 
 ResultT = TypeVar("ResultT")
 
@@ -45,34 +46,6 @@ _WANTED_MS = 10_000
 _LOOK_AFTER_SECONDS = 1.0
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _MOST_PARAMETERS = 256
-
-
-class Site(NamedTuple):
-    """Where a store lies, and how much it may hold.
-
-    Attributes:
-        directory: The staging directory.
-        capacity_bytes: Most bytes, in whole blocks of the disk; None for no limit.
-        keep_free_bytes: Free space to leave on the disk.
-        keep_free_inodes: Free inodes to leave, where the file system has a fixed number of them.
-    """
-
-    directory: str
-    capacity_bytes: int | None = None
-    keep_free_bytes: int = 0
-    keep_free_inodes: int = 0
-
-
-class Run(NamedTuple):
-    """A run that uses a store: all processes of one iterator, or one command.
-
-    Attributes:
-        number: Its number, drawn at random.
-        facts: What ``overlapiter status`` shows of it.
-    """
-
-    number: int
-    facts: Mapping[str, object]
 
 
 class Wanted(NamedTuple):
