@@ -90,7 +90,7 @@ class SkippedExamples:
         self._n_in_a_row = 0
 
     def judge(self, batch: MiniBatch | FailedBatch) -> tuple[BaseException | None, bool]:
-        """Return what to raise instead of a mini-batch, and whether to pass it over."""
+        """Return the error to raise instead of a mini-batch, and whether to pass it over."""
         if isinstance(batch, FailedBatch):
             error = with_paths(batch.error, self._dataset)
             error.__cause__ = batch.context
@@ -105,7 +105,7 @@ class SkippedExamples:
         return empty, False
 
     def note(self, batch: MiniBatch) -> TooManyBadExamplesError | None:
-        """Count what was left out of a mini-batch, and warn of the very first.
+        """Count the examples that are left out of a mini-batch, and warn of the very first.
 
         After an interruption a mini-batch may be noted again.
 

@@ -33,7 +33,7 @@ class EpochSampler(Protocol):
 
 
 class IterationState(NamedTuple):
-    """Where an iterator stands after a mini-batch.
+    """The state of an iterator after a mini-batch.
 
     ``order`` is None for ascending order. ``current_position`` counts examples from the start of
     the epoch; ``epoch`` counts completed sweeps.
@@ -170,7 +170,7 @@ class RunAhead:
     """Generates steps ahead of the trainer.
 
     Args:
-        state: Where the trainer stands.
+        state: The state of the trainer.
         batch_size: Examples in a full mini-batch.
         repeat: Whether a mini-batch goes on with the next epoch at the end of one.
         next_order: Returns the order of an epoch; called when a step into it is generated.

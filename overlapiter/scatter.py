@@ -4,7 +4,7 @@ All ranks compute the same *global order* of the data set from a seed. Rank ``r`
 entries ``r``, ``r + P``, ``r + 2 P``, …, so after ``t`` examples each, the ranks together have read
 exactly its first ``t P`` entries: a mini-batch over all ranks is the same set of examples for every
 number of ranks, as long as its size is. The *global position* counts the entries that all ranks
-have read in an epoch; any number of ranks goes on from it.
+have read in an epoch; any number of ranks can resume from it.
 
 Pure: no communication, clock or I/O.
 """

@@ -1,1 +1,1 @@
-"""Chainer's face of overlapiter: the iterator, the converter, what Chainer's datasets read."""
+"""The adapter to Chainer: the iterator, the converter, the files of Chainer's datasets."""

@@ -46,7 +46,7 @@ class SeededShuffle:
 
 
 def order_source(sampler: OrderSampler | None, size: int) -> NextOrder | None:
-    """Return what gives the order of an epoch; None for ascending order.
+    """Return the function that gives the order of an epoch; None for ascending order.
 
     Args:
         sampler: The order sampler; None for ascending order.

@@ -92,7 +92,7 @@ class LoadingReport(training.Extension):
 
     Args:
         comm: ChainerMN's communicator; None for a training in one process.
-        trigger: When an interval ends; give it what ``LogReport`` has. It must fire in the same
+        trigger: When an interval ends; the same as that of ``LogReport``. It must fire in the same
             iteration on all ranks.
         iterator: The name that the updater has for the iterator.
     """
@@ -177,7 +177,7 @@ class LoadingReport(training.Extension):
         return counted.opens_staged, counted.opens_source
 
     def serialize(self, serializer: Any) -> None:
-        """Save or load what was counted in an interval that has not ended."""
+        """Save or load the counts of the interval that has not ended."""
         if hasattr(self._interval_trigger, "serialize"):
             self._interval_trigger.serialize(serializer["interval_trigger"])
         if self._iterator is not None:

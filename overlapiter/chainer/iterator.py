@@ -192,7 +192,7 @@ class OverlapIterator(ProgressAttributes):
                 self._unfinished_at = self._progress
 
     def _submit_again(self) -> None:
-        """Drop what the workers were sent, half of a message perhaps, and submit the same steps."""
+        """Drop all steps that were sent, half of a message perhaps, and submit them again."""
         self._progress.drop_taken()
         self._pipeline.reset()
         self._submit(self._progress.ahead.steps)
@@ -307,11 +307,11 @@ class OverlapIterator(ProgressAttributes):
 
     @property
     def skipped(self) -> list[ExampleError]:
-        """What explains each example left out so far: its ``index``, ``paths`` and ``reason``."""
+        """The error of each example left out so far, with ``index``, ``paths`` and ``reason``."""
         return [*self._skipped.errors.values()]
 
     def stats(self) -> Stats:
-        """Return counters of what the workers have done so far, or did until the end."""
+        """Return the counters of the workers, up to now or up to the end."""
         return self._pipeline.stats()
 
     def finalize(self) -> None:

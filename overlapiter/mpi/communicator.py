@@ -64,7 +64,7 @@ def create_communicator(
 def find_node(mpi_comm: Gathering, world_size: int) -> None:
     """Find which ranks of a communicator share this node. Collective.
 
-    What a communicator of some of the ranks tells does not replace what one of all has told.
+    What a communicator of some ranks finds does not replace what one of all ranks has found.
     """
     hosts = mpi_comm.allgather(this_host())
     if mpi_comm.size == world_size or this_node().local_size == 1:

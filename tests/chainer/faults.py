@@ -95,7 +95,7 @@ class Run(contextlib.AbstractContextManager["Run"]):
         return caught.value
 
     def settle(self) -> None:
-        """Wait until nobody reads: all that may be built ahead has been built."""
+        """Wait until no worker reads: all that may be built ahead has been built."""
         n_examples = BATCH_SIZE * (self.n_taken + self.iterator.n_prefetch + 1)
         wait_until(lambda: self.iterator.stats().examples_read >= n_examples)
 
@@ -185,7 +185,7 @@ class Image:
         self._content = self.path.read_bytes()
         os.truncate(self.path, 0)
         for fd in fds:
-            wait_until(lambda fd=fd: is_lost(fd))  # not while somebody reads what is in memory
+            wait_until(lambda fd=fd: is_lost(fd))  # not while a process reads what is in memory
             os.close(fd)
 
     def recover(self) -> None:
@@ -195,7 +195,7 @@ class Image:
 @contextlib.contextmanager
 def held_back(*paths: Path) -> Iterator[Callable[[Path], None]]:
     """Have every open of these files block, by leases; gives the function that lets one go."""
-    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # that somebody wants to open one
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # sent when a process wants to open one
     fds = {}
     try:
         for path in paths:

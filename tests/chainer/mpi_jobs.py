@@ -182,7 +182,7 @@ def mpi_of(pid: int) -> list[str]:
 
 
 def _processes_of(mark: str) -> list[psutil.Process]:
-    """Return the processes of a job, whoever their parent is by now."""
+    """Return the processes of a job, those that have lost their parent among them."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):

@@ -138,7 +138,7 @@ def multi_node_workers(comm: Any, make: Make) -> Any:
     iterator = chainermn.iterators.create_multi_node_iterator(plain, comm)
     del plain
     next(iterator)
-    if comm.rank:  # nobody kept the iterator
+    if comm.rank:  # no variable kept the iterator
         wait_until(lambda: not workers())
     n_workers = len(workers())
     del iterator

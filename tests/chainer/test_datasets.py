@@ -132,7 +132,7 @@ def test_a_dataset_of_several_archives_declares_the_one_that_holds_the_example(f
 
 
 class Reading:
-    """A dataset that nobody knows."""
+    """A dataset whose files are unknown."""
 
     def __init__(self, base) -> None:
         self.base = base

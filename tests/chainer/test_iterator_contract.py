@@ -164,7 +164,7 @@ def test_arrays_of_every_kind_are_ordinary_arrays_of_ones_own(
             assert got.flags.writeable
             assert got.flags.c_contiguous
             assert got.flags.aligned
-            got[...] = np.zeros((), got.dtype)  # nobody else sees it
+            got[...] = np.zeros((), got.dtype)  # a copy of this process alone
 
 
 def test_a_masked_array_keeps_its_mask(make_ours: Maker) -> None:

@@ -27,7 +27,7 @@ def brighten(example: Any) -> Any:
 
 
 class Preprocessed(DatasetMixin):
-    """Wraps a dataset as Chainer's ImageNet example does; nobody knows its files."""
+    """Wraps a dataset as Chainer's ImageNet example does; its files are unknown."""
 
     def __init__(self, base: Any) -> None:
         self.base = base

@@ -117,7 +117,7 @@ def test_readers_that_are_replaced_after_every_part_give_the_same_mini_batches(
     for _ in range(3):
         taken = [indices_of(next(iterator)) for _ in range(4)]
         assert taken == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
-    assert iterator.stats().workers_replaced == 0  # nobody died
+    assert iterator.stats().workers_replaced == 0  # none died
 
 
 # --- files ------------------------------------------------------------------------------------

@@ -63,7 +63,7 @@ class Bad(Pixels):
 
 
 class CrashesBefore(Pixels):
-    """The first examples kill whoever reads them."""
+    """The first examples kill the worker that reads them."""
 
     def __init__(self, n: int, first_good: int) -> None:
         super().__init__(n)

@@ -26,7 +26,7 @@ from tests.chainer.scripts import (
 
 
 class StopsItself(Pixels):
-    """One example stops the process that reads it, until somebody continues that."""
+    """One example stops the process that reads it, until the test continues it."""
 
     def get_example(self, i: int) -> Any:
         if i == 5:
@@ -115,7 +115,7 @@ def test_a_job_that_is_suspended_as_a_whole_goes_on_with_the_same_workers() -> N
         for process in everyone:
             process.suspend()
         wait_until(lambda: all(p.status() == psutil.STATUS_STOPPED for p in everyone))
-        for process in reversed(everyone):  # the supervisor last, so that it sees nobody stopped
+        for process in reversed(everyone):  # the supervisor last: it finds all running
             process.resume()
         taken += [indices_of(next(iterator)) for _ in range(27)]
         assert taken == in_order(30, 40)

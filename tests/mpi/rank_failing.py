@@ -51,7 +51,7 @@ def fail() -> None:
         os.kill(os.getpid(), signal.SIGINT)
     if DEED == "a thread raises":
         threading.Thread(target=divide, name="watcher").start()
-        MPI.COMM_WORLD.recv(source=0, tag=99)  # which nobody sends
+        MPI.COMM_WORLD.recv(source=0, tag=99)  # which no rank sends
 
 
 def divide() -> float:

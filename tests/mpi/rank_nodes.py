@@ -53,7 +53,7 @@ def supervised(images: Any) -> dict[str, Any]:
 
 
 def is_forkserver(process: psutil.Process) -> bool:
-    """Return whether it is not the resource tracker, which runs nobody's code."""
+    """Return whether it is not the resource tracker, which runs no code of the user."""
     return "multiprocessing.forkserver" in " ".join(process.cmdline())
 
 

@@ -140,7 +140,7 @@ def test_rank_0_of_several_is_warned_that_nobody_ends_the_job(
     expected = pytest.warns(FailureWarning, match="abort_on_failure")
     with expected if is_warned else contextlib.nullcontext(), OverlapIterator([1, 2], 1):
         pass
-    monkeypatch.setattr(sys, "excepthook", lambda *_: None)  # somebody sees to it
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)  # a hook of the user
     OverlapIterator([1, 2], 1).finalize()
 
 

@@ -1,4 +1,4 @@
-"""Segments and slots: memory that is there when it is used, and goes when nobody looks."""
+"""Segments and slots: memory that is reserved before its use and freed with the last view."""
 
 from __future__ import annotations
 
