@@ -1,11 +1,13 @@
-"""Some epochs over an emulated slow store: how long each takes, and what it reads from the store.
+"""Some epochs over a slow store: how long each takes, and what it reads from the store.
 
-``bench.epoch_times`` and ``bench.misses_measured`` run this in fresh processes.
+``bench.epoch_times``, ``bench.misses_measured``, ``bench.evicting`` and ``bench.large_files`` run
+this in fresh processes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 import tempfile
 import time
@@ -17,11 +19,17 @@ from chainer.dataset import DatasetMixin
 from chainer.datasets import LabeledImageDataset
 
 from bench import isolated
-from bench.slowstore import SlowStore, attach
+from bench.bare_reader import BareReader
+from bench.cpu import cpu_by_kind
+from bench.slowstore import attach
 from bench.spec import read_pairs
+from bench.stores import crossed, emulated, open_store, root_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from bench.slowmount import SlowMount
+    from bench.slowstore import SlowStore
 
 HEAD_BYTES = 64
 
@@ -58,29 +66,102 @@ def measure(request: dict) -> dict:
         request: ``loader``: ``"overlap"`` or ``"multiprocess"``; ``root`` and ``pairs``: a set of
             ``bench.photographs``; ``n_examples``, ``batch_size``, ``n_epochs``, ``n_readers``,
             ``seed``; ``is_decoding``: whether examples are images; ``local``: a folder on the fast
-            disk; ``fraction`` of the data set that the staging directory holds, None for all;
-            ``open_seconds`` and ``bytes_per_second`` of the store.
+            disk, where what was staged stays; ``fraction`` of the data set that the staging
+            directory holds, None for all; ``mount``, ``open_seconds`` and ``bytes_per_second`` of
+            the store; ``beside_fraction`` of the data set that one more process reads from the
+            store in each epoch after the first, which ends when that has been done, too.
 
     Returns:
         For each epoch ``epoch_seconds``, the first one with the start of the workers, and
-        ``store_opens`` and ``store_bytes``, of what is read ahead of the trainer too.
+        ``store_opens`` and ``store_bytes``, of what is read ahead of the trainer too; ``cpu``, see
+        :func:`bench.cpu.cpu_by_kind`; ``statistics``, what the iterator counts.
     """
     pairs = read_pairs(request["pairs"], request["n_examples"])
     make = LabeledImageDataset if request["is_decoding"] else Heads
+    request = {
+        **request,
+        "staging": tempfile.mkdtemp(prefix="staged-", dir=request["local"]),
+        "capacity": _capacity(request, [path for path, _ in pairs]),
+    }
+    numbers = (request["open_seconds"], request["bytes_per_second"])
+    mount_point = os.path.join(request["local"], "mount")
     with (
-        SlowStore(request["root"], request["open_seconds"], request["bytes_per_second"]) as store,
-        tempfile.TemporaryDirectory(prefix="bench-epochs-", dir=request["local"]) as staging,
+        open_store(request["mount"], request["root"], mount_point, *numbers) as store,
+        _beside(request, pairs, store) as beside,
     ):
         marks = [(time.monotonic(), 0, 0)]
-        with _iterator(request, make(pairs, request["root"]), store, staging, pairs) as iterator:
-            for _ in range(request["n_epochs"]):
+        root = root_of(store, request["root"])
+        request["root"] = root
+        with _iterator(request, make(pairs, root), emulated(store)) as iterator:
+            for epoch in range(request["n_epochs"]):
+                if epoch:
+                    beside.start()
                 _take_epoch(iterator)
-                records = store.records()
-                n_bytes = sum(record.size_bytes for record in records)
-                marks.append((time.monotonic(), len(records), n_bytes))
+                if epoch:
+                    beside.wait()
+                counts = crossed(store) or {"store_opens": 0, "store_bytes": 0}
+                marks.append((time.monotonic(), counts["store_opens"], counts["store_bytes"]))
+            cpu = cpu_by_kind()
+            statistics = _statistics(iterator)
     seconds, opens, sizes = (np.diff(column).tolist() for column in zip(*marks, strict=True))
-    rounded = [round(second, 3) for second in seconds]
-    return {"epoch_seconds": rounded, "store_opens": opens, "store_bytes": sizes}
+    return {
+        "epoch_seconds": [round(second, 3) for second in seconds],
+        "store_opens": opens,
+        "store_bytes": sizes,
+        "cpu": cpu,
+        "statistics": statistics,
+    }
+
+
+class _Beside:
+    """Reads a part of the data set from the store in another process, once in an epoch.
+
+    Args:
+        reader: That process.
+        paths: The files, anew in another order each time.
+        n_files: How many of them are read.
+    """
+
+    def __init__(self, reader: BareReader, paths: list[str], n_files: int) -> None:
+        self._reader = reader
+        self._paths = np.array(paths)
+        self._n_files = n_files
+        self._random = np.random.RandomState(0)
+
+    def start(self) -> None:
+        """Begin with as many files as an epoch has to read at the least."""
+        self._reader.start(self._random.permutation(self._paths)[: self._n_files].tolist())
+
+    def wait(self) -> None:
+        """Block until they have been read."""
+        self._reader.wait()
+
+
+@contextlib.contextmanager
+def _beside(
+    request: dict, pairs: list[tuple[str, int]], store: SlowStore | SlowMount | None
+) -> Iterator[_Beside]:
+    reader = BareReader(root_of(store, request["root"]), emulated(store))
+    try:
+        n_files = round(request["beside_fraction"] * len(pairs))
+        yield _Beside(reader, [path for path, _ in pairs], n_files)
+    finally:
+        reader.close()
+
+
+def _capacity(request: dict, paths: list[str]) -> int | None:
+    """Return the bytes that may be staged; looked up on the local disk, not on the store."""
+    if request["fraction"] is None:
+        return None
+    total_bytes = sum(Path(request["root"], path).stat().st_size for path in paths)
+    return int(request["fraction"] * total_bytes)
+
+
+def _statistics(iterator: object) -> dict[str, float]:
+    if not hasattr(iterator, "stats"):
+        return {}
+    found = dataclasses.asdict(iterator.stats())
+    return {name: value for name, value in found.items() if isinstance(value, (int, float))}
 
 
 def _take_epoch(iterator: object) -> None:
@@ -91,14 +172,12 @@ def _take_epoch(iterator: object) -> None:
 
 
 @contextlib.contextmanager
-def _iterator(
-    request: dict, dataset: object, store: SlowStore, staging: str, pairs: list[tuple[str, int]]
-) -> Iterator[object]:
+def _iterator(request: dict, dataset: object, store: SlowStore | None) -> Iterator[object]:
     if request["loader"] == "multiprocess":
         from chainer.iterators import MultiprocessIterator
 
         np.random.seed(request["seed"])
-        with store.installed():  # its workers are forks of this process
+        with store.installed() if store else contextlib.nullcontext():  # its workers are forks
             iterator = MultiprocessIterator(
                 dataset, request["batch_size"], n_processes=request["n_readers"]
             )
@@ -106,16 +185,15 @@ def _iterator(
     else:
         import overlapiter
 
-        root, fraction = Path(request["root"]), request["fraction"]
-        capacity = None
-        if fraction is not None:
-            capacity = int(fraction * sum((root / path).stat().st_size for path, _ in pairs))
+        staging = overlapiter.Staging(
+            request["staging"], source=request["root"], capacity=request["capacity"]
+        )
         iterator = overlapiter.OverlapIterator(
-            attach(dataset, store),
+            attach(dataset, store) if store else dataset,
             request["batch_size"],
             n_processes=request["n_readers"],
             seed=request["seed"],
-            staging=overlapiter.Staging(staging, source=root, capacity=capacity),
+            staging=staging,
         )
         yield iterator
     iterator.finalize()

@@ -20,9 +20,8 @@ from chainer.datasets import LabeledImageDataset
 from bench.bare_reader import BareReader
 from bench.checks import checksum, fingerprint
 from bench.cpu import MOUNT, cpu_by_kind
-from bench.slowmount import SlowMount
 from bench.spec import KEPT_POSITIONS, Parts, RunResult, read_pairs
-from bench.stores import crossed, slow_store
+from bench.stores import crossed, emulated, root_of, slow_store
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -37,8 +36,8 @@ def run_floor(spec: RunSpec) -> RunResult:
     if spec.loader == "floor":
         return _summary(spec, *_run_loops(spec))
     with slow_store(spec) as store:
-        root = store.root if isinstance(store, SlowMount) else spec.slow_root or spec.root
-        reader = BareReader(root, None if isinstance(store, SlowMount) else store)
+        root = root_of(store, spec.slow_root or spec.root)
+        reader = BareReader(root, emulated(store))
         try:
             paths = spec.paths()
             start = time.monotonic()

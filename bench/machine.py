@@ -5,9 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import platform
+import subprocess
 from pathlib import Path
 
 import psutil
+
+from bench.isolated import CHECKOUT
 
 _PACKAGES = ("overlapiter", "chainer", "numpy", "pillow", "torch")
 
@@ -22,6 +25,24 @@ def machine_facts() -> dict[str, object]:
         "python": platform.python_version(),
         "packages": {name: version for name in _PACKAGES if (version := _version(name))},
     }
+
+
+def commit_facts() -> dict[str, object]:
+    """Return which commit is measured, and which files of the engine differ from it."""
+    commit = _git("rev-parse", "HEAD")
+    changed = _git("status", "--porcelain", "--untracked-files=all", "overlapiter", "bench/*.py")
+    return {"commit": commit.strip(), "changed": [line[3:] for line in changed.splitlines()]}
+
+
+def _git(*words: str) -> str:
+    """Return what git answers; nothing where this is no clone."""
+    try:
+        done = subprocess.run(
+            ["git", "-C", str(CHECKOUT), *words], capture_output=True, text=True, check=False
+        )
+    except FileNotFoundError:
+        return ""
+    return done.stdout
 
 
 def filesystem_of(path: str | os.PathLike[str]) -> str:

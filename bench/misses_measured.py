@@ -12,7 +12,7 @@ the photographs of the other benchmarks; they are read, but not decoded.
 from __future__ import annotations
 
 from bench import isolated
-from bench.epoch_options import parse, parser_for, request_for, store_label, write
+from bench.epoch_options import parse, parser_for, request_for, scratch, store_label, write
 from bench.misses import FRACTIONS, simulate, table
 from bench.progress import progress_bar
 
@@ -33,11 +33,11 @@ def main(arguments: list[str] | None = None) -> None:
     parser = parser_for(__doc__, NAME, epochs=4, open_ms=2.0, bandwidth=1000.0)
     options = parse(parser, arguments)
     points = []
-    with progress_bar(len(FRACTIONS), "run") as progress:
+    with scratch(options) as local, progress_bar(len(FRACTIONS), "run") as progress:
         for fraction in FRACTIONS:
             sizes = options.examples, options.epochs, options.seed
             point = simulate("shuffled", fraction, *sizes)
-            request = request_for(options, "overlap", fraction, is_decoding=False)
+            request = request_for(options, "overlap", fraction, local, is_decoding=False)
             del point["missed_by_epoch"]["ours"]
             point["missed_by_epoch"]["measured"] = measure(request)
             points.append(point)

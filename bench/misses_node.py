@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.data_parallel import command_of
-from bench.epoch_options import parse, parser_for, request_for, store_label, write
+from bench.epoch_options import parse, parser_for, request_for, scratch, store_label, write
 from bench.epoch_runs import Heads
 from bench.isolated import CHECKOUT, RunFailedError
 from bench.misses import table
@@ -105,12 +105,13 @@ def main(arguments: list[str] | None = None) -> None:
     options = parse(parser, arguments)
     orders = epoch_orders("shuffled", options.examples, options.epochs, options.seed)
     points = []
-    with progress_bar(len(FRACTIONS) * len(KINDS), "run") as progress:
+    n_runs = len(FRACTIONS) * len(KINDS)
+    with scratch(options) as local, progress_bar(n_runs, "run") as progress:
         for fraction in FRACTIONS:
             missed = belady(orders, int(fraction * options.examples))
             found = {"belady": missed.reshape(options.epochs, -1).mean(axis=1).round(6).tolist()}
             for kind in KINDS:
-                request = request_for(options, "overlap", fraction, is_decoding=False)
+                request = request_for(options, "overlap", fraction, local, is_decoding=False)
                 request["is_together"] = kind == "together"
                 found[kind] = measure(request, options.ranks)
                 progress.update()

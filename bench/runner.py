@@ -12,13 +12,13 @@ from chainer.datasets import LabeledImageDataset
 from bench import isolated
 from bench.checks import checksum, fingerprint
 from bench.cpu import OTHER, cpu_by_kind
-from bench.slowmount import SlowMount
-from bench.slowstore import SlowStore
 from bench.spec import KEPT_POSITIONS, RunResult, RunSpec, read_pairs
-from bench.stores import crossed, slow_store
+from bench.stores import crossed, emulated, root_of, slow_store
 
 if TYPE_CHECKING:
     from bench.loaders import Loader
+    from bench.slowmount import SlowMount
+    from bench.slowstore import SlowStore
 
 
 def run_in_new_process(spec: RunSpec) -> RunResult:
@@ -38,19 +38,17 @@ def run(spec: RunSpec) -> RunResult:
         return run_floor(spec)
     pairs = read_pairs(spec.pairs, spec.n_examples)
     with slow_store(spec) as store:
-        if isinstance(store, SlowMount):
-            spec = replace(spec, root=store.root)
+        spec = replace(spec, root=root_of(store, spec.root))
         return _drive(spec, LabeledImageDataset(pairs, spec.root), store)
 
 
 def _drive(spec: RunSpec, dataset: object, store: SlowStore | SlowMount | None) -> RunResult:
     from bench.loaders import ADAPTERS
 
-    emulated = store if isinstance(store, SlowStore) else None
     waits, fingerprints, kept = [], [], {}
     cpu_start = _cpu_seconds()
     start = time.monotonic()
-    loader: Loader = ADAPTERS[spec.loader](spec, dataset, emulated)
+    loader: Loader = ADAPTERS[spec.loader](spec, dataset, emulated(store))
     for position in range(spec.n_batches):
         asked = time.monotonic()
         batch = loader.next_batch()

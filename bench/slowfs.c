@@ -442,6 +442,7 @@ int main(int count, char *arguments[])
         perror(arguments[1]);
         return 1;
     }
+    prctl(PR_SET_NAME, "slowfs"); /* whatever the program is called */
     prctl(PR_SET_PDEATHSIG, SIGTERM); /* no mount outlives the benchmark */
     char *words[] = {"slowfs", "-oro,fsname=slowfs,subtype=slowfs"};
     struct fuse_args options = FUSE_ARGS_INIT(2, words);
