@@ -1,24 +1,56 @@
-"""Interception: what an ``open`` of a source file opens instead, in worker processes alone.
+"""Interception: what an ``open`` of a source file gives instead, in worker processes alone.
 
-:class:`OpenHook` replaces ``builtins.open`` and ``io.open``. C libraries that open files themselves
-ask :func:`local_path`.
+:class:`OpenHook` replaces ``open`` wherever Python code finds it. C libraries that open files
+themselves ask :func:`local_path`.
 """
 
 from __future__ import annotations
 
+import _io
 import builtins
 import functools
 import io
 import os
 import pathlib
+import sys
 from collections.abc import Callable
+from types import ModuleType
 from typing import IO, Any, Protocol
 
 from .errors import OptionError
 from .sources import is_below
+from .stagedfile import READ_MODES
 from .urls import is_url, url_below
 
 OpenFunction = Callable[..., IO[Any]]
+
+
+class Handler(Protocol):
+    """Knows the staged copies of source files.
+
+    Both methods are called in the thread that opens, and get the path as the caller wrote it, or
+    the URL. What they raise reaches the caller.
+    """
+
+    def open(
+        self, path: str, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> IO[Any] | None:
+        """Return the staged copy, opened; None where the source has to be read.
+
+        Args:
+            path: The source file.
+            mode: One of :data:`.stagedfile.READ_MODES`.
+            args: What followed the mode in the call of ``open``, without an opener.
+            kwargs: The same, given by name.
+        """
+
+    def local_path(self, path: str) -> str | None:
+        """Return the path of a staged copy, for a library that opens files itself; or None.
+
+        The file exists under this path until the current example has been read, and its name ends
+        as that of the source file does: libraries choose a format by it. A path below ``/proc``
+        will not do: HDF5 resolves links.
+        """
 
 
 class DirectAccess(Protocol):
@@ -34,21 +66,20 @@ class DirectAccess(Protocol):
 class OpenHook:
     """Sends every reading ``open`` of a file below the source to a handler.
 
-    A handler takes the path as the caller wrote it, or the URL, and returns the path to open
-    instead, or None to leave the call alone. The hook costs a string comparison for any other
-    file.
+    The hook costs a string comparison for any other file. An ``open`` with an opener is left
+    alone, since only the opener knows which file the path means.
 
     Args:
         source: Absolute root of the files on the slow store, or a URL.
-        handler: Called in the thread that opens.
-        direct: Opens what the handler leaves alone, where the source is a URL.
+        handler: Opens the staged copies.
+        direct: Opens what the handler does not, where the source is a URL.
         elsewhere: Called with any other file that is opened for reading.
     """
 
     def __init__(
         self,
         source: str,
-        handler: Callable[[str], str | None],
+        handler: Handler,
         direct: DirectAccess | None = None,
         elsewhere: Callable[[str], None] | None = None,
     ) -> None:
@@ -60,50 +91,43 @@ class OpenHook:
         self._underlying: OpenFunction | None = None
 
     def install(self) -> None:
-        """Replace ``open``; what was there before still does the opening."""
+        """Replace ``open``; what was there before still opens what is not staged."""
         underlying = self._underlying = builtins.open
-        below, handler = self._below, self._handler
+        below, staged = self._below, self._handler.open
+        direct, elsewhere = self._direct, self._elsewhere
 
         @functools.wraps(underlying)
         def open_below_source(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
             # A number is a file descriptor; a writing mode is never redirected.
-            if not isinstance(file, (str, bytes, os.PathLike)) or mode not in _READ_MODES:
+            if (
+                not isinstance(file, (str, bytes, os.PathLike))
+                or mode not in READ_MODES
+                or any(args[5:])
+                or kwargs.get("opener")
+            ):
                 return underlying(file, mode, *args, **kwargs)
             found = below(file)
-            other = None if found is None else handler(found)
-            if other is not None:
-                try:
-                    return underlying(other, mode, *args, **kwargs)
-                except OSError:  # the staged copy has gone: the source still has it
-                    self.missed(other)
-            if found is not None and self._direct is not None:
-                return self._direct.open(found, mode, *args, **kwargs)
-            if found is None and self._elsewhere is not None:
-                self._elsewhere(os.fsdecode(file))
+            if found is not None:
+                opened = staged(found, mode, args, kwargs)
+                if opened is not None:
+                    return opened
+                if direct is not None:
+                    return direct.open(found, mode, *args, **kwargs)
+            elif elsewhere is not None:
+                elsewhere(os.fsdecode(file))
             return underlying(file, mode, *args, **kwargs)
 
         self._wrapper = open_below_source
-        builtins.open = open_below_source  # type: ignore[assignment]  # same call signature
-        io.open = open_below_source  # type: ignore[assignment]  # same call signature
-        self._set_pathlib_open(open_below_source)
+        _replace_open(underlying, open_below_source)
         _set_current_hook(self)
 
     def uninstall(self) -> None:
-        """Put back the ``open`` that was found, unless somebody replaced it since."""
+        """Put back the ``open`` that was found, unless it has been replaced since."""
         if self._underlying is not None and builtins.open is self._wrapper:
-            builtins.open = self._underlying  # type: ignore[assignment]  # what was there before
-            io.open = self._underlying  # type: ignore[assignment]  # what was there before
-            self._set_pathlib_open(self._underlying)
+            _replace_open(self._wrapper, self._underlying)
         self._underlying = None
         if _current_hook is self:
             _set_current_hook(None)
-
-    @staticmethod
-    def _set_pathlib_open(function: OpenFunction) -> None:
-        # Python 3.10's pathlib keeps the open that it found when it was imported.
-        accessor = getattr(pathlib, "_normal_accessor", None)
-        if accessor is not None:
-            accessor.open = function
 
     def _below(self, file: Any) -> str | None:
         """Return what the handler is to know of ``file``; None if it lies elsewhere."""
@@ -115,19 +139,35 @@ class OpenHook:
     def local_path(self, name: str) -> str:
         """Return a path from which ``name`` can be read now; see :func:`local_path`."""
         found = self._below(name)
-        staged = None if found is None else self._handler(found)
-        if staged is None and found is not None and self._direct is not None:
+        if found is None:
+            return name
+        staged = self._handler.local_path(found)
+        if staged is None and self._direct is not None:
             return self._direct.download(found)
-        return staged or name
-
-    def missed(self, staged: str) -> None:
-        """Tell the handler that a staged copy cannot be opened."""
-        missed = getattr(self._handler, "missed", None)
-        if missed is not None:
-            missed(staged)
+        return name if staged is None else staged
 
 
-_READ_MODES = frozenset({"r", "rb", "br", "rt", "tr"})
+# What modules call the open that they import: `from io import open`, and tarfile and bz2.
+_NAMES_OF_OPEN = ("open", "bltn_open", "_builtin_open")
+
+
+def _replace_open(before: OpenFunction, after: OpenFunction) -> None:
+    """Put ``after`` in the place of ``before``, also where a module has imported that.
+
+    ``_io.open`` stays: with it overlapiter opens staged copies.
+    """
+    builtins.open = after  # type: ignore[assignment]  # same call signature
+    io.open = after  # type: ignore[assignment]  # same call signature
+    for module in [*sys.modules.values()]:
+        if not isinstance(module, ModuleType) or module is _io:
+            continue
+        for name in _NAMES_OF_OPEN:
+            if vars(module).get(name) is before:
+                setattr(module, name, after)
+    # Python 3.10's pathlib keeps the open that it found when it was imported.
+    accessor = getattr(pathlib, "_normal_accessor", None)
+    if accessor is not None:
+        accessor.open = after
 
 
 _current_hook: OpenHook | None = None
@@ -143,8 +183,8 @@ def local_path(path: str | os.PathLike[str]) -> str:
 
     For libraries that open files without Python's ``open`` (OpenCV, HDF5). Counts, and is
     discovered, as an ``open``. Outside a worker it returns ``path`` unchanged. The answer holds
-    while the example is being read: of a URL that is not staged, a private copy is made for that
-    time in the directory for temporary files.
+    while the example is being read: of a small staged file, and of a URL that is not staged, a
+    private copy is made for that time.
 
     Raises:
         OptionError: It is a URL that no iterator of this process stages.

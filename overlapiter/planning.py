@@ -11,8 +11,10 @@ from overlapiter.errors import OptionError, StagingError, StagingWarning
 from overlapiter.node import this_node
 from overlapiter.options import Staging, Tier, directory_path, parse_share, parse_size
 from overlapiter.sources import declared_paths, paths_below, source_root, source_roots
+from overlapiter.store.generation import old_store, prepare
+from overlapiter.store.site import Site
 from overlapiter.urls import is_url
-from overlapiter.workers.plan import StagingPlan, TierPlan
+from overlapiter.workers.plan import StagingPlan
 from overlapiter.workers.start.parcel import Parcel
 
 #: What the forkserver is to import: for any dataset, and for those that need Chainer.
@@ -48,11 +50,11 @@ def staging_plan(
     source = _find_source(staging, dataset)
     imports = _check_access(staging, source)
     _check_apart(source, [directory_path(tier.directory) for tier in staging.all_tiers()])
-    tiers = tuple(_tier_plan(tier, staging.keep_free) for tier in staging.all_tiers())
+    sites = tuple(_site_of(tier, staging.keep_free) for tier in staging.all_tiers())
     _check_source(source, dataset, first_indices)
     node = this_node()
     plan = StagingPlan(
-        tiers=tiers,
+        sites=sites,
         source=source,
         validate=staging.validate,
         n_prefetchers=staging.n_prefetchers or default_prefetchers(node.cores),
@@ -64,9 +66,9 @@ def staging_plan(
     )
     if plan.capacity_bytes is not None:
         _check_capacity(plan.capacity_bytes, source, dataset, first_indices)
-    for store, tier in zip(plan.stores(), tiers, strict=True):
-        store.create()
-        tier.room().prepare()
+    for site in sites:
+        prepare(site.directory)
+        _warn_of_old_store(site.directory)
     return plan
 
 
@@ -80,18 +82,29 @@ def default_prefetchers(n_cores: int) -> int:
     return min(n_cores, max(2, min(n_cores // 4, 8)))
 
 
-def _tier_plan(tier: Tier, keep_free: int | str) -> TierPlan:
+def _site_of(tier: Tier, keep_free: int | str) -> Site:
     """Make the directory of a tier, and look how large its disk is."""
     directory = directory_path(tier.directory)
     _make_directory(directory)
     disk = os.statvfs(directory)
     disk_bytes = disk.f_blocks * disk.f_frsize
-    return TierPlan(
+    return Site(
         directory,
         None if tier.capacity is None else parse_size("capacity", tier.capacity, disk_bytes),
         parse_size("keep_free", keep_free, disk_bytes),
         parse_share(keep_free, disk.f_files),
     )
+
+
+def _warn_of_old_store(directory: str) -> None:
+    if old_store(directory):
+        warnings.warn(
+            f"{directory} holds files that an earlier version of overlapiter staged, in a form "
+            f"that this one does not read: they are left alone; `overlapiter evict {directory} "
+            f"--old` removes them",
+            StagingWarning,
+            stacklevel=5,
+        )
 
 
 def _find_source(staging: Staging, dataset: Any) -> str:

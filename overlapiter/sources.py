@@ -5,7 +5,7 @@ framework adapters register the datasets they know with :func:`known_paths` and
 :func:`source_roots`. Of any other dataset the files are discovered: the dataset is asked for the
 example, and the first ``open`` of a file below the source is intercepted (by a prefetcher).
 
-An ``open`` goes where :class:`Redirect` says; see :mod:`.openhook` for how it is intercepted.
+See :mod:`.openhook` for how an ``open`` is intercepted.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol, SupportsIndex
+from typing import Protocol, SupportsIndex
 
 import numpy as np
 
@@ -140,92 +140,3 @@ def paths_below(source: str, paths: list[str]) -> Iterator[tuple[str, str]]:
         absolute = normalised(path)
         if absolute.startswith(prefix):
             yield path, absolute
-
-
-# --- staged copies ----------------------------------------------------------------------------
-
-
-#: Source path to path and stamp of its copy, as messages have it: a :class:`Copy` costs several
-#: times as much to pickle as a plain tuple.
-PlainCopies = dict[str, tuple[str, int]]
-
-
-class Copy(NamedTuple):
-    """A staged copy as a prefetcher has validated it.
-
-    Attributes:
-        path: Where it lies.
-        stamp: What :func:`stamp_of` gave then; anything that is done to the file changes it.
-    """
-
-    path: str
-    stamp: int
-
-    def is_intact(self) -> bool:
-        """Return whether the file is still the one that was validated. Costs one look at it."""
-        try:
-            return stamp_of(os.lstat(self.path)) == self.stamp
-        except OSError:
-            return False
-
-
-def stamp_of(found: os.stat_result) -> int:
-    """Return a number, never 0, that is the same only for the same file, untouched since."""
-    return hash((found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)) % 2**64 or 1
-
-
-class Redirect:
-    """The handler of a file reader: a source path is opened at its staged copy.
-
-    Only the files of the current part of a mini-batch that a prefetcher has staged and validated
-    are in the table, and only as long as nobody touches them, so what nobody validated is not read.
-
-    Attributes:
-        opens_staged: Opens that went to a staged copy, since the start.
-        opens_source: Opens that went to the slow store, since the start.
-        opened: The source paths opened for the current example, in order.
-    """
-
-    def __init__(self) -> None:
-        self._table: dict[str, Copy] = {}
-        self.opens_staged = 0
-        self.opens_source = 0
-        self.opened: list[str] = []
-        self._missing: set[str] = set()
-
-    def begin_part(self, table: dict[str, Copy]) -> None:
-        """Replace the table: source path, as written or absolute, to its staged copy."""
-        self._table = table
-        self._missing.clear()
-
-    def begin_example(self) -> None:
-        """Forget what the previous example opened."""
-        self.opened = []
-
-    def __call__(self, path: str) -> str | None:
-        """Return the staged copy of ``path``, or None to open the source."""
-        self.opened.append(path)
-        copy = self._table.get(path) or self._table.get(os.path.abspath(path))
-        if copy is not None and copy.path not in self._missing:
-            if copy.is_intact():
-                self.opens_staged += 1
-                return copy.path
-            self._missing.add(copy.path)
-        self.opens_source += 1
-        return None
-
-    def missed(self, staged: str) -> None:
-        """Count an open of a staged copy that failed as one of the source."""
-        self._missing.add(staged)
-        self.opens_staged -= 1
-        self.opens_source += 1
-
-    def distrust(self) -> None:
-        """Send the further opens of this part to the source, and have its files looked at again."""
-        self._missing.update(copy.path for copy in self._table.values())
-        self._table = {}
-
-    @property
-    def has_missed(self) -> bool:
-        """Whether a staged copy of the current part has disappeared or was touched."""
-        return bool(self._missing)

@@ -36,18 +36,21 @@ class Counter(enum.IntEnum):
     #: How many of them it may copy at the same time, at present.
     READS_IN_FLIGHT = 15
     FILES_EVICTED = 16
-    #: The first of some cells that tell what a prefetcher was granted in advance.
-    ADVANCE = 17
 
 
 _ROW_CELLS = 24  # three cache lines, so that no two workers write to the same one
 
 
 class Row:
-    """The writing end: one worker's counters. Only that worker writes to it."""
+    """The writing end: one worker's counters. Only that worker writes to it.
 
-    def __init__(self, cells: memoryview) -> None:
+    Attributes:
+        number: Of the row.
+    """
+
+    def __init__(self, cells: memoryview, number: int = 0) -> None:
         self._cells = cells
+        self.number = number
 
     def add(self, counter: Counter, amount: int) -> None:
         """Count."""
@@ -60,10 +63,6 @@ class Row:
     def get(self, counter: Counter) -> int:
         """Return the value."""
         return int(self._cells[counter])
-
-    def cells(self, first: Counter, n_cells: int) -> memoryview:
-        """Return some cells, for an owner of their own."""
-        return self._cells[first : first + n_cells]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,7 +156,7 @@ class StatsBoard:
         return self._row(self._n_readers + number)
 
     def _row(self, number: int) -> Row:
-        return Row(self._cells[number * _ROW_CELLS : (number + 1) * _ROW_CELLS])
+        return Row(self._cells[number * _ROW_CELLS : (number + 1) * _ROW_CELLS], number)
 
     def detach(self) -> None:
         """Go on with a copy of what has been counted, and let go of the memory."""

@@ -19,7 +19,7 @@ LAYERS = (
     ("order",),
     ("nextuse", "scatter"),
     ("agreement",),
-    ("sources", "stagedfile", "openhook", "openhook_new"),
+    ("sources", "stagedfile", "openhook", "openhook"),
     ("stats", "tracing"),
     ("origins",),
     ("store",),

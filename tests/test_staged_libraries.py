@@ -25,7 +25,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from overlapiter.openhook_new import OpenHook
+from overlapiter.openhook import OpenHook
 from overlapiter.stagedfile import StagedFile, open_bytes
 
 TEXT = "first\r\nsecond: naïve\nthird\rlast".encode()

@@ -215,16 +215,22 @@ class Eviction:
         self._tiers[index] = _ABSENT
         self._is_offered[index] = False
 
-    def note_evicted(self, victim: Victim, *, was_there: bool) -> None:
-        """Take note that a victim is gone; it may never have been staged."""
+    def note_evicted(self, victim: Victim, *, was_there: bool) -> list[int]:
+        """Take note that a victim is gone, which may never have been staged.
+
+        Returns:
+            The examples that have lost a file by it.
+        """
         if self._tiers[victim.example] == _UNKNOWN:
             self._n_guesses += 1
             self._n_right += was_there
-        self.note_absent(victim.example)
+        losers = [victim.example]
         for file_id in self._owners.shared_files(victim.example):
             if file_id not in victim.kept:
-                for index in self._owners.of(file_id):
-                    self.note_absent(index)
+                losers += self._owners.of(file_id)
+        for index in losers:
+            self.note_absent(index)
+        return losers
 
     def restart(self) -> None:
         """Take note that the trainer starts anew somewhere; what is staged stays known."""

@@ -23,6 +23,8 @@ SMALL_BYTES = 1 << 20
 WHOLE = -1
 
 _PACKED = struct.Struct("<7q")
+#: Bytes of a packed extent.
+EXTENT_BYTES = _PACKED.size
 _MOST_OPEN = 128
 _CHUNK_BYTES = 4 << 20
 

@@ -17,7 +17,7 @@ _LOAD = 0.7
 
 
 class Owners:
-    """The owners of files, which are known by a number each, 64 bits wide and not 0.
+    """The owners of files, which are known by a number each, of 64 bits with a sign and not 0.
 
     A hash table in two arrays: a dictionary of a million files would take ten times as much.
 
@@ -37,7 +37,7 @@ class Owners:
 
     def _make_table(self, size: int) -> None:
         self._mask = size - 1
-        self._files = np.zeros(size, np.uint64).data
+        self._files = np.zeros(size, np.int64).data
         self._owners = np.zeros(size, np.int64).data
         self._n_files = 0
 

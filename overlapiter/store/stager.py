@@ -16,6 +16,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Literal, NamedTuple
 
 from overlapiter.origins.origin import Origin, Original, OriginalFile
@@ -145,6 +146,11 @@ class Stager:
         self._compared: collections.OrderedDict[int, Extent] = collections.OrderedDict()
         self._stuck: set[int] = set()  # keys whose owners write nothing: not waited for again
         self._mean_bytes = 0.0
+        self._reading: dict[int, None] = {}  # keys, in the order in which the source was asked
+
+    def oldest_read(self) -> int | None:
+        """Return the key of the file for which the source has been asked for the longest."""
+        return next(iter([*self._reading]), None)
 
     # --- a part -------------------------------------------------------------------------------
 
@@ -154,14 +160,16 @@ class Stager:
         done: Done,
         make_room: MakeRoom | None = None,
         suspects: Iterable[int] = (),
+        trusted: Mapping[int, Extent] = MappingProxyType({}),
     ) -> None:
         """Have files staged. Returns when all that waits for the slow store has become jobs.
 
         Args:
-            wanted: The files; none of them twice.
+            wanted: The files; none of them twice. A single one takes no job.
             done: Called when all of them are settled, here or in the thread of a job.
             make_room: Asked while a tier has no room; None if nothing can be evicted.
             suspects: Keys of those whose copies a file reader has found damaged.
+            trusted: Copies that this run has compared with their sources already, by their keys.
         """
         part = _Part(done, make_room)
         suspects = set(suspects)
@@ -171,7 +179,7 @@ class Stager:
             known = found.get(file.key)
             if known is None:
                 part.missing.append((file, None))
-            elif file.key not in suspects and self._needs_no_comparing(known):
+            elif file.key not in suspects and self._needs_no_comparing(known, trusted):
                 self._accept(part, file, known.extent)
             else:
                 is_suspect = file.key in suspects
@@ -197,8 +205,9 @@ class Stager:
                 self._blame(tier, error)
         return found
 
-    def _needs_no_comparing(self, found: Found) -> bool:
-        if self._compared.get(found.extent.key) == found.extent:
+    def _needs_no_comparing(self, found: Found, trusted: Mapping[int, Extent]) -> bool:
+        key = found.extent.key
+        if found.extent in (trusted.get(key), self._compared.get(key)):
             return True
         return self._validate == "never" and found.is_verified
 
@@ -208,10 +217,13 @@ class Stager:
         answer = None
         is_valid = True
         if self._validate != "never":
+            self._reading[file.key] = None
             try:
                 is_valid = self._origin.stat(file.path) == Original(extent.size, extent.mtime)
             except OSError:
                 answer = Staged(Outcome.SOURCE_FAILED)
+            finally:
+                del self._reading[file.key]
         needs_reading = self._validate == "checksum" or not found.is_verified or is_suspect
         if answer is None and is_valid and needs_reading:
             with self._reader_lock:
@@ -260,7 +272,9 @@ class Stager:
         by_key = {file.key: (file, lower) for file, lower in part.missing}
         part.missing = []
         waiting = self._begin(part, by_key)
-        if waiting:
+        if len(waiting) == len(by_key):  # there is nothing else to do for this thread
+            self._wait(part, by_key, waiting)
+        elif waiting:
             self._submit(functools.partial(self._wait, part, by_key, waiting))
 
     def _begin(
@@ -322,49 +336,46 @@ class Stager:
         by_key: Mapping[int, tuple[Wanted, Extent | None]],
         waiting: dict[int, int],
     ) -> None:
-        """Wait until other processes have copied files, as long as they make progress."""
-        store = self.stores[part.home]
+        """Wait for the files that other processes copy; copy those that these leave."""
+        while waiting:
+            is_worth_it = False
+            try:
+                is_worth_it = self._await_change(self.stores[part.home], waiting)
+            except (OSError, IndexBusyError) as error:
+                self._blame(part.home, error)
+            if not is_worth_it:
+                self._stuck.update(waiting)
+                self._warn(self._busy_words(part.home))
+                with self._lock:
+                    part.answers.update(dict.fromkeys(waiting, Staged(Outcome.BUSY)))
+                break
+            self._stuck.difference_update(waiting)
+            waiting = self._begin(part, {key: by_key[key] for key in waiting})
+            if waiting:
+                self._end_job(part)  # which has counted this wait once more
+        self._end_job(part)
+
+    def _await_change(self, store: Store, waiting: Mapping[int, int]) -> bool:
+        """Wait until another process has copied a file, or has ended; False if all are stuck."""
         poll_seconds = _FIRST_POLL_SECONDS
         progress: dict[int, tuple[int, int]] = {}
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        try:
-            while waiting:
-                before, progress = progress, {o: store.progress(o) for o in {*waiting.values()}}
-                now_seconds = time.monotonic()
-                if progress != before:
-                    deadline = now_seconds + _PATIENCE_SECONDS
-                is_stuck = now_seconds >= deadline or self._stuck.issuperset(waiting)
-                if not all(map(store.is_copied, progress)):
-                    store.take_over()
-                    break
-                if is_stuck:
-                    self._give_up_waiting(part, waiting)
-                    return
-                time.sleep(poll_seconds)
-                poll_seconds = min(1.5 * poll_seconds, _LONGEST_POLL_SECONDS)
-                still = store.being_copied(list(waiting))
-                if len(still) < len(waiting):
-                    break
-        except (OSError, IndexBusyError) as error:
-            self._blame(part.home, error)
-            self._give_up_waiting(part, waiting)
-            return
-        self._stuck.difference_update(waiting)
-        left = self._begin(part, {key: by_key[key] for key in waiting})
-        with self._lock:
-            part.n_jobs -= 1  # this one; what is left has another
-            is_done = not part.n_jobs
-        if left:
-            self._submit(functools.partial(self._wait, part, by_key, left))
-        elif is_done:
-            part.done(part.answers)
+        while len(store.being_copied(list(waiting))) == len(waiting):
+            before, progress = progress, {o: store.progress(o) for o in {*waiting.values()}}
+            if not all(map(store.is_copied, progress)):
+                store.take_over()
+                return True
+            now_seconds = time.monotonic()
+            if progress != before:
+                deadline = now_seconds + _PATIENCE_SECONDS
+            if now_seconds >= deadline or self._stuck.issuperset(waiting):
+                return False
+            time.sleep(poll_seconds)
+            poll_seconds = min(1.5 * poll_seconds, _LONGEST_POLL_SECONDS)
+        return True
 
-    def _give_up_waiting(self, part: _Part, waiting: Mapping[int, int]) -> None:
-        self._stuck.update(waiting)
-        self._warn(self._busy_words(part.home))
+    def _end_job(self, part: _Part) -> None:
         with self._lock:
-            for key in waiting:
-                part.answers[key] = Staged(Outcome.BUSY)
             part.n_jobs -= 1
             is_done = not part.n_jobs
         if is_done:
@@ -375,7 +386,11 @@ class Stager:
     def _copy(self, part: _Part, file: Wanted, lower: Extent | None) -> None:
         """Copy a claimed file; the last copy of a part has all of them published."""
         if lower is None:
-            answer = self._copy_from_source(part, file)
+            self._reading[file.key] = None
+            try:
+                answer = self._copy_from_source(part, file)
+            finally:
+                self._reading.pop(file.key, None)
         else:
             self._rise(part, file, lower)
             answer = None
@@ -391,11 +406,7 @@ class Stager:
                 part.copies, part.failed = [], []
         if is_last:
             self._publish(part, copies, failed)
-        with self._lock:
-            part.n_jobs -= 1
-            is_done = not part.n_jobs
-        if is_done:
-            part.done(part.answers)
+        self._end_job(part)
 
     def _copy_from_source(self, part: _Part, file: Wanted) -> Staged:
         began_ns = time.monotonic_ns()

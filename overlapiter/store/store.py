@@ -30,6 +30,7 @@ from . import segments
 from .extents import SMALL_BYTES, WHOLE, Extent, key_of, source_seed
 from .generation import can_punch, discard, generation_of, index_path, make_generation
 from .index import Cursor, Index, IndexBusyError, IndexDamagedError
+from .localfiles import remove_left
 from .segments import Segment, aligned
 from .site import Run, Site
 
@@ -831,6 +832,7 @@ class Store:
     def sweep(self) -> None:
         """Mend what dead processes have left, and remove the segments that no row names."""
         self.take_over()
+        remove_left(self._generation)
         listed = segments.listed(self._folder)  # first: a row comes after its file
         rows = self._read(lambda cursor: cursor.execute("SELECT id FROM segment").fetchall())
         for number in listed.difference(number for (number,) in rows):

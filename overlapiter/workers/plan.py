@@ -2,64 +2,23 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from overlapiter.options import FIRST_READS_IN_FLIGHT, MAX_READS_IN_FLIGHT, MIN_READS_IN_FLIGHT
-from overlapiter.staging.advance import Advance
-from overlapiter.staging.room import Room
-from overlapiter.staging.store import Store, Validation
+from overlapiter.origins.origin import LocalOrigin, Origin
+from overlapiter.store.site import Run, Site
 from overlapiter.urls import is_url
 
-if TYPE_CHECKING:  # only what stages from URLs pays for their import
+if TYPE_CHECKING:  # the trainer loads no database, and only what stages from URLs loads their code
     from overlapiter.origins.direct import Direct
     from overlapiter.origins.remote import RemoteOrigin
+    from overlapiter.store.stager import Validation
+    from overlapiter.store.store import Store
 
 #: A file reader reads one file at a time, for which it needs no more.
 _DIRECT_CONNECTIONS = 4
-
-
-@dataclasses.dataclass(frozen=True)
-class TierPlan:
-    """One tier of the staging directory, in absolute paths and bytes.
-
-    Attributes:
-        directory: Its directory.
-        capacity_bytes: Most bytes of staged files; None for no limit.
-        keep_free_bytes: Free space to leave on the disk.
-        keep_free_inodes: Free inodes to leave, where their number is fixed.
-    """
-
-    directory: str
-    capacity_bytes: int | None
-    keep_free_bytes: int
-    keep_free_inodes: int
-
-    def room(self, advance: Advance | None = None) -> Room:
-        """Return the room that this plan describes."""
-        return Room(
-            self.directory,
-            self.capacity_bytes,
-            self.keep_free_bytes,
-            self.keep_free_inodes,
-            advance=advance,
-        )
-
-    def excess_words(self) -> str:
-        """Say that more is staged than the capacity, if so; empty otherwise. Walks nothing."""
-        excess_bytes = 0
-        with contextlib.suppress(OSError):  # whoever stages a file is told of it
-            excess_bytes = self.room().excess_bytes()
-        if not excess_bytes or self.capacity_bytes is None:
-            return ""
-        return (
-            f"{self.directory} holds {self.capacity_bytes + excess_bytes:,} bytes, more than the "
-            f"capacity of {self.capacity_bytes:,}: a job lets files go that it needs last, little "
-            f"by little; to free room now, run `overlapiter evict {self.directory} --to-free "
-            f"{excess_bytes}`"
-        )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +26,7 @@ class StagingPlan:
     """Where and how to stage.
 
     Attributes:
-        tiers: Where the files are staged, the fastest tier first; at least one.
+        sites: Where the files are staged, the fastest tier first; at least one.
         source: Root of the files on the slow store: a directory, or a URL.
         validate: How a staged file is compared with its source.
         n_prefetchers: Prefetcher processes.
@@ -79,7 +38,7 @@ class StagingPlan:
             does as many of the reads, and stages as much ahead, as is its part.
     """
 
-    tiers: tuple[TierPlan, ...]
+    sites: tuple[Site, ...]
     source: str
     validate: Validation
     n_prefetchers: int
@@ -112,33 +71,38 @@ class StagingPlan:
     @property
     def capacity_bytes(self) -> int | None:
         """Most bytes of staged files in all tiers together; None for no limit."""
-        capacities = [tier.capacity_bytes for tier in self.tiers]
+        capacities = [site.capacity_bytes for site in self.sites]
         return None if None in capacities else sum(map(int, filter(None, capacities)))
 
-    def stores(self, advance: Advance | None = None) -> list[Store]:
-        """Return the stores that this plan describes, the fastest first.
+    @property
+    def place(self) -> str:
+        """What tells sources of one name apart, such as two servers; mostly empty."""
+        if not is_url(self.source):
+            return ""
+        from overlapiter.origins.remote import place_of
+
+        return place_of(self.storage_options)
+
+    def stores(self, run: Run, warn: Callable[[str], None]) -> list[Store]:
+        """Return the stores that this plan describes, the fastest first; for prefetchers alone.
 
         Args:
-            advance: For the first one.
+            run: Who uses them.
+            warn: Called with what the user should know.
         """
-        origin, place = None, ""
-        if is_url(self.source):
-            from overlapiter.origins.remote import place_of
+        from overlapiter.store.store import Store
 
-            most_reads = self.reads_in_flight or self.most_reads_in_flight
-            origin = self._remote(-(-most_reads // self.n_prefetchers))
-            place = place_of(self.storage_options)
         return [
-            Store(
-                tier.directory,
-                self.source,
-                tier.room(advance if tier is self.tiers[0] else None),
-                validate=self.validate,
-                origin=origin,
-                place=place,
-            )
-            for tier in self.tiers
+            Store(site, self.source, run, tier=tier, place=self.place, warn=warn)
+            for tier, site in enumerate(self.sites)
         ]
+
+    def origin(self) -> Origin:
+        """Return what gives the source files."""
+        if not is_url(self.source):
+            return LocalOrigin()
+        most_reads = self.reads_in_flight or self.most_reads_in_flight
+        return self._remote(-(-most_reads // self.n_prefetchers))
 
     def direct(self) -> Direct | None:
         """Return what reads a source that is a URL without staging; None for a directory."""
@@ -173,6 +137,7 @@ class SupervisorPlan:
         is_skipping: Whether examples that cannot be read are left out.
         max_parts_per_reader: Parts after which a file reader is replaced; None for never.
         staging: None to read files where they are.
+        run_number: By which the stores know this run.
         imports: Modules to import before the dataset is unpickled.
         trainer_pid: The process whose end is the end of all.
     """
@@ -188,3 +153,4 @@ class SupervisorPlan:
     staging: StagingPlan | None
     imports: tuple[str, ...]
     trainer_pid: int = 0
+    run_number: int = 0

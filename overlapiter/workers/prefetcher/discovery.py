@@ -1,14 +1,17 @@
-"""Discovery: which files an example reads, where nobody declares them."""
+"""Discovery: which files an example reads, where the dataset does not declare them."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
+from typing import IO, Any, NoReturn
 
 import numpy as np
 
 from overlapiter.openhook import OpenHook
 from overlapiter.sources import Dataset
+from overlapiter.store.extents import Extent
+from overlapiter.workers.copies import StagedCopies
 
 
 class _PathFoundError(BaseException):
@@ -20,13 +23,14 @@ class Discovery:
 
     Used in a prefetcher. It costs what the dataset does before it opens its first file. A dataset
     that reads several files for one example gives its first one so; to reach the next, the
-    dataset is run again with the staged copies of those before (see ``after``).
+    dataset is run again with the staged copies of those before.
 
     Not thread-safe: one call at a time, from any thread; other threads may open files meanwhile.
 
     Args:
         dataset: The dataset.
         source: Absolute root of the files on the slow store.
+        copies: Gives the staged copies.
         index_type: As which the dataset is asked for an example: a character of NumPy's.
 
     Attributes:
@@ -34,41 +38,60 @@ class Discovery:
             if there is none.
     """
 
-    def __init__(self, dataset: Dataset, source: str, index_type: str = "p") -> None:
+    def __init__(
+        self, dataset: Dataset, source: str, copies: StagedCopies, index_type: str = "p"
+    ) -> None:
         self._dataset = dataset
         self._index_type = np.dtype(index_type).type
+        self._copies = copies
         self._thread: int | None = None
-        self._known: dict[str, str] = {}
         self._found: str | None = None
         self.elsewhere = ""
-        OpenHook(source, self._on_open, elsewhere=self._on_other_open).install()
+        OpenHook(source, self, elsewhere=self._on_other_open).install()
 
-    def next_path(self, index: int, after: dict[str, str]) -> str | None:
+    def next_path(self, index: int, after: dict[int, Extent]) -> str | None:
         """Return the first file that example ``index`` opens which is not in ``after``.
 
         Args:
             index: Index of the example.
-            after: Files already staged for this example: source path to staged path.
+            after: Files already staged for this example, by their keys.
 
         Returns:
             The path as the dataset wrote it, or None if the example opens no further file. None
             too where the dataset raises: the file reader meets the same error and reports it.
         """
-        self._known, self._found = after, None
+        self._copies.begin_part(dict(after))
+        self._copies.begin_example()
+        self._found = None
         self._thread = threading.get_ident()
         with contextlib.suppress(BaseException):  # even sys.exit is for the file reader to meet
             self._dataset[self._index_type(index)]
         self._thread = None
         return self._found
 
-    def _on_open(self, path: str) -> str | None:
+    def open(
+        self, path: str, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> IO[Any] | None:
+        """Return a staged copy; leave the dataset at the first file that is not staged."""
         if self._thread != threading.get_ident():
             return None
-        staged = self._known.get(path)
-        if staged is None:
-            self._found = self._found or path
-            raise _PathFoundError
-        return staged
+        file = self._copies.open(path, mode, args, kwargs)
+        if file is None:
+            self._leave(path)
+        return file
+
+    def local_path(self, path: str) -> str | None:
+        """Return the path of a staged copy, as :meth:`open`."""
+        if self._thread != threading.get_ident():
+            return None
+        found = self._copies.local_path(path)
+        if found is None:
+            self._leave(path)
+        return found
+
+    def _leave(self, path: str) -> NoReturn:
+        self._found = self._found or path
+        raise _PathFoundError
 
     def _on_other_open(self, path: str) -> None:
         if self._thread == threading.get_ident():

@@ -1,186 +1,168 @@
-"""Making room for a part: the victims that the supervisor has named go, one at a time."""
+"""Making room for a task: the victims that the supervisor named are evicted, a few at a time."""
 
 from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable
 
 from overlapiter.sources import Dataset, declared_paths, paths_below
-from overlapiter.staging.strays import Strays
-from overlapiter.staging.tiers import Tiers
 from overlapiter.store.eviction import Victim
+from overlapiter.store.extents import packed
+from overlapiter.store.index import IndexBusyError
+from overlapiter.store.stager import Stager
+from overlapiter.store.store import Store, Wanted
 
-#: The tier of an example that is not staged.
-ABSENT = -1
+from .staging_work import Moved
+
+#: So many victims are evicted in one transaction.
+_AT_ONCE = 8
+#: What was staged so lately may have been staged ahead of a job that is to come.
+_YOUNG_SECONDS = 24 * 3600.0
+#: After a search that has found no stray, or no dead owner, for how long there is no other.
+_STRAY_PAUSE_SECONDS, _TAKE_OVER_PAUSE_SECONDS = 30.0, 1.0
 
 
 class Evictor:
-    """Evicts the files of examples.
+    """Evicts the files of examples, and what no run uses. Safe for threads.
 
     Args:
         dataset: Tells which files an example reads.
-        source: Root of the files on the slow store.
-        tiers: Where they are staged.
-        strays: In each tier, what may go besides.
-        validated: The stamps of the copies of each example, see the prefetcher.
-        count: Called for each file that is gone for good.
+        stager: Evicts.
+        count: Called with the number of files that are gone for good.
     """
 
-    def __init__(
-        self,
-        dataset: Dataset,
-        source: str,
-        tiers: Tiers,
-        strays: Sequence[Strays],
-        validated: memoryview,
-        count: Callable[[], None],
-    ) -> None:
+    def __init__(self, dataset: Dataset, stager: Stager, count: Callable[[int], None]) -> None:
         self._dataset = dataset
-        self._source = source
-        self._tiers = tiers
-        self._strays = strays
-        self._validated = validated
+        self._stager = stager
         self._count = count
+        self._next_search: dict[object, float] = {}
 
-    def evict(self, victim: Victim, make_room: Callable[[int], bool]) -> int | None:
-        """Have the files of an example sink to the next tier, or go.
+    @property
+    def stores(self) -> list[Store]:
+        """The tiers, the fastest first."""
+        return list(self._stager.stores)
 
-        Returns:
-            The tier in which it is then; None if none of its files was there.
+    def evict(
+        self, victims: list[Victim], tier: int, make_room: Callable[[int, int], bool]
+    ) -> Moved:
+        """Have the files of examples sink to the next tier, or go.
 
         Raises:
             OSError: The disk that they are on failed.
+            IndexBusyError: Another process keeps its index locked.
         """
-        before, after = [], []
-        tier = len(self._tiers)
-        for absolute in self._paths(victim):
-            found = self._tiers.peek(absolute)
-            if found is None:
-                tier = ABSENT
-                continue
-            before.append(found.stamp)
-            if found.tier != victim.tier or file_id(absolute) in victim.kept:
-                after.append(found.stamp)
-                tier = min(tier, found.tier)
-                continue
-            staged = self._tiers.sink(absolute, found.tier, make_room)
-            if staged is None:
-                tier = ABSENT
-                self._count()
-            else:
-                after.append(staged.stamp)
-                tier = min(tier, staged.tier)
-        index = victim.example
-        was_validated = self._validated[index] == total(before)
-        self._validated[index] = total(after) if was_validated and tier != ABSENT else 0
-        return tier if before else None
+        files = {victim.example: self._files(victim) for victim in victims}
+        going = {
+            file.key: file
+            for victim in victims
+            for file in files[victim.example]
+            if file.key not in victim.kept
+        }
+        moved = self._stager.evict(list(going.values()), tier, make_room)
+        self._count(sum(extent is None for extent in moved.values()))
+        answer: Moved = {}
+        for example, own in files.items():
+            there = [moved[file.key] for file in own if file.key in moved]
+            answer[example] = packed(filter(None, there)) if there else None
+        return answer
 
-    def evict_stray(self, tier: int, *, is_young: bool) -> bool:
-        """Evict a file that no run uses, as :meth:`Strays.evict_one`."""
-        is_evicted = self._strays[tier].evict_one(is_young=is_young)
-        if is_evicted:
-            self._count()
-        return is_evicted
+    def evict_strays(self, tier: int, *, older_than_seconds: float) -> bool:
+        """Evict some files that no run uses; return whether there were any."""
+        search = tier, older_than_seconds
+        if time.monotonic() < self._next_search.get(search, 0.0):
+            return False
+        store = self._stager.stores[tier]
+        keys = store.strays(older_than_seconds=older_than_seconds, limit=_AT_ONCE)
+        if not keys:
+            self._next_search[search] = time.monotonic() + _STRAY_PAUSE_SECONDS
+            return False
+        self._count(len(store.evict(keys)))
+        return True
 
-    @property
-    def may_find_strays(self) -> bool:
-        """Whether there may be files that no run uses."""
-        return any(strays.may_find_more for strays in self._strays)
+    def take_over(self, tier: int) -> bool:
+        """Give back what processes that have ended held; return whether that was anything."""
+        if time.monotonic() < self._next_search.get(tier, 0.0):
+            return False
+        self._next_search[tier] = time.monotonic() + _TAKE_OVER_PAUSE_SECONDS
+        return self._stager.stores[tier].take_over() > 0
 
-    def is_beyond_capacity(self, tier: int) -> bool:
-        """Return whether a tier holds more than it may. Raises OSError."""
-        return self._tiers.excess_bytes(tier) > 0
+    def wanted_by_others(self, tier: int, victims: list[Victim]) -> set[int]:
+        """Return the examples of those victims that other runs are about to read."""
+        keys = {file.key: victim.example for victim in victims for file in self._files(victim)}
+        wanted = self._stager.stores[tier].wanted_by_others(list(keys))
+        return {keys[key] for key in wanted}
 
-    @property
-    def n_tiers(self) -> int:
-        """How many tiers there are."""
-        return len(self._tiers)
-
-    def is_wanted_by_others(self, victim: Victim) -> bool:
-        """Return whether another run is about to read a file of an example."""
-        return self._tiers.is_wanted_by_others(self._paths(victim))
-
-    def _paths(self, victim: Victim) -> Iterable[str]:
-        if victim.paths:
-            return victim.paths
-        try:
-            declared = declared_paths(self._dataset, victim.example) or []
-        except Exception:  # user code: an example that cannot say what it reads is no victim
-            return ()
-        return {absolute for _, absolute in paths_below(self._source, declared)}
+    def _files(self, victim: Victim) -> list[Wanted]:
+        paths: Iterable[str] = victim.paths
+        if not paths:
+            try:
+                declared = declared_paths(self._dataset, victim.example) or []
+            except Exception:  # user code: an example that cannot say what it reads is no victim
+                return []
+            source = self._stager.stores[0].source
+            paths = dict.fromkeys(absolute for _, absolute in paths_below(source, declared))
+        key_of = self._stager.stores[0].key_of
+        return [Wanted(key_of(path), path) for path in paths]
 
 
-class RoomForPart:
-    """The victims that a part may evict, shared by the threads that stage its examples.
+class RoomForTask:
+    """The victims that a task may evict, shared by the threads that stage its files.
 
     Args:
         evictor: Evicts them.
-        victims: The victims.
+        victims: The victims, those with the farthest next use first; None if there is no need to
+            evict any, as far as the supervisor knows.
 
     Attributes:
-        moved: The victims that were, by index, with the tier of each afterwards; None for one
-            that was not there.
+        moved: What became of those that were evicted.
     """
 
-    def __init__(self, evictor: Evictor, victims: Iterable[Victim]) -> None:
+    def __init__(self, evictor: Evictor, victims: Iterable[Victim] | None) -> None:
         self._evictor = evictor
         self._lock = threading.Lock()
         self._victims: dict[int, list[Victim]] = {}
-        for victim in victims:
+        for victim in victims or ():
             self._victims.setdefault(victim.tier, []).append(victim)
-        for waiting in self._victims.values():
-            waiting.reverse()  # the farthest next use comes first
-        self.moved: dict[int, int | None] = {}
+        self.moved: Moved = {}
 
-    @property
-    def is_possible(self) -> bool:
-        """Whether anything may go."""
-        return any(self._victims.values()) or self._evictor.may_find_strays
-
-    def make(self, tier: int) -> bool:
+    def make(self, tier: int, _size_bytes: int = 0) -> bool:
         """Free something in a tier; return False if there is nothing left that may go.
 
         Raises:
             OSError: Its disk failed.
+            IndexBusyError: Another process keeps its index locked.
         """
-        if self._evictor.evict_stray(tier, is_young=False):
+        evictor = self._evictor
+        if evictor.take_over(tier) or evictor.evict_strays(tier, older_than_seconds=_YOUNG_SECONDS):
             return True
         with self._lock:
-            victim = self._take(tier)
-            if victim is not None:
-                self.moved[victim.example] = ABSENT  # whatever comes of it
-        if victim is None:
-            return self._evictor.evict_stray(tier, is_young=True)
-        self.moved[victim.example] = self._evictor.evict(victim, self.make)
+            victims = self._take(tier)
+            for victim in victims:
+                self.moved[victim.example] = b""  # whatever comes of it
+        if not victims:
+            return evictor.evict_strays(tier, older_than_seconds=0.0)
+        self.moved |= evictor.evict(victims, tier, self.make)
         return True
 
+    def _take(self, tier: int) -> list[Victim]:
+        """Choose the farthest victims that no other run wants, or else the farthest."""
+        waiting = self._victims.get(tier, [])
+        chosen = waiting[:_AT_ONCE]
+        spared = self._evictor.wanted_by_others(tier, chosen) if chosen else set()
+        if len(spared) < len(chosen):
+            chosen = [victim for victim in chosen if victim.example not in spared]
+        taken = {victim.example for victim in chosen}
+        self._victims[tier] = [victim for victim in waiting if victim.example not in taken]
+        return chosen
+
     def shrink(self) -> None:
-        """Free what may go where the capacity is exceeded, which was larger in an earlier run.
+        """Evict what may go where the capacity is exceeded, which was larger in an earlier run.
 
-        Needed where all that is wanted is found, so that nobody asks for room.
+        Needed where all that is wanted is found, so that nothing else asks for room.
         """
-        with contextlib.suppress(OSError):  # whoever copies a file is told of it
-            for tier in range(self._evictor.n_tiers):
-                while self._evictor.is_beyond_capacity(tier) and self.make(tier):
+        with contextlib.suppress(OSError, IndexBusyError):  # a copy meets the same, and says it
+            for tier, store in enumerate(self._evictor.stores):
+                while store.excess_bytes() and self.make(tier):
                     pass
-
-    def _take(self, tier: int) -> Victim | None:
-        """Choose the farthest victim that nobody else wants, or else the farthest."""
-        waiting = self._victims.get(tier)
-        if not waiting:
-            return None
-        places = reversed(range(len(waiting)))
-        spared = self._evictor.is_wanted_by_others
-        place = next((place for place in places if not spared(waiting[place])), -1)
-        return waiting.pop(place)
-
-
-def file_id(absolute: str) -> int:
-    """Return the number by which a file is known in this supervisor and its prefetchers."""
-    return hash(absolute) & 0xFFFF_FFFF_FFFF_FFFF or 1
-
-
-def total(stamps: Iterable[int]) -> int:
-    """Return what stands for several stamps."""
-    return sum(stamps) % 2**64

@@ -1,4 +1,4 @@
-"""The prefetcher: stage 2 of the pipeline. Makes sure that the files of examples are staged.
+"""The prefetcher: stage 2 of the pipeline. Has the files of examples staged.
 
 Waiting for the slow store costs no CPU, so a prefetcher is one process with many threads, each of
 which has one read in flight.
@@ -6,111 +6,137 @@ which has one read in flight.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import functools
 import os
+import sys
 import threading
-import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
-from overlapiter.sources import Copy, Dataset, declared_paths, paths_below
-from overlapiter.staging.store import Outcome, Staged, Store
-from overlapiter.staging.strays import Strays
-from overlapiter.staging.tiers import Found, Tiers
+from overlapiter.sources import Dataset, declared_paths, paths_below
 from overlapiter.stats import Counter, Row
-from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
-from overlapiter.workers.prefetcher.discovery import Discovery
-from overlapiter.workers.prefetcher.evictor import Evictor, RoomForPart, total
-from overlapiter.workers.prefetcher.staging_work import Example, PartInHand, StageTask
-from overlapiter.workers.prefetcher.threads import Threads
+from overlapiter.store.extents import Extent, packed, unpacked
+from overlapiter.store.index import IndexBusyError
+from overlapiter.store.site import Run
+from overlapiter.store.stager import Outcome, Staged, Stager
+from overlapiter.store.store import Wanted
+from overlapiter.workers.copies import StagedCopies
+from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
+from overlapiter.workers.plan import StagingPlan
+from overlapiter.workers.start.processes import keep_freed_memory
 
-_REMEMBERED_PATHS = 4096
-#: After so long without a message a prefetcher is idle.
-_IDLE_SECONDS = 0.5
+from .discovery import Discovery
+from .evictor import Evictor, RoomForTask
+from .staging_work import Finding, StageTask
+from .threads import Threads
+
+#: How often to show which example a prefetcher is at, while it has work.
+_SHOW_AFTER_SECONDS = 0.1
 #: After so many examples that open files, but none below the source, it is the wrong one.
 _MANY_FRUITLESS = 64
+#: How soon a thread that waits for the interpreter's lock asks for it: transactions are short.
+_SWITCH_SECONDS = 0.001
+
+
+class _Example:
+    """An example whose files are being staged."""
+
+    __slots__ = ("index", "is_complete", "is_declared", "keys", "paths")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.is_complete = True
+        self.is_declared = True
+        self.keys: list[int] = []
+        self.paths: list[str] = []  # where they are not declared
+
+
+class _AtHand:
+    """A task at hand; guarded by the lock of the prefetcher."""
+
+    def __init__(self, task: StageTask, room: RoomForTask) -> None:
+        self.task = task
+        self.room = room
+        self.examples: list[_Example] = []
+        self.answers: dict[int, Staged] = {}
+        self.n_waiting = 1  # what is declared, as a whole, and each example that is not
 
 
 class Prefetcher:
-    """Stages the parts that come over a channel, until it closes.
+    """Stages the files of the tasks that come over a channel, until it closes.
 
     Args:
         channel: To the supervisor.
         dataset: The dataset.
-        tiers: The staging stores, the fastest first.
-        validated: One number for each example, shared by all prefetchers: the stamps of its
-            staged files, added up, once they have been compared with their sources in this run,
-            which is not done again while nobody touches them; 0 before.
-        n_reads: Reads in flight at first, as far as the limits of the process allow for them.
+        plan: Where and how to stage.
+        run: Who this prefetcher works for.
         index_type: As which the dataset is asked for an example: a character of NumPy's.
         row: Its counters.
+        is_first: Whether it mends what dead processes left; one prefetcher of an iterator does.
     """
 
     def __init__(
         self,
         channel: Channel,
         dataset: Dataset,
-        tiers: Sequence[Store],
-        validated: memoryview,
-        n_reads: int,
+        plan: StagingPlan,
+        run: Run,
         index_type: str,
         row: Row,
+        *,
+        is_first: bool,
     ) -> None:
         self._channel = channel
         self._dataset = dataset
-        self._source = tiers[0].source
-        self._room = tiers[0].room
-        self._tiers = Tiers(tiers, self._tell, os.getppid())  # the supervisor's number
-        strays = [Strays(store) for store in tiers]
-        self._evictor = Evictor(
-            dataset, self._source, self._tiers, strays, validated, self._count_eviction
-        )
+        self._plan = plan
         self._row = row
+        self._index_type = index_type
+        self._is_first = is_first
         self._threads = Threads(self._work)
+        self._stores = plan.stores(run, self._warn)
+        self._key_of = self._stores[0].key_of
+        self._stager = Stager(
+            self._stores, plan.origin(), plan.validate, self._threads.put, self._warn
+        )
+        self._evictor = Evictor(dataset, self._stager, self._count_evicted)
         self._lock = threading.Lock()
         self._user_code = threading.Lock()
         self._discovery: Discovery | None = None
-        self._asked: int | None = None
-        self._validated = validated
-        self._recent: collections.OrderedDict[str, int] = collections.OrderedDict()  # stamps
-        self._in_hand: dict[object, int] = {}  # indices, in the order in which they were begun
+        self._asked: int | None = None  # the example that user code is asked for
+        self._at_hand: dict[int, _AtHand] = {}  # by task, in the order in which they were begun
         self._has_first = self._has_found = False
         self._n_fruitless = 0  # examples of which no file was found
         self._n_files = 1
-        self._told: set[str] = set()
-        self._n_reads = n_reads
-        self._index_type = index_type
+        self._warned: set[str] = set()
 
     def run(self) -> None:
         """Serve until the supervisor closes the channel."""
-        self._resize(self._n_reads)
+        keep_freed_memory()
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        self._resize(self._plan.reads_per_prefetcher)
+        if self._is_first:
+            self._threads.put(self._mend)
         try:
             while True:
-                kind, work = self._next_message()
+                while not self._channel.is_readable(_SHOW_AFTER_SECONDS if self._at_hand else -1):
+                    self._show_current()
+                kind, *values = self._channel.receive()[0]
                 if kind == "reads":
-                    self._resize(work)
-                    continue
-                self._threads.put(functools.partial(self._begin, self._in_hand_of(work)))
-                while not len(self._threads) and self._threads.has_jobs:
-                    self._threads.do_next()
+                    self._resize(values[0])
+                elif kind == "end":
+                    self._end(*values)
+                    return
+                else:
+                    self._threads.put(functools.partial(self._begin, StageTask(*values)))
+                    while not len(self._threads) and self._threads.has_jobs:
+                        self._threads.do_next()
         except ChannelClosedError:
             return
-
-    def _next_message(self) -> Message:
-        """Wait for a message; what was granted in advance is given back meanwhile."""
-        while not self._channel.is_readable(_IDLE_SECONDS):
-            self._room.rest()  # our threads may have been granted something since we last looked
-        return self._channel.receive()[0]
 
     def _resize(self, n_reads: int) -> None:
         self._threads.resize(n_reads)
         self._row.put(Counter.READS_IN_FLIGHT, max(1, len(self._threads)))
-
-    def _in_hand_of(self, task: StageTask) -> PartInHand:
-        room = None if task.victims is None else RoomForPart(self._evictor, task.victims)
-        return PartInHand(task, room)
 
     def _work(self) -> None:
         try:
@@ -118,221 +144,238 @@ class Prefetcher:
                 pass
         except ChannelClosedError:  # the end of this process
             return
-        except BaseException:  # a part would be lost: the supervisor has them all done again
+        except BaseException:  # a task would be lost: the supervisor has them all done again
             with contextlib.suppress(ChannelClosedError):
                 self._channel.send(("crashed", traceback.format_exc()))
             os._exit(1)
 
-    def _begin(self, part: PartInHand) -> None:
-        """Look which files of a part are staged; what is not becomes a job for every example."""
-        missing = []
-        avoid = part.task.avoid
-        indices = [index for index in part.task.indices if index not in avoid]
-        examples = list(map(self._look_safely, indices))
-        self._tiers.want(path for example in examples for path in example.absolute_paths)
-        for example in examples:
-            if example.missing or not example.is_declared:
-                missing.append(example)
-            else:
-                self._finish(part, example)
-        part.n_waiting = len(missing)
-        for example in missing[1:]:
-            self._threads.put(functools.partial(self._fetch, part, example))
-        if missing:
-            self._fetch(part, missing[0])
-        else:
-            self._answer(part)
+    def _mend(self) -> None:
+        """Mend what dead processes left, and say that a directory holds more than it may."""
+        for store in self._stores:
+            with contextlib.suppress(OSError, IndexBusyError):  # the next copy meets the same
+                store.sweep()
+                excess_bytes = store.excess_bytes()
+                if excess_bytes and store.site.capacity_bytes is not None:
+                    self._warn(
+                        f"{store.site.directory} holds "
+                        f"{store.site.capacity_bytes + excess_bytes:,} bytes, more than the "
+                        f"capacity of {store.site.capacity_bytes:,}: a job lets files go that it "
+                        f"needs last, little by little; to free room now, run `overlapiter evict "
+                        f"{store.site.directory} --to-free {excess_bytes}`"
+                    )
 
-    @contextlib.contextmanager
-    def _hold(self, index: int) -> Iterator[None]:
-        """Note what may take long, so that a stall can be explained: the example begun first."""
-        token = object()
+    def _end(self, ending: str, counters: dict[str, float] | None) -> None:
+        """Note the end of the run, if this prefetcher is to, and give back what is reserved."""
+        if counters is not None:
+            for store in self._stores:
+                with contextlib.suppress(OSError, IndexBusyError):  # nothing depends on it
+                    store.record_end(ending, counters)
+        self._stager.close()
+
+    # --- tasks --------------------------------------------------------------------------------
+
+    def _begin(self, task: StageTask) -> None:
+        """Find out which files the examples of a task read, and have them staged."""
+        work = _AtHand(task, RoomForTask(self._evictor, task.victims))
+        wanted: dict[int, Wanted] = {}
+        suspects: set[int] = set()
+        for index in task.indices:
+            example = _Example(index)
+            work.examples.append(example)
+            if index in task.avoid:
+                example.is_complete = False
+                continue
+            self._row.put(Counter.CURRENT, index + 1)  # should the dataset's code be its end
+            self._look(example, wanted)
+            if index in task.suspects:
+                suspects.update(example.keys)
         with self._lock:
-            self._in_hand[token] = index
-            self._show_current()
+            self._at_hand[task.task_id] = work
+            undeclared = [example for example in work.examples if not example.is_declared]
+            work.n_waiting += len(undeclared)
+        self._show_current()
+        self._want(wanted)
+        for example in undeclared:
+            self._threads.put(functools.partial(self._discover, work, example))
+        done = functools.partial(self._settle, work)
+        if not wanted:
+            done({})
+            return
+        trusted = unpacked(task.trusted)
+        self._stager.stage([*wanted.values()], done, self._room_of(work), suspects, trusted)
+
+    def _look(self, example: _Example, wanted: dict[int, Wanted]) -> None:
+        """Ask the dataset which files an example reads."""
         try:
-            yield
-        finally:
-            with self._lock:
-                del self._in_hand[token]
-                self._show_current()
+            declared = declared_paths(self._dataset, example.index)
+            if declared is None:
+                example.is_declared = False
+                return
+            for _, absolute in paths_below(self._plan.source, declared):
+                key = self._key_of(absolute)
+                example.keys.append(key)
+                wanted[key] = Wanted(key, absolute)
+        except ChannelClosedError:
+            raise
+        except BaseException as error:  # user code, or a path that no file can have
+            self._give_up(example, error)
+
+    def _give_up(self, example: _Example, error: BaseException) -> None:
+        """Leave an example to the file reader, which goes to the source."""
+        example.is_complete = False
+        self._warn(
+            f"example {example.index} cannot be staged ({error!r}): it is read from the source"
+        )
+
+    def _want(self, wanted: dict[int, Wanted]) -> None:
+        for store in self._stores:
+            with contextlib.suppress(OSError, IndexBusyError):  # looking the files up meets it
+                store.want(wanted)
+
+    def _room_of(self, work: _AtHand) -> Callable[[int, int], bool] | None:
+        return None if work.task.victims is None else work.room.make
+
+    def _settle(self, work: _AtHand, answers: dict[int, Staged]) -> None:
+        """Take the answers for files; the last ones of a task have the supervisor told."""
+        with self._lock:
+            for answer in answers.values():
+                self._count(answer)
+            work.answers |= answers
+            work.n_waiting -= 1
+            if work.n_waiting:
+                return
+            del self._at_hand[work.task.task_id]
+        if work.task.victims is not None:
+            work.room.shrink()
+        findings = [tuple(self._finding(work, example)) for example in work.examples]
+        self._channel.send(("staged", work.task.task_id, findings, work.room.moved))
+        if not self._at_hand:
+            self._show_current()
+
+    def _finding(self, work: _AtHand, example: _Example) -> Finding:
+        answers = [work.answers[key] for key in example.keys]
+        extents = [answer.extent for answer in answers if answer.extent is not None]
+        is_complete = (
+            example.is_complete
+            and len(extents) == len(answers)
+            and all(answer.is_settled for answer in answers)
+        )
+        was_refused = any(answer.outcome is Outcome.REFUSED for answer in answers)
+        return Finding(
+            example.index, packed(extents), is_complete, was_refused, tuple(example.paths)
+        )
+
+    def _count(self, answer: Staged) -> None:
+        row, outcome = self._row, answer.outcome
+        if outcome is Outcome.COPIED and answer.extent is not None:
+            row.add(Counter.FILES_STAGED, 1)
+            row.add(Counter.BYTES_STAGED, answer.extent.size)
+            row.add(Counter.READ_NS, answer.read_ns)
+        elif outcome is Outcome.FOUND:
+            row.add(Counter.FILES_FOUND_STAGED, 1)
+        elif outcome is not Outcome.SOURCE_FAILED:
+            row.add(Counter.FILES_REFUSED, 1)
+
+    def _count_evicted(self, n_files: int) -> None:
+        with self._lock:
+            self._row.add(Counter.FILES_EVICTED, n_files)
+
+    # --- examples whose files are not declared ------------------------------------------------
+
+    def _discover(self, work: _AtHand, example: _Example) -> None:
+        """Find and stage the files of an example, one after the other."""
+        answers: dict[int, Staged] = {}
+        try:
+            self._discover_files(work, example, answers)
+        except ChannelClosedError:
+            raise
+        except BaseException as error:  # user code, or a path that no file can have
+            self._give_up(example, error)
+        self._settle(work, answers)
+
+    def _discover_files(self, work: _AtHand, example: _Example, answers: dict[int, Staged]) -> None:
+        # The first example is followed to its end, to learn how many files an example opens.
+        is_first, self._has_first = not self._has_first, True
+        staged: dict[int, Extent] = {}
+        while is_first or len(staged) < max(work.task.n_files, self._n_files):
+            with self._asking(example.index):
+                discovery = self._discovery or self._make_discovery()
+                found = discovery.next_path(example.index, staged)
+            if found is None:
+                self._note_fruitless(discovery.elsewhere)
+                break
+            self._has_found = True
+            _, absolute = next(paths_below(self._plan.source, [found]))
+            key = self._key_of(absolute)
+            if key in answers:  # its copy cannot be read
+                break
+            example.keys.append(key)
+            example.paths.append(absolute)
+            answers[key] = answer = self._stage_now(work, Wanted(key, absolute), example.index)
+            if answer.extent is None:
+                break
+            staged[key] = answer.extent
+        self._n_files = max(self._n_files, len(staged))
+
+    def _make_discovery(self) -> Discovery:
+        copies = StagedCopies(self._plan)
+        self._discovery = Discovery(self._dataset, self._plan.source, copies, self._index_type)
+        return self._discovery
+
+    def _stage_now(self, work: _AtHand, file: Wanted, index: int) -> Staged:
+        """Have one file staged; that takes no other thread, so it has been done on return."""
+        answers: dict[int, Staged] = {}
+        self._want({file.key: file})
+        suspects = [file.key] if index in work.task.suspects else []
+        self._stager.stage([file], answers.update, self._room_of(work), suspects)
+        return answers[file.key]
+
+    def _note_fruitless(self, elsewhere: str) -> None:
+        """Warn of a source below which nothing is opened, though files are elsewhere."""
+        self._n_fruitless += bool(elsewhere)
+        if not self._has_found and self._n_fruitless == _MANY_FRUITLESS:
+            self._warn(
+                f"none of {_MANY_FRUITLESS} examples opens a file below the source "
+                f"{self._plan.source}, so nothing is staged; they open {elsewhere}, for example. "
+                f"Give a Staging.source that these paths begin with (a symbolic link to the same "
+                f"directory is another name)"
+            )
+
+    # --- what others see ----------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _asking(self, index: int) -> Iterator[None]:
         """Be the only thread that asks the dataset for an example, which may be our death."""
         with self._user_code:
-            with self._lock:
-                self._asked = index
-                self._show_current()
+            self._asked = index
+            self._show_current()
             try:
                 yield
             finally:
-                with self._lock:
-                    self._asked = None
-                    self._show_current()
+                self._asked = None
+                self._show_current()
 
     def _show_current(self) -> None:
+        """Show at which example this process is: the one that it has waited for the longest."""
         current = self._asked
         if current is None:
-            current = next(iter(self._in_hand.values()), -1)
+            current = self._oldest()
         self._row.put(Counter.CURRENT, current + 1)
 
-    def _look_safely(self, index: int) -> Example:
-        try:
-            with self._hold(index):
-                return self._look(index)
-        except ChannelClosedError:
-            raise
-        except BaseException as error:  # user code, or a path that no file can have
-            return self._give_up(Example(index), error)
-
-    def _give_up(self, example: Example, error: BaseException) -> Example:
-        """Leave an example to the file reader, which goes to the source."""
-        example.is_complete = False
-        self._tell(
-            f"example {example.index} cannot be staged ({error!r}): it is read from the source"
-        )
-        return example
-
-    def _look(self, index: int) -> Example:
-        """Find the files of an example, and those of them that are staged."""
-        example = Example(index)
-        declared = declared_paths(self._dataset, index)
-        if declared is None:
-            example.is_declared = False
-            return example
-        paths = list(paths_below(self._source, declared))
-        copies = [self._tiers.peek(absolute) for _, absolute in paths]
-        stamps = [copy.stamp for copy in copies if copy is not None]
-        is_trusted = len(stamps) == len(paths) and self._is_validated(index, stamps)
-        for (path, absolute), copy in zip(paths, copies, strict=True):
-            found = None if copy is None else self._compare(absolute, copy, is_trusted=is_trusted)
-            if not self._note(example, path, absolute, found):
-                example.missing.append((path, absolute))
-        return example
-
-    def _is_validated(self, index: int, stamps: Iterable[int]) -> bool:
-        """Return whether these are the stamps of what has been compared in this run."""
-        return self._validated[index] == total(stamps)
-
-    def _compare(self, absolute: str, copy: Found, *, is_trusted: bool) -> Staged | None:
-        stamp = copy.stamp if is_trusted else self._recent.get(absolute, 0)
-        return self._tiers.compare(absolute, copy, stamp=stamp)
-
-    def _fetch(self, part: PartInHand, example: Example) -> None:
-        """Copy what is missing of an example."""
-        try:
-            with self._hold(example.index):
-                if example.is_declared:
-                    for path, absolute in example.missing:
-                        self._note(example, path, absolute, self._copy(part, absolute))
-                else:
-                    self._discover(example, part)
-        except ChannelClosedError:
-            raise
-        except BaseException as error:  # user code, or a path that no file can have
-            self._give_up(example, error)
+    def _oldest(self) -> int:
         with self._lock:
-            self._finish(part, example)
-            part.n_waiting -= 1
-            is_complete = part.n_waiting == 0
-        if is_complete:
-            self._answer(part)
+            work = next(iter(self._at_hand.values()), None)
+            if work is None:
+                return -1
+            key = self._stager.oldest_read()
+            for example in [e for each in self._at_hand.values() for e in each.examples]:
+                if key in example.keys:
+                    return example.index
+            return work.task.indices[0]
 
-    def _finish(self, part: PartInHand, example: Example) -> None:
-        part.finish(example)
-        if example.is_complete and example.is_settled:
-            self._validated[example.index] = total(example.stamps)
-
-    def _discover(self, example: Example, part: PartInHand) -> None:
-        n_files = part.task.n_files
-        # The first example is followed to its end, to learn how many files an example opens.
-        is_first, self._has_first = not self._has_first, True
-        while is_first or len(example.staged) < max(n_files, self._n_files):
-            with self._asking(example.index):
-                if self._discovery is None:
-                    self._discovery = Discovery(self._dataset, self._source, self._index_type)
-                known = {path: copy.path for path, copy in example.staged.items()}
-                found = self._discovery.next_path(example.index, known)
-            if found is None:
-                self._note_fruitless(self._discovery.elsewhere)
-                break
-            self._has_found = True
-            path, absolute = next(paths_below(self._source, [found]))
-            answer = None
-            self._tiers.want([absolute])
-            copy = self._tiers.peek(absolute)
-            if copy is not None:
-                is_trusted = self._is_validated(example.index, [*example.stamps, copy.stamp])
-                answer = self._compare(absolute, copy, is_trusted=is_trusted)
-            answer = answer or self._copy(part, absolute)
-            if not self._note(example, path, absolute, answer):
-                break
-        self._n_files = max(self._n_files, len(example.staged))
-
-    def _note_fruitless(self, elsewhere: str) -> None:
-        """Tell of a source below which nothing is opened, though files are elsewhere."""
-        self._n_fruitless += bool(elsewhere)
-        if not self._has_found and self._n_fruitless == _MANY_FRUITLESS:
-            self._tell(
-                f"none of {_MANY_FRUITLESS} examples opens a file below the source "
-                f"{self._source}, so nothing is staged; they open {elsewhere}, for example. Give "
-                f"a Staging.source that these paths begin with (a symbolic link to the same "
-                f"directory is another name)"
-            )
-
-    def _copy(self, part: PartInHand, absolute: str) -> Staged:
-        began_ns = time.monotonic_ns()
-        answer = part.copy(self._tiers, absolute)
-        if answer.outcome is Outcome.COPIED:
-            with self._lock:
-                self._row.add(Counter.READ_NS, time.monotonic_ns() - began_ns)
-        return answer
-
-    def _note(self, example: Example, path: str, absolute: str, answer: Staged | None) -> bool:
-        """Count an answer of the store; return whether it settles what becomes of the file."""
-        if answer is None:
-            return False
-        row = self._row
+    def _warn(self, text: str) -> None:
         with self._lock:
-            if answer.outcome is Outcome.COPIED:
-                row.add(Counter.FILES_STAGED, 1)
-                row.add(Counter.BYTES_STAGED, answer.copied_bytes)
-            elif answer.outcome is Outcome.FOUND:
-                row.add(Counter.FILES_FOUND_STAGED, 1)
-            elif answer.outcome is not Outcome.SOURCE_FAILED:
-                row.add(Counter.FILES_REFUSED, 1)
-            if answer.path is None:
-                example.is_complete = False
-                example.was_refused |= answer.outcome is Outcome.REFUSED
-                return example.is_declared
-            example.sizes[absolute] = answer.size_bytes
-            example.tier = min(example.tier, answer.tier)
-            example.stamps.append(answer.stamp)
-            example.staged[path] = Copy(answer.path, answer.stamp)
-            if example.is_declared:  # the dataset may open it by another name
-                example.staged[absolute] = example.staged[path]
-            if not answer.is_settled:
-                example.is_settled = False
-                return True
-            self._recent[absolute] = answer.stamp
-            if len(self._recent) > _REMEMBERED_PATHS:
-                self._recent.popitem(last=False)
-        return True
-
-    def _answer(self, part: PartInHand) -> None:
-        if part.room is not None:
-            part.room.shrink()
-        moved = {} if part.room is None else part.room.moved
-        self._channel.send(("staged", part.task.part_id, part.staged, part.findings, moved))
-
-    def _count_eviction(self) -> None:
-        with self._lock:
-            self._row.add(Counter.FILES_EVICTED, 1)
-
-    def _tell(self, text: str) -> None:
-        with self._lock:
-            is_news = text not in self._told
-            self._told.add(text)
+            is_news = text not in self._warned
+            self._warned.add(text)
         if is_news:
             self._channel.send(("trouble", text))

@@ -17,8 +17,10 @@ from overlapiter.openhook import OpenHook
 from overlapiter.sharedmem.layout import layout_of
 from overlapiter.sharedmem.segments import Segment, Slot
 from overlapiter.sharedmem.slots import SlotWriter
-from overlapiter.sources import Copy, Dataset, PlainCopies, Redirect, declared_paths
+from overlapiter.sources import Dataset, declared_paths
 from overlapiter.stats import Counter, Row
+from overlapiter.store.extents import unpacked
+from overlapiter.workers.copies import StagedCopies
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.processes import keep_freed_memory
@@ -32,7 +34,7 @@ class ReadTask(NamedTuple):
         first_row: Position of the first example in the mini-batch.
         indices: Indices of the examples.
         epochs: The epoch of each, to seed by; None without a seed.
-        staged: For each source path that may be read from its staged copy, that copy.
+        extents: Where those of its files lie that may be read from their copies, packed.
         slot: Where to write; None asks for the layout first.
         layout_id: Which layout the slot has.
         given_up: Why not to read an example again, by index.
@@ -42,7 +44,7 @@ class ReadTask(NamedTuple):
     first_row: int
     indices: list[int]
     epochs: list[int] | None
-    staged: PlainCopies
+    extents: bytes
     slot: Slot | None
     layout_id: int
     given_up: dict[int, ExampleError]
@@ -66,11 +68,12 @@ class FileReader:
         self._row = row
         self._segments: dict[int, Segment] = {}
         self._writers: dict[int, SlotWriter] = {}
-        self._redirect = Redirect()
+        self._copies: StagedCopies | None = None
         self._direct = None
         if plan.staging is not None:
+            self._copies = StagedCopies(plan.staging)
             self._direct = plan.staging.direct()
-            OpenHook(plan.staging.source, self._redirect, self._direct).install()
+            OpenHook(plan.staging.source, self._copies, self._direct).install()
 
     def run(self) -> None:
         """Serve until the supervisor closes the channel."""
@@ -85,7 +88,7 @@ class FileReader:
                 after_ns = time.monotonic_ns()
                 row.add(Counter.DEQUEUE_NS, after_ns - before_ns)
                 if message[0] == "read":
-                    fetch_ns = self._read(message[1])
+                    fetch_ns = self._read(ReadTask(*message[1:]))
                     row.add(Counter.FETCH_NS, fetch_ns)
                     row.add(Counter.OTHER_NS, time.monotonic_ns() - after_ns - fetch_ns)
                 else:
@@ -106,31 +109,39 @@ class FileReader:
 
     def _read(self, task: ReadTask) -> int:
         """Read one part and report it; return the nanoseconds spent inside the dataset."""
-        redirect, row = self._redirect, self._row
-        redirect.begin_part({path: Copy(*copy) for path, copy in task.staged.items()})
-        staged_before, source_before = redirect.opens_staged, redirect.opens_source
+        copies, row = self._copies, self._row
+        if copies is not None:
+            copies.begin_part(unpacked(task.extents))
+            counted = copies.opens_staged, copies.opens_source
         reading = _Reading(task)
         for number, index in enumerate(task.indices):
             row.put(Counter.CURRENT, index + 1)
-            redirect.begin_example()
-            if self._direct is not None:
-                self._direct.forget()
+            self._begin_example()
             try:
                 self._read_example(reading, number, index)
             except ChannelClosedError:
                 raise
             except Exception as error:  # user code: it travels to the trainer
-                paths = redirect.opened or self._likely_paths(error, index)
+                paths = (copies and copies.opened) or self._likely_paths(error, index)
                 reading.entries.append(_explained(error, index, paths))
                 if not self._plan.is_skipping:
                     reading.failure = error
                     break
-            reading.n_files = max(reading.n_files, len(set(redirect.opened)))
-        row.add(Counter.OPENS_STAGED, redirect.opens_staged - staged_before)
-        row.add(Counter.OPENS_SOURCE, redirect.opens_source - source_before)
-        self._report(reading, redirect.has_missed)
+            if copies is not None and len(copies.opened) > reading.n_files:
+                reading.n_files = max(reading.n_files, len(set(copies.opened)))
+        if copies is not None:
+            row.add(Counter.OPENS_STAGED, copies.opens_staged - counted[0])
+            row.add(Counter.OPENS_SOURCE, copies.opens_source - counted[1])
+        self._report(reading, copies is not None and bool(copies.missed))
+        self._begin_example()  # what the last one opened is not needed any more
         row.put(Counter.CURRENT, 0)
         return reading.fetch_ns
+
+    def _begin_example(self) -> None:
+        if self._copies is not None:
+            self._copies.begin_example()
+        if self._direct is not None:
+            self._direct.forget()
 
     def _read_example(self, reading: _Reading, number: int, index: int) -> None:
         """Read one example and write it to the slot."""
@@ -159,7 +170,8 @@ class FileReader:
 
     def _fetch(self, task: ReadTask, number: int, index: int) -> object:
         """Return an example; if the dataset fails on a staged copy, from the source instead."""
-        opens_before = self._redirect.opens_staged
+        copies = self._copies
+        opens_before = 0 if copies is None else copies.opens_staged
         for is_last in (False, True):
             if task.epochs is not None and self._plan.seed is not None:
                 seed_example(self._plan.seed, task.epochs[number], index)
@@ -167,9 +179,9 @@ class FileReader:
                 return self._dataset[self._index_type(index)]
             except Exception:
                 # The copy may be damaged, or its disk.
-                if is_last or self._redirect.opens_staged == opens_before:
+                if is_last or copies is None or copies.opens_staged == opens_before:
                     raise
-                self._redirect.distrust()
+                copies.distrust()
         raise AssertionError
 
     def _write(self, task: ReadTask, row: int, example: object) -> Any:

@@ -1,71 +1,50 @@
-"""What the supervisor records of its run in the staging directory."""
+"""What the staging directory holds of a run, for ``overlapiter status`` to show."""
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
 import os
-import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager
+import pwd
 
-from overlapiter.staging.records import recorded_run
-from overlapiter.stats import StatsBoard
+from overlapiter.store.site import Run
 from overlapiter.workers.plan import SupervisorPlan
 
-_SHOWN_WORDS = 2  # the interpreter and the script: further ones may be nobody's business
+_SHOWN_WORDS = 2  # the interpreter and the script: further ones may be private
 _SHOWN_CHARACTERS = 200
 #: Not all of them: some hold credentials.
 _SHOWN_OPTIONS = ("source", "validate", "n_prefetchers", "reads_in_flight")
+_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PJM_JOBID", "JOB_ID")
 
 
-def recorded(
-    plan: SupervisorPlan, board: StatsBoard, board_fd: int, tell: Callable[[str], None]
-) -> AbstractContextManager[None]:
-    """Return what records a run while it is entered; nothing without staging.
+def run_of(plan: SupervisorPlan, board_fd: int) -> Run:
+    """Return the run that a supervisor works for.
 
     Args:
-        plan: The plan of the run.
-        board: Its counters.
-        board_fd: Their memory; the trainer keeps it open, so others can read them there.
-        tell: Called with what the user should know.
+        plan: Its plan.
+        board_fd: Memory of the counters; the trainer keeps it open, so others can read them there.
     """
     staging = plan.staging
-    if staging is None:
-        return contextlib.nullcontext()
-    facts = {
+    facts: dict[str, object] = {
         "command": _command_of(plan.trainer_pid),
         "trainer_pid": plan.trainer_pid,
         "board_inode": os.fstat(board_fd).st_ino,
         "n_readers": plan.n_readers,
         "batch_size": plan.batch_size,
         "dataset_size": plan.dataset_size,
+        "host": os.uname().nodename,
+        "user": _user_name(os.geteuid()),
+        "job": next((f"{n}={os.environ[n]}" for n in _JOB_VARIABLES if os.environ.get(n)), ""),
     }
-    created_ns = time.monotonic_ns()
-
-    def counters() -> dict[str, float]:
-        return dataclasses.asdict(board.snapshot(created_ns))
-
-    options = {name: getattr(staging, name) for name in _SHOWN_OPTIONS}
-    runs = [
-        # The record in each tier says what is its own.
-        recorded_run(
-            tier.directory,
-            {**facts, "staging": {**options, **dataclasses.asdict(tier)}},
-            counters,
-            tell,
-        )
-        for tier in staging.tiers
-    ]
-    return _together(runs)
+    if staging is not None:
+        options = {name: getattr(staging, name) for name in _SHOWN_OPTIONS}
+        facts["staging"] = {**options, "tiers": [site._asdict() for site in staging.sites]}
+    return Run(plan.run_number, facts)
 
 
-@contextlib.contextmanager
-def _together(contexts: Iterable[AbstractContextManager[None]]) -> Iterator[None]:
-    with contextlib.ExitStack() as stack:
-        for context in contexts:
-            stack.enter_context(context)
-        yield
+def _user_name(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:  # a container may have no such user
+        return str(number)
 
 
 def _command_of(pid: int) -> str:

@@ -1,4 +1,4 @@
-"""The slots of mini-batches, in the supervisor: layouts, pools, and who has been told of them."""
+"""The slots of mini-batches, in the supervisor: layouts, pools, and which process knows which."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WIDEN_BYTES = 64 << 20
 NO_MEMORY = Slot(-1, 0)
 
 
-class Acquaintance:
+class KnownSegments:
     """Which layouts and segments a process at the other end of a channel knows."""
 
     def __init__(self) -> None:
@@ -80,7 +80,7 @@ class SlotKeeper:
         return pool.acquire()
 
     def release(self, slot: Slot) -> list[Message]:
-        """Take a slot back; return what everybody must now be told."""
+        """Take a slot back; return what all processes that know it must be sent."""
         layout_id = self._layout_of_segment.get(slot.segment_id)
         if layout_id is None:
             return []
@@ -95,7 +95,7 @@ class SlotKeeper:
         pool.close()
         return messages
 
-    def introduce(self, known: Acquaintance, layout_id: int, slot: Slot) -> Iterator[Sending]:
+    def make_known(self, known: KnownSegments, layout_id: int, slot: Slot) -> Iterator[Sending]:
         """Give the messages that tell a process about a layout and a segment new to it."""
         if layout_id not in known.layouts:
             known.layouts.add(layout_id)

@@ -12,8 +12,14 @@ from overlapiter.workers.ipc.channel import Message
 from overlapiter.workers.reader.reader import ReadTask
 from overlapiter.workers.supervisor.deaths import Death, Deaths
 from overlapiter.workers.supervisor.memory import SlotKeeper
+from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Part, PartState, Schedule
-from overlapiter.workers.supervisor.stages import READER_CREDIT, UNBOUNDED, Desk, Experience
+from overlapiter.workers.supervisor.stages import (
+    READER_CREDIT,
+    UNBOUNDED,
+    CostEstimate,
+    Supervising,
+)
 from overlapiter.workers.supervisor.team import Team, Worker
 
 
@@ -23,10 +29,10 @@ class ReadingStage:
     Args:
         team: The file readers.
         schedule: The schedule.
-        desk: The supervisor.
+        supervisor: The supervisor.
         keeper: The slots.
-        experience: To learn from what they do.
-        validated: The stamp of each example's copies, shared with the prefetchers.
+        costs: To learn from what they do.
+        residency: What is staged.
         is_skipping: Whether examples that cannot be read are left out.
     """
 
@@ -34,19 +40,19 @@ class ReadingStage:
         self,
         team: Team,
         schedule: Schedule,
-        desk: Desk,
+        supervisor: Supervising,
         keeper: SlotKeeper,
-        experience: Experience,
-        validated: memoryview,
+        costs: CostEstimate,
+        residency: Residency,
         *,
         is_skipping: bool,
     ) -> None:
         self.team = team
         self._schedule = schedule
-        self._desk = desk
+        self._supervisor = supervisor
         self._keeper = keeper
-        self._experience = experience
-        self._validated = validated
+        self._costs = costs
+        self._residency = residency
         self._is_skipping = is_skipping
         self._deaths = Deaths()
         self._given_up: dict[int, ExampleError] = {}
@@ -81,22 +87,22 @@ class ReadingStage:
         batch = part.batch
         worker.give(part)
         if batch.slot is not None:
-            self._introduce(worker, batch.layout_id, batch.slot)
+            self._make_known(worker, batch.layout_id, batch.slot)
         task = ReadTask(
             part.part_id,
             part.start,
             part.indices,
             part.epochs,
-            part.staged,
+            part.extents,
             batch.slot,
             batch.layout_id,
             {i: self._given_up[i] for i in part.indices if i in self._given_up},
         )
-        worker.send(("read", task))
+        worker.send(("read", *task))
 
-    def _introduce(self, worker: Worker, layout_id: int, slot: Slot) -> None:
+    def _make_known(self, worker: Worker, layout_id: int, slot: Slot) -> None:
         """Tell a file reader about a layout and a segment that are new to it."""
-        for sending in self._keeper.introduce(worker.known, layout_id, slot):
+        for sending in self._keeper.make_known(worker.known, layout_id, slot):
             worker.send(*sending)
 
     def release(self, slot: Slot) -> list[Message]:
@@ -115,7 +121,7 @@ class ReadingStage:
             self._hear_read(worker, *message[1:])
         elif kind == "failed":
             part = self._take_back(worker, message[1])
-            self._desk.settle(self._schedule.fail(part, message[2]))
+            self._supervisor.settle(self._schedule.fail(part, message[2]))
         elif not self._hear_layout(worker, message[1], message[2]):
             return False
         return not self.team.is_due(worker)
@@ -125,15 +131,14 @@ class ReadingStage:
         part.report = report
         if wanted is not None:
             self._keeper.widen(part.batch.layout_id, wanted)
-        self._desk.settle(self._schedule.done(part))
+        self._supervisor.settle(self._schedule.done(part))
 
     def _take_back(self, worker: Worker, answer: tuple[int, int, int, bool]) -> Part:
         part_id, fetch_ns, n_files, has_missed = answer
         part = worker.take_back(part_id)
-        self._experience.add(fetch_ns / 1e9 / len(part.indices), n_files)
-        if has_missed:  # somebody removed a staged file: look again the next time
-            for index in part.indices:
-                self._validated[index] = 0
+        self._costs.add(fetch_ns / 1e9 / len(part.indices), n_files)
+        if has_missed:
+            self._residency.suspect(part)
         if self._probe is part:
             self._probe = None
         return part
@@ -149,7 +154,7 @@ class ReadingStage:
             return False
         batch = part.batch
         assert batch.slot is not None
-        self._introduce(worker, batch.layout_id, batch.slot)
+        self._make_known(worker, batch.layout_id, batch.slot)
         worker.send(("slot", batch.slot, batch.layout_id))
         return True
 
@@ -161,16 +166,16 @@ class ReadingStage:
                 self._probe = None
             n_deaths = self._deaths.add(part, culprit)
             if not n_deaths or culprit is None:
-                self._desk.settle(self._schedule.redo(part, PartState.TO_READ))
+                self._supervisor.settle(self._schedule.redo(part, PartState.TO_READ))
                 continue
             self.team.n_fruitless = 0  # to give up an example is to get on
             index, exit_code, last_words = culprit.index, death.exit_code, death.last_words
             if self._is_skipping:
                 reason = f"{deaths_words(n_deaths, exit_code)} on it"
                 self._given_up[index] = ExampleError(index, (), reason, last_words)
-                self._desk.settle(self._schedule.redo(part, PartState.TO_READ))
+                self._supervisor.settle(self._schedule.redo(part, PartState.TO_READ))
             else:
                 self._fail(part, WorkerDiedError(index, n_deaths, exit_code, (), last_words))
 
     def _fail(self, part: Part, error: OverlapError) -> None:
-        self._desk.settle(self._schedule.fail(part, pickle.dumps((error, None))))
+        self._supervisor.settle(self._schedule.fail(part, pickle.dumps((error, None))))

@@ -1,4 +1,4 @@
-"""Residency: which examples are staged, how far to stage ahead, and who may go. Pure.
+"""Residency: which examples are staged, how far to stage ahead, and what may be evicted. Pure.
 
 It is the supervisor's knowledge of what its prefetchers have done. Files that other processes
 stage or evict meanwhile become known when they are looked at.
@@ -6,10 +6,14 @@ stage or evict meanwhile become known when they are looked at.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from overlapiter.order import Indices
-from overlapiter.store.eviction import Eviction, Victim
-from overlapiter.workers.prefetcher.evictor import ABSENT
-from overlapiter.workers.prefetcher.staging_work import Finding
+from overlapiter.store.eviction import Eviction, StagedFile, Victim
+from overlapiter.store.extents import unpacked
+from overlapiter.store.segments import aligned
+from overlapiter.workers.prefetcher.staging_work import Finding, Moved
+from overlapiter.workers.supervisor.known import KnownExtents
 from overlapiter.workers.supervisor.schedule import Part
 
 #: Files that all ranks of a node stage ahead take up to this share of the directory. What they
@@ -25,6 +29,8 @@ _NEARLY_FULL = 0.9
 #: So many parts read unstaged for lack of room are nothing to tell of.
 _FEW_PARTS = 16
 _FEW_SHARE = 0.02
+#: What a file takes of a disk is a multiple of this.
+_BLOCK_BYTES = 4096
 
 
 class Residency:
@@ -45,7 +51,10 @@ class Residency:
         self._capacity_bytes = capacity_bytes
         self._n_sharers = n_sharers
         self._eviction = Eviction(n_examples, n_tiers)
-        self._offers: dict[int, list[Victim] | None] = {}
+        self._known = KnownExtents(n_examples)
+        self._suspects: set[int] = set()
+        self._do_others_evict = n_sharers > 1
+        self._offers: dict[int, list[Victim] | None] = {}  # by task
         self._n_refusals: dict[int, int] = {}  # of parts
         self._handed_out_id = -1
         self._is_full = False
@@ -84,6 +93,44 @@ class Residency:
 
     # --- parts --------------------------------------------------------------------------------
 
+    def extents_of(self, part: Part) -> bytes:
+        """Return the extents of a part's files as far as they are known, packed."""
+        known = map(self._known.get, self._plain(part.indices))
+        return b"".join(extents for extents in known if extents)
+
+    def to_look_at(self, part: Part) -> list[int]:
+        """Return those examples of a part that a prefetcher is to look at, each once.
+
+        None, if this run has compared all of them, and no other process evicts what it stages.
+        """
+        is_to_look = self._do_others_evict and self._is_full
+        return [
+            index
+            for index, plain in dict.fromkeys(
+                zip(part.indices, self._plain(part.indices), strict=True)
+            )
+            if is_to_look or self._known.get(plain) is None
+        ]
+
+    def trusted(self, indices: list[int]) -> bytes:
+        """Return the extents that this run has compared with their sources already, packed."""
+        known = map(self._known.get, self._plain(indices))
+        return b"".join(extents for extents in known if extents)
+
+    def suspects_among(self, indices: list[int]) -> list[int]:
+        """Return those examples of which a file reader has found a copy damaged or gone."""
+        if not self._suspects:
+            return []
+        plain = zip(indices, self._plain(indices), strict=True)
+        return [index for index, p in plain if p in self._suspects]
+
+    def suspect(self, part: Part) -> None:
+        """Have the files of a part looked at again, since a copy could not be read."""
+        self._do_others_evict = True  # or they damage: it does no harm to look
+        for index in self._plain(part.indices):
+            self._known.forget(index)
+            self._suspects.add(index)
+
     def may_run_ahead(self) -> bool:
         """Return whether to stage more than what is needed at once."""
         if self._capacity_bytes is not None:
@@ -97,16 +144,21 @@ class Residency:
     def _ahead_bytes(self) -> float:
         return self._eviction.n_in_window * self._eviction.mean_bytes
 
-    def choose_victims(self, part: Part) -> list[Victim] | None:
-        """Return what may be evicted for a part; the caller hands it out, or gives them back.
+    def choose_victims(self, task_id: int, indices: list[int]) -> list[Victim] | None:
+        """Return what may be evicted for a task, which has them until it is heard or lost.
 
         Returns:
             None if nothing needs to be: there has always been room, or all of it is staged.
         """
+        victims = self._victims_for(indices)
+        self._offers[task_id] = victims
+        return victims
+
+    def _victims_for(self, indices: list[int]) -> list[Victim] | None:
         if not self._is_full and not self._is_nearly_full():
             return None
         eviction = self._eviction
-        n_missing = eviction.count_missing(self._plain(part.indices))
+        n_missing = eviction.count_missing(self._plain(indices))
         if not n_missing:
             return None
         wanted_bytes = int(_GENEROSITY * n_missing * eviction.mean_bytes + eviction.largest_bytes)
@@ -121,65 +173,81 @@ class Residency:
             self._is_full = expected_bytes >= _NEARLY_FULL * own_bytes
         return self._is_full
 
-    def tiers_of(self, part: Part) -> list[int]:
-        """Return the tier of each example of a part; negative if nothing of it is known there."""
-        return self._eviction.tiers_of(self._plain(part.indices))
-
-    def hand_out(self, part: Part, victims: list[Victim] | None) -> None:
-        """Take note that a part is handed out, and what may be evicted for it."""
+    def hand_out(self, part: Part) -> None:
+        """Take note that a part is handed out, to be staged or read."""
         if part.part_id > self._handed_out_id:  # not one that is done again
             self._handed_out_id = part.part_id
             self._n_parts += 1
             self._eviction.hand_out(part.position, self._plain(part.indices))
-        self._offers[part.part_id] = victims
 
-    def hear(self, part: Part, findings: list[Finding], moved: dict[int, int | None]) -> bool:
-        """Take note of what became of a part.
+    def hear(self, task_id: int, findings: Iterable[Finding], moved: Moved) -> set[int]:
+        """Take note of what became of a task.
 
         Args:
-            part: The part.
-            findings: What is new of its examples.
-            moved: The tier of each victim that was evicted from where it was; None for one that
-                was not there.
+            task_id: The task.
+            findings: What became of its examples.
+            moved: What became of its victims.
 
         Returns:
-            Whether to have it staged again, since there was no room, but can be.
+            The examples that were refused for lack of room.
         """
-        victims = self._offers.pop(part.part_id, None)
+        self._hear_victims(self._offers.pop(task_id, None) or (), moved)
+        refused = set()
+        for finding in findings:
+            (index,) = self._plain([finding.example])
+            self._suspects.discard(index)
+            self._note(index, finding)
+            if finding.was_refused:
+                refused.add(finding.example)
+        self._is_full |= bool(refused)
+        return refused
+
+    def _note(self, index: int, finding: Finding) -> None:
+        extents = unpacked(finding.extents).values()
+        self._eviction.note(
+            index,
+            min((extent.tier for extent in extents), default=-1),
+            [StagedFile(extent.key, aligned(extent.size, _BLOCK_BYTES)) for extent in extents],
+            finding.paths,
+            is_missing=finding.was_refused,
+        )
+        if finding.is_complete:
+            self._known.put(index, finding.extents)
+
+    def _hear_victims(self, victims: Iterable[Victim], moved: Moved) -> None:
         unused = []
-        for victim in victims or ():
-            tier = moved.get(victim.example, ABSENT)
+        for victim in victims:
             if victim.example not in moved:
                 unused.append(victim)
-            elif tier is None or tier == ABSENT:
-                self._eviction.note_evicted(victim, was_there=tier is not None)
-                self._n_evicted += tier is not None
-            else:
+                continue
+            extents = moved[victim.example]
+            self._known.forget(victim.example)
+            if extents:
+                tier = min(extent.tier for extent in unpacked(extents).values())
                 self._eviction.move(victim.example, tier)
+                continue
+            for index in self._eviction.note_evicted(victim, was_there=extents is not None):
+                self._known.forget(index)
+            self._n_evicted += extents is not None
         self._eviction.give_back(unused)
-        for finding in findings:
-            (example,) = self._plain([finding.example])
-            self._eviction.note(
-                example,
-                finding.tier,
-                finding.files,
-                finding.paths,
-                is_missing=finding.was_refused,
-            )
+
+    def is_to_be_tried_again(self, part: Part, *, had_victims: bool) -> bool:
+        """Return whether to stage a part again, for which there was no room."""
         n_refusals = self._n_refusals.pop(part.part_id, 0)
-        if not any(finding.was_refused for finding in findings):
-            return False
-        self._is_full = True
         # What its victims freed others may have taken; without a victim there is no hope.
-        may_try_again = n_refusals + 1 < _MAX_TRIES and victims != []
+        may_try_again = n_refusals + 1 < _MAX_TRIES and had_victims
         if may_try_again:
             self._n_refusals[part.part_id] = n_refusals + 1
         self._n_unstaged += not may_try_again
         return may_try_again
 
-    def lose(self, part: Part) -> None:
-        """Take note that the prefetcher that had a part has died."""
-        self._eviction.give_back(self._offers.pop(part.part_id, None) or ())
+    def had_victims(self, task_id: int) -> bool:
+        """Return whether a task could evict something, or was not known to need to."""
+        return self._offers.get(task_id) != []
+
+    def lose(self, task_id: int) -> None:
+        """Take note that the prefetcher that had a task has died."""
+        self._eviction.give_back(self._offers.pop(task_id, None) or ())
 
     def _plain(self, indices: list[int]) -> list[int]:
         """Return indices that count from the start, as others that name the same examples."""

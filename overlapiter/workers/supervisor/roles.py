@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from overlapiter.sources import Dataset
-from overlapiter.staging.advance import N_CELLS, Advance
-from overlapiter.stats import Counter, Row
+from overlapiter.stats import Row
+from overlapiter.store.site import Run
 from overlapiter.workers.ipc.channel import Channel
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.prefetcher.prefetcher import Prefetcher
@@ -25,19 +25,13 @@ def reader_role(dataset: Dataset, plan: SupervisorPlan) -> Role:
     return read
 
 
-def prefetcher_role(dataset: Dataset, plan: SupervisorPlan, validated: memoryview) -> Role:
-    """Return the role of a prefetcher; ``validated`` is shared by all of them."""
+def prefetcher_role(dataset: Dataset, plan: SupervisorPlan, run: Run) -> Role:
+    """Return the role of a prefetcher of a run."""
 
     def stage(channel: Channel, row: Row) -> None:
         staging = plan.staging
         assert staging is not None
-        n_reads = staging.reads_per_prefetcher
-        stores, index_type = staging.stores(advance_of(row)), plan.index_type
-        Prefetcher(channel, dataset, stores, validated, n_reads, index_type, row).run()
+        is_first = row.number == plan.n_readers
+        Prefetcher(channel, dataset, staging, run, plan.index_type, row, is_first=is_first).run()
 
     return stage
-
-
-def advance_of(row: Row) -> Advance:
-    """Return what the prefetcher that counts in a row was granted in advance."""
-    return Advance(row.cells(Counter.ADVANCE, N_CELLS))

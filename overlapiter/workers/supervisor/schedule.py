@@ -12,7 +12,6 @@ import enum
 import heapq
 
 from overlapiter.sharedmem.segments import Slot
-from overlapiter.sources import PlainCopies
 
 
 class PartState(enum.Enum):
@@ -35,16 +34,16 @@ class Part:
         stop: Place behind the last one.
         indices: The indices of the examples.
         state: Where it is.
-        staged: Source path to staged copy of the files that may be read from there.
+        extents: Where those of its files lie that may be read from their copies, packed.
         report: What its file reader said about the examples, pickled.
     """
 
     __slots__ = (
         "batch",
+        "extents",
         "indices",
         "part_id",
         "report",
-        "staged",
         "start",
         "state",
         "stop",
@@ -57,7 +56,7 @@ class Part:
         self.stop = stop
         self.indices: list[int] = batch.indices[start:stop]
         self.state = state
-        self.staged: PlainCopies = {}
+        self.extents = b""
         self.report: bytes | None = None
 
     @property
@@ -173,11 +172,11 @@ class Schedule:
         """Take the part that is to be read next, of the mini-batches before ``before_id``."""
         return self._pop(self._to_read, PartState.TO_READ, PartState.READING, before_id)
 
-    def staged(self, part: Part, staged: PlainCopies) -> Batch | None:
+    def staged(self, part: Part, extents: bytes) -> Batch | None:
         """Note that a part may be read; return its mini-batch if that settles it."""
         if part.batch.is_abandoned:
             return self.done(part)
-        part.staged = staged
+        part.extents = extents
         self._queue(part, PartState.TO_READ)
         return None
 

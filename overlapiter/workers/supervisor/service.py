@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import mmap
 import os
+import secrets
 import select
 import signal
 import traceback
@@ -20,7 +20,7 @@ from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.launch import Child, launch
 from overlapiter.workers.start.parcel import Parcel, open_parcel
 from overlapiter.workers.start.processes import freeze, is_stopped, set_name
-from overlapiter.workers.supervisor.attendance import recorded
+from overlapiter.workers.supervisor.attendance import run_of
 from overlapiter.workers.supervisor.supervisor import Supervisor
 
 #: How long ending waits for each of: the supervisor is forked, it ends by itself, it is killed.
@@ -60,11 +60,9 @@ class Service:
     ) -> None:
         self.owner_pid = os.getpid()
         self._parcel = parcel
-        self._plan = plan
+        self._plan = dataclasses.replace(plan, run_number=secrets.randbits(62))
         self._preload = preload
         self._board_fd = board_fd
-        self._validated_fd = os.memfd_create("overlapiter-validated", os.MFD_CLOEXEC)
-        os.ftruncate(self._validated_fd, _stamps_bytes(plan.dataset_size))
         self._child: Child | None = None
         self._was_stopped = False
         self.channel = Channel.closed()
@@ -89,7 +87,7 @@ class Service:
             self._child = launch(
                 supervise,
                 (dataclasses.replace(self._plan, trainer_pid=os.getpid()), parcel.size_bytes),
-                [theirs.fileno(), parcel.fd, self._board_fd, self._validated_fd],
+                [theirs.fileno(), parcel.fd, self._board_fd],
                 preload=self._preload,
                 needs_main_module=parcel.mentions("__main__"),
             )
@@ -129,8 +127,7 @@ class Service:
             self.end()
         else:
             self.channel.close()
-        for fd in (self._board_fd, self._validated_fd):
-            os.close(fd)
+        os.close(self._board_fd)
         self._parcel.close()
 
 
@@ -143,8 +140,7 @@ def supervise(
     """Run the supervisor; the main function of its process.
 
     Args:
-        fds: The channel to the trainer, the pickled dataset, the stats board, the stamps of
-            what has been validated.
+        fds: The channel to the trainer, the pickled dataset, the stats board.
         import_main_module: Imports the program's ``__main__``, if the dataset refers to it.
         plan: The plan.
         dataset_bytes: Size of the pickled dataset.
@@ -161,28 +157,22 @@ def supervise(
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         n_prefetchers = plan.staging.n_prefetchers if plan.staging else 0
         board = StatsBoard(fds[2], plan.n_readers, n_prefetchers)
-        stamps = mmap.mmap(fds[3], _stamps_bytes(plan.dataset_size))
-        validated = memoryview(stamps).cast("Q")
         freeze()
-        supervisor = Supervisor(channel, dataset, plan, board, validated)
-        record = recorded(plan, board, fds[2], supervisor.warn)
-        for fd in fds[1:4]:
+        supervisor = Supervisor(channel, dataset, plan, board, run_of(plan, fds[2]))
+        for fd in fds[1:3]:
             os.close(fd)
-        with record:
-            try:
-                supervisor.run()
-            finally:
-                supervisor.end_workers()
+        ending = "failed"
+        try:
+            supervisor.run()
+            ending = "closed"
+        finally:
+            supervisor.end_workers(ending)
     except ChannelClosedError:
         return 0
     except BaseException as error:  # the trainer is told, nobody else can be
         _report_fatal(channel, error)
         return 1
     return 0
-
-
-def _stamps_bytes(dataset_size: int) -> int:
-    return 8 * max(dataset_size, 1)
 
 
 def _report_fatal(channel: Channel, error: BaseException) -> None:

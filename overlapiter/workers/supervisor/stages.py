@@ -6,16 +6,16 @@ from typing import Protocol
 
 from overlapiter.workers.supervisor.schedule import Batch
 
-#: A part should keep a file reader busy for about this long: short enough to balance the load,
-#: long enough that messages cost little.
-PART_SECONDS = 0.004
+#: A part keeps a file reader busy for at most this long: short enough to balance the load, long
+#: enough that messages cost little.
+PART_SECONDS = 0.016
 #: Parts that a file reader has at hand, so that it never waits for the supervisor.
 READER_CREDIT = 2
 #: No limit of examples or of parts.
 UNBOUNDED = 1 << 60
 
 
-class Desk(Protocol):
+class Supervising(Protocol):
     """What a stage needs of the supervisor."""
 
     def settle(self, batch: Batch | None) -> None:
@@ -25,8 +25,8 @@ class Desk(Protocol):
         """Have the trainer warn the user."""
 
 
-class Experience:
-    """What reading examples has taught so far.
+class CostEstimate:
+    """What reading an example costs, as far as has been seen.
 
     Attributes:
         example_seconds: How long one takes inside the dataset; 0 before the first.
@@ -43,9 +43,13 @@ class Experience:
         self.example_seconds += (seconds - self.example_seconds) * share
         self.n_files = max(self.n_files, n_files)
 
-    def part_size(self, batch_size: int, n_readers: int) -> int:
-        """Return how many examples of a mini-batch to put into a part."""
-        fair = max(1, batch_size // n_readers)
+    def part_size(self, batch_size: int, n_readers: int, n_build_ahead: int) -> int:
+        """Return how many examples of a mini-batch to put into a part.
+
+        Few large parts cost less; yet each reader is to have its share of what is built ahead, and
+        one part to do next.
+        """
+        fair = max(1, batch_size * n_build_ahead // (READER_CREDIT * n_readers))
         if not self.example_seconds:
             return max(1, min(fair, -(-batch_size // 8)))
-        return max(1, min(fair, round(PART_SECONDS / self.example_seconds)))
+        return max(1, min(fair, batch_size, round(PART_SECONDS / self.example_seconds)))

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from overlapiter.errors import deaths_words
 from overlapiter.workers.ipc.channel import Message
 from overlapiter.workers.prefetcher.staging_work import Finding, StageTask
 from overlapiter.workers.supervisor.deaths import Death, Deaths
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Part, PartState, Schedule
-from overlapiter.workers.supervisor.stages import UNBOUNDED, Desk, Experience
+from overlapiter.workers.supervisor.stages import UNBOUNDED, CostEstimate, Supervising
 from overlapiter.workers.supervisor.team import Team, Worker
+
+#: A task has about so many examples: transactions and messages are made for all of them together.
+_TASK_EXAMPLES = 32
 
 
 class StagingStage:
-    """Hands parts to prefetchers.
+    """Hands parts to prefetchers, several parts in one task; what is staged goes past them.
 
     Args:
-        team: The prefetchers; nobody, without staging.
+        team: The prefetchers; empty without staging.
         schedule: The schedule.
-        desk: The supervisor.
+        supervisor: The supervisor.
         credit_examples: Examples that a prefetcher has at hand, at first.
-        experience: What the readers have learnt.
+        costs: What the readers have learnt.
         residency: What is staged.
         directories: Where, for people to read.
 
@@ -32,27 +37,30 @@ class StagingStage:
         self,
         team: Team,
         schedule: Schedule,
-        desk: Desk,
+        supervisor: Supervising,
         credit_examples: int,
-        experience: Experience,
+        costs: CostEstimate,
         residency: Residency,
         directories: str,
     ) -> None:
         self.team = team
         self._schedule = schedule
-        self._desk = desk
+        self._supervisor = supervisor
         self.credit_examples = credit_examples
-        self._experience = experience
+        self._costs = costs
         self._residency = residency
         self._directories = directories
         self._deaths = Deaths()
         self._avoided: set[int] = set()  # examples on which prefetchers died
+        self._tasks: dict[int, list[Part]] = {}
+        self._next_task_id = 0
+        self._had_tasks = False
         self.is_given_up = False
 
     def give_up(self, reason: str) -> None:
         """Stage nothing any more: what is not staged is read from the source."""
         self.is_given_up = True
-        self._desk.warn(f"staging is given up, and files are read from the source: {reason}")
+        self._supervisor.warn(f"staging is given up, and files are read from the source: {reason}")
 
     def hand_out(self, before_id: int) -> None:
         """Give work to every prefetcher that may have more, as long as there is some.
@@ -60,56 +68,117 @@ class StagingStage:
         Args:
             before_id: Mini-batches before this one are to be built now.
         """
-        residency = self._residency
-        residency.settle(self._schedule.settled_position)
-        while self.is_given_up and (part := self._schedule.next_to_stage()):
-            self._desk.settle(self._schedule.staged(part, {}))
-        while worker := self.team.least_loaded(UNBOUNDED, self.credit_examples):
-            part = self._schedule.next_to_stage(None if residency.may_run_ahead() else before_id)
+        self._residency.settle(self._schedule.settled_position)
+        while True:
+            worker = self.team.least_loaded(UNBOUNDED, self.credit_examples)
+            parts = self._next_parts(before_id, is_worker_free=worker is not None)
+            if not parts or worker is None:
+                return
+            if not self._give(worker, parts):
+                return
+
+    def _next_parts(self, before_id: int, *, is_worker_free: bool) -> list[Part]:
+        """Take parts for a task; those that need no prefetcher go on to be read."""
+        parts: list[Part] = []
+        n_examples = 0
+        # The first task of each prefetcher is small, so that all have one soon.
+        wanted = _TASK_EXAMPLES if self._had_tasks else _TASK_EXAMPLES // 4
+        while n_examples < wanted:
+            limit = None if self._residency.may_run_ahead() else before_id
+            part = self._schedule.next_to_stage(limit)
             if part is None:
-                return
-            victims = residency.choose_victims(part)
-            if victims == [] and self.team.has_parts:  # they may be done with something soon
-                self._desk.settle(self._schedule.redo(part, PartState.TO_STAGE))
-                return
-            residency.hand_out(part, victims)
+                break
+            if self.is_given_up or not self._residency.to_look_at(part):
+                self._residency.hand_out(part)
+                extents = self._residency.extents_of(part)
+                self._supervisor.settle(self._schedule.staged(part, extents))
+                continue
+            if not is_worker_free:
+                self._supervisor.settle(self._schedule.redo(part, PartState.TO_STAGE))
+                break
+            parts.append(part)
+            self._residency.hand_out(part)
+            n_examples += len(part.indices)
+        return parts
+
+    def _give(self, worker: Worker, parts: list[Part]) -> bool:
+        """Give parts to a prefetcher as one task; False if there is no room for them yet."""
+        residency = self._residency
+        indices = list(dict.fromkeys(i for part in parts for i in residency.to_look_at(part)))
+        task_id = self._next_task_id
+        victims = residency.choose_victims(task_id, indices)
+        if victims == [] and self.team.has_parts:  # they may be done with something soon
+            residency.lose(task_id)
+            for part in parts:
+                self._supervisor.settle(self._schedule.redo(part, PartState.TO_STAGE))
+            return False
+        self._next_task_id += 1
+        self._had_tasks = task_id + 1 >= len(self.team.workers)
+        self._tasks[task_id] = parts
+        for part in parts:
             worker.give(part)
-            avoid = [index for index in part.indices if index in self._avoided]
-            n_files = self._experience.n_files
-            tiers = residency.tiers_of(part)
-            task = StageTask(part.part_id, part.indices, n_files, avoid, tiers, victims)
-            worker.send(("stage", task))
+        avoid = [index for index in indices if index in self._avoided]
+        suspects = residency.suspects_among(indices)
+        trusted = residency.trusted(indices)
+        task = StageTask(task_id, indices, self._costs.n_files, avoid, suspects, trusted, victims)
+        worker.send(("stage", *task))
+        return True
 
     def hear(self, worker: Worker, message: Message) -> bool:
         """Take note of what a prefetcher has done; return True."""
-        _, part_id, staged, plain_findings, moved = message
-        findings = [Finding.from_plain(plain) for plain in plain_findings]
-        part = worker.take_back(part_id)
-        if self._residency.hear(part, findings, moved):
-            self._desk.settle(self._schedule.redo(part, PartState.TO_STAGE))
-            return True
+        _, task_id, plain_findings, moved = message
+        findings = [Finding(*plain) for plain in plain_findings]
+        had_victims = self._residency.had_victims(task_id)
+        refused = self._residency.hear(task_id, findings, moved)
+        found = {finding.example: finding.extents for finding in findings}
+        for part in self._tasks.pop(task_id):
+            worker.take_back(part.part_id)
+            if not refused.isdisjoint(part.indices) and self._residency.is_to_be_tried_again(
+                part, had_victims=had_victims
+            ):
+                self._supervisor.settle(self._schedule.redo(part, PartState.TO_STAGE))
+                continue
+            extents = self._extents_of(part, found)
+            self._supervisor.settle(self._schedule.staged(part, extents))
         if self._residency.is_short_of_room:
-            self._desk.warn(self._full_words())
-        self._desk.settle(self._schedule.staged(part, staged))
+            self._supervisor.warn(self._full_words())
         return True
+
+    def _extents_of(self, part: Part, found: dict[int, bytes]) -> bytes:
+        """Return the extents of a part: what was found now, and what was known before."""
+        extents = b"".join([found[index] for index in part.indices if index in found])
+        if any(index not in found for index in part.indices):
+            extents += self._residency.extents_of(part)
+        return extents
 
     def _full_words(self) -> str:
         return (
             f"the staging directory {self._directories} is full: {self._residency.limit_words}. "
             f"Of the files that are needed now some are read from the source until there is room. "
             f"Give it more room (a higher capacity, a lower keep_free), lower look_ahead, free "
-            f"space on the disk, or remove what nobody needs there (overlapiter evict)"
+            f"space on the disk, or remove what is not needed there (overlapiter evict)"
         )
 
     def redo(self, parts: list[Part], death: Death) -> None:
         """Have the parts of a prefetcher that died staged by another one."""
         culprit = death.culprit(parts)
+        lost = {part.part_id for part in parts}
+        for task_id in [t for t, own in self._tasks.items() if own[0].part_id in lost]:
+            del self._tasks[task_id]
+            self._residency.lose(task_id)
         for part in parts:
-            self._residency.lose(part)
             n_deaths = self._deaths.add(part, culprit)
             if n_deaths and culprit is not None:
                 self._avoid(culprit.index, n_deaths, death)
-            self._desk.settle(self._schedule.redo(part, PartState.TO_STAGE))
+            self._supervisor.settle(self._schedule.redo(part, PartState.TO_STAGE))
+
+    def end(self, ending: str, counters: dict[str, Any]) -> None:
+        """Have every prefetcher give back what it holds; the first one notes the end of the run."""
+        is_noted = False
+        for worker in self.team:
+            if worker.pid:
+                worker.send(("end", ending, None if is_noted else counters))
+                is_noted = True
 
     def _avoid(self, index: int, n_deaths: int, death: Death) -> None:
         self._avoided.add(index)
@@ -119,4 +188,4 @@ class StagingStage:
             f"of example {index}, which are read from the source from now on; look at these files, "
             f"and for 'out of memory' in the system log of this node"
         )
-        self._desk.warn(f"{text}\n\n{death.last_words}" if death.last_words else text)
+        self._supervisor.warn(f"{text}\n\n{death.last_words}" if death.last_words else text)

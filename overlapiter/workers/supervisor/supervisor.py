@@ -15,6 +15,7 @@ with the trainer:
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import selectors
 import time
@@ -23,16 +24,17 @@ from overlapiter.errors import PipelineError
 from overlapiter.sharedmem.segments import Slot
 from overlapiter.sources import Dataset
 from overlapiter.stats import Counter, StatsBoard
+from overlapiter.store.site import Run
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.processes import is_running
 from overlapiter.workers.supervisor.deaths import Death
-from overlapiter.workers.supervisor.memory import NO_MEMORY, Acquaintance, SlotKeeper
+from overlapiter.workers.supervisor.memory import NO_MEMORY, KnownSegments, SlotKeeper
 from overlapiter.workers.supervisor.reading_stage import ReadingStage
 from overlapiter.workers.supervisor.residency import Residency
-from overlapiter.workers.supervisor.roles import advance_of, prefetcher_role, reader_role
+from overlapiter.workers.supervisor.roles import prefetcher_role, reader_role
 from overlapiter.workers.supervisor.schedule import Batch, Schedule
-from overlapiter.workers.supervisor.stages import Experience
+from overlapiter.workers.supervisor.stages import CostEstimate
 from overlapiter.workers.supervisor.staging_stage import StagingStage
 from overlapiter.workers.supervisor.team import Team, Worker
 from overlapiter.workers.supervisor.trainer_end import TrainerEnd
@@ -40,6 +42,8 @@ from overlapiter.workers.supervisor.tuner import Tuner, credit_examples
 
 #: How often to look whether the trainer is still there, and the workers are able to work.
 _LOOK_AFTER_SECONDS = 1.0
+#: How long prefetchers may take to give back what they have reserved.
+_GRACE_SECONDS = 0.4
 
 Stage = StagingStage | ReadingStage
 
@@ -53,15 +57,17 @@ class Supervisor:
         dataset: Dataset,
         plan: SupervisorPlan,
         board: StatsBoard,
-        validated: memoryview,
+        run: Run,
     ) -> None:
         self._plan = plan
+        self._board = board
+        self._created_ns = time.monotonic_ns()
         self._selector = selectors.DefaultSelector()
         self._trainer = TrainerEnd(channel, self._selector)
         self._schedule = Schedule(is_staging=plan.staging is not None)
         # Those being built, the ready ones among them, the next one, and the one being looked at.
         self._keeper = SlotKeeper(n_expected=plan.n_build_ahead + 2)
-        self._experience = Experience()
+        self._costs = CostEstimate()
         self._consumed_id = 0
         self._told: set[str] = set()
         self._look_at = time.monotonic() + _LOOK_AFTER_SECONDS
@@ -69,49 +75,45 @@ class Supervisor:
         staging = plan.staging
         self._residency = Residency(
             plan.dataset_size,
-            len(staging.tiers) if staging else 0,
+            len(staging.sites) if staging else 0,
             staging.capacity_bytes if staging else None,
             staging.n_sharers if staging else 1,
         )
-        self._staging = self._staging_stage(dataset, board, validated)
-        self._reading = self._reading_stage(dataset, board, validated)
+        self._staging = self._staging_stage(dataset, run)
+        self._reading = self._reading_stage(dataset)
         self._tuner: Tuner | None = None
         if staging is not None and staging.reads_in_flight is None:
             self._tuner = Tuner(self._staging.team.workers, staging, time.monotonic())
         self._stages: tuple[Stage, ...] = (self._staging, self._reading)
 
-    def _staging_stage(
-        self, dataset: Dataset, board: StatsBoard, validated: memoryview
-    ) -> StagingStage:
+    def _staging_stage(self, dataset: Dataset, run: Run) -> StagingStage:
         """Return the stage of the prefetchers; without staging it has none."""
         staging = self._plan.staging
         n_prefetchers = staging.n_prefetchers if staging else 0
-        rows = [board.prefetcher_row(number) for number in range(n_prefetchers)]
-        role = prefetcher_role(dataset, self._plan, validated)
+        rows = [self._board.prefetcher_row(number) for number in range(n_prefetchers)]
+        role = prefetcher_role(dataset, self._plan, run)
         return StagingStage(
             Team("prefetcher", rows, role, self._leave),
             self._schedule,
             self,
             credit_examples(staging.reads_per_prefetcher if staging else 0),
-            self._experience,
+            self._costs,
             self._residency,
-            " and ".join(tier.directory for tier in staging.tiers) if staging else "",
+            " and ".join(site.directory for site in staging.sites) if staging else "",
         )
 
-    def _reading_stage(
-        self, dataset: Dataset, board: StatsBoard, validated: memoryview
-    ) -> ReadingStage:
+    def _reading_stage(self, dataset: Dataset) -> ReadingStage:
         """Return the stage of the file readers."""
         plan = self._plan
-        rows = [board.reader_row(number) for number in range(plan.n_readers)]
+        rows = [self._board.reader_row(number) for number in range(plan.n_readers)]
         role, max_parts = reader_role(dataset, plan), plan.max_parts_per_reader
         return ReadingStage(
             Team("file reader", rows, role, self._leave, max_parts),
             self._schedule,
             self,
             self._keeper,
-            self._experience,
-            validated,
+            self._costs,
+            self._residency,
             is_skipping=plan.is_skipping,
         )
 
@@ -120,10 +122,6 @@ class Supervisor:
     def run(self) -> None:
         """Serve until the trainer closes its channel or ends."""
         self._trainer.tell(("ready",))
-        self._sweep()
-        for tier in self._plan.staging.tiers if self._plan.staging else ():
-            if text := tier.excess_words():
-                self.warn(text)
         for stage in self._stages:
             for worker in stage.team:
                 if not worker.pid:
@@ -172,24 +170,15 @@ class Supervisor:
                 if self._serve(stage, worker):  # it may have sent something before
                     self._bury(stage, worker)
 
-    def end_workers(self) -> None:
-        """Kill and reap all workers, and remove what they left half-copied."""
-        for stage in self._stages:
-            stage.team.end()
-        self._sweep()
-        self._give_back_advances()
+    def end_workers(self, ending: str) -> None:
+        """End all workers, and kill those that do not end by themselves.
 
-    def _sweep(self) -> None:
-        """Remove what dead prefetchers left half-copied."""
-        if self._plan.staging is not None:
-            for store in self._plan.staging.stores():
-                store.sweep()
-
-    def _give_back_advances(self) -> None:
-        """Count as free what dead prefetchers have left of what they were granted in advance."""
-        if self._plan.staging is not None:
-            for worker in self._staging.team:
-                self._plan.staging.tiers[0].room(advance_of(worker.row)).rest()
+        Args:
+            ending: How the run has ended, for its record in the staging directory.
+        """
+        self._staging.end(ending, dataclasses.asdict(self._board.snapshot(self._created_ns)))
+        self._reading.team.end()
+        self._staging.team.end(grace_seconds=_GRACE_SECONDS)
 
     # --- the trainer --------------------------------------------------------------------------
 
@@ -200,14 +189,16 @@ class Supervisor:
             for slot in released:
                 self._release(Slot(*slot))
             for batch_id, (indices, epochs, position) in enumerate(index_lists, first_id):
-                part_size = self._experience.part_size(len(indices), self._plan.n_readers)
+                part_size = self._costs.part_size(
+                    len(indices), self._plan.n_readers, self._plan.n_build_ahead
+                )
                 self._schedule.admit(batch_id, indices, epochs, part_size, position)
         elif kind == "orders":
             self._residency.learn(*message[1:])
         elif kind == "reset":
             self._consumed_id = message[1]
             # An interruption may have cost it what it was told; hearing it again does no harm.
-            self._trainer.known = Acquaintance()
+            self._trainer.known = KnownSegments()
             for batch in self._schedule.drop_all(message[1]):
                 self.settle(batch)
             self._residency.restart()
@@ -245,7 +236,7 @@ class Supervisor:
             return
         slot = batch.slot or NO_MEMORY  # without any example that could be read it has none
         if batch.slot is not None:
-            for sending in self._keeper.introduce(self._trainer.known, batch.layout_id, slot):
+            for sending in self._keeper.make_known(self._trainer.known, batch.layout_id, slot):
                 self._trainer.tell(*sending)
         parts = [(part.start, part.stop, part.report) for part in batch.parts]
         self._trainer.tell(("batch", batch.batch_id, batch.layout_id, slot, parts))

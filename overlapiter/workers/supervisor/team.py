@@ -6,6 +6,7 @@ import contextlib
 import os
 import selectors
 import signal
+import time
 from collections.abc import Callable, Iterator
 
 from overlapiter.errors import PipelineError
@@ -14,7 +15,7 @@ from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
 from overlapiter.workers.ipc.outbox import Outbox
 from overlapiter.workers.start.processes import fork_worker
 from overlapiter.workers.supervisor.deaths import Death
-from overlapiter.workers.supervisor.memory import Acquaintance
+from overlapiter.workers.supervisor.memory import KnownSegments
 from overlapiter.workers.supervisor.roles import Role
 from overlapiter.workers.supervisor.schedule import Part
 
@@ -51,7 +52,7 @@ class Worker:
         self.parts: dict[int, Part] = {}
         self.n_examples = 0
         self.n_given = 0
-        self.known = Acquaintance()
+        self.known = KnownSegments()
         self.last_words = ""
         self._was_stopped = False
 
@@ -87,7 +88,7 @@ class Worker:
         finally:
             theirs.close()
         self.channel = ours
-        self.known = Acquaintance()
+        self.known = KnownSegments()
         self.n_given = 0
         self.last_words = ""
         self._was_stopped = False
@@ -109,6 +110,13 @@ class Worker:
         self._was_stopped = change is not None and change.si_code == os.CLD_STOPPED
         has_ended = change is not None and change.si_code in _ENDED
         return has_ended or (was_stopped and self._was_stopped)
+
+    def await_end(self, timeout_seconds: float) -> None:
+        """Wait until the process has closed its end of the channel, or for so long."""
+        deadline = time.monotonic() + timeout_seconds
+        with contextlib.suppress(ChannelClosedError):
+            while self.channel.is_readable(max(0.0, deadline - time.monotonic())):
+                self.channel.receive(wait=False)
 
     def end(self) -> int:
         """Kill and reap the process; return its wait status."""
@@ -251,8 +259,12 @@ class Team:
     def _is_retiring(self, worker: Worker) -> bool:
         return self._max_parts is not None and worker.n_given >= self._max_parts
 
-    def end(self) -> None:
-        """Kill and reap all processes; all are killed before the first is waited for."""
+    def end(self, *, grace_seconds: float = 0.0) -> None:
+        """Reap all processes; those that have not ended by themselves in time are killed before."""
+        deadline = time.monotonic() + grace_seconds
+        for worker in self.workers:
+            if worker.pid:
+                worker.await_end(max(0.0, deadline - time.monotonic()))
         for worker in self.workers:
             if worker.pid:
                 os.kill(worker.pid, signal.SIGKILL)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
 from overlapiter.workers.ipc.outbox import Outbox
-from overlapiter.workers.supervisor.memory import Acquaintance
+from overlapiter.workers.supervisor.memory import KnownSegments
 
 
 class TrainerEnd:
@@ -15,7 +15,7 @@ class TrainerEnd:
 
     def __init__(self, channel: Channel, selector: selectors.BaseSelector) -> None:
         self.channel = channel
-        self.known = Acquaintance()
+        self.known = KnownSegments()
         self.is_closed = False
         selector.register(channel, selectors.EVENT_READ, self)
         self._outbox = Outbox(channel, selector)

@@ -1,0 +1,102 @@
+"""Files with paths, for libraries that open files themselves, as long as an example is read.
+
+They lie in a folder that the process owns by a ``flock``::
+
+    g0007/local/3f9a…/a.nii.gz     named as the source file: libraries choose a format by the name
+
+A large file is a hard link to its segment, a small one a copy. What a killed process leaves is
+removed with the garbage of the store.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+
+from .extents import Extent, ExtentReader
+from .generation import generation_of
+
+_FOLDER = "local"
+
+
+class LocalFiles:
+    """The files of one process. For one thread.
+
+    Args:
+        directory: The staging directory that they lie in, which is also that of large files.
+        reader: Reads what is staged.
+    """
+
+    def __init__(self, directory: str, reader: ExtentReader) -> None:
+        self._directory = directory
+        self._reader = reader
+        self._folder = ""
+        self._fd = -1
+        self._paths: dict[int, str] = {}
+
+    def path_of(self, extent: Extent, source_path: str) -> str:
+        """Return the path of a file with the content of an extent, until :meth:`forget`.
+
+        Raises:
+            DamagedError: The bytes are not those that were staged.
+            OSError: It cannot be made.
+        """
+        path = self._paths.get(extent.key)
+        if path is None:
+            if not self._folder:
+                self._make_folder()
+            folder = os.path.join(self._folder, f"{len(self._paths)}")
+            os.mkdir(folder, 0o700)
+            path = os.path.join(folder, os.path.basename(source_path))
+            self._paths[extent.key] = path
+            self._make(path, extent)
+        return path
+
+    def _make(self, path: str, extent: Extent) -> None:
+        if extent.is_whole:
+            segment = self._reader.path_of(extent)
+            try:
+                os.link(segment, path)
+            except OSError:  # it lies in another tier, on another disk
+                shutil.copyfile(segment, path)
+            return
+        data = self._reader.read(extent)
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "wb") as file:
+            file.write(data)
+
+    def _make_folder(self) -> None:
+        parent = os.path.join(generation_of(self._directory), _FOLDER)
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(parent, 0o700)
+        self._folder = tempfile.mkdtemp(dir=parent)
+        self._fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(self._fd, fcntl.LOCK_EX)
+
+    def forget(self) -> None:
+        """Remove the files."""
+        if not self._paths:
+            return
+        self._paths.clear()
+        folder, self._folder = self._folder, ""
+        if folder:
+            shutil.rmtree(folder, ignore_errors=True)
+            os.close(self._fd)
+
+
+def remove_left(generation: str) -> None:
+    """Remove the files of processes that have ended."""
+    parent = os.path.join(generation, _FOLDER)
+    with contextlib.suppress(OSError):
+        for name in os.listdir(parent):
+            fd = os.open(os.path.join(parent, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
+            except BlockingIOError:
+                continue  # its process lives
+            finally:
+                os.close(fd)

@@ -1,0 +1,101 @@
+"""The staged copies that a dataset's ``open`` gets in a worker, in place of the source files."""
+
+from __future__ import annotations
+
+from typing import IO, Any
+
+from overlapiter.sources import normalised
+from overlapiter.stagedfile import open_bytes, open_instead
+from overlapiter.store.extents import DamagedError, Extent, ExtentReader, key_of, source_seed
+from overlapiter.store.localfiles import LocalFiles
+from overlapiter.urls import is_url
+from overlapiter.workers.plan import StagingPlan
+
+
+class StagedCopies:
+    """Gives the staged copies of the files that are in its table; an open hook's handler.
+
+    A copy whose bytes are not those that were staged, or are gone, is not given: the source is
+    read instead.
+
+    Args:
+        plan: Where files are staged, and from which source.
+
+    Attributes:
+        table: The extents that may be read, by the keys of their files.
+        missed: Keys of those that could not be.
+        opened: The paths opened for the current example, in order.
+        opens_staged: Opens that went to a staged copy, since the start.
+        opens_source: Opens that went to the slow store, since the start.
+    """
+
+    def __init__(self, plan: StagingPlan) -> None:
+        directories = [site.directory for site in plan.sites]
+        self._seed = source_seed(plan.source, plan.place)
+        self._is_url = is_url(plan.source)
+        self._reader = ExtentReader(directories)
+        self._files = LocalFiles(directories[-1], self._reader)
+        self.table: dict[int, Extent] = {}
+        self.missed: set[int] = set()
+        self.opened: list[str] = []
+        self.opens_staged = 0
+        self.opens_source = 0
+
+    def begin_part(self, table: dict[int, Extent]) -> None:
+        """Replace the table."""
+        self.table = table
+        self.missed.clear()
+
+    def begin_example(self) -> None:
+        """Forget what the previous example opened, and the files that were made for it."""
+        self.opened = []
+        self._files.forget()
+
+    def open(
+        self, path: str, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> IO[Any] | None:
+        """Return the staged copy, opened; None where the source has to be read."""
+        self.opened.append(path)
+        extent = self._extent_of(path)
+        if extent is not None:
+            try:
+                if extent.is_whole:
+                    segment = self._reader.path_of(extent)
+                    file = open_instead(segment, path, mode, *args, **kwargs)
+                else:
+                    file = open_bytes(self._reader.read(extent), path, mode, *args, **kwargs)
+            except (DamagedError, OSError):
+                self._miss(extent)
+            else:
+                self.opens_staged += 1
+                return file
+        self.opens_source += 1
+        return None
+
+    def local_path(self, path: str) -> str | None:
+        """Return the path of the staged copy, until the next example; None without one."""
+        self.opened.append(path)
+        extent = self._extent_of(path)
+        if extent is not None:
+            try:
+                found = self._files.path_of(extent, path)
+            except (DamagedError, OSError):
+                self._miss(extent)
+            else:
+                self.opens_staged += 1
+                return found
+        self.opens_source += 1
+        return None
+
+    def _extent_of(self, path: str) -> Extent | None:
+        # The hook has put a URL into its plain form already.
+        return self.table.get(key_of(path if self._is_url else normalised(path), self._seed))
+
+    def _miss(self, extent: Extent) -> None:
+        self.missed.add(extent.key)
+        self.table.pop(extent.key, None)
+
+    def distrust(self) -> None:
+        """Send the further opens of this part to the source, and have its files looked at again."""
+        self.missed.update(self.table)
+        self.table = {}
