@@ -414,14 +414,22 @@ static const struct fuse_lowlevel_ops operations = {
 
 /* ---- start ------------------------------------------------------------------------------ */
 
-static int start_answering(void)
+static void *take_all(void *session)
+{
+    fuse_session_loop(session);
+    kill(getpid(), SIGTERM); /* it was unmounted by another program */
+    return NULL;
+}
+
+static int start_threads(struct fuse_session *session)
 {
     pthread_condattr_t attributes;
     pthread_t thread;
     pthread_condattr_init(&attributes);
     pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
     pthread_cond_init(&earlier, &attributes);
-    return pthread_create(&thread, NULL, answer_all, NULL);
+    return pthread_create(&thread, NULL, answer_all, NULL) ||
+        pthread_create(&thread, NULL, take_all, session);
 }
 
 int main(int count, char *arguments[])
@@ -448,15 +456,25 @@ int main(int count, char *arguments[])
     struct fuse_args options = FUSE_ARGS_INIT(2, words);
     struct fuse_session *session =
         fuse_session_new(&options, &operations, sizeof operations, NULL);
-    if (!session || fuse_set_signal_handlers(session) || fuse_session_mount(session, arguments[2]))
+    if (!session || fuse_session_mount(session, arguments[2]))
         return 1; /* libfuse has said why */
-    if (start_answering()) {
-        fuse_session_unmount(session);
-        return 1;
+    /* This thread waits for the end: a handler could come just before a read that blocks. */
+    sigset_t ends;
+    int signal;
+    sigemptyset(&ends);
+    sigaddset(&ends, SIGTERM);
+    sigaddset(&ends, SIGINT);
+    sigaddset(&ends, SIGHUP);
+    pthread_sigmask(SIG_BLOCK, &ends, NULL);
+    int error = start_threads(session);
+    if (!error) {
+        puts("mounted");
+        fflush(stdout);
+        sigwait(&ends, &signal);
     }
-    puts("mounted");
-    fflush(stdout);
-    int status = fuse_session_loop(session);
+    /* From here on libfuse would say that the other threads lost their descriptor. */
+    if (!freopen("/dev/null", "w", stderr))
+        return 1;
     fuse_session_unmount(session);
-    return status < 0;
+    _exit(error != 0);
 }

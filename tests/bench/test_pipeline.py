@@ -1,0 +1,111 @@
+"""The benchmark of the pipeline, small: it measures every line and compares with what is wanted."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from bench import pipeline
+from bench.pipeline_targets import target_rows, targets
+from tests.bench.mounts import needs_fuse
+
+FEW = "cold;staged;loops;ceiling"
+
+
+@pytest.fixture
+def arguments(image_folder: Path, tmp_path: Path) -> list[str]:
+    words = ["--pairs", str(image_folder / "list.txt"), "--root", str(image_folder), "--quick"]
+    words += ["--staging", str(tmp_path / "local"), "--out", str(tmp_path / "result.json")]
+    return [*words, "--open-ms", "2"]
+
+
+def points_by_name(tmp_path: Path) -> dict[str, dict]:
+    found = json.loads((tmp_path / "result.json").read_text())["points"]
+    return {point["name"]: point["runs"][0] for point in found}
+
+
+def check(found: dict[str, dict]) -> None:
+    """Check what a run of FEW has to have found, whatever the slow store is."""
+    opens = {name: run["store_opens"] for name, run in found.items()}
+    assert opens == {"cold": 48, "staged": 0, "loops": None, "ceiling": 48}
+    for name in ("cold", "staged"):
+        used = found[name]["cpu"]
+        assert {"prefetcher", "supervisor", "reader", "forkserver", "trainer"} <= set(used)
+        assert min(kind["seconds"] for kind in used.values()) > 0
+        assert used["reader"]["n_processes"] == 2
+    assert found["loops"]["cpu"]["loop"]["seconds"] > 0
+    assert found["ceiling"]["cpu"]["bare reader"]["seconds"] > 0
+
+
+def test_each_line_says_what_every_kind_of_process_used(arguments, tmp_path, capsys):
+    assert pipeline.main([*arguments, "--lines", FEW]) == 0
+    check(points_by_name(tmp_path))
+    printed = capsys.readouterr().out
+    assert "emulated store: 2 ms per open, 100 MB/s" in printed
+    assert "All loaders delivered the same examples" in printed
+    assert "cold / ceiling, after the first" in printed
+    assert str(tmp_path) not in (tmp_path / "result.json").read_text()
+    assert list((tmp_path / "local").iterdir()) == []
+
+
+@needs_fuse
+def test_a_mount_is_measured_as_the_emulation_is(arguments, tmp_path, capsys):
+    assert pipeline.main([*arguments, "--lines", FEW, "--mount", "fuse"]) == 0
+    found = points_by_name(tmp_path)
+    check(found)
+    for name in ("cold", "staged", "ceiling"):
+        assert found[name]["cpu"]["mount"]["seconds"] > 0
+    assert "FUSE mount: 2 ms per open" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_every_other_line_can_be_measured(arguments, tmp_path):
+    others = [line.name for line in pipeline.LINES if line.name not in FEW.split(";")]
+    assert pipeline.main([*arguments, "--lines", ";".join(others)]) == 0
+    found = points_by_name(tmp_path)
+    assert set(found) == set(others)
+    assert found["cold, 16 readers"]["cpu"]["reader"]["n_processes"] == 16
+    assert found["cold, 12 prefetchers"]["cpu"]["prefetcher"]["n_processes"] == 12
+    assert found["from local"]["statistics"]["files_staged"] == 48
+    assert "prefetcher" not in found["local"]["cpu"]
+
+
+def test_a_line_that_does_not_exist_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        pipeline.parse(["--lines", "cold;warm"])
+    assert "unknown: ['warm']" in capsys.readouterr().err
+
+
+def run_of(rate: float, n_images: int, **used: float) -> dict:
+    """Return what a run would have measured: its rate, and the CPU seconds of some kinds."""
+    return {
+        "images_per_second": rate,
+        "rate_after_first": 2 * rate,
+        "wall_seconds": n_images / rate,
+        "first_batch_seconds": 0.5,
+        "cpu": {kind: {"seconds": seconds} for kind, seconds in used.items()},
+        "statistics": {"files_staged": n_images},
+    }
+
+
+def test_runs_of_the_same_repeat_are_compared_and_the_median_counts():
+    # The machine was half as fast in the second repeat.
+    cold = [run_of(rate, 100, prefetcher=0.01, reader=0.061) for rate in (90.0, 45.0, 80.0)]
+    ceiling = [run_of(rate, 100) for rate in (100.0, 50.0, 100.0)]
+    loops = [run_of(100.0, 100, loop=0.06)] * 3
+    points = [
+        {"name": name, "n_batches": 10, "runs": runs}
+        for name, runs in (("cold", cold), ("ceiling", ceiling), ("loops", loops))
+    ]
+    found = {target.what: target for target in targets(points)}
+    share = found["cold / ceiling, after the first"]
+    assert (share.median, share.min, share.is_met) == (0.9, 0.8, True)
+    assert found["prefetchers, a staged file, slow store"].median == pytest.approx(100)
+    assert found["reader beyond dataset[i], cold"].median == pytest.approx(10)
+    assert not found["first mini-batch, 2 readers"].is_met
+    assert "staged / loops, after the first" not in found
+    rows = {row[0]: row[1:] for row in target_rows([vars(target) for target in found.values()])}
+    shown = rows["prefetchers, a staged file, slow store"]
+    assert shown == ["100 µs", "[100, 100]", "140 µs", "met"]
