@@ -98,10 +98,6 @@ class Eviction:
         """Bytes of files that an example stands for, on the average; 0 before any is known."""
         return self._known_bytes / max(self._n_known, 1)
 
-    def tiers_of(self, indices: list[int]) -> list[int]:
-        """Return the tier of each example; negative if none of its files is known to be staged."""
-        return self._tiers[indices].tolist()  # type: ignore[no-any-return]  # of integers
-
     def count_missing(self, indices: list[int]) -> int:
         """Return how many examples have files that are not staged but could be, as far as known."""
         return int(self._is_missing[indices].sum())

@@ -56,7 +56,7 @@ class Residency:
         self._do_others_evict = n_sharers > 1
         self._offers: dict[int, list[Victim] | None] = {}  # by task
         self._n_refusals: dict[int, int] = {}  # of parts
-        self._handed_out_id = -1
+        self._handed_out_id = self._settled_position = -1
         self._is_full = False
         self._n_parts = self._n_unstaged = self._n_evicted = 0
 
@@ -84,11 +84,14 @@ class Residency:
 
     def settle(self, position: int) -> None:
         """Take note that all before ``position`` has been read."""
-        self._eviction.settle(position)
+        if position != self._settled_position:
+            self._settled_position = position
+            self._eviction.settle(position)
 
     def restart(self) -> None:
         """Take note that the trainer starts anew somewhere."""
         self._eviction.restart()
+        self._settled_position = -1
         self._n_refusals.clear()
 
     # --- parts --------------------------------------------------------------------------------

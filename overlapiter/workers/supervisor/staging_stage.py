@@ -57,6 +57,11 @@ class StagingStage:
         self._had_tasks = False
         self.is_given_up = False
 
+    @property
+    def has_work(self) -> bool:
+        """Whether a prefetcher has a task."""
+        return bool(self._tasks)
+
     def give_up(self, reason: str) -> None:
         """Stage nothing any more: what is not staged is read from the source."""
         self.is_given_up = True

@@ -150,8 +150,8 @@ class Supervisor:
 
     def _tune(self) -> None:
         """Have as many reads of the slow store in flight as are of use."""
-        if self._tuner is None:
-            return
+        if self._tuner is None or (self._tuner.has_lack and not self._staging.has_work):
+            return  # it has seen already that there is too little to read
         is_waiting = self._schedule.batch(self._consumed_id - 1) is not None
         if self._tuner.look(time.monotonic(), is_waiting=is_waiting):
             self._staging.credit_examples = credit_examples(self._tuner.reads_per_prefetcher)

@@ -31,6 +31,9 @@ class Tuner:
         workers: The prefetchers.
         plan: Their plan, without a fixed number of reads in flight.
         now_seconds: The present, on the clock of :meth:`look`.
+
+    Attributes:
+        has_lack: Whether there was too little to keep all reads busy at the last look.
     """
 
     def __init__(self, workers: list[Worker], plan: StagingPlan, now_seconds: float) -> None:
@@ -41,7 +44,7 @@ class Tuner:
         self._told = dict.fromkeys(range(len(workers)), (0, plan.reads_per_prefetcher))
         self._seen_seconds = now_seconds
         self._look_at = now_seconds
-        self._is_waiting = self._has_lack = False
+        self._is_waiting = self.has_lack = False
         self._waited_seconds = self._lack_seconds = 0.0
 
     @property
@@ -59,10 +62,10 @@ class Tuner:
         passed_seconds = now_seconds - self._seen_seconds
         self._seen_seconds = now_seconds
         self._waited_seconds += passed_seconds * self._is_waiting
-        self._lack_seconds += passed_seconds * self._has_lack
+        self._lack_seconds += passed_seconds * self.has_lack
         self._is_waiting = is_waiting
         at_hand = sum(worker.n_examples for worker in self._workers)
-        self._has_lack = at_hand < self._total(Counter.READS_IN_FLIGHT)
+        self.has_lack = at_hand < self._total(Counter.READS_IN_FLIGHT)
         if now_seconds < self._look_at:
             return False
         self._look_at = now_seconds + _LOOK_AFTER_SECONDS
