@@ -4,9 +4,10 @@
 
     /nvme/me/                    the user's staging directory
         overlapiter/             mode 0700
-            g0007/               a generation: thrown away whole, by renaming it, if its index is bad
+            g0007/               a generation: renamed and thrown away if its index is damaged
                 index.sqlite     see :mod:`.index`
                 segments/        see :mod:`.segments`
+                reserve          1 MiB, given up to open the index when the disk is full
 
 Nothing here opens an index, so the trainer and file readers may use it.
 """
@@ -24,11 +25,14 @@ import tempfile
 
 from overlapiter.errors import StagingError
 
-from .punching import punch_hole
+from .punching import allocate, punch_hole
 
 _ROOT = "overlapiter"
 _INDEX = "index.sqlite"
 _SEGMENTS = "segments"
+_RESERVE = "reserve"
+_RESERVE_BYTES = 1 << 20
+_ASIDE = "damaged-"
 _GENERATION = re.compile(r"g([0-9]{4,})")
 _FIRST = "g0001"
 #: What the store before this one left: a tree of files for each source root.
@@ -55,9 +59,14 @@ def index_path(generation: str) -> str:
     return os.path.join(generation, _INDEX)
 
 
+def segments_of(generation: str) -> str:
+    """Return the folder of the segments of a generation."""
+    return os.path.join(generation, _SEGMENTS)
+
+
 def segments_folder(directory: str) -> str:
     """Return the folder of the segments in use below a staging directory."""
-    return os.path.join(generation_of(directory), _SEGMENTS)
+    return segments_of(generation_of(directory))
 
 
 def segment_path(folder: str, segment: int) -> str:
@@ -68,12 +77,24 @@ def segment_path(folder: str, segment: int) -> str:
 def make_generation(directory: str) -> str:
     """Return the generation in use, made if there is none. Raises OSError if it cannot be."""
     generation = generation_of(directory)
-    for path in (directory, root_of(directory), generation, os.path.join(generation, _SEGMENTS)):
+    _make_private(directory)
+    for path in (root_of(directory), generation, segments_of(generation)):
         with contextlib.suppress(FileExistsError):
             os.mkdir(path, 0o700)
-        if path != directory:  # which may be a link, and another's
-            _check_own(path)
+        _check_own(path)
     return generation
+
+
+def _make_private(path: str) -> None:
+    """Make a directory and its missing parents; one that is there may be a link, and another's."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        return
+    except FileNotFoundError:
+        _make_private(os.path.dirname(os.path.abspath(path)))
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path, 0o700)
 
 
 def discard(generation: str) -> None:
@@ -81,10 +102,41 @@ def discard(generation: str) -> None:
     root, name = os.path.split(generation)
     with contextlib.suppress(FileExistsError):  # first, so that its number is not given again
         os.mkdir(os.path.join(root, f"g{_number(name) + 1:04}"), 0o700)
-    aside = tempfile.mkdtemp(prefix="damaged-", dir=root)
+    aside = tempfile.mkdtemp(prefix=_ASIDE, dir=root)
     with contextlib.suppress(FileNotFoundError):  # another process has renamed it
         os.rename(generation, os.path.join(aside, name))
     shutil.rmtree(aside, ignore_errors=True)
+
+
+def clear(directory: str) -> None:
+    """Remove what is left of generations whose processes were killed while throwing them away."""
+    in_use = generation_of(directory)
+    for name in os.listdir(root_of(directory)):
+        path = os.path.join(root_of(directory), name)
+        if name.startswith(_ASIDE):
+            shutil.rmtree(path, ignore_errors=True)
+        elif 0 < _number(name) < _number(os.path.basename(in_use)):
+            discard(path)
+
+
+def make_reserve(generation: str) -> None:
+    """Set some space aside for the index, if there is any."""
+    path = os.path.join(generation, _RESERVE)
+    with contextlib.suppress(OSError):  # it is there, or the disk is full
+        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        try:
+            allocate(fd, 0, _RESERVE_BYTES)
+        finally:
+            os.close(fd)
+
+
+def use_reserve(generation: str) -> bool:
+    """Give up the space that was set aside; return whether there was some."""
+    try:
+        os.unlink(os.path.join(generation, _RESERVE))
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def prepare(directory: str) -> None:
@@ -107,7 +159,6 @@ def can_punch(generation: str) -> bool:
     """Return whether the disk gives back the space of a hole; costs a file without a name."""
     with tempfile.TemporaryFile(dir=generation) as file:
         try:
-            os.pwrite(file.fileno(), bytes(2 * _BLOCK_BYTES), 0)
             punch_hole(file.fileno(), 0, _BLOCK_BYTES)
         except OSError as error:
             if error.errno in (errno.EOPNOTSUPP, errno.ENOSYS):

@@ -23,15 +23,15 @@ from typing import TypeVar
 
 ResultT = TypeVar("ResultT")
 
-#: For how long a transaction waits for its turn; then the store is off for this process.
+#: For how long a transaction waits for its turn; then the index is off for this process.
 PATIENCE_SECONDS = 2.0
-#: For how long the store is off before it is asked again.
-OFF_SECONDS = 1.0
+#: For how long it is off before it is asked again, and how long that transaction waits.
+OFF_SECONDS, _SHORT_PATIENCE_SECONDS = 1.0, 0.1
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0002, 0.005
 #: Above this size the log is written back into the database, by one process at a time.
 _CHECKPOINT_BYTES = 16 << 20
-#: Above this size a process that has published waits until it has been.
-_LONGEST_LOG_BYTES = 64 << 20
+#: Above this size, which a reader that was stopped brings about, nothing more is written.
+_LONGEST_LOG_BYTES = 256 << 20
 _LOOK_AT_LOG_EVERY = 64  # commits
 
 VERSION = 1
@@ -52,9 +52,10 @@ CREATE TABLE copying (key INTEGER PRIMARY KEY, owner INTEGER NOT NULL);
 CREATE TABLE going (  -- evicted; the blocks are being given back to the disk
   segment INTEGER NOT NULL, start INTEGER NOT NULL, size INTEGER NOT NULL, owner INTEGER NOT NULL,
   PRIMARY KEY (segment, start)) WITHOUT ROWID;
-CREATE TABLE segment (
+CREATE TABLE segment (  -- the owner is the first segment of the process; 0 once it is closed
   id INTEGER PRIMARY KEY, charged INTEGER NOT NULL, pledged INTEGER NOT NULL,
-  run INTEGER NOT NULL, is_open INTEGER NOT NULL);
+  run INTEGER NOT NULL, owner INTEGER NOT NULL);
+CREATE INDEX open_segment ON segment (owner) WHERE owner > 0;
 CREATE TABLE source (id INTEGER PRIMARY KEY, root TEXT NOT NULL, place TEXT NOT NULL);
 CREATE TABLE run (
   id INTEGER PRIMARY KEY, source INTEGER NOT NULL, facts TEXT NOT NULL, started REAL NOT NULL,
@@ -78,11 +79,55 @@ class IndexDamagedError(Exception):
     """The index cannot be read: its generation is to be thrown away."""
 
 
+class StaleError(Exception):
+    """What this process has opened is not in use any more, and is to be opened anew."""
+
+
+class Patience:
+    """For how long a connection waits for its turn. Not safe for threads.
+
+    Attributes:
+        is_short: Whether the last wait was in vain.
+    """
+
+    def __init__(self) -> None:
+        self.is_short = False
+        self._off_until_seconds = self._deadline = self._pause_seconds = 0.0
+
+    def begin(self) -> None:
+        """Begin to wait. Raises IndexBusyError at once if that was in vain a moment ago."""
+        now_seconds = time.monotonic()
+        if now_seconds < self._off_until_seconds:
+            raise IndexBusyError("the index was locked a moment ago")
+        wait_seconds = _SHORT_PATIENCE_SECONDS if self.is_short else PATIENCE_SECONDS
+        self._deadline = now_seconds + wait_seconds
+        self._pause_seconds = _FIRST_PAUSE_SECONDS
+
+    def is_over(self) -> bool:
+        """Return whether it has lasted long enough; then the index is off."""
+        if time.monotonic() < self._deadline:
+            return False
+        self.end()
+        return True
+
+    def end(self) -> None:
+        """Leave the index alone for a while."""
+        self.is_short = True
+        self._off_until_seconds = time.monotonic() + OFF_SECONDS
+
+    def pause(self) -> None:
+        """Wait a little, longer each time."""
+        time.sleep(self._pause_seconds * random.uniform(1, 3))
+        self._pause_seconds = min(1.5 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
+
+
 class Index:
     """A connection to the index of one generation. Safe for threads.
 
     Args:
         path: The database; made if it is missing.
+        reading: Outlives this object, so that one that is opened anew does not wait again.
+        writing: The same for transactions that write: others' ones keep no reader out.
 
     Raises:
         OSError: The disk failed, or is full or read-only.
@@ -90,13 +135,14 @@ class Index:
         IndexDamagedError: It is no index of this version.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(
+        self, path: str, reading: Patience | None = None, writing: Patience | None = None
+    ) -> None:
         self._path = path
         self._lock = threading.Lock()
-        self._off_until_seconds = 0.0
+        self._reading, self._writing = reading or Patience(), writing or Patience()
         self._n_commits = 0
-        self._is_long = False
-        with _translated():
+        with self._translated():
             self._connection = sqlite3.connect(
                 path, timeout=0, isolation_level=None, check_same_thread=False
             )
@@ -108,20 +154,15 @@ class Index:
             raise
 
     def _set_up(self) -> None:
-        cursor = self._connection.cursor()
-        for pragma in (*_PRAGMAS, "PRAGMA journal_mode=WAL"):
-            self._patiently(lambda pragma=pragma: cursor.execute(pragma).fetchall())  # type: ignore[misc]  # mypy infers no type for the default
-        version = self._patiently(lambda: _value(cursor, "PRAGMA user_version"))
-        if version == VERSION:
-            return
-        with self._transaction() as cursor:
-            version = _value(cursor, "PRAGMA user_version")
-            if version == 0:  # else another process has made the tables meanwhile
-                for statement in _SCHEMA.split(";\n"):
-                    cursor.execute(statement)
-                cursor.execute(f"PRAGMA user_version={VERSION}")
-            elif version != VERSION:
-                raise IndexDamagedError(f"{self._path} is of version {version}, not {VERSION}")
+        for pragma in _PRAGMAS:
+            self.value(pragma)
+        if self.value("PRAGMA journal_mode=WAL") != "wal":
+            raise OSError(errno.EOPNOTSUPP, "the disk cannot share memory", self._path)
+        version = self.value("PRAGMA user_version")
+        if version == 0:
+            self.write(_make_tables)
+        elif version != VERSION:
+            raise IndexDamagedError(f"{self._path} is of version {version}, not {VERSION}")
 
     # --- transactions -------------------------------------------------------------------------
 
@@ -132,9 +173,15 @@ class Index:
             OSError: The disk failed.
             IndexBusyError: The index is locked, which reading seldom meets.
             IndexDamagedError: The index is damaged.
+            StaleError: It was closed by another thread.
         """
         with self._lock:
-            return self._patiently(lambda: work(self._connection.cursor()))
+            return self._patiently(self._reading, lambda: work(self._connection.cursor()))
+
+    def value(self, statement: str) -> object:
+        """Return the first value that a statement gives. Raises as :meth:`read`."""
+        row = self.read(lambda cursor: cursor.execute(statement).fetchone())
+        return row and row[0]
 
     def write(self, work: Callable[[Cursor], ResultT]) -> ResultT:
         """Return what ``work`` returns after its changes have been committed; all or none are.
@@ -142,60 +189,56 @@ class Index:
         Blocks for up to 2 s while other processes write. Raises as :meth:`read`, and what ``work``
         raises.
         """
-        with self._lock, self._transaction() as cursor:
-            answer = work(cursor)
+        with self._lock:
+            try:
+                begin = "BEGIN IMMEDIATE"
+                cursor = self._patiently(self._writing, lambda: self._connection.execute(begin))
+                with self._translated():
+                    answer = work(cursor)
+                    cursor.execute("COMMIT")
+            except BaseException:
+                self._roll_back()
+                raise
         self._n_commits += 1
-        if self._is_long or self._n_commits % _LOOK_AT_LOG_EVERY == 0:
+        if self._n_commits % _LOOK_AT_LOG_EVERY == 0:
             self._checkpoint_if_due()
         return answer
 
-    @contextlib.contextmanager
-    def _transaction(self) -> Iterator[Cursor]:
-        cursor = self._connection.cursor()
-        self._patiently(lambda: cursor.execute("BEGIN IMMEDIATE"))
-        with _translated():
-            try:
-                yield cursor
-                cursor.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:  # SQLite has rolled back after some errors
-                    cursor.execute("ROLLBACK")
-                raise
+    def _roll_back(self) -> None:
+        with contextlib.suppress(sqlite3.Error):  # it is closed; the error that led here tells
+            if self._connection.in_transaction:  # SQLite has rolled back some by itself
+                self._connection.execute("ROLLBACK")
 
-    def _patiently(self, action: Callable[[], ResultT]) -> ResultT:
+    def _patiently(self, patience: Patience, action: Callable[[], ResultT]) -> ResultT:
         """Return what ``action`` returns, trying again while the index is locked."""
-        now_seconds = time.monotonic()
-        if now_seconds < self._off_until_seconds:
-            raise IndexBusyError(self._path)
-        deadline = now_seconds + PATIENCE_SECONDS
-        pause_seconds = _FIRST_PAUSE_SECONDS
+        patience.begin()
         while True:
             try:
-                with _translated():
-                    return action()
+                with self._translated():
+                    answer = action()
             except IndexBusyError:
-                if time.monotonic() > deadline:
-                    self._off_until_seconds = time.monotonic() + OFF_SECONDS
+                if patience.is_over():
                     raise
-            time.sleep(pause_seconds * random.uniform(1, 3))
-            pause_seconds = min(1.5 * pause_seconds, _LONGEST_PAUSE_SECONDS)
+            else:
+                patience.is_short = False
+                return answer
+            patience.pause()
 
     # --- the log ------------------------------------------------------------------------------
 
     def _checkpoint_if_due(self) -> None:
-        """Write the log back if it is long; wait for that if it is very long."""
-        size_bytes = 0
-        with contextlib.suppress(FileNotFoundError):
+        # What it cannot do now, a later commit tries again; this one has succeeded.
+        with contextlib.suppress(OSError, StaleError, IndexDamagedError):
             size_bytes = os.stat(self._path + "-wal").st_size
-        self._is_long = size_bytes > _LONGEST_LOG_BYTES
-        if size_bytes > _CHECKPOINT_BYTES:
-            self.checkpoint()
+            is_busy = size_bytes > _CHECKPOINT_BYTES and not self.checkpoint()
+            if is_busy and size_bytes > _LONGEST_LOG_BYTES:
+                self._writing.end()
 
     def checkpoint(self) -> bool:
         """Write the log back into the database and empty it, unless another process does so now.
 
         One process at a time: before 3.51.3, several that checkpoint at once may damage the
-        database in rare cases. Whoever reads or writes meanwhile puts it off.
+        database in rare cases. Processes that read or write meanwhile put it off.
 
         Returns:
             Whether it is empty now.
@@ -203,7 +246,7 @@ class Index:
         folder_fd = os.open(os.path.dirname(self._path), os.O_RDONLY | os.O_CLOEXEC)
         try:
             fcntl.flock(folder_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            with self._lock, _translated():
+            with self._lock, self._translated():
                 busy, _, _ = self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             return not busy
         except (BlockingIOError, IndexBusyError):
@@ -221,12 +264,12 @@ class Index:
             return False
 
     def check(self) -> None:
-        """Look whether the database is in order: some 0.2 s for a million files.
+        """Look whether the database is in order: some 0.3 s for a million files.
 
         Raises:
             IndexDamagedError: It is not.
         """
-        found = self.read(lambda cursor: _value(cursor, "PRAGMA quick_check(1)"))
+        found = self.value("PRAGMA quick_check(1)")
         if found != "ok":
             raise IndexDamagedError(f"{self._path}: {found}")
 
@@ -235,33 +278,50 @@ class Index:
         with self._lock, contextlib.suppress(sqlite3.Error):  # what is committed is committed
             self._connection.close()
 
+    # --- errors -------------------------------------------------------------------------------
 
-def _value(cursor: Cursor, statement: str) -> object:
-    row = cursor.execute(statement).fetchone()
-    return None if row is None else row[0]
+    @contextlib.contextmanager
+    def _translated(self) -> Iterator[None]:
+        """Turn the errors of SQLite into those of this module, and into OSErrors.
+
+        Python 3.10 does not give their codes, so the texts tell them apart.
+        """
+        try:
+            yield
+        except sqlite3.ProgrammingError as error:
+            if "closed" not in str(error):
+                raise
+            raise StaleError(str(error)) from error
+        except sqlite3.Error as error:
+            text = str(error)
+            if any(word in text for word in _BUSY):
+                raise IndexBusyError(text) from error
+            if "unable to open" in text:
+                self._raise_why()
+            for word, number in _ERRNOS.items():
+                if word in text:
+                    raise OSError(number, f"the index: {text}") from error
+            raise IndexDamagedError(text) from error
+        except OverflowError as error:  # no size of ours takes more than 64 bits
+            raise IndexDamagedError(str(error)) from error
+
+    def _raise_why(self) -> None:
+        """Raise why the database cannot be opened, if its folder cannot be opened either."""
+        os.close(os.open(os.path.dirname(self._path), os.O_RDONLY | os.O_CLOEXEC))
 
 
-#: What the errors of SQLite say, since Python 3.10 does not give their codes.
-_BUSY = ("locked", "busy", "locking protocol")
+#: What the errors of SQLite say. It takes a full quota for a sick disk.
+_BUSY = ("locked", "locking protocol")
 _ERRNOS = {
     "disk is full": errno.ENOSPC,
     "readonly": errno.EROFS,
     "disk I/O error": errno.EIO,
-    "unable to open": errno.ENOENT,
-    "out of memory": errno.ENOMEM,
+    "unable to open": errno.EIO,
 }
 
 
-@contextlib.contextmanager
-def _translated() -> Iterator[None]:
-    """Turn the errors of SQLite into those of this module, and into OSErrors."""
-    try:
-        yield
-    except sqlite3.Error as error:
-        text = str(error)
-        if any(word in text for word in _BUSY):
-            raise IndexBusyError(text) from error
-        for word, number in _ERRNOS.items():
-            if word in text:
-                raise OSError(number, f"the index: {text}") from error
-        raise IndexDamagedError(text) from error
+def _make_tables(cursor: Cursor) -> None:
+    if cursor.execute("PRAGMA user_version").fetchone()[0] == 0:  # else another process made them
+        for statement in _SCHEMA.split(";\n"):
+            cursor.execute(statement)
+        cursor.execute(f"PRAGMA user_version={VERSION}")

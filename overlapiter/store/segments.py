@@ -1,6 +1,6 @@
 """Segments: the files that hold the bytes, each appended to by one process.
 
-The owner of a segment is the process that holds the ``flock`` on it. The kernel drops that lock when
+A process holds the ``flock`` on every segment that it appends to. The kernel drops that lock when
 the process ends, however it ends and in whatever container it ran; so it tells the living from the
 dead. It is taken when the file is made, before any row of the index names it: a file without row
 and lock is garbage. Names are random and never used twice, nor are the places in a segment.
@@ -12,6 +12,8 @@ import contextlib
 import errno
 import fcntl
 import os
+import re
+import resource
 import secrets
 
 from .generation import segment_path
@@ -21,6 +23,7 @@ from .punching import allocate, punch_hole
 SEGMENT_BYTES = 1 << 30
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _NO_ALLOCATION = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+_NAME = re.compile("[0-9a-f]{16}")
 
 
 class Segment:
@@ -31,7 +34,6 @@ class Segment:
         block_bytes: Places are multiples of it, so that a hole gives back whole blocks.
 
     Attributes:
-        folder: The same.
         number: Its number, which is its name.
         fd: Its descriptor; closing it ends the ownership.
         end: Behind the last place that was given.
@@ -43,56 +45,64 @@ class Segment:
     """
 
     def __init__(self, folder: str, block_bytes: int) -> None:
-        self.folder = folder
         self._block_bytes = block_bytes
-        self._path = ""
-        self.fd = -1
-        while self.fd < 0:
-            self.number = secrets.randbits(62) + 1
-            self._path = segment_path(folder, self.number)
-            self.fd = _made(self._path)
+        limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+        self._most_bytes = SEGMENT_BYTES
+        if limit_bytes != resource.RLIM_INFINITY:
+            self._most_bytes = min(SEGMENT_BYTES, limit_bytes)
+        self.number, self.fd = make_owned(folder)
+        self._path = segment_path(folder, self.number)
         self.end = self.reserved = 0
         self.n_pending = 0
 
     @property
-    def is_full(self) -> bool:
-        """Whether no more is to be appended."""
-        return self.end >= SEGMENT_BYTES
+    def room_bytes(self) -> int:
+        """What may still be reserved."""
+        return max(0, self._most_bytes - self.reserved)
 
-    def place(self, size_bytes: int) -> int | None:
-        """Return where to write so many bytes; None if that takes a larger reservation."""
-        start, end = self.end, self.end + aligned(size_bytes, self._block_bytes)
-        if end > self.reserved:
-            return None
-        self.end = end
-        self.n_pending += 1
+    @property
+    def surplus_bytes(self) -> int:
+        """What is reserved and not given."""
+        return self.reserved - self.end
+
+    def can_take(self, size_bytes: int) -> bool:
+        """Return whether so many bytes may be appended, or the segment is full."""
+        return self.end + aligned(size_bytes, self._block_bytes) <= self._most_bytes
+
+    def take(self, size_bytes: int) -> int:
+        """Return where to write so many bytes, in whole blocks, of those that are reserved."""
+        start = self.end
+        self.end += size_bytes
         return start
 
     def extend(self, size_bytes: int) -> None:
         """Allocate what was charged, behind what is reserved.
 
         Raises:
-            OSError: The disk has no room (ENOSPC, EDQUOT), or failed.
+            OSError: The disk has no room (ENOSPC, EDQUOT), or failed; nothing is allocated.
         """
         try:
             allocate(self.fd, self.reserved, size_bytes)
         except OSError as error:
             if error.errno not in _NO_ALLOCATION:
+                cut(self.fd, self.reserved)  # a part may have been allocated
                 raise
         self.reserved += size_bytes
 
-    def cut(self) -> int:
-        """Give back what is reserved and not used; return how many bytes that are."""
-        surplus_bytes = self.reserved - self.end
+    @property
+    def is_removed(self) -> bool:
+        """Whether its name is gone, so that no other process can read it."""
+        return not os.fstat(self.fd).st_nlink
+
+    def cut(self) -> None:
+        """Give back what is reserved and not given; :attr:`surplus_bytes` stays as it is."""
         cut(self.fd, self.end)
-        self.reserved = self.end
-        return surplus_bytes
 
     def close(self) -> None:
         """End the ownership; closing twice is fine."""
         if self.fd >= 0:
-            os.close(self.fd)
-            self.fd = -1
+            fd, self.fd = self.fd, -1
+            os.close(fd)
 
     def remove(self) -> None:
         """Remove the file, which no row of the index names any more, and end the ownership."""
@@ -102,8 +112,8 @@ class Segment:
 
 
 def aligned(size_bytes: int, block_bytes: int) -> int:
-    """Return a size in whole blocks."""
-    return -(-size_bytes // block_bytes) * block_bytes
+    """Return a size in whole blocks, at least one: no two places begin where another one does."""
+    return -(-max(size_bytes, 1) // block_bytes) * block_bytes
 
 
 def cut(fd: int, end: int) -> None:
@@ -113,20 +123,29 @@ def cut(fd: int, end: int) -> None:
     os.ftruncate(fd, end)
 
 
-def _made(path: str) -> int:
-    """Make a file and own it; -1 if another process took it for garbage in between."""
-    fd = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(fd).st_nlink:
-            return fd
-    except BlockingIOError:
-        os.unlink(path)
-    except BaseException:
+def make_owned(folder: str) -> tuple[int, int]:
+    """Make a file and own it; return its number and a descriptor.
+
+    It is a segment once the index has a row for it. Without one it is garbage as soon as the
+    descriptor is closed.
+
+    Raises:
+        OSError: The disk failed.
+    """
+    while True:
+        number = secrets.randbits(62) + 1
+        path = segment_path(folder, number)
+        fd = os.open(path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(fd).st_nlink:
+                return number, fd
+        except BlockingIOError:  # another process takes it for garbage
+            remove(folder, number)
+        except BaseException:
+            os.close(fd)
+            raise
         os.close(fd)
-        raise
-    os.close(fd)
-    return -1
 
 
 def is_owned(folder: str, number: int) -> bool:
@@ -144,31 +163,29 @@ def is_owned(folder: str, number: int) -> bool:
     return False
 
 
-def seize(folder: str, number: int) -> int | None:
-    """Own the segment of a process that has ended; return its descriptor, None if it lives.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        OSError: The disk failed.
-    """
-    fd = os.open(segment_path(folder, number), _FLAGS)
+def remove_garbage(folder: str, number: int) -> None:
+    """Remove a file that no row of the index names, unless a process owns it."""
     try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+        fd = os.open(segment_path(folder, number), _FLAGS)
+    except OSError:  # gone, or none of ours
+        return
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)  # who has made it sees that it is gone
+        remove(folder, number)
+    except BlockingIOError:
+        pass
+    finally:
         os.close(fd)
-        if isinstance(error, BlockingIOError):
-            return None
-        raise
-    return fd
 
 
-def punch(folder: str, number: int, places: list[tuple[int, int]]) -> None:
+def punch(folder: str, number: int, places: list[tuple[int, int]], end: int | None = None) -> None:
     """Give back places of a segment, what was written longest ago first.
 
     Args:
         folder: The folder of the segments.
         number: The segment; one that is gone has given back everything.
         places: Starts and sizes in bytes, both in whole blocks.
+        end: Give back all behind it, too, if it is given.
 
     Raises:
         OSError: The disk failed.
@@ -178,10 +195,26 @@ def punch(folder: str, number: int, places: list[tuple[int, int]]) -> None:
     except FileNotFoundError:
         return
     try:
-        for start, size_bytes in sorted(places):
+        holes = _joined(places)
+        last = max((start + size_bytes for start, size_bytes in holes), default=0)
+        if os.fstat(fd).st_size < last:  # ext4 punches no hole behind the end of a file
+            os.pwrite(fd, b"\0", last - 1)
+        for start, size_bytes in holes:
             punch_hole(fd, start, size_bytes)
+        if end is not None:
+            cut(fd, end)
     finally:
         os.close(fd)
+
+
+def _joined(places: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return places in order, neighbours joined."""
+    holes: list[tuple[int, int]] = []
+    for start, size_bytes in sorted(places):
+        if holes and sum(holes[-1]) == start:
+            start, size_bytes = holes[-1][0], holes.pop()[1] + size_bytes
+        holes.append((start, size_bytes))
+    return holes
 
 
 def remove(folder: str, number: int) -> None:
@@ -192,8 +225,4 @@ def remove(folder: str, number: int) -> None:
 
 def listed(folder: str) -> set[int]:
     """Return the numbers of all segments in a folder."""
-    found = set()
-    for name in os.listdir(folder):
-        with contextlib.suppress(ValueError):  # not one of ours
-            found.add(int(name, 16))
-    return found
+    return {int(name, 16) for name in os.listdir(folder) if _NAME.fullmatch(name)}

@@ -1,0 +1,516 @@
+"""What a process has open of a store: the index of a generation, and the segments it appends to.
+
+A segment is charged before the disk sets the blocks aside, and its charge is lowered after the
+blocks were given back; so the total is never below what lies on the disk. What a transaction could
+not write, because the index was locked, is owed: the next one writes it.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import errno
+import os
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from . import segments
+from .extents import SMALL_BYTES, WHOLE
+from .generation import can_punch, index_path, make_reserve, segments_of, use_reserve
+from .index import Cursor, Index, IndexBusyError, IndexDamagedError, Patience, StaleError
+from .segments import Segment, aligned
+from .site import Site
+from .tables import Evicted, delete_empty, lower
+
+ResultT = TypeVar("ResultT")
+
+#: The kernel draws it at each boot.
+BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
+#: A reservation is extended by at most so much at a time, and by this share of the capacity: what
+#: a process has reserved and not used is lost to the others.
+_PIECE_BYTES, _PIECE_SHARE = 16 << 20, 2048
+#: What is left of the disk for the index and its log, at most and as a share.
+_INDEX_BYTES, _INDEX_SHARE = 64 << 20, 64
+_LEAST_BLOCK_BYTES = 4096
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Place(NamedTuple):
+    """Where the bytes of a file are to be written; ends with publishing or giving up.
+
+    Attributes:
+        segment: The segment; owned by this process.
+        start: Where in it; WHOLE if the segment is for this file alone.
+        size: Bytes that are charged, in whole blocks.
+    """
+
+    segment: Segment
+    start: int
+    size: int
+
+
+class Owed:
+    """What has happened and the index does not know yet.
+
+    Attributes:
+        lowered: For each segment the bytes that were given back, or never allocated.
+        unpledged: For each segment the bytes that the disk has set aside, or refused to.
+        ended: Keys of the files that this process does not copy any more.
+    """
+
+    def __init__(self) -> None:
+        self.lowered: collections.Counter[int] = collections.Counter()
+        self.unpledged: collections.Counter[int] = collections.Counter()
+        self.ended: list[int] = []
+
+    def add(self, other: Owed) -> None:
+        """Owe what another one does."""
+        self.lowered += other.lowered
+        self.unpledged += other.unpledged
+        self.ended += other.ended
+
+    def pay(self, cursor: Cursor, owner: int) -> None:
+        """Write it."""
+        lower(cursor, self.lowered)
+        rows = [(size_bytes, number) for number, size_bytes in self.unpledged.items()]
+        cursor.executemany("UPDATE segment SET pledged=pledged-? WHERE id=?", rows)
+        ended = [(key, owner) for key in self.ended]
+        cursor.executemany("DELETE FROM copying WHERE key=? AND owner=?", ended)
+
+
+class OpenGeneration:
+    """A generation that this process has open. Safe for threads.
+
+    Args:
+        path: The generation.
+        site: Where it lies, and how much it may hold.
+        run: The number of the run.
+        introduce: Notes the run, in the transaction that makes this process known.
+        patience: For how long to wait for reading and for writing.
+
+    Attributes:
+        path: The generation.
+        folder: The folder of its segments.
+        index: Its index.
+        lock: Of all that is not in the index.
+        owner: The segment by which this process is known, and its claims are.
+        block_bytes: Every place has a multiple of this size.
+        can_punch: Whether the disk takes holes; else every file has a segment of its own.
+        boots: How often the node was booted since the generation was made.
+        unfinished: What was evicted, and could not be given back or noted yet.
+
+    Raises:
+        OSError: The disk failed, or is full.
+        IndexBusyError: Another process keeps the index locked.
+        IndexDamagedError: The index is damaged.
+    """
+
+    def __init__(
+        self,
+        path: str,
+        site: Site,
+        run: int,
+        introduce: Callable[[Cursor], None],
+        patience: tuple[Patience, Patience],
+    ) -> None:
+        self.path = path
+        self.folder = segments_of(path)
+        self.lock = threading.RLock()
+        self.unfinished: list[Evicted] = []
+        self._site, self._run = site, run
+        self._owed = Owed()
+        self._n_pending = 0
+        self._is_left = False
+        disk = os.statvfs(self.folder)
+        self._disk_bytes = disk.f_blocks * disk.f_frsize
+        self.block_bytes = max(_LEAST_BLOCK_BYTES, disk.f_frsize)
+        try:
+            self._open(introduce, patience)
+        except OSError as error:
+            if not is_full(error) or not use_reserve(path):
+                raise
+            self._open(introduce, patience)
+        make_reserve(path)
+
+    def _open(
+        self, introduce: Callable[[Cursor], None], patience: tuple[Patience, Patience]
+    ) -> None:
+        self.can_punch = can_punch(self.path)
+        self.index = Index(index_path(self.path), *patience)
+        try:
+            boot = Path(BOOT_ID_PATH).read_text().strip()
+            surplus = self._surplus_before(boot)
+            self.owner = self._segment = Segment(self.folder, self.block_bytes)
+            self._own = {self.owner.number: self.owner}
+            try:
+                self.boots = self.index.write(lambda c: self._enter(c, boot, surplus, introduce))
+            except BaseException:
+                self.owner.remove()
+                raise
+        except BaseException:
+            self.index.close()
+            raise
+
+    def _surplus_before(self, boot: str) -> dict[int, int]:
+        """Check the index after a boot: how much more each segment is charged for than it holds."""
+        if self.index.value("SELECT value FROM fact WHERE name='boot'") in (boot, ""):
+            return {}
+        self.index.check()
+        block = self.block_bytes
+        statement = (
+            f"SELECT id, charged - COALESCE(kept, 0) FROM segment LEFT JOIN (SELECT segment, "
+            f"SUM((MAX(size, 1) + {block - 1}) / {block} * {block}) AS kept FROM "
+            f"(SELECT segment, size FROM staged UNION ALL SELECT segment, size FROM going) "
+            f"GROUP BY segment) ON segment = id WHERE owner = 0"
+        )
+        return dict(self.index.read(lambda cursor: cursor.execute(statement).fetchall()))
+
+    def _enter(
+        self,
+        cursor: Cursor,
+        boot: str,
+        surplus: dict[int, int],
+        introduce: Callable[[Cursor], None],
+    ) -> int:
+        """Make this process known, and note the boot; return how many there were."""
+        facts = dict(cursor.execute("SELECT name, value FROM fact"))
+        boots = int_of(facts["boots"])
+        if facts["boot"] != boot:  # else another process has noted it meanwhile
+            boots += 1
+            cursor.execute("UPDATE fact SET value=? WHERE name='boot'", (boot,))
+            cursor.execute("UPDATE fact SET value=? WHERE name='boots'", (boots,))
+            cursor.execute("DELETE FROM wanted")  # the clock begins anew
+            lower(cursor, surplus)
+        self._insert_segment(cursor, self.owner.number, 0)
+        cursor.execute(
+            "UPDATE fact SET value=(SELECT SUM(charged) FROM segment) WHERE name='total'"
+        )
+        introduce(cursor)
+        return boots
+
+    # --- transactions -------------------------------------------------------------------------
+
+    def write(self, work: Callable[[Cursor], ResultT], ended: Sequence[int] = ()) -> ResultT:
+        """Return what a transaction returns that also writes what is owed.
+
+        Args:
+            work: Runs its statements.
+            ended: Keys of files that this process does not copy any more, however this goes.
+
+        Raises:
+            OSError: The disk failed.
+            IndexBusyError: The index is locked.
+            IndexDamagedError: The index is damaged.
+            StaleError: It was closed by another thread.
+        """
+        with self.lock:
+            owed, self._owed = self._owed, Owed()
+        owed.ended += ended
+
+        def both(cursor: Cursor) -> ResultT:
+            owed.pay(cursor, self.owner.number)
+            return work(cursor)
+
+        try:
+            return self.index.write(both)
+        except BaseException:
+            with self.lock:
+                self._owed.add(owed)
+            raise
+
+    def write_reserving(self, work: Callable[[Cursor], ResultT], expected_bytes: int) -> ResultT:
+        """Return what a transaction returns that also reserves what files may take, if it can."""
+        with self.lock:
+            segment = self._current(0)
+            wanted_bytes = 0
+            if expected_bytes and self.can_punch:
+                missing_bytes = aligned(expected_bytes, self.block_bytes) - segment.surplus_bytes
+                wanted_bytes = min(missing_bytes, segment.room_bytes)
+            charged_bytes = 0
+
+            def both(cursor: Cursor) -> ResultT:
+                nonlocal charged_bytes
+                answer = work(cursor)
+                if wanted_bytes > 0:
+                    piece_bytes = self._piece_bytes(segment, wanted_bytes)
+                    charged_bytes = self._charge(cursor, segment, piece_bytes, 1)
+                return answer
+
+            answer = self.write(both)
+            if charged_bytes:  # what the disk refuses now, it refuses again when a place is taken
+                with contextlib.suppress(OSError, IndexBusyError):
+                    self._extend(segment, charged_bytes)
+        return answer
+
+    # --- places -------------------------------------------------------------------------------
+
+    def place(self, size_bytes: int) -> Place | None:
+        """Return where to write a file; None if there is no room for it now.
+
+        Raises:
+            OSError: The disk failed; EFBIG: the file is beyond the limit of file sizes.
+        """
+        charged_bytes = aligned(size_bytes, self.block_bytes)
+        with self.lock:
+            if size_bytes > SMALL_BYTES or not self.can_punch:
+                whole = None if self._lacks_inodes() else self._new_segment(charged_bytes)
+                if whole is None:
+                    return None
+                segment, start = whole, WHOLE
+            else:
+                segment = self._current(size_bytes)
+                missing_bytes = charged_bytes - segment.surplus_bytes
+                if missing_bytes > 0 and not self._reserve(segment, missing_bytes):
+                    return None
+                start = segment.take(charged_bytes)
+            segment.n_pending += 1
+            self._n_pending += 1
+        return Place(segment, start, charged_bytes)
+
+    def _current(self, size_bytes: int) -> Segment:
+        """Return the segment to append to; the one before is closed when nothing is pending."""
+        if not self._segment.can_take(size_bytes):
+            segment = self._new_segment(0)
+            assert segment is not None  # nothing was to be charged
+            self._segment = segment
+            if not segment.can_take(size_bytes):
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+        return self._segment
+
+    def _new_segment(self, charged_bytes: int) -> Segment | None:
+        """Make a segment that is charged for so many bytes; None if there is no room for them."""
+        segment = Segment(self.folder, self.block_bytes)
+
+        def work(cursor: Cursor) -> bool:
+            self._insert_segment(cursor, segment.number, 0)
+            if not charged_bytes or self._charge(cursor, segment, charged_bytes, charged_bytes):
+                return True
+            cursor.execute("DELETE FROM segment WHERE id=?", (segment.number,))
+            return False
+
+        try:
+            has_room = self.write(work)
+        except BaseException:
+            segment.remove()
+            raise
+        if not has_room:
+            segment.remove()
+            return None
+        self._own[segment.number] = segment
+        if charged_bytes and not self._extend(segment, charged_bytes):
+            self._close([segment])
+            return None
+        return segment
+
+    def _insert_segment(self, cursor: Cursor, number: int, charged_bytes: int) -> None:
+        row = number, charged_bytes, self._run, self.owner.number
+        cursor.execute("INSERT INTO segment VALUES (?, ?, 0, ?, ?)", row)
+
+    def _reserve(self, segment: Segment, missing_bytes: int) -> bool:
+        """Extend the reservation of a segment at least by what is missing."""
+        piece_bytes = self._piece_bytes(segment, missing_bytes)
+        charged_bytes = self.write(
+            lambda cursor: self._charge(cursor, segment, piece_bytes, missing_bytes)
+        )
+        return bool(charged_bytes) and self._extend(segment, charged_bytes)
+
+    def _lacks_inodes(self) -> bool:
+        disk = os.statvfs(self.folder)  # a file system that makes them as needed says 0
+        return disk.f_files > 0 and disk.f_favail <= self._site.keep_free_inodes
+
+    def _piece_bytes(self, segment: Segment, missing_bytes: int) -> int:
+        most_bytes = self._site.capacity_bytes or self._disk_bytes
+        piece_bytes = aligned(min(_PIECE_BYTES, most_bytes // _PIECE_SHARE), self.block_bytes)
+        return max(missing_bytes, min(piece_bytes, segment.room_bytes))
+
+    def _charge(self, cursor: Cursor, segment: Segment, size_bytes: int, least_bytes: int) -> int:
+        """Charge a segment for more bytes, or for fewer if there is no room for all of them.
+
+        Args:
+            cursor: Of a transaction that writes.
+            segment: The segment.
+            size_bytes: So many, in whole blocks.
+            least_bytes: Fewer are of no use.
+
+        Returns:
+            The bytes that it is charged for now in addition; 0 if there is no room.
+
+        Raises:
+            StaleError: The segment is not this process's any more.
+        """
+        spare_bytes = self._spare_on_disk(cursor)
+        if self._site.capacity_bytes is not None:
+            spare_bytes = min(spare_bytes, self._site.capacity_bytes - total_bytes(cursor))
+        granted_bytes = min(size_bytes, spare_bytes // self.block_bytes * self.block_bytes)
+        if granted_bytes < least_bytes:
+            return 0
+        charged = cursor.execute(
+            "UPDATE segment SET charged=charged+?, pledged=pledged+? WHERE id=? AND owner=?",
+            (granted_bytes, granted_bytes, segment.number, self.owner.number),
+        )
+        if not charged.rowcount:
+            raise StaleError(f"segment {segment.number:x} was taken over")
+        cursor.execute("UPDATE fact SET value=value+? WHERE name='total'", (granted_bytes,))
+        return granted_bytes
+
+    def _spare_on_disk(self, cursor: Cursor) -> int:
+        """Return what the disk can give beside what is to be left free, and what was pledged.
+
+        A reservation is pledged from the transaction that charges it until the disk has set the
+        blocks aside: in between the disk does not know of it.
+        """
+        disk = os.statvfs(self.folder)
+        statement = "SELECT COALESCE(SUM(pledged), 0) FROM segment WHERE owner > 0"
+        pledged_bytes = int_of(cursor.execute(statement).fetchone()[0])
+        return disk.f_bavail * disk.f_frsize - self.kept_free_bytes - pledged_bytes
+
+    @property
+    def kept_free_bytes(self) -> int:
+        """What is to be left free on the disk; the index needs some."""
+        index_bytes = min(_INDEX_BYTES, self._disk_bytes // _INDEX_SHARE)
+        return max(self._site.keep_free_bytes, index_bytes)
+
+    def _extend(self, segment: Segment, size_bytes: int) -> bool:
+        """Have the disk set aside what was charged; return whether it has.
+
+        Raises:
+            OSError: The disk failed.
+            StaleError: The segment was removed, so others could not read what is written to it.
+        """
+        if segment.is_removed:
+            raise StaleError(f"segment {segment.number:x} was removed")
+        self._owed.unpledged[segment.number] += size_bytes
+        try:
+            segment.extend(size_bytes)
+        except OSError as error:
+            self._owed.lowered[segment.number] += size_bytes
+            self.write(lambda _cursor: None)
+            if error.errno not in _NO_ROOM:
+                raise
+            return False
+        return True
+
+    def is_own(self, segment: Segment) -> bool:
+        """Return whether a segment is one that this process appends to here."""
+        return self._own.get(segment.number) is segment
+
+    @property
+    def has_pending(self) -> bool:
+        """Whether there are places whose bytes are neither published nor given up."""
+        return bool(self._n_pending)
+
+    def require_own(self, cursor: Cursor, numbers: Iterable[int]) -> None:
+        """Raise StaleError if another process has taken a segment over."""
+        statement = "SELECT owner FROM segment WHERE id=?"
+        for number in numbers:
+            if cursor.execute(statement, (number,)).fetchone() != (self.owner.number,):
+                raise StaleError(f"segment {number:x} was taken over")
+
+    def can_ever_hold(self, size_bytes: int) -> bool:
+        """Return whether a file would fit if nothing else were there."""
+        most_bytes = self._disk_bytes - self.kept_free_bytes
+        if self._site.capacity_bytes is not None:
+            most_bytes = min(most_bytes, self._site.capacity_bytes)
+        return aligned(size_bytes, self.block_bytes) <= most_bytes
+
+    def give_up(self, place: Place) -> None:
+        """Give a place back at which no copy was completed; its charge is lowered later."""
+        with self.lock:
+            self.settle(place)
+            if self._is_left:
+                return  # other processes give everything back
+            if place.start == WHOLE:
+                self._close([place.segment])
+            else:
+                number = place.segment.number
+                segments.punch(self.folder, number, [(place.start, place.size)])
+                self._owed.lowered[number] += place.size
+
+    def settle(self, place: Place, *, is_published: bool = False) -> None:
+        """Note that nothing is written at a place any more."""
+        with self.lock:
+            place.segment.n_pending -= 1
+            self._n_pending -= 1
+            if is_published and place.start == WHOLE:
+                self._release(place.segment)
+            if self._is_left and not self._n_pending:
+                self._end_ownership()
+
+    def _release(self, segment: Segment) -> None:
+        """End the ownership of a segment whose row says that it is closed."""
+        self._own.pop(segment.number, None)
+        segment.close()
+
+    def retire(self) -> None:
+        """Close the segments that are full, and of which nothing is pending."""
+        with self.lock:
+            kept = (self._segment, self.owner)
+            idle = [s for s in self._own.values() if not s.n_pending and s not in kept]
+            if idle:
+                self._close(idle)
+
+    def _close(self, own: Sequence[Segment], *, is_last: bool = False) -> None:
+        """Give back what segments have reserved too much, and end their ownership."""
+        surplus = {}
+        for segment in own:
+            segment.cut()
+            surplus[segment.number] = segment.surplus_bytes
+
+        def work(cursor: Cursor) -> list[int]:
+            lower(cursor, surplus)
+            rows = [(number,) for number in surplus]
+            cursor.executemany("UPDATE segment SET owner=0, pledged=0 WHERE id=?", rows)
+            if is_last:
+                cursor.execute("DELETE FROM copying WHERE owner=?", (self.owner.number,))
+            return delete_empty(cursor, surplus)
+
+        empty = self.write(work)
+        for segment in own:
+            if segment.number in empty:
+                segments.remove(self.folder, segment.number)
+            self._release(segment)
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def close(self) -> None:
+        """Give back what is reserved, and leave; what is pending is left to other processes."""
+        with self.lock:
+            try:
+                if not self._n_pending and self.index.is_current():
+                    self._close([*self._own.values()], is_last=True)
+            except (OSError, IndexBusyError, IndexDamagedError, StaleError):
+                pass  # as if it had been killed: another process takes over
+            finally:
+                self.leave()
+
+    def leave(self) -> None:
+        """Let go of the index; of the segments once nothing is written to them any more."""
+        with self.lock:
+            self._is_left = True
+            self.index.close()
+            if not self._n_pending:
+                self._end_ownership()
+
+    def _end_ownership(self) -> None:
+        for segment in self._own.values():
+            segment.close()
+        self._own.clear()
+
+
+def is_full(error: OSError) -> bool:
+    """Return whether the disk may be full; SQLite takes a full quota for a sick disk."""
+    return error.errno in (*_NO_ROOM, errno.EIO)
+
+
+def int_of(value: object) -> int:
+    """Return a number that the index holds. Raises IndexDamagedError if it is none."""
+    if type(value) is not int:
+        raise IndexDamagedError(f"no number: {value!r}")
+    return value
+
+
+def total_bytes(cursor: Cursor) -> int:
+    """Return the bytes that all segments are charged for."""
+    return int_of(cursor.execute("SELECT value FROM fact WHERE name='total'").fetchone()[0])

@@ -1,0 +1,226 @@
+"""Giving blocks back: of evicted files, and of what dead processes have left half-done.
+
+Every step can be done twice, by whichever process, and lowers a charge once: the row that says that
+a step is due goes in the transaction that lowers the charge.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+
+from . import segments
+from .extents import WHOLE, Extent
+from .index import Cursor
+from .opened import OpenGeneration, int_of, is_full
+from .segments import aligned
+from .tables import Evicted, delete_empty, lower, move_to_going, staged_extents
+
+#: The segments of dead processes are mended together up to so many bytes: a row for each file.
+_BATCH_BYTES = 8 << 30
+
+
+def evict(
+    opened: OpenGeneration,
+    keys: Sequence[int],
+    tier: int,
+    expected: Mapping[int, Extent] | None = None,
+) -> dict[int, Extent]:
+    """Evict files; return where they were.
+
+    Args:
+        opened: The generation.
+        keys: The files.
+        tier: Its number, for the extents.
+        expected: Only copies that are here still.
+
+    Raises:
+        OSError: The disk failed. What is not given back yet, the next eviction gives back.
+        IndexBusyError: The index is locked.
+    """
+
+    def chosen(cursor: Cursor) -> dict[int, Extent]:
+        found = staged_extents(cursor, keys, tier)
+        if expected is not None:
+            found = {key: extent for key, extent in found.items() if expected[key] == extent}
+        return found
+
+    def mark(cursor: Cursor) -> dict[int, Extent]:
+        found = chosen(cursor)
+        move_to_going(cursor, found.values(), opened.owner.number)
+        return found
+
+    try:
+        found = opened.write(mark)
+    except OSError as error:
+        if not is_full(error):
+            raise
+        # The log of the index cannot grow. The blocks go first: a process that reads them
+        # meanwhile notices by the checksum.
+        _give_back(opened, _places(opened.index.read(chosen).values()))
+        found = opened.write(mark)
+    finish(opened, _places(found.values()))
+    return found
+
+
+def _places(extents: Iterable[Extent]) -> list[Evicted]:
+    return [(extent.segment, extent.start, extent.size) for extent in extents]
+
+
+def finish(opened: OpenGeneration, places: Iterable[Evicted] = ()) -> None:
+    """Give back what rows in ``going`` name, and what could not be given back before."""
+    with opened.lock:
+        due = [*opened.unfinished, *places]
+        opened.unfinished = []
+    if not due:
+        return
+    try:
+        _give_back(opened, due)
+        owner = opened.owner.number
+        for number in opened.write(lambda cursor: _forget(cursor, due, owner, opened.block_bytes)):
+            segments.remove(opened.folder, number)
+    except BaseException:
+        with opened.lock:
+            opened.unfinished += due
+        raise
+
+
+def _give_back(opened: OpenGeneration, places: Iterable[Evicted]) -> None:
+    holes: dict[int, list[tuple[int, int]]] = {}
+    for number, start, size in places:
+        if start == WHOLE:
+            segments.remove(opened.folder, number)
+        else:
+            holes.setdefault(number, []).append((start, aligned(size, opened.block_bytes)))
+    for number, there in holes.items():
+        segments.punch(opened.folder, number, there)
+
+
+def _forget(cursor: Cursor, places: Iterable[Evicted], owner: int, block_bytes: int) -> list[int]:
+    """Delete rows of ``going`` that are this process's, and lower the charges.
+
+    Returns:
+        The segments that hold nothing any more.
+    """
+    lowered: dict[int, int] = {}
+    statement = "DELETE FROM going WHERE segment=? AND start=? AND owner=?"
+    for number, start, size in places:
+        if cursor.execute(statement, (number, start, owner)).rowcount:
+            lowered[number] = lowered.get(number, 0) + aligned(size, block_bytes)
+    lower(cursor, lowered)
+    return delete_empty(cursor, lowered)
+
+
+# --- the dead -------------------------------------------------------------------------------------
+
+
+def take_over(opened: OpenGeneration) -> int:
+    """Mend what processes that have ended left half-done; return the bytes that this gave back."""
+    owners = (
+        "SELECT owner FROM segment WHERE owner > 0 UNION SELECT owner FROM copying "
+        "UNION SELECT owner FROM going"
+    )
+    rows = opened.index.read(lambda cursor: cursor.execute(owners).fetchall())
+    dead = [int_of(n) for (n,) in rows if not segments.is_owned(opened.folder, int_of(n))]
+    if not dead:
+        return 0
+    adopted, charged = opened.write(lambda cursor: _adopt(cursor, dead, opened.owner.number))
+    finish(opened, adopted)
+    freed_bytes = 0
+    while charged:
+        batch, batch_bytes = [], 0
+        while charged and batch_bytes <= _BATCH_BYTES:
+            number, charged_bytes = charged.popitem()
+            batch.append(number)
+            batch_bytes += charged_bytes
+        freed_bytes += _mend(opened, batch)
+    opened.write(end_killed_runs)
+    return freed_bytes
+
+
+def _adopt(cursor: Cursor, dead: Sequence[int], owner: int) -> tuple[list[Evicted], dict[int, int]]:
+    """End the claims of dead processes, and make their evictions this process's.
+
+    Returns:
+        The evictions, and what each segment that they appended to is charged for.
+    """
+    adopted: list[Evicted] = []
+    charged: dict[int, int] = {}
+    for number in dead:
+        cursor.execute("DELETE FROM copying WHERE owner=?", (number,))
+        adopted += cursor.execute("SELECT segment, start, size FROM going WHERE owner=?", (number,))
+        cursor.execute("UPDATE going SET owner=? WHERE owner=?", (owner, number))
+        charged.update(cursor.execute("SELECT id, charged FROM segment WHERE owner=?", (number,)))
+    return adopted, charged
+
+
+def _mend(opened: OpenGeneration, numbers: Sequence[int]) -> int:
+    """Give back what no row names in segments of dead processes, and charge them for the rest.
+
+    A dead process changes nothing any more, and what is evicted meanwhile lowers the charge as much
+    as the sum of the rows: so their difference stays, for whichever processes mend.
+
+    Returns:
+        The bytes that this process gave back.
+    """
+    among = f"({','.join(map(str, numbers))})"
+    select = (
+        f"SELECT segment, start, size FROM staged WHERE segment IN {among} UNION ALL "
+        f"SELECT segment, start, size FROM going WHERE segment IN {among} UNION ALL "
+        f"SELECT id, NULL, charged FROM segment WHERE id IN {among}"
+    )  # one statement, so that nothing changes in between
+    places: dict[int, list[tuple[int, int]]] = {number: [] for number in numbers}
+    charged = {}
+    for number, start, size in opened.index.read(lambda cursor: cursor.execute(select).fetchall()):
+        if start is None:
+            charged[number] = size
+        else:
+            places[number].append((start, aligned(size, opened.block_bytes)))
+    for number, there in places.items():
+        if WHOLE not in dict(there):
+            segments.punch(opened.folder, number, *_gaps(there))
+    surplus = {
+        number: charged_bytes - sum(size_bytes for _, size_bytes in places[number])
+        for number, charged_bytes in charged.items()
+    }
+    freed, empty = opened.write(lambda cursor: _close_dead(cursor, surplus))
+    for number in empty:
+        segments.remove(opened.folder, number)
+    return freed
+
+
+def _gaps(places: Iterable[tuple[int, int]]) -> tuple[list[tuple[int, int]], int]:
+    """Return the gaps between places, and where the last one ends."""
+    gaps, end = [], 0
+    for start, size_bytes in sorted(places):
+        if start > end:
+            gaps.append((end, start - end))
+        end = max(end, start + size_bytes)
+    return gaps, end
+
+
+def _close_dead(cursor: Cursor, surplus: Mapping[int, int]) -> tuple[int, list[int]]:
+    """Charge segments for less, unless another process has done so; return the bytes, the empty."""
+    statement = "UPDATE segment SET owner=0, pledged=0 WHERE id=? AND owner > 0"
+    lowered = {n: size for n, size in surplus.items() if cursor.execute(statement, (n,)).rowcount}
+    lower(cursor, lowered)
+    return sum(lowered.values()), delete_empty(cursor, lowered)
+
+
+def end_killed_runs(cursor: Cursor) -> None:
+    """Note that runs without a living process have ended."""
+    cursor.execute(
+        "UPDATE run SET ended=?, ending='killed' WHERE ended IS NULL AND id NOT IN "
+        "(SELECT run FROM segment WHERE owner > 0)",
+        (time.time(),),
+    )
+
+
+def sweep(opened: OpenGeneration) -> None:
+    """Mend what dead processes have left, and remove the files of the folder that no row names."""
+    take_over(opened)
+    listed = segments.listed(opened.folder)  # first: a row comes after its file
+    rows = opened.index.read(lambda cursor: cursor.execute("SELECT id FROM segment").fetchall())
+    for number in listed.difference(number for (number,) in rows):
+        segments.remove_garbage(opened.folder, number)
+    opened.write(end_killed_runs)

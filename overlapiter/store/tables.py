@@ -1,0 +1,79 @@
+"""The tables of the index, and the statements that more than one module runs on them.
+
+The total of all charges is kept in the transactions that change a charge, and changes only by what
+they have really changed: a row that is gone, with its generation or its owner, changes nothing.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from .extents import Extent
+from .index import Cursor, IndexDamagedError
+
+_MOST_PARAMETERS = 256
+_NUMBERS = struct.Struct("<6q")
+
+#: Where bytes lie that are given back to the disk: segment, start (WHOLE for all of it) and size.
+Evicted = tuple[int, int, int]
+
+
+def select_by_key(cursor: Cursor, select: str, keys: Sequence[int]) -> list[tuple[Any, ...]]:
+    """Return the rows of some keys; the number of different statements stays small."""
+    rows: list[tuple[Any, ...]] = []
+    for first in range(0, len(keys), _MOST_PARAMETERS):
+        piece = list(keys[first : first + _MOST_PARAMETERS])
+        n_marks = 1 << (len(piece) - 1).bit_length()
+        piece += piece[-1:] * (n_marks - len(piece))
+        marks = ",".join("?" * n_marks)
+        rows += cursor.execute(f"{select} WHERE key IN ({marks})", piece).fetchall()
+    return rows
+
+
+def extent_of(row: Sequence[int], tier: int) -> Extent:
+    """Return the extent of a row: key, segment, start, size, mtime and checksum.
+
+    Raises:
+        IndexDamagedError: Something else than numbers is in it.
+    """
+    try:
+        _NUMBERS.pack(*row)
+    except struct.error as error:
+        raise IndexDamagedError(f"no numbers: {row}") from error
+    key, *others = row
+    return Extent(key, tier, *others)
+
+
+def staged_extents(cursor: Cursor, keys: Sequence[int], tier: int) -> dict[int, Extent]:
+    """Return the extents of those of some files that are staged."""
+    select = "SELECT key, segment, start, size, mtime, checksum FROM staged"
+    return {row[0]: extent_of(row, tier) for row in select_by_key(cursor, select, keys)}
+
+
+def move_to_going(cursor: Cursor, extents: Iterable[Extent], owner: int) -> list[Evicted]:
+    """Note that files are evicted, and by which process; return where their bytes lie."""
+    extents = list(extents)
+    places = [(e.segment, e.start, e.size) for e in extents]
+    rows = [(*place, owner) for place in places]
+    cursor.executemany("INSERT OR REPLACE INTO going VALUES (?, ?, ?, ?)", rows)
+    cursor.executemany("DELETE FROM staged WHERE key=?", [(e.key,) for e in extents])
+    return places
+
+
+def lower(cursor: Cursor, lowered: Mapping[int, int]) -> None:
+    """Lower the charges of segments, each by so many bytes, and with them the total."""
+    changed_bytes = 0
+    for number, size_bytes in lowered.items():
+        statement = "UPDATE segment SET charged=charged-? WHERE id=?"
+        if cursor.execute(statement, (size_bytes, number)).rowcount:
+            changed_bytes += size_bytes
+    if changed_bytes:
+        cursor.execute("UPDATE fact SET value=value-? WHERE name='total'", (changed_bytes,))
+
+
+def delete_empty(cursor: Cursor, numbers: Iterable[int]) -> list[int]:
+    """Delete the rows of those closed segments that hold nothing; return which these are."""
+    statement = "DELETE FROM segment WHERE id=? AND owner=0 AND charged<=0"
+    return [number for number in numbers if cursor.execute(statement, (number,)).rowcount]
