@@ -8,6 +8,7 @@ damaged row of the index is noticed, too.
 from __future__ import annotations
 
 import collections
+import errno
 import os
 import struct
 from collections.abc import Iterable, Sequence
@@ -26,6 +27,7 @@ _PACKED = struct.Struct("<7q")
 #: Bytes of a packed extent.
 EXTENT_BYTES = _PACKED.size
 _MOST_OPEN = 128
+_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CHUNK_BYTES = 4 << 20
 
 
@@ -161,9 +163,8 @@ class ExtentReader:
         Raises:
             DamagedError: As :meth:`read`.
         """
-        path = self._path(extent.tier, extent.segment)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+            fd, path = self._open_segment(extent.tier, extent.segment)
             try:
                 found = os.fstat(fd)
                 stamp = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
@@ -175,7 +176,7 @@ class ExtentReader:
             finally:
                 os.close(fd)
         except OSError as error:
-            raise DamagedError(f"{path}: {error}") from error
+            raise DamagedError(f"segment {extent.segment:x}: {error}") from error
         return path
 
     def is_right(self, extent: Extent) -> bool:
@@ -192,28 +193,37 @@ class ExtentReader:
 
     def close(self) -> None:
         """Close the segments; whatever is read later opens them anew."""
-        while self._open:
-            os.close(self._open.popitem()[1][0])
+        self._close_open()
         self._verified.clear()
 
     def _opened(self, tier: int, segment: int) -> tuple[int, int]:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-        try:
-            fd = os.open(self._path(tier, segment), flags)
-        except OSError as error:
-            raise DamagedError(f"segment {segment:x}: {error}") from error
-        os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
         if len(self._open) >= _MOST_OPEN:
             os.close(self._open.popitem(last=False)[1][0])
-        self._open[tier, segment] = fd, os.fstat(fd).st_size
+        try:
+            fd, _ = self._open_segment(tier, segment)
+            self._open[tier, segment] = fd, os.fstat(fd).st_size
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)
+        except OSError as error:
+            raise DamagedError(f"segment {segment:x}: {error}") from error
         return self._open[tier, segment]
 
-    def _path(self, tier: int, segment: int) -> str:
+    def _open_segment(self, tier: int, segment: int) -> tuple[int, str]:
+        """Open a segment, in the generation that is in use now if need be; return its path, too."""
         path = segment_path(self._folders[tier], segment)
-        if not os.path.lexists(path):  # it is in another generation, if anywhere
+        try:
+            return os.open(path, _FLAGS), path
+        except FileNotFoundError:
             self._folders[tier] = segments_folder(self._directories[tier])
             path = segment_path(self._folders[tier], segment)
-        return path
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE):
+                raise
+            self._close_open()
+        return os.open(path, _FLAGS), path
+
+    def _close_open(self) -> None:
+        while self._open:
+            os.close(self._open.popitem()[1][0])
 
 
 def _is_right(fd: int, extent: Extent) -> bool:
