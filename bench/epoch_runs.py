@@ -26,12 +26,13 @@ from bench.spec import read_pairs
 from bench.stores import crossed, emulated, open_store, root_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from bench.slowmount import SlowMount
     from bench.slowstore import SlowStore
 
 HEAD_BYTES = 64
+BLOCK_BYTES = 4096
 
 
 class Heads(DatasetMixin):
@@ -81,8 +82,11 @@ def measure(request: dict) -> dict:
     request = {
         **request,
         "staging": tempfile.mkdtemp(prefix="staged-", dir=request["local"]),
-        "capacity": _capacity(request, [path for path, _ in pairs]),
+        "capacity": None,
     }
+    if request["fraction"] is not None:  # looked up before the store is slow
+        paths = (path for path, _ in pairs)
+        request["capacity"] = capacity_of(request["root"], paths, request["fraction"])
     numbers = (request["open_seconds"], request["bytes_per_second"])
     mount_point = os.path.join(request["local"], "mount")
     with (
@@ -149,12 +153,11 @@ def _beside(
         reader.close()
 
 
-def _capacity(request: dict, paths: list[str]) -> int | None:
-    """Return the bytes that may be staged; looked up on the local disk, not on the store."""
-    if request["fraction"] is None:
-        return None
-    total_bytes = sum(Path(request["root"], path).stat().st_size for path in paths)
-    return int(request["fraction"] * total_bytes)
+def capacity_of(root: str, paths: Iterable[str], fraction: float) -> int:
+    """Return the bytes that a part of some files takes, each in whole blocks of the disk."""
+    sizes = (Path(root, path).stat().st_size for path in paths)
+    blocks = sum(-(-size_bytes // BLOCK_BYTES) for size_bytes in sizes)
+    return int(fraction * blocks) * BLOCK_BYTES
 
 
 def _statistics(iterator: object) -> dict[str, float]:

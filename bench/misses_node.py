@@ -23,7 +23,7 @@ import numpy as np
 
 from bench.data_parallel import command_of
 from bench.epoch_options import parse, parser_for, request_for, scratch, store_label, write
-from bench.epoch_runs import Heads
+from bench.epoch_runs import Heads, capacity_of
 from bench.isolated import CHECKOUT, RunFailedError
 from bench.misses import table
 from bench.policies import belady, epoch_orders
@@ -49,11 +49,11 @@ def take(request: dict, answer: Path) -> None:
     if not request["is_together"]:
         sampler = ScatteredOrder(comm.rank, comm.size, request["seed"])
     pairs = read_pairs(request["pairs"], request["n_examples"])
-    root = Path(request["root"])
-    capacity = int(request["fraction"] * sum((root / path).stat().st_size for path, _ in pairs))
+    root = request["root"]
+    capacity = capacity_of(root, (path for path, _ in pairs), request["fraction"])
     opens = []
     with overlapiter.OverlapIterator(
-        attach(Heads(pairs, request["root"]), store),
+        attach(Heads(pairs, root), store),
         request["batch_size"],
         n_processes=request["n_readers"],
         order_sampler=sampler,
