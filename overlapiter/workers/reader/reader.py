@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import random
+import resource
 import time
 import traceback
 from collections.abc import Sequence
@@ -114,6 +115,7 @@ class FileReader:
             copies.begin_part(unpacked(task.extents))
             counted = copies.opens_staged, copies.opens_source
         reading = _Reading(task)
+        waits_before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
         for number, index in enumerate(task.indices):
             row.put(Counter.CURRENT, index + 1)
             self._begin_example()
@@ -132,7 +134,8 @@ class FileReader:
         if copies is not None:
             row.add(Counter.OPENS_STAGED, copies.opens_staged - counted[0])
             row.add(Counter.OPENS_SOURCE, copies.opens_source - counted[1])
-        self._report(reading, copies is not None and bool(copies.missed))
+        n_waits = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - waits_before
+        self._report(reading, n_waits, copies is not None and bool(copies.missed))
         self._begin_example()  # what the last one opened is not needed any more
         row.put(Counter.CURRENT, 0)
         return reading.fetch_ns
@@ -198,11 +201,12 @@ class FileReader:
                 return task._replace(slot=message[1], layout_id=message[2])
             self._take_note(message, fds)
 
-    def _report(self, reading: _Reading, has_missed: bool) -> None:
+    def _report(self, reading: _Reading, n_waits: int, has_missed: bool) -> None:
         payload = reading.pickled_entries(self._plan.is_skipping)
         n_bad = sum(isinstance(entry, ExampleError) for entry in reading.entries)
         self._row.add(Counter.EXAMPLES_READ, len(reading.entries) - n_bad)
-        answer = reading.task.part_id, reading.fetch_ns, reading.n_files, has_missed
+        cost = reading.fetch_ns, reading.n_files, n_waits
+        answer = reading.task.part_id, cost, has_missed
         if reading.failure is not None:
             failure = _pickled_error(reading.failure, reading.entries[-1])
             self._channel.send(("failed", answer, failure))

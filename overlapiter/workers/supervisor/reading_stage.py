@@ -18,6 +18,7 @@ from overlapiter.workers.supervisor.stages import (
     READER_CREDIT,
     UNBOUNDED,
     CostEstimate,
+    ReadCost,
     Supervising,
 )
 from overlapiter.workers.supervisor.team import Team, Worker
@@ -133,10 +134,10 @@ class ReadingStage:
             self._keeper.widen(part.batch.layout_id, wanted)
         self._supervisor.settle(self._schedule.done(part))
 
-    def _take_back(self, worker: Worker, answer: tuple[int, int, int, bool]) -> Part:
-        part_id, fetch_ns, n_files, has_missed = answer
+    def _take_back(self, worker: Worker, answer: tuple[int, tuple[int, int, int], bool]) -> Part:
+        part_id, cost, has_missed = answer
         part = worker.take_back(part_id)
-        self._costs.add(fetch_ns / 1e9 / len(part.indices), n_files)
+        self._costs.add(ReadCost(*cost), len(part.indices))
         if has_missed:
             self._residency.suspect(part)
         if self._probe is part:

@@ -16,9 +16,11 @@ with the trainer:
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import os
 import selectors
 import time
+from collections.abc import Iterator
 
 from overlapiter.errors import PipelineError
 from overlapiter.sharedmem.segments import Slot
@@ -67,7 +69,7 @@ class Supervisor:
         self._schedule = Schedule(is_staging=plan.staging is not None)
         # Those being built, the ready ones among them, the next one, and the one being looked at.
         self._keeper = SlotKeeper(n_expected=plan.n_build_ahead + 2)
-        self._costs = CostEstimate()
+        self._costs = CostEstimate(plan.n_readers, len(os.sched_getaffinity(0)))
         self._consumed_id = 0
         self._told: set[str] = set()
         self._look_at = time.monotonic() + _LOOK_AFTER_SECONDS
@@ -122,13 +124,18 @@ class Supervisor:
     def run(self) -> None:
         """Serve until the trainer closes its channel or ends."""
         self._trainer.tell(("ready",))
-        for stage in self._stages:
-            for worker in stage.team:
-                if not worker.pid:
-                    self._refill(stage, worker)
-                self._take_turn(0)  # the first ones work while the others are forked
+        for stage, worker in self._places():
+            if not worker.pid:
+                self._refill(stage, worker)
+            self._take_turn(0)  # the first ones work while the others are forked
         while not self._trainer.is_closed:
             self._take_turn(_LOOK_AFTER_SECONDS)
+
+    def _places(self) -> Iterator[tuple[Stage, Worker]]:
+        """Give the places for workers, of both stages in turn: the first mini-batch needs both."""
+        teams = [[(stage, worker) for worker in stage.team] for stage in self._stages]
+        for places in itertools.zip_longest(*teams):
+            yield from filter(None, places)
 
     def _take_turn(self, timeout_seconds: float) -> None:
         """Serve whoever has sent a message, and hand out work."""
@@ -189,9 +196,7 @@ class Supervisor:
             for slot in released:
                 self._release(Slot(*slot))
             for batch_id, (indices, epochs, position) in enumerate(index_lists, first_id):
-                part_size = self._costs.part_size(
-                    len(indices), self._plan.n_readers, self._plan.n_build_ahead
-                )
+                part_size = self._costs.part_size(len(indices), self._plan.n_build_ahead)
                 self._schedule.admit(batch_id, indices, epochs, part_size, position)
         elif kind == "orders":
             self._residency.learn(*message[1:])
