@@ -12,11 +12,14 @@ from overlapiter.node import this_node
 from overlapiter.options import Staging, Tier, directory_path, parse_share, parse_size
 from overlapiter.sources import declared_paths, paths_below, source_root, source_roots
 from overlapiter.store.generation import old_store, prepare
+from overlapiter.store.segments import aligned
 from overlapiter.store.site import Site
 from overlapiter.urls import is_url
 from overlapiter.workers.plan import StagingPlan
 from overlapiter.workers.start.parcel import Parcel
 
+#: What a file takes of a disk is a multiple of this, and more where the blocks are larger.
+_BLOCK_BYTES = 4096
 #: What the forkserver is to import: for any dataset, and for those that need Chainer.
 PRELOAD = ("overlapiter.workers.supervisor.service", "overlapiter.chainer.preload")
 
@@ -210,15 +213,17 @@ def _make_directory(directory: str) -> None:
 def _check_capacity(
     capacity_bytes: int, source: str, dataset: Any, first_indices: list[int]
 ) -> None:
-    """Refuse a capacity that does not hold the files of one mini-batch."""
+    """Refuse a capacity that does not hold the files of one mini-batch, in whole blocks."""
     paths: set[str] = set()
     for index in first_indices:
         declared = declared_paths(dataset, index) or []
         paths.update(absolute for _, absolute in paths_below(source, declared))
-    needed_bytes = sum(os.path.getsize(path) for path in paths if os.path.exists(path))
+    sizes = [os.path.getsize(path) for path in paths if os.path.exists(path)]
+    needed_bytes = sum(aligned(size_bytes, _BLOCK_BYTES) for size_bytes in sizes)
     if capacity_bytes < max(needed_bytes, 1):
         raise OptionError(
             "capacity",
             f"{capacity_bytes} bytes are less than the files of one mini-batch "
-            f"({needed_bytes} bytes); give room for some mini-batches",
+            f"({needed_bytes} bytes, in whole blocks of {_BLOCK_BYTES}); give room for some "
+            f"mini-batches",
         )

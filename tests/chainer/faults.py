@@ -129,10 +129,6 @@ class Run(contextlib.AbstractContextManager["Run"]):
                 self.warnings += [str(warning.message) for warning in heard]
 
 
-def staged_files(directory: Path) -> list[Path]:
-    return [path for path in directory.glob("*/files/**/*") if path.is_file()]
-
-
 def run_as_root(*command: str) -> None:
     """Run a command that root alone may, or skip the test."""
     if os.geteuid() != 0:

@@ -19,6 +19,7 @@ import pytest
 
 from bench.family import memory_files
 from tests.chainer.scripts import ENVIRONMENT, abandoned_memory, kill_all, wait_until
+from tests.support.staged import being_copied, read_staged, staged_paths
 
 #: The marks of a module whose tests start mpiexec.
 NEEDS_MPIEXEC = [
@@ -193,8 +194,8 @@ def _processes_of(mark: str) -> list[psutil.Process]:
 
 def check_staged(directory: Path, source: Path) -> int:
     """Check that each staged file is a whole copy and none half-copied; return how many."""
-    assert list(directory.glob("*/partial/*")) == []
-    staged = [path for path in directory.glob("*/files/**/*") if path.is_file()]
-    for path in staged:
-        assert path.read_bytes() == (source / path.name).read_bytes()
+    assert being_copied(directory) == set()
+    staged = staged_paths(directory, source)
+    for name, extent in staged.items():
+        assert read_staged(directory, extent) == (source / name).read_bytes()
     return len(staged)

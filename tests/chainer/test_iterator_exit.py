@@ -17,6 +17,7 @@ from tests.chainer.scripts import (
     wait_for_workers,
     wait_until,
 )
+from tests.support.staged import being_copied, blocks_on_disk, charged_bytes, mend
 
 START = """
     import os, sys, gc, time
@@ -150,15 +151,16 @@ def test_killing_the_trainer_ends_stuck_children_and_leaves_no_half_copied_file(
     """
     with Program(tmp_path, body) as program:
         program.wait_for("ready")
-        wait_until(lambda: list((tmp_path / "fast").glob("*/partial/*")))
+        wait_until(lambda: being_copied(tmp_path / "fast"))
         children = program.descendants()
 
         program.process.kill()
 
         assert are_gone(children)
         assert complaints(program.errors()) == []
-    # The supervisor tidies up if it outlives the trainer by a moment, else the next start does.
-    assert len(list((tmp_path / "fast").glob("*/partial/*"))) <= 1
+    mend(tmp_path / "fast", tmp_path / "source")
+    assert being_copied(tmp_path / "fast") == set()
+    assert charged_bytes(tmp_path / "fast") == blocks_on_disk(tmp_path / "fast") == 0
 
 
 @pytest.mark.parametrize("ending", ["", "iterator.finalize()", "iterator.stats()"])

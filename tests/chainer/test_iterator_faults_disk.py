@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from tests.chainer.faults import Image, SourceFiles, mounted, mounted_tmpfs, staged_files
+from tests.chainer.faults import Image, SourceFiles, mounted, mounted_tmpfs
 from tests.chainer.scripts import PROMPT_SECONDS, wait_until
+from tests.support.staged import (
+    DAMAGE,
+    INDEX_DAMAGE,
+    being_copied,
+    blocks_on_disk,
+    charged_bytes,
+    evict,
+    segments,
+    staged_paths,
+)
+
+#: What the index takes at most here, its log and its reserve included.
+INDEX_BYTES = 3 << 20
 
 # --- full -------------------------------------------------------------------------------------
 
@@ -26,16 +37,16 @@ def test_a_disk_that_fills_up_at_any_byte_is_passed_by_and_used_again_when_there
 ) -> None:
     source = SourceFiles(tmp_path / "source", most_bytes=most_bytes, seed=seed)
     room_bytes = random.Random(seed).randrange(source.total_bytes)
-    disk_bytes = 2 * source.total_bytes + (1 << 20)
+    disk_bytes = 2 * source.total_bytes + INDEX_BYTES
     with mounted_tmpfs(tmp_path / "disk", disk_bytes) as disk:
         with (disk / "filler").open("wb") as filler:  # whatever else is on that disk
             filler.truncate(0)
-            os.posix_fallocate(filler.fileno(), 0, disk_bytes - room_bytes - 24 * 4096)
+            os.posix_fallocate(filler.fileno(), 0, disk_bytes - room_bytes - INDEX_BYTES // 2)
         with source.iterate(disk / "fast") as run:
             run.take(9)
             fill_up(disk / "more")
-            for path in staged_files(disk / "fast")[:3]:
-                path.unlink(missing_ok=True)  # it may be evicted; others take what is free
+            # Other files of this disk take what these leave.
+            evict(disk / "fast", source.folder, list(staged_paths(disk / "fast"))[:3])
             fill_up(disk / "even more")
             run.take_until(lambda stats: stats.files_refused)
             run.take(6)
@@ -45,10 +56,9 @@ def test_a_disk_that_fills_up_at_any_byte_is_passed_by_and_used_again_when_there
             run.take_until_staged()
             after = run.iterator.stats()
         assert after.files_staged > before.files_staged
-        assert sorted(path.name for path in staged_files(disk / "fast")) == sorted(
-            Path(name).name for name in source.names
-        )
-        assert list((disk / "fast").glob("*/partial/*")) == []
+        assert staged_paths(disk / "fast").keys() == set(source.names)
+        assert being_copied(disk / "fast") == set()
+        assert charged_bytes(disk / "fast") == blocks_on_disk(disk / "fast")
     # None, if it was enough to evict what is needed later.
     assert len(run.warnings) <= 1
     assert all(f"{disk / 'fast'} is full" in text for text in run.warnings)
@@ -68,7 +78,7 @@ def fill_up(path: Path) -> None:
 def test_below_a_limit_that_is_reached_staging_goes_on(
     source: SourceFiles, tmp_path: Path, option: str
 ) -> None:
-    disk_bytes = 2 * source.total_bytes + (1 << 20)
+    disk_bytes = 2 * source.total_bytes + INDEX_BYTES
     largest_bytes = max((source.folder / name).stat().st_size for name in source.names)
     with mounted_tmpfs(tmp_path / "disk", disk_bytes) as disk:
         value = source.total_bytes // 2 if option == "capacity" else disk_bytes // 4
@@ -79,13 +89,12 @@ def test_below_a_limit_that_is_reached_staging_goes_on(
         with source.iterate(disk / "fast", **{option: value}) as run:
             run.take(12)
             assert run.iterator.stats().files_staged > 0
-            assert len(staged_files(disk / "fast")) < len(source.names)
+            assert len(staged_paths(disk / "fast")) < len(source.names)
             if option == "keep_free":
                 (disk / "filler").unlink()
                 run.take_until_staged()
             assert run.warnings or run.iterator.stats().files_evicted
-        used_bytes = sum(path.stat().st_size for path in staged_files(disk / "fast"))
-        assert option == "keep_free" or used_bytes <= value
+        assert option == "keep_free" or blocks_on_disk(disk / "fast") <= value
     assert [("is full" in text) for text in run.warnings] in ([], [True])
 
 
@@ -109,69 +118,65 @@ def test_a_staging_directory_that_goes_away_is_made_anew_and_staging_goes_on(
         run.take_until_staged()
         assert run.iterator.stats().files_staged > len(source.names)
     assert len(run.warnings) <= 1
-    assert len(staged_files(fast)) == len(source.names)
+    assert staged_paths(fast).keys() == set(source.names)
     folders = [fast, *(path for path in fast.rglob("*") if path.is_dir())]
     assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
 
 
-def by_another(path: Path) -> None:
-    """Put another file of the same size in its place."""
-    path.with_name("new").write_bytes(os.urandom(path.stat().st_size))
-    path.with_name("new").rename(path)
-
-
-def by_directory(path: Path) -> None:
-    path.unlink()
-    path.mkdir()
-
-
-def by_parent_file(path: Path) -> None:
-    wait_until(lambda: is_replaced_by_file(path.parent))
-
-
-def is_replaced_by_file(folder: Path) -> bool:
-    try:
-        folder.rename(folder.with_name(f"was {folder.name}"))
-        folder.write_bytes(b"in the way")
-    except OSError:  # a copy came meanwhile
-        shutil.rmtree(folder.with_name(f"was {folder.name}"), ignore_errors=True)
-        return False
-    return True
-
-
-DEEDS: dict[str, Callable[[Path], None]] = {
-    "removed": Path.unlink,
-    "cut": lambda path: os.truncate(path, path.stat().st_size // 2),
-    "longer": lambda path: os.truncate(path, path.stat().st_size + 1),
-    "garbage": lambda path: path.write_bytes(b"garbage"),
-    "replaced": by_another,
-    "a directory": by_directory,
-    "a file in place of its folder": by_parent_file,
-}
-
-
 @pytest.mark.parametrize("look_ahead", [2, 32])
-@pytest.mark.parametrize("deed", DEEDS)
-def test_staged_files_that_somebody_damages_never_reach_a_mini_batch(
+@pytest.mark.parametrize("deed", DAMAGE)
+def test_staged_bytes_that_are_damaged_never_reach_a_mini_batch_and_are_staged_anew(
     source: SourceFiles, tmp_path: Path, deed: str, look_ahead: int
 ) -> None:
     fast = tmp_path / "fast"
     with source.iterate(fast, look_ahead=look_ahead) as run:
         run.take(4)
-        wait_until(lambda: len(staged_files(fast)) == len(source.names))
+        wait_until(lambda: len(staged_paths(fast)) == len(source.names))
         for _ in range(2):
-            run.settle()  # nobody can tell what is damaged between a look and a read
-            for path in sorted(staged_files(fast))[::3]:
-                if path.is_file() and path.parent.parent.name == "files":
-                    # A copy that is no good may go, or another come, at the same moment.
-                    with contextlib.suppress(FileNotFoundError, FileExistsError):
-                        DEEDS[deed](path)
+            for extent in list(staged_paths(fast).values())[::3]:
+                DAMAGE[deed](fast, extent)
             run.take(5)
-        if "in place" not in deed and deed != "a directory":  # what is not ours stays
-            run.take(look_ahead)
-            run.take_until_staged()
-            assert run.iterator.stats().files_staged > len(source.names)
+        run.take(look_ahead)
+        run.take_until_staged()
+        assert run.iterator.stats().files_staged > len(source.names)
     assert run.warnings == []
+
+
+@pytest.mark.parametrize("look_ahead", [2, 32])
+def test_staged_files_that_another_run_evicts_are_read_from_the_source_and_staged_anew(
+    source: SourceFiles, tmp_path: Path, look_ahead: int
+) -> None:
+    fast = tmp_path / "fast"
+    with source.iterate(fast, look_ahead=look_ahead) as run:
+        run.take(4)
+        for _ in range(3):
+            wait_until(lambda: len(staged_paths(fast)) == len(source.names))
+            evict(fast, source.folder, source.names[::3])
+            run.take(5)
+        run.take(look_ahead)
+        run.take_until_staged()
+        assert run.iterator.stats().files_staged > len(source.names)
+    assert staged_paths(fast).keys() == set(source.names)
+    assert charged_bytes(fast) == blocks_on_disk(fast)
+    assert run.warnings == []
+
+
+@pytest.mark.parametrize("deed", INDEX_DAMAGE)
+def test_an_index_that_is_damaged_is_thrown_away_and_staging_begins_anew(
+    source: SourceFiles, tmp_path: Path, deed: str
+) -> None:
+    fast = tmp_path / "fast"
+    with source.iterate(fast) as run:
+        run.take(4)
+        wait_until(lambda: len(staged_paths(fast)) == len(source.names))
+        INDEX_DAMAGE[deed](fast)
+        run.take(4)
+        run.take_until_staged()
+    assert len(run.warnings) <= 1
+    with source.iterate(fast) as run:
+        run.take_until_staged()
+    assert staged_paths(fast).keys() == set(source.names)
+    assert charged_bytes(fast) == blocks_on_disk(fast)
 
 
 # --- sick -------------------------------------------------------------------------------------
@@ -183,8 +188,8 @@ def test_a_disk_that_becomes_read_only_still_gives_what_is_staged_and_is_used_ag
     with mounted_tmpfs(tmp_path / "disk", 8 << 20) as disk:
         with source.iterate(disk / "fast") as run:
             run.take(4)
-            wait_until(lambda: len(staged_files(disk / "fast")) == len(source.names))
-            wait_until(lambda: is_read_only_with_gaps(disk, len(source.names)))
+            wait_until(lambda: len(staged_paths(disk / "fast")) == len(source.names))
+            wait_until(lambda: is_read_only_with_gaps(disk, source))
             run.take(3)
             before = run.iterator.stats()
             run.take(9)
@@ -193,17 +198,16 @@ def test_a_disk_that_becomes_read_only_still_gives_what_is_staged_and_is_used_ag
             assert now.opens_source > before.opens_source
             wait_until(lambda: remount(disk, "rw"))
             run.take_until_staged()
-        assert len(staged_files(disk / "fast")) == len(source.names)
+        assert staged_paths(disk / "fast").keys() == set(source.names)
     assert len(run.warnings) <= 1
     assert all("Read-only file system" in text for text in run.warnings)
 
 
-def is_read_only_with_gaps(disk: Path, n_files: int) -> bool:
-    """Remove every other staged file and remount the disk before all are staged again."""
-    for path in sorted(staged_files(disk / "fast"))[::2]:
-        path.unlink(missing_ok=True)
+def is_read_only_with_gaps(disk: Path, source: SourceFiles) -> bool:
+    """Evict every other staged file and remount the disk before all are staged again."""
+    evict(disk / "fast", source.folder, source.names[::2])
     wait_until(lambda: remount(disk, "ro"))
-    if len(staged_files(disk / "fast")) < n_files:
+    if len(staged_paths(disk / "fast")) < len(source.names):
         return True
     wait_until(lambda: remount(disk, "rw"))
     return False
@@ -224,8 +228,8 @@ def test_a_disk_that_gives_input_output_errors_is_passed_by(
         source.iterate(disk / "fast") as run,
     ):
         run.take(4)
-        wait_until(lambda: len(staged_files(disk / "fast")) == len(source.names))
-        image.lose(staged_files(disk / "fast"))
+        wait_until(lambda: len(staged_paths(disk / "fast")) == len(source.names))
+        image.lose(segments(disk / "fast"))
         before = run.iterator.stats().opens_source
         run.take(9)
         assert run.iterator.stats().opens_source > before

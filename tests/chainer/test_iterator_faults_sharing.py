@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
 import signal
 import time
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
-from overlapiter.staging.claim import try_lock
-from overlapiter.staging.usage import UsageFile
-from tests.chainer.faults import SourceFiles, held_back, staged_files
+from tests.chainer.faults import SourceFiles, held_back
 from tests.chainer.scripts import Program, kill_all, wait_until, workers
+from tests.support.staged import (
+    being_copied,
+    blocks_on_disk,
+    charged_bytes,
+    evict,
+    key_in,
+    staged_paths,
+    stopped_in_transaction,
+)
 
 OTHER_JOB = """
     import overlapiter
@@ -37,17 +41,10 @@ OTHER_JOB = """
 """
 
 
-def partials(directory: Path) -> list[Path]:
-    return list(directory.glob("*/partial/*"))
-
-
-def is_claimed(directory: Path, path: Path) -> bool:
-    """Return whether a process holds the claim on the copy of a source file."""
-    name = hashlib.blake2b(os.fsencode(path), digest_size=16).hexdigest()
-    for partial in directory.glob(f"*/partial/{name}"):
-        with partial.open("rb") as file:
-            return not try_lock(file.fileno())
-    return False
+def is_all_but_one(directory: Path, source: SourceFiles, path: Path) -> bool:
+    """Return whether all files are staged but one, which a process has claimed."""
+    claimed = {key_in(source.folder, path)}
+    return len(staged_paths(directory)) == 11 and being_copied(directory) == claimed
 
 
 def prefetchers_of(program: Program) -> list[psutil.Process]:
@@ -77,13 +74,14 @@ def test_a_job_that_is_killed_while_it_copies_leaves_its_files_to_the_others(
         with held_back(path), source.iterate(fast, capacity=capacity) as run:
             run.take()
             program.wait_for("ready")
-            wait_until(lambda: len(staged_files(fast)) == 11 and is_claimed(fast, path))
+            wait_until(lambda: is_all_but_one(fast, source, path))
             kill_all([*prefetchers_of(program), psutil.Process(program.process.pid)])
         with source.iterate(fast, capacity=capacity) as run:
             run.take(4)
             assert run.iterator.stats().opens_source == 0
             assert run.warnings == []
-    assert partials(fast) == []
+    assert being_copied(fast) == set()
+    assert charged_bytes(fast) == blocks_on_disk(fast)
 
 
 def test_a_job_that_is_stopped_while_it_copies_is_told_of_and_passed_by(
@@ -94,14 +92,14 @@ def test_a_job_that_is_stopped_while_it_copies_is_told_of_and_passed_by(
     with Program(tmp_path, OTHER_JOB.format(capacity=None)) as program:
         with held_back(path):
             program.wait_for("ready")
-            wait_until(lambda: len(staged_files(fast)) == 11 and is_claimed(fast, path))
+            wait_until(lambda: is_all_but_one(fast, source, path))
             trainer = psutil.Process(program.process.pid)
             stopped = [trainer, *trainer.children(recursive=True)]  # its trainer would help itself
             for process in stopped:
                 process.send_signal(signal.SIGSTOP)
             for process in stopped:  # it takes a moment until the last thread has stopped
                 wait_until(lambda one=process: one.status() == psutil.STATUS_STOPPED)
-        assert is_claimed(fast, path)
+        assert is_all_but_one(fast, source, path)
         start = time.monotonic()
         with source.iterate(fast, n_prefetchers=1) as run:
             run.take(6)
@@ -115,51 +113,40 @@ def test_a_job_that_is_stopped_while_it_copies_is_told_of_and_passed_by(
         assert len(run.warnings) == 1
         assert "was stopped" in run.warnings[0]
         assert str(fast) in run.warnings[0]
-    assert len(staged_files(fast)) == len(source.names)
+    assert staged_paths(fast).keys() == set(source.names)
 
 
-@pytest.fixture
-def holder(tmp_path: Path) -> Iterator[Any]:
-    """A process of another job that is stopped while it counts bytes; not yet started."""
-    pids = []
-
-    def start() -> int:
-        pid = os.fork()
-        if not pid:
-            try:
-                with UsageFile(str(tmp_path / "fast")).hold():
-                    os.kill(os.getpid(), signal.SIGSTOP)
-            finally:
-                os._exit(0)
-        pids.append(pid)
-        assert os.WIFSTOPPED(os.waitpid(pid, os.WUNTRACED)[1])
-        return pid
-
-    yield start
-    for pid in pids:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-
-
-def test_a_job_that_is_stopped_while_it_counts_is_told_of_and_passed_by(
-    source: SourceFiles, tmp_path: Path, holder: Any
+def test_a_job_that_is_stopped_in_a_transaction_is_told_of_and_passed_by(
+    source: SourceFiles, tmp_path: Path
 ) -> None:
     fast = tmp_path / "fast"
     with source.iterate(fast, capacity=10**8) as run:
         run.take(4)
-        wait_until(lambda: len(staged_files(fast)) == len(source.names))
-        pid = holder()
-        for path in staged_files(fast)[::2]:
-            path.unlink()
-        start = time.monotonic()
-        run.take(9)
-        assert run.iterator.stats().files_refused > 0
-        with source.iterate(fast, capacity=10**8) as other:  # nor is a start held up
-            other.take(6)
-        assert time.monotonic() - start < 40
-        os.kill(pid, signal.SIGCONT)
-        run.take_until_staged()
+        wait_until(lambda: len(staged_paths(fast)) == len(source.names))
+        evict(fast, source.folder, source.names[::2])
+        with stopped_in_transaction(fast) as pid:
+            start = time.monotonic()
+            run.take(9)
+            assert run.iterator.stats().files_refused > 0
+            with source.iterate(fast, capacity=10**8) as other:  # nor is a start held up
+                other.take(6)
+            assert time.monotonic() - start < 40
+            os.kill(pid, signal.SIGCONT)
+            run.take_until_staged()
     for warned in (run, other):
         assert len(warned.warnings) == 1
         assert "was stopped" in warned.warnings[0]
-    assert len(staged_files(fast)) == len(source.names)
+    assert staged_paths(fast).keys() == set(source.names)
+
+
+def test_a_job_that_is_stopped_while_it_looks_holds_nothing_up(
+    source: SourceFiles, tmp_path: Path
+) -> None:
+    fast = tmp_path / "fast"
+    with source.iterate(fast, capacity=10**8) as run:
+        run.take(4)
+        with stopped_in_transaction(fast, "BEGIN"):
+            evict(fast, source.folder, source.names[::2])
+            run.take_until_staged()
+        assert run.iterator.stats().files_staged > len(source.names)
+    assert run.warnings == []

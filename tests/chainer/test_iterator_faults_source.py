@@ -20,9 +20,9 @@ from tests.chainer.faults import (
     content,
     mounted,
     mounted_tmpfs,
-    staged_files,
 )
 from tests.chainer.scripts import run_script, wait_until
+from tests.support.staged import evict, read_staged, staged_paths
 
 N_BATCHES = 3
 
@@ -144,12 +144,10 @@ def test_a_source_that_gives_input_output_errors_is_named_and_read_when_it_has_r
         source = SourceFiles(disk / "source")
         with source.iterate(tmp_path / "fast") as run:
             run.take(6)
-            wait_until(lambda: len(staged_files(tmp_path / "fast")) == len(source.names))
+            wait_until(lambda: len(staged_paths(tmp_path / "fast")) == len(source.names))
             lost = source.folder / source.names[5]
             image.lose([source.folder / name for name in source.names])
-            for path in staged_files(tmp_path / "fast"):
-                if path.name == lost.name:
-                    path.unlink()
+            evict(tmp_path / "fast", source.folder, [source.names[5]])
             errors = [attempt(run) for _ in range(9)]
             failed = [error for error in errors if error is not None]
             assert failed
@@ -231,8 +229,8 @@ def test_a_torn_copy_of_a_file_that_is_being_rewritten_is_never_kept(tmp_path: P
             for _ in range(6):  # they were built before
                 next(run.iterator)
             run.take_until_staged()
-            (staged,) = [path for path in staged_files(tmp_path / "fast") if path.name == "2.bin"]
-            assert staged.read_bytes() == whole
+            staged = staged_paths(tmp_path / "fast")[source.names[2]]
+            assert read_staged(tmp_path / "fast", staged) == whole
     finally:
         is_over.set()
         thread.join()
@@ -246,12 +244,11 @@ def assert_survives(run: Run, go: Callable[[], None], come_back: Callable[[], No
     fast = Path(run.iterator.staging.directory)
     source = run.source
     run.take(6)
-    wait_until(lambda: len(staged_files(fast)) == len(source.names))
+    wait_until(lambda: len(staged_paths(fast)) == len(source.names))
     run.take_until_staged()
     go()
     run.take(6)  # all of it is staged and known
-    (lost,) = [path for path in staged_files(fast) if path.name == "9.bin"]
-    lost.unlink()
+    evict(fast, source.folder, [source.names[9]])
     errors = [attempt(run) for _ in range(9)]
     for number, error in enumerate(errors):
         if error is not None:

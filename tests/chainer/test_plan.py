@@ -16,11 +16,9 @@ from overlapiter.chainer.datasets import DatasetPickler
 from overlapiter.errors import OptionError, StagingError, StagingWarning
 from overlapiter.node import Node, set_node
 from overlapiter.planning import default_prefetchers, modules_to_preload, staging_plan
-from overlapiter.staging.folders import subdirectory
-from overlapiter.staging.store import Outcome
 from overlapiter.workers.start.parcel import Parcel
 
-N, SIZE_BYTES = 4, 1000
+N, SIZE_BYTES, BLOCK_BYTES = 4, 1000, 4096
 BATCH = [0, 1, 2]
 
 
@@ -48,11 +46,11 @@ def test_without_staging_there_is_nothing_to_plan(dataset):
 
 def test_the_plan_is_in_absolute_paths_bytes_and_counts(dataset, source, monkeypatch):
     monkeypatch.chdir(source.parent)
-    staging = Staging("staging", source="source", capacity="10KB", n_prefetchers=3)
+    staging = Staging("staging", source="source", capacity="20KB", n_prefetchers=3)
     plan = staging_plan(staging, dataset, BATCH)
-    assert [tier.directory for tier in plan.tiers] == [f"{source.parent}/staging"]
+    assert [site.directory for site in plan.sites] == [f"{source.parent}/staging"]
     assert plan.source == str(source)
-    assert plan.capacity_bytes == 10_000
+    assert plan.capacity_bytes == 20_000
     assert plan.validate == "mtime"
     assert (plan.n_prefetchers, plan.reads_in_flight) == (3, None)
     assert plan.reads_per_prefetcher == 22
@@ -64,7 +62,7 @@ def test_the_defaults_follow_from_the_machine_and_the_disk(dataset, directory):
     disk_bytes = disk.f_blocks * disk.f_frsize
     assert plan.capacity_bytes is None
     assert plan.validate == "never"
-    assert plan.tiers[0].keep_free_bytes == pytest.approx(disk_bytes * 0.05, rel=0.01)
+    assert plan.sites[0].keep_free_bytes == pytest.approx(disk_bytes * 0.05, rel=0.01)
     assert plan.n_prefetchers == default_prefetchers(len(os.sched_getaffinity(0)))
 
 
@@ -87,7 +85,7 @@ def test_shares_are_shares_of_the_disk(dataset, directory):
     plan = staging_plan(Staging(directory, capacity="50%", keep_free=0), dataset, BATCH)
     disk = os.statvfs(directory)
     assert plan.capacity_bytes == disk.f_blocks * disk.f_frsize // 2
-    assert plan.tiers[0].keep_free_bytes == 0
+    assert plan.sites[0].keep_free_bytes == 0
 
 
 def test_a_directory_that_is_no_tier_is_the_slowest_one(dataset, tmp_path):
@@ -99,27 +97,36 @@ def test_a_directory_that_is_no_tier_is_the_slowest_one(dataset, tmp_path):
     ):
         staging = Staging(directory, capacity=capacity, tiers=tiers)
         plan = staging_plan(staging, dataset, BATCH)
-        assert [os.path.basename(tier.directory) for tier in plan.tiers] == names
+        assert [os.path.basename(site.directory) for site in plan.sites] == names
         assert plan.capacity_bytes == (3_000_000 if capacity is None else 7_000_000)
     assert staging_plan(Staging(directory, tiers=tiers), dataset, BATCH).capacity_bytes is None
 
 
-def test_the_directory_is_made_and_is_private(dataset, directory, source):
+def modes_below(directory: Path) -> set[int]:
+    folders = [path for path in directory.rglob("*") if path.is_dir()]
+    return {stat.S_IMODE(path.stat().st_mode) for path in folders}
+
+
+def test_the_directory_is_made_and_is_private(dataset, directory):
     plan = staging_plan(Staging(directory), dataset, BATCH)
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
-    assert stat.S_IMODE(os.stat(subdirectory(str(directory), plan.source)).st_mode) == 0o700
-    assert plan.stores()[0].stage(str(source / "0.jpg")).outcome is Outcome.COPIED
+    assert modes_below(directory) == {0o700}
     assert staging_plan(Staging(directory), dataset, BATCH) == plan  # again, over what is there
 
 
-def test_what_is_staged_already_counts(dataset, directory, source):
-    staging = Staging(directory, capacity=3 * SIZE_BYTES + 100, keep_free=0)
-    (store,) = staging_plan(staging, dataset, BATCH).stores()
-    for n in range(3):
-        assert store.stage(str(source / f"{n}.jpg")).outcome is Outcome.COPIED
-    (directory / "overlapiter.usage").unlink()
-    room = staging_plan(staging, dataset, BATCH).tiers[0].room()
-    assert not room.reserve(101)
+def test_the_trainer_which_may_fork_opens_no_index(dataset, directory):
+    staging_plan(Staging(directory), dataset, BATCH)
+    assert [path.name for path in directory.rglob("*") if path.is_file()] == []
+
+
+def test_what_an_earlier_version_staged_is_told_of_and_left_alone(dataset, directory):
+    old = directory / f"source-{'0' * 12}"
+    (old / "files").mkdir(parents=True)
+    (old / "source.json").write_text("{}")
+    (old / "files" / "0.jpg").write_bytes(b"staged")
+    with pytest.warns(StagingWarning, match=f"evict {directory} --old"):
+        staging_plan(Staging(directory), dataset, BATCH)
+    assert (old / "files" / "0.jpg").read_bytes() == b"staged"
 
 
 # --- the source -------------------------------------------------------------------------------
@@ -204,17 +211,17 @@ def test_a_directory_may_be_given_by_the_home_directory(dataset, tmp_path, monke
     monkeypatch.chdir(tmp_path)
     staging = Staging("~/last", tiers=[Tier("~/ram", "1MB"), Tier(tmp_path / "last")])
     plan = staging_plan(staging, dataset, BATCH)
-    assert [tier.directory for tier in plan.tiers] == [f"{tmp_path}/ram", f"{tmp_path}/last"]
+    assert [site.directory for site in plan.sites] == [f"{tmp_path}/ram", f"{tmp_path}/last"]
     assert (tmp_path / "ram").is_dir()
     assert not (tmp_path / "~").exists()
 
 
-def test_a_directory_that_exists_keeps_its_mode_and_what_lies_there(dataset, directory, source):
+def test_a_directory_that_exists_keeps_its_mode_and_what_lies_there(dataset, directory):
     directory.mkdir(mode=0o755)
     (directory / "mine").write_text("mine")
     staging_plan(Staging(directory), dataset, BATCH)
     assert stat.S_IMODE(directory.stat().st_mode) == 0o755
-    assert stat.S_IMODE(os.stat(subdirectory(str(directory), str(source))).st_mode) == 0o700
+    assert modes_below(directory) == {0o700}
     assert (directory / "mine").read_text() == "mine"
 
 
@@ -254,30 +261,32 @@ def test_a_directory_without_write_permission_is_told(dataset, directory):
     assert "is not writable" in failed(directory, dataset)
 
 
-@pytest.mark.parametrize("capacity", [None, "1GB"])
-def test_links_where_the_staging_directory_has_its_own_files_are_not_followed(
-    dataset, directory, source, tmp_path, capacity
+@pytest.mark.parametrize(
+    "place", ["overlapiter", "overlapiter/g0001", "overlapiter/g0001/segments"]
+)
+def test_links_where_the_staging_directory_has_its_own_folders_are_not_followed(
+    dataset, directory, tmp_path, place
 ):
-    directory.mkdir()
+    (directory / place).parent.mkdir(parents=True)
     (tmp_path / "elsewhere").mkdir()
-    os.symlink(tmp_path / "elsewhere", subdirectory(str(directory), str(source)))
-    with pytest.raises(StagingError):
-        staging_plan(Staging(directory, capacity=capacity), dataset, BATCH)
+    os.symlink(tmp_path / "elsewhere", directory / place)
+    with pytest.raises(StagingError, match="is no directory"):
+        staging_plan(Staging(directory), dataset, BATCH)
     assert os.listdir(tmp_path / "elsewhere") == []
 
 
 # --- the capacity -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("capacity", [1, 3 * SIZE_BYTES - 1])
+@pytest.mark.parametrize("capacity", [1, 3 * BLOCK_BYTES - 1])
 def test_a_capacity_below_a_mini_batch_is_refused(dataset, directory, capacity):
     text = refused("capacity", Staging(directory, capacity=capacity), dataset)
     assert f"{capacity} bytes are less than" in text
-    assert f"({3 * SIZE_BYTES} bytes)" in text
+    assert f"({3 * BLOCK_BYTES} bytes" in text
 
 
 def test_a_capacity_of_a_mini_batch_is_enough_and_a_file_used_twice_counts_once(dataset, directory):
-    staging = Staging(directory, capacity=3 * SIZE_BYTES)
+    staging = Staging(directory, capacity=3 * BLOCK_BYTES)
     assert staging_plan(staging, dataset, [0, 1, 2, 2, 1]) is not None
 
 

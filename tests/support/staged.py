@@ -111,6 +111,17 @@ def key_in(source: Path | str, path: Path | str) -> int:
     return key_of(str(path), source_seed(str(source)))
 
 
+@contextlib.contextmanager
+def another_run(directory: Path, source: Path | str) -> Iterator[Store]:
+    """Give the store to another run, which ends with the block. No process may be forked in it."""
+    store = Store(Site(str(directory)), str(source), Run(secrets.randbits(62), {}))
+    try:
+        yield store
+        store.record_end("closed", {})
+    finally:
+        store.close()
+
+
 def evict(directory: Path, source: Path | str, names: Iterable[str]) -> None:
     """Evict files as another run does.
 
@@ -119,12 +130,14 @@ def evict(directory: Path, source: Path | str, names: Iterable[str]) -> None:
         source: The source root.
         names: Their paths below it.
     """
-    store = Store(Site(str(directory)), str(source), Run(secrets.randbits(62), {}))
-    try:
+    with another_run(directory, source) as store:
         store.evict([store.key_of(os.path.join(source, name)) for name in names])
-        store.record_end("closed", {})
-    finally:
-        store.close()
+
+
+def mend(directory: Path, source: Path | str) -> None:
+    """Mend what dead processes have left, as the first prefetcher of a run does."""
+    with another_run(directory, source) as store:
+        store.sweep()
 
 
 # --- damage -----------------------------------------------------------------------------------
