@@ -7,7 +7,7 @@
             g0007/               a generation: renamed and thrown away if its index is damaged
                 index.sqlite     see :mod:`.index`
                 segments/        see :mod:`.segments`
-                reserve          1 MiB, given up to open the index when the disk is full
+                reserve          1 MiB: given up to open the index when the disk is full
 
 Nothing here opens an index, so the trainer and file readers may use it.
 """
@@ -31,7 +31,6 @@ _ROOT = "overlapiter"
 _INDEX = "index.sqlite"
 _SEGMENTS = "segments"
 _RESERVE = "reserve"
-_RESERVE_BYTES = 1 << 20
 _ASIDE = "damaged-"
 _GENERATION = re.compile(r"g([0-9]{4,})")
 _FIRST = "g0001"
@@ -119,13 +118,13 @@ def clear(directory: str) -> None:
             discard(path)
 
 
-def make_reserve(generation: str) -> None:
-    """Set some space aside for the index, if there is any."""
+def make_reserve(generation: str, size_bytes: int) -> None:
+    """Set space aside for the index, if there is any."""
     path = os.path.join(generation, _RESERVE)
     with contextlib.suppress(OSError):  # it is there, or the disk is full
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            allocate(fd, 0, _RESERVE_BYTES)
+            allocate(fd, 0, size_bytes)
         finally:
             os.close(fd)
 

@@ -28,11 +28,10 @@ PATIENCE_SECONDS = 2.0
 #: For how long it is off before it is asked again, and how long that transaction waits.
 OFF_SECONDS, _SHORT_PATIENCE_SECONDS = 1.0, 0.1
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.0002, 0.005
-#: Above this size the log is written back into the database, by one process at a time.
-_CHECKPOINT_BYTES = 16 << 20
+#: Above this size, or share of the disk, the log is written back into the database.
+_CHECKPOINT_BYTES, _CHECKPOINT_SHARE = 16 << 20, 256
 #: Above this size, which a reader that was stopped brings about, nothing more is written.
 _LONGEST_LOG_BYTES = 256 << 20
-_LOOK_AT_LOG_EVERY = 64  # commits
 
 VERSION = 1
 _PRAGMAS = (
@@ -141,7 +140,6 @@ class Index:
         self._path = path
         self._lock = threading.Lock()
         self._reading, self._writing = reading or Patience(), writing or Patience()
-        self._n_commits = 0
         with self._translated():
             self._connection = sqlite3.connect(
                 path, timeout=0, isolation_level=None, check_same_thread=False
@@ -149,6 +147,9 @@ class Index:
         try:
             self._set_up()
             self._inode = os.stat(path).st_ino
+            disk = os.statvfs(path)
+            share_bytes = disk.f_blocks * disk.f_frsize // _CHECKPOINT_SHARE
+            self._checkpoint_bytes = min(_CHECKPOINT_BYTES, share_bytes)
         except BaseException:
             self._connection.close()
             raise
@@ -160,7 +161,7 @@ class Index:
             raise OSError(errno.EOPNOTSUPP, "the disk cannot share memory", self._path)
         version = self.value("PRAGMA user_version")
         if version == 0:
-            self.write(_make_tables)
+            self._write(_make_tables)
         elif version != VERSION:
             raise IndexDamagedError(f"{self._path} is of version {version}, not {VERSION}")
 
@@ -186,9 +187,20 @@ class Index:
     def write(self, work: Callable[[Cursor], ResultT]) -> ResultT:
         """Return what ``work`` returns after its changes have been committed; all or none are.
 
-        Blocks for up to 2 s while other processes write. Raises as :meth:`read`, and what ``work``
-        raises.
+        Blocks for up to 2 s while other processes write. If the disk is full, the log is written
+        back, which may give it room, and ``work`` runs once more. Raises as :meth:`read`, and what
+        ``work`` raises.
         """
+        try:
+            answer = self._write(work)
+        except OSError as error:
+            if error.errno != errno.ENOSPC or not self.checkpoint():
+                raise
+            answer = self._write(work)
+        self._checkpoint_if_due()
+        return answer
+
+    def _write(self, work: Callable[[Cursor], ResultT]) -> ResultT:
         with self._lock:
             try:
                 begin = "BEGIN IMMEDIATE"
@@ -196,13 +208,10 @@ class Index:
                 with self._translated():
                     answer = work(cursor)
                     cursor.execute("COMMIT")
+                    return answer
             except BaseException:
                 self._roll_back()
                 raise
-        self._n_commits += 1
-        if self._n_commits % _LOOK_AT_LOG_EVERY == 0:
-            self._checkpoint_if_due()
-        return answer
 
     def _roll_back(self) -> None:
         with contextlib.suppress(sqlite3.Error):  # it is closed; the error that led here tells
@@ -230,7 +239,7 @@ class Index:
         # What it cannot do now, a later commit tries again; this one has succeeded.
         with contextlib.suppress(OSError, StaleError, IndexDamagedError):
             size_bytes = os.stat(self._path + "-wal").st_size
-            is_busy = size_bytes > _CHECKPOINT_BYTES and not self.checkpoint()
+            is_busy = size_bytes > self._checkpoint_bytes and not self.checkpoint()
             if is_busy and size_bytes > _LONGEST_LOG_BYTES:
                 self._writing.end()
 

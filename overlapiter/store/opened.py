@@ -31,8 +31,9 @@ BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 #: A reservation is extended by at most so much at a time, and by this share of the capacity: what
 #: a process has reserved and not used is lost to the others.
 _PIECE_BYTES, _PIECE_SHARE = 16 << 20, 2048
-#: What is left of the disk for the index and its log, at most and as a share.
-_INDEX_BYTES, _INDEX_SHARE = 64 << 20, 64
+#: What is left free for the index and its log to grow, at most and as a share of the disk.
+_INDEX_BYTES, _INDEX_SHARE = 64 << 20, 16
+_RESERVE_BYTES = 1 << 20
 _LEAST_BLOCK_BYTES = 4096
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -73,7 +74,7 @@ class Owed:
 
     def pay(self, cursor: Cursor, owner: int) -> None:
         """Write it."""
-        lower(cursor, self.lowered)
+        lower(cursor, self.lowered, owner)
         rows = [(size_bytes, number) for number, size_bytes in self.unpledged.items()]
         cursor.executemany("UPDATE segment SET pledged=pledged-? WHERE id=?", rows)
         ended = [(key, owner) for key in self.ended]
@@ -132,7 +133,7 @@ class OpenGeneration:
             if not is_full(error) or not use_reserve(path):
                 raise
             self._open(introduce, patience)
-        make_reserve(path)
+        make_reserve(path, min(_RESERVE_BYTES, self._disk_bytes // _INDEX_SHARE))
 
     def _open(
         self, introduce: Callable[[Cursor], None], patience: tuple[Patience, Patience]
@@ -368,9 +369,9 @@ class OpenGeneration:
 
     @property
     def kept_free_bytes(self) -> int:
-        """What is to be left free on the disk; the index needs some."""
+        """What is to be left free on the disk, so that enough is when the index has grown."""
         index_bytes = min(_INDEX_BYTES, self._disk_bytes // _INDEX_SHARE)
-        return max(self._site.keep_free_bytes, index_bytes)
+        return self._site.keep_free_bytes + index_bytes
 
     def _extend(self, segment: Segment, size_bytes: int) -> bool:
         """Have the disk set aside what was charged; return whether it has.
@@ -459,7 +460,7 @@ class OpenGeneration:
             surplus[segment.number] = segment.surplus_bytes
 
         def work(cursor: Cursor) -> list[int]:
-            lower(cursor, surplus)
+            lower(cursor, surplus, self.owner.number)
             rows = [(number,) for number in surplus]
             cursor.executemany("UPDATE segment SET owner=0, pledged=0 WHERE id=?", rows)
             if is_last:

@@ -62,12 +62,18 @@ def move_to_going(cursor: Cursor, extents: Iterable[Extent], owner: int) -> list
     return places
 
 
-def lower(cursor: Cursor, lowered: Mapping[int, int]) -> None:
-    """Lower the charges of segments, each by so many bytes, and with them the total."""
+def lower(cursor: Cursor, lowered: Mapping[int, int], owner: int | None = None) -> None:
+    """Lower the charges of segments, each by so many bytes, and with them the total.
+
+    Args:
+        cursor: Of a transaction that writes.
+        lowered: For each segment the bytes.
+        owner: Only of segments that this process appends to; None for all.
+    """
     changed_bytes = 0
+    statement = "UPDATE segment SET charged=charged-? WHERE id=? AND owner=COALESCE(?, owner)"
     for number, size_bytes in lowered.items():
-        statement = "UPDATE segment SET charged=charged-? WHERE id=?"
-        if cursor.execute(statement, (size_bytes, number)).rowcount:
+        if cursor.execute(statement, (size_bytes, number, owner)).rowcount:
             changed_bytes += size_bytes
     if changed_bytes:
         cursor.execute("UPDATE fact SET value=value-? WHERE name='total'", (changed_bytes,))

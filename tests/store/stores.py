@@ -1,0 +1,121 @@
+"""A source of many files, stores to stage them in, and what of them lies on the disk."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from overlapiter.store.extents import DamagedError, Extent, ExtentReader, checksum_of
+from overlapiter.store.generation import segments_folder
+from overlapiter.store.site import Run, Site
+from overlapiter.store.store import Place, Store, Wanted
+
+BLOCK_BYTES = 4096
+SOURCE = "/lustre/images"
+_MTIME = 10**18
+
+
+class Files:
+    """Source files, which are there in memory alone.
+
+    Args:
+        n_files: How many.
+        most_bytes: How large they may be.
+        seed: Of sizes and contents.
+    """
+
+    def __init__(self, n_files: int, most_bytes: int = 5 * BLOCK_BYTES, seed: int = 0) -> None:
+        numbers = random.Random(seed)
+        self.contents = {
+            f"{SOURCE}/train/{seed}-{i}.jpg": numbers.randbytes(numbers.randint(1, most_bytes))
+            for i in range(n_files)
+        }
+        self.paths = list(self.contents)
+        self.blocks_bytes = sum(map(in_blocks, map(len, self.contents.values())))
+
+
+def in_blocks(size_bytes: int) -> int:
+    return -(-size_bytes // BLOCK_BYTES) * BLOCK_BYTES
+
+
+def made_store(directory: Path, run: int = 1, source: str = SOURCE, **limits: Any) -> Store:
+    return Store(Site(str(directory), **limits), source, Run(run, {}))
+
+
+def wanted(store: Store, paths: Iterable[str]) -> list[Wanted]:
+    return [Wanted(store.key_of(path), path) for path in paths]
+
+
+def written(store: Store, path: str, data: bytes) -> tuple[Wanted, Place, Extent] | None:
+    """Copy a file that was claimed; None if there is no room for it."""
+    place = store.place(len(data))
+    if place is None:
+        return None
+    os.pwrite(place.segment.fd, data, max(place.start, 0))
+    key = store.key_of(path)
+    checksum = checksum_of(data, key, _MTIME)
+    extent = Extent(key, 0, place.segment.number, place.start, len(data), _MTIME, checksum)
+    return Wanted(key, path), place, extent
+
+
+def stage(store: Store, files: Files, paths: Sequence[str]) -> dict[str, Extent]:
+    """Stage a part as a prefetcher does; return where the files are that are staged now."""
+    claim = store.claim(wanted(store, paths), expected_bytes=len(paths) * 3 * BLOCK_BYTES)
+    by_key = {store.key_of(path): path for path in paths}
+    copies = [written(store, by_key[key], files.contents[by_key[key]]) for key in claim.mine]
+    done = [copy for copy in copies if copy is not None]
+    store.publish(done, [key for key, copy in zip(claim.mine, copies, strict=True) if not copy])
+    extents = [copy[2] for copy in done] + [found.extent for found in claim.found.values()]
+    return {by_key[extent.key]: extent for extent in extents}
+
+
+def staged(store: Store, files: Files) -> dict[str, Extent]:
+    """Return where those files are that the index has."""
+    found = store.look(wanted(store, files.paths))
+    return {w.path: found[w.key].extent for w in wanted(store, files.paths) if w.key in found}
+
+
+def read(reader: ExtentReader, extent: Extent) -> bytes | None:
+    """Return the bytes of an extent; None if they are not the copy."""
+    try:
+        if extent.is_whole:
+            return Path(reader.path_of(extent)).read_bytes()
+        return reader.read(extent)
+    except DamagedError:
+        return None
+
+
+def n_right(store: Store, files: Files) -> int:
+    """Count the files that can be read from the store; none of them may be wrong."""
+    reader = ExtentReader([store.site.directory])
+    n_found = 0
+    for path, extent in staged(store, files).items():
+        data = read(reader, extent)
+        assert data in (None, files.contents[path])
+        n_found += data is not None
+    reader.close()
+    return n_found
+
+
+def segment_paths(directory: Path) -> list[Path]:
+    folder = Path(segments_folder(str(directory)))
+    return sorted(folder.iterdir()) if folder.exists() else []
+
+
+def disk_bytes(directory: Path) -> int:
+    """Return what all segments take of the disk."""
+    total_bytes = 0
+    for path in segment_paths(directory):
+        try:
+            total_bytes += path.stat().st_blocks * 512
+        except FileNotFoundError:  # it went meanwhile
+            continue
+    return total_bytes
+
+
+def sum_of_charges(store: Store) -> int:
+    statement = "SELECT COALESCE(SUM(charged), 0) FROM segment"
+    return int(store._read(lambda cursor: cursor.execute(statement).fetchone())[0])

@@ -1,0 +1,376 @@
+"""Capacity, free space and inodes, seen from outside while several processes stage and evict."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+
+from overlapiter.store import opened
+from overlapiter.store.extents import SMALL_BYTES
+from overlapiter.store.store import Store
+from tests.chainer.faults import Image, mounted, mounted_tmpfs
+from tests.store.actors import apart, in_a_process
+from tests.store.stores import (
+    BLOCK_BYTES,
+    Files,
+    disk_bytes,
+    in_blocks,
+    made_store,
+    n_right,
+    segment_paths,
+    stage,
+    sum_of_charges,
+    wanted,
+    written,
+)
+
+CAPACITY_BYTES = 60 * BLOCK_BYTES
+
+
+def staging_and_evicting(store: Store, files: Files, seed: int, n_parts: int):
+    """Stage parts in an order of its own; evict any files when there is no room."""
+    numbers = random.Random(seed)
+    for _ in range(n_parts):
+        part = numbers.sample(files.paths, 3)
+        n_tries = 0
+        while len(stage(store, files, part)) < 3 and n_tries < 20:
+            store.evict([store.key_of(path) for path in numbers.sample(files.paths, 6)])
+            n_tries += 1
+        yield n_tries
+
+
+def in_use(directory: Path) -> int:
+    found = os.statvfs(directory)
+    return (found.f_blocks - found.f_bfree) * found.f_frsize
+
+
+def fill(path: Path, size_bytes: int) -> None:
+    """Append so many bytes again and again, until the disk is full."""
+    with contextlib.suppress(OSError), open(path, "ab", buffering=0) as file:
+        while True:
+            file.write(bytes(size_bytes))
+
+
+def test_four_processes_never_exceed_the_capacity_nor_does_what_they_count(tmp_path, act):
+    files = Files(60)
+    with mounted_tmpfs(tmp_path / "fast", 16 << 20) as directory:
+        beside_bytes = 0
+
+        def prefetcher(seed):
+            store = made_store(directory, seed, capacity_bytes=CAPACITY_BYTES)
+            yield from staging_and_evicting(store, files, seed, 60)
+            store.close()
+            yield store.close()
+
+        def onlooker():
+            store = made_store(directory, 99)
+            while True:
+                before = store.total_bytes()
+                yield before, sum_of_charges(store), store.total_bytes()
+
+        look = act(onlooker)
+        look.step()
+        actors = [act(lambda seed=seed: prefetcher(seed)) for seed in range(4)]
+        most_bytes, n_evicting = 0, 0
+        for number in range(60):
+            for actor in actors:
+                actor.begin()
+            for _ in range(5):
+                most_bytes = max(most_bytes, disk_bytes(directory))
+                total_bytes, _, later_bytes = look.step()
+                assert max(total_bytes, later_bytes) <= CAPACITY_BYTES
+            n_evicting += sum(actor.answer() > 0 for actor in actors)
+            total_bytes, charged_bytes, _ = look.step()
+            beside_bytes = disk_bytes(directory)
+            assert beside_bytes <= total_bytes == charged_bytes <= CAPACITY_BYTES, number
+        assert n_evicting > 20
+        assert CAPACITY_BYTES * 0.8 < most_bytes <= CAPACITY_BYTES
+        for actor in actors:
+            actor.step()
+            actor.kill()
+        total_bytes, charged_bytes, _ = look.step()
+        look.kill()
+        assert total_bytes == charged_bytes == disk_bytes(directory)
+        assert apart(lambda: n_right(made_store(directory), files)) > 10
+
+
+def test_the_capacity_holds_while_processes_are_killed_and_others_take_over(tmp_path, act):
+    files = Files(60)
+    numbers = random.Random(7)
+    with mounted_tmpfs(tmp_path / "fast", 16 << 20) as directory:
+
+        def prefetcher(seed):
+            store = made_store(directory, seed, capacity_bytes=CAPACITY_BYTES)
+            store.take_over()
+            yield from staging_and_evicting(store, files, seed, 10**9)
+
+        actors = [act(lambda seed=seed: prefetcher(seed)) for seed in range(4)]
+        for seed in range(4, 40):
+            for actor in actors:
+                actor.begin()
+            assert disk_bytes(directory) <= CAPACITY_BYTES
+            for _ in range(numbers.randrange(3)):
+                for actor in actors:
+                    actor.answer()
+                    actor.begin()
+            assert disk_bytes(directory) <= CAPACITY_BYTES
+            doomed = actors.pop(numbers.randrange(4))
+            doomed.kill()
+            for actor in actors:
+                actor.answer()
+            actors.append(act(lambda seed=seed: prefetcher(seed)))
+        for actor in actors:
+            actor.kill()
+
+        def later():
+            store = made_store(directory, 99)
+            store.sweep()
+            assert n_right(store, files) > 10
+            store.close()
+            counts = store.total_bytes(), sum_of_charges(store)
+            store.close()
+            return counts
+
+        assert apart(later) == (disk_bytes(directory),) * 2
+        assert disk_bytes(directory) <= CAPACITY_BYTES
+
+
+@in_a_process
+def test_what_fits_is_staged_to_the_last_block(directory):
+    files = Files(30, most_bytes=1)
+    store = made_store(directory, capacity_bytes=30 * BLOCK_BYTES)
+    assert len(stage(store, files, files.paths)) == 30
+    assert store.place(1) is None
+    store.evict([store.key_of(path) for path in files.paths[:2]])
+    assert store.place(2 * BLOCK_BYTES) is not None
+    assert store.place(1) is None
+    store.close()
+
+
+@in_a_process
+def test_a_large_file_that_does_not_fit_leaves_nothing(directory):
+    store = made_store(directory, capacity_bytes=3 << 20)
+    assert store.place(4 << 20) is None
+    assert not store.can_ever_hold(4 << 20)
+    place = store.place(3 << 20)
+    assert store.place(SMALL_BYTES + 1) is None
+    assert store.place(1) is None
+    store.give_up(place)
+    assert store.can_ever_hold(3 << 20)
+    assert store.place(1) is not None
+    store.close()
+
+
+@in_a_process
+def test_a_capacity_that_was_larger_before_is_known_to_be_exceeded(directory, files):
+    store = made_store(directory)
+    stage(store, files, files.paths)
+    store.close()
+    less = made_store(directory, 2, capacity_bytes=files.blocks_bytes - 7 * BLOCK_BYTES)
+    assert less.excess_bytes() == 7 * BLOCK_BYTES
+    assert less.place(1) is None
+    less.evict([less.key_of(path) for path in files.paths])
+    assert less.excess_bytes() == 0
+    less.close()
+
+
+@in_a_process
+def test_a_process_reserves_little_where_there_is_little(directory, files):
+    store = made_store(directory, capacity_bytes=files.blocks_bytes)
+    assert len(stage(store, files, files.paths)) == len(files.paths)
+    store.close()
+
+
+def test_processes_together_leave_the_free_space_that_is_to_be_kept(tmp_path, act):
+    files = Files(400)
+    keep_bytes = 2 << 20
+    with mounted_tmpfs(tmp_path / "fast", 4 << 20) as directory:
+
+        def prefetcher(seed):
+            store = made_store(directory, seed, keep_free_bytes=keep_bytes)
+            order = random.Random(seed).sample(files.paths, 400)
+            for first in range(0, 400, 8):
+                yield len(stage(store, files, order[first : first + 8]))
+
+        def free_bytes():
+            found = os.statvfs(directory)
+            return found.f_bavail * found.f_frsize
+
+        actors = [act(lambda seed=seed: prefetcher(seed)) for seed in range(4)]
+        n_staged = [0] * 4
+        for _ in range(50):
+            for actor in actors:
+                actor.begin()
+            n_staged = [actor.answer() for actor in actors]
+            assert free_bytes() >= keep_bytes
+        assert min(n_staged) < 8
+        assert free_bytes() < keep_bytes + (400 << 10)
+        for actor in actors:
+            actor.kill()
+
+
+def test_the_index_has_room_where_no_free_space_is_to_be_kept(tmp_path):
+    files = Files(400)
+    with mounted_tmpfs(tmp_path / "fast", 4 << 20) as directory:
+
+        def fill():
+            store = made_store(directory)
+            for first in range(0, 400, 8):
+                stage(store, files, files.paths[first : first + 8])
+            n_staged = n_right(store, files)
+            assert store.place(SMALL_BYTES) is None
+            store.close()
+            return n_staged
+
+        assert 50 < apart(fill) < 400
+
+
+@in_a_process
+def test_inodes_are_kept_free_for_others(tmp_path):
+    options = "-t", "tmpfs", "-o", "nr_inodes=60,size=90m", "none"
+    with mounted(tmp_path / "fast", *options) as directory:
+        store = made_store(directory, keep_free_inodes=20)
+        places = []
+        while (place := store.place(SMALL_BYTES + 1)) is not None:
+            places.append(place)
+        assert 20 < len(places) < 40
+        assert os.statvfs(directory).f_favail == 20
+        assert store.place(100) is not None  # takes none
+        store.close()
+        for place in places:
+            store.give_up(place)
+
+
+@pytest.mark.parametrize("kind", ["tmpfs", "ext4"])
+def test_on_a_disk_that_is_full_to_the_last_block_a_new_process_evicts(tmp_path, kind):
+    files = Files(100)
+
+    def stage_all():
+        store = made_store(directory)
+        stage(store, files, files.paths)
+        store.close()
+
+    def fill_up():
+        for size_bytes in (1 << 20, 4096, 512, 1):
+            fill(directory / "other", size_bytes)
+        with pytest.raises(OSError, match="No space"), open(directory / "other", "ab") as other:
+            other.write(bytes(2 * BLOCK_BYTES))
+
+    def evict():
+        store = made_store(directory, 2)
+        keys = [store.key_of(path) for path in files.paths]
+        assert len(store.evict(keys[:50])) == 50
+        store.close()
+        return store.total_bytes(), n_right(store, files), store.close()
+
+    if kind == "tmpfs":
+        disk = mounted_tmpfs(tmp_path / "fast", 8 << 20)
+    else:
+        image = Image(tmp_path / "image", 16 << 20)
+        disk = mounted(tmp_path / "fast", "-o", "loop", str(image.path))
+    with disk as directory:
+        apart(stage_all)
+        fill_up()
+        total_bytes, n_found, _ = apart(evict)
+        assert n_found == 50
+        tree_bytes = (kind == "ext4") * BLOCK_BYTES  # where the extents of a file are not few
+        assert disk_bytes(directory) - total_bytes <= tree_bytes
+
+
+def test_a_process_that_has_the_index_open_evicts_when_the_disk_becomes_full(tmp_path, act):
+    files = Files(200)
+    with mounted_tmpfs(tmp_path / "fast", 8 << 20) as directory:
+
+        def evict():
+            store = made_store(directory)
+            stage(store, files, files.paths[:150])
+            yield
+            with contextlib.suppress(OSError):
+                stage(store, files, files.paths[150:])
+            while not store.evict([store.key_of(path) for path in files.paths[:75]]):
+                pass
+            yield len(stage(store, files, files.paths[150:])), n_right(store, files)
+            store.close()
+            yield
+
+        actor = act(evict)
+        actor.step()
+        fill(directory / "other", BLOCK_BYTES)
+        n_staged, n_found = actor.step()
+        assert n_staged > 30
+        assert n_found == 75 + n_staged
+        actor.step()
+
+
+@in_a_process
+def test_below_a_limit_of_file_sizes_segments_are_as_small(directory):
+    files = Files(100)
+    limit_bytes = files.blocks_bytes // 2
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+    store = made_store(directory)
+    for first in range(0, 100, 5):
+        stage(store, files, files.paths[first : first + 5])
+    assert n_right(store, files) == 100
+    assert len(segment_paths(directory)) >= 3
+    store.close()
+    assert store.total_bytes() == disk_bytes(directory)
+    store.close()
+
+
+@in_a_process
+def test_a_file_beyond_the_limit_of_file_sizes_is_refused(directory):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (512 << 10, 512 << 10))
+    store = made_store(directory)
+    with pytest.raises(OSError, match="File too large") as caught:
+        store.place(600 << 10)
+    assert caught.value.errno == errno.EFBIG
+    assert store.place(500 << 10) is not None
+    store.close()
+
+
+@in_a_process
+def test_what_the_disk_refuses_to_set_aside_is_not_charged(directory, files, monkeypatch):
+    store = made_store(directory)
+    assert store.total_bytes() == 0
+
+    def extend(_segment, _size_bytes):
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opened.Segment, "extend", extend)
+        assert store.place(100) is None
+        assert store.place(2 * SMALL_BYTES) is None
+        claim = store.claim(wanted(store, files.paths[3:5]), expected_bytes=32 << 20)
+        assert len(claim.mine) == 2
+        assert store.total_bytes() == sum_of_charges(store) == disk_bytes(directory) == 0
+    store.publish([written(store, path, files.contents[path]) for path in files.paths[3:5]], [])
+    assert n_right(store, files) == 2
+    store.close()
+
+
+def test_a_stopped_process_that_holds_a_reservation_keeps_no_other_from_staging(directory, act):
+    files = Files(30)
+
+    def holder():
+        store = made_store(directory, 1, capacity_bytes=CAPACITY_BYTES)
+        stage(store, files, files.paths[:2])
+        yield
+
+    def other():
+        store = made_store(directory, 2, capacity_bytes=CAPACITY_BYTES)
+        store.claim(wanted(store, files.paths[2:5]))
+        for path in files.paths[2:5]:
+            assert store.place(in_blocks(len(files.contents[path]))) is not None
+        yield
+
+    one, two = act(holder), act(other)
+    one.step()
+    one.signal(signal.SIGSTOP)
+    two.step()
