@@ -1,0 +1,161 @@
+"""Runs that share a staging directory: what they want, how they end, and what no run uses."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from overlapiter.store import store as store_module
+from tests.store.actors import apart, in_a_process
+from tests.store.stores import made_store, n_right, stage
+
+
+def runs(store):
+    statement = "SELECT id, ended IS NOT NULL, ending FROM run ORDER BY id"
+    return store._read(lambda cursor: cursor.execute(statement).fetchall())
+
+
+@in_a_process
+def test_what_one_run_wants_others_see_and_it_does_not(directory):
+    one, other = made_store(directory, 1), made_store(directory, 2)
+    one.total_bytes()
+    other.want([1, 2, 3])
+    assert one.wanted_by_others([2, 3, 4]) == {2, 3}
+    assert other.wanted_by_others([2, 3, 4]) == set()
+    other.close()
+    one.close()
+
+
+@in_a_process
+def test_a_run_that_is_alone_notes_nothing_until_another_one_is_seen(directory, monkeypatch):
+    one = made_store(directory, 1)
+    one.want([1])
+    other = made_store(directory, 2)
+    other.total_bytes()
+    one.want([2])
+    assert other.wanted_by_others([1, 2]) == set()
+    monkeypatch.setattr(store_module, "_LOOK_AFTER_SECONDS", 0)
+    one.want([3])
+    assert other.wanted_by_others([1, 2, 3]) == {3}
+    other.close()
+    one.close()
+
+
+@in_a_process
+def test_what_a_run_wants_it_wants_for_some_seconds(directory, monkeypatch):
+    one, other = made_store(directory, 1), made_store(directory, 2)
+    one.total_bytes()
+    other.want([1])
+    later_ns = time.monotonic_ns() + 11 * 10**9
+    monkeypatch.setattr(time, "monotonic_ns", lambda: later_ns)
+    assert one.wanted_by_others([1]) == set()
+    for _ in range(64):
+        other.want([2])
+    statement = "SELECT key FROM wanted"
+    assert one._read(lambda cursor: cursor.execute(statement).fetchall()) == [(2,)]
+    other.close()
+    one.close()
+
+
+@in_a_process
+def test_files_of_a_source_that_no_run_uses_are_strays(directory, files):
+    one = made_store(directory, 1)
+    stage(one, files, files.paths)
+    other = made_store(directory, 2, source="/lustre/others")
+    assert other.strays(older_than_seconds=0, limit=100) == []
+    one.record_end("closed", {"files": 40})
+    one.close()
+    assert len(other.strays(older_than_seconds=0, limit=100)) == 40
+    assert len(other.strays(older_than_seconds=0, limit=7)) == 7
+    assert other.strays(older_than_seconds=3600, limit=100) == []
+    assert len(other.evict(other.strays(older_than_seconds=0, limit=100))) == 40
+    assert other.strays(older_than_seconds=0, limit=100) == []
+    other.close()
+
+
+@in_a_process
+def test_how_a_run_has_ended_is_remembered_and_a_run_may_come_back(directory):
+    store = made_store(directory, 1)
+    store.record_end("closed", {"files": 3})
+    assert runs(store) == [(1, 1, "closed")]
+    store.close()
+    again = made_store(directory, 1)
+    again.total_bytes()
+    assert runs(again) == [(1, 0, None)]
+    again.close()
+
+
+def test_a_run_whose_processes_were_all_killed_has_ended(directory, files, act):
+    def prefetcher(run):
+        store = made_store(directory, run)
+        stage(store, files, files.paths[:3])
+        yield
+
+    def other():
+        store = made_store(directory, 9)
+        store.total_bytes()
+        yield runs(store)
+        store.take_over()
+        yield runs(store)
+        store.close()
+        yield
+
+    one, two, third = (
+        act(lambda: prefetcher(1)),
+        act(lambda: prefetcher(1)),
+        act(lambda: prefetcher(2)),
+    )
+    for actor in (one, two, third):
+        actor.step()
+    one.kill()
+    third.kill()
+    look = act(other)
+    assert look.step() == [(1, 0, None), (2, 0, None), (9, 0, None)]
+    assert look.step() == [(1, 0, None), (2, 1, "killed"), (9, 0, None)]
+    look.step()
+    two.kill()
+    apart(lambda: made_store(directory, 9).sweep())
+    look = act(other)
+    assert look.step()[:2] == [(1, 1, "killed"), (2, 1, "killed")]
+
+
+def test_a_run_that_was_killed_between_two_processes_has_ended_once_it_is_swept(directory, act):
+    def prefetcher():
+        store = made_store(directory, 1)
+        store.total_bytes()
+        store.close()
+        yield
+
+    act(prefetcher).step()
+
+    def sweeper():
+        store = made_store(directory, 2)
+        store.sweep()
+        return runs(store)
+
+    assert apart(sweeper) == [(1, 1, "killed"), (2, 0, None)]
+
+
+@in_a_process
+def test_of_many_runs_the_last_ones_are_remembered(directory, monkeypatch):
+    monkeypatch.setattr(store_module, "_MOST_RUNS", 5)
+    for number in range(1, 12):
+        store = made_store(directory, number)
+        store.record_end("closed", {})
+        store.close()
+    store = made_store(directory, 99)
+    assert [number for number, *_ in runs(store)] == [7, 8, 9, 10, 11, 99]
+    store.close()
+
+
+@pytest.mark.parametrize("facts", [{"tiers": [1, {"a": object}]}, {}])
+def test_facts_of_any_kind_can_be_noted(directory, files, facts):
+    def stage_all():
+        store = made_store(directory, 1)
+        store._run = store._run._replace(facts=facts)
+        stage(store, files, files.paths)
+        assert n_right(store, files) == len(files.paths)
+        store.close()
+
+    apart(stage_all)
