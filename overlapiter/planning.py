@@ -16,22 +16,32 @@ from overlapiter.store.segments import aligned
 from overlapiter.store.site import Site
 from overlapiter.urls import is_url
 from overlapiter.workers.plan import StagingPlan
-from overlapiter.workers.start.parcel import Parcel
+from overlapiter.workers.start.launch import start_forkserver
+from overlapiter.workers.start.parcel import Parcel, PicklerFactory
 
 #: What a file takes of a disk is a multiple of this, and more where the blocks are larger.
 _BLOCK_BYTES = 4096
 #: What the forkserver is to import: for any dataset, and for those that need Chainer.
-PRELOAD = ("overlapiter.workers.supervisor.service", "overlapiter.chainer.preload")
+PRELOAD = ("overlapiter.workers.supervisor.main", "overlapiter.chainer.preload")
 
 
-def modules_to_preload(dataset: Any, parcel: Parcel) -> tuple[str, ...]:
-    """Return what the forkserver is to import, Chainer only if the workers need it.
+def pickled(dataset: Any, make_pickler: PicklerFactory) -> tuple[Parcel, tuple[str, ...]]:
+    """Pickle a dataset, and start the forkserver meanwhile: it imports what the workers need.
 
-    They do so too for a user's own subclass of ``DatasetMixin``, whose pickle names the user's
-    module alone; otherwise each new supervisor would import Chainer anew.
+    Returns:
+        The pickled dataset, and the modules that its workers import: Chainer's only if the dataset
+        needs them. That is so for a user's own subclass of ``DatasetMixin``, too, whose pickle
+        names the user's module alone; otherwise each new supervisor would import Chainer anew.
+
+    Raises:
+        DatasetPicklingError: The dataset cannot be pickled.
+        PipelineError: The forkserver cannot be started.
     """
     is_chainers = any(kind.__module__.split(".")[0] == "chainer" for kind in type(dataset).__mro__)
-    return PRELOAD if is_chainers or parcel.mentions("chainer") else PRELOAD[:1]
+    if is_chainers:
+        start_forkserver(PRELOAD)
+    parcel = Parcel(dataset, make_pickler)
+    return parcel, PRELOAD if is_chainers or parcel.mentions("chainer") else PRELOAD[:1]
 
 
 def staging_plan(

@@ -32,12 +32,11 @@ from overlapiter.faults import SkippedExamples, explain_stall, warn_if_failure_h
 from overlapiter.options import Staging, check_count
 from overlapiter.order import IterationState, Step
 from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
-from overlapiter.planning import modules_to_preload, staging_plan
+from overlapiter.planning import pickled, staging_plan
 from overlapiter.sharedmem.slots import MiniBatch
 from overlapiter.snapshot import exchange, is_same
 from overlapiter.stats import Stats
 from overlapiter.workers.plan import SupervisorPlan
-from overlapiter.workers.start.parcel import Parcel
 
 
 class OverlapIterator(ProgressAttributes):
@@ -238,8 +237,7 @@ class OverlapIterator(ProgressAttributes):
 
     def _start(self, created_ns: int) -> None:
         warn_if_failure_hangs()
-        parcel = Parcel(self.dataset, DatasetPickler)
-        preload = modules_to_preload(self.dataset, parcel)
+        parcel, preload = pickled(self.dataset, DatasetPickler)
         order = self._state.order
         indices = range(len(self.dataset)) if order is None else order
         first_indices = [int(index) for index in indices[: self.batch_size]]

@@ -15,8 +15,7 @@ from overlapiter.chainer.arguments import count_readers
 from overlapiter.chainer.datasets import DatasetPickler
 from overlapiter.errors import OptionError, StagingError, StagingWarning
 from overlapiter.node import Node, set_node
-from overlapiter.planning import default_prefetchers, modules_to_preload, staging_plan
-from overlapiter.workers.start.parcel import Parcel
+from overlapiter.planning import default_prefetchers, pickled, staging_plan
 
 N, SIZE_BYTES, BLOCK_BYTES = 4, 1000, 4096
 BATCH = [0, 1, 2]
@@ -319,10 +318,9 @@ def test_chainer_is_imported_before_the_workers_start_if_the_dataset_derives_fro
     monkeypatch.setattr(Own, "__module__", "mine")
     monkeypatch.setitem(sys.modules, "mine", sys.modules[__name__])
     dataset = kind()
-    parcel = Parcel(dataset, DatasetPickler)
+    parcel, modules = pickled(dataset, DatasetPickler)
     try:
         assert not parcel.mentions("chainer")
-        modules = modules_to_preload(dataset, parcel)
         assert ("overlapiter.chainer.preload" in modules) == expected
     finally:
         parcel.close()

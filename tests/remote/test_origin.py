@@ -335,7 +335,7 @@ def test_without_a_url_nothing_of_fsspec_is_imported(tmp_path: Path) -> None:
     body = """
     import sys
     import overlapiter.chainer.iterator, overlapiter.planning
-    import overlapiter.workers.supervisor.service
+    import overlapiter.workers.supervisor.main
     print({"fsspec", "s3fs", "aiohttp", "botocore"} & set(sys.modules))
     """
     assert run_script(tmp_path, body).stdout == "set()\n"

@@ -14,6 +14,7 @@ has taken the place of MPI (no_mpi.py).
 from __future__ import annotations
 
 import contextlib
+import importlib
 import io
 import multiprocessing
 import os
@@ -88,17 +89,17 @@ class Child:
 
 
 def launch(
-    main: Callable[..., int],
+    main: str,
     arguments: tuple[Any, ...],
     fds: Sequence[int],
     *,
     preload: Sequence[str],
     needs_main_module: bool,
 ) -> Child:
-    """Ask the forkserver for a process that runs ``main``. Does not wait for it.
+    """Ask the forkserver for a process that runs a module. Does not wait for it.
 
     Args:
-        main: A function at the top level of a module, called with the descriptors, with a function
+        main: A module, whose function ``main`` is called with the descriptors, with a function
             that imports the program's ``__main__`` where needed, and with the arguments.
         arguments: Its further arguments; pickled.
         fds: Descriptors to duplicate into the child; they stay the caller's.
@@ -263,7 +264,7 @@ class _Errand:
 
     def __init__(
         self,
-        main: Callable[..., int],
+        main: str,
         main_module: dict[str, str],
         arguments: tuple[Any, ...],
     ) -> None:
@@ -276,7 +277,8 @@ class _Errand:
         fds = forkserver.get_inherited_fds() or []
         install()  # the forkserver may be the program's own
         try:
-            return self._main(fds, self._import_main_module, *self._arguments)
+            main: Callable[..., int] = importlib.import_module(self._main).main
+            return main(fds, self._import_main_module, *self._arguments)
         finally:
             flush_output()
 

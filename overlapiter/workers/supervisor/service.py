@@ -1,27 +1,21 @@
-"""The supervisor's process: its main function, and what the trainer holds of it."""
+"""What the trainer holds of the supervisor's process; the rest is imported in that alone."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import os
 import secrets
 import select
-import signal
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Protocol
 
 from overlapiter.errors import PipelineError
-from overlapiter.stats import StatsBoard
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.launch import Child, launch
-from overlapiter.workers.start.parcel import Parcel, open_parcel
-from overlapiter.workers.start.processes import freeze, is_stopped, set_name
-from overlapiter.workers.supervisor.attendance import run_of
-from overlapiter.workers.supervisor.supervisor import Supervisor
+from overlapiter.workers.start.parcel import Parcel
+from overlapiter.workers.start.processes import is_stopped
 
 #: How long ending waits for each of: the supervisor is forked, it ends by itself, it is killed.
 #: All of them together are less than the 2 s within which finalizing is to end every process.
@@ -85,7 +79,7 @@ class Service:
         parcel = self._parcel
         try:
             self._child = launch(
-                supervise,
+                "overlapiter.workers.supervisor.main",
                 (dataclasses.replace(self._plan, trainer_pid=os.getpid()), parcel.size_bytes),
                 [theirs.fileno(), parcel.fd, self._board_fd],
                 preload=self._preload,
@@ -129,54 +123,3 @@ class Service:
             self.channel.close()
         os.close(self._board_fd)
         self._parcel.close()
-
-
-def supervise(
-    fds: list[int],
-    import_main_module: Callable[[], None],
-    plan: SupervisorPlan,
-    dataset_bytes: int,
-) -> int:
-    """Run the supervisor; the main function of its process.
-
-    Args:
-        fds: The channel to the trainer, the pickled dataset, the stats board.
-        import_main_module: Imports the program's ``__main__``, if the dataset refers to it.
-        plan: The plan.
-        dataset_bytes: Size of the pickled dataset.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    set_name("ovl-supervisor")
-    channel = Channel.from_fd(fds[0])
-    try:
-        import_main_module()
-        for name in (*plan.imports, *(plan.staging.imports if plan.staging else ())):
-            importlib.import_module(name)
-        dataset = open_parcel(fds[1], dataset_bytes)
-        # Were it ignored in the program, or by what was imported, the dead would vanish unseen.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        n_prefetchers = plan.staging.n_prefetchers if plan.staging else 0
-        board = StatsBoard(fds[2], plan.n_readers, n_prefetchers)
-        freeze()
-        supervisor = Supervisor(channel, dataset, plan, board, run_of(plan, fds[2]))
-        for fd in fds[1:3]:
-            os.close(fd)
-        ending = "failed"
-        try:
-            supervisor.run()
-            ending = "closed"
-        finally:
-            supervisor.end_workers(ending)
-    except ChannelClosedError:
-        return 0
-    except BaseException as error:  # the trainer is told, nobody else can be
-        _report_fatal(channel, error)
-        return 1
-    return 0
-
-
-def _report_fatal(channel: Channel, error: BaseException) -> None:
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    reason = "".join(traceback.format_exception_only(type(error), error)).strip()
-    with contextlib.suppress(ChannelClosedError):  # then there is nobody to tell
-        channel.send(("fatal", reason, text))
