@@ -27,6 +27,7 @@ from bench import fault_soak
 from bench.family import KINDS, MARK, Process, is_running, marked, new_shared_memory
 from bench.fault_data import Augmented, Stuck
 from bench.isolated import CHECKOUT
+from bench.store_access import half_copied
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -47,6 +48,7 @@ def run_program(request: dict) -> None:
     folder, state = Path(request["folder"]), request["workers"]
     iterator = _open(request, folder)
     if request["ending"] == "start":
+        next(iterator)
         iterator.finalize()
         return
     next(iterator)
@@ -70,7 +72,7 @@ def run_program(request: dict) -> None:
 
 def _open(request: dict, folder: Path) -> overlapiter.OverlapIterator:
     dataset = Augmented(request["source"])
-    if request["workers"].startswith("stuck"):
+    if request["workers"].startswith("stuck") and request["ending"] != "start":
         is_source = request["workers"] == "stuck prefetchers"
         dataset = Stuck(request["source"], request["pipe"], is_source, str(folder / "signs"))
     # Looking ahead no farther than needed, so that each mini-batch taken gives all of them work.
@@ -96,11 +98,16 @@ def _await_idle(iterator: overlapiter.OverlapIterator) -> None:
 
 
 def _await_stuck(state: str, folder: Path) -> None:
-    is_for_readers = state == "stuck readers"
-    pattern = "signs/reader-*" if is_for_readers else "staging/*/partial/*"
-    n_wanted = fault_soak.N_READERS if is_for_readers else 1
-    while len(list(folder.glob(pattern))) < n_wanted:
+    while not _has_stuck(state, folder):
         time.sleep(0.005)
+
+
+def _has_stuck(state: str, folder: Path) -> bool:
+    if state == "stuck readers":
+        # Readers beyond the cores may have nothing to do.
+        n_busy = min(fault_soak.N_READERS, len(os.sched_getaffinity(0)))
+        return len(list(folder.glob("signs/reader-*"))) >= n_busy
+    return bool(half_copied(str(folder / "staging")))
 
 
 def _train(iterator: overlapiter.OverlapIterator, *, is_waiting: bool) -> NoReturn:
@@ -155,10 +162,10 @@ def measure(request: dict) -> dict:
         request = {**request, "folder": folder, "pipe": str(pipe)}
         answer = _end(request)
         staging = str(Path(folder, "staging"))
-        answer["n_partial_files"] = len(fault_soak.partial_files(staging))
+        answer["n_partial_files"] = len(half_copied(staging))
         if answer["n_partial_files"]:
             subprocess.run(_command({**request, "ending": "start"}), cwd=CHECKOUT, check=True)
-        answer["n_partial_files_after_next_start"] = len(fault_soak.partial_files(staging))
+        answer["n_partial_files_after_next_start"] = len(half_copied(staging))
     return {**answer, "shared_memory": new_shared_memory(shared_memory)}
 
 

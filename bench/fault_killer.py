@@ -17,12 +17,17 @@ import random
 import signal
 import struct
 import sys
+import threading
 import time
 from pathlib import Path
 
 from bench.family import Family, Process, is_running, usage, workers
+from bench.fault_data import N_FILES, file_name
+from bench.store_access import store_in
+from overlapiter.store.index import IndexBusyError
 
 _TICK_SECONDS = 0.001
+_EVICT_SECONDS = 0.005
 _SAMPLE_SECONDS = 0.5
 #: How likely one process of a kind is hit, compared with one of another.
 _WEIGHTS = {"reader": 2.0, "prefetcher": 1.5, "supervisor": 0.5}
@@ -126,8 +131,7 @@ class Killer:
 
     Args:
         request: ``trainer_pid``, ``progress`` (a path), ``seed``, ``kills``, ``pause_ms``,
-            ``calm_batches`` before the first, ``hang_seconds``, and ``staged_files``: paths of
-            which one after another is removed, as a tidy node does, so that staging never ends.
+            ``calm_batches`` before the first, and ``hang_seconds``.
     """
 
     def __init__(self, request: dict) -> None:
@@ -137,7 +141,6 @@ class Killer:
         self._progress = Progress(request["progress"])
         self._ledger = Ledger()
         self._samples: list[dict] = []
-        self._n_removed = 0
         self._n_volleys = 0
         self._fire_at = 0.0
         self._is_holding = False
@@ -146,7 +149,7 @@ class Killer:
         self._last_progress = (0, time.monotonic())
 
     def run(self) -> dict:
-        """Return ``hits``, ``samples``, ``n_removed`` and ``is_hung``."""
+        """Return ``hits``, ``samples`` and ``is_hung``."""
         while os.getppid() == self._request["trainer_pid"]:
             found = workers(self._family.look())
             now = time.monotonic()
@@ -162,14 +165,12 @@ class Killer:
                     return self._answer(is_hung=False)
             elif n_taken >= self._request["calm_batches"]:
                 self._fire_when_due(found, n_taken)
-            self._remove_one()
             time.sleep(_TICK_SECONDS)
         return self._answer(is_hung=True)
 
     def _answer(self, *, is_hung: bool) -> dict:
         hits = [hit.as_json() for hit in self._ledger.hits]
-        answer = {"hits": hits, "samples": self._samples, "n_removed": self._n_removed}
-        return {**answer, "is_hung": is_hung}
+        return {"hits": hits, "samples": self._samples, "is_hung": is_hung}
 
     # --- hitting ------------------------------------------------------------------------------
 
@@ -230,12 +231,6 @@ class Killer:
                     name, kind = signal.Signals(number).name, kinds[victim]
                     self._ledger.hits.append(Hit(kind, name, self._n_volleys, hit_at, None, victim))
 
-    def _remove_one(self) -> None:
-        if self._request["staged_files"]:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(self._random.choice(self._request["staged_files"]))
-                self._n_removed += 1
-
     # --- looking ------------------------------------------------------------------------------
 
     def _sample(self, found: dict[Process, str], now: float) -> None:
@@ -268,11 +263,50 @@ class Killer:
         return True
 
 
+class Evictor(threading.Thread):
+    """Evicts one staged file after another, as another run does, so that staging never ends.
+
+    Args:
+        request: ``staging``, the directory; ``source``; ``seed``.
+
+    Attributes:
+        n_evicted: How many it has evicted.
+    """
+
+    def __init__(self, request: dict) -> None:
+        super().__init__(daemon=True)
+        self.n_evicted = 0
+        self._random = random.Random(request["seed"])
+        self._store = store_in(request["staging"], request["source"])
+        paths = [os.path.join(request["source"], file_name(i)) for i in range(N_FILES)]
+        self._keys = [self._store.key_of(path) for path in paths]
+        self._has_ended = threading.Event()
+
+    def run(self) -> None:
+        """Evict until the end."""
+        while not self._has_ended.wait(_EVICT_SECONDS):
+            # A process that was stopped in a transaction has it until it is killed or goes on.
+            with contextlib.suppress(IndexBusyError):
+                self.n_evicted += len(self._store.evict([self._random.choice(self._keys)]))
+
+    def end(self) -> None:
+        """Stop evicting."""
+        self._has_ended.set()
+        self.join()
+        self._store.close()
+
+
 def main() -> None:
     """Run the command line."""
     request = json.loads(Path(sys.argv[1]).read_text())
+    evictor = Evictor(request) if request["staging"] else None  # this process starts no others
+    if evictor is not None:
+        evictor.start()
     answer = Killer(request).run()
-    Path(sys.argv[2]).write_text(json.dumps(answer))
+    if evictor is not None:
+        evictor.end()
+    n_removed = evictor.n_evicted if evictor else 0
+    Path(sys.argv[2]).write_text(json.dumps({**answer, "n_removed": n_removed}))
 
 
 if __name__ == "__main__":

@@ -21,9 +21,10 @@ import numpy as np
 
 import overlapiter
 from bench.family import MARK, Belongings, Family, leftovers, usage, workers
-from bench.fault_data import N_FILES, Augmented, file_name
+from bench.fault_data import Augmented
 from bench.fault_killer import Progress
 from bench.isolated import CHECKOUT
+from bench.store_access import half_copied
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -144,7 +145,7 @@ def measure(request: dict) -> dict:
     names = ("digests", "states", "changed", "taken_at", "next_seconds")
     answer |= {name: getattr(trainer, name) for name in names}
     left = leftovers(before)
-    left["partial_files"] = partial_files(request["staging"])
+    left["partial_files"] = half_copied(request["staging"]) if request["staging"] else []
     texts = [f"{warning.category.__name__}: {warning.message}" for warning in caught]
     return {**answer, **ended, "leftovers": left, "warnings": texts}
 
@@ -181,11 +182,6 @@ def staging_options(
     )
 
 
-def partial_files(staging: str | None) -> list[str]:
-    """Return the names of half-copied files in a staging directory."""
-    return [path.name for path in Path(staging).glob("*/partial/*")] if staging else []
-
-
 # --- under fire -------------------------------------------------------------------------------
 
 
@@ -206,10 +202,8 @@ def _train_under_fire(request: dict, trainer: Trainer) -> dict:
 def _killer(request: dict) -> Iterator[tuple[subprocess.Popen, Path]]:
     """Run the killer beside; gives its process and the path of its answer."""
     paths = [Path(request["folder"], name) for name in ("killer.json", "hits.json")]
-    names = [file_name(i) for i in range(N_FILES)] if request["staging"] else []
-    staged = [str(path) for path in _staged_paths(request, names)]
     own = {"trainer_pid": os.getpid(), "progress": os.path.join(request["folder"], "progress")}
-    paths[0].write_text(json.dumps({**request, **own, "staged_files": staged}))
+    paths[0].write_text(json.dumps({**request, **own}))
     command = [sys.executable, "-m", "bench.fault_killer", *map(str, paths)]
     process = subprocess.Popen(command, cwd=CHECKOUT, stdin=subprocess.DEVNULL)
     try:
@@ -217,11 +211,6 @@ def _killer(request: dict) -> Iterator[tuple[subprocess.Popen, Path]]:
     finally:
         process.kill()
         process.wait()
-
-
-def _staged_paths(request: dict, names: list[str]) -> list[Path]:
-    roots = Path(request["staging"]).glob("*/files") if names else []
-    return [root / name for root in roots for name in names]
 
 
 def note_recovery(hits: list[dict], taken_at: list[float], next_seconds: list[float]) -> None:

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
+import sqlite3
 from typing import TYPE_CHECKING
 
 from overlapiter.store.extents import Extent, checksum_of
-from overlapiter.store.store import Run, Site, Store, Wanted
+from overlapiter.store.generation import generation_of, index_path
+from overlapiter.store.site import Run, Site
+from overlapiter.store.store import Store, Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -16,7 +21,7 @@ _MTIME = 10**18
 
 def store_in(directory: str, source: str = "/nowhere") -> Store:
     """Return the store of a staging directory, for the files of a source root."""
-    return Store(Site(directory), source, Run(os.getpid(), {"command": "bench"}))
+    return Store(Site(directory), source, Run(secrets.randbits(62), {"command": "bench"}))
 
 
 def stage_bytes(store: Store, names: Sequence[str], data: bytes) -> list[int]:
@@ -44,3 +49,16 @@ def stage_bytes(store: Store, names: Sequence[str], data: bytes) -> list[int]:
         copies.append((file, place, Extent(file.key, store.tier, *numbers)))
     store.publish(copies, ())
     return [file.key for file in wanted]
+
+
+def half_copied(directory: str) -> list[int]:
+    """Return the keys of the files that processes have begun to copy, dead ones too.
+
+    The index is open for this look only; no process may be forked meanwhile.
+    """
+    path = index_path(generation_of(directory))
+    if not os.path.exists(path):
+        return []
+    connection = sqlite3.connect(path, timeout=10)
+    with contextlib.closing(connection):
+        return [key for (key,) in connection.execute("SELECT key FROM copying")]
