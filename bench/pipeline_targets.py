@@ -92,6 +92,13 @@ def _reader_beyond_us(sizes: Sequence[int], run: dict, loops: dict) -> float:
     return (_seconds(run, "reader") / sizes[0] - _seconds(loops, "loop") / sizes[1]) * 1e6
 
 
+def _less_cpu(sizes: Sequence[int], run: dict, limit: dict) -> float:
+    """Return the CPU of all processes for an image of ``limit``, as a share of that of ``run``."""
+    totals = (sum(kind["seconds"] for kind in each["cpu"].values()) for each in (run, limit))
+    own, least = (total / size for total, size in zip(totals, sizes, strict=True))
+    return least / own
+
+
 def _first(_sizes: Sequence[int], run: dict) -> float:
     return run[FIRST]
 
@@ -109,6 +116,9 @@ _TARGETS: tuple[tuple[str, str, float | None, tuple[str, ...], Callable[..., flo
     ("local / loops, after the first", "", None, ("local", "loops"), _share(STEADY)),
     ("cold / ceiling, all included", "", None, ("cold", "ceiling"), _share(RATE)),
     ("staged / loops, all included", "", None, ("staged", "loops"), _share(RATE)),
+    # On a busy machine, rates say little; where the cores are the limit, this says the same.
+    ("cold / ceiling, by CPU of all", "", None, ("cold", "ceiling"), _less_cpu),
+    ("staged / loops, by CPU of all", "", None, ("staged", "loops"), _less_cpu),
     ("cold / stock on the slow store", "", 15, ("cold", "stock, slow store"), _share(RATE)),
     ("cold / stock on the local disk", "", 2.2, ("cold", "stock, local"), _share(RATE)),
     ("12 prefetchers / default", "", 0.95, ("cold, 12 prefetchers", "cold"), _share(RATE)),

@@ -109,3 +109,15 @@ def test_runs_of_the_same_repeat_are_compared_and_the_median_counts():
     rows = {row[0]: row[1:] for row in target_rows([vars(target) for target in found.values()])}
     shown = rows["prefetchers, a staged file, slow store"]
     assert shown == ["100 µs", "[100, 100]", "140 µs", "met"]
+
+
+def test_the_cpu_of_all_processes_is_compared_for_the_same_number_of_images():
+    cold = run_of(50.0, 100, reader=0.1, prefetcher=0.06)
+    ceiling = run_of(50.0, 50, loop=0.03, mount=0.01)
+    points = [
+        {"name": "cold", "n_batches": 10, "runs": [cold]},
+        {"name": "ceiling", "n_batches": 5, "runs": [ceiling]},
+    ]
+    found = {target.what: target for target in targets(points)}
+    assert found["cold / ceiling, by CPU of all"].median == pytest.approx(0.5)
+    assert found["cold / ceiling, by CPU of all"].is_met is None
