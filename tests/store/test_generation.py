@@ -26,8 +26,8 @@ from overlapiter.store.generation import (
     segments_folder,
 )
 from overlapiter.store.index import VERSION
-from tests.chainer.faults import mounted, mounted_tmpfs
 from tests.store.actors import apart, in_a_process
+from tests.store.disks import mounted, mounted_tmpfs
 from tests.store.stores import (
     BLOCK_BYTES,
     disk_bytes,

@@ -15,8 +15,8 @@ import pytest
 from overlapiter.store import opened
 from overlapiter.store.extents import SMALL_BYTES
 from overlapiter.store.store import Store
-from tests.chainer.faults import Image, mounted, mounted_tmpfs
 from tests.store.actors import apart, in_a_process
+from tests.store.disks import mounted, mounted_ext4, mounted_tmpfs
 from tests.store.stores import (
     BLOCK_BYTES,
     Files,
@@ -270,12 +270,8 @@ def test_on_a_disk_that_is_full_to_the_last_block_a_new_process_evicts(tmp_path,
         store.close()
         return store.total_bytes(), n_right(store, files), store.close()
 
-    if kind == "tmpfs":
-        disk = mounted_tmpfs(tmp_path / "fast", 8 << 20)
-    else:
-        image = Image(tmp_path / "image", 16 << 20)
-        disk = mounted(tmp_path / "fast", "-o", "loop", str(image.path))
-    with disk as directory:
+    mount = mounted_tmpfs if kind == "tmpfs" else mounted_ext4
+    with mount(tmp_path / "fast", 16 << 20) as directory:
         apart(stage_all)
         fill_up()
         total_bytes, n_found, _ = apart(evict)
