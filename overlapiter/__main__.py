@@ -1,13 +1,15 @@
 """``python -m overlapiter`` is the command ``overlapiter``."""
 
+import os
+import signal
 import sys
-
-from overlapiter.cli.interruption import exit_at_interrupt
 
 
 def main() -> int:
     """Load and run the command line; return the exit code."""
-    exit_at_interrupt()
+    # Nothing is to be ended yet; an exception from within an import would show its traceback.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(128 + signal.SIGINT))
     from overlapiter.cli.main import main as run  # takes a while
 
     return run()

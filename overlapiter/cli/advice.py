@@ -9,8 +9,7 @@ from typing import NamedTuple
 from overlapiter.planning import default_prefetchers
 
 from .console import count_words, duration_words, size_words
-from .probe_node import DiskSpeed, FileSystem, Node
-from .probe_source import Level
+from .probe import DiskSpeed, FileSystem, Level, Node
 
 #: So much of the best throughput is as good as the best.
 _NEARLY_ALL = 0.9
@@ -22,13 +21,7 @@ _SPARE_DESCRIPTORS = 64
 
 
 class Advice(NamedTuple):
-    """A recommended value.
-
-    Attributes:
-        name: Of the option.
-        value: For the option; None to leave it out.
-        reason: Why.
-    """
+    """A recommended value of an option, None to leave it out, and the reason."""
 
     name: str
     value: int | str | None
@@ -37,46 +30,42 @@ class Advice(NamedTuple):
 
 def knee(levels: Sequence[Level]) -> Level:
     """Return the fewest reads in flight that bring nearly as much as any number."""
-    speeds = [_speed(level) for level in levels]
+    is_large = [level.file_bytes > _LARGE_FILE_BYTES for level in levels]
+    speeds = [
+        level.bytes_per_second if large else level.files_per_second
+        for level, large in zip(levels, is_large, strict=True)
+    ]
     enough = _NEARLY_ALL * max(speeds)
     return next(level for level, speed in zip(levels, speeds, strict=True) if speed >= enough)
-
-
-def _speed(level: Level) -> float:
-    is_large = level.file_bytes > _LARGE_FILE_BYTES
-    return level.bytes_per_second if is_large else level.files_per_second
 
 
 def reads_advice(levels: Sequence[Level], n_ranks: int) -> Advice:
     """Recommend ``reads_in_flight``."""
     best = knee(levels)
-    n_reads = -(-best.n_reads // n_ranks)
     speed = f"{best.files_per_second:,.0f} files/s ({size_words(best.bytes_per_second)}/s)"
     reason = f"{count_words(best.n_reads, 'read')} in flight bring {speed}"
-    following = [level for level in levels if level.n_reads > best.n_reads]
-    if following:
-        more = max(level.files_per_second for level in following)
-        reason += f", further ones hardly more ({more:,.0f} files/s)"
+    more = [level.files_per_second for level in levels if level.n_reads > best.n_reads]
+    if more:
+        reason += f", further ones hardly more ({max(more):,.0f} files/s)"
     else:
         reason += ", and more would bring more still"
     if len(levels) > 1:
         reason += f"; one alone brings {levels[0].files_per_second:,.0f} files/s"
     if n_ranks > 1:
         reason += f"; shared by {n_ranks} ranks"
-    return Advice("reads_in_flight", n_reads, reason)
+    return Advice("reads_in_flight", -(-best.n_reads // n_ranks), reason)
 
 
 def prefetchers_advice(level: Level, disk: DiskSpeed | None, node: Node, n_ranks: int) -> Advice:
     """Recommend ``n_prefetchers``: what an iterator takes by itself, on its share of the cores."""
-    file_seconds = level.cpu_seconds / level.n_files
-    if disk is not None:
-        file_seconds += disk.small_cpu_seconds
+    file_seconds = level.cpu_seconds / level.n_files + (disk.small_cpu_seconds if disk else 0.0)
     n_busy = file_seconds * level.files_per_second
+    busy = f"{max(n_busy, 0.01):.0%} of a core" if n_busy < 0.95 else f"{n_busy:.1f} cores"
     n_cores = max(1, node.n_cores // n_ranks)
     rule = "1 for a single core" if n_cores == 1 else "1 for 4 cores, but at least 2 and at most 8"
     reason = (
         f"the default{' for each rank' if n_ranks > 1 else ''}: {rule}; copying "
-        f"{level.files_per_second:,.0f} files/s keeps {_cores_words(n_busy)} busy "
+        f"{level.files_per_second:,.0f} files/s keeps {busy} busy "
         f"({file_seconds * 1e3:.2f} ms a file), waiting for the store none"
     )
     if n_busy > node.n_cores:
@@ -84,19 +73,12 @@ def prefetchers_advice(level: Level, disk: DiskSpeed | None, node: Node, n_ranks
     return Advice("n_prefetchers", default_prefetchers(n_cores), reason)
 
 
-def _cores_words(n_busy: float) -> str:
-    if n_busy < 0.95:
-        return f"{max(n_busy, 0.01):.0%} of a core"
-    return f"{n_busy:.1f} cores"
-
-
 def processes_advice(node: Node, n_ranks: int) -> Advice:
     """Recommend ``n_processes``."""
-    n_cores = node.n_cores // n_ranks
-    n_processes = max(1, n_cores - 1)
+    n_cores = max(1, node.n_cores // n_ranks)
     whose = f"for each of {n_ranks} ranks" if n_ranks > 1 else "for this process"
-    reason = f"{count_words(max(n_cores, 1), 'core')} {whose}, one of which is the trainer's"
-    return Advice("n_processes", n_processes, reason)
+    reason = f"{count_words(n_cores, 'core')} {whose}, one of which is the trainer's"
+    return Advice("n_processes", max(1, n_cores - 1), reason)
 
 
 def capacity_advice(
@@ -105,9 +87,9 @@ def capacity_advice(
     """Recommend ``capacity``.
 
     Args:
-        place: The staging disk; None if nobody named one.
+        place: The staging disk; None if none was named.
         staged_bytes: What is staged there already.
-        dataset_bytes: Size of the data set, about; None if nobody knows.
+        dataset_bytes: Size of the data set, about; None if it is not known.
     """
     if place is None:
         return Advice("capacity", None, "name the staging directory with --to to find out")
@@ -153,6 +135,11 @@ def warnings(
         found.append(
             f"the staging directory is on {place.kind}, which other nodes share: choose a disk of "
             f"the node itself, or /dev/shm"
+        )
+    if disk is not None and not disk.has_holes:
+        found.append(
+            "the staging disk has no holes: each file takes a segment of its own, which is slower; "
+            "choose ext4, XFS or /dev/shm"
         )
     if disk is not None and disk.write_bytes_per_second < best.bytes_per_second:
         found.append(

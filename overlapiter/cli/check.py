@@ -1,43 +1,36 @@
-"""Compare staged files with their sources, and find whatever else is wrong.
+"""Look whether the staged files are right, and mend what is not.
 
-Looks at size and mtime of every staged file and of its source; with --checksum both are read and
-compared byte by byte. Also found: files left half-copied by jobs that were killed, files that
-others may read, links, files that overlapiter did not make, a wrong count of bytes in use.
+Reads each copy and compares it with the checksum that was taken when it was made, and compares its
+size and mtime with those of its source; with --checksum the sources are read, too. Also found:
+what jobs that were killed have left behind, and a wrong count of the bytes in use.
 
---repair removes bad copies and leftovers, closes what others could read, and counts anew. What
-overlapiter did not make is reported and never removed. Jobs may go on meanwhile.
+--repair drops bad copies, of which the source has the original, and what was left behind, and
+counts anew. Jobs may go on meanwhile.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import enum
+import errno
 import os
 from collections import defaultdict
-from collections.abc import Mapping
+from typing import NamedTuple
 
-from overlapiter.options import check_count
-from overlapiter.sources import source_root
-from overlapiter.staging.folders import subdirectory
-from overlapiter.staging.inventory import (
-    Subdirectory,
-    close_folders,
-    entries,
-    foreign_entries,
-    is_staging_directory,
-    open_folders,
-    orphans,
-)
-from overlapiter.staging.marks import write_mark
-from overlapiter.staging.tree import counted_bytes
-from overlapiter.staging.usage import BusyError
+from overlapiter.options import directory_path
+from overlapiter.origins.origin import Original
+from overlapiter.store.extents import Checksum, ExtentReader
+from overlapiter.store.generation import discard, generation_of
+from overlapiter.store.index import IndexDamagedError
+from overlapiter.store.inventory import Inventory, Source, StagedFile
+from overlapiter.store.store import Store
 from overlapiter.urls import is_url
 
-from .console import count_words, names_words, printable, progress, size_words
-from .origins import add_storage_options, origin_of, storage_options
-from .place import add_directory, chosen, existing_directory, is_in_use
-from .usage import count_of, forgetting, free, recount, sweep
-from .verify import REMOVABLE, Fault, Finding, Verifier
+from .console import Names, Progress, count_words, printable, size_words
+from .crew import Crew, Part, parts_of
+from .origins import WatchedOrigin, add_reading, check_reading, origin_of, storage_options
+from .place import add_directory, chosen, opened, recorded, store_of
 
 EXAMPLES = """\
 examples:
@@ -48,202 +41,193 @@ examples:
 exit code: 0 if nothing is wrong, or all that was is repaired; otherwise 1"""
 
 _READS_IN_FLIGHT = 64
+_PART_FILES = 64
+_DROPPED_AT_ONCE = 256
+_CHUNK_BYTES = 1 << 20
+_GONE = {errno.ENOENT, errno.ENOTDIR}
+#: What the disk takes beyond the bytes of files, for its own lists of where they lie.
+_SLACK_SHARE, _SLACK_BYTES = 0.02, 1 << 20
 
-_FOREIGN = "not made by overlapiter: left alone"
-_WORDS = {
-    Fault.OUTDATED: "outdated, their sources have changed",
-    Fault.CORRUPTED: "corrupted, not what their sources hold",
-    Fault.GONE: "without a source, which was removed",
-    Fault.MODE: "open to others, by their mode",
-    Fault.LINK: "links, not made by overlapiter: left alone",
-    Fault.FOREIGN: _FOREIGN,
-    Fault.UNVERIFIED: "not verified, their sources cannot be read now",
-}
+
+class Fault(enum.Enum):
+    """What can be wrong with a staged file."""
+
+    DAMAGED = "damaged, not what was copied"
+    OUTDATED = "outdated, their sources have changed"
+    DIFFERENT = "not what their sources hold, though size and mtime are the same"
+    GONE = "without a source, which was removed"
+    UNKNOWN = "not compared, their sources cannot be read now"
+
+
+class Finding(NamedTuple):
+    """What is wrong with a staged file, and why its source cannot be read."""
+
+    file: StagedFile
+    fault: Fault
+    reason: str = ""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    add_directory(parser)
-    parser.add_argument(
-        "--source", metavar="SRC", help="check only what comes from this source root"
-    )
-    add_storage_options(parser)
-    parser.add_argument(
-        "--repair", action="store_true", help="remove what is bad, and count bytes anew"
-    )
-    parser.add_argument(
-        "--checksum", action="store_true", help="read and compare contents, too: takes long"
-    )
-    parser.add_argument(
-        "--reads-in-flight",
-        metavar="N",
-        type=int,
-        default=_READS_IN_FLIGHT,
-        help="sources to look at at the same time (default: %(default)s)",
-    )
-
-
-class Report:
-    """Prints what is wrong as it is found.
-
-    Attributes:
-        is_bad: Whether something is wrong and was not repaired.
-        n_notes: How much it has told.
-    """
-
-    def __init__(self) -> None:
-        self.is_bad = False
-        self.n_notes = 0
-
-    def add(self, text: str, names: list[str], *, is_repaired: bool, thing: str = "file") -> None:
-        """Tell of a number of things."""
-        self.note(
-            f"{count_words(len(names), thing):>14}   {text}: {names_words(names)}",
-            is_repaired=is_repaired,
-        )
-
-    def note(self, text: str, *, is_repaired: bool = False) -> None:
-        """Tell of something else."""
-        print(f"  {'repaired' if is_repaired else 'wrong':8} {text}")
-        self.is_bad |= not is_repaired
-        self.n_notes += 1
+    add_directory(parser, "check")
+    repair = "drop what is bad, and count bytes anew"
+    parser.add_argument("--repair", action="store_true", help=repair)
+    reading = "read the sources, too: takes as long as staging"
+    parser.add_argument("--checksum", action="store_true", help=reading)
+    add_reading(parser, _READS_IN_FLIGHT)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Check; return the exit code."""
-    check_count("--reads-in-flight", arguments.reads_in_flight)
-    directory = existing_directory(arguments.directory)
-    report = Report()
-    for sub in _named(directory, arguments):
-        print(printable(sub.source or os.path.basename(sub.path)))
-        if sub.source is None:
-            report.note(
-                "nobody knows its source: give it as --source, to check and (with --repair) note it"
-            )
-        elif not is_url(sub.source) and not os.path.isdir(sub.source):
-            report.note(f"the source {printable(sub.source)} is not there: is it mounted?")
-        else:
-            _check_files(sub, arguments, report)
-        _check_leftovers(directory, sub, report, is_repairing=arguments.repair)
-    print(directory)
-    _check_directory(directory, report, is_repairing=arguments.repair)
+    check_reading(arguments)
+    report = _Report()
+    try:
+        with opened(arguments.directory) as inventory, contextlib.ExitStack() as stack:
+            inventory.check()
+            sources = chosen(inventory, arguments.source)
+            store = None
+            if arguments.repair:
+                store = store_of(inventory, sources[0], "check --repair")
+                stack.enter_context(recorded(store, dict))
+            n_left = inventory.accounts().n_left
+            for source in sources:
+                _check_files(_Verifier(inventory, source, arguments), store, report)
+            print(printable(inventory.directory))
+            _check_segments(inventory, n_left, store, report)
+    except IndexDamagedError as error:
+        directory = directory_path(arguments.directory)
+        text = f"the index of {directory} is damaged ({error}): what was staged is thrown away"
+        if arguments.repair:
+            discard(generation_of(directory))
+        report.wrong(f"{text}{'' if arguments.repair else ' by --repair, or by the next job'}",
+                     is_repaired=arguments.repair)  # fmt: skip
     return int(report.is_bad)
 
 
-def _named(directory: str, arguments: argparse.Namespace) -> list[Subdirectory]:
-    """Return what to check, and note the source of what has lost its mark."""
-    if arguments.source is not None:
-        source = source_root(arguments.source)
-        for sub in chosen(directory, None):
-            if sub.source is None and sub.path == subdirectory(directory, source):
-                if arguments.repair:
-                    write_mark(sub.path, source)
-                return [sub._replace(source=source)]
-    return chosen(directory, arguments.source)
+class _Report:
+    """Prints what is wrong.
+
+    Attributes:
+        is_bad: Whether something is wrong and was not repaired.
+    """
+
+    is_bad = False
+
+    def wrong(self, text: str, n: int = 0, thing: str = "", *, is_repaired: bool) -> None:
+        """Tell of something, or of a number of things."""
+        number = f"{count_words(n, thing):>14}   " if thing else ""
+        print(f"  {'repaired' if is_repaired else 'wrong':8} {number}{text}")
+        self.is_bad |= not is_repaired
 
 
-def _check_files(sub: Subdirectory, arguments: argparse.Namespace, report: Report) -> None:
-    assert sub.source is not None
-    verifier = Verifier(
-        sub,
-        sub.source,
-        origin_of(sub.source, storage_options(arguments), arguments.reads_in_flight),
-        is_reading=arguments.checksum,
-        n_reads=arguments.reads_in_flight,
-    )
-    n_files = 0
-    bad: dict[Fault, dict[str, Finding]] = defaultdict(dict)
-    with progress(None, "files") as shown, contextlib.closing(verifier.run()) as findings:
-        for finding in findings:
-            n_files += 1
-            shown.advance(finding.size_bytes)
-            if finding.fault is not None:
-                bad[finding.fault][finding.name] = finding
-    n_well = n_files - sum(map(len, bad.values()))
-    print(f"  good     {count_words(n_well, 'file'):>14}")
-    repaired = _repair(sub, bad) if arguments.repair else set()
-    for fault, found in bad.items():
-        names = sorted(found)
-        reason = found[names[0]].reason
-        text = _WORDS[fault] + (f" ({reason})" if reason else "")
-        report.add(text, names, is_repaired=repaired.issuperset(names))
+def _check_files(verifier: _Verifier, store: Store | None, report: _Report) -> None:
+    """Look at the files of a source root; drop those that are wrong if there is a store."""
+    n_files, findings = verifier.run()
+    bad = [finding.file.extent for finding in findings if finding.fault is not Fault.UNKNOWN]
+    for some in parts_of(bad if store is not None else (), _DROPPED_AT_ONCE):
+        store.drop(some)  # type: ignore[union-attr]  # else there are none
+    print(printable(verifier.source.root))
+    print(f"  good     {count_words(n_files - len(findings), 'file'):>14}")
+    names: dict[tuple[Fault, str], list[str]] = defaultdict(list)
+    for file, fault, reason in findings:
+        names[fault, f" ({reason})" if reason else ""].append(file.name)
+    for (fault, reason), some_names in names.items():
+        is_repaired = store is not None and fault is not Fault.UNKNOWN
+        text = f"{fault.value}{reason}: {Names(sorted(some_names))}"
+        report.wrong(text, len(some_names), "file", is_repaired=is_repaired)
 
 
-def _repair(sub: Subdirectory, bad: Mapping[Fault, Mapping[str, Finding]]) -> set[str]:
-    """Remove bad copies and close open ones; return the names of those that are mended."""
-    mended = set()
-    forget = forgetting(os.path.dirname(sub.path), sub)
-
-    def remove() -> int:
-        removed_bytes = 0
-        for entry in entries(sub):
-            for fault, found in bad.items():
-                finding = found.get(entry.name)
-                if finding is None or finding.inode != entry.found.st_ino:
-                    continue
-                if fault in REMOVABLE:
-                    removed_bytes += (counted_bytes(entry.found) or 0) if entry.remove() else 0
-                    forget(entry.name)
-                    mended.add(entry.name)
-                elif fault is Fault.MODE and entry.found.st_uid == os.geteuid():
-                    entry.restrict()
-                    mended.add(entry.name)
-        return removed_bytes
-
-    free(os.path.dirname(sub.path), remove)
-    return mended
-
-
-def _check_leftovers(
-    directory: str, sub: Subdirectory, report: Report, *, is_repairing: bool
+def _check_segments(
+    inventory: Inventory, n_left: int, store: Store | None, report: _Report
 ) -> None:
-    names = [os.path.basename(path) for path in orphans(sub)]
-    if names:
-        if is_repairing:
-            sweep(directory, sub)
-        are_gone = is_repairing and not orphans(sub)
-        report.add("left half-copied by jobs that were killed", names, is_repaired=are_gone)
-    names = [os.path.relpath(path, directory) for path in open_folders(sub)]
-    if names:
-        if is_repairing:
-            close_folders(sub)
-        report.add("open to others", names, is_repaired=is_repairing, thing="folder")
+    """Look whether anything was left behind, and whether the count of bytes in use is right."""
+    if store is not None:
+        store.sweep()
+    found = now = inventory.accounts()
+    if n_left:
+        text = "left behind by jobs that were killed"
+        report.wrong(text, n_left, "segment", is_repaired=store is not None and not found.n_left)
+    if found.total_bytes != found.charged_bytes or found.n_miscounted:
+        if store is not None:
+            inventory.recount()
+            now = inventory.accounts()
+        report.wrong(
+            f"the count of bytes in use says {found.total_bytes:,}, the segments say "
+            f"{found.charged_bytes:,}, and {found.n_miscounted} of them other than their files",
+            is_repaired=now.total_bytes == now.charged_bytes and not now.n_miscounted,
+        )
+    if now.disk_bytes > now.charged_bytes * (1 + _SLACK_SHARE) + _SLACK_BYTES:
+        report.wrong(
+            f"the disk holds {size_words(now.disk_bytes)}, but {size_words(now.charged_bytes)} are "
+            f"staged: something else writes there; `overlapiter evict --all` begins anew",
+            is_repaired=False,
+        )
+    if not report.is_bad:
+        print(f"  good     nothing else is wrong, {now.total_bytes:,} bytes are in use")
 
 
-def _check_count(directory: str, report: Report, *, is_repairing: bool) -> None:
-    counted_bytes, used_bytes = count_of(directory)
-    if counted_bytes == used_bytes:
-        return
-    is_right = is_repairing and recount(directory)
-    if counted_bytes is None or is_in_use(directory):  # jobs are ahead of files
-        return
-    report.note(
-        f"the count of bytes in use says {counted_bytes:,}, but there are {used_bytes:,} "
-        f"({size_words(used_bytes)})",
-        is_repaired=is_right,
-    )
+class _Verifier:
+    """Compares the staged files of a source root with their checksums and their sources.
 
+    Attributes:
+        source: The source root.
+    """
 
-def _is_staging(path: str) -> bool:
-    with contextlib.suppress(OSError):
-        return not os.path.islink(path) and is_staging_directory(path)
-    return False
+    def __init__(self, inventory: Inventory, source: Source, arguments: argparse.Namespace) -> None:
+        n_reads, options = arguments.reads_in_flight, storage_options(arguments)
+        self.source = source
+        self._inventory = inventory
+        self._is_reading = arguments.checksum
+        self._silence = f"no answer for {arguments.timeout:g} s"
+        self._crew = Crew[StagedFile, "list[Finding]"](self._look_at, n_reads, arguments.timeout)
+        origin = origin_of(source.root, options, n_reads, source.place)
+        self._origin = WatchedOrigin(origin, self._crew.ask, self._crew.told)
 
+    def run(self) -> tuple[int, list[Finding]]:
+        """Return how many files there are, and what is wrong."""
+        findings: list[Finding] = []
+        files = self._inventory.files([self.source], order="place")
+        parts = ({file.path: file for file in some} for some in parts_of(files, _PART_FILES))
+        with Progress(files.n_files) as shown, contextlib.closing(self._crew.run(parts)) as done:
+            for part, found in done:
+                if found is None:
+                    found = [Finding(f, Fault.UNKNOWN, self._silence) for f in part.values()]
+                findings += found
+                shown.advance(sum(file.extent.size for file in part.values()), len(part))
+        # What jobs have replaced or evicted meanwhile is not wrong any more.
+        keys = [finding.file.extent.key for finding in findings]
+        there = set(self._inventory.files([self.source], keys=keys))
+        return files.n_files, [finding for finding in findings if finding.file in there]
 
-def _check_directory(directory: str, report: Report, *, is_repairing: bool) -> None:
-    """Look at what belongs to no source."""
-    n_notes = report.n_notes
-    foreign = foreign_entries(directory)
-    nested = [name for name in foreign if _is_staging(os.path.join(directory, name))]
-    if nested:  # the directory of a tier in that of another one, for example
-        text = "in here is another staging directory, which is checked by its own name"
-        print(f"  note     {text}: {names_words(nested)}")
-    foreign = [name for name in foreign if name not in nested]
-    if foreign:
-        report.add(_FOREIGN, foreign, is_repaired=False, thing="thing")
-    try:
-        _check_count(directory, report, is_repairing=is_repairing)
-    except BusyError:
-        report.note("another process keeps the count of bytes in use to itself; try again")
-    if report.n_notes == n_notes:
-        print("  good     nothing else is wrong")
+    def _look_at(self, part: Part[StagedFile]) -> list[Finding]:
+        found = []
+        with contextlib.closing(ExtentReader([self._inventory.directory])) as reader:
+            for file in part.values():
+                if not reader.is_right(file.extent):
+                    found.append(Finding(file, Fault.DAMAGED))
+                elif finding := self._compared(file):
+                    found.append(finding)
+        return found
+
+    def _compared(self, file: StagedFile) -> Finding | None:
+        """Compare a copy with its source; return what is wrong, if anything."""
+        origin, extent, root = self._origin, file.extent, self.source.root
+        try:
+            if origin.stat(file.path) != Original(extent.size, extent.mtime):
+                return Finding(file, Fault.OUTDATED)
+            if self._is_reading and self._checksum_of_source(file) != extent.checksum:
+                return Finding(file, Fault.DIFFERENT)
+        except OSError as error:
+            if error.errno not in _GONE:
+                return Finding(file, Fault.UNKNOWN, error.strerror or str(error))
+            if is_url(root) or origin.asked(file.path, lambda: os.path.isdir(root)):
+                return Finding(file, Fault.GONE)
+            return Finding(file, Fault.UNKNOWN, f"{root} is not there: is it mounted?")
+        return None
+
+    def _checksum_of_source(self, file: StagedFile) -> int:
+        checksum = Checksum(file.extent.key, file.extent.size, file.extent.mtime)
+        with self._origin.open(file.path) as original:
+            while piece := original.read(_CHUNK_BYTES):
+                checksum.update(piece)
+        return checksum.value()

@@ -3,24 +3,40 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
 
 from tqdm import tqdm
 
+from overlapiter.store.index import IndexBusyError, IndexDamagedError
+
 _QUIET_SECONDS = 60.0
-_COLUMNS, _ROWS = 80, 24
-#: So many of many names are told.
-SHOWN_NAMES = 3
+#: For terminals that do not say how large they are.
+_SHAPE = {"ncols": 80, "nrows": 24}
+_SHOWN_NAMES = 3
+_OWNER = "run the command as the user whose directory it is"
+#: What to do about errors that say no more than what they are.
+_ADVICE = {
+    errno.EACCES: _OWNER,
+    errno.EPERM: _OWNER,
+    errno.EROFS: "the disk is mounted read-only; see whether it has failed (dmesg), or use another",
+    errno.ENOSPC: "remove something else from that disk",
+    errno.EDQUOT: "remove something else from that disk",
+    errno.EIO: "the disk fails (dmesg); use another",
+    errno.EMFILE: "raise the limit of open files (ulimit -n), or lower --reads-in-flight",
+    errno.ENOENT: "check the path, and whether its disk is mounted",
+}
 
 
 class CommandError(Exception):
-    """Something that the user can mend; the message says how.
+    """Something that the user can mend; the message says what is wrong, and what to do next.
 
     Args:
-        message: What is wrong, and what to do next.
+        message: The same.
         is_usage: Whether the command line is what has to change.
     """
 
@@ -34,82 +50,88 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
+@contextlib.contextmanager
+def spoken_warnings() -> Iterator[None]:
+    """Say the warnings of a ``with`` block, each in a line of its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_others: say(f"note: {message}")
+        yield
+
+
+def error_words(error: OSError | IndexBusyError | IndexDamagedError) -> str:
+    """Write an error of the disk or the index with what to do about it."""
+    if isinstance(error, IndexBusyError):
+        return (
+            f"another process keeps the index locked ({error}); try again, and if that does not "
+            f"help, see whether a job of this node was stopped"
+        )
+    if isinstance(error, IndexDamagedError):
+        return f"the index is damaged ({error}); `overlapiter check DIR --repair` begins a new one"
+    if error.errno not in _ADVICE:
+        return str(error)
+    where = f"{error.filename}: " if error.filename else ""
+    return f"{where}{error.strerror}; {_ADVICE[error.errno]}"
+
+
 class Progress:
     """A progress bar in a terminal; elsewhere a line each minute.
 
     Args:
-        total: How many things there are to do; None if nobody knows.
+        total: How many things there are to do.
         unit: What they are, in the plural.
     """
 
-    def __init__(self, total: int | None, unit: str) -> None:
-        self._bar = tqdm(
-            total=total,
-            unit=f" {unit}",
-            disable=None,  # where standard error is no terminal
-            **_shape(),
-            smoothing=0.05,
-        )
-        self._total, self._unit = total, unit
-        self._done = 0
+    def __init__(self, total: int, unit: str = "files") -> None:
+        tqdm.monitor_interval = 0  # no thread for it
+        shape: dict[str, int | bool] = {"dynamic_ncols": True}
+        with contextlib.suppress(OSError, ValueError):
+            if not os.get_terminal_size(sys.stderr.fileno()).columns:
+                shape = {**_SHAPE}
+        # Without a terminal it is disabled.
+        self._bar = tqdm(total=total, unit=f" {unit}", disable=None, smoothing=0.05, **shape)
+        self._what = f"{total:,} {unit}"
+        self._n = self._bytes = 0
         self._started = time.monotonic()
-        self._bytes = 0
         self._say_at = self._started + _QUIET_SECONDS
 
-    def advance(self, size_bytes: int = 0) -> None:
-        """Count one thing, and the bytes that it took."""
-        self._done += 1
-        self._bytes += size_bytes
-        if not self._bar.disable:
-            self._bar.set_postfix_str(self._words(), refresh=False)
-            self._bar.update()
-        elif time.monotonic() >= self._say_at:
-            self._say_at = time.monotonic() + _QUIET_SECONDS
-            of = f" of {self._total:,}" if self._total is not None else ""
-            say(f"{self._done:,}{of} {self._unit}, {self._words()}")
+    def __enter__(self) -> Progress:
+        return self
 
-    def _words(self) -> str:
-        seconds = max(time.monotonic() - self._started, 1e-3)
-        return f"{size_words(self._bytes)}, {size_words(self._bytes / seconds)}/s"
-
-    def close(self) -> None:
-        """Leave the bar as it is and go to the next line."""
-        if not self._bar.disable:
-            self._bar.set_postfix_str(self._words(), refresh=False)
+    def __exit__(self, *_exception: object) -> None:
         self._bar.close()
 
-
-@contextlib.contextmanager
-def progress(total: int | None, unit: str) -> Iterator[Progress]:
-    """Show progress for the length of a ``with`` block; see :class:`Progress`."""
-    tqdm.monitor_interval = 0  # no thread for it
-    shown = Progress(total, unit)
-    try:
-        yield shown
-    finally:
-        shown.close()
-
-
-def _shape() -> dict[str, int | bool]:
-    """Return how wide the bar is to be; some terminals do not say how wide they are."""
-    with contextlib.suppress(OSError, ValueError):
-        if not os.get_terminal_size(sys.stderr.fileno()).columns:
-            return {"ncols": _COLUMNS, "nrows": _ROWS}
-    return {"dynamic_ncols": True}
+    def advance(self, size_bytes: int = 0, n: int = 1) -> None:
+        """Count things, and the bytes that they took."""
+        self._n += n
+        self._bytes += size_bytes
+        speed = self._bytes / max(time.monotonic() - self._started, 1e-3)
+        words = f"{size_words(self._bytes)}, {size_words(speed)}/s"
+        if not self._bar.disable:
+            self._bar.set_postfix_str(words, refresh=self._n == self._bar.total)
+            self._bar.update(n)
+        elif time.monotonic() >= self._say_at:
+            self._say_at = time.monotonic() + _QUIET_SECONDS
+            say(f"{self._n:,} of {self._what}, {words}")
 
 
 def is_terminal() -> bool:
-    """Return whether somebody can be asked."""
+    """Return whether there is a user who can answer."""
     return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def is_confirmed(question: str) -> bool:
-    """Ask; anything but y or yes is a no."""
+    """Ask in a terminal, where anything but y or yes is a no; a script is not asked."""
+    if not is_terminal():
+        return True
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        return True
+    say("nothing is removed")
+    return False
 
 
-# --- words ------------------------------------------------------------------------------------
+# --- words ----------------------------------------------------------------------------------------
 
 
 def size_words(size_bytes: float) -> str:
@@ -119,9 +141,7 @@ def size_words(size_bytes: float) -> str:
         if abs(size) < 999.5 or unit == "TB":
             break
         size /= 1000
-    if unit == "B" or abs(size) >= 99.5:
-        return f"{size:,.0f} {unit}"
-    return f"{size:.1f} {unit}"
+    return f"{size:,.0f} {unit}" if unit == "B" or abs(size) >= 99.5 else f"{size:.1f} {unit}"
 
 
 def duration_words(seconds: float) -> str:
@@ -130,26 +150,35 @@ def duration_words(seconds: float) -> str:
         return f"{seconds * 1e3:.2g} ms" if seconds < 0.00995 else f"{seconds * 1e3:.0f} ms"
     if seconds < 60:
         return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
+    hours, minutes = divmod(round(seconds / 60), 60)
+    if not hours:
         return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 48:
-        return f"{hours} h {minutes} min"
-    return f"{hours // 24} days"
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} days"
 
 
-def count_words(n: int, thing: str, things: str | None = None) -> str:
+def count_words(n: int, thing: str) -> str:
     """Write a number of things: ``1 file``, ``1,200 files``."""
-    return f"{n:,} {thing if n == 1 else things or thing + 's'}"
+    return f"{n:,} {thing}{'' if n == 1 else 's'}"
 
 
-def names_words(names: Sequence[str], n: int | None = None) -> str:
-    """Write the first few names of ``n``; what a terminal might obey is escaped."""
-    n = len(names) if n is None else n
-    shown = [printable(name) for name in names[:SHOWN_NAMES]]
-    more = n - len(shown)
-    return ", ".join(shown) + (f" and {more:,} more" if more > 0 else "")
+class Names:
+    """How many things there are, and the names of the first few."""
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._n = 0
+        self._first: list[str] = []
+        for name in names:
+            self.add(name)
+
+    def add(self, name: str) -> None:
+        """Count a thing."""
+        self._n += 1
+        if len(self._first) < _SHOWN_NAMES:
+            self._first.append(printable(name))
+
+    def __str__(self) -> str:
+        more = self._n - len(self._first)
+        return ", ".join(self._first) + (f" and {more:,} more" if more else "")
 
 
 def printable(name: str) -> str:
@@ -159,9 +188,9 @@ def printable(name: str) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, n_left: int = 1) -> str:
     """Lay out a table; all columns but the first ``n_left`` are aligned to the right."""
-    widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
+    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     lines = []
-    for row in [head, *rows]:
+    for row in (head, *rows):
         cells = [
             cell.ljust(width) if i < n_left else cell.rjust(width)
             for i, (cell, width) in enumerate(zip(row, widths, strict=True))

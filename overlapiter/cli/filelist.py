@@ -41,42 +41,36 @@ def read_list(name: str, source: str, labels: str = "auto") -> FileList:
         CommandError: It cannot be read, is no text, or names nothing.
     """
     text = _read(name)
+    called = "standard input" if name == "-" else name
     lines = [line for line in map(bytes.strip, text.split(b"\n")) if line]
     if _is_binary(text, len(lines)):
-        raise CommandError(
-            f"{_called(name)} is no list of text; give one path a line", is_usage=True
-        )
+        raise CommandError(f"{called} is no list of text; give one path a line", is_usage=True)
     if not lines:
-        message = f"{_called(name)} is empty; give one path a line"
-        raise CommandError(message, is_usage=True)
+        raise CommandError(f"{called} is empty; give one path a line", is_usage=True)
     if labels == "yes":
         lines = [line.rsplit(None, 1)[0] for line in lines]
     elif labels == "auto":
         lines = _without_labels(lines, source)
-    names = dict.fromkeys(map(os.fsdecode, lines))
     paths: dict[str, None] = {}
     outside = []
-    for entry in names:
-        if "\0" not in entry:
-            whole = entry if is_url(entry) else os.path.join(source, entry)
-            below = list(paths_below(source, [whole]))
-            if below:
-                paths[below[0][1]] = None
-                continue
-        outside.append(entry)
+    for entry in dict.fromkeys(map(os.fsdecode, lines)):
+        whole = entry if is_url(entry) else os.path.join(source, entry)
+        below = [] if "\0" in entry else list(paths_below(source, [whole]))
+        if below:
+            paths[below[0][1]] = None
+        else:
+            outside.append(entry)
     return FileList(list(paths), outside)
 
 
 def _is_binary(text: bytes, n_lines: int) -> bool:
     """Return whether it is something else, a photograph for example; a bad line is none."""
     n_zeros = text.count(b"\0")
-    if n_zeros <= n_lines:
-        try:
-            text.decode()
-        except UnicodeDecodeError:
-            return n_zeros > 0  # names may be of any bytes but these
-        return False
-    return True
+    try:
+        text.decode()
+    except UnicodeDecodeError:
+        return n_zeros > 0  # names may be of any bytes but these
+    return n_zeros > n_lines
 
 
 def _without_labels(lines: list[bytes], source: str) -> list[bytes]:
@@ -114,7 +108,3 @@ def _read(name: str) -> bytes:
             f"or - for standard input",
             is_usage=True,
         ) from error
-
-
-def _called(name: str) -> str:
-    return "standard input" if name == "-" else name

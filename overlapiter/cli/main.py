@@ -12,69 +12,38 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from typing import Protocol, cast
+from types import ModuleType
 
 from overlapiter.errors import OptionError, OverlapError
+from overlapiter.store.index import IndexBusyError, IndexDamagedError
 
-from .console import CommandError, say
-from .interruption import raise_at_interrupt
+from .console import CommandError, error_words, say
 
-#: Each command is a module of this package, which is imported only to run it.
+#: Each command is a module of this package, which is imported only to run it. It has a docstring
+#: and EXAMPLES for ``--help``, ``add_arguments(parser)``, and ``run(arguments)``, which returns the
+#: exit code.
 COMMANDS = {
     "stage": "copy files to the staging directory ahead of a job",
     "status": "show what is staged, who uses it, how full it is and how well it works",
-    "check": "compare staged files with their sources, and mend what is wrong",
+    "ls": "list staged files",
+    "check": "look whether staged files are right, and mend what is not",
     "evict": "remove staged files",
+    "export": "copy staged files out, to a tree like that of their source",
     "doctor": "measure the slow store and this node, and recommend settings",
 }
-
 _DESCRIPTION = (
-    "Work with overlapiter's staging directory: the copies, on this node's own fast disk, of "
-    "training files that live on a slow shared store."
+    "Work with overlapiter's staging directory: the copies, on this node's own fast disk, of\n"
+    "training files that live on a slow shared store.\n\n"
 )
 _EPILOG = "`overlapiter COMMAND --help` explains a command. More: docs/commands.md"
 _USAGE_STATUS = 2
-
-
-class Command(Protocol):
-    """What a module of a command offers; its docstring is the text of ``--help``."""
-
-    EXAMPLES: str
-
-    def add_arguments(self, parser: argparse.ArgumentParser) -> None:
-        """Declare the arguments."""
-
-    def run(self, arguments: argparse.Namespace) -> int:
-        """Do it; return the exit code."""
-
-
-class _CommandParser(argparse.ArgumentParser):
-    """Takes options between positional arguments, too: ``evict DIR --source SRC LIST``."""
-
-    _is_mixing = False
-
-    def parse_known_args(  # type: ignore[override]  # one of its overloads is enough
-        self,
-        args: Sequence[str] | None = None,
-        namespace: argparse.Namespace | None = None,
-    ) -> tuple[argparse.Namespace, list[str]]:
-        if self._is_mixing:
-            return super().parse_known_args(args, namespace)
-        self._is_mixing = True
-        try:
-            return self.parse_known_intermixed_args(args, namespace)
-        finally:
-            self._is_mixing = False
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code."""
     words = sys.argv[1:] if words is None else words
     try:
-        if not words:
-            _parser(words).print_help(sys.stderr)
-            return _USAGE_STATUS
-        arguments = _parser(words).parse_args(words)
+        command, arguments = _parsed(words)
     except SystemExit as request:
         return request.code if isinstance(request.code, int) else _USAGE_STATUS
     except KeyboardInterrupt:
@@ -85,58 +54,60 @@ def main(words: Sequence[str] | None = None) -> int:
         signals.append(number)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, interrupt)
+    numbers = [signal.SIGTERM]
+    if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        numbers.append(signal.SIGINT)
+    before = {number: signal.signal(number, interrupt) for number in numbers}
     try:
-        raise_at_interrupt()
-        return _run(arguments)
+        return _run(words[0], command, arguments)
     except KeyboardInterrupt:
-        return 128 + (signals[-1] if signals else signal.SIGINT)
-    except BrokenPipeError:  # somebody has seen enough, `| head` for example
+        return 128 + signals[-1]
+    except BrokenPipeError:  # the reader of the output has gone, `| head` for example
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # for the flush at exit
         return 1
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
-def _run(arguments: argparse.Namespace) -> int:
-    name = arguments.command
+def _parsed(words: Sequence[str]) -> tuple[ModuleType, argparse.Namespace]:
+    """Return the command and its arguments; raises SystemExit after help and mistakes."""
+    style = argparse.RawDescriptionHelpFormatter
+    if not words or words[0] not in COMMANDS:
+        listed = "".join(f"  {name:8} {summary}\n" for name, summary in COMMANDS.items())
+        parser = argparse.ArgumentParser(
+            "overlapiter", description=_DESCRIPTION + listed, epilog=_EPILOG, formatter_class=style
+        )
+        version = importlib.import_module("overlapiter").__version__  # the façade stands above us
+        parser.add_argument("--version", action="version", version=f"overlapiter {version}")
+        parser.add_argument("command", metavar="COMMAND", choices=COMMANDS)
+        if not words:
+            parser.print_help(sys.stderr)
+            raise SystemExit(_USAGE_STATUS)
+        parser.parse_args(words)
+        parser.error("name the COMMAND first")
+    command = importlib.import_module(f"{__package__}.{words[0]}")
+    parser = argparse.ArgumentParser(
+        f"overlapiter {words[0]}",
+        description=command.__doc__,
+        epilog=command.EXAMPLES,
+        formatter_class=style,
+    )
+    command.add_arguments(parser)
+    return command, parser.parse_intermixed_args(words[1:])
+
+
+def _run(name: str, command: ModuleType, arguments: argparse.Namespace) -> int:
+    status = 1
     try:
-        status = _load(name).run(arguments)
+        status = command.run(arguments)
         sys.stdout.flush()
-    except (OptionError, CommandError) as error:
-        is_usage = isinstance(error, OptionError) or error.is_usage
-        say(f"overlapiter {name}: {error}")
-        return _USAGE_STATUS if is_usage else 1
     except BrokenPipeError:
         raise
-    except (OverlapError, OSError) as error:
+    except (OverlapError, CommandError) as error:
         say(f"overlapiter {name}: {error}")
-        return 1
+        is_usage = isinstance(error, OptionError) or getattr(error, "is_usage", False)
+        status = _USAGE_STATUS if is_usage else 1
+    except (OSError, IndexBusyError, IndexDamagedError) as error:
+        say(f"overlapiter {name}: {error_words(error)}")
     return status
-
-
-def _load(name: str) -> Command:
-    return cast("Command", importlib.import_module(f"{__package__}.{name}"))
-
-
-def _parser(words: Sequence[str]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("overlapiter", description=_DESCRIPTION, epilog=_EPILOG)
-    version = importlib.import_module("overlapiter").__version__  # the façade stands above us
-    parser.add_argument("--version", action="version", version=f"overlapiter {version}")
-    subparsers = parser.add_subparsers(
-        dest="command", metavar="COMMAND", required=True, parser_class=_CommandParser
-    )
-    for name, summary in COMMANDS.items():
-        if name not in words:
-            subparsers.add_parser(name, help=summary)
-            continue
-        module = _load(name)
-        subparser = subparsers.add_parser(
-            name,
-            help=summary,
-            description=module.__doc__,
-            epilog=module.EXAMPLES,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
-        )
-        module.add_arguments(subparser)
-    return parser

@@ -1,82 +1,134 @@
-"""The staging directory that a command is about."""
+"""The staging directory that a command is about: how it is named, looked into and changed."""
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
-import stat
+import secrets
+from collections.abc import Callable, Iterator, Mapping
 
 from overlapiter.options import directory_path
 from overlapiter.sources import source_root
-from overlapiter.staging.inventory import Subdirectory, is_staging_directory, subdirectories
-from overlapiter.staging.process_id import Life
-from overlapiter.staging.records import present
+from overlapiter.store.generation import old_store, root_of
+from overlapiter.store.index import IndexBusyError
+from overlapiter.store.inventory import Inventory, Source
+from overlapiter.store.site import Run, Site
+from overlapiter.store.store import Store
 
-from .console import CommandError
+from .console import CommandError, Names, error_words, printable, say
 
 
-def add_directory(parser: argparse.ArgumentParser) -> None:
-    """Declare the argument that names an existing staging directory."""
+def add_directory(parser: argparse.ArgumentParser, what: str) -> None:
+    """Declare an existing staging directory, and of which source root to ``what`` the files."""
     parser.add_argument("directory", metavar="DIR", help="the staging directory")
+    if what:
+        parser.add_argument(
+            "--source", metavar="SRC", help=f"{what} only what comes from this source root"
+        )
 
 
 def existing_directory(name: str) -> str:
-    """Return the absolute path of a staging directory that exists.
+    """Return the absolute path of a directory that exists; say what an earlier version left there.
 
     Raises:
-        CommandError: It is none, or somebody else's.
+        CommandError: There is none, or it is another user's.
     """
     directory = directory_path(name)
     try:
-        found = os.stat(directory)
-        is_ours = found.st_uid == os.geteuid()
-        os.listdir(directory)
+        is_own = os.stat(directory).st_uid == os.geteuid() or not os.geteuid()
+        old = [os.path.basename(path) for path in old_store(directory)]
     except FileNotFoundError:
         raise CommandError(
             f"there is no {directory}: the first job that uses it makes it, or `overlapiter stage`"
         ) from None
-    except OSError as error:
-        raise CommandError(f"{directory} cannot be read ({error.strerror}); check DIR") from error
+    except NotADirectoryError:
+        raise CommandError(f"{directory} is no directory; check DIR") from None
     except ValueError as error:
         raise CommandError(f"{name!r} is no path; check DIR", is_usage=True) from error
-    if not stat.S_ISDIR(found.st_mode):
-        raise CommandError(f"{directory} is no directory; check DIR")
-    if not is_ours and os.geteuid():
-        raise CommandError(f"{directory} is somebody else's; staging directories are private")
+    if not is_own:
+        raise CommandError(f"{directory} is another user's; staging directories are private")
+    if old:
+        say(
+            f"note: {directory} holds what an earlier version staged ({Names(old)}), in a form "
+            f"that this one does not read: `overlapiter evict {directory} --old` removes it"
+        )
     return directory
 
 
-def check_is_staging(directory: str) -> None:
-    """Raise CommandError unless overlapiter has used a directory."""
-    if not is_staging_directory(directory):
+@contextlib.contextmanager
+def opened(name: str) -> Iterator[Inventory]:
+    """Give what is staged in a directory, for the length of a ``with`` block.
+
+    Raises:
+        CommandError: It is no staging directory, or nothing was ever staged there.
+    """
+    directory = existing_directory(name)
+    if not os.path.lexists(root_of(directory)):
         raise CommandError(
             f"{directory} is no staging directory; name the one that was given to Staging, or "
             f"to `overlapiter stage --to`"
         )
+    try:
+        inventory = Inventory(directory)
+    except FileNotFoundError:
+        raise CommandError(f"nothing has been staged in {directory} yet") from None
+    with contextlib.closing(inventory):
+        yield inventory
 
 
-def chosen(directory: str, source: str | None) -> list[Subdirectory]:
-    """Return the subdirectories of a directory, or the one that mirrors ``source``.
-
-    There are none where everything was evicted.
+def chosen(inventory: Inventory, source: str | None) -> list[Source]:
+    """Return the source roots of which files are or were staged, or those that ``source`` names.
 
     Raises:
-        CommandError: It is no staging directory, or mirrors other sources only.
+        CommandError: There is none.
     """
-    check_is_staging(directory)
-    found = subdirectories(directory)
-    if source is None or not found:
-        return found
-    wanted = source_root(source)
-    matching = [sub for sub in found if sub.source == wanted]
+    found = inventory.sources()
+    wanted = None if source is None else source_root(source)
+    matching = [each for each in found if wanted in (None, each.root)]
     if not matching:
-        known = ", ".join(sub.source or os.path.basename(sub.path) for sub in found)
+        known = ", ".join(printable(each.root) for each in found) or "nowhere"
         raise CommandError(
-            f"nothing in {directory} comes from {source}, only from {known}", is_usage=True
+            f"nothing in {inventory.directory} comes from {source or 'any source'}, only from "
+            f"{known}",
+            is_usage=source is not None,
         )
     return matching
 
 
-def is_in_use(directory: str) -> bool:
-    """Return whether a run uses the directory, or may do so on another node."""
-    return any(run.owner.life() is not Life.ENDED for run in present(directory))
+def only_one(sources: list[Source]) -> Source:
+    """Return the only source root; raise CommandError if there are more."""
+    if len(sources) > 1:
+        known = ", ".join(printable(source.root) for source in sources)
+        raise CommandError(f"add --source to say which one is meant: {known}", is_usage=True)
+    return sources[0]
+
+
+def run_of(command: str, staging: Mapping[str, object]) -> Run:
+    """Return a command as others see it."""
+    facts = {"command": f"overlapiter {command}", "trainer_pid": os.getpid(), "staging": staging}
+    return Run(secrets.randbits(62), facts)
+
+
+def store_of(inventory: Inventory, source: Source, command: str) -> Store:
+    """Return what changes that which is staged; it is opened when it is first used."""
+    run, site = run_of(command, {"source": source.root}), Site(inventory.directory)
+    return Store(site, source.root, run, place=source.place, warn=say)
+
+
+@contextlib.contextmanager
+def recorded(store: Store, counters: Callable[[], Mapping[str, float]]) -> Iterator[None]:
+    """Note in a store how a ``with`` block ends, and what it has done; then close the store."""
+    ending = "failed"
+    try:
+        yield
+        ending = "closed"
+    except KeyboardInterrupt:
+        ending = "interrupted"
+        raise
+    finally:
+        try:
+            store.record_end(ending, counters())
+        except (OSError, IndexBusyError) as error:
+            say(f"note: status will not show how this ended ({error_words(error)})")
+        store.close()

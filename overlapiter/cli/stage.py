@@ -8,30 +8,33 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
+import threading
 import time
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable
 
-from overlapiter.options import FIRST_READS_IN_FLIGHT, Staging, check_count
+from overlapiter.options import FIRST_READS_IN_FLIGHT, Staging
 from overlapiter.planning import staging_plan
 from overlapiter.sources import source_root
-from overlapiter.staging.inventory import entries, subdirectories
-from overlapiter.staging.records import recorded_run
+from overlapiter.store.inventory import Inventory
+from overlapiter.store.stager import Outcome, Staged, Stager
+from overlapiter.store.store import Store, Wanted
+from overlapiter.workers.plan import StagingPlan
 
 from .console import (
-    SHOWN_NAMES,
     CommandError,
+    Names,
+    Progress,
     count_words,
     duration_words,
-    names_words,
-    progress,
     say,
     size_words,
+    spoken_warnings,
 )
+from .crew import Crew, Part, parts_of
 from .filelist import FileList, read_list
-from .origins import add_storage_options, storage_options
-from .stager import Done, Fate, Stager
+from .origins import WatchedOrigin, add_reading, check_reading, storage_options
+from .place import recorded, run_of
 
 EXAMPLES = """\
 examples:
@@ -43,24 +46,33 @@ examples:
 exit code: 0 if all files are staged, 1 if some are not, 2 if the command line cannot work,
 130 after Ctrl-C"""
 
-_FULL = (
-    "the staging directory is full: raise --capacity, lower --keep-free, make room with "
-    "`overlapiter evict`, or leave it: a job reads the rest from the source"
-)
-
-_ALL_MISSING = (
-    "of all there is none; see whether --source is the root of these files, and --labels fits"
-)
+#: Files that a thread claims and publishes at once, and copies one after the other.
+_PART_FILES = 8
+#: What may become of a file, and what is said of it.
+_FATES = {
+    "staged": "{speed}",
+    "found": "staged before, and still as their source",
+    "empty": "nothing to stage",
+    "missing": "{names}",
+    "outside": "not below the source: {names}",
+    "busy": "kept by another process: {names}",
+    "failed": "the staging disk: {names}",
+    "no room": "the staging directory is full: raise --capacity, lower --keep-free, make room with "
+    "`overlapiter evict`, or leave it: a job reads the rest from the source",
+    "left": "the source has no answer: see whether it is mounted",
+}
+_FATE_OF = {
+    Outcome.COPIED: "staged",
+    Outcome.FOUND: "found",
+    Outcome.REFUSED: "no room",
+    Outcome.TOO_LARGE: "failed",
+    Outcome.FAILED: "failed",
+    Outcome.BUSY: "busy",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    _add_files(parser)
-    _add_staging(parser)
-
-
-def _add_files(parser: argparse.ArgumentParser) -> None:
-    """Declare what is copied, and from where."""
     parser.add_argument(
         "list",
         metavar="LIST",
@@ -74,7 +86,6 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         help="root of the files on the slow store, a directory or a URL such as s3://bucket/train: "
         "the same as the job's Staging(source=...)",
     )
-    add_storage_options(parser)
     parser.add_argument(
         "--labels",
         choices=("auto", "yes", "no"),
@@ -82,104 +93,28 @@ def _add_files(parser: argparse.ArgumentParser) -> None:
         help="whether the lines of LIST are `path label`; auto: those that end in a number, unless "
         "there is a file of that whole name",
     )
-
-
-def _add_staging(parser: argparse.ArgumentParser) -> None:
-    """Declare where it is copied to, and how."""
-    parser.add_argument(
-        "--to",
-        metavar="DIR",
-        required=True,
-        help="the staging directory: the same as the job's Staging(DIR)",
-    )
+    directory = "the staging directory: the same as the job's Staging(DIR)"
+    parser.add_argument("--to", metavar="DIR", required=True, help=directory)
     parser.add_argument(
         "--capacity",
         metavar="SIZE",
         help="most bytes that staged files may take in DIR: 200GB, or 50%% of the disk "
         "(default: no limit but --keep-free)",
     )
-    parser.add_argument(
-        "--keep-free",
-        metavar="SIZE",
-        default="5%",
-        help="free space to leave on the disk (default: 5%%)",
-    )
-    parser.add_argument(
-        "--reads-in-flight",
-        metavar="N",
-        type=int,
-        default=FIRST_READS_IN_FLIGHT,
-        help="files to read at the same time (default: %(default)s); see `overlapiter doctor`",
-    )
+    keep_free = "free space to leave on the disk (default: 5%%)"
+    parser.add_argument("--keep-free", metavar="SIZE", default="5%", help=keep_free)
     parser.add_argument(
         "--validate",
         choices=("mtime", "checksum", "never"),
         default="mtime",
         help="how to tell whether a staged file is still as its source (default: %(default)s)",
     )
-
-
-class Tally:
-    """What has become of the files so far.
-
-    Attributes:
-        n: How many had each fate.
-        copied_bytes: Bytes read from the source.
-    """
-
-    def __init__(self) -> None:
-        self.n: dict[Fate, int] = defaultdict(int)
-        self.copied_bytes = 0
-        self._names: dict[Fate, dict[str, _Names]] = defaultdict(dict)
-
-    def add(self, done: Done) -> None:
-        """Count one file."""
-        self.n[done.fate] += 1
-        self.copied_bytes += done.copied_bytes
-        self._names[done.fate].setdefault(done.reason, _Names()).add(done.path)
-
-    @property
-    def n_well(self) -> int:
-        """How many need nothing further."""
-        return self.n[Fate.STAGED] + self.n[Fate.FOUND] + self.n[Fate.EMPTY]
-
-    def counters(self) -> dict[str, float]:
-        """Return it as the record of a run has it."""
-        n_refused = self.n[Fate.NO_ROOM] + self.n[Fate.BUSY] + self.n[Fate.FAILED]
-        return {
-            "files_staged": self.n[Fate.STAGED],
-            "bytes_staged": self.copied_bytes,
-            "files_found_staged": self.n[Fate.FOUND],
-            "files_refused": n_refused,
-        }
-
-    def named(self, fate: Fate) -> str:
-        """Name the first few of each reason."""
-        return "; ".join(
-            f"{names}" + (f" ({reason})" if reason else "")
-            for reason, names in self._names[fate].items()
-        )
-
-
-class _Names:
-    """The first few of some files, and how many there are."""
-
-    def __init__(self) -> None:
-        self._n = 0
-        self._first: list[str] = []
-
-    def add(self, name: str) -> None:
-        self._n += 1
-        if len(self._first) < SHOWN_NAMES:
-            self._first.append(name)
-
-    def __str__(self) -> str:
-        return names_words(self._first, self._n)
+    add_reading(parser, FIRST_READS_IN_FLIGHT)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Stage; return the exit code."""
-    check_count("--reads-in-flight", arguments.reads_in_flight)
+    check_reading(arguments)
     options = Staging(
         arguments.to,
         source=arguments.source,
@@ -191,31 +126,23 @@ def run(arguments: argparse.Namespace) -> int:
         storage_options=storage_options(arguments),
     )
     files = _listed(arguments)  # first: a list that cannot work leaves no staging directory
-    plan = staging_plan(options, (), [])
+    with spoken_warnings():
+        plan = staging_plan(options, (), [])
     assert plan is not None
-    (store,) = plan.stores()
-    store.sweep()
-    _say_neighbours(store.directory, plan.source)
-    tally, started = Tally(), time.monotonic()
-    stager = Stager(store, arguments.reads_in_flight, tally.add)
-    facts = {
-        "command": "overlapiter stage",
-        "trainer_pid": os.getpid(),
-        "staging": {"source": plan.source, "capacity_bytes": plan.capacity_bytes},
-    }
-    try:
-        with (
-            recorded_run(store.directory, facts, tally.counters, say),
-            progress(len(files.paths), "files") as shown,
-        ):
-            _stage(stager, files.paths, shown.advance)
-    except KeyboardInterrupt:
-        _say_interrupted(stager, tally, len(files.paths))
-        raise
-    print(_summary(tally, files, time.monotonic() - started))
-    if text := plan.tiers[0].excess_words():
+    staging = {"source": plan.source, "tiers": [site._asdict() for site in plan.sites]}
+    warned: dict[str, None] = {}
+    (store,) = plan.stores(run_of("stage", staging), warned.setdefault)
+    work = _Work(plan, store, arguments.timeout, warned.setdefault)
+    started = time.monotonic()
+    with recorded(store, work.counters):
+        store.sweep()
+        _say_neighbours(store.site.directory, plan.source)
+        _stage(work, files)
+        print(_summary(work, files, time.monotonic() - started))
+        _say_excess(store)
+    for text in warned:
         say(f"note: {text}")
-    return 0 if tally.n_well == len(files.paths) and not files.outside else 1
+    return 0 if work.n_well == len(files.paths) and not files.outside else 1
 
 
 def _listed(arguments: argparse.Namespace) -> FileList:
@@ -223,67 +150,140 @@ def _listed(arguments: argparse.Namespace) -> FileList:
     files = read_list(arguments.list, source, arguments.labels)
     if not files.paths:
         raise CommandError(
-            f"no entry of the list lies below {source}, for example "
-            f"{names_words(files.outside)}; see whether --source is the root of these files",
+            f"no entry of the list lies below {source}, for example {Names(files.outside)}; see "
+            f"whether --source is the root of these files",
             is_usage=True,
         )
     return files
 
 
+def _stage(work: _Work, files: FileList) -> None:
+    n_files = len(files.paths)
+    try:
+        with Progress(n_files) as shown:
+            work.run(files.paths, shown.advance)
+    except KeyboardInterrupt:
+        say(
+            f"interrupted: {work.n_well:,} of {count_words(n_files, 'file')} are staged, nothing "
+            f"is left half-done; run the same command again to go on"
+        )
+        raise
+
+
+class _Work:
+    """Stages files, and counts what becomes of them.
+
+    Attributes:
+        n: How many had each fate.
+        names: The same by name, for each reason.
+        copied_bytes: Bytes read from the source.
+    """
+
+    def __init__(
+        self, plan: StagingPlan, store: Store, timeout_seconds: float, warn: Callable[[str], None]
+    ) -> None:
+        self._store = store
+        self._n_reads = plan.first_reads_in_flight
+        self._silence = f"no answer for {timeout_seconds:g} s"
+        self._crew = Crew[None, int](self._stage, self._n_reads, timeout_seconds, self._give_up)
+        self._source = WatchedOrigin(plan.origin(), self._crew.ask, self._crew.told)
+        self._stager = Stager([store], self._source, plan.validate, lambda job: job(), warn)
+        self._lock = threading.Lock()
+        self.n: Counter[str] = Counter()
+        self.names: dict[str, dict[str, Names]] = defaultdict(lambda: defaultdict(Names))
+        self.copied_bytes = 0
+
+    @property
+    def n_well(self) -> int:
+        """How many need nothing further."""
+        return self.n["staged"] + self.n["found"] + self.n["empty"]
+
+    def counters(self) -> dict[str, float]:
+        """Return what the record of a run holds."""
+        return {
+            "files_staged": self.n["staged"],
+            "bytes_staged": self.copied_bytes,
+            "files_found_staged": self.n["found"],
+            "files_refused": self.n["no room"] + self.n["busy"] + self.n["failed"],
+        }
+
+    def run(self, paths: list[str], advance: Callable[[int, int], None]) -> None:
+        """Stage until all is done, or there is no room for a further file."""
+        n_each = max(1, min(_PART_FILES, len(paths) // self._n_reads))
+        parts = (dict.fromkeys(some) for some in parts_of(paths, n_each))
+        with contextlib.closing(self._crew.run(parts)) as done:
+            for part, copied_bytes in done:
+                if copied_bytes is None:
+                    for path in part:
+                        self._count("missing", path, self._silence)
+                advance(copied_bytes or 0, len(part))
+
+    def _stage(self, part: Part[None]) -> int:
+        """Stage the files of a part; return how many bytes were read."""
+        wanted = [Wanted(self._store.key_of(path), path) for path in part]
+        answers: dict[int, Staged] = {}
+        self._stager.stage(wanted, answers.update)
+        copied_bytes = 0
+        for key, path in wanted:
+            outcome, extent, *_ = answers[key]
+            if outcome is Outcome.SOURCE_FAILED:
+                reason = self._source.reasons.pop(path, "it is being written")
+                self._count("missing" if reason else "empty", path, reason)
+            else:
+                self._count(_FATE_OF[outcome], path)
+            if outcome is Outcome.COPIED and extent is not None:
+                copied_bytes += extent.size
+            elif outcome is Outcome.REFUSED:
+                self._crew.stop_soon()
+        with self._lock:
+            self.copied_bytes += copied_bytes
+        return copied_bytes
+
+    def _count(self, fate: str, path: str, reason: str = "") -> None:
+        with self._lock:
+            self.n[fate] += 1
+            self.names[fate][reason].add(path)
+
+    def _give_up(self, part: Part[None]) -> None:
+        """End the claims of a part whose thread is lost, so that its other files can be staged."""
+        self._store.publish([], [self._store.key_of(path) for path in part])
+
+
 def _say_neighbours(directory: str, source: str) -> None:
     """Tell of source roots with the same files, which are staged apart: mostly a mistake."""
-    for sub in subdirectories(directory):
-        other = sub.source or source
-        ours, theirs = os.path.join(source, ""), os.path.join(other, "")
-        is_nested = ours.startswith(theirs) or theirs.startswith(ours)
-        if ours != theirs and is_nested and next(entries(sub), None) is not None:
+    with contextlib.closing(Inventory(directory)) as inventory:
+        others = {holding.source for holding in inventory.holdings()} - {source}
+    for other in others:
+        if f"{source}/".startswith(f"{other}/") or f"{other}/".startswith(f"{source}/"):
             say(
-                f"note: of {other}, files are staged in {directory}, too; a job finds those of the "
-                f"very source that it names, so mind which one your job has"
+                f"note: of {other}, files are staged in {directory}, too; a job finds those of "
+                f"the very source that it names, so mind which one your job has"
             )
 
 
-def _stage(stager: Stager, paths: list[str], advance: Callable[[int], None]) -> None:
-    """Stage files until they are done, or there is no room for a further one."""
-    with contextlib.closing(stager.run(paths)) as answers:
-        for done in answers:
-            advance(done.copied_bytes)
-            if done.fate is Fate.NO_ROOM:
-                stager.stop_soon()
-
-
-def _say_interrupted(stager: Stager, tally: Tally, n_files: int) -> None:
-    text = f"interrupted: {tally.n_well:,} of {count_words(n_files, 'file')} are staged"
-    if stager.is_at_rest:
-        say(f"{text}, nothing is left half-done; run the same command again to go on")
-    else:
+def _say_excess(store: Store) -> None:
+    excess_bytes, directory = store.excess_bytes(), store.site.directory
+    if excess_bytes:
         say(
-            f"{text}; the slow store does not answer, so some files are left half-copied, which "
-            f"nobody reads and the next run removes; run the same command again to go on"
+            f"note: {directory} holds {excess_bytes:,} bytes more than the capacity: a job lets "
+            f"files go that it needs last, little by little; to free room now, run `overlapiter "
+            f"evict {directory} --to-free {excess_bytes}`"
         )
 
 
-def _summary(tally: Tally, files: FileList, seconds: float) -> str:
-    n = tally.n
-    speed = f"{size_words(tally.copied_bytes)} in {duration_words(seconds)}"
-    if tally.copied_bytes:
-        speed += f", {size_words(tally.copied_bytes / max(seconds, 1e-3))}/s"
-    missing = tally.named(Fate.MISSING)
-    if n[Fate.MISSING] == len(files.paths):
-        missing += f": {_ALL_MISSING}"
-    n_left = len(files.paths) - sum(n.values()) + n[Fate.NO_ROOM]
-    rows = [
-        ("staged", n[Fate.STAGED], speed),
-        ("found", n[Fate.FOUND], "staged before, and still as their source"),
-        ("empty", n[Fate.EMPTY], "nothing to stage"),
-        ("missing", n[Fate.MISSING], missing),
-        ("outside", len(files.outside), f"not below the source: {names_words(files.outside)}"),
-        ("busy", n[Fate.BUSY], f"kept by another process: {tally.named(Fate.BUSY)}"),
-        ("failed", n[Fate.FAILED], f"the staging disk: {tally.named(Fate.FAILED)}"),
-        ("no room", n_left, _FULL),
-    ]
-    return "\n".join(
-        f"{word:8} {count_words(number, 'file'):>15}   {text}"
-        for word, number, text in rows
-        if number
-    )
+def _summary(work: _Work, files: FileList, seconds: float) -> str:
+    n, named = work.n, work.names
+    n["outside"], named["outside"] = len(files.outside), {"": Names(files.outside)}
+    n["no room" if n["no room"] else "left"] += len(files.paths) + n["outside"] - n.total()
+    speed = f"{size_words(work.copied_bytes)} in {duration_words(seconds)}"
+    if work.copied_bytes:
+        speed += f", {size_words(work.copied_bytes / max(seconds, 1e-3))}/s"
+    lines = []
+    for fate, text in _FATES.items():
+        reasons = [f"{some} ({why})" if why else f"{some}" for why, some in named[fate].items()]
+        if fate == "missing" and n[fate] == len(files.paths):
+            reasons[-1] += ": none is there; see whether --source and --labels fit"
+        if n[fate]:
+            words = text.format(speed=speed, names="; ".join(reasons))
+            lines.append(f"{fate:8} {count_words(n[fate], 'file'):>15}   {words}")
+    return "\n".join(lines)

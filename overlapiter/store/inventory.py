@@ -1,0 +1,302 @@
+"""What the index of a staging directory says, for commands that look at it.
+
+Nothing is written but by :meth:`Inventory.recount`: no segment is owned and no run is noted. Nor
+does a transaction outlive a call: a listing is copied into memory and handed out from there, so
+that a command whose output is not read holds up no checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from . import segments
+from .extents import Extent
+from .generation import generation_of, index_path, segment_path, segments_folder
+from .index import Cursor, Index
+
+_LEAST_BLOCK_BYTES = 4096
+_PAGE_ROWS = 1024
+#: In which order files are listed. The files of roots that no run uses are the first to evict.
+_ORDERS = {
+    "path": "(SELECT root FROM source WHERE id = staged.source), path",
+    "place": "segment, start",
+    "age": "source IN (SELECT source FROM run WHERE ended IS NULL), at, key",
+}
+
+
+class Source(NamedTuple):
+    """A source root of which files are, or were, staged.
+
+    Attributes:
+        number: By which rows name it.
+        root: The root: a path or a URL.
+        place: What tells roots of one name apart.
+    """
+
+    number: int
+    root: str
+    place: str
+
+    @property
+    def seed(self) -> int:
+        """What :func:`~overlapiter.store.extents.key_of` takes."""
+        return self.number + (1 << 63)
+
+
+class StagedFile(NamedTuple):
+    """A staged file: its source root, its path below that, its copy, and when it was made."""
+
+    source: Source
+    name: str
+    extent: Extent
+    staged_seconds: int
+
+    @property
+    def path(self) -> str:
+        """The path of the source file."""
+        return os.path.join(self.source.root, self.name)
+
+
+class Holding(NamedTuple):
+    """How much of a source root is staged."""
+
+    source: str
+    n_files: int
+    size_bytes: int
+
+
+class RunRow(NamedTuple):
+    """A run.
+
+    Attributes:
+        facts: What it said of itself.
+        started_seconds: Since the epoch.
+        ended_seconds: The same; None while it goes on, and if it was killed.
+        end: How it ended.
+        counters: What it has done.
+        is_running: Whether one of its processes lives.
+    """
+
+    facts: Mapping[str, object]
+    started_seconds: float
+    ended_seconds: float | None
+    end: str | None
+    counters: Mapping[str, object]
+    is_running: bool
+
+
+class Accounts(NamedTuple):
+    """What the segments are charged for, and what lies on the disk.
+
+    Attributes:
+        total_bytes: What the capacity is compared with.
+        charged_bytes: The sum of what all segments are charged for.
+        disk_bytes: What they take.
+        n_miscounted: Closed segments that are charged for other bytes than those of their files.
+        n_left: Segments that processes which were killed have left open, or without a row.
+    """
+
+    total_bytes: int
+    charged_bytes: int
+    disk_bytes: int
+    n_miscounted: int
+    n_left: int
+
+
+class Listing:
+    """Staged files that were chosen, in order. Valid until the inventory lists others.
+
+    Attributes:
+        n_files: How many.
+        size_bytes: What they take, each in whole blocks of the disk.
+    """
+
+    def __init__(self, inventory: Inventory, sources: Mapping[int, Source]) -> None:
+        self._inventory = inventory
+        self._sources = sources
+        statement = f"SELECT COUNT(*), {inventory.sum_of_blocks} FROM temp.listing"
+        ((self.n_files, self.size_bytes),) = inventory.select(statement)
+
+    def __iter__(self) -> Iterator[StagedFile]:
+        """Give the files."""
+        last = 0
+        statement = f"SELECT rowid, * FROM temp.listing WHERE rowid > ? LIMIT {_PAGE_ROWS}"
+        while rows := self._inventory.select(statement, last):
+            for _, source, path, key, *place, at in rows:
+                extent = Extent(key, 0, *place)
+                yield StagedFile(self._sources[source], os.fsdecode(path), extent, at)
+            last = rows[-1][0]
+
+
+class Inventory:
+    """Looks into the index of the generation in use. To be closed.
+
+    Args:
+        directory: The staging directory.
+
+    Attributes:
+        directory: The same.
+        folder: The folder of the segments.
+        block_bytes: Files take multiples of it.
+        sum_of_blocks: SQL for the sum of a column ``size`` in whole blocks.
+
+    Raises:
+        FileNotFoundError: Nothing was ever staged there.
+        OSError: The disk failed, or does not let us read.
+        IndexBusyError: Another process keeps the index locked.
+        IndexDamagedError: It is no index.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.folder = segments_folder(directory)
+        path = index_path(generation_of(directory))
+        os.stat(path)  # else it would be made
+        self.block_bytes = block = max(_LEAST_BLOCK_BYTES, os.statvfs(directory).f_frsize)
+        self.sum_of_blocks = f"COALESCE(SUM((size + {block - 1}) / {block} * {block}), 0)"
+        self._index = Index(path)
+        self.close = self._index.close
+        self.check = self._index.check
+
+    def select(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """Return the rows of a query; their types are those of the tables."""
+        return self._index.read(lambda cursor: cursor.execute(statement, values).fetchall())
+
+    # --- files --------------------------------------------------------------------------------
+
+    def sources(self) -> list[Source]:
+        """Return the source roots of which files are, or were, staged."""
+        return [Source(*row) for row in self.select("SELECT * FROM source ORDER BY root, place")]
+
+    def holdings(self) -> list[Holding]:
+        """Return how much is staged of each source root, those without any file left out."""
+        statement = (
+            "SELECT root, COUNT(*), SUM(size) FROM staged JOIN source ON source.id=staged.source "
+            "GROUP BY staged.source ORDER BY root"
+        )
+        return [Holding(*row) for row in self.select(statement)]
+
+    def files(
+        self,
+        sources: Sequence[Source],
+        *,
+        pattern: str = "*",
+        staged_before: float = 1e12,
+        keys: Sequence[int] | None = None,
+        order: str = "path",
+    ) -> Listing:
+        """List the staged files of some roots, of these the ones that meet all conditions.
+
+        Args:
+            sources: The roots.
+            pattern: Of names, with ``*``, ``?`` and ``[]``; one of a folder stands for all in it.
+                It may be absolute.
+            staged_before: Seconds since the epoch.
+            keys: Of files.
+            order: ``"path"``, ``"place"`` on the disk, or ``"age"``, the first to evict first.
+        """
+        values: list[object] = [staged_before]
+        for source in sources:
+            below = pattern.removeprefix(os.path.join(source.root, "")).rstrip("/")
+            values += [source.number, below, f"{below}/*"]
+        name = "CAST(path AS TEXT)"
+        of_source = f"source=? AND ({name} GLOB ? OR {name} GLOB ?)"
+        where = f"at <= ? AND ({' OR '.join([of_source] * len(sources))})"
+        if keys is not None:
+            where += " AND key IN (SELECT key FROM temp.asked)"
+
+        def work(cursor: Cursor) -> None:
+            cursor.execute("DROP TABLE IF EXISTS temp.asked")
+            cursor.execute("DROP TABLE IF EXISTS temp.listing")
+            cursor.execute("CREATE TEMP TABLE asked (key INTEGER PRIMARY KEY)")
+            rows = [(key,) for key in keys or ()]
+            cursor.executemany("INSERT OR IGNORE INTO temp.asked VALUES (?)", rows)
+            cursor.execute(
+                f"CREATE TEMP TABLE listing AS SELECT source, path, key, segment, start, size, "
+                f"mtime, checksum, at FROM staged WHERE {where} ORDER BY {_ORDERS[order]}",
+                values,
+            )
+
+        self._index.read(work)
+        return Listing(self, {source.number: source for source in sources})
+
+    # --- runs and segments --------------------------------------------------------------------
+
+    def runs(self, n_ended: int) -> list[RunRow]:
+        """Return the runs that have not ended, and the last ones that have, the latest first."""
+        rows = self.select(
+            "SELECT id, facts, started, ended, ending, counters FROM run WHERE ended IS NULL "
+            "UNION ALL SELECT * FROM (SELECT id, facts, started, ended, ending, counters FROM run "
+            "WHERE ended IS NOT NULL ORDER BY ended DESC LIMIT ?)",
+            n_ended,
+        )
+        opened = self.select("SELECT DISTINCT run, owner FROM segment WHERE owner > 0")
+        living = {run for run, owner in opened if segments.is_owned(self.folder, owner)}
+        return [
+            RunRow(_parsed(facts), started, ended, end, _parsed(counters), run in living)
+            for run, facts, started, ended, end, counters in rows
+        ]
+
+    def n_copying(self) -> int:
+        """Return how many files are being copied, or were when their process was killed."""
+        return int(self.select("SELECT COUNT(*) FROM copying")[0][0])
+
+    def total_bytes(self) -> int:
+        """Return what all segments are charged for."""
+        return int(self.select("SELECT value FROM fact WHERE name='total'")[0][0])
+
+    def accounts(self) -> Accounts:
+        """Compare what is charged with what is there."""
+        n_left = len(self._left() & self._left())  # segments come and go meanwhile
+        disk_bytes = sum(_disk_bytes(self.folder, n) for n in segments.listed(self.folder))
+        ((charged,),) = self.select("SELECT COALESCE(SUM(charged), 0) FROM segment")
+        n_miscounted = len(self._index.read(self._miscounted))
+        return Accounts(self.total_bytes(), charged, disk_bytes, n_miscounted, n_left)
+
+    def _left(self) -> set[int]:
+        """Return the segments of processes that were killed."""
+        owners = dict.fromkeys(segments.listed(self.folder), -1)  # first: a row comes after it
+        owners.update(self.select("SELECT id, owner FROM segment"))
+        return {
+            number
+            for number, owner in owners.items()
+            if owner and not segments.is_owned(self.folder, owner if owner > 0 else number)
+        }
+
+    def _miscounted(self, cursor: Cursor) -> list[tuple[int, int]]:
+        """Return the closed segments that are charged wrongly, each after its right charge."""
+        return cursor.execute(
+            f"WITH held AS (SELECT segment, {self.sum_of_blocks} AS bytes FROM "
+            f"(SELECT segment, size FROM staged UNION ALL SELECT segment, size FROM going) "
+            f"GROUP BY segment) SELECT COALESCE(bytes, 0), id FROM segment LEFT JOIN held "
+            f"ON segment=id WHERE owner=0 AND charged != COALESCE(bytes, 0)"
+        ).fetchall()
+
+    def recount(self) -> None:
+        """Charge closed segments for the files that they hold, and count the total anew."""
+
+        def work(cursor: Cursor) -> None:
+            cursor.executemany("UPDATE segment SET charged=? WHERE id=?", self._miscounted(cursor))
+            charged = "(SELECT COALESCE(SUM(charged), 0) FROM segment)"
+            cursor.execute(f"UPDATE fact SET value={charged} WHERE name='total'")
+
+        self._index.write(work)
+
+
+def _disk_bytes(folder: str, number: int) -> int:
+    try:
+        return os.stat(segment_path(folder, number)).st_blocks * 512
+    except FileNotFoundError:  # it went meanwhile
+        return 0
+
+
+def _parsed(text: str | None) -> dict[str, object]:
+    """Return an object of JSON; an empty one if it is none."""
+    try:
+        found = json.loads(text or "{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
