@@ -40,7 +40,7 @@ NUM_BATCHES = 50
 STATES = ("empty", "closed", "killed", "another boot")
 WANTED_SECONDS = 1.0
 _BATCH_SIZE = 32
-_NUM_REAL = 8_000
+_NUM_PHOTOGRAPHS = 8_000
 _PART_FILES = 1_000
 _FOLDER_FILES = 1_280
 _LEAVE = "--leave"
@@ -50,8 +50,8 @@ def measure(request: dict) -> dict:
     """Start an iterator in this process and take some mini-batches.
 
     Args:
-        request: ``pairs`` and ``root`` of a few photographs; ``n_files`` of the data set;
-            ``staging``; ``n_batches``.
+        request: ``pairs`` and ``root`` of ``n_photographs``, which are the first files; ``n_files``
+            of the whole data set; ``staging``; ``n_batches``.
 
     Returns:
         ``constructor_seconds``, ``first_batch_seconds`` and ``batches_seconds`` from its start,
@@ -62,7 +62,7 @@ def measure(request: dict) -> dict:
     import overlapiter
     from bench.spec import read_pairs
 
-    pairs = read_pairs(request["pairs"], _NUM_REAL)
+    pairs = read_pairs(request["pairs"], request["n_photographs"])
     pairs += [(name_of(number), 0) for number in range(request["n_files"] - len(pairs))]
     dataset = LabeledImageDataset(pairs, request["root"])
     staging = overlapiter.Staging(request["staging"], source=request["root"], capacity="100TB")
@@ -122,10 +122,16 @@ def leave(state: str, staging: str, root: str, n_files: int) -> None:
 
 
 def _run(options: argparse.Namespace, local: str) -> dict[str, list[dict]]:
-    made = make_photographs(isolated.CHECKOUT / ".cache/bench/photographs", _NUM_REAL)
+    made = make_photographs(isolated.CHECKOUT / ".cache/bench/photographs", options.photographs)
     root = str(made.root.resolve())
     full = os.path.join(local, "full")
-    request = {"root": root, "pairs": os.path.join(root, "pairs.txt"), "n_files": options.files}
+    request = {
+        "root": root,
+        "pairs": os.path.join(root, "pairs.txt"),
+        "n_photographs": options.photographs,
+        "n_files": options.files,
+        "n_batches": options.batches,
+    }
     found: dict[str, list[dict]] = {state: [] for state in STATES}
     _leave("closed", full, root, options.files)
     with progress_bar(len(STATES) * options.repeats, "run") as progress:
@@ -137,11 +143,8 @@ def _run(options: argparse.Namespace, local: str) -> dict[str, list[dict]]:
                 else:
                     _leave(state, full, root, options.files)
                 os.sync()
-                answer = isolated.call(
-                    "bench.startup_staged",
-                    {**request, "staging": staging, "n_batches": options.batches},
-                )
-                found[state].append(answer)
+                request["staging"] = staging
+                found[state].append(isolated.call("bench.startup_staged", request))
                 progress.update()
     return found
 
@@ -162,6 +165,7 @@ def main(arguments: list[str] | None = None) -> None:
     add = parser.add_argument
     add("--files", type=int, default=NUM_FILES, help="staged files (%(default)s)")
     add("--batches", type=int, default=NUM_BATCHES, help="mini-batches to take (%(default)s)")
+    add("--photographs", type=int, default=_NUM_PHOTOGRAPHS, help="to take from (%(default)s)")
     add("--repeats", type=int, default=5, help="runs of each (%(default)s)")
     add("--local", type=Path, help="a folder on the local disk (that of temporary files)")
     add("--out", type=Path, default=isolated.CHECKOUT / f"bench/results/{NAME}.json")

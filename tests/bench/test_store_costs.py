@@ -54,7 +54,7 @@ def test_staging_larger_files_is_compared_with_copying_them(tmp_path: Path, caps
 
 
 def test_a_start_over_staged_files_is_measured_in_every_state_they_may_be_in(tmp_path, capsys):
-    words = ["--files", "9000", "--batches", "2", "--repeats", "1"]
+    words = ["--files", "5000", "--photographs", "400", "--batches", "2", "--repeats", "1"]
     words += ["--local", str(tmp_path), "--out", str(tmp_path / "result.json")]
     startup_staged.main(words)
     runs = json.loads((tmp_path / "result.json").read_text())["runs"]
