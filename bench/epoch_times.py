@@ -59,7 +59,7 @@ def table(points: list[dict]) -> str:
             extremes = f"[{seconds['min']:.2f}, {seconds['max']:.2f}]"
             numbers = [f"{seconds['median']:.2f}", extremes, f"{opens:g}", f"{n_bytes / 1e6:.1f}"]
             rows.append([point["loader"], str(epoch), *numbers])
-    meanings = "\n".join(f"{loader}: {MEANINGS[loader]}" for loader in MEANINGS)
+    meanings = "\n".join(f"{point['loader']}: {MEANINGS[point['loader']]}" for point in points)
     return f"{meanings}\n\n{aligned(rows)}\n"
 
 
