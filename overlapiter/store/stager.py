@@ -412,7 +412,7 @@ class Stager:
         began_ns = time.monotonic_ns()
         try:
             opened = self._origin.open(file.path)
-        except OSError:
+        except (OSError, ValueError):  # no file can have a path with a null in it
             return Staged(Outcome.SOURCE_FAILED)
         with opened as source:
             try:

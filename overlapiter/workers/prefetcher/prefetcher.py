@@ -212,7 +212,11 @@ class Prefetcher:
                 example.is_declared = False
                 return
             for _, absolute in paths_below(self._plan.source, declared):
-                key = self._key_of(absolute)
+                try:
+                    key = self._key_of(absolute)
+                except UnicodeEncodeError:  # no file can have that path: the dataset says so
+                    example.is_complete = False
+                    continue
                 example.keys.append(key)
                 wanted[key] = Wanted(key, absolute)
         except ChannelClosedError:
