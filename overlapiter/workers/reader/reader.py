@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pickle
 import random
-import resource
 import time
 import traceback
 from collections.abc import Sequence
@@ -24,7 +23,7 @@ from overlapiter.store.extents import unpacked
 from overlapiter.workers.copies import StagedCopies
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
 from overlapiter.workers.plan import SupervisorPlan
-from overlapiter.workers.start.processes import keep_freed_memory
+from overlapiter.workers.start.processes import BusyClock, keep_freed_memory
 
 
 class ReadTask(NamedTuple):
@@ -67,6 +66,7 @@ class FileReader:
         self._plan = plan
         self._index_type = np.dtype(plan.index_type).type
         self._row = row
+        self._clock = BusyClock()
         self._segments: dict[int, Segment] = {}
         self._writers: dict[int, SlotWriter] = {}
         self._copies: StagedCopies | None = None
@@ -115,7 +115,7 @@ class FileReader:
             copies.begin_part(unpacked(task.extents))
             counted = copies.opens_staged, copies.opens_source
         reading = _Reading(task)
-        waits_before = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw
+        before = self._clock.now()
         for number, index in enumerate(task.indices):
             row.put(Counter.CURRENT, index + 1)
             self._begin_example()
@@ -134,8 +134,7 @@ class FileReader:
         if copies is not None:
             row.add(Counter.OPENS_STAGED, copies.opens_staged - counted[0])
             row.add(Counter.OPENS_SOURCE, copies.opens_source - counted[1])
-        n_waits = resource.getrusage(resource.RUSAGE_SELF).ru_nvcsw - waits_before
-        self._report(reading, n_waits, copies is not None and bool(copies.missed))
+        self._report(reading, before, copies is not None and bool(copies.missed))
         self._begin_example()  # what the last one opened is not needed any more
         row.put(Counter.CURRENT, 0)
         return reading.fetch_ns
@@ -201,11 +200,12 @@ class FileReader:
                 return task._replace(slot=message[1], layout_id=message[2])
             self._take_note(message, fds)
 
-    def _report(self, reading: _Reading, n_waits: int, has_missed: bool) -> None:
+    def _report(self, reading: _Reading, before: tuple[int, int], has_missed: bool) -> None:
         payload = reading.pickled_entries(self._plan.is_skipping)
         n_bad = sum(isinstance(entry, ExampleError) for entry in reading.entries)
         self._row.add(Counter.EXAMPLES_READ, len(reading.entries) - n_bad)
-        cost = reading.fetch_ns, reading.n_files, n_waits
+        busy_ns, cpu_ns = self._clock.now()
+        cost = reading.n_files, busy_ns - before[0], cpu_ns - before[1]
         answer = reading.task.part_id, cost, has_missed
         if reading.failure is not None:
             failure = _pickled_error(reading.failure, reading.entries[-1])

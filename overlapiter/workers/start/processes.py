@@ -11,6 +11,7 @@ import random
 import signal
 import stat
 import sys
+import time
 import traceback
 from collections.abc import Callable
 
@@ -56,6 +57,26 @@ def _state_of(pid: int) -> str:
             return file.read().rpartition(b") ")[2][:1].decode()
     except (FileNotFoundError, ProcessLookupError):
         return ""
+
+
+class BusyClock:
+    """Tells how long the main thread of this process was busy: not while it waited for a core.
+
+    Where the kernel does not tell how long that was, it counts as busy.
+    """
+
+    def __init__(self) -> None:
+        try:
+            self._fd = os.open("/proc/self/schedstat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._fd = -1
+
+    def now(self) -> tuple[int, int]:
+        """Return nanoseconds since some moment, and those of them for which it had a core."""
+        if self._fd < 0:
+            return time.monotonic_ns(), time.process_time_ns()
+        cpu_ns, delay_ns, _ = os.pread(self._fd, 64, 0).split()
+        return time.monotonic_ns() - int(delay_ns), int(cpu_ns)
 
 
 def keep_freed_memory() -> None:

@@ -61,7 +61,7 @@ class ReadingStage:
 
     def hand_out(self, before_id: int) -> None:
         """As for prefetchers, with parts of the mini-batches before ``before_id``."""
-        while worker := self.team.least_loaded(READER_CREDIT, UNBOUNDED):
+        while worker := self.team.least_loaded(READER_CREDIT, UNBOUNDED, self._costs.n_busy):
             if self._probe is not None:  # until there is a layout, one reader reads
                 return
             part = self._schedule.next_to_read(before_id)

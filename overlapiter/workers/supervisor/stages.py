@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple, Protocol
 
 from overlapiter.workers.supervisor.schedule import Batch
@@ -13,22 +14,22 @@ PART_SECONDS = 0.016
 READER_CREDIT = 2
 #: No limit of examples or of parts.
 UNBOUNDED = 1 << 60
-#: From so many waits for each example on, file readers wait for something else than a core.
-_WAITING = 0.3
+#: Readers that wait for less than this share of what they use of a core wait for nothing.
+_SLACK = 0.2
 
 
 class ReadCost(NamedTuple):
     """What reading a part has cost.
 
     Attributes:
-        fetch_ns: Nanoseconds inside the dataset.
         n_files: Most files that one of its examples has opened.
-        n_waits: How often the process gave up its core, for a disk for example.
+        busy_ns: Nanoseconds that it took, less those for which a core was waited for.
+        cpu_ns: Nanoseconds of a core; for the others it waited for something else, such as a disk.
     """
 
-    fetch_ns: int
     n_files: int
-    n_waits: int
+    busy_ns: int
+    cpu_ns: int
 
 
 class Supervising(Protocol):
@@ -49,34 +50,39 @@ class CostEstimate:
         n_cores: Cores that they share.
 
     Attributes:
-        example_seconds: How long one takes inside the dataset; 0 before the first.
+        example_seconds: How long one keeps a reader busy; 0 before the first.
         n_files: Most files that one has opened.
     """
 
     def __init__(self, n_readers: int, n_cores: int) -> None:
         self._n_readers = n_readers
         self._n_cores = n_cores
-        self._waits = 0.0  # how often reading an example gives up its core, on the average
+        self._cpu_seconds = 0.0
         self.example_seconds = 0.0
         self.n_files = 1
 
     def add(self, cost: ReadCost, n_examples: int) -> None:
         """Learn from the examples of a part."""
         share = 0.1 if self.example_seconds else 1.0
-        self.example_seconds += (cost.fetch_ns / 1e9 / n_examples - self.example_seconds) * share
-        self._waits += (cost.n_waits / n_examples - self._waits) * share
+        self.example_seconds += (cost.busy_ns / 1e9 / n_examples - self.example_seconds) * share
+        self._cpu_seconds += (cost.cpu_ns / 1e9 / n_examples - self._cpu_seconds) * share
         self.n_files = max(self.n_files, cost.n_files)
+
+    @property
+    def n_busy(self) -> int:
+        """How many readers are to have work: more than there are cores if they wait."""
+        if not self._cpu_seconds:
+            return self._n_readers
+        waiting = self.example_seconds / self._cpu_seconds
+        return min(self._n_readers, math.ceil(self._n_cores * max(1.0, waiting - _SLACK)))
 
     def part_size(self, batch_size: int, n_build_ahead: int) -> int:
         """Return how many examples of a mini-batch to put into a part.
 
-        Few large parts cost less; yet each reader is to have its share of what is built ahead, and
-        one part to do next. Readers beyond the number of cores are of use only if they wait.
+        Few large parts cost less; yet each reader that has work is to have its share of what is
+        built ahead, and one part to do next.
         """
         if not self.example_seconds:
             return max(1, min(batch_size // self._n_readers, -(-batch_size // 8)))
-        n_busy = self._n_readers
-        if self._waits < _WAITING:
-            n_busy = min(n_busy, self._n_cores)
-        fair = batch_size * n_build_ahead // (READER_CREDIT * n_busy)
+        fair = batch_size * n_build_ahead // (READER_CREDIT * self.n_busy)
         return max(1, min(fair, batch_size, round(PART_SECONDS / self.example_seconds)))

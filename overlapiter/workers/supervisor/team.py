@@ -238,10 +238,22 @@ class Team:
                 f"descriptors and memory, and at what was printed above; {how}"
             )
 
-    def least_loaded(self, credit_parts: int, credit_examples: int) -> Worker | None:
-        """Return the worker to give the next part to, or None if all have enough at hand."""
+    def least_loaded(
+        self, credit_parts: int, credit_examples: int, most_workers: int | None = None
+    ) -> Worker | None:
+        """Return the worker to give the next part to, or None if all have enough at hand.
+
+        Args:
+            credit_parts: Parts that a worker may have at hand.
+            credit_examples: Examples from which on it is given no further part.
+            most_workers: Workers that may have work at the same time; None for all.
+        """
         best = None
+        n_left = len(self.workers) if most_workers is None else most_workers
         for worker in self.workers:
+            if not n_left:
+                break
+            n_left -= worker.pid > 0
             if (
                 worker.pid
                 and len(worker.parts) < credit_parts
