@@ -380,10 +380,10 @@ class OpenGeneration:
             OSError: The disk failed.
             StaleError: The segment was removed, so others could not read what is written to it.
         """
-        if segment.is_removed:
-            raise StaleError(f"segment {segment.number:x} was removed")
         self._owed.unpledged[segment.number] += size_bytes
         try:
+            if segment.is_removed:
+                raise StaleError(f"segment {segment.number:x} was removed")
             segment.extend(size_bytes)
         except OSError as error:
             self._owed.lowered[segment.number] += size_bytes
