@@ -8,11 +8,9 @@ import resource
 import threading
 from collections.abc import Callable
 
-from overlapiter.staging.folders import most_open_folders
 
-_DESCRIPTORS_PER_READ = 4  # the file, its copy, the directory of that, and the count of bytes
-_SPARE_DESCRIPTORS = 12  # for the dataset, and for messages
-_TREES = 2  # that keep directories open; of more tiers, one or two are in use at a time
+_DESCRIPTORS_PER_READ = 2  # the file; and a segment of its own, if it is large
+_SPARE_DESCRIPTORS = 24  # for the dataset, messages, the index and the segments
 
 
 class Threads:
@@ -82,5 +80,5 @@ def reads_within_limit() -> int:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return 1 << 20
-    n_taken = len(os.listdir("/proc/self/fd")) + _SPARE_DESCRIPTORS + _TREES * most_open_folders()
+    n_taken = len(os.listdir("/proc/self/fd")) + _SPARE_DESCRIPTORS
     return max(1, (limit - n_taken) // _DESCRIPTORS_PER_READ)
