@@ -8,7 +8,6 @@ import resource
 import threading
 from collections.abc import Callable
 
-
 _DESCRIPTORS_PER_READ = 2  # the file; and a segment of its own, if it is large
 _SPARE_DESCRIPTORS = 24  # for the dataset, messages, the index and the segments
 
