@@ -1,22 +1,18 @@
-"""What the supervisor records of its run."""
+"""What the staging directory holds of a run."""
 
 from __future__ import annotations
 
+import json
 import os
-from pathlib import Path
 
-import pytest
-
-from overlapiter.staging.records import USERS_FOLDER, present
 from overlapiter.stats import StatsBoard
-from overlapiter.workers.plan import StagingPlan, SupervisorPlan, TierPlan
-from overlapiter.workers.supervisor.attendance import recorded
+from overlapiter.store.site import Site
+from overlapiter.workers.plan import StagingPlan, SupervisorPlan
+from overlapiter.workers.supervisor.attendance import run_of
 
 
-def test_credentials_are_not_recorded(tmp_path: Path) -> None:
-    tiers = tuple(TierPlan(str(tmp_path / name), 100, 0, 0) for name in ("ram", "disk"))
-    for tier in tiers:
-        os.mkdir(tier.directory)
+def test_credentials_are_no_facts_of_a_run() -> None:
+    sites = tuple(Site(f"/{name}/me", 100) for name in ("ram", "disk"))
     plan = SupervisorPlan(
         n_readers=1,
         n_build_ahead=1,
@@ -27,27 +23,23 @@ def test_credentials_are_not_recorded(tmp_path: Path) -> None:
         is_skipping=False,
         max_parts_per_reader=None,
         staging=StagingPlan(
-            tiers=tiers,
+            sites=sites,
             source="s3://bucket",
-            validate=True,
+            validate="mtime",
             n_prefetchers=1,
             reads_in_flight=None,
             storage_options={"secret": "precious"},
         ),
         imports=(),
         trainer_pid=os.getpid(),
+        run_number=7,
     )
     board, fd = StatsBoard.create(1, 1)
-    with recorded(plan, board, fd, pytest.fail):
-        for tier in tiers:
-            (run,) = present(tier.directory)
-            assert run.facts["staging"]["source"] == "s3://bucket"
-            assert run.facts["staging"]["capacity_bytes"] == 100
-            (path,) = Path(tier.directory, USERS_FOLDER).iterdir()
-            assert "precious" not in path.read_text()
+    run = run_of(plan, fd)
     board.detach()
     os.close(fd)
-    for tier in tiers:
-        text = Path(tier.directory, "overlapiter.runs.jsonl").read_text()
-        assert "s3://bucket" in text
-        assert "precious" not in text
+    assert run.number == 7
+    assert run.facts["trainer_pid"] == os.getpid()
+    assert run.facts["staging"]["source"] == "s3://bucket"
+    assert [tier["capacity_bytes"] for tier in run.facts["staging"]["tiers"]] == [100, 100]
+    assert "precious" not in json.dumps(run.facts)

@@ -1,18 +1,29 @@
-"""Residency: how far to stage ahead, who may go, and which parts are tried again."""
+"""Residency: how far to stage ahead, what may be evicted, and which parts need a prefetcher."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from overlapiter.store.eviction import StagedFile, Victim
-from overlapiter.workers.prefetcher.evictor import ABSENT
+from overlapiter.store.eviction import Victim
+from overlapiter.store.extents import Extent, packed, unpacked
 from overlapiter.workers.prefetcher.staging_work import Finding
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Part, Schedule
 
-FILE_BYTES = 100
+FILE_BYTES = 4096
 N_EXAMPLES = 64
+
+
+def extent_of(index: int, tier: int = 0) -> Extent:
+    return Extent(index + 1, tier, 5, index * FILE_BYTES, FILE_BYTES, 10**18, 99)
+
+
+def finding_of(
+    index: int, *, is_staged: bool = True, was_refused: bool = False, tier: int = 0
+) -> Finding:
+    extents = packed([extent_of(index, tier)]) if is_staged else b""
+    return Finding(index, extents, is_staged, was_refused, ())
 
 
 class Run:
@@ -21,6 +32,7 @@ class Run:
     def __init__(self, capacity_bytes: int | None = 10 * FILE_BYTES, n_sharers: int = 1) -> None:
         self.residency = Residency(N_EXAMPLES, 1, capacity_bytes, n_sharers)
         self.schedule = Schedule(is_staging=True)
+        self.n_tasks = 0
         orders = {0: None, 1: np.random.default_rng(1).permutation(N_EXAMPLES)}
         self.residency.learn(orders, {})
         for batch_id in range(N_EXAMPLES // 4):
@@ -30,31 +42,100 @@ class Run:
     def hand_out(self) -> Part:
         part = self.schedule.next_to_stage()
         assert part is not None
-        self.residency.hand_out(part, self.residency.choose_victims(part))
+        self.residency.hand_out(part)
         return part
 
+    def offer(self, part: Part) -> list[Victim] | None:
+        """Choose victims for a part, as a task of its own."""
+        self.n_tasks += 1
+        return self.residency.choose_victims(self.n_tasks, part.indices)
+
     def hear(self, part: Part, *, is_staged: bool = True, was_refused: bool = False) -> bool:
+        """Have the last task done; return whether the part is to be tried again."""
+        had_victims = self.residency.had_victims(self.n_tasks)
         findings = [
-            Finding(index, 0 if is_staged else ABSENT, [StagedFile(index + 1, FILE_BYTES)], (),
-                    was_refused)
+            finding_of(index, is_staged=is_staged, was_refused=was_refused)
             for index in part.indices
-        ]  # fmt: skip
-        return self.residency.hear(part, findings, {})
+        ]
+        refused = self.residency.hear(self.n_tasks, findings, {})
+        assert refused == (set(part.indices) if was_refused else set())
+        return bool(refused) and self.residency.is_to_be_tried_again(part, had_victims=had_victims)
 
     def refuse(self) -> tuple[Part, list[Victim]]:
-        """Have a part refused that comes after others which are settled, and try it again."""
+        """Have a part refused that comes after others which are settled, and offer it victims."""
         self.stage(4)
         self.residency.settle(8)
         part = self.hand_out()
+        self.offer(part)
         assert self.hear(part, is_staged=False, was_refused=True)
-        victims = self.residency.choose_victims(part)
+        victims = self.offer(part)
         assert victims
-        self.residency.hand_out(part, victims)
         return part, victims
 
     def stage(self, n_parts: int) -> None:
         for _ in range(n_parts):
-            assert not self.hear(self.hand_out())
+            part = self.hand_out()
+            self.offer(part)
+            assert not self.hear(part)
+
+
+# --- what needs a prefetcher ------------------------------------------------------------------
+
+
+def test_a_part_whose_files_were_compared_needs_no_prefetcher():
+    run = Run(None)
+    part = run.hand_out()
+    assert run.residency.to_look_at(part) == part.indices
+    run.offer(part)
+    run.hear(part)
+    assert run.residency.to_look_at(part) == []
+    extents = unpacked(run.residency.extents_of(part))
+    assert extents == {index + 1: extent_of(index) for index in part.indices}
+
+
+def test_an_example_that_is_not_staged_is_looked_at_again():
+    run = Run(None)
+    part = run.hand_out()
+    run.offer(part)
+    run.hear(part, is_staged=False)
+    assert run.residency.to_look_at(part) == part.indices
+
+
+def test_a_copy_that_could_not_be_read_is_looked_at_and_suspected_until_then():
+    run = Run(None)
+    part = run.hand_out()
+    run.offer(part)
+    run.hear(part)
+    run.residency.suspect(part)
+    assert run.residency.to_look_at(part) == part.indices
+    assert run.residency.suspects_among(part.indices) == part.indices
+    run.offer(part)
+    run.hear(part)
+    assert run.residency.suspects_among(part.indices) == []
+    assert run.residency.to_look_at(part) == []
+
+
+def test_where_other_ranks_evict_every_part_is_looked_at_but_not_compared_again():
+    run = Run(n_sharers=2)
+    part, _ = run.refuse()
+    run.hear(part)
+    assert run.residency.to_look_at(part) == part.indices
+    trusted = unpacked(run.residency.trusted(part.indices))
+    assert trusted == {index + 1: extent_of(index) for index in part.indices}
+
+
+def test_an_example_of_several_files_or_none_is_known_as_others_are():
+    residency, schedule = Residency(2, 1, None), Schedule(is_staging=True)
+    schedule.admit(0, [0, 1], None, 2, 0)
+    part = schedule.next_to_stage()
+    several = [extent_of(5), extent_of(6)]
+    findings = [Finding(0, packed(several), True, False, ()), Finding(1, b"", True, False, ())]
+    residency.hear(1, findings, {})
+    assert residency.to_look_at(part) == []
+    assert list(unpacked(residency.extents_of(part)).values()) == several
+
+
+# --- how far ahead ----------------------------------------------------------------------------
 
 
 def test_with_a_capacity_nothing_is_staged_ahead_until_the_size_of_an_example_is_known():
@@ -86,15 +167,20 @@ def test_without_a_capacity_it_is_the_disk_that_limits_what_is_staged_ahead():
     run = Run(None)
     run.stage(20)
     assert run.residency.may_run_ahead()
-    assert run.hear(run.hand_out(), is_staged=False, was_refused=True)
+    part = run.hand_out()
+    run.offer(part)
+    assert run.hear(part, is_staged=False, was_refused=True)
     assert not run.residency.may_run_ahead()
 
 
-def test_as_long_as_there_is_room_nobody_is_chosen():
+# --- what may be evicted ----------------------------------------------------------------------
+
+
+def test_as_long_as_there_is_room_there_are_no_victims():
     run = Run()
     run.stage(2)
     run.residency.settle(4)
-    assert run.residency.choose_victims(run.hand_out()) is None
+    assert run.offer(run.hand_out()) is None
 
 
 def test_a_part_that_was_refused_is_tried_again_with_victims():
@@ -109,7 +195,6 @@ def test_a_part_that_is_refused_again_and_again_is_read_unstaged_in_the_end():
     part = run.hand_out()
     n_tries = 1
     while run.hear(part, is_staged=False, was_refused=True):
-        run.residency.hand_out(part, run.residency.choose_victims(part))
         n_tries += 1
     assert n_tries == 4
     assert run.residency.is_short_of_room
@@ -118,27 +203,31 @@ def test_a_part_that_is_refused_again_and_again_is_read_unstaged_in_the_end():
 def test_without_a_victim_a_part_is_not_tried_again():
     run = Run()
     part = run.hand_out()
+    run.offer(part)
     assert run.hear(part, is_staged=False, was_refused=True)
-    run.residency.hand_out(part, [])
+    while run.offer(part):  # of files that an earlier run may have left
+        pass
     assert not run.hear(part, is_staged=False, was_refused=True)
 
 
 def test_victims_of_a_prefetcher_that_died_are_victims_again():
     run = Run()
     part, victims = run.refuse()
-    assert [v for v in run.residency.choose_victims(part) if v in victims] == []
-    run.residency.lose(part)
-    again = run.residency.choose_victims(part)
+    task = run.n_tasks
+    assert [v for v in run.offer(part) or () if v in victims] == []
+    run.residency.lose(run.n_tasks)
+    run.residency.lose(task)
+    again = run.offer(part) or []
     assert {victim.example for victim in victims} <= {victim.example for victim in again}
 
 
-@pytest.mark.parametrize("tier", [ABSENT, None])
-def test_victims_that_went_are_not_staged_any_more(tier):
+@pytest.mark.parametrize("moved", [b"", None])
+def test_victims_that_went_are_not_staged_any_more(moved):
     run = Run()
     part, victims = run.refuse()
     gone = victims[0].example
-    assert not run.residency.hear(part, [], {gone: tier})
-    left = run.residency.choose_victims(part)
+    run.residency.hear(run.n_tasks, [], {gone: moved})
+    left = run.offer(part) or []
     assert gone not in [victim.example for victim in left]
     assert {victim.example for victim in victims[1:]} <= {victim.example for victim in left}
 
@@ -147,8 +236,8 @@ def test_indices_that_count_from_the_end_name_the_same_examples():
     residency, schedule = Residency(4, 1, 100 * FILE_BYTES), Schedule(is_staging=True)
     schedule.admit(0, [-1, 3], None, 2, 0)
     part = schedule.next_to_stage()
-    residency.hand_out(part, None)
-    findings = [Finding(i, 0, [StagedFile(9, FILE_BYTES)], (), False) for i in part.indices]
-    assert not residency.hear(part, findings, {})
+    residency.hand_out(part)
+    assert not residency.hear(1, [finding_of(3)], {})
+    assert residency.to_look_at(part) == []
     residency.settle(2)
     assert not residency.is_short_of_room

@@ -91,9 +91,9 @@ class ScheduleMachine(RuleBasedStateMachine):
         if ending == "dies":
             self.settle(self.schedule.redo(part, PartState.TO_STAGE))
             return
-        files = {"a": "b"} if ending == "staged" else {}
-        self.settle(self.schedule.staged(part, files))
-        assert part.batch.is_abandoned or part.staged == files
+        extents = b"where" if ending == "staged" else b""
+        self.settle(self.schedule.staged(part, extents))
+        assert part.batch.is_abandoned or part.extents == extents
 
     @precondition(lambda self: self.reading)
     @rule(data=st.data(), ending=st.sampled_from(["done", "done", "done", "dies", "fails"]))
@@ -138,7 +138,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         for part in held:
             self.settle(self.schedule.redo(part, PartState.TO_READ))
         while (part := self.schedule.next_to_stage()) is not None:
-            self.settle(self.schedule.staged(part, {}))
+            self.settle(self.schedule.staged(part, b""))
         while (part := self.schedule.next_to_read(1 << 60)) is not None:
             self.settle(self.schedule.done(part))
         assert self.open == {}

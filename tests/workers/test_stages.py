@@ -5,13 +5,13 @@ from __future__ import annotations
 from overlapiter.workers.supervisor.deaths import Death
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Batch, Schedule
-from overlapiter.workers.supervisor.stages import Experience
+from overlapiter.workers.supervisor.stages import CostEstimate, ReadCost
 from overlapiter.workers.supervisor.staging_stage import StagingStage
 from overlapiter.workers.supervisor.team import Team
 
 
-class Desk:
-    """Keeps what it is told."""
+class Supervisor:
+    """Keeps what it hears."""
 
     def __init__(self) -> None:
         self.settled: list[Batch] = []
@@ -25,15 +25,16 @@ class Desk:
         self.warnings.append(text)
 
 
-def staging_stage() -> tuple[StagingStage, Schedule, Desk]:
-    schedule, desk = Schedule(is_staging=True), Desk()
+def staging_stage() -> tuple[StagingStage, Schedule, Supervisor]:
+    schedule, supervisor = Schedule(is_staging=True), Supervisor()
     team = Team("prefetcher", [], lambda _channel, _row: None, lambda: None)
-    stage = StagingStage(team, schedule, desk, 64, Experience(), Residency(12, 1, None), "/fast")
-    return stage, schedule, desk
+    costs, residency = CostEstimate(2, 2), Residency(12, 1, None)
+    stage = StagingStage(team, schedule, supervisor, 64, costs, residency, "/fast")
+    return stage, schedule, supervisor
 
 
 def test_when_staging_is_given_up_every_part_is_read_unstaged():
-    stage, schedule, desk = staging_stage()
+    stage, schedule, supervisor = staging_stage()
     schedule.admit(0, list(range(8)), None, 3)
     stage.hand_out(9)
     assert schedule.next_to_read(1) is None
@@ -44,38 +45,55 @@ def test_when_staging_is_given_up_every_part_is_read_unstaged():
 
     read = []
     while part := schedule.next_to_read(2):
-        assert part.staged == {}
+        assert part.extents == b""
         read += part.indices
     assert read == list(range(12))
-    (text,) = desk.warnings
+    (text,) = supervisor.warnings
     assert "staging is given up" in text
     assert "they all died" in text
 
 
 def test_an_example_on_which_prefetchers_die_is_named_and_its_part_is_staged_again():
-    stage, schedule, desk = staging_stage()
+    stage, schedule, supervisor = staging_stage()
     schedule.admit(0, [4, 5, 6], None, 3)
     for number in range(3):
-        assert desk.warnings == []
+        assert supervisor.warnings == []
         part = schedule.next_to_stage()
         assert part is not None, number
         stage.redo([part], Death(-11, 5, "its last words"))
-    (text,) = desk.warnings
+    (text,) = supervisor.warnings
     assert "3 prefetchers died (signal 11 SIGSEGV)" in text
     assert "example 5" in text
     assert "its last words" in text
     assert schedule.next_to_stage() is part
 
 
+def cost(seconds: float, n_examples: int, cpu_share: float = 1.0, n_files: int = 1) -> ReadCost:
+    busy_ns = int(seconds * 1e9) * n_examples
+    return ReadCost(n_files, busy_ns, int(cpu_share * busy_ns))
+
+
 def test_a_part_becomes_shorter_as_examples_take_longer():
-    experience = Experience()
-    assert experience.part_size(32, 2) == 4
-    experience.add(0.0001, 1)
-    assert experience.part_size(32, 2) == 16
+    costs = CostEstimate(2, 2)
+    assert costs.part_size(32, 2) == 4
+    costs.add(cost(0.0001, 4), 4)
+    assert costs.part_size(32, 2) == 16
     for _ in range(100):
-        experience.add(0.002, 3)
-    assert experience.part_size(32, 2) == 2
-    assert experience.n_files == 3
+        costs.add(cost(0.004, 4, n_files=3), 4)
+    assert costs.part_size(32, 2) == 4
+    assert costs.n_files == 3
     for _ in range(100):
-        experience.add(1.0, 1)
-    assert experience.part_size(32, 2) == 1
+        costs.add(cost(1.0, 1), 1)
+    assert costs.part_size(32, 2) == 1
+
+
+def test_readers_beyond_the_cores_have_work_only_if_they_wait():
+    costs = CostEstimate(16, 2)
+    assert costs.n_busy == 16
+    costs.add(cost(0.0005, 4), 4)
+    assert costs.n_busy == 2
+    assert costs.part_size(32, 2) == 16
+    for _ in range(100):
+        costs.add(cost(0.010, 4, cpu_share=0.05), 4)
+    assert costs.n_busy == 16
+    assert costs.part_size(32, 2) == 2

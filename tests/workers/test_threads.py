@@ -161,7 +161,7 @@ def descriptors_limited_to(n_more: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-@pytest.mark.parametrize(("n_more", "n_reads"), [(12 + 4 * 9, 9), (12, 1), (0, 1)])
-def test_each_read_needs_four_descriptors(n_more, n_reads):
+@pytest.mark.parametrize(("n_more", "n_reads"), [(24 + 2 * 9, 9), (24, 1), (0, 1)])
+def test_each_read_needs_two_descriptors(n_more, n_reads):
     with descriptors_limited_to(n_more):
         assert reads_within_limit() == n_reads
