@@ -77,7 +77,7 @@ class InFlight:
     """The number of reads in flight, as it follows from one reading after the other.
 
     It grows only while the trainer waits and there is more to read; it shrinks whenever that
-    costs no throughput, and to twice of what is in use when nobody waits.
+    costs no throughput, and to twice of what is in use when the trainer does not wait.
 
     Args:
         start: The number to begin with; it is brought within the bounds.
@@ -128,7 +128,7 @@ class InFlight:
     def _window(self, reading: Reading) -> _Window | None:
         """Return the window that ends here, or None if it is too short yet."""
         if self._first is None:
-            if self._is_settled(reading):
+            if self._has_caught_up(reading):
                 self._first = reading
             return None
         first = self._first
@@ -159,7 +159,7 @@ class InFlight:
         is_promising = step < 1 and window.rate >= self._rate * step**_STEEP_POWER
         return is_promising and window.seconds < 2 * _WINDOW_SECONDS[self._factor]
 
-    def _is_settled(self, reading: Reading) -> bool:
+    def _has_caught_up(self, reading: Reading) -> bool:
         """Return whether the reads that were begun under another number are done."""
         if self._changed is None:
             self._changed = reading
@@ -205,7 +205,7 @@ class InFlight:
         self._pause_seconds = min(2 * self._pause_seconds, _LONGEST_PAUSE_SECONDS)
 
     def _shrink(self, window: _Window, reading: Reading) -> None:
-        """Let go of what nobody needs."""
+        """Lower the number to twice of what is in use."""
         enough = max(self._minimum, math.ceil(2 * window.n_busy), math.ceil(self._home / _FINE))
         if enough < self._home:
             self._home = enough

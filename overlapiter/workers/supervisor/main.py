@@ -40,7 +40,7 @@ def main(
         for name in (*plan.imports, *(plan.staging.imports if plan.staging else ())):
             importlib.import_module(name)
         dataset = open_parcel(fds[1], dataset_bytes)
-        # Were it ignored in the program, or by what was imported, the dead would vanish unseen.
+        # If the program or an import ignored it, the supervisor could not wait for its workers.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         n_prefetchers = plan.staging.n_prefetchers if plan.staging else 0
         board = StatsBoard(fds[2], plan.n_readers, n_prefetchers)
@@ -56,7 +56,7 @@ def main(
             supervisor.end_workers(ending)
     except ChannelClosedError:
         return 0
-    except BaseException as error:  # it is for the trainer to raise
+    except BaseException as error:  # the trainer raises it
         _report_fatal(channel, error)
         return 1
     return 0

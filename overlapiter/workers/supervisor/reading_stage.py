@@ -1,4 +1,4 @@
-"""The reading stage of the supervisor: its team of file readers, and what they are told to do."""
+"""The reading stage of the supervisor: its team of file readers, and the parts that they get."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class ReadingStage:
         schedule: The schedule.
         supervisor: The supervisor.
         keeper: The slots.
-        costs: To learn from what they do.
+        costs: Learns what reading an example costs.
         residency: What is staged.
         is_skipping: Whether examples that cannot be read are left out.
     """
@@ -71,7 +71,7 @@ class ReadingStage:
                 self._give(worker, part)
 
     def _find_slot(self, part: Part) -> bool:
-        """See to it that a part has a slot to be read into; False if its mini-batch failed."""
+        """Make sure that a part has a slot to be read into; False if its mini-batch failed."""
         batch = part.batch
         if not self._keeper.has_layout:
             self._probe = part
@@ -107,7 +107,7 @@ class ReadingStage:
             worker.send(*sending)
 
     def release(self, slot: Slot) -> list[Message]:
-        """Take a slot back; return what the readers were told to forget, for the trainer."""
+        """Take a slot back; have readers forget idle memory, and return that for the trainer."""
         messages = self._keeper.release(slot)
         for message in messages:
             for reader in self.team:
@@ -169,7 +169,7 @@ class ReadingStage:
             if not n_deaths or culprit is None:
                 self._supervisor.settle(self._schedule.redo(part, PartState.TO_READ))
                 continue
-            self.team.n_fruitless = 0  # to give up an example is to get on
+            self.team.n_fruitless = 0  # giving up an example is progress
             index, exit_code, last_words = culprit.index, death.exit_code, death.last_words
             if self._is_skipping:
                 reason = f"{deaths_words(n_deaths, exit_code)} on it"

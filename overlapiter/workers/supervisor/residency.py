@@ -26,7 +26,7 @@ _GENEROSITY = 1.25
 _MAX_TRIES = 4
 #: From this share of the capacity on, parts get victims, which they may not need.
 _NEARLY_FULL = 0.9
-#: So many parts read unstaged for lack of room are nothing to tell of.
+#: So few parts read unstaged for lack of room are not worth a warning.
 _FEW_PARTS = 16
 _FEW_SHARE = 0.02
 #: What a file takes of a disk is a multiple of this.
@@ -129,7 +129,7 @@ class Residency:
 
     def suspect(self, part: Part) -> None:
         """Have the files of a part looked at again, since a copy could not be read."""
-        self._do_others_evict = True  # or they damage: it does no harm to look
+        self._do_others_evict = True  # or damage: looking does no harm
         for index in self._plain(part.indices):
             self._known.forget(index)
             self._suspects.add(index)

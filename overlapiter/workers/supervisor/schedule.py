@@ -3,7 +3,7 @@
 A mini-batch is cut into parts, the unit that is staged, read and redone. Each part goes through
 the states of :class:`PartState`; a mini-batch is *settled* when all its parts are done. One that
 has failed or was dropped is *abandoned*: its queued parts count as done at once, those being
-worked on when they come back, so that its slot is at rest when it is settled.
+worked on when they come back, so that no worker writes to its slot when it is settled.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Part:
     Attributes:
         part_id: Its number; parts needed earlier have smaller ones.
         batch: Its mini-batch.
-        start: Place of the first example in the mini-batch.
-        stop: Place behind the last one.
+        start: Row of the first example in the mini-batch.
+        stop: Row behind the last one.
         indices: The indices of the examples.
         state: Where it is.
         extents: Where those of its files lie that may be read from their copies, packed.
@@ -84,7 +84,7 @@ class Batch:
         slot: Where it is built; None before.
         layout_id: The layout of the slot; -1 before.
         failure: Why it cannot be delivered, pickled; None if it can.
-        is_dropped: Whether nobody wants it any more.
+        is_dropped: Whether the trainer has dropped it.
     """
 
     __slots__ = (

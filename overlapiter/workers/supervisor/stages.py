@@ -14,7 +14,8 @@ PART_SECONDS = 0.016
 READER_CREDIT = 2
 #: No limit of examples or of parts.
 UNBOUNDED = 1 << 60
-#: Readers that wait for less than this share of what they use of a core wait for nothing.
+#: Readers that wait for less than this share of the time for which they use a core do not count
+#: as waiting.
 _SLACK = 0.2
 
 

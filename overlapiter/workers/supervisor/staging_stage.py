@@ -1,4 +1,4 @@
-"""The staging stage of the supervisor: its team of prefetchers, and what they are told to do."""
+"""The staging stage of the supervisor: its team of prefetchers, and the tasks that they get."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _TASK_EXAMPLES = 32
 
 
 class StagingStage:
-    """Hands parts to prefetchers, several parts in one task; what is staged goes past them.
+    """Hands parts to prefetchers, several in one task; parts that need none go past them.
 
     Args:
         team: The prefetchers; empty without staging.
         schedule: The schedule.
         supervisor: The supervisor.
         credit_examples: Examples that a prefetcher has at hand, at first.
-        costs: What the readers have learnt.
+        costs: What reading an example costs.
         residency: What is staged.
         directories: Where, for people to read.
 
@@ -112,7 +112,7 @@ class StagingStage:
         indices = list(dict.fromkeys(i for part in parts for i in residency.to_look_at(part)))
         task_id = self._next_task_id
         victims = residency.choose_victims(task_id, indices)
-        if victims == [] and self.team.has_parts:  # they may be done with something soon
+        if victims == [] and self.team.has_parts:  # one of them may free room soon
             residency.lose(task_id)
             for part in parts:
                 self._supervisor.settle(self._schedule.redo(part, PartState.TO_STAGE))
@@ -187,7 +187,7 @@ class StagingStage:
 
     def _avoid(self, index: int, n_deaths: int, death: Death) -> None:
         self._avoided.add(index)
-        self.team.n_fruitless = 0  # to leave an example unstaged is to get on
+        self.team.n_fruitless = 0  # leaving an example unstaged is progress
         text = (
             f"{deaths_words(n_deaths, death.exit_code, 'prefetchers')} while they staged the files "
             f"of example {index}, which are read from the source from now on; look at these files, "

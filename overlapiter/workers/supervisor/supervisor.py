@@ -1,8 +1,8 @@
 """The supervisor: hands out work to prefetchers and file readers, and replaces those that die.
 
 It is one process with one thread, runs no code of the user's after it has unpickled the dataset,
-and never waits for anybody to read a message, so nothing that a dataset does can stop it. Messages
-with the trainer:
+and never waits until a message is read, so nothing that a dataset does can stop it. Messages with
+the trainer:
 
     trainer → supervisor                      supervisor → trainer
     ("advance", consumed_id, [slot, …],       ("ready",), ("fatal", error, traceback)
@@ -11,6 +11,20 @@ with the trainer:
     ("reset", next_id)
     ("describe",)                             ("failed", id, pickled error), ("forget", …)
     ("close",)                                ("description", who, index), ("trouble", text)
+
+With the workers, of which every one may also send ("trouble", text) and ("crashed", traceback):
+
+    supervisor → prefetcher                   prefetcher → supervisor
+    ("stage", *StageTask)                     ("staged", task_id, [Finding, …], moved)
+    ("reads", n), ("end", ending, counters)
+
+    supervisor → file reader                  file reader → supervisor
+    ("layout", id, layout), ("forget", …)     ("layout", part_id, layout), if the task has no slot
+    ("segment", id, bytes) + fd
+    ("read", *ReadTask)                       ("read", answer, report, wanted row bytes)
+    ("slot", slot, layout_id)                 ("failed", answer, pickled error)
+
+The ``answer`` is the part's id, what reading it has cost, and whether a copy was damaged or gone.
 """
 
 from __future__ import annotations
@@ -67,11 +81,11 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._trainer = TrainerEnd(channel, self._selector)
         self._schedule = Schedule(is_staging=plan.staging is not None)
-        # Those being built, the ready ones among them, the next one, and the one being looked at.
+        # For those that are being built or ready, the next one, and the one that the user holds.
         self._keeper = SlotKeeper(n_expected=plan.n_build_ahead + 2)
         self._costs = CostEstimate(plan.n_readers, len(os.sched_getaffinity(0)))
         self._consumed_id = 0
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._look_at = time.monotonic() + _LOOK_AFTER_SECONDS
 
         staging = plan.staging
@@ -138,7 +152,7 @@ class Supervisor:
             yield from filter(None, places)
 
     def _take_turn(self, timeout_seconds: float) -> None:
-        """Serve whoever has sent a message, and hand out work."""
+        """Handle the messages that have come, and hand out work."""
         for key, events in self._selector.select(timeout_seconds):
             if key.data is self._trainer:
                 for message in self._trainer.messages(events):
@@ -164,7 +178,7 @@ class Supervisor:
             self._staging.credit_examples = credit_examples(self._tuner.reads_per_prefetcher)
 
     def _look_around(self) -> None:
-        """See to what no message tells."""
+        """Look for what no message reports: processes that ended or stopped, vacant places."""
         self._look_at = time.monotonic() + _LOOK_AFTER_SECONDS
         # A process forked from the trainer may keep the channel open beyond its end.
         if not is_running(self._plan.trainer_pid):
@@ -175,7 +189,7 @@ class Supervisor:
                 self._refill(stage, worker)
             for worker in stage.team.lost():
                 if self._serve(stage, worker):  # it may have sent something before
-                    self._bury(stage, worker)
+                    self._reap(stage, worker)
 
     def end_workers(self, ending: str) -> None:
         """End all workers, and kill those that do not end by themselves.
@@ -202,7 +216,7 @@ class Supervisor:
             self._residency.learn(*message[1:])
         elif kind == "reset":
             self._consumed_id = message[1]
-            # An interruption may have cost it what it was told; hearing it again does no harm.
+            # An interrupted trainer may have lost messages about slots: they are sent again.
             self._trainer.known = KnownSegments()
             for batch in self._schedule.drop_all(message[1]):
                 self.settle(batch)
@@ -230,7 +244,7 @@ class Supervisor:
         return f"no worker is free: {worker}", worker.current_index()
 
     def settle(self, batch: Batch | None) -> None:
-        """Deliver a mini-batch whose parts are all done, or let it go; None is nothing to do."""
+        """Deliver a settled mini-batch or its failure; one that was dropped has its slot freed."""
         if batch is None:
             return
         if batch.is_abandoned:
@@ -239,7 +253,7 @@ class Supervisor:
             if not batch.is_dropped:
                 self._trainer.tell(("failed", batch.batch_id, batch.failure))
             return
-        slot = batch.slot or NO_MEMORY  # without any example that could be read it has none
+        slot = batch.slot or NO_MEMORY  # it has none if no example could be read
         if batch.slot is not None:
             for sending in self._keeper.make_known(self._trainer.known, batch.layout_id, slot):
                 self._trainer.tell(*sending)
@@ -252,8 +266,8 @@ class Supervisor:
 
     def warn(self, text: str) -> None:
         """Have the trainer warn the user, once."""
-        if text not in self._told:
-            self._told.add(text)
+        if text not in self._warned:
+            self._warned.add(text)
             self._trainer.tell(("trouble", text))
 
     # --- the workers --------------------------------------------------------------------------
@@ -292,10 +306,10 @@ class Supervisor:
         except BlockingIOError:
             return True
         except ChannelClosedError:
-            self._bury(stage, worker)
+            self._reap(stage, worker)
             return False
 
-    def _bury(self, stage: Stage, worker: Worker) -> None:
+    def _reap(self, stage: Stage, worker: Worker) -> None:
         """Put a new process in the place of one that died, and have exactly its parts redone."""
         death = self._end(worker)
         worker.row.add(Counter.DEATHS, 1)

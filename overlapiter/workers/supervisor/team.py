@@ -38,7 +38,7 @@ class Worker:
         parts: The parts it has at hand, the one it is at first.
         n_examples: Examples in these parts.
         n_given: Parts given to this process so far.
-        known: What it has been told of the slots.
+        known: The layouts and segments that it knows.
         last_words: The traceback that it reported before it ended.
     """
 

@@ -41,7 +41,7 @@ class Tuner:
         self._in_flight = InFlight(
             plan.first_reads_in_flight, plan.least_reads_in_flight, plan.most_reads_in_flight
         )
-        self._told = dict.fromkeys(range(len(workers)), (0, plan.reads_per_prefetcher))
+        self._sent = dict.fromkeys(range(len(workers)), (0, plan.reads_per_prefetcher))
         self._seen_seconds = now_seconds
         self._look_at = now_seconds
         self._is_waiting = self.has_lack = False
@@ -88,11 +88,10 @@ class Tuner:
         return sum(worker.row.get(counter) for worker in self._workers)
 
     def _tell(self, workers: Iterable[Worker]) -> None:
-        """Tell those who do not know yet; a process that took another's place does not."""
+        """Send the number to those that do not know it, such as a process that was replaced."""
         wanted = self.reads_per_prefetcher
         for worker in workers:
-            told_pid, told = self._told[worker.number]
-            if told_pid == worker.pid and told == wanted:
+            if self._sent[worker.number] == (worker.pid, wanted):
                 continue
-            self._told[worker.number] = worker.pid, wanted
+            self._sent[worker.number] = worker.pid, wanted
             worker.send(("reads", wanted))
