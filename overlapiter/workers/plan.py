@@ -1,4 +1,4 @@
-"""What the supervisor is told when it starts: everything that the user's options come down to."""
+"""What the supervisor needs to know when it starts: the user's options as paths, bytes, counts."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class SupervisorPlan:
         staging: None to read files where they are.
         run_number: By which the stores know this run.
         imports: Modules to import before the dataset is unpickled.
-        trainer_pid: The process whose end is the end of all.
+        trainer_pid: The trainer; when it ends, the supervisor and its workers do.
     """
 
     n_readers: int

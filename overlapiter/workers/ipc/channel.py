@@ -125,7 +125,7 @@ class Channel:
         try:
             try:
                 answer = self._socket.recvmsg(_PACKET_BYTES, _CONTROL_BYTES, flags)
-            except ConnectionResetError:  # told once; what was sent before can still be read
+            except ConnectionResetError:  # reported once; what was sent before can still be read
                 answer = self._socket.recvmsg(_PACKET_BYTES, _CONTROL_BYTES, flags)
             packet, control, result_flags, _ = answer
             if result_flags & _CTRUNC:

@@ -1,4 +1,4 @@
-"""Sending without ever waiting, so that nobody who is busy or stuck can stop the supervisor."""
+"""Sending without ever waiting, so that a process that is busy or stuck cannot stop the sender."""
 
 from __future__ import annotations
 

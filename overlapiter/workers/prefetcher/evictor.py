@@ -18,9 +18,9 @@ from .staging_work import Moved
 
 #: So many victims are evicted in one transaction.
 _AT_ONCE = 8
-#: What was staged so lately may have been staged ahead of a job that is to come.
+#: Files that were staged so lately may be meant for a job that has not begun.
 _YOUNG_SECONDS = 24 * 3600.0
-#: After a search that has found no stray, or no dead owner, for how long there is no other.
+#: When to search again for files that no run uses if there were none, and for dead processes.
 _STRAY_PAUSE_SECONDS, _TAKE_OVER_PAUSE_SECONDS = 30.0, 1.0
 
 
@@ -47,7 +47,7 @@ class Evictor:
     def evict(
         self, victims: list[Victim], tier: int, make_room: Callable[[int, int], bool]
     ) -> Moved:
-        """Have the files of examples sink to the next tier, or go.
+        """Move the files of examples to the next tier, or evict them for good.
 
         Raises:
             OSError: The disk that they are on failed.
@@ -69,7 +69,7 @@ class Evictor:
         return answer
 
     def evict_strays(self, tier: int, *, older_than_seconds: float) -> bool:
-        """Evict some files that no run uses; return whether there were any."""
+        """Evict some files of source roots that no run uses; return whether there were any."""
         search = tier, older_than_seconds
         if time.monotonic() < self._next_search.get(search, 0.0):
             return False
@@ -140,7 +140,7 @@ class RoomForTask:
         with self._lock:
             victims = self._take(tier)
             for victim in victims:
-                self.moved[victim.example] = b""  # whatever comes of it
+                self.moved[victim.example] = b""  # gone, should evicting fail
         if not victims:
             return evictor.evict_strays(tier, older_than_seconds=0.0)
         self.moved |= evictor.evict(victims, tier, self.make)
@@ -158,11 +158,11 @@ class RoomForTask:
         return chosen
 
     def shrink(self) -> None:
-        """Evict what may go where the capacity is exceeded, which was larger in an earlier run.
+        """Evict victims from tiers that hold more than their capacity, which was larger before.
 
-        Needed where all that is wanted is found, so that nothing else asks for room.
+        While every wanted file is found, nothing else asks for room.
         """
-        with contextlib.suppress(OSError, IndexBusyError):  # a copy meets the same, and says it
+        with contextlib.suppress(OSError, IndexBusyError):  # copying meets the same and reports it
             for tier, store in enumerate(self._evictor.stores):
                 while store.excess_bytes() and self.make(tier):
                     pass

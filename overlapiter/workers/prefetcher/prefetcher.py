@@ -33,9 +33,10 @@ from .threads import Threads
 
 #: How often to show which example a prefetcher is at, while it has work.
 _SHOW_AFTER_SECONDS = 0.1
-#: After so many examples that open files, but none below the source, it is the wrong one.
+#: So many examples that open files, but none below the source, mean that the source is wrong.
 _MANY_FRUITLESS = 64
-#: How soon a thread that waits for the interpreter's lock asks for it: transactions are short.
+#: How long a thread keeps the interpreter's lock while others want it, one of which may be in the
+#: middle of a transaction.
 _SWITCH_SECONDS = 0.001
 
 
@@ -60,7 +61,7 @@ class _AtHand:
         self.room = room
         self.examples: list[_Example] = []
         self.answers: dict[int, Staged] = {}
-        self.n_waiting = 1  # what is declared, as a whole, and each example that is not
+        self.n_waiting = 1  # answers: for all declared files, and for each other example
 
 
 class Prefetcher:
@@ -144,7 +145,7 @@ class Prefetcher:
                 pass
         except ChannelClosedError:  # the end of this process
             return
-        except BaseException:  # a task would be lost: the supervisor has them all done again
+        except BaseException:  # so that the supervisor gives the tasks to another process
             with contextlib.suppress(ChannelClosedError):
                 self._channel.send(("crashed", traceback.format_exc()))
             os._exit(1)
@@ -159,8 +160,8 @@ class Prefetcher:
                     self._warn(
                         f"{store.site.directory} holds "
                         f"{store.site.capacity_bytes + excess_bytes:,} bytes, more than the "
-                        f"capacity of {store.site.capacity_bytes:,}: a job lets files go that it "
-                        f"needs last, little by little; to free room now, run `overlapiter evict "
+                        f"capacity of {store.site.capacity_bytes:,}: a job evicts the files that "
+                        f"it needs last, a few at a time; to free room now, run `overlapiter evict "
                         f"{store.site.directory} --to-free {excess_bytes}`"
                     )
 
@@ -185,7 +186,7 @@ class Prefetcher:
             if index in task.avoid:
                 example.is_complete = False
                 continue
-            self._row.put(Counter.CURRENT, index + 1)  # should the dataset's code be its end
+            self._row.put(Counter.CURRENT, index + 1)  # the dataset's code may kill this process
             self._look(example, wanted)
             if index in task.suspects:
                 suspects.update(example.keys)
@@ -197,7 +198,7 @@ class Prefetcher:
         self._want(wanted)
         for example in undeclared:
             self._threads.put(functools.partial(self._discover, work, example))
-        done = functools.partial(self._settle, work)
+        done = functools.partial(self._take, work)
         if not wanted:
             done({})
             return
@@ -239,8 +240,8 @@ class Prefetcher:
     def _room_of(self, work: _AtHand) -> Callable[[int, int], bool] | None:
         return None if work.task.victims is None else work.room.make
 
-    def _settle(self, work: _AtHand, answers: dict[int, Staged]) -> None:
-        """Take the answers for files; the last ones of a task have the supervisor told."""
+    def _take(self, work: _AtHand, answers: dict[int, Staged]) -> None:
+        """Take answers for files; after the last ones of a task, send it back to the supervisor."""
         with self._lock:
             for answer in answers.values():
                 self._count(answer)
@@ -295,7 +296,7 @@ class Prefetcher:
             raise
         except BaseException as error:  # user code, or a path that no file can have
             self._give_up(example, error)
-        self._settle(work, answers)
+        self._take(work, answers)
 
     def _discover_files(self, work: _AtHand, example: _Example, answers: dict[int, Staged]) -> None:
         # The first example is followed to its end, to learn how many files an example opens.
@@ -349,7 +350,7 @@ class Prefetcher:
 
     @contextlib.contextmanager
     def _asking(self, index: int) -> Iterator[None]:
-        """Be the only thread that asks the dataset for an example, which may be our death."""
+        """Have one thread at a time ask the dataset for an example; it may kill this process."""
         with self._user_code:
             self._asked = index
             self._show_current()

@@ -1,4 +1,4 @@
-"""What a prefetcher is asked for and what it answers, in the form in which messages have it."""
+"""The messages about a task: what a prefetcher is to stage, and what became of it."""
 
 from __future__ import annotations
 

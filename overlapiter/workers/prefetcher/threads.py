@@ -45,8 +45,8 @@ class Threads:
     def resize(self, n_threads: int) -> None:
         """Start threads, or let some end after the job they are at.
 
-        There may be fewer than asked for, as the limits of the process allow; even none, and then
-        it is for the caller to do the jobs.
+        The limits of the process may allow fewer than asked for; if they allow none, the caller
+        has to do the jobs.
         """
         with self._lock:
             n_before, wanted = self._n_threads, min(n_threads, self._limit)
@@ -55,13 +55,13 @@ class Threads:
         for number in range(n_before, wanted):
             try:
                 threading.Thread(target=self._work, daemon=True).start()
-            except RuntimeError:  # the limit of processes and threads, of which others need some
+            except RuntimeError:  # at the limit of threads, of which others need some
                 with self._lock:
                     self._n_threads = number
                     self._limit = self._n_wanted = number - (number - n_before) // 2
                 break
         for _ in range(self._n_threads - self._n_wanted):
-            self._jobs.put(None)  # idle ones are to notice, too
+            self._jobs.put(None)  # wakes idle threads, which then end
 
     def do_next(self) -> bool:
         """Do the next job, as soon as there is one; return False if the thread is to end."""

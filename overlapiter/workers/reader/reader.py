@@ -31,7 +31,7 @@ class ReadTask(NamedTuple):
 
     Attributes:
         part_id: For the answer.
-        first_row: Position of the first example in the mini-batch.
+        first_row: Row of the first example in the mini-batch.
         indices: Indices of the examples.
         epochs: The epoch of each, to seed by; None without a seed.
         extents: Where those of its files lie that may be read from their copies, packed.
@@ -267,7 +267,7 @@ def seed_example(seed: int, epoch: int, index: int) -> None:
 
 
 def _explained(error: Exception, index: int, opened: Sequence[str]) -> ExampleError:
-    """Return what tells where an exception of the user's code came from."""
+    """Return the error that says where an exception of the user's code came from."""
     text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
     reason = "".join(traceback.format_exception_only(type(error), error)).strip()
     return ExampleError(index, tuple(dict.fromkeys(opened)), reason, text)

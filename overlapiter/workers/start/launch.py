@@ -120,7 +120,7 @@ def launch(
     data.pop("start_method", None)
     data["authkey"] = bytes(data["authkey"])  # for connections that a dataset may open
     ForkingPickler(buffer).dump({"overlapiter": _Shield(), **data})
-    ForkingPickler(buffer).dump(_Errand(main, main_module, arguments))
+    ForkingPickler(buffer).dump(_ChildMain(main, main_module, arguments))
 
     with _interrupts_held(), hidden_launcher(), _undecided_start_method():
         with _explained():
@@ -183,7 +183,7 @@ def _interrupts_held() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _undecided_start_method() -> Iterator[None]:
-    """Leave the program free to set its start method later; preparing a child settles it."""
+    """Leave the program free to set its start method later; preparing a child decides it."""
     is_undecided = multiprocessing.get_start_method(allow_none=True) is None
     try:
         yield
@@ -259,7 +259,7 @@ class _Shield:
         return eval, (expression,)
 
 
-class _Errand:
+class _ChildMain:
     """What the child does after its preparation; takes the place of a ``Process`` object."""
 
     def __init__(

@@ -38,7 +38,7 @@ _LAUNCHERS = (
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
 )
 #: Set by launchers that tell the rank, but not the size.
-_UNTOLD = ("PMIX_RANK", "PALS_RANKID")
+_RANK_VARIABLES = ("PMIX_RANK", "PALS_RANKID")
 
 
 def world_of_this_process() -> str:
@@ -54,7 +54,7 @@ def world_of_this_process() -> str:
     for rank, size in _LAUNCHERS:
         if rank in os.environ and size in os.environ:
             return f"{os.environ[rank]}/{os.environ[size]}"
-    return "" if any(name in os.environ for name in _UNTOLD) else "0/1"
+    return "" if any(name in os.environ for name in _RANK_VARIABLES) else "0/1"
 
 
 def install() -> None:
@@ -169,7 +169,7 @@ class _Comm(_Communicating):
 
 
 def _refuse_special(name: str) -> None:
-    """Let nobody take what is here for an array, an iterator, a buffer, an extension module."""
+    """Refuse special names, by which code recognizes an array, an iterator, a buffer, a module."""
     if name.startswith("__"):
         raise AttributeError(name)
 

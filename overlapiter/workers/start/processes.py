@@ -41,7 +41,7 @@ def die_with_parent(parent_pid: int) -> None:
 
 
 def is_running(pid: int) -> bool:
-    """Return whether a process exists and has not ended; one that nobody has reaped has ended."""
+    """Return whether a process exists and has not ended, be it reaped or not."""
     return _state_of(pid) not in ("", "Z", "X")
 
 
@@ -150,7 +150,7 @@ def fork_worker(name: str, run: Callable[[], None], report: Callable[[str], None
 
 
 def flush_output() -> None:
-    """Flush what was printed, as far as there is anybody to read it."""
+    """Flush what was printed, as far as it can be written."""
     for stream in (sys.stdout, sys.stderr):
         if stream is not None:
             with contextlib.suppress(OSError, ValueError):  # a broken pipe, or closed

@@ -36,7 +36,7 @@ def is_readable(source: HasFileno, timeout_seconds: float) -> bool:
 
 
 def is_writable(source: HasFileno, timeout_seconds: float) -> bool:
-    """Return whether there is room to write to ``source``, or nobody to read it, in time."""
+    """Return whether there is room to write to ``source``, or its other end closed, in time."""
     return _is_ready(source, select.POLLOUT, timeout_seconds)
 
 
