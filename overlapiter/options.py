@@ -151,20 +151,21 @@ class Staging:
             with 64 and tunes the number between 4 and 256 by the throughput that it measures: more
             while the trainer waits and more reads bring more, fewer where fewer bring as much. The
             ranks of a node divide 64, 4 and 256 between them; a number that is given is each one's.
-        capacity: Most bytes that staged files may take, as bytes, ``"200GB"`` or ``"50%"`` of the
-            disk; None for no limit of its own. When it is reached, or the disk is full, the
-            files whose next use is farthest make room.
+        capacity: Most bytes that staged files may take, in whole blocks of the disk, as bytes,
+            ``"200GB"`` or ``"50%"`` of the disk; None for no limit of its own. When it is reached,
+            or the disk is full, the files whose next use is farthest make room.
         keep_free: Free space that is left on each disk, in the same forms. A share also holds for
             its inodes, where the file system has a fixed number of them.
         validate: ``"mtime"`` reuses a staged file only while size and mtime of its source still
-            match; ``"checksum"`` also only while it contains what was copied, for which each
-            staged file is read once in a run; ``"never"`` trusts whatever is staged.
+            match; ``"checksum"`` also has the prefetchers read each staged file once in a run, to
+            replace damaged ones early; ``"never"`` does not ask the source. Every read of a staged
+            file is verified by its checksum in any case.
         look_ahead: Mini-batches whose files are staged ahead of the trainer; fewer where they
             would take more than a 16th of the capacity, which the ranks of a node divide.
         tiers: Directories on disks of different speed, the fastest first, for example
             ``[Tier("/dev/shm/me", "8GB"), Tier("/nvme/me", "200GB")]``. Files enter at the first
-            one, and sink as their next use is far. A ``directory`` that is none of them comes
-            last.
+            one that has room, move down if their next use is far, and move up to the first one
+            while that has free room. A ``directory`` that is none of them comes last.
 
     Raises:
         OptionError: A value cannot work.

@@ -56,7 +56,7 @@ class WaitTimeoutError(Exception):
 
 
 class FailedBatch(NamedTuple):
-    """A mini-batch that cannot be had; takes its place.
+    """A mini-batch that cannot be delivered; takes its place.
 
     Attributes:
         error: What to raise.
@@ -70,8 +70,8 @@ class FailedBatch(NamedTuple):
 class Pipeline:
     """Mini-batches for index lists, in the order in which these are submitted.
 
-    Not thread-safe. Whoever makes it closes it; if nobody does, garbage collection and the end of
-    the interpreter do. In a forked child of the trainer it is dead and harmless.
+    Not thread-safe. Its owner closes it; otherwise garbage collection or the end of the interpreter
+    does. In a forked child of the trainer it is dead and harmless.
 
     Args:
         parcel: The pickled dataset; the pipeline takes it over.
@@ -95,7 +95,7 @@ class Pipeline:
         self._outgoing: list[IndexList] = []
         self._orders: tuple[dict[int, Indices | None], dict[int, Indices]] = {}, {}
         self._n_deaths = 0
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         self._was_ready = False  # a supervisor, at any time: the dataset can be read
         self._forget_memory()
         self._service.start()
@@ -105,7 +105,7 @@ class Pipeline:
         self._layouts: dict[int, Layout] = {}
         self._segments: dict[int, Segment] = {}
         # Filled by whichever thread drops the last view of a slot. One for each supervisor: what
-        # is released late, after its supervisor died, lands where nobody looks.
+        # is released late, after its supervisor died, goes to the deque of that one and is ignored.
         self._released: collections.deque[Slot | _Loan] = collections.deque()
         self._loans: dict[Slot, _Loan] = {}
 
@@ -118,7 +118,7 @@ class Pipeline:
         self._outgoing.append(index_list)
 
     def announce(self, orders: dict[int, Indices | None], others: dict[int, Indices]) -> None:
-        """Tell of the orders of epochs, from which follows what had better stay staged.
+        """Send the orders of epochs, by which the supervisor chooses which staged files to keep.
 
         Args:
             orders: By epoch, ascending; None for ascending order.
@@ -138,8 +138,8 @@ class Pipeline:
 
         Raises:
             WaitTimeoutError: It did not come within ``timeout_seconds``; calling again waits on.
-            BaseException: Anything else, Ctrl-C among it, may have fallen between two halves of a
-                message's way: :meth:`reset`, and submit again what was not taken.
+            BaseException: Anything else, such as Ctrl-C, may have lost a message: :meth:`reset`,
+                and submit again what was not taken.
         """
         self._check_open()
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
@@ -265,8 +265,8 @@ class Pipeline:
             self._segments.pop(message[1], None)
             self._layouts.pop(message[2], None)
         elif kind == "trouble":
-            if message[1] not in self._told:  # another supervisor may say it again
-                self._told.add(message[1])
+            if message[1] not in self._warned:  # another supervisor may report it again
+                self._warned.add(message[1])
                 warnings.warn(message[1], StagingWarning, stacklevel=7)
         elif kind == "description":
             self._stalled = message[1:]

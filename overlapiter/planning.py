@@ -1,4 +1,4 @@
-"""From what the user asked for to what the supervisor is told: absolute paths, bytes, counts."""
+"""From the user's options to the plan of the supervisor: absolute paths, bytes, counts."""
 
 from __future__ import annotations
 
@@ -88,9 +88,9 @@ def staging_plan(
 def default_prefetchers(n_cores: int) -> int:
     """Return how many prefetcher processes to have, by the cores that are this rank's part.
 
-    Copying a file takes about 0.25 ms of CPU, mostly under the interpreter's lock, so a process
-    brings some thousand files a second, however many reads it has in flight. Decoding takes a
-    multiple of that, so one for four cores keeps up; what eight bring, no store gives.
+    Copying takes CPU time mostly under the interpreter's lock, so a process copies some thousand
+    small files a second, however many reads it has in flight. Decoding takes a multiple of that
+    time, so one process for four cores keeps up, and eight copy more than a store delivers.
     """
     return min(n_cores, max(2, min(n_cores // 4, 8)))
 

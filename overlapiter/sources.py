@@ -34,7 +34,7 @@ class Dataset(Protocol):
 
 
 def declared_paths(dataset: object, index: int) -> list[str] | None:
-    """Return the source files that example ``index`` reads, or None where nobody declares them.
+    """Return the source files that example ``index`` reads, or None where they are not declared.
 
     What the dataset itself declares counts more than what is known of its class.
     """
@@ -68,7 +68,7 @@ def _(_dataset: object, _index: int) -> list[str]:
 def source_roots(dataset: object) -> set[str]:
     """Return the root directories below which the files of ``dataset`` are known to lie.
 
-    A dataset that nobody registered is searched for wrapped datasets among its attributes.
+    A dataset of an unregistered class is searched for wrapped datasets among its attributes.
     """
     roots: set[str] = set()
     if id(dataset) in _being_searched:  # it refers to itself

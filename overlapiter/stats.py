@@ -92,8 +92,8 @@ class Stats:
             ``files_staged``: how long one takes, the wait for the store and for a core included.
         reads_in_flight: Files that the prefetchers may copy at the same time, at present. At 256
             while the trainer waits for the slow store: give a higher number yourself.
-        files_found_staged: How often a file was staged before, by this run or an earlier one:
-            looks, several for each file over several epochs.
+        files_found_staged: How often a prefetcher looked a file up that was staged before: mostly
+            once for each file, since a run looks up anew only what may have changed.
         files_refused: Files not staged for lack of room or because the staging disk failed.
         files_evicted: Staged files that were removed to make room. Near ``files_staged`` in
             steady state: the staging directory is smaller than the data set.

@@ -65,7 +65,7 @@ class LocalOrigin:
 
     def open(self, path: str) -> contextlib.AbstractContextManager[OriginalFile]:
         """Open a file, for the length of a ``with`` block."""
-        # The builtin, looked up now: whoever wraps the slow store's files wraps it.
+        # The builtin, looked up now: benchmarks and tests replace it to make the store slow.
         return _LocalFile(open(path, "rb", buffering=0))  # closed at the end of the block
 
 

@@ -78,9 +78,9 @@ def place_of(options: Mapping[str, object]) -> str:
     """Return what tells sources of one URL apart, such as two servers; mostly empty."""
     client = options.get("client_kwargs")
     inner = client.get("endpoint_url") if isinstance(client, Mapping) else None
-    told = [(key, options[key]) for key in _PLACE_KEYS if key in options]
-    told += [("endpoint_url", inner)] if inner else []
-    return repr(told) if told else ""
+    chosen = [(key, options[key]) for key in _PLACE_KEYS if key in options]
+    chosen += [("endpoint_url", inner)] if inner else []
+    return repr(chosen) if chosen else ""
 
 
 class RemoteOrigin:
@@ -272,16 +272,16 @@ def _as_os_error(error: Exception, url: str) -> OSError:
     """Return the error to raise for a URL; the texts of the libraries name no credentials."""
     status = status_of(error)
     *_, first = causes(error)
-    told = f"{type(first).__name__}: {first}" if str(first) else type(first).__name__
+    cause = f"{type(first).__name__}: {first}" if str(first) else type(first).__name__
     if status in (401, 403) or any(map(_is_denial, causes(error))):
-        text = f"access is denied ({told}); check the credentials and Staging.storage_options"
+        text = f"access is denied ({cause}); check the credentials and Staging.storage_options"
         return PermissionError(errno.EACCES, text, url)
     if isinstance(error, IsADirectoryError):
         return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
     if status in (404, 410) or (status is None and _is_absence(error)):
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
     answer = "" if status is None else f"the server answers {status}; "
-    return OSError(errno.EIO, f"cannot be read ({answer}{told})", url)
+    return OSError(errno.EIO, f"cannot be read ({answer}{cause})", url)
 
 
 def _is_denial(error: BaseException) -> bool:

@@ -16,8 +16,8 @@ ResultT = TypeVar("ResultT")
 _FIRST_PAUSE_SECONDS = 0.1
 _LONGEST_PAUSE_SECONDS = 8.0
 
-#: HTTP: request timeout, too early, too many requests; beside these, what the server is to blame
-#: for (5xx), except that it cannot do it at all.
+#: HTTP: request timeout, too early, too many requests; beside these, errors of the server (5xx),
+#: except those that say that it never can.
 _PASSING = {408, 425, 429}
 _LASTING = {501, 505}
 _STATUS = re.compile("[1-5][0-9][0-9]")
