@@ -45,6 +45,7 @@ _PATIENCE_SECONDS = 5.0
 _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.002, 0.05
 _REMEMBERED = 4096
 
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 #: Errors that say nothing about the disk.
 _ABOUT_THE_FILE = {errno.EFBIG: "it is beyond the limit of file sizes, ulimit -f"}
 _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
@@ -284,7 +285,7 @@ class Stager:
 
         Each file that others are copying has its owner. The part has one more job if there are any.
         """
-        claimed = None
+        claimed, answer = None, Staged(Outcome.FAILED)
         outdated, part.outdated = part.outdated, []
         files = [file for file, _ in by_key.values()]
         for tier, store in enumerate(self.stores):
@@ -298,9 +299,9 @@ class Stager:
                 elif here:
                     store.drop(here)
             except (OSError, IndexBusyError) as error:
-                self._blame(tier, error)
+                answer = self._blame(tier, error)
         if claimed is None:
-            self._settle_unclaimed(part, files)
+            self._settle_unclaimed(part, files, answer)
             return {}
         with self._lock:
             for key, found in claimed.found.items():
@@ -322,10 +323,10 @@ class Stager:
             jobs[0]()
         return others
 
-    def _settle_unclaimed(self, part: _Part, files: Iterable[Wanted]) -> None:
+    def _settle_unclaimed(self, part: _Part, files: Iterable[Wanted], answer: Staged) -> None:
         with self._lock:
             for file in files:
-                part.answers.setdefault(file.key, Staged(Outcome.FAILED))
+                part.answers.setdefault(file.key, answer)
             is_done = not part.n_jobs
         if is_done:
             part.done(part.answers)
@@ -345,7 +346,8 @@ class Stager:
                 self._blame(part.home, error)
             if not is_worth_it:
                 self._stuck.update(waiting)
-                self._warn(self._busy_words(part.home))
+                if self._sick[part.home].is_closed and self._full[part.home].is_closed:
+                    self._warn(self._busy_words(part.home))  # else it is known what is the matter
                 with self._lock:
                     part.answers.update(dict.fromkeys(waiting, Staged(Outcome.BUSY)))
                 break
@@ -658,8 +660,11 @@ class Stager:
                 f"source: {_ABOUT_THE_FILE[error.errno]}"
             )
             return Staged(Outcome.FAILED)
+        if error.errno in _NO_SPACE:  # for the index: as if there were none for the file
+            self._full[tier].failed(time.monotonic())
+            return Staged(Outcome.REFUSED)
         self._sick[tier].failed(time.monotonic())
-        advice = "see whether that disk is full or broken"
+        advice = "see whether that disk is broken"
         if error.errno in _NO_DESCRIPTOR:
             advice = "raise the limit of open files (ulimit -n), or lower reads_in_flight"
         self._warn(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from pathlib import Path
 
 import pytest
@@ -11,18 +10,11 @@ from overlapiter import OverlapIterator, Staging
 from overlapiter.errors import StagingWarning
 from tests.chainer.cache_datasets import FILE_BYTES, names_of, write_files
 from tests.chainer.iterator_datasets import DeclaredFiles
+from tests.support.staged import blocks_on_disk, charged_bytes
 
 N_FILES = 160
 BATCH_SIZE = 4
 CAPACITY_BYTES = N_FILES // 2 * FILE_BYTES
-
-
-def staged_bytes(directory: Path) -> int:
-    n_bytes = 0
-    for path in directory.glob("*/files/**/*"):
-        with contextlib.suppress(FileNotFoundError):  # evicted meanwhile
-            n_bytes += path.lstat().st_size if path.is_file() else 0
-    return n_bytes
 
 
 def take_epoch(iterator: OverlapIterator) -> int:
@@ -43,12 +35,12 @@ def test_a_directory_shrinks_to_a_capacity_that_was_lowered(tmp_path: Path) -> N
     staging = Staging(fast, source=dataset.folder, keep_free=0)
     with OverlapIterator(dataset, BATCH_SIZE, staging=staging, **options) as iterator:
         assert take_epoch(iterator) >= N_FILES
-    assert staged_bytes(fast) == N_FILES * FILE_BYTES
+    assert charged_bytes(fast) == blocks_on_disk(fast) == N_FILES * FILE_BYTES
     staging = Staging(fast, source=dataset.folder, keep_free=0, capacity=CAPACITY_BYTES)
     with OverlapIterator(dataset, BATCH_SIZE, staging=staging, **options) as iterator:
         with pytest.warns(StagingWarning, match=f"more than the capacity of {CAPACITY_BYTES:,}"):
             n_missed = take_epoch(iterator)
         assert n_missed <= 0.25 * N_FILES
-        assert staged_bytes(fast) <= 1.2 * CAPACITY_BYTES
+        assert charged_bytes(fast) <= 1.2 * CAPACITY_BYTES
         take_epoch(iterator)
-        assert staged_bytes(fast) <= CAPACITY_BYTES
+        assert charged_bytes(fast) <= CAPACITY_BYTES

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 import warnings
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from overlapiter.order import seeded_order
 from tests.chainer.cache_datasets import FILE_BYTES, Drawn, FewFiles, Pairs, names_of, write_files
 from tests.chainer.iterator_datasets import DeclaredFiles, SourceFiles
 from tests.chainer.scripts import kill_all, wait_until, workers
+from tests.support.staged import blocks_on_disk, staged_paths
 
 N_FILES = 160
 BATCH_SIZE = 4
@@ -69,31 +69,18 @@ def no_warning() -> Iterator[None]:
         yield
 
 
-def snapshot(directory: Path) -> dict[str, int]:
-    """Return the sizes of the staged files, and of those on their way, by inode and path."""
-    sizes = {}
-    for folder, _, files in os.walk(directory):
-        for name in files:
-            path = os.path.join(folder, name)
-            # The other small files are the directory's own: records, and the count of bytes.
-            if "/files/" in path or "/partial/" in path:
-                with contextlib.suppress(FileNotFoundError):
-                    sizes[path] = os.lstat(path).st_size
-    return sizes
-
-
 @contextlib.contextmanager
 def watched(*directories: Path) -> Iterator[list[list[int]]]:
-    """Add up what is below each of some directories, again and again."""
+    """Add up what the segments of some directories take, again and again."""
     totals: list[list[int]] = [[0] for _ in directories]
     is_over = threading.Event()
 
     def watch() -> None:
         while not is_over.is_set():
             for directory, sizes in zip(directories, totals, strict=True):
-                before = snapshot(directory)
-                if before == snapshot(directory):  # else it changed while we walked
-                    sizes.append(sum(before.values()))
+                # What goes while it is added up counts, and something else may come.
+                before, after = blocks_on_disk(directory), blocks_on_disk(directory)
+                sizes.append(min(before, after))
 
     thread = threading.Thread(target=watch, name="watch")
     thread.start()
@@ -103,7 +90,7 @@ def watched(*directories: Path) -> Iterator[list[list[int]]]:
         is_over.set()
         thread.join()
     for directory, sizes in zip(directories, totals, strict=True):
-        sizes.append(sum(snapshot(directory).values()))  # it may never have stood still before
+        sizes.append(blocks_on_disk(directory))
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.75, 0.9])
@@ -226,8 +213,8 @@ def test_the_head_of_the_next_epoch_is_staged_before_this_one_ends(
     with iterator_of(dataset, source, tmp_path / "fast") as iterator:
         take_epoch(iterator, dataset, N_BATCHES - 1)
         head = seeded_order(3, 1, N_FILES)[: 2 * BATCH_SIZE]
-        copies = [next(iter((tmp_path / "fast").glob("*/files"))) / NAMES[i] for i in head]
-        wait_until(lambda: all(path.exists() for path in copies))
+        copies = {NAMES[i] for i in head}
+        wait_until(lambda: copies <= staged_paths(tmp_path / "fast").keys())
         assert iterator.epoch == 0
 
 
@@ -337,7 +324,7 @@ def test_what_no_run_uses_makes_room_and_what_a_run_uses_stays(
             take_epoch(iterator, DeclaredFiles(source, NAMES))
             take_epoch(iterator, DeclaredFiles(source, NAMES))
             stats = iterator.stats()
-        left = {name: len(list(fast.glob(f"{name}-*/files/*/*"))) for name in ("other", "in-use")}
-    assert left["in-use"] == 20
-    assert left["other"] < 60  # staged so lately that they only go where nothing else may
+        left = [len(staged_paths(fast, folder)) for folder in (other.folder, in_use.folder)]
+    assert left[1] == 20
+    assert left[0] < 60  # staged so lately that they only go where nothing else may
     assert stats.opens_source <= 8

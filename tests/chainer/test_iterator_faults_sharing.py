@@ -13,9 +13,8 @@ import pytest
 from tests.chainer.faults import SourceFiles, held_back
 from tests.chainer.scripts import Program, kill_all, wait_until, workers
 from tests.support.staged import (
+    assert_accounted,
     being_copied,
-    blocks_on_disk,
-    charged_bytes,
     evict,
     key_in,
     staged_paths,
@@ -81,7 +80,7 @@ def test_a_job_that_is_killed_while_it_copies_leaves_its_files_to_the_others(
             assert run.iterator.stats().opens_source == 0
             assert run.warnings == []
     assert being_copied(fast) == set()
-    assert charged_bytes(fast) == blocks_on_disk(fast)
+    assert_accounted(fast)
 
 
 def test_a_job_that_is_stopped_while_it_copies_is_told_of_and_passed_by(

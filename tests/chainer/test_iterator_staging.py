@@ -17,8 +17,18 @@ from overlapiter import OverlapIterator, Staging
 from overlapiter.errors import StagingWarning
 from tests.chainer.iterator_datasets import DeclaredFiles, SourceFiles
 from tests.chainer.scripts import wait_until
+from tests.support.staged import (
+    assert_accounted,
+    being_copied,
+    cut,
+    evict,
+    segments,
+    staged_paths,
+)
 
-FILE_BYTES = 40_000
+FILE_BYTES = 40_960  # whole blocks
+#: What the index, its log and its reserve take, about.
+INDEX_BYTES = 250_000
 N_FILES = 12
 NAMES = [f"{i // 4}/{i}.bin" for i in range(N_FILES)]
 
@@ -48,10 +58,6 @@ def assert_right(batch: list[Any], source: Path) -> None:
         assert values.tobytes() == (source / NAMES[int(index)]).read_bytes()
 
 
-def staged_files(directory: Path) -> list[Path]:
-    return [path for path in directory.glob("*/files/**/*") if path.is_file()]
-
-
 def test_a_staging_directory_that_is_removed_while_running_changes_no_mini_batch(
     source: Path, tmp_path: Path
 ) -> None:
@@ -63,22 +69,21 @@ def test_a_staging_directory_that_is_removed_while_running_changes_no_mini_batch
             assert_right(next(iterator), source)
 
 
-def test_staged_files_that_are_removed_are_staged_again(source: Path, tmp_path: Path) -> None:
+def test_staged_files_that_are_evicted_are_staged_again(source: Path, tmp_path: Path) -> None:
     with iterator_of(source, tmp_path / "fast", look_ahead=2) as iterator:
         for _ in range(3):
             next(iterator)
-        for path in staged_files(tmp_path / "fast"):
-            path.unlink()
+        evict(tmp_path / "fast", source, NAMES)
 
         def is_staged_again() -> bool:
             for _ in range(N_FILES // 4):
                 assert_right(next(iterator), source)
-            return len(staged_files(tmp_path / "fast")) == N_FILES
+            return len(staged_paths(tmp_path / "fast")) == N_FILES
 
         wait_until(is_staged_again)
         assert iterator.stats().files_staged > N_FILES
 
-    assert len(staged_files(tmp_path / "fast")) == N_FILES
+    assert staged_paths(tmp_path / "fast").keys() == set(NAMES)
 
 
 def test_source_files_that_change_between_runs_are_staged_anew(
@@ -94,16 +99,21 @@ def test_source_files_that_change_between_runs_are_staged_anew(
             write_file(source, number, salt=run + 1)
 
 
-def test_a_staged_file_that_was_cut_short_is_staged_anew(source: Path, tmp_path: Path) -> None:
-    with iterator_of(source, tmp_path / "fast") as iterator:
+def test_staged_files_that_were_cut_short_between_runs_are_staged_anew(
+    source: Path, tmp_path: Path
+) -> None:
+    fast = tmp_path / "fast"
+    with iterator_of(source, fast) as iterator:
         next(iterator)
-        wait_until(lambda: len(staged_files(tmp_path / "fast")) == N_FILES)
-    for path in staged_files(tmp_path / "fast"):
-        os.truncate(path, FILE_BYTES // 2)
+        wait_until(lambda: len(staged_paths(fast)) == N_FILES)
+    for extent in staged_paths(fast).values():
+        cut(fast, extent)
 
-    with iterator_of(source, tmp_path / "fast") as iterator:
-        for _ in range(3):
+    with iterator_of(source, fast) as iterator:
+        for _ in range(9):
             assert_right(next(iterator), source)
+        wait_until(lambda: iterator.stats().files_staged == N_FILES)
+    assert_accounted(fast)
 
 
 @pytest.fixture
@@ -113,7 +123,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         pytest.skip("only root may mount")
     disk = tmp_path / "disk"
     disk.mkdir()
-    size = f"size={5 * FILE_BYTES + 8192}"
+    size = f"size={INDEX_BYTES + 5 * FILE_BYTES}"
     done = subprocess.run(
         ["mount", "-t", "tmpfs", "-o", size, "none", str(disk)], capture_output=True, check=False
     )
@@ -137,8 +147,8 @@ def test_a_staging_disk_that_is_full_is_warned_of_once_and_training_goes_on(
     assert [warning.category for warning in heard] == [StagingWarning]
     assert stats.files_refused > 0
     assert stats.files_staged > 0
-    assert all(path.stat().st_size == FILE_BYTES for path in staged_files(small_disk / "fast"))
-    assert list((small_disk / "fast").glob("*/partial/*")) == []
+    assert being_copied(small_disk / "fast") == set()
+    assert_accounted(small_disk / "fast")
 
 
 def test_a_source_below_which_nothing_is_opened_is_told_of(source: Path, tmp_path: Path) -> None:
@@ -158,11 +168,11 @@ def test_the_staging_directory_is_private_and_links_in_it_are_not_followed(
 ) -> None:
     with iterator_of(source, tmp_path / "fast") as iterator:
         next(iterator)
-        wait_until(lambda: len(staged_files(tmp_path / "fast")) == N_FILES)
+        wait_until(lambda: len(staged_paths(tmp_path / "fast")) == N_FILES)
     assert (tmp_path / "fast").stat().st_mode & 0o777 == 0o700
     victim = tmp_path / "victim"
     victim.write_bytes(b"do not touch")
-    for path in staged_files(tmp_path / "fast"):
+    for path in segments(tmp_path / "fast"):
         path.unlink()
         path.symlink_to(victim)
 

@@ -16,7 +16,7 @@ from chainer.dataset import DatasetMixin
 from overlapiter import OverlapIterator, Staging
 from overlapiter.errors import ExampleError, OptionError, WorkerDiedError
 from tests.chainer.iterator_datasets import Pixels
-from tests.chainer.scripts import wait_until
+from tests.support.staged import flip, staged_paths
 
 
 class TwoFiles(DatasetMixin):
@@ -135,9 +135,8 @@ def test_a_damaged_copy_does_not_end_the_run(source):
         dataset, 4, shuffle=False, n_processes=1, staging=staging(source)
     ) as iterator:
         assert values(iterator, 4) == [1] * 16
-        wait_until(lambda: iterator.stats().examples_read >= 4 * (4 + iterator.n_prefetch + 1))
-        for copy in (source.parent / "staging").glob("*/files/a*"):
-            copy.write_text("")
+        for extent in staged_paths(source.parent / "staging").values():
+            flip(source.parent / "staging", extent)
         assert values(iterator, 8) == [1] * 32
 
 
