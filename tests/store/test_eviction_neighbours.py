@@ -7,7 +7,7 @@ import pytest
 
 from overlapiter.scatter import ScatteredOrder
 from overlapiter.store.eviction import Eviction, StagedFile
-from tests.staging.test_eviction import FILE_BYTES, belady_misses
+from tests.store.test_eviction import FILE_BYTES, belady_misses
 
 N_EXAMPLES, N_RANKS, N_EPOCHS = 480, 4, 4
 SIZE = N_EXAMPLES // N_RANKS
