@@ -23,7 +23,7 @@ from overlapiter.origins.origin import Original
 from overlapiter.store.extents import Checksum, ExtentReader
 from overlapiter.store.generation import discard, generation_of
 from overlapiter.store.index import IndexDamagedError
-from overlapiter.store.inventory import Inventory, Source, StagedFile
+from overlapiter.store.inventory import Accounts, Inventory, Source, StagedFile
 from overlapiter.store.store import Store
 from overlapiter.urls import is_url
 
@@ -89,18 +89,18 @@ def run(arguments: argparse.Namespace) -> int:
             if arguments.repair:
                 store = store_of(inventory, sources[0], "check --repair")
                 stack.enter_context(recorded(store, dict))
-            n_left = inventory.accounts().n_left
+            before = inventory.accounts()
             for source in sources:
                 _check_files(_Verifier(inventory, source, arguments), store, report)
             print(printable(inventory.directory))
-            _check_segments(inventory, n_left, store, report)
+            _check_segments(inventory, before, store, report)
     except IndexDamagedError as error:
         directory = directory_path(arguments.directory)
-        text = f"the index of {directory} is damaged ({error}): what was staged is thrown away"
+        how = "" if arguments.repair else " by --repair, or by the next job"
         if arguments.repair:
             discard(generation_of(directory))
-        report.wrong(f"{text}{'' if arguments.repair else ' by --repair, or by the next job'}",
-                     is_repaired=arguments.repair)  # fmt: skip
+        text = f"the index of {directory} is damaged ({error}): what was staged is thrown away{how}"
+        report.wrong(text, is_repaired=arguments.repair)
     return int(report.is_bad)
 
 
@@ -113,7 +113,7 @@ class _Report:
 
     is_bad = False
 
-    def wrong(self, text: str, n: int = 0, thing: str = "", *, is_repaired: bool) -> None:
+    def wrong(self, text: str, n: int = 0, thing: str = "", *, is_repaired: bool = False) -> None:
         """Tell of something, or of a number of things."""
         number = f"{count_words(n, thing):>14}   " if thing else ""
         print(f"  {'repaired' if is_repaired else 'wrong':8} {number}{text}")
@@ -138,30 +138,30 @@ def _check_files(verifier: _Verifier, store: Store | None, report: _Report) -> N
 
 
 def _check_segments(
-    inventory: Inventory, n_left: int, store: Store | None, report: _Report
+    inventory: Inventory, before: Accounts, store: Store | None, report: _Report
 ) -> None:
     """Look whether anything was left behind, and whether the count of bytes in use is right."""
+    now = before
     if store is not None:
         store.sweep()
-    found = now = inventory.accounts()
-    if n_left:
-        text = "left behind by jobs that were killed"
-        report.wrong(text, n_left, "segment", is_repaired=store is not None and not found.n_left)
-    if found.total_bytes != found.charged_bytes or found.n_miscounted:
-        if store is not None:
+        if not inventory.accounts().is_right:
             inventory.recount()
-            now = inventory.accounts()
-        report.wrong(
-            f"the count of bytes in use says {found.total_bytes:,}, the segments say "
-            f"{found.charged_bytes:,}, and {found.n_miscounted} of them other than their files",
-            is_repaired=now.total_bytes == now.charged_bytes and not now.n_miscounted,
+        now = inventory.accounts()
+    if before.n_left:
+        text = "left behind by jobs that were killed"
+        report.wrong(text, before.n_left, "segment", is_repaired=not now.n_left)
+    if not before.is_right:
+        text = (
+            f"the count of bytes in use says {before.total_bytes:,}, the segments say "
+            f"{before.charged_bytes:,}, and {before.n_miscounted} of them other than their files"
         )
+        report.wrong(text, is_repaired=now.is_right)
     if now.disk_bytes > now.charged_bytes * (1 + _SLACK_SHARE) + _SLACK_BYTES:
-        report.wrong(
+        text = (
             f"the disk holds {size_words(now.disk_bytes)}, but {size_words(now.charged_bytes)} are "
-            f"staged: something else writes there; `overlapiter evict --all` begins anew",
-            is_repaired=False,
+            f"staged: something else writes there; `overlapiter evict --all` begins anew"
         )
+        report.wrong(text)
     if not report.is_bad:
         print(f"  good     nothing else is wrong, {now.total_bytes:,} bytes are in use")
 

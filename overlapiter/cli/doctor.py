@@ -31,7 +31,6 @@ from .console import (
     CommandError,
     count_words,
     duration_words,
-    error_words,
     is_terminal,
     size_words,
     table,
@@ -138,8 +137,8 @@ def _examine(arguments: argparse.Namespace) -> Findings:
         raise
     except OSError as error:
         raise CommandError(
-            f"the staging disk at {arguments.to} cannot be measured ({error_words(error)}); name a "
-            f"directory that you may write, whose parent exists"
+            f"the staging disk at {arguments.to} cannot be measured ({error.strerror or error}); name "
+            f"a directory that you may write, whose parent exists"
         ) from error
     finally:
         _say_at("")

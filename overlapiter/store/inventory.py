@@ -105,6 +105,11 @@ class Accounts(NamedTuple):
     n_miscounted: int
     n_left: int
 
+    @property
+    def is_right(self) -> bool:
+        """Whether the counts agree."""
+        return self.total_bytes == self.charged_bytes and not self.n_miscounted
+
 
 class Listing:
     """Staged files that were chosen, in order. Valid until the inventory lists others.
@@ -252,9 +257,11 @@ class Inventory:
         """Compare what is charged with what is there."""
         n_left = len(self._left() & self._left())  # segments come and go meanwhile
         disk_bytes = sum(_disk_bytes(self.folder, n) for n in segments.listed(self.folder))
-        ((charged,),) = self.select("SELECT COALESCE(SUM(charged), 0) FROM segment")
-        n_miscounted = len(self._index.read(self._miscounted))
-        return Accounts(self.total_bytes(), charged, disk_bytes, n_miscounted, n_left)
+        ((total, charged, n_miscounted),) = self.select(
+            f"SELECT (SELECT value FROM fact WHERE name='total'), COALESCE(SUM(charged), 0), "
+            f"(SELECT COUNT(*) FROM ({self._miscounted})) FROM segment"
+        )
+        return Accounts(total, charged, disk_bytes, n_miscounted, n_left)
 
     def _left(self) -> set[int]:
         """Return the segments of processes that were killed."""
@@ -266,20 +273,22 @@ class Inventory:
             if owner and not segments.is_owned(self.folder, owner if owner > 0 else number)
         }
 
-    def _miscounted(self, cursor: Cursor) -> list[tuple[int, int]]:
-        """Return the closed segments that are charged wrongly, each after its right charge."""
-        return cursor.execute(
-            f"WITH held AS (SELECT segment, {self.sum_of_blocks} AS bytes FROM "
-            f"(SELECT segment, size FROM staged UNION ALL SELECT segment, size FROM going) "
-            f"GROUP BY segment) SELECT COALESCE(bytes, 0), id FROM segment LEFT JOIN held "
-            f"ON segment=id WHERE owner=0 AND charged != COALESCE(bytes, 0)"
-        ).fetchall()
+    @property
+    def _miscounted(self) -> str:
+        """SQL for the closed segments that are charged wrongly, each after its right charge."""
+        return (
+            f"SELECT COALESCE(bytes, 0), id FROM segment LEFT JOIN (SELECT segment, "
+            f"{self.sum_of_blocks} AS bytes FROM (SELECT segment, size FROM staged UNION ALL "
+            f"SELECT segment, size FROM going) GROUP BY segment) ON segment=id "
+            f"WHERE owner=0 AND charged != COALESCE(bytes, 0)"
+        )
 
     def recount(self) -> None:
         """Charge closed segments for the files that they hold, and count the total anew."""
 
         def work(cursor: Cursor) -> None:
-            cursor.executemany("UPDATE segment SET charged=? WHERE id=?", self._miscounted(cursor))
+            rows = cursor.execute(self._miscounted).fetchall()
+            cursor.executemany("UPDATE segment SET charged=? WHERE id=?", rows)
             charged = "(SELECT COALESCE(SUM(charged), 0) FROM segment)"
             cursor.execute(f"UPDATE fact SET value={charged} WHERE name='total'")
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 from overlapiter.cli.main import main
+from tests.support.staged import (
+    being_copied,
+    blocks_on_disk,
+    charged_bytes,
+    read_staged,
+    segments,
+    staged_paths,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
@@ -24,6 +35,19 @@ with SlowStore(root, float(seconds), float(rate)) as store, store.installed():
 sys.exit(code)
 """
 
+# The command in a process in which some files never give an answer when they are opened.
+HANGING = """
+import builtins, sys, threading
+from overlapiter.cli.main import main
+opened, hanging = open, set(sys.argv[1].split(":"))
+def hang(file, *others, **more):
+    if file in hanging:
+        threading.Event().wait()
+    return opened(file, *others, **more)
+builtins.open = hang
+sys.exit(main(sys.argv[2:]))
+"""
+
 
 def command(*words: object) -> list[str]:
     """Return what starts a command."""
@@ -33,6 +57,11 @@ def command(*words: object) -> list[str]:
 def slow_command(root: Path, open_seconds: float, rate: float, *words: object) -> list[str]:
     """Return what starts a command for which opening files below ``root`` is slow."""
     return [sys.executable, "-c", SLOWLY, str(root), str(open_seconds), str(rate), *map(str, words)]
+
+
+def hanging_command(paths: Iterable[Path], *words: object) -> list[str]:
+    """Return what starts a command to which some files give no answer."""
+    return [sys.executable, "-c", HANGING, ":".join(map(str, paths)), *map(str, words)]
 
 
 def run(words: list[str], stdin: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -58,15 +87,8 @@ def overlapiter(*words: object, stdin: str | None = None) -> subprocess.Complete
 
 def stage(*words: object) -> None:
     """Do what ``overlapiter stage …`` does, without a new Python, for tests of other commands."""
-    pid = os.fork()
-    if not pid:
-        status = 1
-        try:
-            with open(os.devnull, "w") as sys.stdout:
-                status = main(["stage", *map(str, words)])
-        finally:
-            os._exit(status)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        assert main(["stage", *map(str, words)]) == 0, shown.getvalue()
 
 
 def without_privileges(words: list[str]) -> list[str]:
@@ -77,15 +99,13 @@ def without_privileges(words: list[str]) -> list[str]:
 
 
 def staged_files(directory: Path) -> dict[str, bytes]:
-    """Return the staged files of a staging directory with one source, by their place in it."""
-    found = {}
-    for top in directory.glob("*-????????????/files"):
-        for path in top.rglob("*"):
-            if path.is_file():
-                found[str(path.relative_to(top))] = path.read_bytes()
-    return found
+    """Return the staged files of a staging directory with one source, by their names below it."""
+    found = staged_paths(directory)
+    return {name: read_staged(directory, extent) for name, extent in found.items()}
 
 
-def partial_files(directory: Path) -> list[Path]:
-    """Return the files that are half-copied."""
-    return list(directory.glob("*-????????????/partial/*"))
+def is_at_rest(directory: Path) -> bool:
+    """Return whether nothing is half-done, and all that is charged is what the disk holds."""
+    # A file of many pieces takes a block more, for the list of them.
+    slack_bytes = blocks_on_disk(directory) - charged_bytes(directory)
+    return not being_copied(directory) and 0 <= slack_bytes <= 4096 * len(segments(directory))

@@ -15,8 +15,14 @@ from overlapiter.cli.advice import (
     warnings,
 )
 from overlapiter.cli.console import duration_words, printable, size_words
-from overlapiter.cli.probe_node import DiskSpeed, FileSystem, Node
-from overlapiter.cli.probe_source import READS_IN_FLIGHT, Level, levels_for
+from overlapiter.cli.probe import (
+    READS_IN_FLIGHT,
+    DiskSpeed,
+    FileSystem,
+    Level,
+    Node,
+    levels_for,
+)
 from overlapiter.options import parse_size
 from overlapiter.planning import default_prefetchers
 
@@ -121,6 +127,7 @@ def test_what_is_in_the_way_is_named() -> None:
     assert "1.0 MB/s, less than the store gives" in warnings(levels, slow, NVME, NODE)[0]
     slow = DISK._replace(small_read_seconds=1.0)
     assert "staging may not pay" in warnings(levels, slow, NVME, NODE)[0]
+    assert "no holes" in warnings(levels, DISK._replace(has_holes=False), NVME, NODE)[0]
     (text,) = warnings(levels, DISK, NVME, NODE._replace(n_descriptors=64))
     assert text.endswith("ulimit -n 192")
 

@@ -2,156 +2,245 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
-import stat
-from pathlib import Path
+import signal
+import sqlite3
+import subprocess
 
 import pytest
 
-from .commands import overlapiter, partial_files, stage, staged_files
+from overlapiter.store.generation import generation_of, index_path
+from tests.chainer.scripts import wait_until
+from tests.support.staged import (
+    DAMAGE,
+    INDEX_DAMAGE,
+    being_copied,
+    charged_bytes,
+    flip,
+    segments,
+    staged_paths,
+)
+
+from .commands import (
+    ENVIRONMENT,
+    hanging_command,
+    is_at_rest,
+    overlapiter,
+    run,
+    stage,
+    staged_files,
+)
 from .conftest import N_FILES
 
 
 @pytest.fixture
-def files(source: Path, fast: Path, listing: Path) -> Path:
-    """Stage everything; return the folder of staged files."""
+def staged(source, fast, listing):
+    """Stage everything; return where each file lies."""
     stage(listing, "--source", source, "--to", fast)
-    (found,) = fast.glob("lustre-*/files")
-    return found
+    return staged_paths(fast)
 
 
-def damage(path: Path) -> None:
-    """Change what is in a staged file, and nothing else that can be seen of it."""
-    found = path.stat()
-    path.write_bytes(bytes(found.st_size))
-    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
+def spoil(fast, statement: str) -> None:
+    """Change the index past the store."""
+    with contextlib.closing(sqlite3.connect(index_path(generation_of(str(fast))))) as connection:
+        connection.execute(statement)
+        connection.commit()
 
 
-def test_nothing_is_wrong_with_what_was_staged(fast, files) -> None:
+def test_nothing_is_wrong_with_what_was_staged(fast, staged) -> None:
+    before = {path: path.lstat().st_ctime_ns for path in segments(fast)}
     done = overlapiter("check", fast)
     assert done.returncode == 0
     assert f"good {N_FILES} files" in done.stdout
-    assert "nothing else is wrong" in done.stdout
-    assert files.is_dir()
+    assert f"nothing else is wrong, {charged_bytes(fast):,} bytes are in use" in done.stdout
+    assert {path: path.lstat().st_ctime_ns for path in segments(fast)} == before
+    assert len(json.loads(overlapiter("status", fast, "--json").stdout)["runs"]) == 1
+    assert len(staged) == N_FILES
 
 
-def test_bad_copies_are_found_and_removed_by_a_repair(source, fast, files, contents) -> None:
+def test_bad_copies_are_told_apart_and_dropped_by_a_repair(source, fast, staged, contents) -> None:
     (source / "c1" / "1.bin").write_bytes(b"changed")
     (source / "c2" / "2.bin").unlink()
-    (files / "c0" / "3.bin").chmod(0o644)
-    (files / "c1").chmod(0o755)
-    (files.parent / "partial" / "left").touch(0o600)
+    flip(fast, staged["c0/3.bin"])
     expected = (
         "1 file outdated, their sources have changed: c1/1.bin",
         "1 file without a source, which was removed: c2/2.bin",
-        "1 file open to others, by their mode: c0/3.bin",
-        f"1 folder open to others: {files.parent.name}/files/c1",
-        "1 file left half-copied by jobs that were killed: left",
+        "1 file damaged, not what was copied: c0/3.bin",
     )
-    before = {path: path.lstat().st_ctime_ns for path in fast.rglob("*")}
     done = overlapiter("check", fast)
     assert done.returncode == 1
     for line in expected:
         assert f"wrong {line}" in done.stdout
-    assert {path: path.lstat().st_ctime_ns for path in fast.rglob("*")} == before
+    assert len(staged_paths(fast)) == N_FILES
     done = overlapiter("check", fast, "--repair")
     assert done.returncode == 0, done.stdout
     for line in expected:
         assert f"repaired {line}" in done.stdout
-    assert staged_files(fast).keys() == contents.keys() - {"c1/1.bin", "c2/2.bin"}
-    assert stat.S_IMODE((files / "c0" / "3.bin").stat().st_mode) == 0o600
-    assert stat.S_IMODE((files / "c1").stat().st_mode) == 0o700
-    assert partial_files(fast) == []
+    assert staged_files(fast).keys() == contents.keys() - {"c1/1.bin", "c2/2.bin", "c0/3.bin"}
+    assert is_at_rest(fast)
     assert overlapiter("check", fast).returncode == 0
 
 
-def test_damage_that_only_the_content_shows_needs_the_checksum(fast, files) -> None:
-    damage(files / "c0" / "6.bin")
+@pytest.mark.parametrize("kind", DAMAGE)
+@pytest.mark.parametrize("name", ["c0/3.bin", "large"])
+def test_damage_of_every_kind_is_found_and_mended(source, fast, listing, kind, name) -> None:
+    (source / "large").write_bytes(os.urandom(3 << 20))
+    with listing.open("a") as file:
+        file.write("large\n")
+    stage(listing, "--source", source, "--to", fast)
+    DAMAGE[kind](fast, staged_paths(fast)[name])
+    done = overlapiter("check", fast)
+    assert done.returncode == 1
+    assert "damaged, not what was copied: " in done.stdout
+    assert "outdated" not in done.stdout
+    done = overlapiter("check", fast, "--repair")
+    if kind == "a directory in its place":
+        assert "Is a directory; something else has put it there; remove it" in done.stderr
+        return
+    assert done.returncode == 0, done.stdout
+    assert name not in staged_paths(fast)
+    assert overlapiter("check", fast).returncode == 0
+    stage(listing, "--source", source, "--to", fast)
+    assert len(staged_files(fast)) == N_FILES + 1
+
+
+@pytest.mark.parametrize("kind", INDEX_DAMAGE)
+def test_a_damaged_index_is_explained_and_thrown_away(source, fast, staged, listing, kind) -> None:
+    INDEX_DAMAGE[kind](fast)
+    done = overlapiter("check", fast)
+    assert done.returncode == 1
+    if kind == "removed":
+        assert f"nothing has been staged in {fast} yet" in done.stderr
+    else:
+        assert f"wrong the index of {fast} is damaged (" in done.stdout
+        for command in ("status", "ls"):
+            assert "the index is damaged" in overlapiter(command, fast).stderr
+        done = overlapiter("check", fast, "--repair")
+        assert done.returncode == 0
+        assert "what was staged is thrown away\n" in done.stdout
+    stage(listing, "--source", source, "--to", fast)
+    assert len(staged_files(fast)) == len(staged) == N_FILES
+    assert overlapiter("check", fast).returncode == 0
+
+
+def test_a_source_with_other_content_needs_the_checksum(source, fast, staged) -> None:
+    path = source / "c0" / "6.bin"
+    found = path.stat()
+    path.write_bytes(bytes([1]) * found.st_size)
+    os.utime(path, ns=(found.st_atime_ns, found.st_mtime_ns))
     assert overlapiter("check", fast).returncode == 0
     done = overlapiter("check", fast, "--checksum")
     assert done.returncode == 1
-    assert "wrong 1 file corrupted, not what their sources hold: c0/6.bin" in done.stdout
+    assert "wrong 1 file not what their sources hold, though size and mtime are" in done.stdout
     assert overlapiter("check", fast, "--checksum", "--repair").returncode == 0
-    assert len(staged_files(fast)) == N_FILES - 1
+    assert staged_paths(fast).keys() == staged.keys() - {"c0/6.bin"}
     assert overlapiter("check", fast, "--checksum").returncode == 0
 
 
-def test_what_overlapiter_did_not_make_is_named_and_stays(fast, files, tmp_path) -> None:
-    (tmp_path / "precious").write_text("precious")
-    (fast / "notes.txt").write_text("mine")
-    (files / "c0" / "mine.txt").write_text("mine")  # with the mode of other people's files
-    (files / "c0" / "link").symlink_to(tmp_path / "precious")
-    (files / "folder").symlink_to(tmp_path)
-    os.mkfifo(files / "pipe")
-    for _ in range(2):
-        done = overlapiter("check", fast, "--repair")
-        assert done.returncode == 1
-        assert "wrong 1 thing not made by overlapiter: left alone: notes.txt" in done.stdout
-        assert "links, not made by overlapiter: left alone: c0/link, folder" in done.stdout
-        assert "not made by overlapiter: left alone: c0/mine.txt, pipe" in done.stdout
-        assert f"good {N_FILES} files" in done.stdout
-    assert (files / "c0" / "mine.txt").read_text() == "mine"
-    assert (files / "folder").is_symlink()
-    assert (tmp_path / "precious").read_text() == "precious"
-
-
-def test_a_staging_directory_within_is_nothing_wrong(source, fast, files, listing) -> None:
-    assert (
-        overlapiter("stage", listing, "--source", source, "--to", fast / "slower").returncode == 0
-    )
-    done = overlapiter("check", fast, "--repair")
-    assert done.returncode == 0
-    assert "note in here is another staging directory, " in done.stdout
-    assert done.stdout.count("slower") == 1
-    assert "nothing else is wrong" in done.stdout
-    assert len(staged_files(fast / "slower")) == len(staged_files(fast)) == N_FILES
-    assert files.is_dir()
-
-
-def test_a_wrong_count_of_bytes_is_found_and_mended(source, fast, files) -> None:
-    (files / "c0" / "0.bin").unlink()  # by hand
+def test_what_killed_jobs_left_is_found_and_removed(source, fast, listing) -> None:
+    words = ["stage", listing, "--source", source, "--to", fast, "--reads-in-flight", 1]
+    killed = subprocess.Popen(hanging_command([source / "c2" / "8.bin"], *words), env=ENVIRONMENT)
+    wait_until(lambda: bool(staged_paths(fast)) and bool(being_copied(fast)))
+    assert overlapiter("check", fast).returncode == 0  # it goes on
+    killed.send_signal(signal.SIGKILL)
+    killed.wait(timeout=30)
+    (segments(fast)[0].parent / f"{7:016x}").write_bytes(b"garbage")
     done = overlapiter("check", fast)
     assert done.returncode == 1
-    assert "wrong the count of bytes in use says 30,435, but there are 29,435" in done.stdout
-    assert overlapiter("check", fast, "--repair").returncode == 0
+    assert "segments left behind by jobs that were killed" in done.stdout
+    done = overlapiter("check", fast, "--repair")
+    assert done.returncode == 0, done.stdout
+    assert "segments left behind by jobs that were killed" in done.stdout
+    assert is_at_rest(fast)
     assert overlapiter("check", fast).returncode == 0
-    assert source.is_dir()
+    runs = json.loads(overlapiter("status", fast, "--json").stdout)["runs"]
+    assert [run["end"] for run in runs] == ["closed", "killed"]
 
 
-def test_checksums_go_with_their_files(source, fast, listing) -> None:
-    words = ("stage", listing, "--source", source, "--to", fast, "--validate", "checksum")
-    done = overlapiter(*words)
-    assert done.returncode == 0, done.stderr
-    assert overlapiter("check", fast, "--checksum").returncode == 0
+@pytest.mark.parametrize(
+    "statement",
+    [
+        "UPDATE fact SET value=value+4096 WHERE name='total'",
+        "UPDATE segment SET charged=charged-4096",
+    ],
+)
+def test_a_wrong_count_of_bytes_is_found_and_mended(fast, staged, statement) -> None:
+    right_bytes = charged_bytes(fast)
+    spoil(fast, statement)
+    done = overlapiter("check", fast)
+    assert done.returncode == 1
+    assert "wrong the count of bytes in use says " in done.stdout
+    done = overlapiter("check", fast, "--repair")
+    assert done.returncode == 0, done.stdout
+    assert "repaired the count of bytes in use says " in done.stdout
+    assert charged_bytes(fast) == right_bytes
+    assert len(staged_paths(fast)) == len(staged)
+    assert overlapiter("check", fast).returncode == 0
+
+
+def test_a_segment_that_something_else_writes_into_is_told(fast, staged) -> None:
+    with max(segments(fast), key=lambda path: path.stat().st_size).open("ab") as file:
+        file.write(bytes(3 << 20))
+    done = overlapiter("check", fast)
+    assert done.returncode == 1
+    assert "something else writes there; `overlapiter evict --all` begins anew" in done.stdout
     assert overlapiter("evict", fast, "--all").returncode == 0
-    assert list(fast.glob("*/sums/*")) == []
+    assert overlapiter("check", fast).returncode == 0
+    assert staged
 
 
-def test_a_source_that_is_not_mounted_condemns_nothing(source, fast, files) -> None:
+# --- sources --------------------------------------------------------------------------------------
+
+
+def test_a_source_that_is_not_mounted_condemns_nothing(source, fast, staged) -> None:
     source.rename(source.with_name("away"))
     done = overlapiter("check", fast, "--repair")
     assert done.returncode == 1
-    assert f"the source {source} is not there: is it mounted?" in done.stdout
-    assert len(staged_files(fast)) == N_FILES
-    assert files.is_dir()
+    assert (
+        f"not compared, their sources cannot be read now ({source} is not there: is it"
+        in done.stdout
+    )
+    assert staged_paths(fast) == staged
 
 
-def test_a_lost_mark_is_noted_again_when_the_source_is_named(source, fast, files) -> None:
-    mark = files.parent / "source.json"
-    mark.unlink()
+def test_a_source_without_an_answer_condemns_nothing(source, fast, staged) -> None:
+    words = ("check", fast, "--checksum", "--repair", "--timeout", 0.3)
+    done = run(hanging_command([source / "c0" / "0.bin"], *words))
+    assert done.returncode == 1
+    assert f"good {N_FILES - 1} files" in done.stdout
+    assert "cannot be read now (no answer for 0.3 s): c0/0.bin" in done.stdout
+    assert staged_paths(fast) == staged
+
+
+def test_a_source_that_became_a_fifo_is_no_trap(source, fast, staged) -> None:
+    (source / "c0" / "0.bin").unlink()
+    os.mkfifo(source / "c0" / "0.bin")
+    done = overlapiter("check", fast, "--checksum")
+    assert done.returncode == 1
+    assert "outdated, their sources have changed: c0/0.bin" in done.stdout
+    assert staged
+
+
+def test_sources_are_checked_apart(source, fast, staged, tmp_path) -> None:
+    (tmp_path / "second").mkdir()
+    (tmp_path / "second" / "x").write_text("x")
+    overlapiter("stage", "-", "--source", tmp_path / "second", "--to", fast, stdin="x")
+    (source / "c1" / "1.bin").unlink()
+    assert overlapiter("check", fast, "--source", tmp_path / "second").returncode == 0
     done = overlapiter("check", fast)
     assert done.returncode == 1
-    assert "nobody knows its source: give it as --source" in done.stdout
-    assert overlapiter("check", fast, "--source", source, "--repair").returncode == 0
-    assert mark.exists()
-    assert overlapiter("check", fast).returncode == 0
+    assert f"{source}\n good {N_FILES - 1} files\n" in done.stdout
+    assert f"{tmp_path / 'second'}\n good 1 file\n" in done.stdout
+    assert staged
 
 
-def test_a_source_that_is_not_staged_is_explained(fast, files, tmp_path) -> None:
+def test_a_source_that_is_not_staged_is_explained(source, fast, staged, tmp_path) -> None:
     done = overlapiter("check", fast, "--source", tmp_path / "other")
     assert done.returncode == 2
-    assert "comes from" in done.stderr
-    assert str(files.parents[1]) in done.stderr
+    assert f"comes from {tmp_path / 'other'}, only from {source}" in done.stderr
+    assert staged
 
 
 @pytest.mark.parametrize("kind", ["missing", "file", "empty"])
@@ -165,30 +254,3 @@ def test_a_directory_that_is_none_is_explained(tmp_path, kind) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("overlapiter check: ")
     assert str(place) in done.stderr
-
-
-def grow(path: Path) -> None:
-    with path.open("ab") as file:
-        file.write(bytes(300_000))
-
-
-def test_a_copy_that_has_grown_is_removed_and_the_count_is_right(source, fast, files) -> None:
-    grow(files / "c0" / "0.bin")
-    done = overlapiter("check", fast, "--repair")
-    assert done.returncode == 0, done.stdout
-    assert "repaired 1 file outdated" in done.stdout
-    done = overlapiter("check", fast)
-    assert done.returncode == 0, done.stdout
-    assert source.is_dir()
-
-
-def test_a_count_that_is_too_low_is_mended(source, fast, files) -> None:
-    source.rename(source.with_name("away"))  # so that the copy stays
-    grow(files / "c0" / "0.bin")
-    counts = "the count of bytes in use says 30,435, but there are 330,435"
-    assert f"wrong {counts}" in overlapiter("check", fast).stdout
-    assert f"repaired {counts}" in overlapiter("check", fast, "--repair").stdout
-    source.with_name("away").rename(source)
-    grow(files / "c1" / "1.bin")
-    assert overlapiter("check", fast, "--repair").returncode == 0
-    assert overlapiter("check", fast).returncode == 0

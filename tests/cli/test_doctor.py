@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -42,6 +43,8 @@ def test_a_store_of_high_latency_wants_many_reads_in_flight(many, tmp_path) -> N
     assert found["file_system"]["size_bytes"] > 0
     assert found["disk"]["write_bytes_per_second"] > 0
     assert found["disk"]["small_bytes"] == 2000
+    assert found["disk"]["has_holes"] in (True, False)
+    assert found["sqlite"].startswith("3.")
     assert found["dataset_bytes"] == 4000 * 2000
     assert sorted(path.name for path in tmp_path.iterdir()) == ["many"]  # it is made no more
 
@@ -94,10 +97,19 @@ def test_what_cannot_work_is_explained(source, tmp_path, words, status, message)
     assert message in done.stderr
 
 
+def test_what_gives_no_answer_is_passed_over(many, tmp_path) -> None:
+    os.mkfifo(many / "fifo")
+    (tmp_path / "list").write_text("".join(f"{n}.bin\n" for n in range(100)) + "fifo\n")
+    words = ("doctor", tmp_path / "list", "--source", many, "--seconds", 1, "--json")
+    done = overlapiter(*words)
+    assert done.returncode == 0, done.stderr
+    assert sum(level["n_files"] for level in json.loads(done.stdout)["levels"]) <= 100
+
+
 def is_measuring(folder: Path) -> bool:
     """Return whether there is a file of the command's own."""
     with contextlib.suppress(FileNotFoundError):  # they come and go
-        return bool(list(folder.glob("fast/*/*")))
+        return bool(list(folder.glob("fast/*/overlapiter")))
     return False
 
 

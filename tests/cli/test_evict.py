@@ -2,146 +2,139 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pty
+import sqlite3
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from overlapiter.staging.records import recorded_run
+from overlapiter.store.generation import generation_of, index_path
+from overlapiter.store.site import Run, Site
+from overlapiter.store.store import Store
+from tests.support.staged import charged_bytes, staged_paths
 
-from .commands import ENVIRONMENT, command, overlapiter, stage, staged_files
+from .commands import ENVIRONMENT, command, is_at_rest, overlapiter, stage
 from .conftest import N_FILES
 
+#: Each file takes a block of the disk.
+ALL_BYTES = 4096 * N_FILES
 
-@pytest.fixture
-def files(source: Path, fast: Path, listing: Path) -> Path:
-    """Stage everything; return the folder of staged files."""
+
+@pytest.fixture(autouse=True)
+def staged(source: Path, fast: Path, listing: Path) -> None:
+    """Stage everything."""
     stage(listing, "--source", source, "--to", fast, "--capacity", "1MB")
-    (found,) = fast.glob("lustre-*/files")
-    return found
 
 
-def test_everything_goes_but_what_is_not_ours(fast, files, tmp_path) -> None:
-    (tmp_path / "precious").write_text("precious")
-    (files / "c0" / "link").symlink_to(tmp_path / "precious")
+def age(fast: Path, seconds_of: Callable[[str], float]) -> None:
+    """Have files look as if they had been staged so many seconds ago."""
+    with contextlib.closing(sqlite3.connect(index_path(generation_of(str(fast))))) as connection:
+        for (path,) in connection.execute("SELECT path FROM staged").fetchall():
+            at = time.time() - seconds_of(os.fsdecode(path))
+            connection.execute("UPDATE staged SET at=? WHERE path=?", (int(at), path))
+        connection.commit()
+
+
+def test_everything_goes_and_the_disk_has_it_back(source, fast, listing) -> None:
     (fast / "notes.txt").write_text("mine")
-    (files / "c1" / "notes.txt").write_text("mine")
     done = overlapiter("evict", fast, "--all")
     assert done.returncode == 0
-    assert done.stdout == f"removed {N_FILES} files, 30.4 kB\n"
-    assert "not made by overlapiter, and kept: 2 files" in done.stderr
-    assert sorted(p.name for p in files.rglob("*")) == ["c0", "c1", "link", "notes.txt"]
-    assert (fast / "notes.txt").exists()
-    assert (tmp_path / "precious").read_text() == "precious"
-
-
-def test_of_a_source_all_of_which_goes_nothing_is_left(source, fast, files) -> None:
-    (files.parent / "partial" / "left").touch(0o600)  # of a job that was killed
-    (files.parent / "interest").write_bytes(b"")
-    assert overlapiter("evict", fast, "--all").returncode == 0
-    assert list(fast.glob("lustre-*")) == []
+    assert done.stdout == f"removed {N_FILES} files, 123 kB\n"
+    assert done.stderr == ""
+    assert charged_bytes(fast) == 0
+    assert is_at_rest(fast)
+    assert (fast / "notes.txt").read_text() == "mine"
     again = overlapiter("evict", fast, "--all")
     assert (again.returncode, again.stdout[:17]) == (0, "nothing to remove")
     assert overlapiter("check", fast).returncode == 0
     assert "Nothing is staged." in overlapiter("status", fast).stdout
-    done = overlapiter("stage", "-", "--source", source, "--to", fast, stdin="c0/0.bin")
-    assert done.returncode == 0
-    assert staged_files(fast).keys() == {"c0/0.bin"}
+    stage(listing, "--source", source, "--to", fast)
+    assert len(staged_paths(fast)) == N_FILES
 
 
-def test_a_run_keeps_its_folders(fast, files) -> None:
-    with recorded_run(str(fast), {}, dict, pytest.fail):
-        assert overlapiter("evict", fast, "--all").returncode == 0
-        assert list(files.iterdir()) == []
-    assert overlapiter("evict", fast, "--all").returncode == 0
-    assert not files.parent.exists()
-
-
-def test_what_is_not_ours_keeps_the_folders(fast, files) -> None:
-    (files.parent / "notes.txt").write_text("mine")
-    assert overlapiter("evict", fast, "--all").returncode == 0
-    assert sorted(p.name for p in files.parent.iterdir()) == [
-        "files",
-        "notes.txt",
-        "partial",
-        "source.json",
-    ]
-
-
-def test_a_dry_run_removes_nothing(fast, files) -> None:
+def test_a_dry_run_removes_nothing(fast) -> None:
     done = overlapiter("evict", fast, "--all", "--dry-run")
     assert done.returncode == 0
-    assert done.stdout.startswith(f"would remove {N_FILES} files, 30.4 kB (c")
-    assert len(staged_files(fast)) == N_FILES
-    assert files.is_dir()
+    assert done.stdout.startswith(f"would remove {N_FILES} files, 123 kB (c0/0.bin, c0/12.bin, ")
+    assert len(staged_paths(fast)) == N_FILES
 
 
-def test_what_was_not_used_for_the_longest_time_makes_room(fast, files) -> None:
-    for n in range(N_FILES):  # the first ones were read, not long ago
-        path = files / f"c{n % 3}" / f"{n}.bin"
-        later_ns = time.time_ns() + (N_FILES - n) * 10**9
-        os.utime(path, ns=(later_ns, path.stat().st_mtime_ns))
-    done = overlapiter("evict", fast, "--to-free", "10kB")
-    assert done.stdout == "removed 10 files, 10.2 kB\n"
-    assert {int(Path(name).stem) for name in staged_files(fast)} == set(range(N_FILES - 10))
+def test_what_was_staged_the_longest_ago_makes_room(fast) -> None:
+    age(fast, lambda name: 1000 + int(Path(name).stem))
+    done = overlapiter("evict", fast, "--to-free", "40kB")
+    assert done.stdout == "removed 10 files, 41.0 kB\n"
+    assert {int(Path(name).stem) for name in staged_paths(fast)} == set(range(N_FILES - 10))
+    assert charged_bytes(fast) == ALL_BYTES - 10 * 4096
 
 
-def test_a_share_to_free_is_one_of_what_is_staged(source, fast, files) -> None:
+def test_what_no_run_uses_makes_room_first(source, fast, tmp_path) -> None:
+    age(fast, lambda _name: 1000)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "x").write_text("x")
+    overlapiter("stage", "-", "--source", tmp_path / "other", "--to", fast, stdin="x")
+    store = Store(Site(str(fast)), str(source), Run(7, {}))
+    store.look([])
+    try:
+        done = overlapiter("evict", fast, "--to-free", "4kB")
+    finally:
+        store.close()
+    assert done.stdout == "removed 1 file, 4.1 kB\n"
+    assert len(staged_paths(fast, source)) == N_FILES
+
+
+def test_a_share_to_free_is_one_of_what_is_staged(source, fast) -> None:
     assert overlapiter("evict", fast, "--to-free", "0%").stdout.startswith("nothing to remove")
-    done = overlapiter("evict", fast, "--to-free", "50%")
-    left_bytes = sum(map(len, staged_files(fast).values()))
-    assert 30_435 / 2 - 1029 <= left_bytes <= 30_435 / 2
-    assert done.returncode == 0
+    assert overlapiter("evict", fast, "--to-free", "50%").returncode == 0
+    assert len(staged_paths(fast)) == N_FILES / 2
     other = source.parent / "other"
     other.mkdir()
     (other / "x").write_bytes(bytes(1000))
     overlapiter("stage", "-", "--source", other, "--to", fast, stdin="x")
     done = overlapiter("evict", fast, "--source", other, "--to-free", "50%")
-    assert done.stdout == "removed 1 file, 1.0 kB\n"
-    assert files.is_dir()
+    assert done.stdout == "removed 1 file, 4.1 kB\n"
 
 
-def test_only_what_is_old_goes(fast, files) -> None:
+def test_only_what_is_old_goes(fast) -> None:
     assert overlapiter("evict", fast, "--older-than", "1h").stdout.startswith("nothing to remove")
-    assert len(staged_files(fast)) == N_FILES
-    kept = files / "c0" / "0.bin"
-    used = max(max(p.stat().st_ctime, p.stat().st_atime) for p in files.rglob("*.bin"))
-    time.sleep(max(0.0, used + 0.6 - time.time()))  # what is measured is age
-    kept.chmod(0o600)  # touched just now
-    assert overlapiter("evict", fast, "--older-than", "0.5s").returncode == 0
-    assert staged_files(fast).keys() <= {"c0/0.bin"}
+    age(fast, lambda name: 0 if name == "c0/0.bin" else 7200)
+    assert overlapiter("evict", fast, "--older-than", "1.5h").returncode == 0
+    assert staged_paths(fast).keys() == {"c0/0.bin"}
 
 
-def test_the_files_of_a_list_go(source, fast, files) -> None:
+def test_the_files_of_a_list_go(source, fast) -> None:
     text = f"c0/0.bin 7\n{source}/c1/1.bin 7\n../../notes 7\nnowhere 7\n"
     done = overlapiter("evict", fast, "-", stdin=text)
-    assert done.stdout.startswith("removed ")
-    assert len(staged_files(fast)) in (N_FILES - 1, N_FILES - 2)
-    assert files.is_dir()
+    assert done.stdout == "removed 2 files, 8.2 kB\n"
+    assert len(staged_paths(fast)) == N_FILES - 2
 
 
-def test_the_count_of_bytes_in_use_follows(source, fast, files, listing) -> None:
-    overlapiter("evict", fast, "--to-free", "20kB")
-    assert overlapiter("check", fast).returncode == 0
-    words = ("stage", listing, "--source", source, "--to", fast, "--capacity", "31kB")
-    assert overlapiter(*words).returncode == 0
-    assert len(staged_files(fast)) == N_FILES
-    assert files.is_dir()
+def test_the_files_of_a_pattern_go(source, fast) -> None:
+    assert "10 files" in overlapiter("evict", fast, "--matching", "c0").stdout
+    assert "1 file" in overlapiter("evict", fast, "--matching", f"{source}/c1/1.*").stdout
+    assert "nothing" in overlapiter("evict", fast, "--matching", "c").stdout
+    names = staged_paths(fast).keys()
+    assert len(names) == N_FILES - 11
+    assert not [name for name in names if name.startswith("c0")]
 
 
-def test_running_jobs_are_mentioned(fast, files) -> None:
-    with recorded_run(str(fast), {}, dict, pytest.fail):
+def test_running_jobs_are_mentioned(source, fast) -> None:
+    store = Store(Site(str(fast)), str(source), Run(7, {}))
+    store.look([])
+    try:
         done = overlapiter("evict", fast, "--to-free", "1kB")
+    finally:
+        store.close()
     assert f"1 run may be using {fast}: what is removed is read from the source" in done.stderr
-    assert done.stdout == "removed 1 file, 1.0 kB\n"
-    assert files.is_dir()
+    assert done.stdout == "removed 1 file, 4.1 kB\n"
 
 
 @pytest.mark.parametrize(("answer", "n_left"), [(b"n\n", N_FILES), (b"y\n", 0), (b"\x04", N_FILES)])
-def test_a_terminal_is_asked(fast, files, answer, n_left) -> None:
+def test_a_terminal_is_asked(fast, answer, n_left) -> None:
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         command("evict", fast, "--all"),
@@ -157,11 +150,10 @@ def test_a_terminal_is_asked(fast, files, answer, n_left) -> None:
     os.write(ours, answer)
     output, _ = process.communicate(timeout=100)
     os.close(ours)
-    assert b"remove 30 files, 30.4 kB (" in shown
+    assert b"remove 30 files, 123 kB (" in shown
     assert process.returncode == (1 if n_left else 0)
-    assert len(staged_files(fast)) == n_left
+    assert len(staged_paths(fast)) == n_left
     assert bool(output) == (not n_left)
-    assert files.is_dir() == bool(n_left)
 
 
 @pytest.mark.parametrize(
@@ -175,15 +167,14 @@ def test_a_terminal_is_asked(fast, files, answer, n_left) -> None:
         (["--to-free", "101%"], "is more than the whole"),
     ],
 )
-def test_a_command_line_that_cannot_work_is_explained(fast, files, words, message) -> None:
+def test_a_command_line_that_cannot_work_is_explained(fast, words, message) -> None:
     done = overlapiter("evict", fast, *words)
     assert done.returncode == 2
     assert message in done.stderr
-    assert len(staged_files(fast)) == N_FILES
-    assert files.is_dir()
+    assert len(staged_paths(fast)) == N_FILES
 
 
-def test_a_list_needs_to_know_of_which_source(fast, files, tmp_path) -> None:
+def test_a_list_needs_to_know_of_which_source(fast, tmp_path) -> None:
     (tmp_path / "second").mkdir()
     (tmp_path / "second" / "x").write_text("x")
     overlapiter("stage", "-", "--source", tmp_path / "second", "--to", fast, stdin="x")
@@ -191,14 +182,52 @@ def test_a_list_needs_to_know_of_which_source(fast, files, tmp_path) -> None:
     assert done.returncode == 2
     assert "add --source" in done.stderr
     words = ("evict", fast, "-", "--source", tmp_path / "second")
-    assert overlapiter(*words, stdin="x").stdout == "removed 1 file, 1 B\n"
-    assert files.is_dir()
+    assert overlapiter(*words, stdin="x").stdout == "removed 1 file, 4.1 kB\n"
 
 
-def test_the_count_is_right_when_something_has_grown(fast, files) -> None:
-    with (files / "c0" / "0.bin").open("ab") as file:
-        file.write(bytes(300_000))
-    assert overlapiter("evict", fast, "--to-free", "20kB").returncode == 0
-    assert overlapiter("evict", fast, "--all").returncode == 0
-    done = overlapiter("check", fast)
-    assert done.returncode == 0, done.stdout
+# --- what an earlier version left -----------------------------------------------------------------
+
+
+@pytest.fixture
+def old(fast: Path, tmp_path: Path) -> list[str]:
+    """Leave what an earlier version would; return its names."""
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious" / "source.json").write_text("{}")
+    tree = fast / "imagenet-0123456789ab"
+    (tree / "files" / "n01").mkdir(parents=True)
+    (tree / "source.json").write_text("{}")
+    (tree / "files" / "n01" / "a.jpg").write_text("a")
+    (tree / "files" / "link").symlink_to(tmp_path / "precious")
+    (fast / "link-0123456789ab").symlink_to(tmp_path / "precious")
+    (fast / "overlapiter.usage").write_bytes(b"old")
+    (fast / "overlapiter.users").mkdir()
+    return ["imagenet-0123456789ab", "link-0123456789ab", "overlapiter.usage", "overlapiter.users"]
+
+
+def test_what_an_earlier_version_left_is_removed_on_request(fast, old, tmp_path) -> None:
+    (fast / "notes.txt").write_text("mine")
+    (fast / "mine-0123456789ab").mkdir()
+    before = {path.name for path in fast.iterdir()}
+    done = overlapiter("evict", fast, "--all", "--dry-run")
+    assert f"note: {fast} holds what an earlier version staged (imagenet-0123" in done.stderr
+    done = overlapiter("evict", fast, "--old", "--dry-run")
+    assert done.stdout == f"would remove {', '.join(old[:3])} and 1 more\n"
+    assert {path.name for path in fast.iterdir()} == before
+    done = overlapiter("evict", fast, "--old")
+    assert done.returncode == 0, done.stderr
+    assert {path.name for path in fast.iterdir()} == before - set(old)
+    assert (tmp_path / "precious" / "source.json").exists()
+    assert len(staged_paths(fast)) == N_FILES
+    again = overlapiter("evict", fast, "--old")
+    assert (again.returncode, again.stderr) == (0, "")
+    assert again.stdout.startswith("nothing to remove: no earlier version")
+
+
+def test_a_directory_of_an_earlier_version_alone_is_recognised(tmp_path) -> None:
+    (tmp_path / "overlapiter.runs.jsonl").write_text("{}")
+    done = overlapiter("evict", tmp_path, "--all")
+    assert done.returncode == 1
+    assert "is no staging directory" in done.stderr
+    assert f"`overlapiter evict {tmp_path} --old` removes it" in done.stderr
+    assert overlapiter("evict", tmp_path, "--old").returncode == 0
+    assert list(tmp_path.glob("overlapiter*")) == []

@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
+import json
 import os
 import pty
 import shutil
 import signal
+import socket
 import subprocess
-import threading
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from overlapiter.cli import stager as stager_module
-from overlapiter.cli.stager import Fate, Stager
-from overlapiter.origins.origin import LocalOrigin, Original, OriginalFile
-from overlapiter.staging.records import recorded_run
-from overlapiter.staging.room import Room
-from overlapiter.staging.store import Store
 from tests.chainer.scripts import wait_until
+from tests.support.staged import charged_bytes, evict, staged_paths
 
 from .commands import (
     ENVIRONMENT,
     command,
+    hanging_command,
+    is_at_rest,
     overlapiter,
-    partial_files,
     run,
     slow_command,
     staged_files,
@@ -51,8 +45,16 @@ def test_all_files_of_a_list_are_staged_and_found_by_the_second_run(
     second = stage(source, fast, listing)
     assert second.returncode == 0
     assert second.stdout.startswith(f"found {N_FILES} files ")
-    assert "staged 0" not in second.stdout
     assert second.stdout.count("\n") == 1
+    assert is_at_rest(fast)
+
+
+def test_large_files_are_staged_among_small_ones(source, fast) -> None:
+    (source / "large").write_bytes(os.urandom(3 << 20))
+    done = stage(source, fast, "-", stdin="c0/0.bin\nlarge\nc0/3.bin\n")
+    assert done.returncode == 0, done.stdout
+    assert staged_files(fast)["large"] == (source / "large").read_bytes()
+    assert overlapiter("check", fast, "--checksum").returncode == 0
 
 
 def test_only_what_has_changed_is_staged_again(source, fast, listing) -> None:
@@ -102,31 +104,83 @@ def test_each_reason_is_told_with_its_own_files(source, fast, contents) -> None:
     words = command("stage", "-", "--source", source, "--to", fast)
     done = run(without_privileges(words), stdin="\n".join(names))
     assert done.returncode == 1
-    assert "missing 4 files " in done.stdout
     (_, told) = done.stdout.split("missing 4 files ")
-    assert set(told.strip().split("; ")) in (
-        {
-            f"{source}/nowhere, {source}/neither (No such file or directory)",
-            f"{source}/c1 (Is a directory)",
-            f"{source}/c0/0.bin (Permission denied)",
-        },
-        {
-            f"{source}/neither, {source}/nowhere (No such file or directory)",
-            f"{source}/c1 (Is a directory)",
-            f"{source}/c0/0.bin (Permission denied)",
-        },
-    )
-    again = stage(source, fast, "-", stdin="c1\n")  # a directory is in the place of its copy, too
-    assert f"missing 1 file {source}/c1 (Is a directory): of all there is none;" in again.stdout
+    (both,) = {reason for reason in told.strip().split("; ") if "No such" in reason}
+    assert {*told.strip().split("; ")} - {both} == {
+        f"{source}/c1 (Is a directory)",
+        f"{source}/c0/0.bin (Permission denied)",
+    }
+    assert f"{source}/nowhere" in both
+    assert f"{source}/neither" in both
+    again = stage(source, fast, "-", stdin="c1\n")
+    assert f"missing 1 file {source}/c1 (Is a directory): none is there; see" in again.stdout
+
+
+# --- what is no file, and what gives no answer ----------------------------------------------------
+
+
+def test_what_is_no_file_is_named_and_never_opened(source, fast, listing) -> None:
+    os.mkfifo(source / "fifo")
+    with socket.socket(socket.AF_UNIX) as bound, listing.open("a") as file:
+        bound.bind(os.path.relpath(source / "socket"))  # a long path would not do
+        file.write("fifo\nsocket\nc2\n")
+        file.flush()
+        done = stage(source, fast, listing)
+    assert done.returncode == 1
+    assert f"staged {N_FILES} files" in done.stdout
+    for name, reason in (("fifo", "a FIFO, not a file"), ("socket", "a socket, not a file")):
+        assert f"{source}/{name} ({reason})" in done.stdout
+    assert f"{source}/c2 (Is a directory)" in done.stdout
+
+
+@pytest.mark.parametrize("n_hanging", [1, 3])
+def test_files_without_an_answer_are_left_out_and_the_rest_is_staged(
+    source, fast, listing, contents, n_hanging
+) -> None:
+    hanging = [source / f"c{n}/{n}.bin" for n in range(n_hanging)]
+    words = ["stage", listing, "--source", source, "--to", fast, "--timeout", 0.5]
+    done = run(hanging_command(hanging, *words, "--reads-in-flight", 4))  # so 7 in each part
+    assert done.returncode == 1
+    assert f"staged {N_FILES - n_hanging} files" in done.stdout, done.stdout
+    assert f"missing {n_hanging} file" in done.stdout
+    assert "(no answer for 0.5 s)" in done.stdout
+    assert all(str(path) in done.stdout for path in hanging)
+    again = stage(source, fast, listing)
+    assert f"staged {n_hanging} file" in again.stdout
+    assert staged_files(fast) == contents
+    assert is_at_rest(fast)
+
+
+def test_a_source_that_gives_no_answer_at_all_is_given_up(source, fast, listing, contents) -> None:
+    hanging = [source / name for name in contents]
+    words = ["stage", listing, "--source", source, "--to", fast, "--timeout", 0.2]
+    done = run(hanging_command(hanging, *words, "--reads-in-flight", 2))
+    assert done.returncode == 1
+    assert "left 2" in done.stdout
+    assert "the source has no answer: see whether it is mounted" in done.stdout
+
+
+# --- room -----------------------------------------------------------------------------------------
 
 
 def test_the_capacity_ends_it_cleanly(source, fast, listing) -> None:
-    done = stage(source, fast, listing, "--capacity", "10kB", "--reads-in-flight", 4)
+    done = stage(source, fast, listing, "--capacity", "40kB", "--reads-in-flight", 4)
     assert done.returncode == 1
     assert "is full: raise --capacity" in done.stdout
-    sizes = sum(map(len, staged_files(fast).values()))
-    assert 5000 < sizes <= 10_000
-    assert partial_files(fast) == []
+    assert 5 <= len(staged_files(fast)) <= 9  # each takes a block of the disk
+    assert charged_bytes(fast) <= 40_000
+    assert is_at_rest(fast)
+
+
+def test_a_capacity_below_what_is_there_is_told(source, fast, listing) -> None:
+    words = ("stage", listing, "--source", source, "--to", fast)
+    assert overlapiter(*words).stderr == ""
+    used_bytes = charged_bytes(fast)
+    done = overlapiter(*words, "--capacity", used_bytes - 10_000)
+    assert done.returncode == 0
+    assert f"note: {fast} holds 10,000 bytes more than the capacity" in done.stderr
+    assert f"overlapiter evict {fast} --to-free 10000" in done.stderr
+    assert "note" not in overlapiter(*words, "--capacity", used_bytes).stderr
 
 
 @pytest.mark.parametrize(
@@ -135,6 +189,7 @@ def test_the_capacity_ends_it_cleanly(source, fast, listing) -> None:
         (["--capacity", "much"], "'much' is no size"),
         (["--reads-in-flight", "0"], "give at least 1"),
         (["--reads-in-flight", "x"], "invalid int value"),
+        (["--timeout", "0"], "give more than 0"),
         (["--source", "/nowhere"], "/nowhere is no directory"),
         (["--to", ""], "is empty"),
     ],
@@ -178,19 +233,22 @@ def test_a_directory_without_a_parent_is_explained(source, fast, listing) -> Non
     assert "does not exist; make it first" in done.stderr
 
 
+# --- interruptions, and who else is there ---------------------------------------------------------
+
+
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interruption_leaves_nothing_half_done_and_can_be_gone_on_from(
     source, fast, listing, contents, number, status
 ) -> None:
     words = ["stage", listing, "--source", source, "--to", fast, "--reads-in-flight", 2]
     process = subprocess.Popen(
-        slow_command(source, 0.25, 1e9, *words),
+        slow_command(source, 0.15, 1e9, *words),
         env=ENVIRONMENT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    wait_until(lambda: len(staged_files(fast)) >= 3)
+    wait_until(lambda: len(staged_paths(fast)) >= 3)
     process.send_signal(number)
     output, errors = process.communicate(timeout=100)
     assert process.returncode == status, errors
@@ -201,10 +259,34 @@ def test_an_interruption_leaves_nothing_half_done_and_can_be_gone_on_from(
     assert 3 <= len(found) < N_FILES
     assert f"interrupted: {len(found)} of {N_FILES} files are staged" in errors
     assert found.items() <= contents.items()
-    assert partial_files(fast) == []
+    assert is_at_rest(fast)
+    (ended,) = json.loads(overlapiter("status", fast, "--json").stdout)["runs"]
+    assert (ended["end"], ended["counters"]["files_staged"]) == ("interrupted", len(found))
     again = stage(source, fast, listing)
     assert f"found {len(found)} file" in again.stdout
     assert staged_files(fast) == contents
+
+
+def test_an_interruption_ends_it_while_the_source_hangs(source, fast, listing, contents) -> None:
+    hanging = [source / name for name in contents]
+    process = subprocess.Popen(
+        hanging_command(hanging, "stage", listing, "--source", source, "--to", fast),
+        env=ENVIRONMENT,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    wait_until(lambda: len(json_of_users(fast)) == 1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert f"interrupted: 0 of {N_FILES} files are staged" in errors
+    assert stage(source, fast, listing).returncode == 0
+    assert is_at_rest(fast)
+
+
+def json_of_users(fast: Path) -> list[object]:
+    done = overlapiter("status", fast, "--json")
+    return json.loads(done.stdout)["users"] if done.returncode == 0 else []
 
 
 def test_a_terminal_shows_a_bar(source, fast, listing) -> None:
@@ -241,108 +323,15 @@ def test_a_source_within_another_one_is_mentioned(source, fast, listing) -> None
     assert done.returncode == 0
     assert f"note: of {source}, files are staged in {fast}, too" in done.stderr
     assert stage(source, fast, listing).stderr.startswith(f"note: of {source}/c0, files")
-    with recorded_run(str(fast), {}, dict, pytest.fail):  # which keeps its folders
-        overlapiter("evict", fast, "--source", source / "c0", "--all")
-    assert len(list(fast.glob("c0-*"))) == 1
+    evict(fast, source / "c0", ["0.bin"])
     assert stage(source, fast, listing).stderr == ""
 
 
-# --- stopping in the middle of a file ---------------------------------------------------------
-
-
-class Held(LocalOrigin):
-    """An origin one file of which gives its second byte only when it is allowed to."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self.begun = threading.Event()
-        self.allowed = threading.Event()
-
-    def open(self, path: str) -> contextlib.AbstractContextManager[OriginalFile]:
-        opened = super().open(path)
-        return HeldFile(opened, self) if path == self._path else opened
-
-
-class HeldFile:
-    """A file that gives one byte at a time."""
-
-    def __init__(
-        self, opened: contextlib.AbstractContextManager[OriginalFile], origin: Held
-    ) -> None:
-        self._opened = opened
-        self._origin = origin
-        self._n_read = 0
-
-    def __enter__(self) -> OriginalFile:
-        self._file = self._opened.__enter__()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._opened.__exit__(*exception)
-
-    def stat(self) -> Original:
-        return self._file.stat()
-
-    def read(self, size_bytes: int) -> bytes:
-        del size_bytes
-        self._n_read += 1
-        if self._n_read == 2:
-            self._origin.begun.set()
-            assert self._origin.allowed.wait(30)
-        return self._file.read(1)
-
-
-@pytest.fixture
-def held(source: Path, fast: Path) -> Iterator[tuple[Held, Stager, list[str]]]:
-    """Give a stager of two files, the second of which is held in the middle."""
+def test_what_an_earlier_version_left_is_mentioned_and_left_alone(source, fast, listing) -> None:
     fast.mkdir()
-    paths = [str(source / "c0" / "0.bin"), str(source / "c0" / "3.bin")]
-    origin = Held(paths[1])
-    store = Store(str(fast), str(source), Room(str(fast), None, 0), origin=origin)
-    store.create()
-    stager = Stager(store, 2, [].append)
-    yield origin, stager, paths
-    origin.allowed.set()
-    for thread in stager._threads:
-        thread.join()
-    store.close()
-
-
-def test_a_stop_ends_a_read_in_the_middle_of_a_file(fast, held) -> None:
-    origin, stager, paths = held
-    answers = stager.run(paths)
-    assert next(answers).fate is Fate.STAGED
-    assert origin.begun.wait(30)
-    assert len(partial_files(fast)) == 1
-
-    def go_on_once_stopped() -> None:
-        assert stager._stopped.wait(30)
-        origin.allowed.set()
-
-    thread = threading.Thread(target=go_on_once_stopped)
-    thread.start()
-    answers.close()
-    thread.join()
-    assert stager.is_at_rest
-    assert staged_files(fast).keys() == {"c0/0.bin"}
-    assert partial_files(fast) == []
-
-
-def test_a_store_that_hangs_is_not_waited_for(held, monkeypatch) -> None:
-    origin, stager, paths = held
-    monkeypatch.setattr(stager_module, "_PATIENCE_SECONDS", 0.05)
-    answers = stager.run(paths)
-    assert next(answers).fate is Fate.STAGED
-    assert origin.begun.wait(30)
-    answers.close()
-    assert not stager.is_at_rest
-
-
-def test_a_capacity_below_what_is_there_is_told(source, fast, listing) -> None:
-    words = ("stage", listing, "--source", source, "--to", fast)
-    assert overlapiter(*words).stderr == ""
-    done = overlapiter(*words, "--capacity", "20kB")
+    (fast / "overlapiter.usage").write_bytes(b"old")
+    done = stage(source, fast, listing)
     assert done.returncode == 0
-    assert f"note: {fast} holds 30,435 bytes, more than the capacity of 20,000" in done.stderr
-    assert f"overlapiter evict {fast} --to-free 10435" in done.stderr
-    assert "note" not in overlapiter(*words, "--capacity", "31kB").stderr
+    assert done.stderr.count("note: ") == 1
+    assert f"`overlapiter evict {fast} --old` removes them" in done.stderr
+    assert (fast / "overlapiter.usage").read_bytes() == b"old"

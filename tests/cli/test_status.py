@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
+import signal
+import sqlite3
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from overlapiter.staging.records import USERS_FOLDER, recorded_run
+from overlapiter.store.generation import generation_of, index_path
+from overlapiter.store.site import Run, Site
+from overlapiter.store.store import Store
+from tests.chainer.scripts import wait_until
+from tests.support.staged import staged_paths
 
-from .commands import overlapiter, run
+from .commands import ENVIRONMENT, command, hanging_command, overlapiter, run, stage
 from .conftest import N_FILES
 
 TRAINING = """
@@ -77,7 +86,7 @@ def test_a_training_is_shown_while_it_runs_and_remembered_afterwards(source, fas
     assert checked.returncode == 0, checked.stdout
     text = overlapiter("status", fast).stdout
     assert f"{source} {N_FILES} 30.4 kB" in text
-    assert "Who uses it: nobody now." in text
+    assert "Who uses it: no run at present." in text
     assert " closed " in text
     assert " 100.0% " in text
     assert "from staging times found staged not staged\n" in text
@@ -86,8 +95,7 @@ def test_a_training_is_shown_while_it_runs_and_remembered_afterwards(source, fas
 def test_nothing_staged_is_no_error(source, fast) -> None:
     done = overlapiter("stage", "-", "--source", source, "--to", fast, stdin="nowhere")
     assert done.returncode == 1
-    (fast / "overlapiter.runs.jsonl").unlink()
-    done = overlapiter("status", fast)
+    done = overlapiter("status", fast, "--runs", 0)
     assert done.returncode == 0
     assert "Nothing is staged." in done.stdout
     assert str(source) not in done.stdout
@@ -107,32 +115,65 @@ def test_a_number_of_runs_that_makes_no_sense_is_refused(tmp_path, n) -> None:
     assert overlapiter("status", tmp_path, "--runs", n).returncode == 2
 
 
-def test_runs_of_all_kinds_are_told_apart(tmp_path) -> None:
-    facts = {"command": "python \x1b[31mtrain.py", "trainer_pid": 1, "staging": {}}
-    with recorded_run(str(tmp_path), facts, dict, pytest.fail):
-        (alive,) = (tmp_path / USERS_FOLDER).iterdir()
-        record = json.loads(alive.read_text())
-        for name, changed in [("dead", {"start_ticks": 1}), ("far", {"host": "node-7"})]:
-            other = {**record, "owner": {**record["owner"], **changed}}
-            alive.with_name(f"{name}.json").write_text(json.dumps(other))
-        (tmp_path / USERS_FOLDER / "none.json").write_text("{")
-        states = sorted(user["state"] for user in status(tmp_path)["users"])
-        text = overlapiter("status", tmp_path).stdout
-    assert states == ["elsewhere", "killed", "running"]
-    assert "node-7" in text
+def test_runs_that_go_on_are_told_from_those_that_were_killed(source, fast, listing) -> None:
+    words = ["stage", listing, "--source", source, "--to", fast, "--reads-in-flight", 1]
+    hanging = hanging_command([source / "c2" / "8.bin"], *words)  # the last one
+    killed = subprocess.Popen(hanging, env=ENVIRONMENT)
+    wait_until(lambda: bool(staged_paths(fast)))
+    (alive,) = status(fast)["users"]
+    assert (alive["state"], alive["command"]) == ("running", "overlapiter stage")
+    assert alive["trainer_pid"] == killed.pid
+    killed.send_signal(signal.SIGKILL)
+    killed.wait(timeout=30)
+    facts = {"command": "python \x1b[31mtrain.py", "trainer_pid": 1, "job": "SLURM_JOB_ID=7"}
+    store = Store(Site(str(fast)), str(source), Run(7, facts))
+    store.look([])
+    try:
+        users = {user["state"]: user["command"] for user in status(fast)["users"]}
+        text = overlapiter("status", fast).stdout
+    finally:
+        store.close()
+    assert users == {"running": facts["command"], "killed": "overlapiter stage"}
+    assert "SLURM_JOB_ID=7" in text
     assert "\x1b" not in text
 
 
-def test_records_that_make_no_sense_do_no_harm(tmp_path) -> None:
-    lines = [{"counters": 3}, {"counters": {"opens_staged": "x"}}, {"ended_seconds": "y"}, {}]
-    text = "".join(json.dumps(line) + "\n" for line in lines)
-    (tmp_path / "overlapiter.runs.jsonl").write_text(text + "rubbish\n[1]\n")
-    done = overlapiter("status", tmp_path)
-    assert done.returncode == 0
-    assert "The last runs" in done.stdout
+def test_records_that_make_no_sense_do_no_harm(source, fast, listing) -> None:
+    stage(listing, "--source", source, "--to", fast)
+    records = [("3", "[]"), ("{", "{"), ("{}", '{"files_staged": "x"}')]
+    with contextlib.closing(sqlite3.connect(index_path(generation_of(str(fast))))) as connection:
+        for n, record in enumerate(records):
+            row = (n, *record)
+            connection.execute("INSERT INTO run VALUES (?, 1, ?, 1.0, 2.0, 'closed', ?)", row)
+        connection.commit()
+    done = overlapiter("status", fast)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("closed") == 4
 
 
 def test_a_directory_that_is_missing_is_explained(tmp_path) -> None:
     done = overlapiter("status", tmp_path / "nowhere")
     assert done.returncode == 1
     assert done.stderr.startswith(f"overlapiter status: there is no {tmp_path}/nowhere: the first")
+
+
+@pytest.mark.parametrize("command", ["status", "ls", "check"])
+def test_what_an_earlier_version_left_is_mentioned(source, fast, listing, command) -> None:
+    stage(listing, "--source", source, "--to", fast)
+    (fast / "overlapiter.users").mkdir()
+    done = overlapiter(command, fast)
+    assert done.returncode == 0
+    assert done.stderr == (
+        f"note: {fast} holds what an earlier version staged (overlapiter.users), in a form that "
+        f"this one does not read: `overlapiter evict {fast} --old` removes it\n"
+    )
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="acts as another user")
+def test_a_directory_that_may_not_be_read_is_explained(fast) -> None:
+    fast.mkdir(mode=0o700)
+    words = ["setpriv", "--reuid=65533", "--clear-groups", *command("status", fast)]
+    done = run(words)
+    assert done.returncode == 1
+    reason = "Permission denied; run the command as the user whose directory it is"
+    assert done.stderr == f"overlapiter status: {fast}: {reason}\n"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.commands import overlapiter, partial_files, staged_files
+from tests.cli.commands import is_at_rest, overlapiter, staged_files
 from tests.remote.stores import Objects
 
 
@@ -30,7 +30,7 @@ def test_objects_are_staged_checked_and_evicted(objects, options, tmp_path) -> N
     assert f"staged {len(contents)} files" in done.stdout
     assert "outside 2 files not below the source" in done.stdout
     assert staged_files(fast) == contents
-    assert partial_files(fast) == []
+    assert is_at_rest(fast)
     done = overlapiter("stage", "-", "--to", fast, *words, stdin="\n".join(objects.names))
     assert done.returncode == 0
     assert set(objects.requests("GET").values()) == {1}  # each crossed the network once
@@ -57,7 +57,7 @@ def test_a_store_that_denies_access_condemns_nothing(objects, options, tmp_path)
     options.write_text(json.dumps({**objects.store.options, "secret": "wrong"}))
     done = overlapiter("check", fast, *words, "--repair")
     assert done.returncode == 1
-    assert "not verified, their sources cannot be read now (access is denied" in done.stdout
+    assert "not compared, their sources cannot be read now (access is denied" in done.stdout
     assert len(staged_files(fast)) == len(objects.names)
 
 
