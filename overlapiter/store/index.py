@@ -311,7 +311,8 @@ class Index:
                 if word in text:
                     raise OSError(number, f"the index: {text}") from error
             raise IndexDamagedError(text) from error
-        except OverflowError as error:  # no size of ours takes more than 64 bits
+        # No size of ours takes more than 64 bits, and no text of ours is no text.
+        except (OverflowError, UnicodeDecodeError) as error:
             raise IndexDamagedError(str(error)) from error
 
     def _raise_why(self) -> None:

@@ -22,7 +22,7 @@ from .generation import can_punch, index_path, make_reserve, segments_of, use_re
 from .index import Cursor, Index, IndexBusyError, IndexDamagedError, Patience, StaleError
 from .segments import Segment, aligned
 from .site import Site
-from .tables import Evicted, delete_empty, lower
+from .tables import Evicted, delete_empty, lower, number_of, total_bytes
 
 ResultT = TypeVar("ResultT")
 
@@ -176,9 +176,14 @@ class OpenGeneration:
         introduce: Callable[[Cursor], None],
     ) -> int:
         """Make this process known, and note the boot; return how many there were."""
-        facts = dict(cursor.execute("SELECT name, value FROM fact"))
-        boots = int_of(facts["boots"])
-        if facts["boot"] != boot:  # else another process has noted it meanwhile
+        odd = f"NOT charged BETWEEN 0 AND {self._disk_bytes}"
+        if cursor.execute(f"SELECT 1 FROM segment WHERE {odd} LIMIT 1").fetchone():
+            raise IndexDamagedError("a segment is charged for more than the disk has")
+        select = "SELECT value FROM fact WHERE name=?"
+        boots = number_of(cursor.execute(select, ("boots",)).fetchone())
+        if cursor.execute(select, ("boot",)).fetchone() != (
+            boot,
+        ):  # else another process has noted it meanwhile
             boots += 1
             cursor.execute("UPDATE fact SET value=? WHERE name='boot'", (boot,))
             cursor.execute("UPDATE fact SET value=? WHERE name='boots'", (boots,))
@@ -364,7 +369,7 @@ class OpenGeneration:
         """
         disk = os.statvfs(self.folder)
         statement = "SELECT COALESCE(SUM(pledged), 0) FROM segment WHERE owner > 0"
-        pledged_bytes = int_of(cursor.execute(statement).fetchone()[0])
+        pledged_bytes = number_of(cursor.execute(statement).fetchone())
         return disk.f_bavail * disk.f_frsize - self.kept_free_bytes - pledged_bytes
 
     @property
@@ -503,15 +508,3 @@ class OpenGeneration:
 def is_full(error: OSError) -> bool:
     """Return whether the disk may be full; SQLite takes a full quota for a sick disk."""
     return error.errno in (*_NO_ROOM, errno.EIO)
-
-
-def int_of(value: object) -> int:
-    """Return a number that the index holds. Raises IndexDamagedError if it is none."""
-    if type(value) is not int:
-        raise IndexDamagedError(f"no number: {value!r}")
-    return value
-
-
-def total_bytes(cursor: Cursor) -> int:
-    """Return the bytes that all segments are charged for."""
-    return int_of(cursor.execute("SELECT value FROM fact WHERE name='total'").fetchone()[0])

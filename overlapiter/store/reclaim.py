@@ -6,18 +6,31 @@ a step is due goes in the transaction that lowers the charge.
 
 from __future__ import annotations
 
+import errno
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from . import segments
 from .extents import WHOLE, Extent
-from .index import Cursor
-from .opened import OpenGeneration, int_of, is_full
+from .index import Cursor, IndexDamagedError
+from .opened import OpenGeneration, is_full
 from .segments import aligned
-from .tables import Evicted, delete_empty, lower, move_to_going, staged_extents
+from .tables import (
+    Evicted,
+    delete_empty,
+    lower,
+    move_to_going,
+    number_of,
+    places_of,
+    staged_extents,
+)
 
 #: The segments of dead processes are mended together up to so many bytes: a row for each file.
 _BATCH_BYTES = 8 << 30
+#: In the place of a start: the number is what a segment is charged for.
+_CHARGED = -2
+#: What the disk says of places that cannot be.
+_IMPOSSIBLE = (errno.EINVAL, errno.EFBIG)
 
 
 def evict(
@@ -93,7 +106,18 @@ def _give_back(opened: OpenGeneration, places: Iterable[Evicted]) -> None:
         else:
             holes.setdefault(number, []).append((start, aligned(size, opened.block_bytes)))
     for number, there in holes.items():
-        segments.punch(opened.folder, number, there)
+        _punch(opened, number, there)
+
+
+def _punch(
+    opened: OpenGeneration, number: int, places: list[tuple[int, int]], end: int | None = None
+) -> None:
+    try:
+        segments.punch(opened.folder, number, places, end)
+    except OSError as error:
+        if error.errno in _IMPOSSIBLE:
+            raise IndexDamagedError(f"places in segment {number:x}: {places}") from error
+        raise
 
 
 def _forget(cursor: Cursor, places: Iterable[Evicted], owner: int, block_bytes: int) -> list[int]:
@@ -121,7 +145,7 @@ def take_over(opened: OpenGeneration) -> int:
         "UNION SELECT owner FROM going"
     )
     rows = opened.index.read(lambda cursor: cursor.execute(owners).fetchall())
-    dead = [int_of(n) for (n,) in rows if not segments.is_owned(opened.folder, int_of(n))]
+    dead = [n for n in map(number_of, rows) if not segments.is_owned(opened.folder, n)]
     if not dead:
         return 0
     adopted, charged = opened.write(lambda cursor: _adopt(cursor, dead, opened.owner.number))
@@ -147,10 +171,12 @@ def _adopt(cursor: Cursor, dead: Sequence[int], owner: int) -> tuple[list[Evicte
     adopted: list[Evicted] = []
     charged: dict[int, int] = {}
     for number in dead:
-        cursor.execute("DELETE FROM copying WHERE owner=?", (number,))
-        adopted += cursor.execute("SELECT segment, start, size FROM going WHERE owner=?", (number,))
+        mine = (number,)
+        cursor.execute("DELETE FROM copying WHERE owner=?", mine)
+        going = "SELECT segment, start, size FROM going WHERE owner=?"
+        adopted += places_of(cursor.execute(going, mine).fetchall())
         cursor.execute("UPDATE going SET owner=? WHERE owner=?", (owner, number))
-        charged.update(cursor.execute("SELECT id, charged FROM segment WHERE owner=?", (number,)))
+        charged.update(cursor.execute("SELECT id, charged FROM segment WHERE owner=?", mine))
     return adopted, charged
 
 
@@ -167,18 +193,19 @@ def _mend(opened: OpenGeneration, numbers: Sequence[int]) -> int:
     select = (
         f"SELECT segment, start, size FROM staged WHERE segment IN {among} UNION ALL "
         f"SELECT segment, start, size FROM going WHERE segment IN {among} UNION ALL "
-        f"SELECT id, NULL, charged FROM segment WHERE id IN {among}"
+        f"SELECT id, {_CHARGED}, charged FROM segment WHERE id IN {among}"
     )  # one statement, so that nothing changes in between
     places: dict[int, list[tuple[int, int]]] = {number: [] for number in numbers}
     charged = {}
-    for number, start, size in opened.index.read(lambda cursor: cursor.execute(select).fetchall()):
-        if start is None:
+    rows = opened.index.read(lambda cursor: cursor.execute(select).fetchall())
+    for number, start, size in places_of(rows):
+        if start == _CHARGED:
             charged[number] = size
         else:
             places[number].append((start, aligned(size, opened.block_bytes)))
     for number, there in places.items():
         if WHOLE not in dict(there):
-            segments.punch(opened.folder, number, *_gaps(there))
+            _punch(opened, number, *_gaps(there))
     surplus = {
         number: charged_bytes - sum(size_bytes for _, size_bytes in places[number])
         for number, charged_bytes in charged.items()

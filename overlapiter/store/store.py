@@ -33,11 +33,19 @@ from .extents import Extent, key_of, source_seed
 from .generation import clear, discard, generation_of, make_generation, segment_path
 from .index import Cursor, IndexBusyError, IndexDamagedError, Patience, StaleError
 from .localfiles import remove_left
-from .opened import OpenGeneration, int_of, total_bytes
+from .opened import OpenGeneration
 from .opened import Place as Place
 from .segments import aligned
 from .site import Run, Site
-from .tables import Evicted, extent_of, move_to_going, select_by_key, staged_extents
+from .tables import (
+    Evicted,
+    extent_of,
+    move_to_going,
+    number_of,
+    select_by_key,
+    staged_extents,
+    total_bytes,
+)
 
 ResultT = TypeVar("ResultT")
 
@@ -302,7 +310,7 @@ class Store:
 
     def _select_copying(self, cursor: Cursor, keys: Sequence[int]) -> dict[int, int]:
         rows = select_by_key(cursor, "SELECT key, owner FROM copying", keys)
-        return {key: int_of(owner) for key, owner in rows}
+        return {key: number_of((owner,)) for key, owner in rows}
 
     def being_copied(self, keys: Sequence[int]) -> dict[int, int]:
         """Return those of some files that are being copied, each with its owner."""

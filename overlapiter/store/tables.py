@@ -14,7 +14,7 @@ from .extents import Extent
 from .index import Cursor, IndexDamagedError
 
 _MOST_PARAMETERS = 256
-_NUMBERS = struct.Struct("<6q")
+_NUMBERS, _PLACE = struct.Struct("<6q"), struct.Struct("<3q")
 
 #: Where bytes lie that are given back to the disk: segment, start (WHOLE for all of it) and size.
 Evicted = tuple[int, int, int]
@@ -38,12 +38,39 @@ def extent_of(row: Sequence[int], tier: int) -> Extent:
     Raises:
         IndexDamagedError: Something else than numbers is in it.
     """
-    try:
-        _NUMBERS.pack(*row)
-    except struct.error as error:
-        raise IndexDamagedError(f"no numbers: {row}") from error
+    _require(_NUMBERS, row)
     key, *others = row
     return Extent(key, tier, *others)
+
+
+def places_of(rows: Iterable[Sequence[int]]) -> list[Evicted]:
+    """Return rows that are three numbers each. Raises IndexDamagedError if they are not."""
+    places = []
+    for row in rows:
+        _require(_PLACE, row)
+        number, start, size = row
+        places.append((number, start, size))
+    return places
+
+
+def number_of(row: Sequence[object] | None) -> int:
+    """Return the number that a row holds. Raises IndexDamagedError if there is none."""
+    number = row and row[0]
+    if type(number) is not int:
+        raise IndexDamagedError(f"no number: {row}")
+    return number
+
+
+def total_bytes(cursor: Cursor) -> int:
+    """Return the bytes that all segments are charged for."""
+    return number_of(cursor.execute("SELECT value FROM fact WHERE name='total'").fetchone())
+
+
+def _require(numbers: struct.Struct, row: Sequence[object]) -> None:
+    try:
+        numbers.pack(*row)
+    except struct.error as error:
+        raise IndexDamagedError(f"no numbers: {row}") from error
 
 
 def staged_extents(cursor: Cursor, keys: Sequence[int], tier: int) -> dict[int, Extent]:
