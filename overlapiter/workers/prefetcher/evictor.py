@@ -114,13 +114,15 @@ class RoomForTask:
         evictor: Evicts them.
         victims: The victims, those with the farthest next use first; None if there is no need to
             evict any, as far as the supervisor knows.
+        n_examples: Examples of the task: not many more victims are evicted at once than that.
 
     Attributes:
         moved: What became of those that were evicted.
     """
 
-    def __init__(self, evictor: Evictor, victims: Iterable[Victim] | None) -> None:
+    def __init__(self, evictor: Evictor, victims: Iterable[Victim] | None, n_examples: int) -> None:
         self._evictor = evictor
+        self._n_left = n_examples
         self._lock = threading.Lock()
         self._victims: dict[int, list[Victim]] = {}
         for victim in victims or ():
@@ -149,10 +151,11 @@ class RoomForTask:
     def _take(self, tier: int) -> list[Victim]:
         """Choose the farthest victims that no other run wants, or else the farthest."""
         waiting = self._victims.get(tier, [])
-        chosen = waiting[:_AT_ONCE]
+        chosen = waiting[: max(1, min(_AT_ONCE, self._n_left))]
         spared = self._evictor.wanted_by_others(tier, chosen) if chosen else set()
         if len(spared) < len(chosen):
             chosen = [victim for victim in chosen if victim.example not in spared]
+        self._n_left -= len(chosen)
         taken = {victim.example for victim in chosen}
         self._victims[tier] = [victim for victim in waiting if victim.example not in taken]
         return chosen

@@ -31,7 +31,8 @@ from .evictor import Evictor, RoomForTask
 from .staging_work import Finding, StageTask
 from .threads import Threads
 
-#: How often to show which example a prefetcher is at, while it has work.
+#: How often to show which example a prefetcher is at, while it has work, and to report what is
+#: settled of a task that a file holds up.
 _SHOW_AFTER_SECONDS = 0.1
 #: So many examples that open files, but none below the source, mean that the source is wrong.
 _MANY_FRUITLESS = 64
@@ -43,12 +44,12 @@ _SWITCH_SECONDS = 0.001
 class _Example:
     """An example whose files are being staged."""
 
-    __slots__ = ("index", "is_complete", "is_declared", "keys", "paths")
+    __slots__ = ("index", "is_complete", "is_followed", "keys", "paths")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.is_complete = True
-        self.is_declared = True
+        self.is_followed = True  # its files are known
         self.keys: list[int] = []
         self.paths: list[str] = []  # where they are not declared
 
@@ -61,7 +62,12 @@ class _AtHand:
         self.room = room
         self.examples: list[_Example] = []
         self.answers: dict[int, Staged] = {}
+        self.n_reported = 0
         self.n_waiting = 1  # answers: for all declared files, and for each other example
+
+    def is_settled(self, example: _Example) -> bool:
+        """Return whether there is an answer for each file of an example."""
+        return example.is_followed and all(key in self.answers for key in example.keys)
 
 
 class Prefetcher:
@@ -122,6 +128,7 @@ class Prefetcher:
             while True:
                 while not self._channel.is_readable(_SHOW_AFTER_SECONDS if self._at_hand else -1):
                     self._show_current()
+                    self._report_settled()
                 kind, *values = self._channel.receive()[0]
                 if kind == "reads":
                     self._resize(values[0])
@@ -177,7 +184,7 @@ class Prefetcher:
 
     def _begin(self, task: StageTask) -> None:
         """Find out which files the examples of a task read, and have them staged."""
-        work = _AtHand(task, RoomForTask(self._evictor, task.victims))
+        work = _AtHand(task, RoomForTask(self._evictor, task.victims, len(task.indices)))
         wanted: dict[int, Wanted] = {}
         suspects: set[int] = set()
         for index in task.indices:
@@ -192,7 +199,7 @@ class Prefetcher:
                 suspects.update(example.keys)
         with self._lock:
             self._at_hand[task.task_id] = work
-            undeclared = [example for example in work.examples if not example.is_declared]
+            undeclared = [example for example in work.examples if not example.is_followed]
             work.n_waiting += len(undeclared)
         self._show_current()
         self._want(wanted)
@@ -203,14 +210,21 @@ class Prefetcher:
             done({})
             return
         trusted = unpacked(task.trusted)
-        self._stager.stage([*wanted.values()], done, self._room_of(work), suspects, trusted)
+        self._stager.stage(
+            [*wanted.values()],
+            done,
+            self._room_of(work),
+            suspects,
+            trusted,
+            functools.partial(self._note, work),
+        )
 
     def _look(self, example: _Example, wanted: dict[int, Wanted]) -> None:
         """Ask the dataset which files an example reads."""
         try:
             declared = declared_paths(self._dataset, example.index)
             if declared is None:
-                example.is_declared = False
+                example.is_followed = False
                 return
             for _, absolute in paths_below(self._plan.source, declared):
                 try:
@@ -242,10 +256,8 @@ class Prefetcher:
 
     def _take(self, work: _AtHand, answers: dict[int, Staged]) -> None:
         """Take answers for files; after the last ones of a task, send it back to the supervisor."""
+        self._note(work, answers)
         with self._lock:
-            for answer in answers.values():
-                self._count(answer)
-            work.answers |= answers
             work.n_waiting -= 1
             if work.n_waiting:
                 return
@@ -256,6 +268,26 @@ class Prefetcher:
         self._channel.send(("staged", work.task.task_id, findings, work.room.moved))
         if not self._at_hand:
             self._show_current()
+
+    def _note(self, work: _AtHand, answers: dict[int, Staged]) -> None:
+        with self._lock:
+            for key in answers.keys() - work.answers.keys():
+                self._count(answers[key])
+            work.answers |= answers
+
+    def _report_settled(self) -> None:
+        """Send back the settled examples of tasks that a file holds up."""
+        self._stager.flush()
+        with self._lock:
+            tasks = [*self._at_hand.values()]
+        for work in tasks:
+            with self._lock:
+                settled = [example for example in work.examples if work.is_settled(example)]
+                findings = [tuple(self._finding(work, example)) for example in settled]
+                is_news = work.n_reported < len(settled) < len(work.examples)
+                work.n_reported = len(settled)
+            if is_news:
+                self._channel.send(("staged", work.task.task_id, findings, None))
 
     def _finding(self, work: _AtHand, example: _Example) -> Finding:
         answers = [work.answers[key] for key in example.keys]
@@ -296,6 +328,7 @@ class Prefetcher:
             raise
         except BaseException as error:  # user code, or a path that no file can have
             self._give_up(example, error)
+        example.is_followed = True
         self._take(work, answers)
 
     def _discover_files(self, work: _AtHand, example: _Example, answers: dict[int, Staged]) -> None:
