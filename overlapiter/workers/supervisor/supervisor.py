@@ -25,6 +25,7 @@ With the workers, of which every one may also send ("trouble", text) and ("crash
     ("slot", slot, layout_id)                 ("failed", answer, pickled error)
 
 The ``answer`` is the part's id, what reading it has cost, and whether a copy was damaged or gone.
+A task may be reported in pieces; ``moved`` is None in all of them but the last.
 """
 
 from __future__ import annotations
