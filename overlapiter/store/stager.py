@@ -80,18 +80,19 @@ class Staged(NamedTuple):
     read_ns: int = 0
 
 
-#: Called once all files of a part are settled, with the answer for each key.
+#: Called with the answer for each key.
 Done = Callable[[dict[int, Staged]], None]
 
 
 class _Part:
     """The files of one request on their way; guarded by the lock of the stager."""
 
-    __slots__ = ("answers", "copies", "done", "failed", "home", "make_room", "missing", "n_copying",
-                 "n_jobs", "outdated", "risen")  # fmt: skip
+    __slots__ = ("answers", "copies", "done", "failed", "home", "is_held_up", "make_room",
+                 "missing", "n_copying", "n_jobs", "outdated", "partly", "risen")  # fmt: skip
 
-    def __init__(self, done: Done, make_room: MakeRoom | None) -> None:
+    def __init__(self, done: Done, make_room: MakeRoom | None, partly: Done | None = None) -> None:
         self.done = done
+        self.partly = partly
         self.make_room = make_room
         self.answers: dict[int, Staged] = {}
         self.missing: list[tuple[Wanted, Extent | None]] = []  # with the copy in a slower tier
@@ -100,6 +101,7 @@ class _Part:
         self.failed: list[int] = []
         self.risen: list[Extent] = []
         self.home = 0  # the tier whose index holds the claims
+        self.is_held_up = False  # it was there at the last flush
         self.n_copying = 0
         self.n_jobs = 0
 
@@ -147,6 +149,7 @@ class Stager:
         self._compared: collections.OrderedDict[int, Extent] = collections.OrderedDict()
         self._stuck: set[int] = set()  # keys whose owners write nothing: not waited for again
         self._mean_bytes = 0.0
+        self._parts: dict[_Part, None] = {}  # that are not done
         self._reading: dict[int, None] = {}  # keys, in the order in which the source was asked
 
     def oldest_read(self) -> int | None:
@@ -162,6 +165,7 @@ class Stager:
         make_room: MakeRoom | None = None,
         suspects: Iterable[int] = (),
         trusted: Mapping[int, Extent] = MappingProxyType({}),
+        partly: Done | None = None,
     ) -> None:
         """Have files staged. Returns when all that waits for the slow store has become jobs.
 
@@ -171,8 +175,10 @@ class Stager:
             make_room: Asked while a tier has no room; None if nothing can be evicted.
             suspects: Keys of those whose copies a file reader has found damaged.
             trusted: Copies that this run has compared with their sources already, by their keys.
+            partly: Called by :meth:`flush` with the answers that there are before all are settled.
         """
-        part = _Part(done, make_room)
+        part = _Part(done, make_room, partly)
+        self._parts[part] = None
         suspects = set(suspects)
         jobs: list[Callable[[], None]] = []
         found = self._look(wanted)
@@ -192,6 +198,33 @@ class Stager:
             self._submit(job)
         if jobs:
             jobs[0]()
+
+    def flush(self) -> None:
+        """Publish what is copied of parts that something holds up, and give their answers.
+
+        A part is held up that was there at the last flush, and is still.
+        """
+        for part in [*self._parts]:
+            with self._lock:
+                was_held_up, part.is_held_up = part.is_held_up, True
+                if not was_held_up or not part.answers or part.partly is None:
+                    continue
+                copies, failed = part.copies, part.failed
+                part.copies, part.failed = [], []
+                is_publishing = bool(copies or failed)
+                part.n_jobs += is_publishing  # so that it is not done before
+            if is_publishing:
+                self._publish(part, copies, failed)
+            with self._lock:
+                pending = {copy.wanted.key for copy in part.copies}
+                answers = {k: answer for k, answer in part.answers.items() if k not in pending}
+            part.partly(answers)
+            if is_publishing:
+                self._end_job(part)
+
+    def _finish(self, part: _Part) -> None:
+        if self._parts.pop(part, part) is None:  # else it has been done
+            part.done(part.answers)
 
     def _look(self, wanted: Sequence[Wanted]) -> dict[int, Found]:
         """Return what is staged of some files, in the fastest tier that has each."""
@@ -224,7 +257,7 @@ class Stager:
             except OSError:
                 answer = Staged(Outcome.SOURCE_FAILED)
             finally:
-                del self._reading[file.key]
+                self._reading.pop(file.key, None)  # another part may have the same file
         needs_reading = self._validate == "checksum" or not found.is_verified or is_suspect
         if answer is None and is_valid and needs_reading:
             with self._reader_lock:
@@ -268,7 +301,7 @@ class Stager:
     def _claim(self, part: _Part) -> None:
         """Claim what is missing, and make a job of each copy."""
         if not part.missing:
-            part.done(part.answers)
+            self._finish(part)
             return
         by_key = {file.key: (file, lower) for file, lower in part.missing}
         part.missing = []
@@ -314,7 +347,7 @@ class Stager:
             part.n_jobs += len(claimed.mine) + bool(others)
             is_done = not part.n_jobs
         if is_done:
-            part.done(part.answers)
+            self._finish(part)
             return {}
         jobs = [functools.partial(self._copy, part, *by_key[key]) for key in claimed.mine]
         for job in jobs[1:]:
@@ -329,7 +362,7 @@ class Stager:
                 part.answers.setdefault(file.key, answer)
             is_done = not part.n_jobs
         if is_done:
-            part.done(part.answers)
+            self._finish(part)
 
     def _wait(
         self,
@@ -381,7 +414,7 @@ class Stager:
             part.n_jobs -= 1
             is_done = not part.n_jobs
         if is_done:
-            part.done(part.answers)
+            self._finish(part)
 
     # --- copies -------------------------------------------------------------------------------
 

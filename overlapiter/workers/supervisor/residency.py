@@ -183,7 +183,7 @@ class Residency:
             self._n_parts += 1
             self._eviction.hand_out(part.position, self._plain(part.indices))
 
-    def hear(self, task_id: int, findings: Iterable[Finding], moved: Moved) -> set[int]:
+    def hear(self, task_id: int, findings: Iterable[Finding], moved: Moved | None) -> set[int]:
         """Take note of what became of a task.
 
         Args:
@@ -194,7 +194,8 @@ class Residency:
         Returns:
             The examples that were refused for lack of room.
         """
-        self._hear_victims(self._offers.pop(task_id, None) or (), moved)
+        if moved is not None:
+            self._hear_victims(self._offers.pop(task_id, None) or (), moved)
         refused = set()
         for finding in findings:
             (index,) = self._plain([finding.example])

@@ -17,6 +17,29 @@ from overlapiter.workers.supervisor.team import Team, Worker
 _TASK_EXAMPLES = 32
 
 
+class _Task:
+    """A task that a prefetcher has.
+
+    Attributes:
+        parts: Those of its parts that it is not done with.
+        left: The examples of which nothing was reported.
+        found: The extents of the others, packed.
+        refused: Those of them for which there was no room.
+    """
+
+    def __init__(self, parts: list[Part], indices: list[int]) -> None:
+        self.parts = parts
+        self.left = set(indices)
+        self.found: dict[int, bytes] = {}
+        self.refused: set[int] = set()
+
+    def take_settled(self) -> list[Part]:
+        """Return the parts of which all examples were reported, for good."""
+        settled = [part for part in self.parts if self.left.isdisjoint(part.indices)]
+        self.parts = [part for part in self.parts if part not in settled]
+        return settled
+
+
 class StagingStage:
     """Hands parts to prefetchers, several in one task; parts that need none go past them.
 
@@ -52,7 +75,7 @@ class StagingStage:
         self._directories = directories
         self._deaths = Deaths()
         self._avoided: set[int] = set()  # examples on which prefetchers died
-        self._tasks: dict[int, list[Part]] = {}
+        self._tasks: dict[int, _Task] = {}
         self._next_task_id = 0
         self._had_tasks = False
         self.is_given_up = False
@@ -119,7 +142,7 @@ class StagingStage:
             return False
         self._next_task_id += 1
         self._had_tasks = task_id + 1 >= len(self.team.workers)
-        self._tasks[task_id] = parts
+        self._tasks[task_id] = _Task(parts, indices)
         for part in parts:
             worker.give(part)
         avoid = [index for index in indices if index in self._avoided]
@@ -132,18 +155,24 @@ class StagingStage:
     def hear(self, worker: Worker, message: Message) -> bool:
         """Take note of what a prefetcher has done; return True."""
         _, task_id, plain_findings, moved = message
+        task = self._tasks.get(task_id)
+        if task is None:  # it was done when this was on its way
+            return True
+        if moved is not None:
+            del self._tasks[task_id]
         findings = [Finding(*plain) for plain in plain_findings]
         had_victims = self._residency.had_victims(task_id)
-        refused = self._residency.hear(task_id, findings, moved)
-        found = {finding.example: finding.extents for finding in findings}
-        for part in self._tasks.pop(task_id):
+        task.refused |= self._residency.hear(task_id, findings, moved)
+        task.found.update((finding.example, finding.extents) for finding in findings)
+        task.left.difference_update(task.found)
+        for part in task.take_settled():
             worker.take_back(part.part_id)
-            if not refused.isdisjoint(part.indices) and self._residency.is_to_be_tried_again(
+            if not task.refused.isdisjoint(part.indices) and self._residency.is_to_be_tried_again(
                 part, had_victims=had_victims
             ):
                 self._supervisor.settle(self._schedule.redo(part, PartState.TO_STAGE))
                 continue
-            extents = self._extents_of(part, found)
+            extents = self._extents_of(part, task.found)
             self._supervisor.settle(self._schedule.staged(part, extents))
         if self._residency.is_short_of_room:
             self._supervisor.warn(self._full_words())
@@ -168,7 +197,7 @@ class StagingStage:
         """Have the parts of a prefetcher that died staged by another one."""
         culprit = death.culprit(parts)
         lost = {part.part_id for part in parts}
-        for task_id in [t for t, own in self._tasks.items() if own[0].part_id in lost]:
+        for task_id in [t for t, own in self._tasks.items() if own.parts[0].part_id in lost]:
             del self._tasks[task_id]
             self._residency.lose(task_id)
         for part in parts:
