@@ -49,7 +49,7 @@ class _Example:
     def __init__(self, index: int) -> None:
         self.index = index
         self.is_complete = True
-        self.is_followed = True  # its files are known
+        self.is_followed = False  # whether all its files are known
         self.keys: list[int] = []
         self.paths: list[str] = []  # where they are not declared
 
@@ -136,7 +136,7 @@ class Prefetcher:
                     self._end(*values)
                     return
                 else:
-                    self._threads.put(functools.partial(self._begin, StageTask(*values)))
+                    self._accept(StageTask(*values))
                     while not len(self._threads) and self._threads.has_jobs:
                         self._threads.do_next()
         except ChannelClosedError:
@@ -182,23 +182,28 @@ class Prefetcher:
 
     # --- tasks --------------------------------------------------------------------------------
 
-    def _begin(self, task: StageTask) -> None:
-        """Find out which files the examples of a task read, and have them staged."""
+    def _accept(self, task: StageTask) -> None:
         work = _AtHand(task, RoomForTask(self._evictor, task.victims, len(task.indices)))
+        with self._lock:
+            self._at_hand[task.task_id] = work
+        self._threads.put(functools.partial(self._begin, work))
+
+    def _begin(self, work: _AtHand) -> None:
+        """Find out which files the examples of a task read, and have them staged."""
+        task = work.task
         wanted: dict[int, Wanted] = {}
         suspects: set[int] = set()
         for index in task.indices:
             example = _Example(index)
             work.examples.append(example)
             if index in task.avoid:
-                example.is_complete = False
+                example.is_complete, example.is_followed = False, True
                 continue
             self._row.put(Counter.CURRENT, index + 1)  # the dataset's code may kill this process
             self._look(example, wanted)
             if index in task.suspects:
                 suspects.update(example.keys)
         with self._lock:
-            self._at_hand[task.task_id] = work
             undeclared = [example for example in work.examples if not example.is_followed]
             work.n_waiting += len(undeclared)
         self._show_current()
@@ -224,7 +229,6 @@ class Prefetcher:
         try:
             declared = declared_paths(self._dataset, example.index)
             if declared is None:
-                example.is_followed = False
                 return
             for _, absolute in paths_below(self._plan.source, declared):
                 try:
@@ -238,6 +242,7 @@ class Prefetcher:
             raise
         except BaseException as error:  # user code, or a path that no file can have
             self._give_up(example, error)
+        example.is_followed = True
 
     def _give_up(self, example: _Example, error: BaseException) -> None:
         """Leave an example to the file reader, which goes to the source."""
