@@ -188,7 +188,7 @@ class Soak:
             "stop": str(self._stop),
         }
         paths[0].write_text(json.dumps(request))
-        program = [sys.executable, "-W", "ignore", "-m", "bench.shared_soak_rank", str(paths[0])]
+        program = [sys.executable, "-m", "bench.shared_soak_rank", str(paths[0])]
         variables = {MARK: mark, "TMPDIR": str(self._folder / "tmp"), "OMP_NUM_THREADS": "1"}
         # What Open MPI leaves when it is killed is not ours.
         variables["OMPI_MCA_btl_sm_backing_directory"] = variables["TMPDIR"]

@@ -59,6 +59,8 @@ def on_disk(directory: str) -> tuple[int, int]:
 class Opens(threading.Thread):
     """Counts how often each file of a folder is opened.
 
+    Two opens of one file with nothing between them may be counted as one: the kernel merges them.
+
     Args:
         folder: The folder.
 
@@ -71,6 +73,7 @@ class Opens(threading.Thread):
         super().__init__(daemon=True)
         self.counts: collections.Counter[str] = collections.Counter()
         self.n_lost = 0
+        self._has_ended = threading.Event()
         libc = ctypes.CDLL(None, use_errno=True)
         self._fd = libc.inotify_init1(os.O_CLOEXEC)
         if self._fd < 0 or libc.inotify_add_watch(self._fd, os.fsencode(folder), _IN_OPEN) < 0:
@@ -78,7 +81,9 @@ class Opens(threading.Thread):
 
     def run(self) -> None:
         """Count."""
-        while True:
+        while not self._has_ended.is_set():
+            if not select.select([self._fd], [], [], _LOOK_SECONDS)[0]:
+                continue
             events, start = os.read(self._fd, 1 << 16), 0
             while start < len(events):
                 watch, _, _, n_bytes = _EVENT.unpack_from(events, start)
@@ -87,6 +92,12 @@ class Opens(threading.Thread):
                 if n_bytes:
                     self.counts[events[start : start + n_bytes].rstrip(b"\0").decode()] += 1
                 start += n_bytes
+
+    def end(self) -> None:
+        """Stop counting."""
+        self._has_ended.set()
+        self.join()
+        os.close(self._fd)
 
 
 class Watch:
@@ -152,6 +163,7 @@ def watch(request: dict) -> dict:
     while not select.select([sys.stdin], [], [], _LOOK_SECONDS)[0]:
         watched.look()
     watched.close()
+    opens.end()
     counts = opens.counts.values()
     return {
         **watched.seen,
