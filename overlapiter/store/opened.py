@@ -22,7 +22,7 @@ from .generation import can_punch, index_path, make_reserve, segments_of, use_re
 from .index import Cursor, Index, IndexBusyError, IndexDamagedError, Patience, StaleError
 from .segments import Segment, aligned
 from .site import Site
-from .tables import Evicted, delete_empty, lower, number_of, total_bytes
+from .tables import Evicted, delete_empty, in_blocks, lower, number_of, total_bytes
 
 ResultT = TypeVar("ResultT")
 
@@ -159,10 +159,10 @@ class OpenGeneration:
         if self.index.value("SELECT value FROM fact WHERE name='boot'") in (boot, ""):
             return {}
         self.index.check()
-        block = self.block_bytes
+        blocks = in_blocks("size", self.block_bytes)
         statement = (
             f"SELECT id, charged - COALESCE(kept, 0) FROM segment LEFT JOIN (SELECT segment, "
-            f"SUM((MAX(size, 1) + {block - 1}) / {block} * {block}) AS kept FROM "
+            f"SUM({blocks}) AS kept FROM "
             f"(SELECT segment, size FROM staged UNION ALL SELECT segment, size FROM going) "
             f"GROUP BY segment) ON segment = id WHERE owner = 0"
         )
@@ -267,6 +267,8 @@ class OpenGeneration:
                 segment, start = whole, WHOLE
             else:
                 segment = self._current(size_bytes)
+                if segment.is_removed:  # no other process could read what is written to it
+                    raise StaleError(f"segment {segment.number:x} was removed")
                 missing_bytes = charged_bytes - segment.surplus_bytes
                 if missing_bytes > 0 and not self._reserve(segment, missing_bytes):
                     return None

@@ -18,6 +18,7 @@ from .segments import aligned
 from .tables import (
     Evicted,
     delete_empty,
+    in_blocks,
     lower,
     move_to_going,
     number_of,
@@ -190,40 +191,40 @@ def _mend(opened: OpenGeneration, numbers: Sequence[int]) -> int:
         The bytes that this process gave back.
     """
     among = f"({','.join(map(str, numbers))})"
+    place = f"segment, start, {in_blocks('size', opened.block_bytes)}"
     select = (
-        f"SELECT segment, start, size FROM staged WHERE segment IN {among} UNION ALL "
-        f"SELECT segment, start, size FROM going WHERE segment IN {among} UNION ALL "
+        f"SELECT {place} FROM staged WHERE segment IN {among} UNION ALL "
+        f"SELECT {place} FROM going WHERE segment IN {among} UNION ALL "
         f"SELECT id, {_CHARGED}, charged FROM segment WHERE id IN {among}"
     )  # one statement, so that nothing changes in between
     places: dict[int, list[tuple[int, int]]] = {number: [] for number in numbers}
-    charged = {}
-    rows = opened.index.read(lambda cursor: cursor.execute(select).fetchall())
-    for number, start, size in places_of(rows):
-        if start == _CHARGED:
-            charged[number] = size
-        else:
-            places[number].append((start, aligned(size, opened.block_bytes)))
+    for number, start, size_bytes in opened.index.read(lambda c: c.execute(select).fetchall()):
+        places[number].append((start, size_bytes))
+    surplus = {}
     for number, there in places.items():
-        if WHOLE not in dict(there):
-            _punch(opened, number, *_gaps(there))
-    surplus = {
-        number: charged_bytes - sum(size_bytes for _, size_bytes in places[number])
-        for number, charged_bytes in charged.items()
-    }
-    freed, empty = opened.write(lambda cursor: _close_dead(cursor, surplus))
+        try:
+            gaps, end, surplus[number] = _unused(there)
+        except TypeError as error:
+            raise IndexDamagedError(f"no numbers: {error}") from error
+        _punch(opened, number, gaps, end)
+    freed_bytes, empty = opened.write(lambda cursor: _close_dead(cursor, surplus))
     for number in empty:
         segments.remove(opened.folder, number)
-    return freed
+    return freed_bytes
 
 
-def _gaps(places: Iterable[tuple[int, int]]) -> tuple[list[tuple[int, int]], int]:
-    """Return the gaps between places, and where the last one ends."""
-    gaps, end = [], 0
+def _unused(places: Iterable[tuple[int, int]]) -> tuple[list[tuple[int, int]], int, int]:
+    """Return the gaps between places, the end of the last one, and what is charged beyond them."""
+    gaps, end, surplus_bytes = [], 0, 0
     for start, size_bytes in sorted(places):
+        if start == _CHARGED:
+            surplus_bytes += size_bytes
+            continue
+        surplus_bytes -= size_bytes
         if start > end:
             gaps.append((end, start - end))
         end = max(end, start + size_bytes)
-    return gaps, end
+    return gaps, end, surplus_bytes
 
 
 def _close_dead(cursor: Cursor, surplus: Mapping[int, int]) -> tuple[int, list[int]]:

@@ -133,7 +133,7 @@ class Store:
         self.source = source
         self.seed = source_seed(source, place)
         self._source_number = self.seed - (1 << 63)
-        self._root_bytes = os.fsencode(os.path.join(source, ""))
+        self._root_bytes = os.path.join(source, "").encode("utf-8", "surrogateescape")
         self._place = place
         self._run = run
         self._warn = warn
@@ -147,10 +147,15 @@ class Store:
 
     # --- opening ------------------------------------------------------------------------------
 
-    def _on(self, action: Callable[[OpenGeneration], ResultT]) -> ResultT:
-        """Return what ``action`` does; done anew on another generation if this one is damaged."""
+    def _on(self, action: Callable[[OpenGeneration], ResultT], *, look: bool = True) -> ResultT:
+        """Return what ``action`` does; done anew on another generation if this one is damaged.
+
+        Args:
+            action: What to do.
+            look: Whether to look first that the generation is still in use.
+        """
         for _ in range(_MOST_OPENINGS):
-            opened = self._current()
+            opened = (not look and self._opened) or self._current()
             try:
                 return action(opened)
             except StaleError:
@@ -246,7 +251,10 @@ class Store:
         return self._on(look)
 
     def _stored_paths(self, wanted: Iterable[Wanted]) -> dict[int, bytes]:
-        return {key: os.fsencode(path).removeprefix(self._root_bytes) for key, path in wanted}
+        root = self._root_bytes
+        return {
+            key: path.encode("utf-8", "surrogateescape").removeprefix(root) for key, path in wanted
+        }
 
     def _select(
         self, cursor: Cursor, paths: Mapping[int, bytes], boots: int
@@ -344,7 +352,8 @@ class Store:
         Raises:
             OSError: The disk failed.
         """
-        return self._on(lambda opened: opened.place(size_bytes))
+        # In a generation that is not in use any more it is of no use, and publishing says so.
+        return self._on(lambda opened: opened.place(size_bytes), look=False)
 
     def publish(self, copies: Sequence[Copy], failed: Sequence[int]) -> None:
         """Make complete copies known, and give up the claims on other files.
@@ -390,9 +399,13 @@ class Store:
             if not is_here:
                 return []
             opened.require_own(cursor, numbers)
-            replaced = staged_extents(cursor, [*paths], self.tier)
-            going = move_to_going(cursor, replaced.values(), opened.owner.number)
-            cursor.executemany(f"INSERT INTO staged VALUES ({'?,' * 9}?)", rows)
+            insert = f"INSERT OR IGNORE INTO staged VALUES ({'?,' * 9}?)"
+            going: list[Evicted] = []
+            if cursor.executemany(insert, rows).rowcount < len(rows):  # some were staged already
+                here = staged_extents(cursor, [*paths], self.tier)
+                replaced = [old for _, _, e in copies if (old := here.get(e.key)) not in (e, None)]
+                going = move_to_going(cursor, replaced, opened.owner.number)
+                cursor.executemany(insert, rows)
             cursor.executemany("UPDATE segment SET owner=0, pledged=0 WHERE id=?", whole)
             return going
 

@@ -53,6 +53,11 @@ def places_of(rows: Iterable[Sequence[int]]) -> list[Evicted]:
     return places
 
 
+def in_blocks(column: str, block_bytes: int) -> str:
+    """Return SQL for a size in whole blocks, at least one; see :func:`.segments.aligned`."""
+    return f"(MAX({column}, 1) + {block_bytes - 1}) / {block_bytes} * {block_bytes}"
+
+
 def number_of(row: Sequence[object] | None) -> int:
     """Return the number that a row holds. Raises IndexDamagedError if there is none."""
     number = row and row[0]

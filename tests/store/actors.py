@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import pickle
 import signal
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, BinaryIO
 
 import pytest
@@ -81,6 +82,16 @@ class Actor:
     def __exit__(self, *_: object) -> None:
         """Kill it."""
         self.kill()
+
+
+@contextlib.contextmanager
+def stopped(actors: Sequence[Actor]) -> Iterator[None]:
+    """Stop processes wherever they are, so that what they have done can be looked at."""
+    for actor in actors:
+        actor.signal(signal.SIGSTOP)
+    yield
+    for actor in actors:
+        actor.signal(signal.SIGCONT)
 
 
 def _play(steps: Steps, orders_fd: int, answers: BinaryIO) -> None:

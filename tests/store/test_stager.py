@@ -1,0 +1,450 @@
+"""The stager: a file crosses the slow store once, and is staged as it is there, or not at all."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import errno
+import os
+import threading
+import time
+
+import pytest
+
+from overlapiter.store import opened
+from overlapiter.store import stager as stager_module
+from overlapiter.store.extents import SMALL_BYTES
+from overlapiter.store.index import IndexBusyError
+from overlapiter.store.stager import Outcome
+from tests.store.actors import apart, in_a_process
+from tests.store.stagers import Setting, contents_of
+from tests.store.stores import BLOCK_BYTES, SOURCE
+from tests.support import staged
+
+COPIED, FOUND = Outcome.COPIED, Outcome.FOUND
+SOURCE_FAILED, REFUSED, FAILED, BUSY = (
+    Outcome.SOURCE_FAILED,
+    Outcome.REFUSED,
+    Outcome.FAILED,
+    Outcome.BUSY,
+)
+
+# --- copies ---------------------------------------------------------------------------------------
+
+
+@in_a_process
+def test_a_file_is_copied_once_and_found_by_this_run_and_by_later_ones(tmp_path):
+    contents = contents_of(5)
+    first = Setting(tmp_path, contents)
+    assert first.outcomes(*first.paths) == [COPIED] * 5
+    assert first.outcomes(*first.paths) == [FOUND] * 5
+    first.close()
+    later = Setting(tmp_path, contents, run=2)
+    assert later.outcomes(*later.paths) == [FOUND] * 5
+    assert first.origin.n_opened.total() == 5
+    assert later.origin.n_opened.total() == 0
+    assert first.said == later.said == []
+
+
+@pytest.mark.parametrize(
+    "size_bytes", [1, 4095, 4096, 4097, 300_000, SMALL_BYTES, SMALL_BYTES + 1, 5 << 20]
+)
+@in_a_process
+def test_files_of_any_size_are_copied_in_whole_blocks(tmp_path, size_bytes):
+    setting = Setting(tmp_path, contents_of(2, size_bytes))
+    assert setting.outcomes(*setting.paths) == [COPIED] * 2
+    whole = size_bytes > SMALL_BYTES
+    assert all(setting.extent(path).is_whole == whole for path in setting.paths)
+    assert setting.n_blocks() == 2 * -(-size_bytes // BLOCK_BYTES)
+    staged.assert_accounted(setting.directories[0])
+    setting.close()
+
+
+@in_a_process
+def test_a_source_that_gives_less_than_it_was_asked_for_is_copied_whole(tmp_path, monkeypatch):
+    setting = Setting(tmp_path, contents_of(1, 10_000))
+    real = setting.origin.open
+
+    class Slow:
+        def __init__(self, file):
+            self.stat, self._file = file.stat, file
+
+        def read(self, size_bytes):
+            return self._file.read(min(size_bytes, 77))
+
+    class Opened:
+        def __init__(self, path):
+            self._opened = real(path)
+
+        def __enter__(self):
+            return Slow(self._opened.__enter__())
+
+        def __exit__(self, *exception):
+            return self._opened.__exit__(*exception)
+
+    monkeypatch.setattr(setting.origin, "open", Opened)
+    assert setting.outcomes(*setting.paths) == [COPIED]
+    setting.close()
+
+
+@in_a_process
+def test_threads_that_want_the_same_files_read_each_once(tmp_path):
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        setting = Setting(tmp_path, contents_of(24), submit=pool.submit)
+        setting.origin.before_read = lambda _path: time.sleep(0.001)
+        parts = [setting.paths[start : start + 8] for start in (0, 8, 16, 4, 12, 0)]
+        with concurrent.futures.ThreadPoolExecutor(6) as askers:
+            found = list(askers.map(lambda part: setting.outcomes(*part), parts))
+        assert sum(part.count(COPIED) for part in found) == 24
+        assert sum(part.count(FOUND) for part in found) == 24
+    assert setting.origin.n_opened == dict.fromkeys(setting.paths, 1)
+    setting.close()
+
+
+# --- the source -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("change", ["newer", "older", "longer"])
+@in_a_process
+def test_a_source_that_changed_between_runs_replaces_the_copy(tmp_path, change):
+    contents = contents_of(3)
+    first = Setting(tmp_path, contents)
+    first.stage(*contents)
+    first.close()
+    later = Setting(tmp_path, contents, run=2)
+    path = later.paths[1]
+    contents[path] = bytes(len(contents[path]) + (change == "longer"))
+    step_ns = {"newer": 10**9, "older": -(10**9), "longer": 0}[change]
+    later.origin.mtimes_ns[path] = 10**18 + step_ns
+    assert later.outcomes(*later.paths) == [FOUND, COPIED, FOUND]
+    assert later.n_blocks() == 3 + (change == "longer")
+    later.close()
+
+
+@in_a_process
+def test_what_cannot_be_read_is_left_to_the_file_reader_and_claimed_no_longer(tmp_path):
+    contents = contents_of(2)
+    setting = Setting(tmp_path, contents)
+    good, empty = setting.paths
+    contents[empty] = b""
+    missing, odd = f"{SOURCE}/missing", f"{SOURCE}/null\0"
+    for _ in range(2):
+        outcomes = setting.outcomes(good, missing, empty, odd)
+        assert outcomes[1:] == [SOURCE_FAILED] * 3
+    assert staged.being_copied(setting.directories[0]) == set()
+    contents[missing] = b"there"
+    assert setting.outcomes(missing) == [COPIED]
+    assert setting.said == []
+    setting.close()
+
+
+@pytest.mark.parametrize("size_bytes", [BLOCK_BYTES, 2 << 20])
+@pytest.mark.parametrize("deed", ["touched", "cut", "gone", "unreadable"])
+@in_a_process
+def test_a_file_that_changes_while_it_is_copied_is_not_kept(tmp_path, deed, size_bytes):
+    contents = contents_of(1, size_bytes)
+    setting = Setting(tmp_path, contents)
+    (path,) = setting.paths
+    whole = contents[path]
+
+    def change(_path):
+        if deed == "touched":
+            setting.origin.mtimes_ns[path] = 1
+        elif deed == "unreadable":
+            raise OSError(errno.EIO, "Input/output error")
+        else:
+            contents.pop(path)
+            if deed == "cut":
+                contents[path] = whole[: size_bytes // 2]
+
+    setting.origin.before_read = change
+    if deed == "gone":
+        with pytest.raises(KeyError):
+            setting.stage(path)
+        return
+    assert setting.outcomes(path) == [SOURCE_FAILED]
+    assert setting.n_blocks() == 0
+    setting.origin.before_read = lambda _path: None
+    contents[path] = whole
+    assert setting.outcomes(path) == [COPIED]
+    setting.close()
+
+
+@in_a_process
+def test_a_source_that_may_still_be_written_is_compared_again(tmp_path):
+    contents = contents_of(1)
+    setting = Setting(tmp_path, contents)
+    (path,) = setting.paths
+    setting.origin.mtimes_ns[path] = time.time_ns()
+    for number in range(3):
+        answer = setting.stage(path)[path]
+        assert not answer.is_settled
+        assert setting.origin.n_stats[path] == number
+    contents[path] = bytes(BLOCK_BYTES)
+    setting.origin.mtimes_ns[path] = 10**18
+    assert setting.outcomes(path) == [COPIED]
+    assert setting.stage(path)[path].is_settled
+    setting.close()
+
+
+# --- comparing ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("validate", "n_looks"), [("mtime", 1), ("checksum", 1), ("never", 0)])
+@in_a_process
+def test_a_copy_of_an_earlier_run_is_compared_once(tmp_path, validate, n_looks):
+    contents = contents_of(3)
+    Setting(tmp_path, contents).stage(*contents)
+    later = Setting(tmp_path, contents, run=2, validate=validate)
+    for _ in range(3):
+        assert later.outcomes(*later.paths) == [FOUND] * 3
+    assert later.origin.n_stats.total() == 3 * n_looks
+    later.close()
+
+
+@in_a_process
+def test_a_copy_that_another_prefetcher_of_this_run_has_compared_is_trusted(tmp_path):
+    contents = contents_of(3)
+    first = Setting(tmp_path, contents)
+    trusted = {path: answer.extent for path, answer in first.stage(*contents).items()}
+    other = Setting(tmp_path, contents)
+    assert other.outcomes(*other.paths, trusted=trusted) == [FOUND] * 3
+    assert other.origin.n_stats.total() == 0
+    wrong = {path: extent._replace(start=0, checksum=1) for path, extent in trusted.items()}
+    other = Setting(tmp_path, contents)
+    assert other.outcomes(*other.paths, trusted=wrong) == [FOUND] * 3
+    assert other.origin.n_stats.total() == 3
+
+
+@pytest.mark.parametrize("size_bytes", [BLOCK_BYTES, 2 << 20])
+@pytest.mark.parametrize(
+    ("validate", "finds"), [("mtime", False), ("checksum", True), ("never", False)]
+)
+@in_a_process
+def test_a_checksum_finds_what_a_disk_did_to_a_copy(tmp_path, validate, finds, size_bytes):
+    contents = contents_of(3, size_bytes)
+    first = Setting(tmp_path, contents)
+    first.stage(*contents)
+    staged.flip(first.directories[0], first.extent(first.paths[1]))
+    first.close()
+    later = Setting(tmp_path, contents, run=2, validate=validate)
+    answers = later.stage(*later.paths)
+    outcomes = [answer.outcome for answer in answers.values()]
+    assert outcomes == [FOUND, COPIED if finds else FOUND, FOUND]
+    if finds:
+        assert later.outcomes(*later.paths) == [FOUND] * 3
+    later.close()
+
+
+@pytest.mark.parametrize("size_bytes", [BLOCK_BYTES, 2 << 20])
+@pytest.mark.parametrize("deed", staged.DAMAGE)
+@in_a_process
+def test_a_copy_that_a_reader_suspects_is_looked_at_and_replaced_if_it_is_damaged(
+    tmp_path, deed, size_bytes
+):
+    setting = Setting(tmp_path, contents_of(2, size_bytes))
+    setting.stage(*setting.paths)
+    assert setting.outcomes(*setting.paths, suspects=setting.paths) == [FOUND] * 2
+    for path in setting.paths:
+        staged.DAMAGE[deed](setting.directories[0], setting.extent(path))
+    assert setting.outcomes(*setting.paths, suspects=setting.paths) == [COPIED] * 2
+    assert setting.said == []
+    setting.close()
+
+
+def test_after_another_boot_a_copy_is_read_before_it_is_used(tmp_path, monkeypatch):
+    contents = contents_of(3)
+
+    def last_boot():
+        setting = Setting(tmp_path, contents)
+        setting.stage(*contents)
+        staged.zero(setting.directories[0], setting.extent(setting.paths[1]))
+        setting.close()
+
+    def this_boot():
+        monkeypatch.setattr(opened, "BOOT_ID_PATH", str(tmp_path / "boot_id"))
+        setting = Setting(tmp_path, contents, run=2, validate="never")
+        assert setting.outcomes(*setting.paths) == [FOUND, COPIED, FOUND]
+        reads = setting.stager._reader.is_right
+        monkeypatch.setattr(setting.stager._reader, "is_right", pytest.fail)
+        assert setting.outcomes(*setting.paths) == [FOUND] * 3
+        assert reads
+        setting.close()
+
+    (tmp_path / "boot_id").write_text("another\n")
+    apart(last_boot)
+    apart(this_boot)
+
+
+# --- room -----------------------------------------------------------------------------------------
+
+
+@in_a_process
+def test_without_room_files_are_refused_until_room_is_made(tmp_path):
+    setting = Setting(tmp_path, contents_of(5), 3)
+    for path in setting.paths[:3]:
+        assert setting.outcomes(path) == [COPIED]
+    assert setting.outcomes(setting.paths[3]) == [REFUSED]
+    asked = []
+
+    def make_room(tier, size_bytes):
+        asked.append((tier, size_bytes))
+        if len(asked) > 2:
+            return False
+        setting.stores[tier].evict([setting.extent(setting.paths[len(asked)]).key])
+        return True
+
+    assert setting.outcomes(*setting.paths[3:], make_room=make_room) == [COPIED] * 2
+    assert asked == [(0, BLOCK_BYTES)] * 2
+    assert setting.outcomes(setting.paths[1], make_room=make_room) == [REFUSED]
+    assert setting.n_blocks() == 3
+    assert setting.said == []
+    setting.close()
+
+
+@in_a_process
+def test_an_outdated_copy_makes_room_for_its_successor(tmp_path):
+    contents = contents_of(3)
+    Setting(tmp_path, contents, 3).stage(*contents)
+    later = Setting(tmp_path, contents, 3, run=2)
+    later.origin.mtimes_ns = dict.fromkeys(contents, 1)
+    assert later.outcomes(*later.paths) == [COPIED] * 3
+    later.close()
+
+
+@in_a_process
+def test_a_file_larger_than_all_the_room_evicts_nothing_and_is_told_of_once(tmp_path):
+    contents = contents_of(3)
+    setting = Setting(tmp_path, contents, 3)
+    setting.stage(*setting.paths)
+    large = f"{SOURCE}/large", f"{SOURCE}/huge"
+    contents.update({large[0]: bytes(4 * BLOCK_BYTES), large[1]: bytes(2 << 20)})
+    outcomes = setting.outcomes(*large, make_room=pytest.fail)
+    assert outcomes == [Outcome.TOO_LARGE] * 2
+    (text,) = setting.said
+    assert "larger than all the room" in text
+    assert setting.outcomes(*setting.paths) == [FOUND] * 3
+    setting.close()
+
+
+# --- a disk that fails ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Clock:
+    """In the place of the module ``time``, as far as pauses go."""
+
+    now_seconds: float = 1000.0
+
+    def __getattr__(self, name):
+        return getattr(time, name)
+
+    def monotonic(self):
+        return self.now_seconds
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(stager_module, "time", clock)
+    return clock
+
+
+def failing(setting, method, error):
+    """Have a method of the first store raise an error as long as it is in the list returned."""
+    real, errors, calls = getattr(setting.stores[0], method), [error], []
+
+    def maybe(*arguments, **options):
+        calls.append(arguments)
+        if errors:
+            raise errors[0]
+        return real(*arguments, **options)
+
+    setattr(setting.stores[0], method, maybe)
+    return errors, calls
+
+
+@in_a_process
+def test_a_sick_disk_is_left_alone_and_tried_again_after_a_pause(tmp_path, clock):
+    setting = Setting(tmp_path, contents_of(40))
+    errors, calls = failing(setting, "claim", OSError(errno.EIO, "Input/output error", "/x"))
+    for path in setting.paths[:10]:
+        assert setting.outcomes(path) == [FAILED]
+    assert len(calls) == 1
+    clock.now_seconds += 0.25
+    setting.stage(setting.paths[10])
+    setting.stage(setting.paths[11])
+    assert len(calls) == 2
+    errors.clear()
+    clock.now_seconds += 0.5
+    assert setting.outcomes(*setting.paths) == [COPIED] * 40
+    (text,) = setting.said
+    assert "Input/output error" in text
+    assert str(setting.directories[0]) in text
+    assert "/x" not in text
+    setting.close()
+
+
+@pytest.mark.parametrize(
+    ("number", "outcome", "words"),
+    [
+        (errno.EROFS, FAILED, "see whether that disk is broken"),
+        (errno.EMFILE, FAILED, "ulimit -n"),
+        (errno.EFBIG, FAILED, "ulimit -f"),
+        (errno.ENOSPC, REFUSED, ""),
+        (errno.EDQUOT, REFUSED, ""),
+    ],
+)
+@pytest.mark.parametrize("method", ["claim", "place", "publish"])
+@in_a_process
+def test_what_is_said_of_a_disk_says_what_to_do(tmp_path, method, number, outcome, words):
+    setting = Setting(tmp_path, contents_of(2))
+    failing(setting, method, OSError(number, os.strerror(number)))
+    answers = setting.stage(*setting.paths)
+    assert {answer.outcome for answer in answers.values()} == {outcome}
+    assert {answer.extent for answer in answers.values()} == {None}
+    assert [words in text for text in setting.said] == [True] * bool(words)
+
+
+@in_a_process
+def test_an_index_that_is_locked_for_too_long_is_no_reason_to_leave_the_disk_alone(tmp_path):
+    setting = Setting(tmp_path, contents_of(2))
+    errors, _ = failing(setting, "claim", IndexBusyError())
+    assert setting.outcomes(setting.paths[0]) == [BUSY]
+    errors.clear()
+    assert setting.outcomes(*setting.paths) == [COPIED] * 2
+    (text,) = setting.said
+    assert "a job here was stopped" in text
+    setting.close()
+
+
+# --- what holds a part up -------------------------------------------------------------------------
+
+
+@in_a_process
+def test_what_is_copied_of_a_part_that_one_file_holds_up_is_published_by_the_second_flush(
+    tmp_path,
+):
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        setting = Setting(tmp_path, contents_of(8), submit=pool.submit)
+        slow, gate = setting.paths[3], threading.Event()
+        setting.origin.before_read = lambda path: path != slow or gate.wait(60)
+        partly, answers = {}, {}
+        wanted = setting.wanted(setting.paths)
+        pool.submit(setting.stager.stage, wanted, answers.update, partly=partly.update)
+        deadline = time.monotonic() + 60
+        while setting.stager.oldest_read() is None or len(setting.stager._reading) > 1:
+            assert time.monotonic() < deadline
+        assert setting.stager.oldest_read() == setting.stores[0].key_of(slow)
+        assert not any(setting.tier_of(path) == 0 for path in setting.paths)
+        while len(partly) < 7:
+            assert time.monotonic() < deadline
+            setting.stager.flush()
+        assert not answers
+        assert [setting.tier_of(path) for path in setting.paths] == [0] * 3 + [None] + [0] * 4
+        gate.set()
+    assert [answer.outcome for answer in answers.values()] == [COPIED] * 8
+    assert [setting.tier_of(path) for path in setting.paths] == [0] * 8
+    setting.stager.flush()
+    assert setting.origin.n_opened == dict.fromkeys(setting.paths, 1)
+    setting.close()
