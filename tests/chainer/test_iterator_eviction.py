@@ -18,7 +18,7 @@ from overlapiter.order import seeded_order
 from tests.chainer.cache_datasets import FILE_BYTES, Drawn, FewFiles, Pairs, names_of, write_files
 from tests.chainer.iterator_datasets import DeclaredFiles, SourceFiles
 from tests.chainer.scripts import kill_all, wait_until, workers
-from tests.support.staged import blocks_on_disk, staged_paths
+from tests.support.staged import data_on_disk, staged_paths
 
 N_FILES = 160
 BATCH_SIZE = 4
@@ -79,7 +79,7 @@ def watched(*directories: Path) -> Iterator[list[list[int]]]:
         while not is_over.is_set():
             for directory, sizes in zip(directories, totals, strict=True):
                 # What goes while it is added up counts, and something else may come.
-                before, after = blocks_on_disk(directory), blocks_on_disk(directory)
+                before, after = data_on_disk(directory), data_on_disk(directory)
                 sizes.append(min(before, after))
 
     thread = threading.Thread(target=watch, name="watch")
@@ -90,7 +90,7 @@ def watched(*directories: Path) -> Iterator[list[list[int]]]:
         is_over.set()
         thread.join()
     for directory, sizes in zip(directories, totals, strict=True):
-        sizes.append(blocks_on_disk(directory))
+        sizes.append(data_on_disk(directory))
 
 
 @pytest.mark.parametrize("share", [0.1, 0.25, 0.5, 0.75, 0.9])
@@ -317,7 +317,7 @@ def test_what_no_run_uses_makes_room_and_what_a_run_uses_stays(
     fast = tmp_path / "fast"
     with iterator_of(other, other.folder, fast) as iterator:
         take_epoch(iterator, other, 15)
-    staging = {"capacity": None}
+    staging = {"capacity": capacity_of(1.0)}
     with no_warning(), iterator_of(in_use, in_use.folder, fast, staging=staging) as validation:
         take_epoch(validation, in_use, 5)
         with iterator_of(DeclaredFiles(source, NAMES), source, fast) as iterator:

@@ -183,7 +183,7 @@ class Prefetcher:
     # --- tasks --------------------------------------------------------------------------------
 
     def _accept(self, task: StageTask) -> None:
-        work = _AtHand(task, RoomForTask(self._evictor, task.victims, len(task.indices)))
+        work = _AtHand(task, RoomForTask(self._evictor, task.victims))
         with self._lock:
             self._at_hand[task.task_id] = work
         self._threads.put(functools.partial(self._begin, work))
@@ -208,6 +208,7 @@ class Prefetcher:
             work.n_waiting += len(undeclared)
         self._show_current()
         self._want(wanted)
+        work.room.n_files = len(wanted)
         for example in undeclared:
             self._threads.put(functools.partial(self._discover, work, example))
         done = functools.partial(self._take, work)
