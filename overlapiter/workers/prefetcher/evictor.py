@@ -114,15 +114,16 @@ class RoomForTask:
         evictor: Evicts them.
         victims: The victims, those with the farthest next use first; None if there is no need to
             evict any, as far as the supervisor knows.
-        n_examples: Examples of the task: not many more victims are evicted at once than that.
 
     Attributes:
+        n_files: Files of the task that room was not made for yet: not many more are evicted at
+            once, since what is evicted too early is read again.
         moved: What became of those that were evicted.
     """
 
-    def __init__(self, evictor: Evictor, victims: Iterable[Victim] | None, n_examples: int) -> None:
+    def __init__(self, evictor: Evictor, victims: Iterable[Victim] | None) -> None:
         self._evictor = evictor
-        self._n_left = n_examples
+        self.n_files = 1
         self._lock = threading.Lock()
         self._victims: dict[int, list[Victim]] = {}
         for victim in victims or ():
@@ -151,11 +152,11 @@ class RoomForTask:
     def _take(self, tier: int) -> list[Victim]:
         """Choose the farthest victims that no other run wants, or else the farthest."""
         waiting = self._victims.get(tier, [])
-        chosen = waiting[: max(1, min(_AT_ONCE, self._n_left))]
+        chosen = waiting[: max(1, min(_AT_ONCE, self.n_files))]
         spared = self._evictor.wanted_by_others(tier, chosen) if chosen else set()
         if len(spared) < len(chosen):
             chosen = [victim for victim in chosen if victim.example not in spared]
-        self._n_left -= len(chosen)
+        self.n_files -= len(chosen)
         taken = {victim.example for victim in chosen}
         self._victims[tier] = [victim for victim in waiting if victim.example not in taken]
         return chosen
