@@ -16,8 +16,7 @@ _NEARLY_ALL = 0.9
 _KEEP_FREE = 0.05
 #: Above this size of files, what counts is bytes.
 _LARGE_FILE_BYTES = 1e6
-_DESCRIPTORS_PER_READ = 2
-_SPARE_DESCRIPTORS = 64
+_DESCRIPTORS_PER_READ, _SPARE_DESCRIPTORS = 2, 64
 
 
 class Advice(NamedTuple):
@@ -30,10 +29,9 @@ class Advice(NamedTuple):
 
 def knee(levels: Sequence[Level]) -> Level:
     """Return the fewest reads in flight that bring nearly as much as any number."""
-    is_large = [level.file_bytes > _LARGE_FILE_BYTES for level in levels]
     speeds = [
-        level.bytes_per_second if large else level.files_per_second
-        for level, large in zip(levels, is_large, strict=True)
+        level.bytes_per_second if level.file_bytes > _LARGE_FILE_BYTES else level.files_per_second
+        for level in levels
     ]
     enough = _NEARLY_ALL * max(speeds)
     return next(level for level, speed in zip(levels, speeds, strict=True) if speed >= enough)
@@ -42,13 +40,14 @@ def knee(levels: Sequence[Level]) -> Level:
 def reads_advice(levels: Sequence[Level], n_ranks: int) -> Advice:
     """Recommend ``reads_in_flight``."""
     best = knee(levels)
-    speed = f"{best.files_per_second:,.0f} files/s ({size_words(best.bytes_per_second)}/s)"
-    reason = f"{count_words(best.n_reads, 'read')} in flight bring {speed}"
     more = [level.files_per_second for level in levels if level.n_reads > best.n_reads]
-    if more:
-        reason += f", further ones hardly more ({max(more):,.0f} files/s)"
-    else:
-        reason += ", and more would bring more still"
+    reason = (
+        f"{count_words(best.n_reads, 'read')} in flight bring {best.files_per_second:,.0f} files/s "
+        f"({size_words(best.bytes_per_second)}/s), "
+    )
+    reason += f"further ones hardly more ({max(more):,.0f} files/s)" if more else (
+        "and more would bring more still"
+    )  # fmt: skip
     if len(levels) > 1:
         reason += f"; one alone brings {levels[0].files_per_second:,.0f} files/s"
     if n_ranks > 1:
@@ -84,13 +83,7 @@ def processes_advice(node: Node, n_ranks: int) -> Advice:
 def capacity_advice(
     place: FileSystem | None, staged_bytes: int, dataset_bytes: float | None
 ) -> Advice:
-    """Recommend ``capacity``.
-
-    Args:
-        place: The staging disk; None if none was named.
-        staged_bytes: What is staged there already.
-        dataset_bytes: Size of the data set, about; None if it is not known.
-    """
+    """Recommend ``capacity``, where a disk is named and, perhaps, the size of the data is known."""
     if place is None:
         return Advice("capacity", None, "name the staging directory with --to to find out")
     room_bytes = place.free_bytes + staged_bytes - _KEEP_FREE * place.size_bytes
@@ -123,8 +116,8 @@ def warnings(
     levels: Sequence[Level], disk: DiskSpeed | None, place: FileSystem | None, node: Node
 ) -> list[str]:
     """Return what is in the way."""
-    found = []
     best = knee(levels)
+    found = []
     if node.load > 2 * node.n_cores:
         found.append(
             f"this node is busy ({node.load:.0f} processes for "
@@ -138,8 +131,8 @@ def warnings(
         )
     if disk is not None and not disk.has_holes:
         found.append(
-            "the staging disk has no holes: each file takes a segment of its own, which is slower; "
-            "choose ext4, XFS or /dev/shm"
+            "the staging disk has no holes, so each file takes a segment of its own, which is "
+            "slower: choose ext4, XFS or /dev/shm"
         )
     if disk is not None and disk.write_bytes_per_second < best.bytes_per_second:
         found.append(
@@ -152,7 +145,7 @@ def warnings(
             f"and less from the store: staging may not pay here"
         )
     needed = _DESCRIPTORS_PER_READ * best.n_reads + _SPARE_DESCRIPTORS
-    if node.n_descriptors and node.n_descriptors < needed:
+    if 0 < node.n_descriptors < needed:
         found.append(
             f"a process may open {node.n_descriptors} files, but {needed} are needed: "
             f"ulimit -n {needed}"

@@ -6,13 +6,19 @@ what jobs that were killed have left behind, and a wrong count of the bytes in u
 
 --repair drops bad copies, of which the source has the original, and what was left behind, and
 counts anew. Jobs may go on meanwhile.
+
+Examples:
+  overlapiter check /nvme/me
+  overlapiter check /nvme/me --repair
+  overlapiter check /nvme/me --checksum --source /lustre/imagenet
+
+exit code: 0 if nothing is wrong, or all that was is repaired; otherwise 1
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import enum
 import errno
 import os
 from collections import defaultdict
@@ -27,18 +33,10 @@ from overlapiter.store.inventory import Accounts, Inventory, Source, StagedFile
 from overlapiter.store.store import Store
 from overlapiter.urls import is_url
 
-from .console import Names, Progress, count_words, printable, size_words
+from .console import CommandError, Names, Progress, count_words, printable, size_words
 from .crew import Crew, Part, parts_of
 from .origins import WatchedOrigin, add_reading, check_reading, origin_of, storage_options
 from .place import add_directory, chosen, opened, recorded, store_of
-
-EXAMPLES = """\
-examples:
-  overlapiter check /nvme/me
-  overlapiter check /nvme/me --repair
-  overlapiter check /nvme/me --checksum --source /lustre/imagenet
-
-exit code: 0 if nothing is wrong, or all that was is repaired; otherwise 1"""
 
 _READS_IN_FLIGHT = 64
 _PART_FILES = 64
@@ -47,24 +45,19 @@ _CHUNK_BYTES = 1 << 20
 _GONE = {errno.ENOENT, errno.ENOTDIR}
 #: What the disk takes beyond the bytes of files, for its own lists of where they lie.
 _SLACK_SHARE, _SLACK_BYTES = 0.02, 1 << 20
-
-
-class Fault(enum.Enum):
-    """What can be wrong with a staged file."""
-
-    DAMAGED = "damaged, not what was copied"
-    OUTDATED = "outdated, their sources have changed"
-    DIFFERENT = "not what their sources hold, though size and mtime are the same"
-    GONE = "without a source, which was removed"
-    UNKNOWN = "not compared, their sources cannot be read now"
+_DAMAGED = "damaged, not what was copied"
+_OUTDATED = "outdated, their sources have changed"
+_DIFFERENT = "not what their sources hold, though size and mtime are the same"
+_GONE_WORDS = "without a source, which was removed"
+_UNKNOWN = "not compared, their sources cannot be read now"
 
 
 class Finding(NamedTuple):
-    """What is wrong with a staged file, and why its source cannot be read."""
+    """What is wrong with a staged file; it is only bad if that is sure."""
 
     file: StagedFile
-    fault: Fault
-    reason: str = ""
+    fault: str
+    is_bad: bool = True
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -82,18 +75,9 @@ def run(arguments: argparse.Namespace) -> int:
     check_reading(arguments)
     report = _Report()
     try:
-        with opened(arguments.directory) as inventory, contextlib.ExitStack() as stack:
+        with opened(arguments.directory) as inventory:
             inventory.check()
-            sources = chosen(inventory, arguments.source)
-            store = None
-            if arguments.repair:
-                store = store_of(inventory, sources[0], "check --repair")
-                stack.enter_context(recorded(store, dict))
-            before = inventory.accounts()
-            for source in sources:
-                _check_files(_Verifier(inventory, source, arguments), store, report)
-            print(printable(inventory.directory))
-            _check_segments(inventory, before, store, report)
+            _check(inventory, arguments, report)
     except IndexDamagedError as error:
         directory = directory_path(arguments.directory)
         how = "" if arguments.repair else " by --repair, or by the next job"
@@ -105,11 +89,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Report:
-    """Prints what is wrong.
-
-    Attributes:
-        is_bad: Whether something is wrong and was not repaired.
-    """
+    """Prints what is wrong; ``is_bad`` if some of it was not repaired."""
 
     is_bad = False
 
@@ -120,20 +100,39 @@ class _Report:
         self.is_bad |= not is_repaired
 
 
+def _check(inventory: Inventory, arguments: argparse.Namespace, report: _Report) -> None:
+    sources = chosen(inventory, arguments.source)
+    before = inventory.accounts()
+    with contextlib.ExitStack() as stack:
+        store = None
+        if arguments.repair:
+            if inventory.is_copy:
+                raise CommandError(
+                    f"the disk of {inventory.directory} is full or read-only: make room with "
+                    f"`overlapiter evict` first, or see whether it has failed (dmesg)"
+                )
+            store = store_of(inventory, sources[0], "check --repair")
+            stack.enter_context(recorded(store, dict))
+        for source in sources:
+            _check_files(_Verifier(inventory, source, arguments), store, report)
+        print(printable(inventory.directory))
+        _check_segments(inventory, before, store, report)
+
+
 def _check_files(verifier: _Verifier, store: Store | None, report: _Report) -> None:
-    """Look at the files of a source root; drop those that are wrong if there is a store."""
+    """Look at the files of a source root; drop those that are bad if there is a store."""
     n_files, findings = verifier.run()
-    bad = [finding.file.extent for finding in findings if finding.fault is not Fault.UNKNOWN]
-    for some in parts_of(bad if store is not None else (), _DROPPED_AT_ONCE):
-        store.drop(some)  # type: ignore[union-attr]  # else there are none
+    if store is not None:
+        bad = [finding.file.extent for finding in findings if finding.is_bad]
+        for some in parts_of(bad, _DROPPED_AT_ONCE):
+            store.drop(some)
     print(printable(verifier.source.root))
     print(f"  good     {count_words(n_files - len(findings), 'file'):>14}")
-    names: dict[tuple[Fault, str], list[str]] = defaultdict(list)
-    for file, fault, reason in findings:
-        names[fault, f" ({reason})" if reason else ""].append(file.name)
-    for (fault, reason), some_names in names.items():
-        is_repaired = store is not None and fault is not Fault.UNKNOWN
-        text = f"{fault.value}{reason}: {Names(sorted(some_names))}"
+    names: dict[tuple[str, bool], list[str]] = defaultdict(list)
+    for file, fault, is_bad in findings:
+        names[fault, store is not None and is_bad].append(file.name)
+    for (fault, is_repaired), some_names in names.items():
+        text = f"{fault}: {Names(sorted(some_names))}"
         report.wrong(text, len(some_names), "file", is_repaired=is_repaired)
 
 
@@ -144,8 +143,7 @@ def _check_segments(
     now = before
     if store is not None:
         store.sweep()
-        if not inventory.accounts().is_right:
-            inventory.recount()
+        inventory.recount()
         now = inventory.accounts()
     if before.n_left:
         text = "left behind by jobs that were killed"
@@ -157,28 +155,23 @@ def _check_segments(
         )
         report.wrong(text, is_repaired=now.is_right)
     if now.disk_bytes > now.charged_bytes * (1 + _SLACK_SHARE) + _SLACK_BYTES:
-        text = (
+        report.wrong(
             f"the disk holds {size_words(now.disk_bytes)}, but {size_words(now.charged_bytes)} are "
             f"staged: something else writes there; `overlapiter evict --all` begins anew"
         )
-        report.wrong(text)
     if not report.is_bad:
         print(f"  good     nothing else is wrong, {now.total_bytes:,} bytes are in use")
 
 
 class _Verifier:
-    """Compares the staged files of a source root with their checksums and their sources.
-
-    Attributes:
-        source: The source root.
-    """
+    """Compares the staged files of a ``source`` with their checksums and their sources."""
 
     def __init__(self, inventory: Inventory, source: Source, arguments: argparse.Namespace) -> None:
         n_reads, options = arguments.reads_in_flight, storage_options(arguments)
         self.source = source
         self._inventory = inventory
         self._is_reading = arguments.checksum
-        self._silence = f"no answer for {arguments.timeout:g} s"
+        self._silence = f"{_UNKNOWN} (no answer for {arguments.timeout:g} s)"
         self._crew = Crew[StagedFile, "list[Finding]"](self._look_at, n_reads, arguments.timeout)
         origin = origin_of(source.root, options, n_reads, source.place)
         self._origin = WatchedOrigin(origin, self._crew.ask, self._crew.told)
@@ -191,7 +184,7 @@ class _Verifier:
         with Progress(files.n_files) as shown, contextlib.closing(self._crew.run(parts)) as done:
             for part, found in done:
                 if found is None:
-                    found = [Finding(f, Fault.UNKNOWN, self._silence) for f in part.values()]
+                    found = [Finding(f, self._silence, is_bad=False) for f in part.values()]
                 findings += found
                 shown.advance(sum(file.extent.size for file in part.values()), len(part))
         # What jobs have replaced or evicted meanwhile is not wrong any more.
@@ -204,7 +197,7 @@ class _Verifier:
         with contextlib.closing(ExtentReader([self._inventory.directory])) as reader:
             for file in part.values():
                 if not reader.is_right(file.extent):
-                    found.append(Finding(file, Fault.DAMAGED))
+                    found.append(Finding(file, _DAMAGED))
                 elif finding := self._compared(file):
                     found.append(finding)
         return found
@@ -214,15 +207,16 @@ class _Verifier:
         origin, extent, root = self._origin, file.extent, self.source.root
         try:
             if origin.stat(file.path) != Original(extent.size, extent.mtime):
-                return Finding(file, Fault.OUTDATED)
+                return Finding(file, _OUTDATED)
             if self._is_reading and self._checksum_of_source(file) != extent.checksum:
-                return Finding(file, Fault.DIFFERENT)
+                return Finding(file, _DIFFERENT)
         except OSError as error:
-            if error.errno not in _GONE:
-                return Finding(file, Fault.UNKNOWN, error.strerror or str(error))
-            if is_url(root) or origin.asked(file.path, lambda: os.path.isdir(root)):
-                return Finding(file, Fault.GONE)
-            return Finding(file, Fault.UNKNOWN, f"{root} is not there: is it mounted?")
+            reason = error.strerror or str(error)
+            if error.errno in _GONE:
+                if is_url(root) or origin.asked(file.path, lambda: os.path.isdir(root)):
+                    return Finding(file, _GONE_WORDS)
+                reason = f"{root} is not there: is it mounted?"
+            return Finding(file, f"{_UNKNOWN} ({reason})", is_bad=False)
         return None
 
     def _checksum_of_source(self, file: StagedFile) -> int:

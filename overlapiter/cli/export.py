@@ -2,6 +2,12 @@
 
 Each copy is compared with its checksum. What is there already is left alone: a second run goes on
 where the first one was interrupted. Nothing outside TO is written, nor through links below it.
+
+Examples:
+  overlapiter export /nvme/me /scratch/imagenet
+  overlapiter export /nvme/me /scratch/n03 'n03/*' --source /lustre/imagenet
+
+exit code: 0, or 1 if not all files were copied, or none is staged
 """
 
 from __future__ import annotations
@@ -23,15 +29,7 @@ from overlapiter.urls import is_url
 from .console import CommandError, Names, Progress, count_words, error_words, size_words
 from .place import add_directory, chosen, only_one, opened
 
-EXAMPLES = """\
-examples:
-  overlapiter export /nvme/me /scratch/imagenet
-  overlapiter export /nvme/me /scratch/n03 'n03/*' --source /lustre/imagenet
-
-exit code: 0, or 1 if not all files were copied, or none is staged"""
-
 _CHUNK_BYTES = 1 << 20
-_DAMAGED = "damaged, or evicted meanwhile"
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _COPY = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -60,7 +58,9 @@ def run(arguments: argparse.Namespace) -> int:
                         is_new = tree.add(file)
                         n_copied, n_found = n_copied + is_new, n_found + (not is_new)
                         size_bytes += file.extent.size * is_new
-                    except (_RefusedError, DamagedError) as error:
+                    except DamagedError:
+                        failed["damaged, or evicted meanwhile"].add(file.name)
+                    except _RefusedError as error:
                         failed[str(error)].add(file.name)
                     shown.advance(file.extent.size)
         except OSError as error:
@@ -114,12 +114,30 @@ class _Tree:
             raise _RefusedError("no name of a file below TO")
         with self._folder(folders) as folder_fd:
             with contextlib.suppress(FileNotFoundError):
-                there = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
-                if _is_copy(file, there):
+                found = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
+                is_same = is_url(file.source.root) or found.st_mtime_ns == file.extent.mtime
+                if is_same and stat.S_ISREG(found.st_mode) and found.st_size == file.extent.size:
                     return False
                 raise _RefusedError("something else is there, and is left alone")
             self._write(file, name, folder_fd)
         return True
+
+    @contextlib.contextmanager
+    def _folder(self, names: list[bytes]) -> Iterator[int]:
+        """Give the descriptor of a folder, made if it is missing."""
+        fd = os.dup(self._fd)
+        try:
+            for name in names:
+                with contextlib.suppress(FileExistsError):
+                    os.mkdir(name, dir_fd=fd)
+                above = fd
+                fd = os.open(name, _DIRECTORY, dir_fd=above)
+                os.close(above)
+            yield fd
+        except NotADirectoryError:  # nor is a link one
+            raise _RefusedError(f"{os.fsdecode(name)} is no folder, and is left alone") from None
+        finally:
+            os.close(fd)
 
     def _write(self, file: StagedFile, name: bytes, folder_fd: int) -> None:
         new = os.fsencode(f".overlapiter-{secrets.token_hex(8)}")
@@ -138,42 +156,15 @@ class _Tree:
 
     def _pieces(self, extent: Extent) -> Iterator[bytes]:
         """Give the bytes of a copy. Raises DamagedError, in the end if they are others."""
-        try:
-            if not extent.is_whole:
-                yield self._reader.read(extent)
-                return
-            checksum = Checksum(extent.key, extent.size, extent.mtime)
+        if not extent.is_whole:
+            yield self._reader.read(extent)
+            return
+        checksum = Checksum(extent.key, extent.size, extent.mtime)
+        with contextlib.suppress(FileNotFoundError):  # it was evicted
             fd = os.open(segment_path(self._segments, extent.segment), _COPY)
             with open(fd, "rb", buffering=0) as copy:
                 while piece := copy.read(_CHUNK_BYTES):
                     checksum.update(piece)
                     yield piece
-        except (DamagedError, FileNotFoundError):
-            raise DamagedError(_DAMAGED) from None
         if checksum.value() != extent.checksum:
-            raise DamagedError(_DAMAGED)
-
-    @contextlib.contextmanager
-    def _folder(self, names: list[bytes]) -> Iterator[int]:
-        """Give the descriptor of a folder, made if it is missing."""
-        fd = os.dup(self._fd)
-        try:
-            for name in names:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(name, dir_fd=fd)
-                try:
-                    below = os.open(name, _DIRECTORY, dir_fd=fd)
-                except NotADirectoryError:  # of a link, too
-                    raise _RefusedError(
-                        f"{os.fsdecode(name)} is no folder, and is left alone"
-                    ) from None
-                os.close(fd)
-                fd = below
-            yield fd
-        finally:
-            os.close(fd)
-
-
-def _is_copy(file: StagedFile, there: os.stat_result) -> bool:
-    is_same = there.st_mtime_ns == file.extent.mtime or is_url(file.source.root)
-    return is_same and stat.S_ISREG(there.st_mode) and there.st_size == file.extent.size
+            raise DamagedError

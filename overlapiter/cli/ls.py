@@ -2,30 +2,27 @@
 
 PATTERN is relative to the source, or absolute: `n03/*` and `n03` both stand for all files below
 n03. `*` stands for any text, slashes included, `?` for a character, `[ab]` for one of some.
+
+Examples:
+  overlapiter ls /nvme/me
+  overlapiter ls /nvme/me 'n03/*.jpg'
+  overlapiter ls /nvme/me --json | jq -r .path
+
+exit code: 0, or 1 if no such file is staged, or the directory cannot be read
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import sys
 import time
 
 from overlapiter.store.inventory import StagedFile
-from overlapiter.urls import is_url
 
 from .console import duration_words, printable
 from .place import add_directory, chosen, opened
-
-EXAMPLES = """\
-examples:
-  overlapiter ls /nvme/me
-  overlapiter ls /nvme/me 'n03/*.jpg'
-  overlapiter ls /nvme/me --json | jq -r .path
-
-exit code: 0, or 1 if no such file is staged, or the directory cannot be read"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,24 +34,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """List; return the exit code."""
+    write, is_terminal = sys.stdout.buffer.write, sys.stdout.isatty()
+    now_seconds = time.time()
     with opened(arguments.directory) as inventory:
         sources = chosen(inventory, arguments.source)
         files = inventory.files(sources, pattern=arguments.pattern)
-        line_of = _facts if arguments.json else _line
         for file in files:
-            sys.stdout.buffer.write(os.fsencode(line_of(file)) + b"\n")
+            line = _facts(file) if arguments.json else _line(file, now_seconds)
+            write(os.fsencode(printable(line) if is_terminal else line) + b"\n")
         sys.stdout.buffer.flush()
     return 0 if files.n_files else 1
 
 
-def _line(file: StagedFile) -> str:
-    mtime = "-"  # of a URL it is a number that stands for a version
-    if not is_url(file.source.root):
-        seconds = file.extent.mtime // 10**9
-        mtime = datetime.datetime.fromtimestamp(seconds).strftime("%Y-%m-%d %H:%M")
-    age = duration_words(max(0.0, time.time() - file.staged_seconds))
-    path = printable(file.path) if sys.stdout.isatty() else file.path
-    return f"{file.extent.size:>15,}   {mtime:16}   {age:>11}   {path}"
+def _line(file: StagedFile, now_seconds: float) -> str:
+    _, _, _, _, size_bytes, mtime_ns, _ = file.extent
+    # The mtime of a URL is a number that stands for a version.
+    is_date = file.path.startswith("/")
+    mtime = time.strftime("%Y-%m-%d %H:%M", time.localtime(mtime_ns // 10**9)) if is_date else "-"
+    age = duration_words(max(0.0, now_seconds - file.staged_seconds))
+    return f"{size_bytes:>15,}   {mtime:16}   {age:>11}   {file.path}"
 
 
 def _facts(file: StagedFile) -> str:

@@ -19,9 +19,8 @@ from overlapiter.store.index import IndexBusyError, IndexDamagedError
 
 from .console import CommandError, error_words, say
 
-#: Each command is a module of this package, which is imported only to run it. It has a docstring
-#: and EXAMPLES for ``--help``, ``add_arguments(parser)``, and ``run(arguments)``, which returns the
-#: exit code.
+#: Each command is a module of this package, which is imported only to run it. Its docstring is what
+#: ``--help`` says; it has ``add_arguments(parser)``, and ``run(arguments)`` returns the exit code.
 COMMANDS = {
     "stage": "copy files to the staging directory ahead of a job",
     "status": "show what is staged, who uses it, how full it is and how well it works",
@@ -87,10 +86,11 @@ def _parsed(words: Sequence[str]) -> tuple[ModuleType, argparse.Namespace]:
         parser.parse_args(words)
         parser.error("name the COMMAND first")
     command = importlib.import_module(f"{__package__}.{words[0]}")
+    description, _, examples = str(command.__doc__).partition("\n\nExamples:")
     parser = argparse.ArgumentParser(
         f"overlapiter {words[0]}",
-        description=command.__doc__,
-        epilog=command.EXAMPLES,
+        description=description,
+        epilog=f"examples:{examples}",
         formatter_class=style,
     )
     command.add_arguments(parser)

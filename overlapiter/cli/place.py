@@ -130,5 +130,6 @@ def recorded(store: Store, counters: Callable[[], Mapping[str, float]]) -> Itera
         try:
             store.record_end(ending, counters())
         except (OSError, IndexBusyError) as error:
-            say(f"note: status will not show how this ended ({error_words(error)})")
+            if ending == "closed":  # else the same error has ended it
+                say(f"note: status will not show how this ended ({error_words(error)})")
         store.close()

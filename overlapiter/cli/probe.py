@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
+import errno
 import os
 import random
 import resource
@@ -15,10 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from overlapiter.node import count_cores
-from overlapiter.origins.origin import LocalOrigin, Origin, OriginalFile
-from overlapiter.store.extents import Extent, ExtentReader, checksum_of
+from overlapiter.origins.origin import LocalOrigin, Origin, Original, OriginalFile
+from overlapiter.store.extents import ExtentReader
 from overlapiter.store.generation import can_punch, generation_of, prepare, segments_folder
 from overlapiter.store.site import Run, Site
+from overlapiter.store.stager import Staged, Stager
 from overlapiter.store.store import Store, Wanted
 
 from .crew import Crew, Part, parts_of
@@ -33,20 +34,13 @@ _TIMEOUT_SECONDS = 10.0
 _FOLDER_PREFIX = "overlapiter.doctor-"
 _MOST_BYTES = 1 << 30
 _N_SMALL_FILES, _PART_FILES = 512, 8
-#: File systems that many nodes share, and those that are memory.
+#: File systems that many nodes share.
 _SHARED = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "ceph", "panfs", "9p"}
-_RAM = {"tmpfs", "ramfs"}
 _CGROUP = "/sys/fs/cgroup"
 
 
 class Level(NamedTuple):
-    """What so many reads in flight brought: files, bytes, and how long it took.
-
-    Attributes:
-        n_reads: Reads in flight.
-        latency_seconds: Median from the request to open a file to its first bytes.
-        cpu_seconds: What it took of the processors.
-    """
+    """What so many reads in flight brought; the latency is the median until the first bytes."""
 
     n_reads: int
     n_files: int
@@ -72,24 +66,19 @@ class Level(NamedTuple):
 
 
 class DiskSpeed(NamedTuple):
-    """What the staging disk can do: with one large file, and with small ones in a store.
+    """What the staging disk does with a large file, and a store on it with a small one.
 
-    Attributes:
-        small_bytes: The size of the small files.
-        small_write_seconds: To stage one, its source apart.
-        small_read_seconds: Median time to read one.
-        small_cpu_seconds: What staging one takes of the processors.
-        evict_seconds: To evict one.
-        has_holes: Whether the disk gives back the space of what is evicted from within a file.
+    To stage takes ``small_write_seconds`` and ``small_cpu_seconds``. A disk that ``has_holes``
+    gives back the space of what is evicted from within a file.
     """
 
     write_bytes_per_second: float
     read_bytes_per_second: float
     small_bytes: int
     small_write_seconds: float
-    small_read_seconds: float
     small_cpu_seconds: float
-    evict_seconds: float = 0.0
+    small_read_seconds: float
+    evict_seconds: float
     has_holes: bool = True
 
 
@@ -108,19 +97,13 @@ class FileSystem(NamedTuple):
     @property
     def is_ram(self) -> bool:
         """Whether it is memory."""
-        return self.kind in _RAM
+        return self.kind in ("tmpfs", "ramfs")
 
 
 class Node(NamedTuple):
-    """What this process may use of its node.
+    """What this process may use of its node; limits are 0 where there is none.
 
-    Attributes:
-        n_cores: Cores.
-        memory_bytes: Memory that is available.
-        shm_bytes: Free in ``/dev/shm``; 0 if there is none.
-        n_descriptors: Files that a process may have open; 0 for no limit.
-        n_processes: Processes and threads that the user may have; 0 for no limit.
-        load: Processes that wanted a core in the last minute, on average.
+    ``load`` is how many processes wanted a core in the last minute, on average.
     """
 
     n_cores: int
@@ -175,13 +158,13 @@ def measure_source(
         begin: Called with the number of reads in flight before each.
     """
     random.shuffle(paths)
-    todo, levels, numbers = iter(paths), [], levels_for(len(paths))
-    for number in numbers:
-        begin(number)
-        share = max(len(paths) * number // sum(numbers), 1)
-        files = list(itertools.islice(todo, share))
-        level = _level(origin, files, number, seconds / len(numbers))
+    levels, numbers, first = [], levels_for(len(paths)), 0
+    for n_reads in numbers:
+        begin(n_reads)
+        n_files = max(1, len(paths) * n_reads // sum(numbers))
+        level = _level(origin, paths[first : first + n_files], n_reads, seconds / len(numbers))
         levels += [level] if level else []
+        first += n_files
     return levels
 
 
@@ -192,34 +175,25 @@ def _level(origin: Origin, paths: Sequence[str], n_reads: int, seconds: float) -
     reads: list[tuple[float, int]] = []
 
     def read(part: Part[None]) -> None:
-        for path in part:
-            with contextlib.suppress(OSError):  # removed, or unreadable: another one
-                reads.append(_read(watched, path, deadline))
+        """Read a file, until the deadline if it is large."""
+        asked_seconds = time.monotonic()
+        with contextlib.suppress(OSError), watched.open(next(iter(part))) as file:
+            n_bytes = len(file.read(_CHUNK_BYTES))
+            latency_seconds = time.monotonic() - asked_seconds
+            while time.monotonic() < deadline and (piece := file.read(_CHUNK_BYTES)):
+                n_bytes += len(piece)
+            reads.append((latency_seconds, n_bytes))
 
     crew = Crew[None, None](read, n_reads, _TIMEOUT_SECONDS)
     watched = WatchedOrigin(origin, crew.ask, crew.told)
     parts = ({path: None} for path in paths if time.monotonic() < deadline)
-    ended = started
     with contextlib.closing(crew.run(parts)) as done:
-        for _ in done:
-            ended = time.monotonic()
+        ended = max((time.monotonic() for _ in done), default=started)
     if not reads:
         return None
     latencies, sizes = zip(*reads, strict=True)
-    cpu_seconds = time.process_time() - cpu_seconds
-    latency = statistics.median(latencies)
+    cpu_seconds, latency = time.process_time() - cpu_seconds, statistics.median(latencies)
     return Level(n_reads, len(reads), sum(sizes), ended - started, latency, cpu_seconds)
-
-
-def _read(origin: WatchedOrigin, path: str, deadline: float) -> tuple[float, int]:
-    """Read a file, until the deadline if it is large; return its latency and how much was read."""
-    started = time.monotonic()
-    with origin.open(path) as file:
-        n_bytes = len(file.read(_CHUNK_BYTES))
-        latency_seconds = time.monotonic() - started
-        while time.monotonic() < deadline and (piece := file.read(_CHUNK_BYTES)):
-            n_bytes += len(piece)
-    return latency_seconds, n_bytes
 
 
 # --- the staging disk -----------------------------------------------------------------------------
@@ -268,9 +242,9 @@ def measure_disk(folder: str, small_bytes: int, seconds: float) -> DiskSpeed:
     """
     prepare(folder)
     with tempfile.TemporaryFile(dir=folder) as file:
-        speeds = _large(file.fileno(), seconds / 2)
+        large = _large(file.fileno(), seconds / 2)
     small = _small(folder, small_bytes, seconds / 2)
-    return DiskSpeed(*speeds, small_bytes, *small, can_punch(generation_of(folder)))
+    return DiskSpeed(*large, small_bytes, *small, can_punch(generation_of(folder)))
 
 
 def _large(fd: int, seconds: float) -> tuple[float, float]:
@@ -284,41 +258,58 @@ def _large(fd: int, seconds: float) -> tuple[float, float]:
     os.fsync(fd)
     written = time.monotonic()
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    read_bytes = 0
-    while time.monotonic() - written < seconds / 2:
-        read_bytes += (got := len(os.pread(fd, len(piece), read_bytes)))
-        if not got:
-            break
+    read_bytes = got = -1
+    while got and time.monotonic() - written < seconds / 2:
+        got = len(os.pread(fd, len(piece), read_bytes + 1))
+        read_bytes += got
     return size_bytes / (written - started), read_bytes / (time.monotonic() - written)
 
 
+class _Memory:
+    """An origin all files of which hold the same; it takes no time."""
+
+    is_local = False
+
+    def __init__(self, size_bytes: int) -> None:
+        self._data = os.urandom(min(size_bytes, 4 * _CHUNK_BYTES))
+
+    def stat(self, _path: str = "") -> Original:
+        return Original(len(self._data), 0)
+
+    def open(self, _path: str) -> contextlib.AbstractContextManager[OriginalFile]:
+        return contextlib.nullcontext(self)
+
+    def read(self, size_bytes: int) -> bytes:
+        return self._data[:size_bytes]
+
+
 def _small(folder: str, size_bytes: int, seconds: float) -> tuple[float, float, float, float]:
-    """Return what staging a small file takes, reading it, the CPU of staging, and evicting it."""
-    data = os.urandom(min(size_bytes, 4 * _CHUNK_BYTES))
-    deadline, cpu_seconds = time.monotonic() + seconds, time.process_time()
+    """Return what staging a small file takes, and of it the CPU, reading it, and evicting it."""
+    started, cpu_started = time.monotonic(), time.process_time()
     store = Store(Site(folder), folder, Run(1, {}))
-    staged: list[Extent] = []
-    reads = []
-    try:
+    stager = Stager([store], _Memory(size_bytes), "never", lambda job: job(), lambda _text: None)
+    answers: dict[int, Staged] = {}
+    with contextlib.closing(stager), contextlib.closing(ExtentReader([folder])) as reader:
         for part in parts_of(range(_N_SMALL_FILES), _PART_FILES):
-            if time.monotonic() > deadline and staged:
-                break
-            staged += _staged(store, [f"{folder}/{number}" for number in part], data)
-        n_files = len(staged)
-        write_seconds = (time.monotonic() - deadline + seconds) / n_files
-        cpu_seconds = (time.process_time() - cpu_seconds) / n_files
+            if not answers or time.monotonic() < started + seconds:
+                paths = [f"{folder}/{number}" for number in part]
+                stager.stage([Wanted(store.key_of(path), path) for path in paths], answers.update)
+        write_seconds = time.monotonic() - started
+        cpu_seconds = time.process_time() - cpu_started
+        extents = [answer.extent for answer in answers.values() if answer.extent]
+        if not extents:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), folder)
         _drop_caches(segments_folder(folder))
-        with contextlib.closing(ExtentReader([folder])) as reader:
-            for extent in random.sample(staged, n_files):
-                started = time.monotonic()
-                reader.read(extent) if not extent.is_whole else reader.is_right(extent)
-                reads.append(time.monotonic() - started)
+        reads = []
+        for extent in random.sample(extents, len(extents)):
+            started = time.monotonic()
+            reader.is_right(extent)
+            reads.append(time.monotonic() - started)
         started = time.monotonic()
-        store.evict([extent.key for extent in staged])
-        evict_seconds = (time.monotonic() - started) / n_files
-    finally:
-        store.close()
-    return write_seconds, statistics.median(reads), cpu_seconds, evict_seconds
+        store.evict([extent.key for extent in extents])
+        evict_seconds = time.monotonic() - started
+    n = len(extents)
+    return write_seconds / n, cpu_seconds / n, statistics.median(reads), evict_seconds / n
 
 
 def _drop_caches(folder: str) -> None:
@@ -327,24 +318,6 @@ def _drop_caches(folder: str) -> None:
         with open(os.path.join(folder, name), "rb") as file:
             os.fdatasync(file.fileno())
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-
-
-def _staged(store: Store, paths: Sequence[str], data: bytes) -> list[Extent]:
-    """Stage files that all hold the same."""
-    copies = []
-    wanted = [Wanted(store.key_of(path), path) for path in paths]
-    store.claim(wanted)
-    for file in wanted:
-        place = store.place(len(data))
-        if place is None:
-            raise OSError(28, os.strerror(28), store.site.directory)
-        os.pwrite(place.segment.fd, data, max(place.start, 0))
-        checksum = checksum_of(data, file.key, 0)
-        number = place.segment.number
-        extent = Extent(file.key, 0, number, place.start, len(data), 0, checksum)
-        copies.append((file, place, extent))
-    store.publish(copies, [])
-    return [extent for *_, extent in copies]
 
 
 # --- the node -------------------------------------------------------------------------------------

@@ -2,6 +2,15 @@
 
 Files that are staged already, and still as their source, are left alone, so a second run goes on
 where the first one was interrupted, and a training job with the same --source finds all of it.
+
+Examples:
+  overlapiter stage train.txt --source /lustre/imagenet --to /nvme/me
+  overlapiter stage train.txt --source /lustre/imagenet --to /nvme/me --capacity 200GB
+  overlapiter stage train.txt --source s3://bucket/imagenet --to /nvme/me
+  find /lustre/imagenet -name '*.jpg' | overlapiter stage - --source /lustre/imagenet --to /nvme/me
+
+exit code: 0 if all files are staged, 1 if some are not, 2 if the command line cannot work,
+130 after Ctrl-C
 """
 
 from __future__ import annotations
@@ -35,16 +44,6 @@ from .crew import Crew, Part, parts_of
 from .filelist import FileList, read_list
 from .origins import WatchedOrigin, add_reading, check_reading, storage_options
 from .place import recorded, run_of
-
-EXAMPLES = """\
-examples:
-  overlapiter stage train.txt --source /lustre/imagenet --to /nvme/me
-  overlapiter stage train.txt --source /lustre/imagenet --to /nvme/me --capacity 200GB
-  overlapiter stage train.txt --source s3://bucket/imagenet --to /nvme/me
-  find /lustre/imagenet -name '*.jpg' | overlapiter stage - --source /lustre/imagenet --to /nvme/me
-
-exit code: 0 if all files are staged, 1 if some are not, 2 if the command line cannot work,
-130 after Ctrl-C"""
 
 #: Files that a thread claims and publishes at once, and copies one after the other.
 _PART_FILES = 8
@@ -252,7 +251,7 @@ class _Work:
 def _say_neighbours(directory: str, source: str) -> None:
     """Tell of source roots with the same files, which are staged apart: mostly a mistake."""
     with contextlib.closing(Inventory(directory)) as inventory:
-        others = {holding.source for holding in inventory.holdings()} - {source}
+        others = {holding["source"] for holding in inventory.holdings()} - {source}
     for other in others:
         if f"{source}/".startswith(f"{other}/") or f"{other}/".startswith(f"{source}/"):
             say(

@@ -7,8 +7,11 @@ that a command whose output is not read holds up no checkpoint.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -16,6 +19,9 @@ from . import segments
 from .extents import Extent
 from .generation import generation_of, index_path, segment_path, segments_folder
 from .index import Cursor, Index
+
+#: What JSON gives for an object.
+Facts = dict[str, Any]
 
 _LEAST_BLOCK_BYTES = 4096
 _PAGE_ROWS = 1024
@@ -28,13 +34,7 @@ _ORDERS = {
 
 
 class Source(NamedTuple):
-    """A source root of which files are, or were, staged.
-
-    Attributes:
-        number: By which rows name it.
-        root: The root: a path or a URL.
-        place: What tells roots of one name apart.
-    """
+    """A source root of which files are, or were, staged; ``number`` is how rows name it."""
 
     number: int
     root: str
@@ -58,34 +58,6 @@ class StagedFile(NamedTuple):
     def path(self) -> str:
         """The path of the source file."""
         return os.path.join(self.source.root, self.name)
-
-
-class Holding(NamedTuple):
-    """How much of a source root is staged."""
-
-    source: str
-    n_files: int
-    size_bytes: int
-
-
-class RunRow(NamedTuple):
-    """A run.
-
-    Attributes:
-        facts: What it said of itself.
-        started_seconds: Since the epoch.
-        ended_seconds: The same; None while it goes on, and if it was killed.
-        end: How it ended.
-        counters: What it has done.
-        is_running: Whether one of its processes lives.
-    """
-
-    facts: Mapping[str, object]
-    started_seconds: float
-    ended_seconds: float | None
-    end: str | None
-    counters: Mapping[str, object]
-    is_running: bool
 
 
 class Accounts(NamedTuple):
@@ -147,6 +119,7 @@ class Inventory:
         folder: The folder of the segments.
         block_bytes: Files take multiples of it.
         sum_of_blocks: SQL for the sum of a column ``size`` in whole blocks.
+        is_copy: Whether this looks into a copy, since the disk is full or read-only.
 
     Raises:
         FileNotFoundError: Nothing was ever staged there.
@@ -160,29 +133,38 @@ class Inventory:
         self.folder = segments_folder(directory)
         path = index_path(generation_of(directory))
         os.stat(path)  # else it would be made
-        self.block_bytes = block = max(_LEAST_BLOCK_BYTES, os.statvfs(directory).f_frsize)
-        self.sum_of_blocks = f"COALESCE(SUM((size + {block - 1}) / {block} * {block}), 0)"
-        self._index = Index(path)
-        self.close = self._index.close
+        disk = os.statvfs(directory)
+        self.block_bytes = block = max(_LEAST_BLOCK_BYTES, disk.f_frsize)
+        self.sum_of_blocks = f"COALESCE(SUM((MAX(size, 1) + {block - 1}) / {block} * {block}), 0)"
+        self.is_copy = False
+        with contextlib.ExitStack() as stack:
+            try:
+                self._index = Index(path)
+            except OSError:
+                self.is_copy = not disk.f_bavail or bool(disk.f_flag & os.ST_RDONLY)
+                if not self.is_copy:
+                    raise
+                self._index = Index(_copy_of(path, stack))
+            stack.callback(self._index.close)
+            self.close = stack.pop_all().close
         self.check = self._index.check
 
     def select(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         """Return the rows of a query; their types are those of the tables."""
         return self._index.read(lambda cursor: cursor.execute(statement, values).fetchall())
 
-    # --- files --------------------------------------------------------------------------------
-
     def sources(self) -> list[Source]:
         """Return the source roots of which files are, or were, staged."""
         return [Source(*row) for row in self.select("SELECT * FROM source ORDER BY root, place")]
 
-    def holdings(self) -> list[Holding]:
+    def holdings(self) -> list[Facts]:
         """Return how much is staged of each source root, those without any file left out."""
         statement = (
             "SELECT root, COUNT(*), SUM(size) FROM staged JOIN source ON source.id=staged.source "
             "GROUP BY staged.source ORDER BY root"
         )
-        return [Holding(*row) for row in self.select(statement)]
+        names = ("source", "n_files", "size_bytes")
+        return [dict(zip(names, row, strict=True)) for row in self.select(statement)]
 
     def files(
         self,
@@ -230,33 +212,42 @@ class Inventory:
 
     # --- runs and segments --------------------------------------------------------------------
 
-    def runs(self, n_ended: int) -> list[RunRow]:
-        """Return the runs that have not ended, and the last ones that have, the latest first."""
+    def runs(self, n_ended: int) -> list[Facts]:
+        """Return the runs that have not ended, and the last ones that have, the latest first.
+
+        Each has what it said of itself, and besides ``started_seconds``, ``ended_seconds`` (None
+        unless it has), ``end`` (how it ended; ``"running"``, or ``"killed"`` if none of its
+        processes lives) and ``counters``.
+        """
         rows = self.select(
-            "SELECT id, facts, started, ended, ending, counters FROM run WHERE ended IS NULL "
-            "UNION ALL SELECT * FROM (SELECT id, facts, started, ended, ending, counters FROM run "
-            "WHERE ended IS NOT NULL ORDER BY ended DESC LIMIT ?)",
+            "SELECT * FROM run WHERE ended IS NULL UNION ALL SELECT * FROM "
+            "(SELECT * FROM run WHERE ended IS NOT NULL ORDER BY ended DESC LIMIT ?)",
             n_ended,
         )
-        opened = self.select("SELECT DISTINCT run, owner FROM segment WHERE owner > 0")
-        living = {run for run, owner in opened if segments.is_owned(self.folder, owner)}
+        owners = self.select("SELECT DISTINCT run, owner FROM segment WHERE owner > 0")
+        living = {run for run, owner in owners if segments.is_owned(self.folder, owner)}
         return [
-            RunRow(_parsed(facts), started, ended, end, _parsed(counters), run in living)
-            for run, facts, started, ended, end, counters in rows
+            {
+                **_parsed(facts),
+                "started_seconds": started,
+                "ended_seconds": ended,
+                "end": end or ("running" if run in living else "killed"),
+                "counters": _parsed(counters),
+            }
+            for run, _, facts, started, ended, end, counters in rows
         ]
 
-    def n_copying(self) -> int:
-        """Return how many files are being copied, or were when their process was killed."""
-        return int(self.select("SELECT COUNT(*) FROM copying")[0][0])
-
     def total_bytes(self) -> int:
-        """Return what all segments are charged for."""
+        """Return what the capacity is compared with."""
         return int(self.select("SELECT value FROM fact WHERE name='total'")[0][0])
 
     def accounts(self) -> Accounts:
         """Compare what is charged with what is there."""
         n_left = len(self._left() & self._left())  # segments come and go meanwhile
-        disk_bytes = sum(_disk_bytes(self.folder, n) for n in segments.listed(self.folder))
+        disk_bytes = 0
+        for number in segments.listed(self.folder):
+            with contextlib.suppress(FileNotFoundError):  # it went meanwhile
+                disk_bytes += os.stat(segment_path(self.folder, number)).st_blocks * 512
         ((total, charged, n_miscounted),) = self.select(
             f"SELECT (SELECT value FROM fact WHERE name='total'), COALESCE(SUM(charged), 0), "
             f"(SELECT COUNT(*) FROM ({self._miscounted})) FROM segment"
@@ -295,14 +286,18 @@ class Inventory:
         self._index.write(work)
 
 
-def _disk_bytes(folder: str, number: int) -> int:
-    try:
-        return os.stat(segment_path(folder, number)).st_blocks * 512
-    except FileNotFoundError:  # it went meanwhile
-        return 0
+def _copy_of(path: str, stack: contextlib.ExitStack) -> str:
+    """Copy an index that lacks the room for what its processes share, until the stack unwinds."""
+    ram = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+    folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="overlapiter.", dir=ram))
+    copy = os.path.join(folder, os.path.basename(path))
+    for suffix in ("", "-wal"):
+        with contextlib.suppress(FileNotFoundError):
+            shutil.copyfile(path + suffix, copy + suffix)
+    return copy
 
 
-def _parsed(text: str | None) -> dict[str, object]:
+def _parsed(text: str | None) -> Facts:
     """Return an object of JSON; an empty one if it is none."""
     try:
         found = json.loads(text or "{}")

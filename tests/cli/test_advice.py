@@ -27,7 +27,7 @@ from overlapiter.options import parse_size
 from overlapiter.planning import default_prefetchers
 
 NODE = Node(16, memory_bytes=10**11, shm_bytes=10**10, n_descriptors=1024, n_processes=0, load=2.0)
-DISK = DiskSpeed(1e9, 2e9, 20_000, 1e-4, 1e-4, 1e-4)
+DISK = DiskSpeed(1e9, 2e9, 20_000, 1e-4, 1e-4, 1e-4, 2e-5)
 NVME = FileSystem("ext4", size_bytes=10**12, free_bytes=4 * 10**11)
 
 
