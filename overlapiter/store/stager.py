@@ -23,6 +23,7 @@ from overlapiter.origins.origin import Origin, Original, OriginalFile
 
 from .breaker import Breaker
 from .extents import (
+    WHOLE,
     Checksum,
     DamagedError,
     Extent,
@@ -261,6 +262,8 @@ class Stager:
         needs_reading = self._validate == "checksum" or not found.is_verified or is_suspect
         if answer is None and is_valid and needs_reading:
             with self._reader_lock:
+                if is_suspect:  # its segment may have been removed or replaced
+                    self._reader.close()
                 is_valid = self._reader.is_right(extent)
             if is_valid and not found.is_verified:
                 self._note_verified(extent)
@@ -469,7 +472,10 @@ class Stager:
             if copied is None:
                 self._give_up(tier, place)
                 return Staged(Outcome.SOURCE_FAILED)
-        self._mean_bytes += (place.size - self._mean_bytes) * 0.1 if self._mean_bytes else size
+        # What the next files may take of a segment that they share.
+        shared_bytes = 0 if place.start == WHOLE else place.size
+        share = 0.1 if self._mean_bytes else 1.0
+        self._mean_bytes += (shared_bytes - self._mean_bytes) * share
         staged = Staged(
             Outcome.COPIED,
             copied,

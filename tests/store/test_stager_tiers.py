@@ -1,0 +1,163 @@
+"""Tiers: a copy enters at the fastest one that takes it, sinks, rises, and goes."""
+
+from __future__ import annotations
+
+import errno
+
+import pytest
+
+from overlapiter.store.stager import Outcome
+from tests.store.actors import apart, in_a_process
+from tests.store.stagers import Setting, contents_of
+from tests.support import staged
+
+COPIED, FOUND, REFUSED = Outcome.COPIED, Outcome.FOUND, Outcome.REFUSED
+
+
+def staged_one_by_one(setting, *paths):
+    """Stage files, each in a part of its own, without evicting any; return the tier of each."""
+    for path in paths:
+        setting.outcomes(path)
+    return [setting.tier_of(path) for path in paths]
+
+
+def evict(setting, tier, *paths):
+    """Have files leave a tier; return where they are then, each copy being right."""
+    moved = setting.stager.evict(setting.wanted(paths), tier, None)
+    for path in paths:
+        extent = moved.get(setting.stores[0].key_of(path))
+        assert extent is None or setting.read(extent) == setting.origin.contents[path]
+    return [setting.tier_of(path) for path in paths]
+
+
+@pytest.mark.parametrize("size_blocks", [1, 300])
+@in_a_process
+def test_a_file_enters_at_the_fastest_tier_that_has_room(tmp_path, size_blocks):
+    contents = contents_of(4, 4096 * size_blocks)
+    setting = Setting(tmp_path, contents, 2 * size_blocks, size_blocks)
+    assert staged_one_by_one(setting, *setting.paths) == [0, 0, 1, None]
+    assert setting.outcomes(setting.paths[3]) == [REFUSED]
+    assert [setting.n_blocks(tier) for tier in (0, 1)] == [2 * size_blocks, size_blocks]
+    setting.close()
+
+
+@in_a_process
+def test_a_part_is_staged_in_several_tiers_at_once(tmp_path):
+    setting = Setting(tmp_path, contents_of(8), 3, None)
+    assert setting.outcomes(*setting.paths) == [COPIED] * 8
+    assert sorted(setting.tier_of(path) for path in setting.paths) == [0] * 3 + [1] * 5
+    assert [staged.being_copied(directory) for directory in setting.directories] == [set(), set()]
+    setting.close()
+
+
+@pytest.mark.parametrize("size_blocks", [1, 300])
+@in_a_process
+def test_files_sink_to_the_next_tier_and_go_from_the_last_one(tmp_path, size_blocks):
+    setting = Setting(tmp_path, contents_of(2, 4096 * size_blocks), None, None)
+    assert staged_one_by_one(setting, *setting.paths) == [0, 0]
+    assert evict(setting, 0, *setting.paths) == [1, 1]
+    assert setting.n_blocks(0) == 0
+    assert evict(setting, 1, *setting.paths) == [None, None]
+    assert setting.n_blocks(1) == 0
+    assert setting.stager.evict(setting.wanted(setting.paths), 1, None) == {}
+    setting.close()
+
+
+@in_a_process
+def test_files_go_for_good_where_no_slower_tier_has_room(tmp_path):
+    setting = Setting(tmp_path, contents_of(3), None, 1)
+    assert staged_one_by_one(setting, *setting.paths) == [0, 0, 0]
+    assert sorted(evict(setting, 0, *setting.paths), key=str) == [1, None, None]
+    setting.close()
+
+
+@in_a_process
+def test_a_damaged_copy_does_not_sink(tmp_path):
+    setting = Setting(tmp_path, contents_of(3), None, None)
+    staged_one_by_one(setting, *setting.paths)
+    staged.flip(setting.directories[0], setting.extent(setting.paths[1]))
+    assert evict(setting, 0, *setting.paths) == [1, None, 1]
+    assert setting.n_blocks(1) == 2
+    setting.close()
+
+
+@in_a_process
+def test_a_file_in_a_slower_tier_is_found_there_and_rises_when_a_faster_one_has_room(tmp_path):
+    contents = contents_of(6)
+    first = Setting(tmp_path, contents, None, None)
+    staged_one_by_one(first, *first.paths)
+    assert evict(first, 0, *first.paths) == [1] * 6
+    first.close()
+    later = Setting(tmp_path, contents, 4, None, run=2)
+    for _ in range(3):
+        assert later.outcomes(*later.paths) == [FOUND] * 6
+    assert sorted(later.tier_of(path) for path in later.paths) == [0] * 4 + [1] * 2
+    assert later.origin.n_opened.total() == 0
+    assert [later.n_blocks(tier) for tier in (0, 1)] == [4, 2]  # each lies in one tier alone
+    assert later.said == []
+    later.close()
+
+
+def test_a_tier_in_memory_that_a_boot_has_emptied_fills_again_from_the_slower_one(tmp_path):
+    contents = contents_of(6)
+
+    def before():
+        setting = Setting(tmp_path, contents, None, None)
+        staged_one_by_one(setting, *setting.paths)
+        assert evict(setting, 0, *setting.paths) == [1] * 6
+        setting.close()
+
+    def after():
+        setting = Setting(tmp_path, contents, None, None, run=2)
+        assert setting.outcomes(*setting.paths) == [FOUND] * 6
+        assert [setting.tier_of(path) for path in setting.paths] == [0] * 6
+        assert setting.origin.n_opened.total() == 0
+        setting.close()
+
+    apart(before)
+    (tmp_path / "tier-0").rename(tmp_path / "gone")
+    apart(after)
+
+
+@in_a_process
+def test_a_damaged_copy_in_a_slower_tier_is_replaced_in_the_faster_one(tmp_path):
+    contents = contents_of(2)
+    setting = Setting(tmp_path, contents, None, None)
+    staged_one_by_one(setting, *setting.paths)
+    evict(setting, 0, *setting.paths)
+    for path in setting.paths:
+        staged.zero(setting.directories[1], setting.extent(path))
+    assert setting.outcomes(*setting.paths, suspects=setting.paths) == [COPIED] * 2
+    assert [setting.tier_of(path) for path in setting.paths] == [0, 0]
+    assert setting.n_blocks(1) == 0
+    setting.close()
+
+
+@in_a_process
+def test_while_the_faster_tier_is_sick_the_slower_one_takes_the_files(tmp_path, monkeypatch):
+    setting = Setting(tmp_path, contents_of(3), None, None)
+
+    def fail(*_arguments):
+        raise OSError(errno.EIO, "Input/output error")
+
+    for method in ("look", "claim", "place"):
+        monkeypatch.setattr(setting.stores[0], method, fail)
+    assert setting.outcomes(*setting.paths) == [COPIED] * 3
+    monkeypatch.undo()
+    assert {setting.tier_of(path) for path in setting.paths} == {1}
+    (text,) = setting.said
+    assert str(setting.directories[0]) in text
+    setting.close()
+
+
+@in_a_process
+def test_a_slower_tier_that_is_sick_hides_no_faster_one_that_is_full(tmp_path, monkeypatch):
+    setting = Setting(tmp_path, contents_of(2), 1, None)
+
+    def fail(*_arguments):
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(setting.stores[1], "place", fail)
+    assert setting.outcomes(setting.paths[0]) == [COPIED]
+    assert setting.outcomes(setting.paths[1]) == [REFUSED]
+    setting.close()

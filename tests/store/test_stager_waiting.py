@@ -1,0 +1,150 @@
+"""Several processes that stage the same files: one copies each, and none waits for ever."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+
+from overlapiter.store import stager as stager_module
+from overlapiter.store.stager import Outcome
+from tests.store.stagers import Setting, contents_of
+from tests.support import staged
+
+COPIED, FOUND, BUSY = Outcome.COPIED, Outcome.FOUND, Outcome.BUSY
+N_FILES = 12
+
+
+@pytest.fixture
+def copying(act, tmp_path):
+    """Return a process that has claimed all files and copies the first one until told to go on."""
+
+    def copy():
+        setting = Setting(tmp_path, contents_of(N_FILES))
+        gate = threading.Event()
+        setting.origin.before_read = lambda _path: gate.wait()
+        found = []
+        thread = threading.Thread(target=lambda: found.extend(setting.outcomes(*setting.paths)))
+        thread.start()
+        while setting.stager.oldest_read() is None:
+            time.sleep(0.001)
+        yield "claimed"
+        gate.set()
+        thread.join()
+        yield found
+        setting.close()
+        yield None
+
+    actor = act(copy)
+    assert actor.step() == "claimed"
+    return actor
+
+
+def waiting(act, tmp_path, patience_seconds=60.0, n_rounds=1):
+    """Return a process that stages the same files, and yields what became of them, and how long."""
+
+    def wait():
+        stager_module._PATIENCE_SECONDS = patience_seconds
+        setting = Setting(tmp_path, contents_of(N_FILES), run=2)
+        for _ in range(n_rounds):
+            begun = time.monotonic()
+            outcomes = setting.outcomes(*setting.paths)
+            yield outcomes, time.monotonic() - begun, setting.said
+        setting.close()
+        yield setting.origin.n_opened.total()
+
+    return act(wait)
+
+
+def test_a_process_waits_for_what_another_one_copies(act, copying, tmp_path):
+    waiter = waiting(act, tmp_path)
+    waiter.begin()
+    assert copying.step() == [COPIED] * N_FILES
+    assert waiter.answer()[0] == [FOUND] * N_FILES
+    assert waiter.step() == 0
+
+
+@pytest.mark.parametrize("is_waiting", [False, True])
+def test_what_a_killed_process_was_copying_the_next_one_copies(act, copying, tmp_path, is_waiting):
+    waiter = waiting(act, tmp_path)
+    if is_waiting:
+        waiter.begin()
+        while not staged.query(tmp_path / "tier-0", "SELECT 1 FROM run WHERE id=2"):
+            time.sleep(0.001)
+    else:
+        copying.kill()
+        waiter.begin()
+    copying.kill()
+    outcomes, _, said = waiter.answer()
+    assert outcomes == [COPIED] * N_FILES
+    assert said == []
+    assert waiter.step() == N_FILES
+    assert staged.being_copied(tmp_path / "tier-0") == set()
+    staged.assert_accounted(tmp_path / "tier-0")
+
+
+def test_a_stopped_process_is_waited_for_once_and_its_files_are_read_from_the_source(
+    act, copying, tmp_path
+):
+    copying.signal(signal.SIGSTOP)
+    waiter = waiting(act, tmp_path, patience_seconds=0.3, n_rounds=4)
+    outcomes, took_seconds, (text,) = waiter.step()
+    assert outcomes == [BUSY] * N_FILES
+    assert took_seconds > 0.3
+    assert "was stopped" in text
+    outcomes, took_seconds, said = waiter.step()
+    assert outcomes == [BUSY] * N_FILES
+    assert took_seconds < 0.3
+    assert said == [text]
+    os.kill(copying.pid, signal.SIGCONT)
+    assert copying.step() == [COPIED] * N_FILES
+    assert waiter.step()[0] == [FOUND] * N_FILES
+    copying.step()
+
+
+def test_a_process_that_writes_is_waited_for_however_long_it_takes(act, tmp_path):
+    def copy():
+        setting = Setting(tmp_path, contents_of(1, 3 << 20))  # in pieces
+        setting.origin.before_read = lambda _path: time.sleep(0.1)
+        yield "ready"
+        yield setting.outcomes(*setting.paths)
+
+    def wait():
+        stager_module._PATIENCE_SECONDS = 0.4
+        setting = Setting(tmp_path, contents_of(1, 3 << 20), run=2)
+        yield "ready"
+        yield setting.outcomes(*setting.paths), setting.said
+
+    copier, waiter = act(copy), act(wait)
+    assert [copier.step(), waiter.step()] == ["ready"] * 2
+    copier.begin()
+    while not staged.being_copied(tmp_path / "tier-0"):
+        time.sleep(0.001)
+    assert waiter.step() == ([FOUND], [])
+    assert copier.answer() == [COPIED]
+
+
+def test_of_what_several_processes_want_at_once_each_file_is_read_once(act, tmp_path):
+    def stage(number):
+        def steps():
+            setting = Setting(tmp_path, contents_of(64), run=number + 1)
+            setting.origin.before_read = lambda _path: time.sleep(0.0005)
+            yield "ready"
+            for start in (0, 8, 16, 24):  # each begins elsewhere
+                part = [setting.paths[(start + 8 * number + n) % 32] for n in range(8)]
+                assert set(setting.outcomes(*part)) <= {COPIED, FOUND}
+            setting.close()
+            yield setting.origin.n_opened.total()
+
+        return steps
+
+    actors = [act(stage(number)) for number in range(4)]
+    for actor in actors:
+        actor.step()
+    for actor in actors:
+        actor.begin()
+    assert sum(actor.answer() for actor in actors) == 32
+    assert staged.charged_bytes(tmp_path / "tier-0") == 32 * 4096
