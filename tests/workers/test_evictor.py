@@ -1,0 +1,187 @@
+"""Making room: which victims go, which stay, and what becomes of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from overlapiter.store.eviction import Victim
+from overlapiter.store.extents import unpacked
+from overlapiter.store.stager import Outcome
+from overlapiter.workers.prefetcher import evictor as evictor_module
+from overlapiter.workers.prefetcher.evictor import Evictor, RoomForTask
+from tests.store.actors import in_a_process
+from tests.store.stagers import Setting, contents_of
+from tests.store.stores import BLOCK_BYTES, Files, made_store, stage, staged
+from tests.support.staged import another_run
+
+COPIED, REFUSED = Outcome.COPIED, Outcome.REFUSED
+
+
+class Declared:
+    """Declares the files of each example."""
+
+    def __init__(self, paths: Sequence[Sequence[str]]) -> None:
+        self.paths = paths
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, index: Any) -> Any:
+        return index
+
+    def source_paths(self, index: int) -> Sequence[str]:
+        return self.paths[index]
+
+
+class Room:
+    """A setting whose files have all been staged, one for each example, and an evictor for it."""
+
+    def __init__(self, folder, n_files, *n_blocks, dataset=None):
+        self.setting = Setting(folder, contents_of(n_files + 2), *n_blocks)
+        self.paths = self.setting.paths[:n_files]
+        self.more = self.setting.paths[n_files:]
+        for path in self.paths:
+            assert self.setting.outcomes(path) == [COPIED]
+        self.n_gone = 0
+        dataset = dataset or Declared([[path] for path in self.setting.paths])
+        self.evictor = Evictor(dataset, self.setting.stager, self._count)
+
+    def _count(self, n_files):
+        self.n_gone += n_files
+
+    def for_task(self, *victims, n_files=1):
+        task = RoomForTask(self.evictor, [Victim(*victim) for victim in victims])
+        task.n_files = n_files
+        return task
+
+    def tiers(self):
+        return [self.setting.tier_of(path) for path in self.paths]
+
+
+@in_a_process
+def test_victims_make_room_the_first_of_them_first_and_no_more_than_are_needed(tmp_path):
+    room = Room(tmp_path, 3, 3)
+    task = room.for_task((1, 0), (0, 0))
+    assert room.setting.outcomes(room.more[0], make_room=task.make) == [COPIED]
+    assert room.tiers() == [0, None, 0]
+    assert task.moved == {1: b""}
+    assert room.setting.outcomes(room.more[1], make_room=task.make) == [COPIED]
+    assert room.tiers() == [None, None, 0]
+    assert room.setting.outcomes(room.paths[0], make_room=task.make) == [REFUSED]
+    assert room.n_gone == 2
+
+
+@in_a_process
+def test_victims_sink_to_the_next_tier_and_there_others_go(tmp_path):
+    room = Room(tmp_path, 2, 1, 1)
+    assert room.tiers() == [0, 1]
+    task = room.for_task((0, 0), (1, 1))
+    assert room.setting.outcomes(room.more[0], make_room=task.make) == [COPIED]
+    assert room.tiers() == [1, None]
+    assert room.setting.tier_of(room.more[0]) == 0
+    (sunk,) = unpacked(task.moved.pop(0)).values()
+    assert sunk == room.setting.extent(room.paths[0])
+    assert task.moved == {1: b""}
+    assert room.n_gone == 1
+    assert room.setting.outcomes(room.more[1], make_room=task.make) == [REFUSED]
+
+
+@in_a_process
+def test_a_victim_that_is_not_there_is_told_apart_from_one_that_went(tmp_path):
+    room = Room(tmp_path, 1, None)
+    moved = room.evictor.evict([Victim(0, 0), Victim(1, 0)], 0, lambda *_: False)
+    assert moved == {0: b"", 1: None}
+
+
+@in_a_process
+def test_files_that_other_examples_need_sooner_stay(tmp_path):
+    contents = [*contents_of(4)]
+    room = Room(tmp_path, 2, None, dataset=Declared([contents[:2]]))
+    kept = room.setting.stores[0].key_of(room.paths[1])
+    room.evictor.evict([Victim(0, 0, (kept,))], 0, lambda *_: False)
+    assert room.tiers() == [None, 0]
+
+
+@in_a_process
+def test_files_that_the_dataset_does_not_declare_are_those_that_the_victim_names(tmp_path):
+    room = Room(tmp_path, 2, None, dataset=[0, 1])
+    assert room.evictor.evict([Victim(0, 0)], 0, lambda *_: False) == {0: None}
+    room.evictor.evict([Victim(0, 0, (), (room.paths[1],))], 0, lambda *_: False)
+    assert room.tiers() == [0, None]
+
+
+@in_a_process
+def test_an_example_that_does_not_say_what_it_reads_is_no_victim(tmp_path):
+    class Broken(Declared):
+        def source_paths(self, index: int) -> Sequence[str]:
+            raise OSError(2, f"no list names example {index}")
+
+    room = Room(tmp_path, 1, 1, dataset=Broken([()]))
+    task = room.for_task((0, 0))
+    assert room.setting.outcomes(room.more[0], make_room=task.make) == [REFUSED]
+    assert room.tiers() == [0]
+    assert room.setting.said == []
+
+
+@in_a_process
+def test_what_another_run_is_about_to_read_goes_last(tmp_path):
+    room = Room(tmp_path, 3, 3)
+    setting = room.setting
+    with another_run(setting.directories[0], setting.stores[0].source) as other:
+        other.want([other.key_of(path) for path in room.paths[:2]])
+        task = room.for_task((0, 0), (2, 0), (1, 0), n_files=3)
+        assert setting.outcomes(room.more[0], make_room=task.make) == [COPIED]
+        assert room.tiers() == [0, 0, None]
+        assert setting.outcomes(room.more[1], make_room=task.make) == [COPIED]
+        assert room.tiers().count(0) < 2
+
+
+@pytest.mark.parametrize("is_running", [True, False])
+@in_a_process
+def test_files_of_a_source_that_no_run_uses_make_room_before_any_victim(tmp_path, is_running):
+    room = Room(tmp_path, 1, 2)
+    setting, files = room.setting, Files(1, BLOCK_BYTES)
+    other = made_store(setting.directories[0], 2, "/lustre/other")
+    assert stage(other, files, files.paths)
+    if not is_running:
+        other.record_end("closed", {})
+    other.close()
+    evictor_module._YOUNG_SECONDS = -10.0  # it was staged just now
+    task = room.for_task((0, 0))
+    assert setting.outcomes(room.more[0], make_room=task.make) == [COPIED]
+    assert bool(staged(other, files)) == is_running
+    assert room.tiers() == [None if is_running else 0]
+    assert task.moved == ({0: b""} if is_running else {})
+
+
+@in_a_process
+def test_a_tier_whose_capacity_was_larger_before_shrinks(tmp_path):
+    room = Room(tmp_path, 6, None)
+    room.setting.close()
+    (store,) = room.setting.stores
+    store.site = store.site._replace(capacity_bytes=2 * BLOCK_BYTES)
+    room.for_task(*((n, 0) for n in range(6)), n_files=1).shrink()
+    store.close()
+    assert store.total_bytes() <= 2 * BLOCK_BYTES
+    assert room.n_gone == 4
+
+
+@in_a_process
+def test_after_a_search_in_vain_for_what_no_run_uses_there_is_none_for_a_while(
+    tmp_path, monkeypatch
+):
+    room = Room(tmp_path, 1, None)
+    searches = []
+    (store,) = room.setting.stores
+    monkeypatch.setattr(store, "strays", lambda **search: searches.append(search) or [])
+    for _ in range(5):
+        assert not room.evictor.evict_strays(0, older_than_seconds=0.0)
+    assert len(searches) == 1
+    real = time.monotonic
+    monkeypatch.setattr(evictor_module.time, "monotonic", lambda: real() + 60)
+    room.evictor.evict_strays(0, older_than_seconds=0.0)
+    assert len(searches) == 2
