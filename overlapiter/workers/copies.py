@@ -23,7 +23,7 @@ class StagedCopies:
 
     Attributes:
         table: The extents that may be read, by the keys of their files.
-        missed: Keys of those that could not be.
+        has_missed: Whether one of them could not be read for the current example, or was of no use.
         opened: The paths opened for the current example, in order.
         opens_staged: Opens that went to a staged copy, since the start.
         opens_source: Opens that went to the slow store, since the start.
@@ -36,7 +36,8 @@ class StagedCopies:
         self._reader = ExtentReader(directories)
         self._files = LocalFiles(directories[-1], self._reader)
         self.table: dict[int, Extent] = {}
-        self.missed: set[int] = set()
+        self.has_missed = False
+        self._is_trusted = True
         self.opened: list[str] = []
         self.opens_staged = 0
         self.opens_source = 0
@@ -44,11 +45,11 @@ class StagedCopies:
     def begin_part(self, table: dict[int, Extent]) -> None:
         """Replace the table."""
         self.table = table
-        self.missed.clear()
 
     def begin_example(self) -> None:
         """Forget what the previous example opened, and the files that were made for it."""
         self.opened = []
+        self.has_missed, self._is_trusted = False, True
         self._files.forget()
 
     def open(
@@ -88,14 +89,15 @@ class StagedCopies:
         return None
 
     def _extent_of(self, path: str) -> Extent | None:
+        if not self._is_trusted:
+            return None
         # The hook has put a URL into its plain form already.
         return self.table.get(key_of(path if self._is_url else normalised(path), self._seed))
 
     def _miss(self, extent: Extent) -> None:
-        self.missed.add(extent.key)
+        self.has_missed = True
         self.table.pop(extent.key, None)
 
     def distrust(self) -> None:
-        """Send the further opens of this part to the source, and have its files looked at again."""
-        self.missed.update(self.table)
-        self.table = {}
+        """Send the further opens of this example to the source; its files are looked at again."""
+        self.has_missed, self._is_trusted = True, False

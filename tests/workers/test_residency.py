@@ -106,7 +106,7 @@ def test_a_copy_that_could_not_be_read_is_looked_at_and_suspected_until_then():
     part = run.hand_out()
     run.offer(part)
     run.hear(part)
-    run.residency.suspect(part)
+    run.residency.suspect(part.indices)
     assert run.residency.to_look_at(part) == part.indices
     assert run.residency.suspects_among(part.indices) == part.indices
     run.offer(part)

@@ -128,13 +128,16 @@ class FileReader:
                 reading.entries.append(_explained(error, index, paths))
                 if not self._plan.is_skipping:
                     reading.failure = error
-                    break
+            if copies is not None and copies.has_missed:
+                reading.missed.append(index)
+            if reading.failure is not None:
+                break
             if copies is not None and len(copies.opened) > reading.n_files:
                 reading.n_files = max(reading.n_files, len(set(copies.opened)))
         if copies is not None:
             row.add(Counter.OPENS_STAGED, copies.opens_staged - counted[0])
             row.add(Counter.OPENS_SOURCE, copies.opens_source - counted[1])
-        self._report(reading, before, copies is not None and bool(copies.missed))
+        self._report(reading, before)
         self._begin_example()  # what the last one opened is not needed any more
         row.put(Counter.CURRENT, 0)
         return reading.fetch_ns
@@ -200,13 +203,13 @@ class FileReader:
                 return task._replace(slot=message[1], layout_id=message[2])
             self._take_note(message, fds)
 
-    def _report(self, reading: _Reading, before: tuple[int, int], has_missed: bool) -> None:
+    def _report(self, reading: _Reading, before: tuple[int, int]) -> None:
         payload = reading.pickled_entries(self._plan.is_skipping)
         n_bad = sum(isinstance(entry, ExampleError) for entry in reading.entries)
         self._row.add(Counter.EXAMPLES_READ, len(reading.entries) - n_bad)
         busy_ns, cpu_ns = self._clock.now()
         cost = reading.n_files, busy_ns - before[0], cpu_ns - before[1]
-        answer = reading.task.part_id, cost, has_missed
+        answer = reading.task.part_id, cost, reading.missed
         if reading.failure is not None:
             failure = _pickled_error(reading.failure, reading.entries[-1])
             self._channel.send(("failed", answer, failure))
@@ -228,6 +231,7 @@ class _Reading:
         failure: What ends the whole part; the last entry explains it.
         fetch_ns: Nanoseconds spent inside the dataset.
         n_files: Most files that one of its examples has opened.
+        missed: The examples of which a copy was damaged or gone, or of no use.
     """
 
     def __init__(self, task: ReadTask) -> None:
@@ -236,6 +240,7 @@ class _Reading:
         self.failure: Exception | None = None
         self.fetch_ns = 0
         self.n_files = 0
+        self.missed: list[int] = []
 
     def pickled_entries(self, is_skipping: bool) -> bytes | None:
         """Return the entries, pickled; None if every example is ordinary, or the part has failed.

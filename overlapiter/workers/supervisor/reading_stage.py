@@ -134,12 +134,14 @@ class ReadingStage:
             self._keeper.widen(part.batch.layout_id, wanted)
         self._supervisor.settle(self._schedule.done(part))
 
-    def _take_back(self, worker: Worker, answer: tuple[int, tuple[int, int, int], bool]) -> Part:
-        part_id, cost, has_missed = answer
+    def _take_back(
+        self, worker: Worker, answer: tuple[int, tuple[int, int, int], list[int]]
+    ) -> Part:
+        part_id, cost, missed = answer
         part = worker.take_back(part_id)
         self._costs.add(ReadCost(*cost), len(part.indices))
-        if has_missed:
-            self._residency.suspect(part)
+        if missed:
+            self._residency.suspect(missed)
         if self._probe is part:
             self._probe = None
         return part

@@ -127,10 +127,10 @@ class Residency:
         plain = zip(indices, self._plain(indices), strict=True)
         return [index for index, p in plain if p in self._suspects]
 
-    def suspect(self, part: Part) -> None:
-        """Have the files of a part looked at again, since a copy could not be read."""
+    def suspect(self, indices: list[int]) -> None:
+        """Have the files of examples looked at again, since a copy could not be read."""
         self._do_others_evict = True  # or damage: looking does no harm
-        for index in self._plain(part.indices):
+        for index in self._plain(indices):
             self._known.forget(index)
             self._suspects.add(index)
 

@@ -24,7 +24,8 @@ With the workers, of which every one may also send ("trouble", text) and ("crash
     ("read", *ReadTask)                       ("read", answer, report, wanted row bytes)
     ("slot", slot, layout_id)                 ("failed", answer, pickled error)
 
-The ``answer`` is the part's id, what reading it has cost, and whether a copy was damaged or gone.
+The ``answer`` is the part's id, what reading it has cost, and the examples of which a copy was
+damaged or gone.
 A task may be reported in pieces; ``moved`` is None in all of them but the last.
 """
 
