@@ -34,8 +34,8 @@ from overlapiter.store.store import Store
 from overlapiter.urls import is_url
 
 from .console import CommandError, Names, Progress, count_words, printable, size_words
-from .crew import Crew, Part, parts_of
-from .origins import WatchedOrigin, add_reading, check_reading, origin_of, storage_options
+from .crew import Crew, Part, WatchedOrigin, parts_of
+from .origins import add_reading, check_reading, origin_of, storage_options
 from .place import add_directory, chosen, opened, recorded, store_of
 
 _READS_IN_FLIGHT = 64
@@ -174,7 +174,7 @@ class _Verifier:
         self._silence = f"{_UNKNOWN} (no answer for {arguments.timeout:g} s)"
         self._crew = Crew[StagedFile, "list[Finding]"](self._look_at, n_reads, arguments.timeout)
         origin = origin_of(source.root, options, n_reads, source.place)
-        self._origin = WatchedOrigin(origin, self._crew.ask, self._crew.told)
+        self._origin = WatchedOrigin(origin, self._crew)
 
     def run(self) -> tuple[int, list[Finding]]:
         """Return how many files there are, and what is wrong."""

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import itertools
+import os
 import queue
+import stat
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
+from overlapiter.origins.origin import Origin, Original, OriginalFile
+
+AnswerT = TypeVar("AnswerT")
 ItemT = TypeVar("ItemT")
 ResultT = TypeVar("ResultT")
 
@@ -18,6 +24,8 @@ ResultT = TypeVar("ResultT")
 _LOOK_SECONDS = 0.25
 #: How long the end waits for threads that are asking.
 _PATIENCE_SECONDS = 5.0
+#: What can be opened by its name and is no file: that may take for ever, or wake its other end.
+_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device"}
 
 #: Some files that are worked on together, by their paths.
 Part = dict[str, ItemT]
@@ -37,7 +45,7 @@ class Crew(Generic[ItemT, ResultT]):
     place; the other files of its part are worked on again, each by itself.
 
     Args:
-        work: Works on a part. It calls :meth:`ask` before it asks about a file, then :meth:`told`.
+        work: Works on a part; it asks the slow store through :meth:`ask`.
         n_threads: How many parts are worked on at the same time.
         timeout_seconds: How long an answer may take.
         give_up: Called with a part whose thread is given up.
@@ -62,27 +70,31 @@ class Crew(Generic[ItemT, ResultT]):
         self._threads: dict[int, threading.Thread] = {}  # by ident, as the following
         self._working: dict[int, Part[ItemT]] = {}
         self._asking: dict[int, tuple[str, float]] = {}
-        self._lost: set[int] = set()
+        self._n_lost = 0
         self._is_ending = self._is_stopped = False
 
     # --- in the threads -----------------------------------------------------------------------
 
-    def ask(self, path: str) -> None:
-        """Note that a slow store is asked about a file. Raises InterruptedError once stopped."""
+    def ask(self, path: str, question: Callable[[], AnswerT]) -> AnswerT:
+        """Return the answer to a question about a file. To a thread given up it does not return.
+
+        Raises:
+            InterruptedError: It was stopped.
+        """
         if self._is_stopped:
             raise InterruptedError(errno.EINTR, "interrupted")
-        self._asking[threading.get_ident()] = path, time.monotonic()
-
-    def told(self) -> None:
-        """Note that it has answered. To a thread that was given up this does not return."""
-        if self._asking.pop(threading.get_ident(), None) is None:
-            threading.Event().wait()  # its files may have been worked on again
+        me = threading.get_ident()
+        self._asking[me] = path, time.monotonic()
+        try:
+            return question()
+        finally:
+            if self._asking.pop(me, None) is None:
+                threading.Event().wait()  # the files may have been worked on again
 
     def _run(self) -> None:
-        me = threading.get_ident()
         try:
             while (part := self._next()) is not None:
-                self._working[me] = part
+                self._working[threading.get_ident()] = part
                 self._done.put((part, self._work(part)))
         except Exception as error:
             self._done.put(error)
@@ -122,7 +134,8 @@ class Crew(Generic[ItemT, ResultT]):
                 if time.monotonic() >= look_seconds:
                     look_seconds = time.monotonic() + _LOOK_SECONDS
                     for part in self._overdue():
-                        n_working -= not self._replace()
+                        # If too many are lost, the store is dead.
+                        n_working -= self._n_lost > self._n_threads or not self._start()
                         yield part, None
         finally:
             self.stop()
@@ -138,16 +151,13 @@ class Crew(Generic[ItemT, ResultT]):
         self._threads[thread.ident or 0] = thread
         return True
 
-    def _replace(self) -> bool:
-        """Start a thread for one that is lost, unless so many are that the store is dead."""
-        return len(self._lost) <= self._n_threads and self._start()
-
     def _overdue(self) -> Iterator[Part[ItemT]]:
         """Give up threads that wait too long; give the files for which they do."""
         since = time.monotonic() - self._timeout_seconds
         for thread, (path, asked_seconds) in list(self._asking.items()):
             if asked_seconds < since and self._asking.pop(thread, None) is not None:
-                self._lost.add(thread)
+                self._n_lost += 1
+                del self._threads[thread]
                 part = self._working[thread]
                 self._give_up(part)
                 self._again.extend({other: part[other]} for other in part if other != path)
@@ -161,6 +171,75 @@ class Crew(Generic[ItemT, ResultT]):
         """End the threads, in the middle of a file, too; those that hang are not waited for."""
         self._is_ending = self._is_stopped = True
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        for ident, thread in self._threads.items():
-            if ident not in self._lost:
-                thread.join(max(0.0, deadline - time.monotonic()))
+        for thread in self._threads.values():
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+
+class WatchedOrigin:
+    """An origin that opens files alone, is asked through a crew, and notes why it fails.
+
+    Attributes:
+        is_local: As of any origin.
+        reasons: Why files could not be read; an empty text for those that are empty.
+    """
+
+    def __init__(self, origin: Origin, crew: Crew[Any, Any]) -> None:
+        self._origin = origin
+        self._crew = crew
+        self.is_local = origin.is_local
+        self.reasons: dict[str, str] = {}
+
+    def asked(self, path: str, question: Callable[[], AnswerT]) -> AnswerT:
+        """Return the answer to a question about a file."""
+        try:
+            return self._crew.ask(path, question)
+        except OSError as error:
+            self.reasons[path] = error.strerror or str(error)
+            raise
+
+    def stat(self, path: str) -> Original:
+        """Tell what a file is now."""
+        return self.asked(path, lambda: self._origin.stat(path))
+
+    def open(self, path: str) -> contextlib.AbstractContextManager[OriginalFile]:
+        """Open a file, for the length of a ``with`` block."""
+        if self.is_local:
+            self.asked(path, lambda: _check_is_file(path))
+        return _WatchedFile(self, path, self.asked(path, lambda: self._origin.open(path)))
+
+
+class _WatchedFile:
+    """A file of a watched origin."""
+
+    def __init__(
+        self,
+        origin: WatchedOrigin,
+        path: str,
+        opened: contextlib.AbstractContextManager[OriginalFile],
+    ) -> None:
+        self._origin, self._path, self._opened = origin, path, opened
+
+    def __enter__(self) -> _WatchedFile:
+        self._file = self._opened.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._opened.__exit__(*exception)
+
+    def stat(self) -> Original:
+        found = self._origin.asked(self._path, self._file.stat)
+        if not found.size_bytes:
+            self._origin.reasons[self._path] = ""
+        return found
+
+    def read(self, size_bytes: int) -> bytes:
+        return self._origin.asked(self._path, lambda: self._file.read(size_bytes))
+
+
+def _check_is_file(path: str) -> None:
+    """Raise OSError unless a path of a mounted directory leads to a file; opens nothing."""
+    kind = stat.S_IFMT(os.stat(path).st_mode)
+    if kind == stat.S_IFDIR:
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if kind in _KINDS:
+        raise OSError(errno.EINVAL, f"{_KINDS[kind]}, not a file", path)

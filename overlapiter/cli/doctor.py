@@ -20,6 +20,7 @@ import os
 import sqlite3
 import sys
 import textwrap
+from typing import Any, NamedTuple
 
 from overlapiter.errors import StagingError
 from overlapiter.options import check_count, directory_path
@@ -54,6 +55,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
+class _Findings(NamedTuple):
+    """What was measured; of the data set the size is an estimate, if all its files are known."""
+
+    source: str
+    directory: str | None
+    levels: list[probe.Level]
+    dataset_bytes: float | None
+    node: probe.Node
+    disk: probe.DiskSpeed | None = None
+    file_system: probe.FileSystem | None = None
+    staged_bytes: int = 0
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Measure and recommend; return the exit code."""
     n_ranks = check_count("--ranks", arguments.ranks)
@@ -61,46 +75,42 @@ def run(arguments: argparse.Namespace) -> int:
         raise CommandError("--seconds: give more than 0", is_usage=True)
     source = source_root(arguments.source)
     directory = None if arguments.to is None else directory_path(arguments.to)
-    disk, place, staged_bytes = None, None, 0
     try:
         levels, dataset_bytes = _measured_source(source, arguments)
         best = advice.knee(levels)
+        found = _Findings(source, directory, levels, dataset_bytes, probe.look_at_node())
         if directory is not None:
-            seconds = arguments.seconds * _DISK_SHARE
-            disk, place, staged_bytes = _measured_disk(directory, best.file_bytes, seconds)
+            found = _with_disk(found, directory, best.file_bytes, arguments.seconds * _DISK_SHARE)
     finally:
         _say_at("")
-    node = probe.look_at_node()
     advised = [
-        advice.processes_advice(node, n_ranks),
-        advice.prefetchers_advice(best, disk, node, n_ranks),
+        advice.processes_advice(found.node, n_ranks),
+        advice.prefetchers_advice(best, found.disk, found.node, n_ranks),
         advice.reads_advice(levels, n_ranks),
-        advice.capacity_advice(place, staged_bytes, dataset_bytes),
+        advice.capacity_advice(found.file_system, found.staged_bytes, dataset_bytes),
     ]
-    notes = advice.warnings(levels, disk, place, node)
+    notes = advice.warnings(levels, found.disk, found.file_system, found.node)
     if arguments.json:
         facts = {
-            "source": source,
-            "directory": directory,
-            "levels": [
-                {**level._asdict(), "files_per_second": level.files_per_second,
-                 "bytes_per_second": level.bytes_per_second} for level in levels
-            ],
-            "disk": disk and disk._asdict(),
-            "file_system": place and place._asdict(),
-            "node": node._asdict(),
+            **{name: _plain(value) for name, value in found._asdict().items()},
             "sqlite": sqlite3.sqlite_version,
-            "dataset_bytes": dataset_bytes,
             "recommended": {each.name: each.value for each in advised},
             "reasons": {each.name: each.reason for each in advised},
             "warnings": notes,
-        }  # fmt: skip
+        }
         print(json.dumps(facts, indent=2))
         return 0
     noted = [textwrap.fill(f"Note: {text}.", _COLUMNS) for text in notes]
-    tables = [_source_table(source, levels), _node_table(node, disk, place)]
-    print("\n\n".join([*tables, *noted, _recommendation(source, directory, advised)]))
+    tables = [_source_table(found), _node_table(found)]
+    print("\n\n".join([*tables, *noted, _recommendation(found, advised)]))
     return 0
+
+
+def _plain(value: Any) -> Any:
+    """Return named tuples as objects of JSON."""
+    if isinstance(value, list):
+        return [_plain(each) for each in value]
+    return value._asdict() if hasattr(value, "_asdict") else value
 
 
 def _measured_source(
@@ -134,19 +144,18 @@ def _measured_source(
     return levels, mean_bytes * len(paths) if is_whole else None
 
 
-def _measured_disk(
-    directory: str, file_bytes: float, seconds: float
-) -> tuple[probe.DiskSpeed, probe.FileSystem, int]:
-    """Return what a disk can do, where it lies, and how much is staged there."""
+def _with_disk(found: _Findings, directory: str, file_bytes: float, seconds: float) -> _Findings:
+    """Measure the disk of the staging directory, too."""
     try:
         with probe.scratch(directory) as folder:
             _say_at("the staging disk")
-            place = probe.file_system_of(directory)
+            place = probe.file_system_of(folder)
             disk = probe.measure_disk(folder, max(1, round(file_bytes)), seconds)
         staged_bytes = 0
-        with contextlib.suppress(FileNotFoundError):  # nothing was ever staged there
-            os.stat(directory)
-            with contextlib.closing(Inventory(existing_directory(directory))) as inventory:
+        if os.path.isdir(directory):
+            existing_directory(directory)
+            no_index = contextlib.suppress(FileNotFoundError)  # nothing was ever staged there
+            with no_index, contextlib.closing(Inventory(directory)) as inventory:
                 staged_bytes = inventory.total_bytes()
     except StagingError:
         raise
@@ -156,7 +165,7 @@ def _measured_disk(
             f"the staging disk at {directory} cannot be measured ({reason}); name a directory that "
             f"you may write, whose parent exists"
         ) from error
-    return disk, place, staged_bytes
+    return found._replace(disk=disk, file_system=place, staged_bytes=staged_bytes)
 
 
 def _say_at(text: str) -> None:
@@ -169,7 +178,8 @@ def _say_at(text: str) -> None:
 # --- the report -----------------------------------------------------------------------------------
 
 
-def _source_table(source: str, levels: list[probe.Level]) -> str:
+def _source_table(found: _Findings) -> str:
+    levels = found.levels
     rows = [
         (
             f"{level.n_reads}",
@@ -181,16 +191,15 @@ def _source_table(source: str, levels: list[probe.Level]) -> str:
         for level in levels
     ]
     head = ("reads in flight", "files/s", "throughput", "latency", "files read")
-    text = f"The slow store, {source}\n" + table(head, rows, n_left=0)
+    text = f"The slow store, {found.source}\n" + table(head, rows, n_left=0)
     if len(levels) < len(probe.READS_IN_FLIGHT):
         most = levels[-1].n_reads
         text += f"\n  There are too few files to measure more than {most} reads in flight."
     return text
 
 
-def _node_table(
-    node: probe.Node, disk: probe.DiskSpeed | None, place: probe.FileSystem | None
-) -> str:
+def _node_table(found: _Findings) -> str:
+    node, disk, place = found.node, found.disk, found.file_system
     rows = {}
     if disk is not None and place is not None:
         free, size = size_words(place.free_bytes), size_words(place.size_bytes)
@@ -218,7 +227,7 @@ def _node_table(
     return "This node\n" + "\n".join(f"  {name:{width}}   {text}" for name, text in rows.items())
 
 
-def _recommendation(source: str, directory: str | None, advised: list[advice.Advice]) -> str:
+def _recommendation(found: _Findings, advised: list[advice.Advice]) -> str:
     names = [f"  {each.name} = {each.value}" for each in advised]
     width = max(map(len, names)) + 3
     lines = [
@@ -231,7 +240,7 @@ def _recommendation(source: str, directory: str | None, advised: list[advice.Adv
         for name, each in zip(names, advised, strict=True)
     ]
     n_processes, *others = advised
-    directory = directory or "/path/to/a/disk/of/this/node"
+    directory = found.directory or "/path/to/a/disk/of/this/node"
     options = "".join(f", {each.name}={each.value!r}" for each in others if each.value is not None)
     return "\n".join(
         [
@@ -241,7 +250,7 @@ def _recommendation(source: str, directory: str | None, advised: list[advice.Adv
             "  overlapiter.OverlapIterator(",
             f"      train, batch_size, n_processes={n_processes.value},",
             "      staging=overlapiter.Staging(",
-            f"          {directory!r}, source={source!r}{options}",
+            f"          {directory!r}, source={found.source!r}{options}",
             "      ),",
             "  )",
         ]

@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import errno
 import json
-import os
-import stat
-from collections.abc import Callable
-from typing import Any, TypeVar
 
 from overlapiter.errors import OptionError
 from overlapiter.options import check_count
-from overlapiter.origins.origin import LocalOrigin, Origin, Original, OriginalFile
+from overlapiter.origins.origin import LocalOrigin, Origin
 from overlapiter.urls import is_url
 
 from .console import CommandError
 
-ResultT = TypeVar("ResultT")
-
 #: How long a remote store that fails is tried again.
 _RETRY_SECONDS = 30.0
 _TIMEOUT_SECONDS = 60.0
-#: What can be opened by its name and is no file: that may take for ever, or wake its other end.
-_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device"}
 
 
 def add_storage_options(parser: argparse.ArgumentParser) -> None:
@@ -107,86 +97,3 @@ def origin_of(
             is_usage=True,
         )
     return RemoteOrigin(source, options, n_connections=n_reads, patience_seconds=_RETRY_SECONDS)
-
-
-def _check_is_file(path: str) -> None:
-    """Raise OSError unless a path of a mounted directory leads to a file; opens nothing."""
-    kind = stat.S_IFMT(os.stat(path).st_mode)
-    if kind == stat.S_IFDIR:
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    if kind in _KINDS:
-        raise OSError(errno.EINVAL, f"{_KINDS[kind]}, not a file", path)
-
-
-class WatchedOrigin:
-    """An origin that opens files alone, says when it is asked, and notes why it fails.
-
-    Args:
-        origin: The origin.
-        ask: Called with the path before it is asked.
-        told: Called when it has answered.
-
-    Attributes:
-        is_local: As of any origin.
-        reasons: Why files could not be read; an empty text for those that are empty.
-    """
-
-    def __init__(
-        self, origin: Origin, ask: Callable[[str], None], told: Callable[[], None]
-    ) -> None:
-        self._origin = origin
-        self._ask = ask
-        self._told = told
-        self.is_local = origin.is_local
-        self.reasons: dict[str, str] = {}
-
-    def asked(self, path: str, question: Callable[[], ResultT]) -> ResultT:
-        """Return the answer to a question about a file."""
-        self._ask(path)
-        try:
-            return question()
-        except OSError as error:
-            self.reasons[path] = error.strerror or str(error)
-            raise
-        finally:
-            self._told()
-
-    def stat(self, path: str) -> Original:
-        """Tell what a file is now."""
-        return self.asked(path, lambda: self._origin.stat(path))
-
-    def open(self, path: str) -> contextlib.AbstractContextManager[OriginalFile]:
-        """Open a file, for the length of a ``with`` block."""
-        if self.is_local:
-            self.asked(path, lambda: _check_is_file(path))
-        return _WatchedFile(self, path, self.asked(path, lambda: self._origin.open(path)))
-
-
-class _WatchedFile:
-    """A file of a watched origin."""
-
-    def __init__(
-        self,
-        origin: WatchedOrigin,
-        path: str,
-        opened: contextlib.AbstractContextManager[OriginalFile],
-    ) -> None:
-        self._origin = origin
-        self._path = path
-        self._opened = opened
-
-    def __enter__(self) -> _WatchedFile:
-        self._file = self._opened.__enter__()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._opened.__exit__(*exception)
-
-    def stat(self) -> Original:
-        found = self._origin.asked(self._path, self._file.stat)
-        if not found.size_bytes:
-            self._origin.reasons[self._path] = ""
-        return found
-
-    def read(self, size_bytes: int) -> bytes:
-        return self._origin.asked(self._path, lambda: self._file.read(size_bytes))

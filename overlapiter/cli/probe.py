@@ -22,8 +22,7 @@ from overlapiter.store.site import Run, Site
 from overlapiter.store.stager import Staged, Stager
 from overlapiter.store.store import Store, Wanted
 
-from .crew import Crew, Part, parts_of
-from .origins import WatchedOrigin
+from .crew import Crew, Part, WatchedOrigin, parts_of
 
 READS_IN_FLIGHT = (1, 2, 4, 8, 16, 32, 64, 128)
 #: Reads that each thread is to do at a level, where there are enough files.
@@ -45,24 +44,15 @@ class Level(NamedTuple):
     n_reads: int
     n_files: int
     n_bytes: int
-    seconds: float
+    files_per_second: float
+    bytes_per_second: float
     latency_seconds: float
     cpu_seconds: float
 
     @property
-    def files_per_second(self) -> float:
-        """How many files came in a second."""
-        return self.n_files / self.seconds
-
-    @property
-    def bytes_per_second(self) -> float:
-        """How many bytes came in a second."""
-        return self.n_bytes / self.seconds
-
-    @property
     def file_bytes(self) -> float:
         """How large a file was, on average."""
-        return self.n_bytes / max(self.n_files, 1)
+        return self.n_bytes / self.n_files
 
 
 class DiskSpeed(NamedTuple):
@@ -83,21 +73,13 @@ class DiskSpeed(NamedTuple):
 
 
 class FileSystem(NamedTuple):
-    """Where a directory lies."""
+    """Where a directory lies; other nodes use it, too, if it is shared."""
 
     kind: str
     size_bytes: int
     free_bytes: int
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether other nodes use it, too."""
-        return self.kind in _SHARED or self.kind.startswith("fuse.")
-
-    @property
-    def is_ram(self) -> bool:
-        """Whether it is memory."""
-        return self.kind in ("tmpfs", "ramfs")
+    is_shared: bool = False
+    is_ram: bool = False
 
 
 class Node(NamedTuple):
@@ -185,15 +167,16 @@ def _level(origin: Origin, paths: Sequence[str], n_reads: int, seconds: float) -
             reads.append((latency_seconds, n_bytes))
 
     crew = Crew[None, None](read, n_reads, _TIMEOUT_SECONDS)
-    watched = WatchedOrigin(origin, crew.ask, crew.told)
+    watched = WatchedOrigin(origin, crew)
     parts = ({path: None} for path in paths if time.monotonic() < deadline)
     with contextlib.closing(crew.run(parts)) as done:
-        ended = max((time.monotonic() for _ in done), default=started)
+        took = max((time.monotonic() - started for _ in done), default=0.0)
     if not reads:
         return None
     latencies, sizes = zip(*reads, strict=True)
-    cpu_seconds, latency = time.process_time() - cpu_seconds, statistics.median(latencies)
-    return Level(n_reads, len(reads), sum(sizes), ended - started, latency, cpu_seconds)
+    n_files, n_bytes, latency = len(reads), sum(sizes), statistics.median(latencies)
+    cpu_seconds = time.process_time() - cpu_seconds
+    return Level(n_reads, n_files, n_bytes, n_files / took, n_bytes / took, latency, cpu_seconds)
 
 
 # --- the staging disk -----------------------------------------------------------------------------
@@ -201,23 +184,16 @@ def _level(origin: Origin, paths: Sequence[str], n_reads: int, seconds: float) -
 
 @contextlib.contextmanager
 def scratch(directory: str) -> Iterator[str]:
-    """Give a folder in a staging directory; both are removed in the end unless they were there.
+    """Give a folder in a staging directory, or beside it if that is not there. Raises OSError.
 
-    What an earlier call left behind because it was killed is removed, too. Raises OSError.
+    What an earlier call left behind because it was killed is removed, too.
     """
-    is_new = not os.path.isdir(directory)
-    if is_new:
-        os.mkdir(directory, 0o700)
-    try:
-        for name in os.listdir(directory):
-            if name.startswith(_FOLDER_PREFIX):
-                shutil.rmtree(os.path.join(directory, name), ignore_errors=True)
-        with tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX, dir=directory) as folder:
-            yield folder
-    finally:
-        if is_new:
-            with contextlib.suppress(OSError):  # a job uses it by now
-                os.rmdir(directory)
+    place = directory if os.path.isdir(directory) else os.path.dirname(directory)
+    for name in os.listdir(place):
+        if name.startswith(_FOLDER_PREFIX):
+            shutil.rmtree(os.path.join(place, name), ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX, dir=place) as folder:
+        yield folder
 
 
 def file_system_of(directory: str) -> FileSystem:
@@ -230,7 +206,9 @@ def file_system_of(directory: str) -> FileSystem:
         if real.startswith(place) and len(place) >= longest:
             kind, longest = words[words.index("-") + 1], len(place)
     disk = os.statvfs(directory)
-    return FileSystem(kind, disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize)
+    size_bytes, free_bytes = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+    is_shared = kind in _SHARED or kind.startswith("fuse.")
+    return FileSystem(kind, size_bytes, free_bytes, is_shared, kind in ("tmpfs", "ramfs"))
 
 
 def measure_disk(folder: str, small_bytes: int, seconds: float) -> DiskSpeed:
@@ -256,11 +234,10 @@ def _large(fd: int, seconds: float) -> tuple[float, float]:
     while size_bytes < most_bytes and time.monotonic() - started < seconds / 2:
         size_bytes += os.write(fd, piece)
     os.fsync(fd)
-    written = time.monotonic()
+    written, read_bytes, got = time.monotonic(), 0, 1
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
-    read_bytes = got = -1
     while got and time.monotonic() - written < seconds / 2:
-        got = len(os.pread(fd, len(piece), read_bytes + 1))
+        got = len(os.pread(fd, len(piece), read_bytes))
         read_bytes += got
     return size_bytes / (written - started), read_bytes / (time.monotonic() - written)
 
@@ -329,19 +306,15 @@ def look_at_node() -> Node:
     with contextlib.suppress(OSError):
         shm = os.statvfs("/dev/shm")
         shm_bytes = shm.f_bavail * shm.f_frsize
+    facts = dict(line.split(":", 1) for line in _text("/proc/meminfo").splitlines())
+    memory_bytes = int(facts.get("MemAvailable", "0 kB").split()[0]) << 10
+    most, used = _text(f"{_CGROUP}/memory.max").strip(), _text(f"{_CGROUP}/memory.current").strip()
+    if most.isdigit() and used.isdigit():
+        memory_bytes = min(memory_bytes, max(0, int(most) - int(used)))
     limits = [resource.getrlimit(n)[0] for n in (resource.RLIMIT_NOFILE, resource.RLIMIT_NPROC)]
     n_files, n_processes = (0 if limit == resource.RLIM_INFINITY else limit for limit in limits)
     load = os.getloadavg()[0]
-    return Node(count_cores(), _memory_bytes(), shm_bytes, n_files, n_processes, load)
-
-
-def _memory_bytes() -> int:
-    facts = dict(line.split(":", 1) for line in _text("/proc/meminfo").splitlines())
-    available_bytes = int(facts.get("MemAvailable", "0 kB").split()[0]) << 10
-    most, used = _text(f"{_CGROUP}/memory.max").strip(), _text(f"{_CGROUP}/memory.current").strip()
-    if most.isdigit() and used.isdigit():
-        available_bytes = min(available_bytes, max(0, int(most) - int(used)))
-    return available_bytes
+    return Node(count_cores(), memory_bytes, shm_bytes, n_files, n_processes, load)
 
 
 def _text(path: str) -> str:

@@ -40,9 +40,9 @@ from .console import (
     size_words,
     spoken_warnings,
 )
-from .crew import Crew, Part, parts_of
+from .crew import Crew, Part, WatchedOrigin, parts_of
 from .filelist import FileList, read_list
-from .origins import WatchedOrigin, add_reading, check_reading, storage_options
+from .origins import add_reading, check_reading, storage_options
 from .place import recorded, run_of
 
 #: Files that a thread claims and publishes at once, and copies one after the other.
@@ -185,7 +185,7 @@ class _Work:
         self._n_reads = plan.first_reads_in_flight
         self._silence = f"no answer for {timeout_seconds:g} s"
         self._crew = Crew[None, int](self._stage, self._n_reads, timeout_seconds, self._give_up)
-        self._source = WatchedOrigin(plan.origin(), self._crew.ask, self._crew.told)
+        self._source = WatchedOrigin(plan.origin(), self._crew)
         self._stager = Stager([store], self._source, plan.validate, lambda job: job(), warn)
         self._lock = threading.Lock()
         self.n: Counter[str] = Counter()

@@ -38,7 +38,10 @@ def store(open_seconds: float, files_per_second: float, cpu: float = 1e-4) -> li
         speed = min(n_reads / open_seconds, files_per_second)
         n_files = max(1, round(speed))
         n_bytes, cpu_seconds = n_files * 20_000, n_files * cpu
-        levels.append(Level(n_reads, n_files, n_bytes, n_files / speed, open_seconds, cpu_seconds))
+        bytes_per_second = speed * 20_000
+        levels.append(
+            Level(n_reads, n_files, n_bytes, speed, bytes_per_second, open_seconds, cpu_seconds)
+        )
     return levels
 
 
@@ -104,7 +107,7 @@ def test_the_capacity_is_what_is_free_and_what_is_staged_without_what_stays_free
     assert "fits" not in capacity_advice(NVME, 0, None).reason
     assert "for the directory as a whole" in advice.reason
     assert capacity_advice(None, 0, None).value is None
-    memory = NVME._replace(kind="tmpfs")
+    memory = NVME._replace(kind="tmpfs", is_ram=True)
     assert capacity_advice(memory, 0, None).value == "170GB"
 
 
@@ -118,7 +121,7 @@ def test_the_capacity_is_an_option_and_never_more_than_there_is(size_bytes, free
 def test_what_is_in_the_way_is_named() -> None:
     levels = store(0.01, 5000)
     assert warnings(levels, DISK, NVME, NODE) == []
-    assert "nfs4" in warnings(levels, DISK, NVME._replace(kind="nfs4"), NODE)[0]
+    assert "nfs4" in warnings(levels, DISK, NVME._replace(kind="nfs4", is_shared=True), NODE)[0]
     assert (
         "busy (40 processes for 16 cores)"
         in warnings(levels, DISK, NVME, NODE._replace(load=40))[0]
