@@ -19,11 +19,10 @@ LAYERS = (
     ("order",),
     ("nextuse", "scatter"),
     ("agreement",),
-    ("sources", "stagedfile", "openhook", "openhook"),
+    ("sources", "stagedfile", "openhook"),
     ("stats", "tracing"),
     ("origins",),
     ("store",),
-    ("staging",),
     ("sharedmem",),
     ("workers",),
     ("planning",),
@@ -139,7 +138,7 @@ def plant(folder: Path, sources: dict[str, str]) -> Path:
         ("errors.py", "import overlapiter.order", "errors imports overlapiter.order, which stands"),
         ("errors.py", "from overlapiter import order", "overlapiter.order, which stands above it"),
         ("errors.py", "from .order import Order", "overlapiter.order, which stands above it"),
-        ("staging/store.py", "from ..cli import main", "overlapiter.cli, which stands above it"),
+        ("store/store.py", "from ..cli import main", "overlapiter.cli, which stands above it"),
         ("cli/plot.py", "from overlapiter import Staging", "overlapiter, which stands above it"),
         ("errors.py", "def f():\n    import overlapiter.order", "which stands above it"),
         ("errors.py", "if TYPE_CHECKING:\n    import overlapiter.order", "which stands above it"),
@@ -152,10 +151,10 @@ def plant(folder: Path, sources: dict[str, str]) -> Path:
         ),
         ("pipeline.py", "import cupy", "cupy, which only overlapiter.chainer may"),
         ("__init__.py", "import torch", "torch, which only overlapiter.chainer may"),
-        ("staging/store.py", "from mpi4py import MPI", "mpi4py, which only overlapiter.mpi may"),
+        ("store/store.py", "from mpi4py import MPI", "mpi4py, which only overlapiter.mpi may"),
         ("mpi/plots.py", "import matplotlib.pyplot", "matplotlib, which only overlapiter.cli may"),
         ("helpers.py", "", "overlapiter.helpers stands in no layer"),
-        ("staging/copier.py", "from overlapiter.staging import store", "import cycle"),
+        ("store/copier.py", "from overlapiter.store import store", "import cycle"),
     ],
 )
 def test_a_breach_is_reported(tmp_path: Path, name: str, source: str, expected: str) -> None:
@@ -163,9 +162,9 @@ def test_a_breach_is_reported(tmp_path: Path, name: str, source: str, expected: 
         "__init__.py": "",
         "order.py": "",
         "cli/__init__.py": "",
-        "staging/__init__.py": "",
-        "staging/store.py": "from overlapiter.staging.copier import copy",
-        "staging/copier.py": "",
+        "store/__init__.py": "",
+        "store/store.py": "from overlapiter.store.copier import copy",
+        "store/copier.py": "",
     }
     (found,) = violations(plant(tmp_path, sources | {name: source}))
     assert expected in found

@@ -24,8 +24,10 @@ from overlapiter.origins import remote as remote_module
 from overlapiter.origins.direct import Direct
 from overlapiter.origins.origin import Original
 from overlapiter.origins.remote import RemoteOrigin, check_remote, original_of, place_of
-from overlapiter.staging.room import Room
-from overlapiter.staging.store import Outcome, Store
+from overlapiter.store.extents import ExtentReader
+from overlapiter.store.site import Run, Site
+from overlapiter.store.stager import Outcome, Staged, Stager
+from overlapiter.store.store import Store, Wanted
 from tests.chainer.scripts import run_script
 from tests.remote.stores import Objects
 
@@ -181,13 +183,16 @@ def test_an_object_that_is_replaced_while_it_is_copied_is_not_kept(
     (tmp_path / "fast").mkdir()
 
     def stage() -> None:
-        store = Store(
-            str(tmp_path / "fast"),
-            objects.root,
-            Room(str(tmp_path / "fast"), None, 0),
-            origin=origin_of(objects),
-        )
-        store.create()
+        store = Store(Site(str(tmp_path / "fast")), objects.root, Run(1, {}))
+        stager = Stager([store], origin_of(objects), "mtime", lambda job: job(), pytest.fail)
+        path = f"{objects.root}/{name}"
+        file = Wanted(store.key_of(path), path)
+
+        def staged() -> Staged:
+            answers: dict[int, Staged] = {}
+            stager.stage([file], answers.update)
+            return answers[file.key]
+
         real_read, n_reads = remote_module.RemoteFile.read, []
 
         def read(file: Any, size_bytes: int) -> bytes:
@@ -197,11 +202,12 @@ def test_an_object_that_is_replaced_while_it_is_copied_is_not_kept(
             return real_read(file, size_bytes)
 
         monkeypatch.setattr(remote_module.RemoteFile, "read", read)
-        assert store.stage(f"{objects.root}/{name}").outcome is Outcome.SOURCE_FAILED
-        staged = store.stage(f"{objects.root}/{name}")
-        assert staged.outcome is Outcome.COPIED
-        assert Path(str(staged.path)).read_bytes() == b"A" * 3000
-        assert store.stage(f"{objects.root}/{name}").outcome is Outcome.FOUND
+        assert staged().outcome is Outcome.SOURCE_FAILED
+        copied = staged()
+        assert copied.outcome is Outcome.COPIED
+        assert ExtentReader([str(tmp_path / "fast")]).read(copied.extent) == b"A" * 3000
+        assert staged().outcome is Outcome.FOUND
+        stager.close()
 
     in_child(stage)
 
