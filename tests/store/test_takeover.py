@@ -262,7 +262,7 @@ def test_a_process_whose_segment_was_removed_begins_another(directory, files, ac
         path.unlink()
         yield
         copies = [written(store, path, files.contents[path]) for path in files.paths[5:8]]
-        store.publish(copies, [])  # lost: others have taken the segment over
+        store.publish(copies, [])
         stage(store, files, files.paths[8:])
         yield n_right(store, files)
         store.close()
@@ -271,7 +271,7 @@ def test_a_process_whose_segment_was_removed_begins_another(directory, files, ac
     one = act(prefetcher)
     one.step()
     apart(lambda: made_store(directory, 2).take_over())
-    assert one.step() == len(files.paths) - 8
+    assert one.step() == len(files.paths) - 5
     one.step()
 
     def drop_lost():
