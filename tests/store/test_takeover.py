@@ -280,7 +280,7 @@ def test_a_process_whose_segment_was_removed_begins_another(directory, files, ac
         store.close()
 
     apart(drop_lost)
-    assert mended(directory, files) == len(files.paths) - 8
+    assert mended(directory, files) == len(files.paths) - 5
 
 
 def test_a_segment_that_was_removed_is_noticed_when_more_is_reserved(directory, files):
