@@ -138,7 +138,6 @@ def run(arguments: argparse.Namespace) -> int:
         _say_neighbours(store.site.directory, plan.source)
         _stage(work, files)
         print(_summary(work, files, time.monotonic() - started))
-        _say_excess(store)
     for text in warned:
         say(f"note: {text}")
     return 0 if work.n_well == len(files.paths) and not files.outside else 1
@@ -258,16 +257,6 @@ def _say_neighbours(directory: str, source: str) -> None:
                 f"note: of {other}, files are staged in {directory}, too; a job finds those of "
                 f"the very source that it names, so mind which one your job has"
             )
-
-
-def _say_excess(store: Store) -> None:
-    excess_bytes, directory = store.excess_bytes(), store.site.directory
-    if excess_bytes:
-        say(
-            f"note: {directory} holds {excess_bytes:,} bytes more than the capacity: a job lets "
-            f"files go that it needs last, little by little; to free room now, run `overlapiter "
-            f"evict {directory} --to-free {excess_bytes}`"
-        )
 
 
 def _summary(work: _Work, files: FileList, seconds: float) -> str:

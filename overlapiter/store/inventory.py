@@ -31,6 +31,8 @@ _ORDERS = {
     "place": "segment, start",
     "age": "source IN (SELECT source FROM run WHERE ended IS NULL), at, key",
 }
+#: The condition that a file is of a root, and matches one of two patterns.
+_OF_SOURCE = "source=? AND (CAST(path AS TEXT) GLOB ? OR CAST(path AS TEXT) GLOB ?)"
 
 
 class Source(NamedTuple):
@@ -185,22 +187,19 @@ class Inventory:
             keys: Of files.
             order: ``"path"``, ``"place"`` on the disk, or ``"age"``, the first to evict first.
         """
+        where = f"at <= ? AND ({' OR '.join([_OF_SOURCE] * len(sources))})"
+        if keys is not None:
+            where += " AND key IN (SELECT key FROM temp.asked)"
         values: list[object] = [staged_before]
         for source in sources:
             below = pattern.removeprefix(os.path.join(source.root, "")).rstrip("/")
             values += [source.number, below, f"{below}/*"]
-        name = "CAST(path AS TEXT)"
-        of_source = f"source=? AND ({name} GLOB ? OR {name} GLOB ?)"
-        where = f"at <= ? AND ({' OR '.join([of_source] * len(sources))})"
-        if keys is not None:
-            where += " AND key IN (SELECT key FROM temp.asked)"
 
         def work(cursor: Cursor) -> None:
-            cursor.execute("DROP TABLE IF EXISTS temp.asked")
             cursor.execute("DROP TABLE IF EXISTS temp.listing")
-            cursor.execute("CREATE TEMP TABLE asked (key INTEGER PRIMARY KEY)")
-            rows = [(key,) for key in keys or ()]
-            cursor.executemany("INSERT OR IGNORE INTO temp.asked VALUES (?)", rows)
+            cursor.execute("CREATE TEMP TABLE IF NOT EXISTS asked (key INTEGER PRIMARY KEY)")
+            cursor.execute("DELETE FROM temp.asked")
+            cursor.executemany("INSERT OR IGNORE INTO temp.asked VALUES (?)", zip(keys or ()))
             cursor.execute(
                 f"CREATE TEMP TABLE listing AS SELECT source, path, key, segment, start, size, "
                 f"mtime, checksum, at FROM staged WHERE {where} ORDER BY {_ORDERS[order]}",

@@ -172,17 +172,6 @@ def test_the_capacity_ends_it_cleanly(source, fast, listing) -> None:
     assert is_at_rest(fast)
 
 
-def test_a_capacity_below_what_is_there_is_told(source, fast, listing) -> None:
-    words = ("stage", listing, "--source", source, "--to", fast)
-    assert overlapiter(*words).stderr == ""
-    used_bytes = charged_bytes(fast)
-    done = overlapiter(*words, "--capacity", used_bytes - 10_000)
-    assert done.returncode == 0
-    assert f"note: {fast} holds 10,000 bytes more than the capacity" in done.stderr
-    assert f"overlapiter evict {fast} --to-free 10000" in done.stderr
-    assert "note" not in overlapiter(*words, "--capacity", used_bytes).stderr
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
