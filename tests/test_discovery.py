@@ -11,14 +11,24 @@ from pathlib import Path
 import pytest
 
 from overlapiter.openhook import local_path
+from overlapiter.store.extents import Extent
+from overlapiter.workers.copies import StagedCopies
 from overlapiter.workers.prefetcher.discovery import Discovery
+from tests.support.staged import copied, plan_for
+
+
+_made: list[StagedCopies] = []
 
 
 @pytest.fixture(autouse=True)
 def plain_open():
-    """Put the real open back: a discovery takes it for the life of its process."""
+    """Undo what a discovery does for the life of its process: replace open, keep segments open."""
     real, hook = builtins.open, sys.modules["overlapiter.openhook"]._current_hook
     yield
+    for copies in _made:
+        copies.begin_example()
+        copies._reader.close()
+    _made.clear()
     builtins.open = io.open = real
     sys.modules["overlapiter.openhook"]._current_hook = hook
 
@@ -49,19 +59,25 @@ def read(path: Path) -> str:
         return file.read()
 
 
+def discovery_of(source: Path, give) -> Discovery:
+    _made.append(StagedCopies(plan_for(source.parent / "fast", source)))
+    return Discovery(Asked(give), str(source), _made[-1])
+
+
 def discovered(source: Path, give) -> list[str]:
-    """Discover file after file of example 1, each staged as its own copy, as a prefetcher does."""
-    discovery = Discovery(Asked(give), str(source))
-    staged: dict[str, str] = {}
-    while len(staged) < 9:
+    """Discover file after file of example 1, each staged when it is found, as a prefetcher does."""
+    discovery = discovery_of(source, give)
+    found: list[str] = []
+    staged: dict[int, Extent] = {}
+    while len(found) < 9:
         path = discovery.next_path(1, staged)
         if path is None:
             break
-        assert path not in staged
-        copy = source.parent / Path(path).name
-        copy.write_bytes(Path(path).read_bytes())
-        staged[path] = str(copy)
-    return [*staged]
+        assert path not in found
+        found.append(path)
+        extent = copied(source.parent / "fast", source, path)
+        staged[extent.key] = extent
+    return found
 
 
 def test_the_one_file_of_an_example_is_found(source):
@@ -77,7 +93,7 @@ def test_nothing_behind_the_open_is_run(source):
         ran.append("after")
         return text
 
-    assert Discovery(Asked(give), str(source)).next_path(2, {}) == str(source / "2.txt")
+    assert discovery_of(source, give).next_path(2, {}) == str(source / "2.txt")
     assert ran == ["before"]
 
 
@@ -104,7 +120,7 @@ def test_an_example_that_opens_nothing_below_the_source_has_no_file(source):
 
 def test_the_path_comes_as_it_was_written(source, monkeypatch):
     monkeypatch.chdir(source.parent)
-    discovery = Discovery(Asked(lambda i: read(f"source/../source/{i}.txt")), str(source))
+    discovery = discovery_of(source, lambda i: read(f"source/../source/{i}.txt"))
     assert discovery.next_path(0, {}) == "source/../source/0.txt"
 
 
@@ -115,7 +131,7 @@ def test_user_code_that_swallows_everything_does_not_hide_the_file(source):
         except BaseException:  # that is the point
             return read(source / "0.txt")
 
-    assert Discovery(Asked(give), str(source)).next_path(1, {}) == str(source / "1.txt")
+    assert discovery_of(source, give).next_path(1, {}) == str(source / "1.txt")
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, SystemExit])
@@ -125,7 +141,7 @@ def test_a_dataset_that_raises_is_left_to_the_file_reader(source, error):
             raise error
         return read(source / f"{index}.txt")
 
-    discovery = Discovery(Asked(give), str(source))
+    discovery = discovery_of(source, give)
     assert discovery.next_path(1, {}) is None
     assert discovery.next_path(2, {}) == str(source / "2.txt")
 
@@ -138,11 +154,11 @@ def test_a_dataset_that_answers_with_another_error_does_not_hide_the_file(source
         except BaseException:
             raise error from None
 
-    assert Discovery(Asked(give), str(source)).next_path(1, {}) == str(source / "1.txt")
+    assert discovery_of(source, give).next_path(1, {}) == str(source / "1.txt")
 
 
 def test_outside_the_question_files_open_as_ever(source):
-    discovery = Discovery(Asked(lambda i: read(source / f"{i}.txt")), str(source))
+    discovery = discovery_of(source, lambda i: read(source / f"{i}.txt"))
     discovery.next_path(0, {})
     assert read(source / "2.txt") == "2"
 
@@ -156,7 +172,7 @@ def test_other_threads_open_their_files_meanwhile(source):
         assert go_on.wait(60)
         return read(source / f"{index}.txt")
 
-    discovery = Discovery(Asked(give), str(source))
+    discovery = discovery_of(source, give)
     thread = threading.Thread(target=lambda: got.append(discovery.next_path(1, {})))
     thread.start()
     assert asked.wait(60)
@@ -173,7 +189,11 @@ def test_a_file_that_a_c_library_opens_is_found_through_local_path(source):
     assert discovered(source, give) == [str(source / "1.txt"), str(source / "3.txt")]
 
 
-def test_a_staged_copy_that_disappeared_meanwhile_is_no_new_file(source):
+def test_a_staged_copy_that_disappeared_meanwhile_is_found_again(source):
     path = str(source / "1.txt")
     for give in (lambda i: read(source / f"{i}.txt"), lambda i: local_path(source / f"{i}.txt")):
-        assert Discovery(Asked(give), str(source)).next_path(1, {path: "/nowhere"}) is None
+        extent = copied(source.parent / "fast", source, path)
+        discovery = discovery_of(source, give)
+        assert discovery.next_path(1, {extent.key: extent}) is None
+        gone = extent._replace(segment=1)
+        assert discovery.next_path(1, {extent.key: gone}) == path  # which the prefetcher knows

@@ -16,15 +16,18 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from overlapiter.store.extents import Extent, ExtentReader, key_of, source_seed
+from overlapiter.store.extents import Extent, ExtentReader, checksum_of, key_of, source_seed
 from overlapiter.store.generation import (
     generation_of,
     index_path,
+    make_generation,
     segment_path,
     segments_folder,
+    segments_of,
 )
 from overlapiter.store.site import Run, Site
 from overlapiter.store.store import Store
+from overlapiter.workers.plan import StagingPlan
 
 _TREE_BYTES = 4096
 _EXTENTS = "SELECT path, key, segment, start, size, mtime, checksum FROM staged"
@@ -158,6 +161,26 @@ def mend(directory: Path, source: Path | str) -> None:
     """Mend what dead processes have left, as the first prefetcher of a run does."""
     with another_run(directory, source) as store:
         store.sweep()
+
+
+def plan_for(directory: Path, source: Path | str) -> StagingPlan:
+    """Return the plan of workers that stage in one tier."""
+    return StagingPlan(
+        sites=(Site(str(directory)),),
+        source=str(source),
+        validate="mtime",
+        n_prefetchers=1,
+        reads_in_flight=None,
+    )
+
+
+def copied(directory: Path, source: Path | str, path: Path | str) -> Extent:
+    """Copy a file to a segment of its own, as to a shared one, and tell no index of it."""
+    folder = segments_of(make_generation(str(directory)))
+    data, key = Path(path).read_bytes(), key_in(source, path)
+    number = secrets.randbits(62) + 1
+    Path(segment_path(folder, number)).write_bytes(data)
+    return Extent(key, 0, number, 0, len(data), 7, checksum_of(data, key, 7))
 
 
 # --- damage -----------------------------------------------------------------------------------
