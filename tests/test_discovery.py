@@ -16,7 +16,6 @@ from overlapiter.workers.copies import StagedCopies
 from overlapiter.workers.prefetcher.discovery import Discovery
 from tests.support.staged import copied, plan_for
 
-
 _made: list[StagedCopies] = []
 
 
