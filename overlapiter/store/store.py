@@ -160,6 +160,10 @@ class Store:
                 return action(opened)
             except StaleError:
                 self._leave(opened)
+            except FileNotFoundError:
+                if opened.index.is_current():
+                    raise
+                self._leave(opened)
             except IndexDamagedError as error:
                 if opened.index.is_current():  # else another thread or process has done it
                     self._throw_away(opened.path, error)
@@ -361,11 +365,14 @@ class Store:
         If it raises, the copies are given up, and so are the claims.
 
         Args:
-            copies: For each copy the file, the place where it was written, and its extent.
+            copies: For each copy the file, the place where it was written, and its extent; no file
+                twice.
             failed: Keys of files that were claimed and not copied.
         """
         ended = [*(wanted.key for wanted, _, _ in copies), *failed]
         paths = self._stored_paths(wanted for wanted, _, _ in copies)
+        if len(paths) < len(copies):
+            raise ValueError("a file is published twice at once")
         is_published = False
         try:
             is_published = self._on(lambda opened: self._publish(opened, copies, paths, ended))
@@ -524,8 +531,8 @@ class Store:
 
     def sweep(self) -> None:
         """Mend what dead processes have left, and remove what neither a row nor a process has."""
-        clear(self.site.directory)
         self._on(reclaim.sweep)
+        clear(self.site.directory)
         remove_left(generation_of(self.site.directory))
 
     # --- the end ------------------------------------------------------------------------------

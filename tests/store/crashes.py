@@ -120,9 +120,10 @@ def use(directory: Path, allowed: tuple[type[BaseException], ...]) -> int:
         mine.extend(store.claim(wanted(store, paths), outdated, len(paths) * BLOCK_BYTES).mine)
 
     def publish() -> None:
-        half_done = store.place(BLOCK_BYTES)
+        half_done = None
         known = {copied[0].key for copied in copies}
         try:
+            half_done = store.place(BLOCK_BYTES)
             store.publish(copies, [key for key in mine if key not in known])
         finally:
             copies.clear()

@@ -368,6 +368,24 @@ def test_a_directory_that_is_removed_while_it_is_used_is_made_anew(directory, fi
     apart(prefetcher)
 
 
+@in_a_process
+def test_sweeping_a_directory_that_is_not_there_makes_it(directory):
+    made_store(directory).sweep()
+    assert os.listdir(root_of(str(directory))) == ["g0001"]
+
+
+def test_a_place_is_given_in_the_next_generation_when_the_directory_was_removed(directory, files):
+    def prefetcher():
+        store = made_store(directory)
+        stage(store, files, files.paths)
+        shutil.rmtree(directory)
+        assert store.place(2 * SMALL_BYTES) is not None
+        assert len(segment_paths(directory)) == 2
+        store.close()
+
+    apart(prefetcher)
+
+
 def test_the_tree_of_an_older_version_is_known_by_its_marks(directory):
     assert old_store(str(directory)) == []
     for name in ("images-0123456789ab", "notes-0123456789ab", "precious"):

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from overlapiter.store import opened, reclaim, segments
+from overlapiter.store import index, opened, reclaim, segments
 from overlapiter.store.extents import SMALL_BYTES
 from overlapiter.store.generation import index_path, make_generation, segments_folder
 from overlapiter.store.index import IndexBusyError
@@ -440,6 +440,43 @@ def test_while_a_stopped_process_reads_others_go_on(directory, act):
     assert one.step() == 200
     two.kill()
     one.step()
+
+
+def test_a_stopped_reader_makes_the_log_no_longer_than_a_limit(directory, act, monkeypatch):
+    files = Files(400)
+    monkeypatch.setattr(index, "_LONGEST_LOG_BYTES", 1 << 20)
+    monkeypatch.setattr(index, "_CHECKPOINT_BYTES", 1 << 16)
+    monkeypatch.setattr(index, "OFF_SECONDS", 0.2)
+
+    def holder():
+        made_store(directory, 2).total_bytes()
+        connection = sqlite3.connect(index_path(make_generation(str(directory))))
+        connection.execute("BEGIN")
+        yield connection.execute("SELECT COUNT(*) FROM staged").fetchone()
+
+    def other():
+        store = made_store(directory)
+        store.total_bytes()
+        yield
+        with pytest.raises(IndexBusyError):
+            stage_one_by_one(store, files)
+        yield os.stat(index_path(store._opened.path) + "-wal").st_size
+        time.sleep(0.2)
+        stage_one_by_one(store, files)
+        yield n_right(store, files)
+
+    one, two = act(other), act(holder)
+    one.step()
+    two.step()
+    two.signal(signal.SIGSTOP)
+    assert 1 << 20 < one.step() < 2 << 20
+    two.kill()
+    assert one.step() == 400
+
+
+def stage_one_by_one(store, files):
+    for path in files.paths:
+        stage(store, files, [path])
 
 
 @in_a_process
