@@ -30,9 +30,7 @@ from .console import CommandError, Names, Progress, count_words, error_words, si
 from .place import add_directory, chosen, only_one, opened
 
 _CHUNK_BYTES = 1 << 20
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _COPY = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
-_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -79,10 +77,10 @@ class _RefusedError(Exception):
 
 
 class _Tree:
-    """Writes files below a directory, in folders that are opened one by one without links.
+    """Writes files below a directory, and through no link.
 
     Args:
-        root: The directory; made if it is missing.
+        root: The directory; made if it is missing, and may be a link.
         inventory: Of what is staged.
 
     Raises:
@@ -90,16 +88,13 @@ class _Tree:
     """
 
     def __init__(self, root: str, inventory: Inventory) -> None:
+        self._root = root
         self._segments = inventory.folder
         self._reader = ExtentReader([inventory.directory])
         with contextlib.suppress(FileExistsError):
             os.mkdir(root)
-        self._fd = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-
-    def close(self) -> None:
-        """Close what is open."""
-        self._reader.close()
-        os.close(self._fd)
+        self._folders = {root}  # that are known to be no links
+        self.close = self._reader.close
 
     def add(self, file: StagedFile) -> bool:
         """Write a file; return False if it is there already.
@@ -109,50 +104,41 @@ class _Tree:
             DamagedError: The copy is not what was staged.
             OSError: The disk failed.
         """
-        *folders, name = os.fsencode(file.name).split(b"/")
-        if not {b"", b".", b".."}.isdisjoint([*folders, name]):
+        if not {"", ".", ".."}.isdisjoint(file.name.split("/")):
             raise _RefusedError("no name of a file below TO")
-        with self._folder(folders) as folder_fd:
-            with contextlib.suppress(FileNotFoundError):
-                found = os.stat(name, dir_fd=folder_fd, follow_symlinks=False)
-                is_same = is_url(file.source.root) or found.st_mtime_ns == file.extent.mtime
-                if is_same and stat.S_ISREG(found.st_mode) and found.st_size == file.extent.size:
-                    return False
-                raise _RefusedError("something else is there, and is left alone")
-            self._write(file, name, folder_fd)
-        return True
-
-    @contextlib.contextmanager
-    def _folder(self, names: list[bytes]) -> Iterator[int]:
-        """Give the descriptor of a folder, made if it is missing."""
-        fd = os.dup(self._fd)
+        path = os.path.join(self._root, file.name)
+        self._make_folder(os.path.dirname(path))
+        is_dated = not is_url(file.source.root)  # else its mtime is a number for a version
+        with contextlib.suppress(FileNotFoundError):
+            found = os.lstat(path)
+            is_same = found.st_mtime_ns == file.extent.mtime or not is_dated
+            if is_same and stat.S_ISREG(found.st_mode) and found.st_size == file.extent.size:
+                return False
+            raise _RefusedError("something else is there, and is left alone")
+        new = os.path.join(os.path.dirname(path), f".overlapiter-{secrets.token_hex(8)}")
         try:
-            for name in names:
-                with contextlib.suppress(FileExistsError):
-                    os.mkdir(name, dir_fd=fd)
-                above = fd
-                fd = os.open(name, _DIRECTORY, dir_fd=above)
-                os.close(above)
-            yield fd
-        except NotADirectoryError:  # nor is a link one
-            raise _RefusedError(f"{os.fsdecode(name)} is no folder, and is left alone") from None
-        finally:
-            os.close(fd)
-
-    def _write(self, file: StagedFile, name: bytes, folder_fd: int) -> None:
-        new = os.fsencode(f".overlapiter-{secrets.token_hex(8)}")
-        try:
-            with open(os.open(new, _NEW, 0o666, dir_fd=folder_fd), "wb") as target:
+            with open(new, "xb") as target:
                 for piece in self._pieces(file.extent):
                     target.write(piece)
-            if not is_url(file.source.root):  # whose mtime is a number for a version
-                times = (file.extent.mtime, file.extent.mtime)
-                os.utime(new, ns=times, dir_fd=folder_fd, follow_symlinks=False)
-            os.rename(new, name, src_dir_fd=folder_fd, dst_dir_fd=folder_fd)
+            if is_dated:
+                os.utime(new, ns=(file.extent.mtime, file.extent.mtime))
+            os.rename(new, path)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(new, dir_fd=folder_fd)
+                os.unlink(new)
             raise
+        return True
+
+    def _make_folder(self, path: str) -> None:
+        if path in self._folders:
+            return
+        self._make_folder(os.path.dirname(path))
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+        if not stat.S_ISDIR(os.lstat(path).st_mode):
+            name = os.path.relpath(path, self._root)
+            raise _RefusedError(f"{name} is no folder, and is left alone")
+        self._folders.add(path)
 
     def _pieces(self, extent: Extent) -> Iterator[bytes]:
         """Give the bytes of a copy. Raises DamagedError, in the end if they are others."""

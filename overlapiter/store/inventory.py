@@ -181,8 +181,7 @@ class Inventory:
 
         Args:
             sources: The roots.
-            pattern: Of names, with ``*``, ``?`` and ``[]``; one of a folder stands for all in it.
-                It may be absolute.
+            pattern: Of names or paths, with ``*``, ``?`` and ``[]``; a folder stands for all in it.
             staged_before: Seconds since the epoch.
             keys: Of files.
             order: ``"path"``, ``"place"`` on the disk, or ``"age"``, the first to evict first.
