@@ -252,6 +252,14 @@ class OpenGeneration:
 
     # --- places -------------------------------------------------------------------------------
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Return whether there is a place of that size within the capacity, at this moment."""
+        charged_bytes = aligned(size_bytes, self.block_bytes)
+        capacity_bytes = self._site.capacity_bytes
+        if capacity_bytes is None or self._segment.surplus_bytes >= charged_bytes:
+            return True
+        return self.index.read(total_bytes) + charged_bytes <= capacity_bytes
+
     def place(self, size_bytes: int) -> Place | None:
         """Return where to write a file; None if there is no room for it now.
 

@@ -447,6 +447,8 @@ class Stager:
         self._end_job(part)
 
     def _copy_from_source(self, part: _Part, file: Wanted) -> Staged:
+        if not self._has_room(part):
+            return Staged(Outcome.REFUSED)
         began_ns = time.monotonic_ns()
         try:
             opened = self._origin.open(file.path)
@@ -485,6 +487,22 @@ class Stager:
         with self._lock:
             part.copies.append(_Copy(file, tier, place, staged))
         return staged
+
+    def _has_room(self, part: _Part) -> bool:
+        """Make room for a file of ordinary size: to open one in vain costs the slow store."""
+        make_room, size_bytes = part.make_room, int(self._mean_bytes)
+        if make_room is None or not size_bytes:
+            return True
+        try:
+            for tier in range(part.home, len(self.stores)):
+                while not self.stores[tier].has_room(size_bytes):
+                    if not make_room(tier, size_bytes):
+                        break
+                else:
+                    return True
+        except (OSError, IndexBusyError):  # taking a place meets the same, and says it
+            return True
+        return False
 
     def _take_place(self, part: _Part, size_bytes: int) -> tuple[int, Place] | Staged:
         """Return the fastest tier that has room for a file, and the place; else why there is none.

@@ -483,6 +483,10 @@ class Store:
         """Return the bytes that all segments are charged for."""
         return self._read(total_bytes)
 
+    def has_room(self, size_bytes: int) -> bool:
+        """Return whether there is a place of that size within the capacity, at this moment."""
+        return self._on(lambda opened: opened.has_room(size_bytes))
+
     def can_ever_hold(self, size_bytes: int) -> bool:
         """Return whether a file would fit if nothing else were there."""
         return self._on(lambda opened: opened.can_ever_hold(size_bytes))

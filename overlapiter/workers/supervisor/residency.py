@@ -41,6 +41,9 @@ class Residency:
         n_tiers: Tiers of the staging directory.
         capacity_bytes: What they hold together; None if that is not limited.
         n_sharers: Ranks of this node, each of which stages ahead into the same directory.
+
+    Attributes:
+        is_full: Whether files are evicted, or soon will be.
     """
 
     def __init__(
@@ -57,7 +60,7 @@ class Residency:
         self._offers: dict[int, list[Victim] | None] = {}  # by task
         self._n_refusals: dict[int, int] = {}  # of parts
         self._handed_out_id = self._settled_position = -1
-        self._is_full = False
+        self.is_full = False
         self._n_parts = self._n_unstaged = self._n_evicted = 0
 
     @property
@@ -106,7 +109,7 @@ class Residency:
 
         None, if this run has compared all of them, and no other process evicts what it stages.
         """
-        is_to_look = self._do_others_evict and self._is_full
+        is_to_look = self._do_others_evict and self.is_full
         return [
             index
             for index, plain in dict.fromkeys(
@@ -138,7 +141,7 @@ class Residency:
         """Return whether to stage more than what is needed at once."""
         if self._capacity_bytes is not None:
             own_bytes = self._capacity_bytes / self._n_sharers
-        elif self._is_full:
+        elif self.is_full:
             own_bytes = self._eviction.staged_bytes  # so much the disk has room for, of this rank's
         else:
             return True
@@ -158,7 +161,7 @@ class Residency:
         return victims
 
     def _victims_for(self, indices: list[int]) -> list[Victim] | None:
-        if not self._is_full and not self._is_nearly_full():
+        if not self.is_full and not self._is_nearly_full():
             return None
         eviction = self._eviction
         n_missing = eviction.count_missing(self._plain(indices))
@@ -173,8 +176,8 @@ class Residency:
         if self._capacity_bytes is not None:
             expected_bytes = self._eviction.staged_bytes + self._ahead_bytes()
             own_bytes = self._capacity_bytes / self._n_sharers
-            self._is_full = expected_bytes >= _NEARLY_FULL * own_bytes
-        return self._is_full
+            self.is_full = expected_bytes >= _NEARLY_FULL * own_bytes
+        return self.is_full
 
     def hand_out(self, part: Part) -> None:
         """Take note that a part is handed out, to be staged or read."""
@@ -203,7 +206,7 @@ class Residency:
             self._note(index, finding)
             if finding.was_refused:
                 refused.add(finding.example)
-        self._is_full |= bool(refused)
+        self.is_full |= bool(refused)
         return refused
 
     def _note(self, index: int, finding: Finding) -> None:

@@ -109,8 +109,10 @@ class StagingStage:
         """Take parts for a task; those that need no prefetcher go on to be read."""
         parts: list[Part] = []
         n_examples = 0
-        # The first task of each prefetcher is small, so that all have one soon.
-        wanted = _TASK_EXAMPLES if self._had_tasks else _TASK_EXAMPLES // 4
+        # The first task of each prefetcher is small, so that all have one soon; and where files
+        # are evicted, much at once would be evicted too early.
+        is_small = not self._had_tasks or self._residency.is_full
+        wanted = _TASK_EXAMPLES // 4 if is_small else _TASK_EXAMPLES
         while n_examples < wanted:
             limit = None if self._residency.may_run_ahead() else before_id
             part = self._schedule.next_to_stage(limit)
