@@ -23,6 +23,7 @@ from tests.examples.scripts import (
     read_log,
     run_python,
 )
+from tests.support.staged import read_staged, staged_paths
 
 OURS = ("overlap", "staged")
 ITERATORS = (*OURS, "multiprocess", "serial")
@@ -93,10 +94,10 @@ def test_the_staging_directory_holds_a_copy_of_every_image_afterwards(
 ) -> None:
     folder = trained("staged", *SEEDED)
 
-    staged = {path.parts[-2:]: path for path in (folder / "fast").rglob("*.jpg")}
+    staged = staged_paths(folder / "fast")
     assert len(staged) == N_TRAIN + N_VAL
-    for (folder, name), path in staged.items():
-        assert path.read_bytes() == (images / folder / name).read_bytes()
+    for name, extent in staged.items():
+        assert read_staged(folder / "fast", extent) == (images / name).read_bytes()
 
 
 def test_without_augmentation_every_iterator_gives_the_same_losses(

@@ -28,6 +28,7 @@ from tests.examples.scripts import (
     read_log,
     run_python,
 )
+from tests.support.staged import read_staged, staged_paths
 
 pytestmark = NEEDS_MPIEXEC
 
@@ -108,10 +109,6 @@ def assert_equal_logs(log: list[dict[str, float]], expected: list[dict[str, floa
     assert log == [pytest.approx(entry, rel=1e-5) for entry in expected]
 
 
-def staged_files(directory: pathlib.Path) -> list[pathlib.Path]:
-    return [path for path in directory.rglob("*.jpg") if path.is_file()]
-
-
 # --- job scripts ------------------------------------------------------------------------------
 
 
@@ -176,10 +173,11 @@ def assert_job_has_trained(
         assert 0 < entry["examples_per_second/worst"] <= entry["examples_per_second/total"]
     names = {path.name for path in (folder / "result").iterdir()}
     assert names == {"log", "snapshot_iter_6.0", "snapshot_iter_12.0"}
-    staged = staged_files(folder / "node disk")
+    (fast,) = (folder / "node disk").iterdir()
+    staged = staged_paths(fast)
     assert len(staged) == STAGED_ONCE
-    for path in staged:
-        assert path.read_bytes() == images.joinpath(*path.parts[-2:]).read_bytes()
+    for name, extent in staged.items():
+        assert read_staged(fast, extent) == (images / name).read_bytes()
 
 
 def test_the_job_script_for_slurm_trains_four_ranks_as_one_process_trains(
