@@ -14,7 +14,6 @@ from . import segments
 from .extents import WHOLE, Extent
 from .index import Cursor, IndexDamagedError
 from .opened import OpenGeneration, is_full
-from .segments import aligned
 from .tables import (
     Evicted,
     delete_empty,
@@ -22,7 +21,8 @@ from .tables import (
     lower,
     move_to_going,
     number_of,
-    places_of,
+    places_of_extents,
+    places_of_rows,
     staged_extents,
 )
 
@@ -39,8 +39,8 @@ def evict(
     keys: Sequence[int],
     tier: int,
     expected: Mapping[int, Extent] | None = None,
-) -> dict[int, Extent]:
-    """Evict files; return where they were.
+) -> dict[int, int]:
+    """Evict files; return the bytes that the disk has back, for each that was staged.
 
     Args:
         opened: The generation.
@@ -52,6 +52,7 @@ def evict(
         OSError: The disk failed. What is not given back yet, the next eviction gives back.
         IndexBusyError: The index is locked.
     """
+    owner, block_bytes = opened.owner.number, opened.block_bytes
 
     def chosen(cursor: Cursor) -> dict[int, Extent]:
         found = staged_extents(cursor, keys, tier)
@@ -59,26 +60,21 @@ def evict(
             found = {key: extent for key, extent in found.items() if expected[key] == extent}
         return found
 
-    def mark(cursor: Cursor) -> dict[int, Extent]:
+    def mark(cursor: Cursor) -> tuple[list[int], list[Evicted]]:
         found = chosen(cursor)
-        move_to_going(cursor, found.values(), opened.owner.number)
-        return found
+        return [*found], move_to_going(cursor, found.values(), owner, block_bytes)
 
     try:
-        found = opened.write(mark)
+        marked, going = opened.write(mark)
     except OSError as error:
         if not is_full(error):
             raise
         # The log of the index cannot grow. The blocks go first: a process that reads them
         # meanwhile notices by the checksum.
-        _give_back(opened, _places(opened.index.read(chosen).values()))
-        found = opened.write(mark)
-    finish(opened, _places(found.values()))
-    return found
-
-
-def _places(extents: Iterable[Extent]) -> list[Evicted]:
-    return [(extent.segment, extent.start, extent.size) for extent in extents]
+        _give_back(opened, places_of_extents(opened.index.read(chosen).values(), block_bytes))
+        marked, going = opened.write(mark)
+    finish(opened, going)
+    return {key: size_bytes for key, (_, _, size_bytes) in zip(marked, going, strict=True)}
 
 
 def finish(opened: OpenGeneration, places: Iterable[Evicted] = ()) -> None:
@@ -91,7 +87,7 @@ def finish(opened: OpenGeneration, places: Iterable[Evicted] = ()) -> None:
     try:
         _give_back(opened, due)
         owner = opened.owner.number
-        for number in opened.write(lambda cursor: _forget(cursor, due, owner, opened.block_bytes)):
+        for number in opened.write(lambda cursor: _forget(cursor, due, owner)):
             segments.remove(opened.folder, number)
     except BaseException:
         with opened.lock:
@@ -101,11 +97,11 @@ def finish(opened: OpenGeneration, places: Iterable[Evicted] = ()) -> None:
 
 def _give_back(opened: OpenGeneration, places: Iterable[Evicted]) -> None:
     holes: dict[int, list[tuple[int, int]]] = {}
-    for number, start, size in places:
+    for number, start, size_bytes in places:
         if start == WHOLE:
             segments.remove(opened.folder, number)
         else:
-            holes.setdefault(number, []).append((start, aligned(size, opened.block_bytes)))
+            holes.setdefault(number, []).append((start, size_bytes))
     for number, there in holes.items():
         _punch(opened, number, there)
 
@@ -121,17 +117,20 @@ def _punch(
         raise
 
 
-def _forget(cursor: Cursor, places: Iterable[Evicted], owner: int, block_bytes: int) -> list[int]:
+def _forget(cursor: Cursor, places: Iterable[Evicted], owner: int) -> list[int]:
     """Delete rows of ``going`` that are this process's, and lower the charges.
 
     Returns:
         The segments that hold nothing any more.
     """
+    select = "SELECT segment, start FROM going WHERE owner=?"
+    mine = set(cursor.execute(select, (owner,)))  # few: what is being given back at this moment
+    gone = [place for place in places if place[:2] in mine]
+    statement = "DELETE FROM going WHERE segment=? AND start=?"
+    cursor.executemany(statement, [place[:2] for place in gone])
     lowered: dict[int, int] = {}
-    statement = "DELETE FROM going WHERE segment=? AND start=? AND owner=?"
-    for number, start, size in places:
-        if cursor.execute(statement, (number, start, owner)).rowcount:
-            lowered[number] = lowered.get(number, 0) + aligned(size, block_bytes)
+    for number, _, size_bytes in gone:
+        lowered[number] = lowered.get(number, 0) + size_bytes
     lower(cursor, lowered)
     return delete_empty(cursor, lowered)
 
@@ -175,7 +174,7 @@ def _adopt(cursor: Cursor, dead: Sequence[int], owner: int) -> tuple[list[Evicte
         mine = (number,)
         cursor.execute("DELETE FROM copying WHERE owner=?", mine)
         going = "SELECT segment, start, size FROM going WHERE owner=?"
-        adopted += places_of(cursor.execute(going, mine).fetchall())
+        adopted += places_of_rows(cursor.execute(going, mine).fetchall())
         cursor.execute("UPDATE going SET owner=? WHERE owner=?", (owner, number))
         charged.update(cursor.execute("SELECT id, charged FROM segment WHERE owner=?", mine))
     return adopted, charged

@@ -35,7 +35,6 @@ from .index import Cursor, IndexBusyError, IndexDamagedError, Patience, StaleErr
 from .localfiles import remove_left
 from .opened import OpenGeneration
 from .opened import Place as Place
-from .segments import aligned
 from .site import Run, Site
 from .tables import (
     Evicted,
@@ -309,7 +308,7 @@ class Store:
 
         def work(cursor: Cursor) -> tuple[Claim, list[Evicted]]:
             found, strangers = self._select(cursor, paths, opened.boots)
-            going = move_to_going(cursor, strangers, owner)
+            going = move_to_going(cursor, strangers, owner, opened.block_bytes)
             others = self._select_copying(cursor, [key for key in paths if key not in found])
             mine = [key for key in paths if key not in found and key not in others]
             rows = [(key, owner) for key in mine]
@@ -411,7 +410,8 @@ class Store:
             if cursor.executemany(insert, rows).rowcount < len(rows):  # some were staged already
                 here = staged_extents(cursor, [*paths], self.tier)
                 replaced = [old for _, _, e in copies if (old := here.get(e.key)) not in (e, None)]
-                going = move_to_going(cursor, replaced, opened.owner.number)
+                owner, block_bytes = opened.owner.number, opened.block_bytes
+                going = move_to_going(cursor, replaced, owner, block_bytes)
                 cursor.executemany(insert, rows)
             cursor.executemany("UPDATE segment SET owner=0, pledged=0 WHERE id=?", whole)
             return going
@@ -439,19 +439,13 @@ class Store:
 
     def evict(self, keys: Sequence[int]) -> dict[int, int]:
         """Evict files; return the bytes that the disk has back, for each key that was staged."""
-        return self._on(lambda opened: self._evict(opened, keys, None))
+        return self._on(lambda opened: reclaim.evict(opened, keys, self.tier))
 
     def drop(self, extents: Iterable[Extent]) -> None:
         """Evict copies that are damaged, unless others have taken their places meanwhile."""
         expected = {extent.key: extent for extent in extents}
         if expected:
-            self._on(lambda opened: self._evict(opened, [*expected], expected))
-
-    def _evict(
-        self, opened: OpenGeneration, keys: Sequence[int], expected: Mapping[int, Extent] | None
-    ) -> dict[int, int]:
-        gone = reclaim.evict(opened, keys, self.tier, expected)
-        return {key: aligned(extent.size, opened.block_bytes) for key, extent in gone.items()}
+            self._on(lambda opened: reclaim.evict(opened, [*expected], self.tier, expected))
 
     def strays(self, *, older_than_seconds: float, limit: int) -> list[int]:
         """Return keys of files of source roots that no run uses, in no order.

@@ -7,16 +7,18 @@ they have really changed: a row that is gone, with its generation or its owner, 
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from .extents import Extent
 from .index import Cursor, IndexDamagedError
+from .segments import aligned
 
 _MOST_PARAMETERS = 256
 _NUMBERS, _PLACE = struct.Struct("<6q"), struct.Struct("<3q")
 
-#: Where bytes lie that are given back to the disk: segment, start (WHOLE for all of it) and size.
+#: Where bytes lie that are given back to the disk: segment, start (WHOLE for all of it), size in
+#: whole blocks.
 Evicted = tuple[int, int, int]
 
 
@@ -43,7 +45,7 @@ def extent_of(row: Sequence[int], tier: int) -> Extent:
     return Extent(key, tier, *others)
 
 
-def places_of(rows: Iterable[Sequence[int]]) -> list[Evicted]:
+def places_of_rows(rows: Iterable[Sequence[int]]) -> list[Evicted]:
     """Return rows that are three numbers each. Raises IndexDamagedError if they are not."""
     places = []
     for row in rows:
@@ -84,10 +86,16 @@ def staged_extents(cursor: Cursor, keys: Sequence[int], tier: int) -> dict[int, 
     return {row[0]: extent_of(row, tier) for row in select_by_key(cursor, select, keys)}
 
 
-def move_to_going(cursor: Cursor, extents: Iterable[Extent], owner: int) -> list[Evicted]:
+def places_of_extents(extents: Iterable[Extent], block_bytes: int) -> list[Evicted]:
+    """Return where the bytes of files lie."""
+    return [(e.segment, e.start, aligned(e.size, block_bytes)) for e in extents]
+
+
+def move_to_going(
+    cursor: Cursor, extents: Collection[Extent], owner: int, block_bytes: int
+) -> list[Evicted]:
     """Note that files are evicted, and by which process; return where their bytes lie."""
-    extents = list(extents)
-    places = [(e.segment, e.start, e.size) for e in extents]
+    places = places_of_extents(extents, block_bytes)
     rows = [(*place, owner) for place in places]
     cursor.executemany("INSERT OR REPLACE INTO going VALUES (?, ?, ?, ?)", rows)
     cursor.executemany("DELETE FROM staged WHERE key=?", [(e.key,) for e in extents])
