@@ -317,8 +317,7 @@ def test_what_no_run_uses_makes_room_and_what_a_run_uses_stays(
     fast = tmp_path / "fast"
     with iterator_of(other, other.folder, fast) as iterator:
         take_epoch(iterator, other, 15)
-    staging = {"capacity": capacity_of(1.0)}
-    with no_warning(), iterator_of(in_use, in_use.folder, fast, staging=staging) as validation:
+    with no_warning(), iterator_of(in_use, in_use.folder, fast) as validation:
         take_epoch(validation, in_use, 5)
         with iterator_of(DeclaredFiles(source, NAMES), source, fast) as iterator:
             take_epoch(iterator, DeclaredFiles(source, NAMES))
