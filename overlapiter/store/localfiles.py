@@ -72,19 +72,19 @@ class LocalFiles:
         parent = os.path.join(generation_of(self._directory), _FOLDER)
         with contextlib.suppress(FileExistsError):
             os.mkdir(parent, 0o700)
-        self._folder = tempfile.mkdtemp(dir=parent)
-        self._fd = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = tempfile.mkdtemp(dir=parent)
+        self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self._folder = folder
         fcntl.flock(self._fd, fcntl.LOCK_EX)
 
     def forget(self) -> None:
         """Remove the files."""
-        if not self._paths:
+        if not self._folder:
             return
         self._paths.clear()
-        folder, self._folder = self._folder, ""
-        if folder:
-            shutil.rmtree(folder, ignore_errors=True)
-            os.close(self._fd)
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder = ""
+        os.close(self._fd)
 
 
 def remove_left(generation: str) -> None:

@@ -1,0 +1,183 @@
+"""What a dataset's open gets in a worker: the staged copy if it is right, else the source."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from overlapiter.store.extents import SMALL_BYTES, WHOLE
+from overlapiter.store.generation import generation_of
+from overlapiter.store.localfiles import remove_left
+from overlapiter.workers.copies import StagedCopies
+from tests.support.staged import DAMAGE, copied, plan_for
+
+SIZES = [1, 5000, SMALL_BYTES + 1]
+
+
+class Reader:
+    """Staged copies of some files, as a file reader has them for a part."""
+
+    def __init__(self, folder: Path, sizes: list[int]) -> None:
+        self.source, self.fast = folder / "source", folder / "fast"
+        self.source.mkdir()
+        self.copies = StagedCopies(plan_for(self.fast, self.source))
+        self.paths = [f"{self.source}/{number}.nii.gz" for number in range(len(sizes))]
+        self.contents = [random.Random(size).randbytes(size) for size in sizes]
+        self.extents = []
+        for path, data in zip(self.paths, self.contents, strict=True):
+            Path(path).write_bytes(data)
+            extent = copied(self.fast, self.source, path)
+            if extent.size > SMALL_BYTES:
+                extent = extent._replace(start=WHOLE)
+            self.extents.append(extent)
+            Path(path).unlink()
+        self.begin_part()
+
+    def begin_part(self) -> None:
+        self.copies.begin_part({extent.key: extent for extent in self.extents})
+        self.copies.begin_example()
+
+    def read(self, number: int) -> bytes | None:
+        """Return what a file holds that the dataset opens; None for that of the source."""
+        file = self.copies.open(self.paths[number], "rb", (), {})
+        if file is None:
+            return None
+        with file:
+            assert file.name == self.paths[number]
+            data = file.read()
+            assert type(data) is bytes
+            return data
+
+    def read_by_path(self, number: int) -> bytes | None:
+        path = self.copies.local_path(self.paths[number])
+        return None if path is None else Path(path).read_bytes()
+
+    def left(self) -> list[Path]:
+        return list(self.fast.rglob("local/*/*/*"))
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Iterator[Reader]:
+    reader = Reader(tmp_path, SIZES)
+    yield reader
+    reader.copies.begin_example()
+    reader.copies._reader.close()
+
+
+def test_files_of_any_size_come_from_their_copies(reader):
+    for _ in range(2):
+        for number, data in enumerate(reader.contents):
+            assert reader.read(number) == data
+            assert reader.read_by_path(number) == data
+    assert (reader.copies.opens_staged, reader.copies.opens_source) == (12, 0)
+    assert reader.copies.opened == [path for path in reader.paths for _ in range(2)] * 2
+    assert not reader.copies.has_missed
+
+
+def test_a_file_that_is_not_in_the_table_is_for_the_source(reader):
+    for path in (f"{reader.source}/other", f"{reader.source}-other/0.nii.gz"):
+        assert reader.copies.open(path, "rb", (), {}) is None
+        assert reader.copies.local_path(path) is None
+    assert (reader.copies.opens_staged, reader.copies.opens_source) == (0, 4)
+    assert not reader.copies.has_missed
+
+
+def test_a_path_is_found_however_it_is_written(reader, monkeypatch):
+    monkeypatch.chdir(reader.source.parent)
+    for path in ("source/1.nii.gz", "./source/../source/1.nii.gz", f"{reader.source}//1.nii.gz"):
+        assert reader.copies.open(path, "rb", (), {}).read() == reader.contents[1]
+
+
+@pytest.mark.parametrize("number", range(len(SIZES)))
+@pytest.mark.parametrize("deed", DAMAGE)
+@pytest.mark.parametrize("way", ["read", "read_by_path"])
+def test_a_damaged_copy_is_never_given_and_makes_its_example_suspect(reader, way, deed, number):
+    DAMAGE[deed](reader.fast, reader.extents[number])
+    assert getattr(reader, way)(number) is None
+    assert reader.copies.has_missed
+    assert getattr(reader, way)(number) is None  # it is not looked at again
+    assert reader.copies.opens_source == 2
+    reader.copies.begin_example()
+    assert not reader.copies.has_missed
+    others = {0, 1, 2} - {number}
+    assert all(getattr(reader, way)(other) == reader.contents[other] for other in others)
+    assert not reader.copies.has_missed
+
+
+@pytest.mark.parametrize("number", range(len(SIZES)))
+@pytest.mark.parametrize("deed", ["a bit flipped", "zeroed", "cut"])
+def test_what_is_damaged_after_it_was_read_once_is_noticed_as_well(reader, deed, number):
+    assert reader.read(number) == reader.contents[number]
+    DAMAGE[deed](reader.fast, reader.extents[number])
+    assert reader.read(number) is None
+    assert reader.copies.has_missed
+
+
+def test_an_example_that_fails_on_its_copies_is_read_from_the_source_and_the_next_one_is_not(
+    reader,
+):
+    assert reader.read(0) is not None
+    reader.copies.distrust()
+    assert reader.copies.has_missed
+    assert reader.read(0) is reader.read_by_path(1) is None
+    reader.copies.begin_example()
+    assert reader.read(0) == reader.contents[0]
+
+
+def test_what_open_refuses_the_copy_refuses(reader):
+    for number in range(len(SIZES)):
+        with pytest.raises(ValueError, match="unbuffered"):
+            reader.copies.open(reader.paths[number], "r", (0,), {})
+        with pytest.raises(LookupError):
+            reader.copies.open(reader.paths[number], "r", (), {"encoding": "none such"})
+    assert not reader.copies.has_missed
+
+
+# --- paths ------------------------------------------------------------------------------------
+
+
+def test_a_path_ends_as_that_of_the_source_does_and_is_gone_after_the_example(reader):
+    paths = [reader.copies.local_path(path) for path in reader.paths]
+    assert [os.path.basename(path) for path in paths] == ["0.nii.gz", "1.nii.gz", "2.nii.gz"]
+    assert paths == [reader.copies.local_path(path) for path in reader.paths]  # and stays
+    assert len(reader.left()) == 3
+    reader.copies.begin_example()
+    assert reader.left() == []
+    assert not any(map(os.path.exists, paths))
+
+
+def test_files_of_one_name_have_paths_of_their_own(reader):
+    paths = {reader.copies.local_path(path) for path in reader.paths}
+    assert len(paths) == 3
+    assert len({os.path.dirname(path) for path in paths}) == 3
+
+
+def test_a_large_file_takes_no_room_a_second_time(reader):
+    path = reader.copies.local_path(reader.paths[2])
+    assert os.stat(path).st_nlink == 2
+
+
+def test_the_files_of_a_living_process_stay_and_those_of_a_killed_one_go(reader):
+    path = Path(reader.copies.local_path(reader.paths[1]))
+    generation = generation_of(str(reader.fast))
+    remove_left(generation)
+    assert path.exists()
+    left = path.parents[2] / "of-a-killed-process"
+    (left / "0").mkdir(parents=True)
+    (left / "0" / "a").write_bytes(b"left")
+    remove_left(generation)
+    assert path.exists()
+    assert not left.exists()
+
+
+def test_after_the_folder_of_paths_was_removed_there_is_another_one_for_the_next_example(reader):
+    for _ in range(2):
+        assert reader.read_by_path(1) == reader.contents[1]
+        shutil.rmtree(Path(generation_of(str(reader.fast)), "local"))
+        assert reader.read_by_path(0) is None
+        reader.begin_part()
