@@ -12,7 +12,8 @@ The protocol, by which nothing leaks whichever process is killed when:
    while it is still charged, then charge what is left.
 
 So the total of all charges, kept in the same transactions, is never below what lies on the disk.
-A whole part of a mini-batch takes one transaction for each step.
+A whole part of a mini-batch takes one transaction for each step. Nothing is forced to the disk:
+what was staged before the last boot counts once its checksum has been verified.
 
 A process that forks must never use a store, not even before the fork; see :mod:`.index`.
 """

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -13,10 +15,11 @@ from tests.store.tracing import IS_POSSIBLE
 pytestmark = pytest.mark.skipif(not IS_POSSIBLE, reason="system calls are counted on x86-64 alone")
 
 
-def runs(*arguments: str) -> int:
+def runs(directory: Path, *arguments: str) -> int:
     """Run the harness in a process that never opens an index; return how many runs there were."""
     command = [sys.executable, "-m", "tests.store.crashes", *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, "TMPDIR": str(directory)}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = re.fullmatch(r"(\d+) calls, (\d+) runs, 0 wrong\n", done.stdout)
     assert counts, done.stdout
@@ -24,11 +27,11 @@ def runs(*arguments: str) -> int:
 
 
 @pytest.mark.parametrize("kind", ["kill", "fail"])
-def test_some_calls_at_which_a_process_is_killed_or_that_fail_do_no_harm(kind):
-    assert runs(kind, "--sample", "50") == 50
+def test_some_calls_at_which_a_process_is_killed_or_that_fail_do_no_harm(tmp_path, kind):
+    assert runs(tmp_path, kind, "--sample", "50") == 50
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["kill", "fail"])
-def test_no_call_at_which_a_process_is_killed_or_that_fails_does_harm(kind):
-    assert runs(kind) > 800
+def test_no_call_at_which_a_process_is_killed_or_that_fails_does_harm(tmp_path, kind):
+    assert runs(tmp_path, kind) > 800

@@ -8,6 +8,7 @@ import os
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -16,24 +17,26 @@ from overlapiter.store.index import IndexBusyError
 from tests.store.stores import made_store, n_right, stage
 
 
-def damages(n_trials: int, seed: int) -> int:
+def damages(directory: Path, n_trials: int, seed: int) -> int:
     """Run the harness in a process that never opens an index; return how much it damaged."""
     command = [sys.executable, "-m", "tests.store.damage"]
     options = ["--trials", f"{n_trials}", "--seed", f"{seed}"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    environment = {**os.environ, "TMPDIR": str(directory)}
+    command += options
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     counts = re.fullmatch(r"(\d+) damages, 0 trials went wrong\n", done.stdout)
     assert counts, done.stdout
     return int(counts[1])
 
 
-def test_hundreds_of_random_damages_give_no_wrong_byte():
-    assert damages(50, seed=0) == 500
+def test_hundreds_of_random_damages_give_no_wrong_byte(tmp_path):
+    assert damages(tmp_path, 50, seed=0) == 500
 
 
 @pytest.mark.slow
-def test_thousands_of_random_damages_give_no_wrong_byte():
-    assert damages(1000, seed=1000) == 10_000
+def test_thousands_of_random_damages_give_no_wrong_byte(tmp_path):
+    assert damages(tmp_path, 1000, seed=1000) == 10_000
 
 
 def test_a_memory_file_of_the_index_that_is_cut_costs_a_process_and_no_file(directory, files, act):
