@@ -22,7 +22,7 @@ from .generation import can_punch, index_path, make_reserve, segments_of, use_re
 from .index import Cursor, Index, IndexBusyError, IndexDamagedError, Patience, StaleError
 from .segments import Segment, aligned
 from .site import Site
-from .tables import Evicted, delete_empty, in_blocks, lower, number_of, total_bytes
+from .tables import Evicted, delete_empty, lower, number_of, total_bytes
 
 ResultT = TypeVar("ResultT")
 
@@ -159,14 +159,19 @@ class OpenGeneration:
         if self.index.value("SELECT value FROM fact WHERE name='boot'") in (boot, ""):
             return {}
         self.index.check()
-        blocks = in_blocks("size", self.block_bytes)
-        statement = (
-            f"SELECT id, charged - COALESCE(kept, 0) FROM segment LEFT JOIN (SELECT segment, "
-            f"SUM({blocks}) AS kept FROM "
-            f"(SELECT segment, size FROM staged UNION ALL SELECT segment, size FROM going) "
-            f"GROUP BY segment) ON segment = id WHERE owner = 0"
-        )
-        return dict(self.index.read(lambda cursor: cursor.execute(statement).fetchall()))
+        try:
+            return self.index.read(self._surplus)
+        except TypeError as error:
+            raise IndexDamagedError(f"no numbers: {error}") from error
+
+    def _surplus(self, cursor: Cursor) -> dict[int, int]:
+        kept: collections.defaultdict[int, int] = collections.defaultdict(int)
+        block_bytes = self.block_bytes
+        select = "SELECT segment, size FROM staged UNION ALL SELECT segment, size FROM going"
+        for number, size_bytes in cursor.execute(select):  # half of what GROUP BY takes
+            kept[number] += -(-max(size_bytes, 1) // block_bytes) * block_bytes
+        rows = cursor.execute("SELECT id, charged FROM segment WHERE owner = 0").fetchall()
+        return {number: charged_bytes - kept[number] for number, charged_bytes in rows}
 
     def _enter(
         self,
