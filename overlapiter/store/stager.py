@@ -107,6 +107,35 @@ class _Part:
         self.n_jobs = 0
 
 
+class _Wait:
+    """Files of a part that other processes copy.
+
+    Attributes:
+        part: The part.
+        by_key: Its files that were to be claimed.
+        owners: The keys of those to wait for, each with its owner.
+        progress: What the owners have written, at the last look.
+        deadline: Until then they may write nothing.
+    """
+
+    def __init__(
+        self,
+        part: _Part,
+        by_key: Mapping[int, tuple[Wanted, Extent | None]],
+        owners: dict[int, int],
+    ) -> None:
+        self.part, self.by_key, self.owners = part, by_key, owners
+        self.progress: dict[int, tuple[int, int]] = {}
+        self.deadline = 0.0
+        self._pause_seconds = _FIRST_POLL_SECONDS
+
+    def next_pause(self) -> float:
+        """Return how long to wait before the next look, longer each time."""
+        pause_seconds = self._pause_seconds
+        self._pause_seconds = min(1.5 * pause_seconds, _LONGEST_POLL_SECONDS)
+        return pause_seconds
+
+
 class _Copy(NamedTuple):
     """A copy that is complete and not published."""
 
@@ -171,7 +200,8 @@ class Stager:
         """Have files staged. Returns when all that waits for the slow store has become jobs.
 
         Args:
-            wanted: The files; none of them twice. A single one takes no job.
+            wanted: The files; none of them twice. A single one takes no job if there is no
+                ``partly``.
             done: Called when all of them are settled, here or in the thread of a job.
             make_room: Asked while a tier has no room; None if nothing can be evicted.
             suspects: Keys of those whose copies a file reader has found damaged.
@@ -308,11 +338,9 @@ class Stager:
             return
         by_key = {file.key: (file, lower) for file, lower in part.missing}
         part.missing = []
-        waiting = self._begin(part, by_key)
-        if len(waiting) == len(by_key):  # there is nothing else to do for this thread
-            self._wait(part, by_key, waiting)
-        elif waiting:
-            self._submit(functools.partial(self._wait, part, by_key, waiting))
+        owners = self._begin(part, by_key)
+        if owners:
+            self._wait(_Wait(part, by_key, owners))
 
     def _begin(
         self, part: _Part, by_key: Mapping[int, tuple[Wanted, Extent | None]]
@@ -340,14 +368,11 @@ class Stager:
             self._settle_unclaimed(part, files, answer)
             return {}
         with self._lock:
-            for key, found in claimed.found.items():
-                if by_key[key][1] is None:
-                    is_settled = has_settled(found.extent.mtime)
-                    part.answers[key] = Staged(Outcome.FOUND, found.extent, is_settled)
-            # A copy that could only rise is good where it is.
-            others = {k: owner for k, owner in claimed.others.items() if by_key[k][1] is None}
+            for key, found in claimed.found.items():  # what has risen, too, lies there now
+                is_settled = has_settled(found.extent.mtime)
+                part.answers[key] = Staged(Outcome.FOUND, found.extent, is_settled)
             part.n_copying += len(claimed.mine)
-            part.n_jobs += len(claimed.mine) + bool(others)
+            part.n_jobs += len(claimed.mine) + bool(claimed.others)
             is_done = not part.n_jobs
         if is_done:
             self._finish(part)
@@ -357,7 +382,7 @@ class Stager:
             self._submit(job)
         if jobs:
             jobs[0]()
-        return others
+        return claimed.others
 
     def _settle_unclaimed(self, part: _Part, files: Iterable[Wanted], answer: Staged) -> None:
         with self._lock:
@@ -367,50 +392,60 @@ class Stager:
         if is_done:
             self._finish(part)
 
-    def _wait(
-        self,
-        part: _Part,
-        by_key: Mapping[int, tuple[Wanted, Extent | None]],
-        waiting: dict[int, int],
-    ) -> None:
-        """Wait for the files that other processes copy; copy those that these leave."""
-        while waiting:
-            is_worth_it = False
+    def _wait(self, wait: _Wait) -> None:
+        """Look whether other processes have copied their files; copy those that they leave.
+
+        As long as they have not, this is another job, which keeps no other one waiting.
+        """
+        part = wait.part
+        while True:
+            is_changed = None
             try:
-                is_worth_it = self._await_change(self.stores[part.home], waiting)
+                is_changed = self._is_changed(wait)
             except (OSError, IndexBusyError) as error:
                 self._blame(part.home, error)
-            if not is_worth_it:
-                self._stuck.update(waiting)
-                if self._sick[part.home].is_closed and self._full[part.home].is_closed:
-                    self._warn(self._busy_words(part.home))  # else it is known what is the matter
-                with self._lock:
-                    part.answers.update(dict.fromkeys(waiting, Staged(Outcome.BUSY)))
-                break
-            self._stuck.difference_update(waiting)
-            waiting = self._begin(part, {key: by_key[key] for key in waiting})
-            if waiting:
+                is_changed = False
+            if is_changed is None:
+                time.sleep(wait.next_pause())
+                if part.partly is not None:
+                    self._submit(functools.partial(self._wait, wait))
+                    return
+            elif is_changed:
+                self._stuck.difference_update(wait.owners)
+                by_key = {key: wait.by_key[key] for key in wait.owners}
+                owners = self._begin(part, by_key)
+                if not owners:
+                    break
                 self._end_job(part)  # which has counted this wait once more
+                wait = _Wait(part, by_key, owners)
+            else:
+                self._give_up_waiting(wait)
+                break
         self._end_job(part)
 
-    def _await_change(self, store: Store, waiting: Mapping[int, int]) -> bool:
-        """Wait until another process has copied a file, or has ended; False if all are stuck."""
-        poll_seconds = _FIRST_POLL_SECONDS
-        progress: dict[int, tuple[int, int]] = {}
-        deadline = time.monotonic() + _PATIENCE_SECONDS
-        while len(store.being_copied(list(waiting))) == len(waiting):
-            before, progress = progress, {o: store.progress(o) for o in {*waiting.values()}}
-            if not all(map(store.is_copied, progress)):
-                store.take_over()
-                return True
-            now_seconds = time.monotonic()
-            if progress != before:
-                deadline = now_seconds + _PATIENCE_SECONDS
-            if now_seconds >= deadline or self._stuck.issuperset(waiting):
-                return False
-            time.sleep(poll_seconds)
-            poll_seconds = min(1.5 * poll_seconds, _LONGEST_POLL_SECONDS)
-        return True
+    def _is_changed(self, wait: _Wait) -> bool | None:
+        """Return whether a file is copied no more; None: not yet, False: all owners are stuck."""
+        store, owners = self.stores[wait.part.home], wait.owners
+        if len(store.being_copied([*owners])) < len(owners):
+            return True
+        progress = {owner: store.progress(owner) for owner in {*owners.values()}}
+        if not all(map(store.is_copied, progress)):
+            store.take_over()
+            return True
+        now_seconds = time.monotonic()
+        if progress != wait.progress:
+            wait.progress, wait.deadline = progress, now_seconds + _PATIENCE_SECONDS
+        is_stuck = now_seconds >= wait.deadline or self._stuck.issuperset(owners)
+        return False if is_stuck else None
+
+    def _give_up_waiting(self, wait: _Wait) -> None:
+        home = wait.part.home
+        self._stuck.update(wait.owners)
+        if self._sick[home].is_closed and self._full[home].is_closed:
+            self._warn(self._busy_words(home))  # else it is known what is the matter
+        with self._lock:
+            for key in wait.owners:  # one that could only rise is good where it is
+                wait.part.answers.setdefault(key, Staged(Outcome.BUSY))
 
     def _end_job(self, part: _Part) -> None:
         with self._lock:

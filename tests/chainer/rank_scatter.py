@@ -21,7 +21,7 @@ from tests.chainer.rank_side import forks, report
 warnings.simplefilter("ignore")  # that ChainerMN finds its own checkpointer out of date
 
 N_IMAGES, SEED = 61, 4
-N_FILES, FILE_BYTES = 240, 1000
+N_FILES, FILE_BYTES = 240, 4096
 
 
 class Recording:

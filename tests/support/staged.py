@@ -313,3 +313,10 @@ def stopped_in_transaction(directory: Path, begin: str = "BEGIN IMMEDIATE") -> I
             yield holder.pid
         finally:
             holder.kill()
+
+
+def pretend_reboot(directory: Path) -> None:
+    """Have the index believe that the node was booted since the last process used it."""
+    path = index_path(generation_of(str(directory)))
+    with contextlib.closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute("UPDATE fact SET value='before' WHERE name='boot'")
