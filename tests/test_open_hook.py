@@ -238,6 +238,8 @@ def test_a_module_that_imported_open_earlier_is_redirected_while_the_hook_is_the
     monkeypatch.setitem(sys.modules, module.__name__, module)
     monkeypatch.setitem(sys.modules, "no_module", None)
     keepers = [(module, "open"), (tarfile, "bltn_open"), (bz2, "_builtin_open")]
+    for keeper in keepers:  # whatever an earlier test has left there
+        monkeypatch.setattr(*keeper, builtins.open)
     before = [getattr(*keeper) for keeper in keepers]
     hook = OpenHook(str(source), Handler(staged(source, "a")))
     hook.install()

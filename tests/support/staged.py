@@ -7,6 +7,7 @@ others. None of it may be done in a process that forks meanwhile.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import secrets
 import sqlite3
@@ -198,9 +199,12 @@ def _write(directory: Path, extent: Extent, change: Callable[[bytes], bytes]) ->
         file.write(change(data))
 
 
+_flips = itertools.count()
+
+
 def flip(directory: Path, extent: Extent) -> None:
-    """Flip a bit in the middle of a staged file."""
-    middle = extent.size // 2
+    """Flip a bit in the middle of a staged file, another one each time: two would cancel out."""
+    middle = extent.size // 2 + next(_flips) % max(1, extent.size // 2)
 
     def flipped(data: bytes) -> bytes:
         return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
