@@ -67,6 +67,7 @@ class Discovery:
         with contextlib.suppress(BaseException):  # even sys.exit is for the file reader to meet
             self._dataset[self._index_type(index)]
         self._thread = None
+        self._copies.begin_example()  # what this one opened is not needed any more
         return self._found
 
     def open(
