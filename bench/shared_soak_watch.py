@@ -183,7 +183,9 @@ def settled(request: dict) -> dict:
     store.close()
     inventory = Inventory(directory)
     accounts = inventory.accounts()
-    n_copying, going = inventory.n_copying(), inventory.select("SELECT COUNT(*) FROM going")[0][0]
+    n_copying, going = (
+        inventory.select(f"SELECT COUNT(*) FROM {table}")[0][0] for table in ("copying", "going")
+    )
     select = "SELECT path, key, segment, start, size, mtime, checksum FROM staged"
     rows = inventory.select(select)
     inventory.close()
