@@ -19,7 +19,7 @@ from overlapiter import OverlapIterator, Staging, Tier
 from tests.chainer.faults import SourceFiles
 from tests.chainer.file_datasets import HdfRows, LocalPaths, MappedRows
 from tests.chainer.iterator_datasets import DeclaredFiles
-from tests.chainer.scripts import Program, are_gone, wait_until, workers
+from tests.chainer.scripts import Program, are_gone, kill_all, wait_until, workers
 from tests.support.staged import (
     assert_accounted,
     flip,
@@ -273,12 +273,11 @@ def test_of_a_path_that_a_library_got_nothing_is_left_after_a_kill(
     with Program(tmp_path, body % size_bytes) as program:
         program.wait_for("ready")
         wait_until(lambda: glob.glob(f"{fast}/overlapiter/*/local/*/*/a"))
-        children = program.descendants()
-        for process in children:  # the readers too, so that they cannot tidy up
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+        found = workers(psutil.Process(program.process.pid))
+        # The reader too, so that it cannot tidy up, after the one that would replace it.
+        kill_all([*found["ovl-supervisor"], *found["ovl-reader"]])
+        assert are_gone([*found["ovl-supervisor"], *found["ovl-reader"]])
         program.process.kill()
-        assert are_gone(children)
     assert list(fast.rglob("local/*/*/*"))
     mend(fast, tmp_path / "source")
     assert not list(fast.rglob("local/*"))
