@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from overlapiter.stats import Row
+from overlapiter.store.extents import Extent, packed, unpacked
+from overlapiter.workers.ipc.channel import Message
+from overlapiter.workers.prefetcher.staging_work import Finding, StageTask
 from overlapiter.workers.supervisor.deaths import Death
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Batch, Schedule
 from overlapiter.workers.supervisor.stages import CostEstimate, ReadCost
 from overlapiter.workers.supervisor.staging_stage import StagingStage
-from overlapiter.workers.supervisor.team import Team
+from overlapiter.workers.supervisor.team import Team, Worker
 
 
 class Supervisor:
@@ -31,6 +37,65 @@ def staging_stage() -> tuple[StagingStage, Schedule, Supervisor]:
     costs, residency = CostEstimate(2, 2), Residency(12, 1, None)
     stage = StagingStage(team, schedule, supervisor, 64, costs, residency, "/fast")
     return stage, schedule, supervisor
+
+
+class Prefetcher(Worker):
+    """Has a process in name alone, and keeps what is sent to it."""
+
+    def __init__(self) -> None:
+        super().__init__("prefetcher", 0, Row(memoryview(bytearray(256)).cast("q")))
+        self.pid = 1
+        self.tasks: list[StageTask] = []
+
+    def send(self, message: Message, _fds: Sequence[int] = ()) -> None:
+        _, *task = message
+        self.tasks.append(StageTask(*task))
+
+
+def staged(index: int) -> tuple[object, ...]:
+    extent = packed([Extent(index + 1, 0, 5, 4096 * index, 100, 7, index)])
+    return tuple(Finding(index, extent, True, False, ()))
+
+
+def test_what_is_settled_of_a_task_is_read_while_the_rest_of_it_is_held_up():
+    stage, schedule, _ = staging_stage()
+    worker = Prefetcher()
+    stage.team.workers.append(worker)
+    schedule.admit(0, [0, 1, 2, 3, 4, 5], None, 2)
+    stage.hand_out(9)
+    (task,) = worker.tasks
+    assert task.indices == [0, 1, 2, 3, 4, 5]
+
+    stage.hear(worker, ("staged", task.task_id, [staged(n) for n in (0, 1, 2, 4, 5)], None))
+    assert [schedule.next_to_read(1).indices for _ in range(2)] == [[0, 1], [4, 5]]
+    assert schedule.next_to_read(1) is None
+    assert [part.indices for part in worker.parts.values()] == [[2, 3]]
+
+    stage.hear(worker, ("staged", task.task_id, [staged(n) for n in range(6)], {}))
+    part = schedule.next_to_read(1)
+    assert part.indices == [2, 3]
+    assert {extent.key for extent in unpacked(part.extents).values()} == {3, 4}
+    assert schedule.next_to_read(1) is None
+    assert not stage.has_work
+    stage.hear(worker, ("staged", task.task_id, [staged(0)], None))  # which came late
+    assert schedule.next_to_read(1) is None
+
+
+def test_of_a_prefetcher_that_dies_in_the_middle_of_a_task_the_rest_is_staged_again():
+    stage, schedule, _ = staging_stage()
+    worker = Prefetcher()
+    stage.team.workers.append(worker)
+    schedule.admit(0, [0, 1, 2, 3], None, 2)
+    stage.hand_out(9)
+    (task,) = worker.tasks
+    stage.hear(worker, ("staged", task.task_id, [staged(2), staged(3)], None))
+    lost = list(worker.parts.values())
+    worker.parts.clear()
+    worker.n_examples = 0
+    stage.redo(lost, Death(-9, None, ""))
+    assert not stage.has_work
+    stage.hand_out(9)
+    assert worker.tasks[1].indices == [0, 1]
 
 
 def test_when_staging_is_given_up_every_part_is_read_unstaged():
