@@ -19,6 +19,7 @@ from overlapiter import OverlapIterator, Staging, Tier
 from tests.chainer.faults import SourceFiles
 from tests.chainer.file_datasets import HdfRows, LocalPaths, MappedRows
 from tests.chainer.iterator_datasets import DeclaredFiles
+from tests.chainer.iterator_datasets import SourceFiles as UndeclaredFiles
 from tests.chainer.scripts import Program, are_gone, kill_all, wait_until, workers
 from tests.support.staged import (
     assert_accounted,
@@ -84,11 +85,13 @@ def test_a_source_that_is_gone_for_good_holds_up_no_later_epoch(
 # --- damage and boots -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("kind", [DeclaredFiles, UndeclaredFiles])
 @pytest.mark.parametrize("n_readers", [1, 4])
 def test_a_damaged_copy_is_read_from_the_source_once_and_staged_anew(
-    source: SourceFiles, tmp_path: Path, n_readers: int
+    source: SourceFiles, tmp_path: Path, n_readers: int, kind: type[UndeclaredFiles]
 ) -> None:
     fast = tmp_path / "fast"
+    source.dataset = kind(source.folder, source.names)
     with source.iterate(fast, n_processes=n_readers) as run:
         run.take_until_staged()
         before = run.iterator.stats()
