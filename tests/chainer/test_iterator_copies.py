@@ -277,9 +277,11 @@ def test_of_a_path_that_a_library_got_nothing_is_left_after_a_kill(
         program.wait_for("ready")
         wait_until(lambda: glob.glob(f"{fast}/overlapiter/*/local/*/*/a"))
         found = workers(psutil.Process(program.process.pid))
-        # The reader too, so that it cannot tidy up, after the one that would replace it.
-        kill_all([*found["ovl-supervisor"], *found["ovl-reader"]])
-        assert are_gone([*found["ovl-supervisor"], *found["ovl-reader"]])
+        # First the one that would replace the others, and these too, so that none can tidy up.
+        kinds = ("ovl-supervisor", "ovl-reader", "ovl-prefetcher")
+        killed = [process for kind in kinds for process in found[kind]]
+        kill_all(killed)
+        assert are_gone(killed)
         program.process.kill()
     assert list(fast.rglob("local/*/*/*"))
     mend(fast, tmp_path / "source")
