@@ -464,6 +464,16 @@ class OpenGeneration:
         self._own.pop(segment.number, None)
         segment.close()
 
+    def rest(self) -> None:
+        """Give back what is reserved and not given, which other processes may need meanwhile."""
+        with self.lock:
+            segment, surplus_bytes = self._segment, self._segment.surplus_bytes
+            if surplus_bytes:
+                segment.cut()
+                segment.reserved = segment.end
+                self._owed.lowered[segment.number] += surplus_bytes
+                self.write(lambda _cursor: None)
+
     def retire(self) -> None:
         """Close the segments that are full, and of which nothing is pending."""
         with self.lock:

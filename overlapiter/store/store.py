@@ -542,6 +542,11 @@ class Store:
         statement = "UPDATE run SET ended=?, ending=?, counters=? WHERE id=?"
         self._write(lambda cursor: cursor.execute(statement, row))
 
+    def rest(self) -> None:
+        """Give back what is reserved, until something is staged again."""
+        if self._opened is not None:
+            self._on(OpenGeneration.rest)
+
     def close(self) -> None:
         """Give back what is reserved, and close everything; what is done later opens it anew.
 

@@ -23,6 +23,8 @@ from tests.chainer.iterator_datasets import SourceFiles as UndeclaredFiles
 from tests.chainer.scripts import Program, are_gone, kill_all, wait_until, workers
 from tests.support.staged import (
     assert_accounted,
+    charged_bytes,
+    evict,
     flip,
     mend,
     pretend_reboot,
@@ -70,6 +72,23 @@ def test_what_an_earlier_run_has_staged_is_compared_once(
         run.take(12)
         stats = run.iterator.stats()
     assert (stats.files_found_staged, stats.files_staged, stats.opens_source) == (12, 0, 0)
+
+
+def test_a_run_without_work_keeps_no_more_of_the_disk_than_its_files_take(
+    source: SourceFiles, tmp_path: Path
+) -> None:
+    fast = tmp_path / "fast"
+    with source.iterate(fast) as run:
+        run.take_until_staged()
+        sizes = [extent.size for extent in staged_paths(fast).values()]
+        files_bytes = sum(-(-size // 4096) * 4096 for size in sizes)
+        wait_until(lambda: charged_bytes(fast) == files_bytes)
+        assert_accounted(fast)
+        evict(fast, source.folder, source.names[:6])
+        run.take(6)
+        run.take_until_staged()
+    assert staged_paths(fast).keys() == set(source.names)
+    assert_accounted(fast)
 
 
 def test_a_source_that_is_gone_for_good_holds_up_no_later_epoch(

@@ -34,6 +34,8 @@ from .threads import Threads
 #: How often to show which example a prefetcher is at, while it has work, and to report what is
 #: settled of a task that a file holds up.
 _SHOW_AFTER_SECONDS = 0.1
+#: A prefetcher that has had no work for so long gives back what it has reserved.
+_REST_AFTER_SECONDS = 1.0
 #: So many examples that open files, but none below the source, mean that the source is wrong.
 _MANY_FRUITLESS = 64
 #: How long a thread keeps the interpreter's lock while others want it, one of which may be in the
@@ -116,6 +118,7 @@ class Prefetcher:
         self._n_fruitless = 0  # examples of which no file was found
         self._n_files = 1
         self._warned: set[str] = set()
+        self._is_at_rest = True
 
     def run(self) -> None:
         """Serve until the supervisor closes the channel."""
@@ -126,9 +129,12 @@ class Prefetcher:
             self._threads.put(self._mend)
         try:
             while True:
-                while not self._channel.is_readable(_SHOW_AFTER_SECONDS if self._at_hand else -1):
-                    self._show_current()
-                    self._report_settled()
+                while not self._channel.is_readable(self._patience_seconds()):
+                    if self._at_hand:
+                        self._show_current()
+                        self._report_settled()
+                    else:
+                        self._rest()
                 kind, *values = self._channel.receive()[0]
                 if kind == "reads":
                     self._resize(values[0])
@@ -141,6 +147,17 @@ class Prefetcher:
                         self._threads.do_next()
         except ChannelClosedError:
             return
+
+    def _patience_seconds(self) -> float:
+        if self._at_hand:
+            return _SHOW_AFTER_SECONDS
+        return -1 if self._is_at_rest else _REST_AFTER_SECONDS
+
+    def _rest(self) -> None:
+        self._is_at_rest = True
+        for store in self._stores:
+            with contextlib.suppress(OSError, IndexBusyError):  # it stays reserved
+                store.rest()
 
     def _resize(self, n_reads: int) -> None:
         self._threads.resize(n_reads)
@@ -184,6 +201,7 @@ class Prefetcher:
 
     def _accept(self, task: StageTask) -> None:
         work = _AtHand(task, RoomForTask(self._evictor, task.victims))
+        self._is_at_rest = False
         with self._lock:
             self._at_hand[task.task_id] = work
         self._threads.put(functools.partial(self._begin, work))
