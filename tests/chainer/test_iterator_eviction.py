@@ -116,7 +116,7 @@ def test_of_fresh_shuffles_no_more_is_read_again_than_belady_would(
     assert seen == wanted[: len(seen)]
     missed = changes(before, after, "files_staged") + changes(before, after, "opens_source")
     # Belady's rule misses a share of 1 - share of them; what is staged ahead is counted, too.
-    assert missed <= (1 - share + 0.02) * n_epochs * n_files + 2 * BATCH_SIZE
+    assert missed <= (1 - share + 0.02) * n_epochs * n_files + 4 * BATCH_SIZE
     assert changes(before, after, "opens_source") == 0
 
 
