@@ -24,13 +24,11 @@ def copying(act, tmp_path):
 
     def copy():
         setting = Setting(tmp_path, contents_of(N_FILES))
-        gate = threading.Event()
-        setting.origin.before_read = lambda _path: gate.wait()
-        found = []
+        is_reading, gate, found = threading.Event(), threading.Event(), []
+        setting.origin.before_read = lambda _path: is_reading.set() or gate.wait()
         thread = threading.Thread(target=lambda: found.extend(setting.outcomes(*setting.paths)))
         thread.start()
-        while setting.stager.oldest_read() is None:
-            time.sleep(0.001)
+        is_reading.wait()
         yield "claimed"
         gate.set()
         thread.join()
