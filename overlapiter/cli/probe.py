@@ -18,8 +18,9 @@ from overlapiter.node import count_cores
 from overlapiter.origins.origin import LocalOrigin, Origin, Original, OriginalFile
 from overlapiter.store.extents import ExtentReader
 from overlapiter.store.generation import can_punch, generation_of, prepare, segments_folder
+from overlapiter.store.outcome import Staged
 from overlapiter.store.site import Run, Site
-from overlapiter.store.stager import Staged, Stager
+from overlapiter.store.stager import Stager
 from overlapiter.store.store import Store, Wanted
 
 from .crew import Crew, Part, WatchedOrigin, parts_of

@@ -26,7 +26,8 @@ from overlapiter.options import FIRST_READS_IN_FLIGHT, Staging
 from overlapiter.planning import staging_plan
 from overlapiter.sources import source_root
 from overlapiter.store.inventory import Inventory
-from overlapiter.store.stager import Outcome, Staged, Stager
+from overlapiter.store.outcome import Outcome, Staged
+from overlapiter.store.stager import Stager
 from overlapiter.store.store import Store, Wanted
 from overlapiter.workers.plan import StagingPlan
 

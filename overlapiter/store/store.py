@@ -350,14 +350,33 @@ class Store:
 
     # --- writing ------------------------------------------------------------------------------
 
-    def place(self, size_bytes: int) -> Place | None:
-        """Return where to write a claimed file; None if there is no room for it now.
+    def places(self, sizes_bytes: Sequence[int]) -> list[Place]:
+        """Return where to write claimed files: the first ones, as far as there is room now.
+
+        Args:
+            sizes_bytes: Of each file. The places end before one that is too large to share a segment,
+                unless it is the first.
+
+        Returns:
+            Places that follow each other in one segment; none if there is no room for the first.
 
         Raises:
             OSError: The disk failed.
         """
         # In a generation that is not in use any more it is of no use, and publishing says so.
-        return self._on(lambda opened: opened.place(size_bytes), look=False)
+        return self._on(lambda opened: opened.places(sizes_bytes), look=False)
+
+    def promise(self, size_bytes: int) -> bool:
+        """Keep room for a file until :meth:`release`; return False if there is none.
+
+        Of a file that does not share a segment it only says whether there is room now.
+        """
+        return self._on(lambda opened: opened.promise(size_bytes), look=False)
+
+    def release(self, size_bytes: int) -> None:
+        """Take a promise back, before the place is asked for or if it is not needed."""
+        if self._opened is not None:
+            self._opened.release(size_bytes)
 
     def publish(self, copies: Sequence[Copy], failed: Sequence[int]) -> None:
         """Make complete copies known, and give up the claims on other files.
@@ -477,10 +496,6 @@ class Store:
     def total_bytes(self) -> int:
         """Return the bytes that all segments are charged for."""
         return self._read(total_bytes)
-
-    def has_room(self, size_bytes: int) -> bool:
-        """Return whether there is a place of that size within the capacity, at this moment."""
-        return self._on(lambda opened: opened.has_room(size_bytes))
 
     def can_ever_hold(self, size_bytes: int) -> bool:
         """Return whether a file would fit if nothing else were there."""

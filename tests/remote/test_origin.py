@@ -25,8 +25,9 @@ from overlapiter.origins.direct import Direct
 from overlapiter.origins.origin import Original
 from overlapiter.origins.remote import RemoteOrigin, check_remote, original_of, place_of
 from overlapiter.store.extents import ExtentReader
+from overlapiter.store.outcome import Outcome, Staged
 from overlapiter.store.site import Run, Site
-from overlapiter.store.stager import Outcome, Staged, Stager
+from overlapiter.store.stager import Stager
 from overlapiter.store.store import Store, Wanted
 from tests.chainer.scripts import run_script
 from tests.remote.stores import Objects

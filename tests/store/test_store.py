@@ -13,6 +13,7 @@ from overlapiter.store.extents import SMALL_BYTES, WHOLE, Extent, ExtentReader
 from overlapiter.store.store import Wanted
 from tests.store.actors import apart, in_a_process
 from tests.store.stores import (
+    one_place,
     BLOCK_BYTES,
     SOURCE,
     Files,
@@ -321,7 +322,7 @@ def test_places_that_are_pending_while_a_store_is_closed_are_left_to_others(dire
     store = made_store(directory)
     (claimed,) = store.claim(wanted(store, files.paths[:1])).mine
     copy = written(store, files.paths[0], files.contents[files.paths[0]])
-    large = store.place(2 * SMALL_BYTES)
+    large = one_place(store, 2 * SMALL_BYTES)
     store.close()
     os.pwrite(copy[1].segment.fd, b"late", copy[1].start)  # into its own file still
     store.publish([copy], [])

@@ -17,6 +17,7 @@ from overlapiter.store.generation import index_path, make_generation, segments_f
 from overlapiter.store.index import IndexBusyError
 from tests.store.actors import apart, in_a_process
 from tests.store.stores import (
+    one_place,
     BLOCK_BYTES,
     Files,
     disk_bytes,
@@ -60,7 +61,7 @@ def test_what_a_killed_process_was_copying_others_copy_and_its_reservation_is_gi
         store.claim(wanted(store, files.paths[10:20]), expected_bytes=1 << 20)
         for path in files.paths[10:15]:
             written(store, path, files.contents[path])
-        store.place(3 * SMALL_BYTES)
+        one_place(store, 3 * SMALL_BYTES)
         yield
 
     actor = act(prefetcher)

@@ -18,8 +18,9 @@ from overlapiter.sources import Dataset, declared_paths, paths_below
 from overlapiter.stats import Counter, Row
 from overlapiter.store.extents import Extent, packed, unpacked
 from overlapiter.store.index import IndexBusyError
+from overlapiter.store.outcome import Outcome, Staged
 from overlapiter.store.site import Run
-from overlapiter.store.stager import Outcome, Staged, Stager
+from overlapiter.store.stager import Stager
 from overlapiter.store.store import Wanted
 from overlapiter.workers.copies import StagedCopies
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
