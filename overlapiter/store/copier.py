@@ -134,7 +134,7 @@ class Copier:
         if make_room is None:
             now_seconds = time.monotonic()
             full = self._health.full
-            return (home, 0) if any([full[t].is_passable(now_seconds) for t in tiers]) else None
+            return (home, 0) if any(full[t].is_passable(now_seconds) for t in tiers) else None
         size_bytes = int(self._mean_bytes)
         if not size_bytes:
             return home, 0

@@ -55,7 +55,7 @@ class Mover:
     def _moved(
         self, file: Wanted, extent: Extent, tiers: range, make_room: MakeRoom | None
     ) -> Content | Copy | None:
-        """Return a file's content, or its copy if it is large; None if it is damaged, or no room."""
+        """Return the content of a small file, the copy of a large one; None if there is none."""
         try:
             with self._lock:
                 if not extent.is_whole:

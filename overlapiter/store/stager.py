@@ -101,6 +101,7 @@ class Stager:
             nothing.
         submit: Has a job done by another thread; jobs wait for the slow store.
         warn: Called with what the user should know. The text does not depend on the file.
+        note_answer: Called with how long a job has waited for the source, or for others, in ns.
     """
 
     def __init__(
@@ -110,11 +111,13 @@ class Stager:
         validate: Validation,
         submit: Callable[[Callable[[], None]], None],
         warn: Callable[[str], None],
+        note_answer: Callable[[int], None] = lambda _took_ns: None,
     ) -> None:
         self.stores = stores
         self._origin = origin
         self._validate = validate
         self._submit = submit
+        self._note_answer = note_answer
         self._lock = threading.Lock()
         self._health = Health(stores, warn)
         self._copier = Copier(stores, origin, self._health)
@@ -234,12 +237,14 @@ class Stager:
         is_valid = True
         if self._validate != "never":
             self._reading[file.key] = None
+            began_ns = time.monotonic_ns()
             try:
                 is_valid = self._origin.stat(file.path) == Original(extent.size, extent.mtime)
             except OSError:
                 answer = Staged(Outcome.SOURCE_FAILED)
             finally:
                 self._reading.pop(file.key, None)  # another part may have the same file
+                self._note_answer(time.monotonic_ns() - began_ns)
         needs_reading = self._validate == "checksum" or not found.is_verified or is_suspect
         if answer is None and is_valid and needs_reading:
             is_valid = self._mover.is_right(extent, is_suspect=is_suspect)
@@ -342,7 +347,7 @@ class Stager:
             while not wait.is_over():
                 if self._stuck.issuperset(wait.owners):
                     raise TimeoutError
-                wait.pause()
+                self._note_answer(int(wait.pause() * 1e9))
                 if part.partly is not None:
                     self._submit(functools.partial(self._wait, part, by_key, wait))
                     return
@@ -373,10 +378,12 @@ class Stager:
         got: Content | Copy | Staged | None
         if lower is None:
             self._reading[file.key] = None
+            began_ns = time.monotonic_ns()
             try:
                 got = self._copier.fetch(file, part.home, part.make_room)
             finally:
                 self._reading.pop(file.key, None)
+                self._note_answer(time.monotonic_ns() - began_ns)
         else:
             got = None if part.home else self._mover.lift(file, lower)
         with self._lock:

@@ -354,7 +354,7 @@ class Store:
         """Return where to write claimed files: the first ones, as far as there is room now.
 
         Args:
-            sizes_bytes: Of each file. The places end before one that is too large to share a segment,
+            sizes_bytes: Of each file. One that is too large to share a segment ends the list,
                 unless it is the first.
 
         Returns:

@@ -30,12 +30,12 @@ from overlapiter.store.extents import SMALL_BYTES, ExtentReader
 from overlapiter.store.index import IndexBusyError
 from overlapiter.store.store import Store
 from tests.store.stores import (
-    one_place,
     BLOCK_BYTES,
     Files,
     disk_bytes,
     in_blocks,
     made_store,
+    one_place,
     read,
     segment_paths,
     stage,

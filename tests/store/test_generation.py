@@ -29,11 +29,11 @@ from overlapiter.store.index import VERSION
 from tests.store.actors import apart, in_a_process
 from tests.store.disks import mounted, mounted_tmpfs
 from tests.store.stores import (
-    one_place,
     BLOCK_BYTES,
     disk_bytes,
     made_store,
     n_right,
+    one_place,
     read,
     segment_paths,
     stage,

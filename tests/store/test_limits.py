@@ -18,13 +18,13 @@ from overlapiter.store.store import Store
 from tests.store.actors import apart, in_a_process, stopped
 from tests.store.disks import mounted, mounted_ext4, mounted_tmpfs
 from tests.store.stores import (
-    one_place,
     BLOCK_BYTES,
     Files,
     disk_bytes,
     in_blocks,
     made_store,
     n_right,
+    one_place,
     segment_paths,
     stage,
     sum_of_charges,

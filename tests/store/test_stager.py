@@ -11,8 +11,7 @@ import time
 
 import pytest
 
-from overlapiter.store import opened
-from overlapiter.store import copier, health
+from overlapiter.store import copier, health, opened
 from overlapiter.store import stager as stager_module
 from overlapiter.store.extents import SMALL_BYTES, ExtentReader
 from overlapiter.store.index import IndexBusyError

@@ -13,7 +13,6 @@ from overlapiter.store.extents import SMALL_BYTES, WHOLE, Extent, ExtentReader
 from overlapiter.store.store import Wanted
 from tests.store.actors import apart, in_a_process
 from tests.store.stores import (
-    one_place,
     BLOCK_BYTES,
     SOURCE,
     Files,
@@ -21,6 +20,7 @@ from tests.store.stores import (
     in_blocks,
     made_store,
     n_right,
+    one_place,
     read,
     segment_paths,
     stage,

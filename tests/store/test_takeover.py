@@ -17,12 +17,12 @@ from overlapiter.store.generation import index_path, make_generation, segments_f
 from overlapiter.store.index import IndexBusyError
 from tests.store.actors import apart, in_a_process
 from tests.store.stores import (
-    one_place,
     BLOCK_BYTES,
     Files,
     disk_bytes,
     made_store,
     n_right,
+    one_place,
     segment_paths,
     stage,
     staged,

@@ -107,7 +107,12 @@ class Prefetcher:
         self._stores = plan.stores(run, self._warn)
         self._key_of = self._stores[0].key_of
         self._stager = Stager(
-            self._stores, plan.origin(), plan.validate, self._threads.put, self._warn
+            self._stores,
+            plan.origin(),
+            plan.validate,
+            self._threads.put,
+            self._warn,
+            self._threads.note_answer,
         )
         self._evictor = Evictor(dataset, self._stager, self._count_evicted)
         self._lock = threading.Lock()
@@ -132,6 +137,7 @@ class Prefetcher:
             while True:
                 while not self._channel.is_readable(self._patience_seconds()):
                     if self._at_hand:
+                        self._threads.look()
                         self._show_current()
                         self._report_settled()
                     else:
@@ -144,8 +150,7 @@ class Prefetcher:
                     return
                 else:
                     self._accept(StageTask(*values))
-                    while not len(self._threads) and self._threads.has_jobs:
-                        self._threads.do_next()
+                    self._threads.do_waiting()
         except ChannelClosedError:
             return
 
