@@ -23,7 +23,7 @@ from .generation import can_punch, index_path, make_reserve, segments_of, use_re
 from .index import Cursor, Index, IndexBusyError, IndexDamagedError, Patience, StaleError
 from .segments import Segment, aligned
 from .site import Site
-from .tables import Evicted, delete_empty, lower, number_of, total_bytes
+from .tables import Evicted, delete_empty, lower, number_of, run_by_key, total_bytes
 
 ResultT = TypeVar("ResultT")
 
@@ -78,8 +78,7 @@ class Owed:
         lower(cursor, self.lowered, owner)
         rows = [(size_bytes, number) for number, size_bytes in self.unpledged.items()]
         cursor.executemany("UPDATE segment SET pledged=pledged-? WHERE id=?", rows)
-        ended = [(key, owner) for key in self.ended]
-        cursor.executemany("DELETE FROM copying WHERE key=? AND owner=?", ended)
+        run_by_key(cursor, f"DELETE FROM copying WHERE owner={owner} AND key IN", self.ended)
 
 
 class OpenGeneration:
