@@ -24,7 +24,7 @@ def likely_paths(dataset: Any, index: int) -> tuple[str, ...]:
     """Return the files that the dataset declares for an example; none if it declares none."""
     try:
         return tuple(declared_paths(dataset, index) or ())
-    except Exception:  # the user's source_paths failed; the index says enough
+    except (Exception, SystemExit):  # the user's source_paths failed; the index says enough
         return ()
 
 
