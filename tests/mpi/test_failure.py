@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -203,7 +204,7 @@ def test_without_standard_output_a_failure_ends_the_job(run: Run) -> None:
     ("rank", "size", "is_warned"), [(0, 2, True), (1, 2, False), (0, 1, False)]
 )
 def test_rank_0_of_several_is_warned_that_nobody_ends_the_job(
-    monkeypatch: pytest.MonkeyPatch, rank: int, size: int, is_warned: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rank: int, size: int, is_warned: bool
 ) -> None:
     mpi = SimpleNamespace(
         Is_initialized=lambda: True,
@@ -218,7 +219,15 @@ def test_rank_0_of_several_is_warned_that_nobody_ends_the_job(
     with expected if is_warned else contextlib.nullcontext(), OverlapIterator([1, 2], 1):
         pass
     monkeypatch.setattr(sys, "excepthook", lambda *_: None)  # a hook of the user
-    OverlapIterator([1, 2], 1).finalize()
+    for line, is_unseen in (("sys.exit(main())", False), ("raise SystemExit(main())", True)):
+        (tmp_path / "program.py").write_text(f"    {line}\n")
+        program = ModuleType("__main__")
+        program.__file__ = str(tmp_path / "program.py")
+        monkeypatch.setitem(sys.modules, "__main__", program)
+        linecache.clearcache()
+        expected = pytest.warns(FailureWarning, match="python -m overlapiter.mpi")
+        with expected if is_warned and is_unseen else contextlib.nullcontext():
+            OverlapIterator([1, 2], 1).finalize()
 
 
 def test_a_hook_that_takes_the_place_of_ours_prints_and_the_job_ends_at_exit(run: Run) -> None:
