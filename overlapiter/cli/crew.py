@@ -181,6 +181,7 @@ class WatchedOrigin:
     Attributes:
         is_local: As of any origin.
         reasons: Why files could not be read; an empty text for those that are empty.
+        unread: The files of which the store, or its disk, is to blame.
     """
 
     def __init__(self, origin: Origin, crew: Crew[Any, Any]) -> None:
@@ -188,6 +189,7 @@ class WatchedOrigin:
         self._crew = crew
         self.is_local = origin.is_local
         self.reasons: dict[str, str] = {}
+        self.unread: set[str] = set()
 
     def asked(self, path: str, question: Callable[[], AnswerT]) -> AnswerT:
         """Return the answer to a question about a file."""
@@ -195,6 +197,8 @@ class WatchedOrigin:
             return self._crew.ask(path, question)
         except OSError as error:
             self.reasons[path] = error.strerror or str(error)
+            if error.errno == errno.EIO:
+                self.unread.add(path)
             raise
 
     def stat(self, path: str) -> Original:

@@ -54,6 +54,7 @@ _FATES = {
     "found": "staged before, and still as their source",
     "empty": "nothing to stage",
     "missing": "{names}",
+    "unread": "{names}",
     "outside": "not below the source: {names}",
     "busy": "kept by another process: {names}",
     "failed": "the staging disk: {names}",
@@ -227,7 +228,8 @@ class _Work:
             outcome, extent, *_ = answers[key]
             if outcome is Outcome.SOURCE_FAILED:
                 reason = self._source.reasons.pop(path, "it is being written")
-                self._count("missing" if reason else "empty", path, reason)
+                fate = "unread" if path in self._source.unread else "missing"
+                self._count(fate if reason else "empty", path, reason)
             else:
                 self._count(_FATE_OF[outcome], path)
             if outcome is Outcome.COPIED and extent is not None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from overlapiter.options import FIRST_READS_IN_FLIGHT, MAX_READS_IN_FLIGHT, MIN_READS_IN_FLIGHT
 from overlapiter.origins.origin import LocalOrigin, Origin
+from overlapiter.origins.outages import Outages
 from overlapiter.store.site import Run, Site
 from overlapiter.urls import is_url
 
@@ -36,6 +37,7 @@ class StagingPlan:
         imports: Modules that reading a URL needs, imported once before the workers are forked.
         n_sharers: Ranks of this node, which share the store's bandwidth and the directory; each
             does as many of the reads, and stages as much ahead, as is its part.
+        outages: What the workers, which are forked from one that has it, know of a remote store.
     """
 
     sites: tuple[Site, ...]
@@ -47,6 +49,7 @@ class StagingPlan:
     retry_seconds: float = 0.0
     imports: tuple[str, ...] = ()
     n_sharers: int = 1
+    outages: Outages = dataclasses.field(default_factory=Outages, repr=False, compare=False)
 
     @property
     def first_reads_in_flight(self) -> int:
@@ -120,6 +123,7 @@ class StagingPlan:
             self.storage_options,
             n_connections=n_connections,
             patience_seconds=self.retry_seconds,
+            outages=self.outages,
         )
 
 
