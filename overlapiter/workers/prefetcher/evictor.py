@@ -81,9 +81,9 @@ class Evictor:
         self._count(len(store.evict(keys)))
         return True
 
-    def take_over(self, tier: int) -> bool:
+    def take_over(self, tier: int, *, is_last_resort: bool = False) -> bool:
         """Give back what processes that have ended held; return whether that was anything."""
-        if time.monotonic() < self._next_search.get(tier, 0.0):
+        if time.monotonic() < self._next_search.get(tier, 0.0) and not is_last_resort:
             return False
         self._next_search[tier] = time.monotonic() + _TAKE_OVER_PAUSE_SECONDS
         return self._stager.stores[tier].take_over() > 0
@@ -145,7 +145,9 @@ class RoomForTask:
             for victim in victims:
                 self.moved[victim.example] = b""  # gone, should evicting fail
         if not victims:
-            return evictor.evict_strays(tier, older_than_seconds=0.0)
+            if evictor.evict_strays(tier, older_than_seconds=0.0):
+                return True
+            return evictor.take_over(tier, is_last_resort=True)
         self.moved |= evictor.evict(victims, tier, self.make)
         return True
 
