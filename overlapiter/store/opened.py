@@ -231,21 +231,17 @@ class OpenGeneration:
                 self._owed.add(owed)
             raise
 
-    def write_reserving(self, work: Callable[[Cursor], ResultT], expected_bytes: int) -> ResultT:
-        """Return what a transaction returns that also reserves what files may take, if it can."""
+    def write_reserving(self, work: Callable[[Cursor], ResultT], more_bytes: int) -> ResultT:
+        """Return what a transaction returns that also extends the reservation, if it can."""
         with self.lock:
             segment = self._current(0)
-            wanted_bytes = 0
-            if expected_bytes and self.can_punch:
-                spare_bytes = segment.surplus_bytes - self._promised_bytes
-                missing_bytes = aligned(expected_bytes, self.block_bytes) - spare_bytes
-                wanted_bytes = min(missing_bytes, segment.room_bytes)
+            wanted_bytes = min(aligned(more_bytes, self.block_bytes), segment.room_bytes)
             charged_bytes = 0
 
             def both(cursor: Cursor) -> ResultT:
                 nonlocal charged_bytes
                 answer = work(cursor)
-                if wanted_bytes > 0:
+                if more_bytes > 0 and wanted_bytes and self.can_punch:
                     piece_bytes = self._piece_bytes(segment, wanted_bytes)
                     charged_bytes = self._charge(cursor, segment, piece_bytes, 1)
                 return answer
@@ -255,6 +251,11 @@ class OpenGeneration:
                 with contextlib.suppress(OSError, IndexBusyError):
                     self._extend(segment, charged_bytes)
         return answer
+
+    @property
+    def spare_bytes(self) -> int:
+        """What is reserved, and neither given nor promised."""
+        return self._segment.surplus_bytes - self._promised_bytes
 
     # --- places -------------------------------------------------------------------------------
 

@@ -479,11 +479,11 @@ class Stager:
         """
         store = self.stores[tier]
         if tier + 1 == len(self.stores):
-            return dict.fromkeys(store.evict([file.key for file in files]))
+            return dict.fromkeys(store.evict([file.key for file in files], keep_room=True))
         found = store.look(files)
         here = [(file, found[file.key].extent) for file in files if file.key in found]
         answers = self._make_known(self._mover.sink(here, make_room), -1, [])
-        store.evict(list(found))
+        store.evict(list(found), keep_room=True)
         sunk = {key: answer.extent for key, answer in answers.items()}
         return {key: sunk.get(key) for key in found}
 

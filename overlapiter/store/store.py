@@ -317,7 +317,8 @@ class Store:
             insert(cursor, "INSERT INTO copying", rows)
             return Claim(mine, found, others), going
 
-        claim, going = opened.write_reserving(work, expected_bytes)
+        more_bytes = expected_bytes and expected_bytes - opened.spare_bytes
+        claim, going = opened.write_reserving(work, more_bytes)
         self._finish(opened, going)
         return claim
 
@@ -458,9 +459,14 @@ class Store:
 
     # --- evicting -----------------------------------------------------------------------------
 
-    def evict(self, keys: Sequence[int]) -> dict[int, int]:
-        """Evict files; return the bytes that the disk has back, for each key that was staged."""
-        return self._on(lambda opened: reclaim.evict(opened, keys, self.tier))
+    def evict(self, keys: Sequence[int], *, keep_room: bool = False) -> dict[int, int]:
+        """Evict files; return the bytes that the disk has back, for each key that was staged.
+
+        Args:
+            keys: The files.
+            keep_room: Whether to reserve the room for this process, before others take it.
+        """
+        return self._on(lambda opened: reclaim.evict(opened, keys, self.tier, keep_room=keep_room))
 
     def drop(self, extents: Iterable[Extent]) -> None:
         """Evict copies that are damaged, unless others have taken their places meanwhile."""
