@@ -19,7 +19,7 @@ from overlapiter.workers.supervisor.schedule import Part
 #: Files that all ranks of a node stage ahead take up to this share of the directory. What they
 #: take is lost to files that are kept for the next epoch: with a share ``f`` of the data set
 #: staged, at most ``f (1 - f) / 16`` of the reads, 1.6 %, miss that would not otherwise.
-_AHEAD_SHARE = 1 / 32
+_AHEAD_SHARE = 1 / 16
 #: Victims are offered for so many times the bytes that are expected, and the largest file.
 _GENEROSITY = 1.25
 #: How often a part is staged again since there was no room; then it is read from the source.
