@@ -101,10 +101,17 @@ def _site_of(tier: Tier, keep_free: int | str) -> Site:
     _make_directory(directory)
     disk = os.statvfs(directory)
     disk_bytes = disk.f_blocks * disk.f_frsize
+    kept_bytes = parse_size("keep_free", keep_free, disk_bytes)
+    if 0 < disk_bytes <= kept_bytes:
+        raise OptionError(
+            "keep_free",
+            f"{keep_free} leaves no room on the disk of {directory}, of {disk_bytes} bytes; give "
+            f"less",
+        )
     return Site(
         directory,
         None if tier.capacity is None else parse_size("capacity", tier.capacity, disk_bytes),
-        parse_size("keep_free", keep_free, disk_bytes),
+        kept_bytes,
         parse_share(keep_free, disk.f_files),
     )
 
@@ -229,8 +236,8 @@ def _check_capacity(
         declared = declared_paths(dataset, index) or []
         paths.update(absolute for _, absolute in paths_below(source, declared))
     sizes = [os.path.getsize(path) for path in paths if os.path.exists(path)]
-    needed_bytes = sum(aligned(size_bytes, _BLOCK_BYTES) for size_bytes in sizes)
-    if capacity_bytes < max(needed_bytes, 1):
+    needed_bytes = sum(aligned(size_bytes, _BLOCK_BYTES) for size_bytes in sizes or [1])
+    if capacity_bytes < needed_bytes:
         raise OptionError(
             "capacity",
             f"{capacity_bytes} bytes are less than the files of one mini-batch "

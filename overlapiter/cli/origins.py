@@ -14,7 +14,7 @@ from .console import CommandError
 
 #: How long a remote store that fails is tried again.
 _RETRY_SECONDS = 30.0
-_TIMEOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 def add_storage_options(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def add_reading(parser: argparse.ArgumentParser, n_reads: int) -> None:
         "--timeout",
         metavar="S",
         type=float,
-        default=_TIMEOUT_SECONDS,
+        default=TIMEOUT_SECONDS,
         help="leave out a file for which the source has no answer in so long (default: "
         "%(default)g s)",
     )

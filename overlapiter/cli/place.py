@@ -56,6 +56,23 @@ def existing_directory(name: str) -> str:
     return directory
 
 
+def new_directory(option: str, name: str) -> str:
+    """Return the absolute path of a directory that is there, or can be made.
+
+    Raises:
+        CommandError: It is something else, or its parent is missing.
+    """
+    directory = directory_path(name)
+    if not os.path.isdir(directory) and os.path.lexists(directory):
+        message = f"{option}: {directory} is no directory; name another one"
+        raise CommandError(message, is_usage=True)
+    parent = os.path.dirname(directory)
+    if not os.path.isdir(parent):
+        message = f"{option}: {parent}, its parent, does not exist; make it first"
+        raise CommandError(message, is_usage=True)
+    return directory
+
+
 @contextlib.contextmanager
 def opened(name: str) -> Iterator[Inventory]:
     """Give what is staged in a directory, for the length of a ``with`` block.
@@ -111,7 +128,16 @@ def run_of(command: str, staging: Mapping[str, object]) -> Run:
 
 
 def store_of(inventory: Inventory, source: Source, command: str) -> Store:
-    """Return what changes that which is staged; it is opened when it is first used."""
+    """Return what changes that which is staged; it is opened when it is first used.
+
+    Raises:
+        CommandError: Nothing can be changed.
+    """
+    if inventory.is_read_only:
+        raise CommandError(
+            f"{inventory.directory} is read-only: see its modes and owner (ls -l), or whether its "
+            f"disk is mounted read-only, perhaps since it has failed (dmesg)"
+        )
     run, site = run_of(command, {"source": source.root}), Site(inventory.directory)
     return Store(site, source.root, run, place=source.place, warn=say)
 
