@@ -4,32 +4,40 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import operator
 import os
 import random
 import resource
 import shutil
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from overlapiter.node import count_cores
-from overlapiter.origins.origin import LocalOrigin, Origin, Original, OriginalFile
+from overlapiter.options import (
+    FIRST_READS_IN_FLIGHT,
+    MAX_READS_IN_FLIGHT,
+    MIN_READS_IN_FLIGHT,
+)
+from overlapiter.origins.origin import LocalFile, LocalOrigin, Origin, Original, OriginalFile
 from overlapiter.store.extents import ExtentReader
 from overlapiter.store.generation import can_punch, generation_of, prepare, segments_folder
 from overlapiter.store.site import Run, Site
 from overlapiter.store.stager import Staged, Stager
 from overlapiter.store.store import Store, Wanted
+from overlapiter.workers.prefetcher.threads import Threads, reads_within_limit
+from overlapiter.workers.supervisor.inflight import InFlight, Reading
 
-from .crew import Crew, Part, WatchedOrigin, parts_of
+from .crew import parts_of
 
-READS_IN_FLIGHT = (1, 2, 4, 8, 16, 32, 64, 128)
-#: Reads that each thread is to do at a level, where there are enough files.
-_LEAST_ROUNDS = 4
 _CHUNK_BYTES = 1 << 20
 _MOST_FILES = 200_000
-_TIMEOUT_SECONDS = 10.0
+#: How often to look at what was read, and how long to wait for what does not come back.
+_LOOK_SECONDS, _PATIENCE_SECONDS = 0.02, 5.0
 _FOLDER_PREFIX = "overlapiter.doctor-"
 _MOST_BYTES = 1 << 30
 _N_SMALL_FILES, _PART_FILES = 512, 8
@@ -39,20 +47,16 @@ _CGROUP = "/sys/fs/cgroup"
 
 
 class Level(NamedTuple):
-    """What so many reads in flight brought; the latency is the median until the first bytes."""
+    """What so many reads in flight brought, for how long; the latency is the mean of a read."""
 
     n_reads: int
+    seconds: float
     n_files: int
     n_bytes: int
     files_per_second: float
     bytes_per_second: float
     latency_seconds: float
     cpu_seconds: float
-
-    @property
-    def file_bytes(self) -> float:
-        """How large a file was, on average."""
-        return self.n_bytes / self.n_files
 
 
 class DiskSpeed(NamedTuple):
@@ -100,83 +104,152 @@ class Node(NamedTuple):
 
 
 class UncachedOrigin(LocalOrigin):
-    """Files below a mounted directory, none of which this node remembers. For reading alone."""
+    """Files below a mounted directory, none of which this node remembers."""
 
-    def open(self, path: str) -> contextlib.AbstractContextManager[OriginalFile]:
+    def open(self, path: str) -> LocalFile:
         """Open a file, for the length of a ``with`` block."""
-        file = open(path, "rb", buffering=0)  # noqa: SIM115  # the caller closes it
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return file  # type: ignore[return-value]  # it is only read
+        file = super().open(path)
+        with contextlib.suppress(OSError):  # it is no file, as it tells when it is asked
+            os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        return file
 
 
 def find_files(source: str, seconds: float) -> tuple[list[str], bool]:
     """Look for files below a mounted source, for so long at most; return if these are all."""
     deadline = time.monotonic() + seconds
     paths: list[str] = []
-    for folder, _, names in os.walk(source):
-        paths += [os.path.join(folder, name) for name in names]
-        if time.monotonic() > deadline or len(paths) >= _MOST_FILES:
-            return paths, False
-    return paths, True
+    folders = [source]
 
+    def look() -> None:
+        while folders and time.monotonic() < deadline and len(paths) < _MOST_FILES:
+            with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    (folders if is_folder else paths).append(entry.path)
 
-def levels_for(n_files: int) -> list[int]:
-    """Return the numbers of reads in flight that so many files allow to measure."""
-    found = list(READS_IN_FLIGHT)
-    while len(found) > 1 and n_files < _LEAST_ROUNDS * sum(found):
-        found.pop()
-    return found
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return paths[:_MOST_FILES], not folders and not thread.is_alive()
 
 
 def measure_source(
     origin: Origin, paths: list[str], seconds: float, begin: Callable[[int], None]
-) -> list[Level]:
-    """Measure each number of reads in flight, on files that were not read before.
+) -> tuple[list[Level], dict[str, str]]:
+    """Read files, none twice, with as many reads in flight as a run would have.
 
     Args:
         origin: Gives the files.
         paths: The files; their order becomes random.
-        seconds: For all of it.
+        seconds: For how long.
         begin: Called with the number of reads in flight before each.
+
+    Returns:
+        What each of these numbers brought; and why files could not be read, by their paths.
     """
     random.shuffle(paths)
-    levels, numbers, first = [], levels_for(len(paths)), 0
-    for n_reads in numbers:
-        begin(n_reads)
-        n_files = max(1, len(paths) * n_reads // sum(numbers))
-        level = _level(origin, paths[first : first + n_files], n_reads, seconds / len(numbers))
-        levels += [level] if level else []
-        first += n_files
-    return levels
+    most_reads = min(MAX_READS_IN_FLIGHT, reads_within_limit())
+    in_flight = InFlight(FIRST_READS_IN_FLIGHT, min(MIN_READS_IN_FLIGHT, most_reads), most_reads)
+    deadline = time.monotonic() + seconds
+    reads = _Reads(origin, paths)
+    before = started = reads.counts()
+    sums: dict[int, list[float]] = {}
+    n_reads, is_done = 0, False
+    try:
+        while not is_done:
+            if n_reads != in_flight.n_reads:
+                n_reads = in_flight.n_reads
+                begin(n_reads)
+                reads.resize(n_reads)
+            is_done = reads.is_done.wait(_LOOK_SECONDS) or time.monotonic() > deadline
+            if is_done:
+                reads.end()
+            counts = reads.counts()
+            added = [now - then for now, then in zip(counts, before, strict=True)]
+            sums[n_reads] = [*map(operator.add, sums.get(n_reads, [0.0] * len(added)), added)]
+            before = counts
+            at_seconds, n_files, n_bytes, read_seconds, _ = counts
+            waited_seconds = at_seconds - started[0]  # a trainer would wait all the time
+            in_flight.update(
+                Reading(at_seconds, n_files, n_bytes, read_seconds, 0.0, waited_seconds)
+            )
+    finally:
+        reads.end(0.0)
+    return [_level(n_reads, *sums[n_reads]) for n_reads in sorted(sums)], reads.failed
 
 
-def _level(origin: Origin, paths: Sequence[str], n_reads: int, seconds: float) -> Level | None:
-    """Return what so many reads in flight bring; None if no file could be read."""
-    cpu_seconds, started = time.process_time(), time.monotonic()
-    deadline = started + seconds
-    reads: list[tuple[float, int]] = []
+def _level(
+    n_reads: int, seconds: float, n_files: float, n_bytes: float, read_seconds: float, cpu: float
+) -> Level:
+    speeds = n_files / seconds, n_bytes / seconds, read_seconds / max(n_files, 1)
+    return Level(n_reads, seconds, int(n_files), int(n_bytes), *speeds, cpu)
 
-    def read(part: Part[None]) -> None:
-        """Read a file, until the deadline if it is large."""
-        asked_seconds = time.monotonic()
-        with contextlib.suppress(OSError), watched.open(next(iter(part))) as file:
-            n_bytes = len(file.read(_CHUNK_BYTES))
-            latency_seconds = time.monotonic() - asked_seconds
-            while time.monotonic() < deadline and (piece := file.read(_CHUNK_BYTES)):
-                n_bytes += len(piece)
-            reads.append((latency_seconds, n_bytes))
 
-    crew = Crew[None, None](read, n_reads, _TIMEOUT_SECONDS)
-    watched = WatchedOrigin(origin, crew)
-    parts = ({path: None} for path in paths if time.monotonic() < deadline)
-    with contextlib.closing(crew.run(parts)) as done:
-        took = max((time.monotonic() - started for _ in done), default=0.0)
-    if not reads:
-        return None
-    latencies, sizes = zip(*reads, strict=True)
-    n_files, n_bytes, latency = len(reads), sum(sizes), statistics.median(latencies)
-    cpu_seconds = time.process_time() - cpu_seconds
-    return Level(n_reads, n_files, n_bytes, n_files / took, n_bytes / took, latency, cpu_seconds)
+class _Reads:
+    """Reads files in threads.
+
+    Attributes:
+        failed: Why files could not be read, by their paths.
+        is_done: Whether all files have been read.
+        resize: Reads so many files at a time from now on.
+    """
+
+    def __init__(self, origin: Origin, paths: Sequence[str]) -> None:
+        self._origin = origin
+        self._threads = Threads(self._work)
+        self.resize = self._threads.resize
+        for path in paths:
+            self._threads.put(functools.partial(self._read, path))
+        self._lock = threading.Lock()
+        self._asked: dict[str, float] = {}
+        self._n_left = len(paths)
+        self.is_done = threading.Event()
+        self._is_ending = False
+        self._n_files = self._n_bytes = 0
+        self._read_seconds = 0.0
+        self.failed: dict[str, str] = {}
+
+    def _work(self) -> None:
+        while self._threads.do_next():
+            pass
+
+    def _read(self, path: str) -> None:
+        if self._is_ending:
+            return
+        self._asked[path] = began_seconds = time.monotonic()
+        n_bytes = 0
+        try:
+            with self._origin.open(path) as file:
+                file.stat()
+                while not self._is_ending and (piece := file.read(_CHUNK_BYTES)):
+                    n_bytes += len(piece)
+        except OSError as error:
+            self.failed[path] = error.strerror or str(error)
+        with self._lock:
+            if path not in self.failed:
+                self._n_files += 1
+                self._n_bytes += n_bytes
+                self._read_seconds += time.monotonic() - began_seconds
+            self._n_left -= 1
+            if not self._n_left:
+                self.is_done.set()
+        del self._asked[path]
+
+    def counts(self) -> tuple[float, int, int, float, float]:
+        """Return the time, files, bytes, how long they took, and the CPU time."""
+        with self._lock:
+            counted = self._n_files, self._n_bytes, self._read_seconds
+        return time.monotonic(), *counted, time.process_time()
+
+    def end(self, patience_seconds: float = _PATIENCE_SECONDS) -> None:
+        """End after what is being read; what does not come back is not waited for any longer."""
+        self._is_ending = True
+        self.resize(0)
+        deadline = time.monotonic() + patience_seconds
+        while self._asked and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+        for path in [*self._asked]:
+            self.failed.setdefault(path, f"no answer for {patience_seconds:g} s")
 
 
 # --- the staging disk -----------------------------------------------------------------------------

@@ -68,34 +68,38 @@ class LocalOrigin:
         """Tell what a file is now."""
         return _original(os.stat(path))
 
-    def open(self, path: str) -> contextlib.AbstractContextManager[OriginalFile]:
+    def open(self, path: str) -> LocalFile:
         """Open a file, for the length of a ``with`` block."""
         # The builtin, looked up now: benchmarks and tests replace it to make the store slow.
         # Closed at the end of the block.
-        return _LocalFile(open(path, "rb", buffering=0, opener=_open_at_once))
+        return LocalFile(open(path, "rb", buffering=0, opener=_open_at_once))
 
 
-class _LocalFile:
-    """An open file of a mounted directory."""
+class LocalFile:
+    """An open file of a mounted directory, whose descriptor is ``fd``."""
 
     def __init__(self, file: io.FileIO) -> None:
         self._file = file
-        self._fd = file.fileno()
+        self.fd = file.fileno()
 
-    def __enter__(self) -> _LocalFile:
+    def __enter__(self) -> LocalFile:
+        """Return the file."""
         return self
 
     def __exit__(self, *_exception: object) -> None:
+        """Close the file."""
         self._file.close()
 
     def stat(self) -> Original:
-        found = os.fstat(self._fd)
+        """Tell what the file is now."""
+        found = os.fstat(self.fd)
         if not stat.S_ISREG(found.st_mode):
             raise _no_file(stat.S_IFMT(found.st_mode), self._file.name)
         return _original(found)
 
     def read(self, size_bytes: int) -> bytes:
-        return os.read(self._fd, size_bytes)
+        """Return up to so many bytes more."""
+        return os.read(self.fd, size_bytes)
 
 
 def _open_at_once(path: str, flags: int) -> int:
