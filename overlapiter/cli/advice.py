@@ -10,7 +10,8 @@ from overlapiter.options import MAX_READS_IN_FLIGHT
 from overlapiter.planning import default_prefetchers
 
 from .console import Names, count_words, duration_words, size_words
-from .probe import DiskSpeed, FileSystem, Level, Node
+from .probe import DiskSpeed, FileSystem, Node
+from .sourcespeed import Level
 
 _KEEP_FREE = 0.05
 _ENOUGH_DESCRIPTORS = 2 * MAX_READS_IN_FLIGHT + 64

@@ -29,7 +29,7 @@ from overlapiter.sources import source_root
 from overlapiter.store.inventory import Inventory
 from overlapiter.urls import is_url
 
-from . import advice, probe
+from . import advice, probe, sourcespeed
 from .console import CommandError, duration_words, is_terminal, size_words, table
 from .crew import answered
 from .filelist import add_list, read_list
@@ -63,7 +63,7 @@ class _Findings(NamedTuple):
 
     source: str
     directory: str | None
-    levels: list[probe.Level]
+    levels: list[sourcespeed.Level]
     unread: dict[str, str]
     dataset_bytes: float | None
     node: probe.Node
@@ -132,17 +132,16 @@ def _measured(source: str, directory: str | None, arguments: argparse.Namespace)
         raise CommandError(message, is_usage=True)
     else:
         _say_at("files below the source")
-        paths, is_whole = probe.find_files(source, arguments.seconds * _FINDING_SHARE)
+        paths, is_whole = sourcespeed.find_files(source, arguments.seconds * _FINDING_SHARE)
     if not paths:
         raise CommandError(f"no file is found below {source}; check --source and LIST")
 
     def begin(n_reads: int) -> None:
         _say_at(f"the slow store, reads in flight: {n_reads}")
 
-    origin = probe.UncachedOrigin() if origin.is_local else origin
+    origin = sourcespeed.UncachedOrigin() if origin.is_local else origin
     seconds = arguments.seconds * _SOURCE_SHARE
-    levels, unread = probe.measure_source(origin, paths, seconds, begin)
-    levels = [level for level in levels if level.n_files]
+    levels, unread = sourcespeed.SourceMeter(origin, seconds, begin).measure(paths)
     n_files = sum(level.n_files for level in levels)
     if not n_files:
         path, reason = next(iter(unread.items()), (paths[0], "no answer"))

@@ -1,62 +1,36 @@
-"""Measures a slow store, a staging disk, and what this process may use of its node."""
+"""Measures a staging disk, and what this process may use of its node."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import functools
-import operator
 import os
 import random
 import resource
 import shutil
 import statistics
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from overlapiter.node import count_cores
-from overlapiter.options import (
-    FIRST_READS_IN_FLIGHT,
-    MAX_READS_IN_FLIGHT,
-    MIN_READS_IN_FLIGHT,
-)
-from overlapiter.origins.origin import LocalFile, LocalOrigin, Origin, Original, OriginalFile
+from overlapiter.origins.origin import Original, OriginalFile
 from overlapiter.store.extents import ExtentReader
 from overlapiter.store.generation import can_punch, generation_of, prepare, segments_folder
 from overlapiter.store.site import Run, Site
 from overlapiter.store.stager import Staged, Stager
 from overlapiter.store.store import Store, Wanted
-from overlapiter.workers.prefetcher.threads import Threads, reads_within_limit
-from overlapiter.workers.supervisor.inflight import InFlight, Reading
 
 from .crew import parts_of
 
 _CHUNK_BYTES = 1 << 20
-_MOST_FILES = 200_000
-#: How often to look at what was read, and how long to wait for what does not come back.
-_LOOK_SECONDS, _PATIENCE_SECONDS = 0.02, 5.0
 _FOLDER_PREFIX = "overlapiter.doctor-"
 _MOST_BYTES = 1 << 30
 _N_SMALL_FILES, _PART_FILES = 512, 8
 #: File systems that many nodes share.
 _SHARED = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "ceph", "panfs", "9p"}
 _CGROUP = "/sys/fs/cgroup"
-
-
-class Level(NamedTuple):
-    """What so many reads in flight brought, for how long; the latency is the mean of a read."""
-
-    n_reads: int
-    seconds: float
-    n_files: int
-    n_bytes: int
-    files_per_second: float
-    bytes_per_second: float
-    latency_seconds: float
-    cpu_seconds: float
 
 
 class DiskSpeed(NamedTuple):
@@ -98,158 +72,6 @@ class Node(NamedTuple):
     n_descriptors: int
     n_processes: int
     load: float
-
-
-# --- the slow store -------------------------------------------------------------------------------
-
-
-class UncachedOrigin(LocalOrigin):
-    """Files below a mounted directory, none of which this node remembers."""
-
-    def open(self, path: str) -> LocalFile:
-        """Open a file, for the length of a ``with`` block."""
-        file = super().open(path)
-        with contextlib.suppress(OSError):  # it is no file, as it tells when it is asked
-            os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
-        return file
-
-
-def find_files(source: str, seconds: float) -> tuple[list[str], bool]:
-    """Look for files below a mounted source, for so long at most; return if these are all."""
-    deadline = time.monotonic() + seconds
-    paths: list[str] = []
-    folders = [source]
-
-    def look() -> None:
-        while folders and time.monotonic() < deadline and len(paths) < _MOST_FILES:
-            with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
-                for entry in entries:
-                    is_folder = entry.is_dir(follow_symlinks=False)
-                    (folders if is_folder else paths).append(entry.path)
-
-    thread = threading.Thread(target=look, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    return paths[:_MOST_FILES], not folders and not thread.is_alive()
-
-
-def measure_source(
-    origin: Origin, paths: list[str], seconds: float, begin: Callable[[int], None]
-) -> tuple[list[Level], dict[str, str]]:
-    """Read files, none twice, with as many reads in flight as a run would have.
-
-    Args:
-        origin: Gives the files.
-        paths: The files; their order becomes random.
-        seconds: For how long.
-        begin: Called with the number of reads in flight before each.
-
-    Returns:
-        What each of these numbers brought; and why files could not be read, by their paths.
-    """
-    random.shuffle(paths)
-    most_reads = min(MAX_READS_IN_FLIGHT, reads_within_limit())
-    in_flight = InFlight(FIRST_READS_IN_FLIGHT, min(MIN_READS_IN_FLIGHT, most_reads), most_reads)
-    deadline = time.monotonic() + seconds
-    reads = _Reads(origin, paths)
-    before = started = reads.counts()
-    sums: dict[int, list[float]] = {}
-    n_reads, is_done = 0, False
-    try:
-        while not is_done:
-            if n_reads != in_flight.n_reads:
-                n_reads = in_flight.n_reads
-                begin(n_reads)
-                reads.resize(n_reads)
-            is_done = reads.is_done.wait(_LOOK_SECONDS) or time.monotonic() > deadline
-            if is_done:
-                reads.end()
-            counts = reads.counts()
-            added = [now - then for now, then in zip(counts, before, strict=True)]
-            sums[n_reads] = [*map(operator.add, sums.get(n_reads, [0.0] * len(added)), added)]
-            before = counts
-            at_seconds, n_files, n_bytes, read_seconds, _ = counts
-            waited_seconds = at_seconds - started[0]  # a trainer would wait all the time
-            in_flight.update(
-                Reading(at_seconds, n_files, n_bytes, read_seconds, 0.0, waited_seconds)
-            )
-    finally:
-        reads.end(0.0)
-    return [_level(n_reads, *sums[n_reads]) for n_reads in sorted(sums)], reads.failed
-
-
-def _level(
-    n_reads: int, seconds: float, n_files: float, n_bytes: float, read_seconds: float, cpu: float
-) -> Level:
-    speeds = n_files / seconds, n_bytes / seconds, read_seconds / max(n_files, 1)
-    return Level(n_reads, seconds, int(n_files), int(n_bytes), *speeds, cpu)
-
-
-class _Reads:
-    """Reads files in threads.
-
-    Attributes:
-        failed: Why files could not be read, by their paths.
-        is_done: Whether all files have been read.
-        resize: Reads so many files at a time from now on.
-    """
-
-    def __init__(self, origin: Origin, paths: Sequence[str]) -> None:
-        self._origin = origin
-        self._threads = Threads(self._work)
-        self.resize = self._threads.resize
-        for path in paths:
-            self._threads.put(functools.partial(self._read, path))
-        self._lock = threading.Lock()
-        self._asked: dict[str, float] = {}
-        self._n_left = len(paths)
-        self.is_done = threading.Event()
-        self._is_ending = False
-        self._n_files = self._n_bytes = 0
-        self._read_seconds = 0.0
-        self.failed: dict[str, str] = {}
-
-    def _work(self) -> None:
-        while self._threads.do_next():
-            pass
-
-    def _read(self, path: str) -> None:
-        if self._is_ending:
-            return
-        self._asked[path] = began_seconds = time.monotonic()
-        n_bytes = 0
-        try:
-            with self._origin.open(path) as file:
-                file.stat()
-                while not self._is_ending and (piece := file.read(_CHUNK_BYTES)):
-                    n_bytes += len(piece)
-        except OSError as error:
-            self.failed[path] = error.strerror or str(error)
-        with self._lock:
-            if path not in self.failed:
-                self._n_files += 1
-                self._n_bytes += n_bytes
-                self._read_seconds += time.monotonic() - began_seconds
-            self._n_left -= 1
-            if not self._n_left:
-                self.is_done.set()
-        del self._asked[path]
-
-    def counts(self) -> tuple[float, int, int, float, float]:
-        """Return the time, files, bytes, how long they took, and the CPU time."""
-        with self._lock:
-            counted = self._n_files, self._n_bytes, self._read_seconds
-        return time.monotonic(), *counted, time.process_time()
-
-    def end(self, patience_seconds: float = _PATIENCE_SECONDS) -> None:
-        """End after what is being read; what does not come back is not waited for any longer."""
-        self._is_ending = True
-        self.resize(0)
-        deadline = time.monotonic() + patience_seconds
-        while self._asked and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
-        for path in [*self._asked]:
-            self.failed.setdefault(path, f"no answer for {patience_seconds:g} s")
 
 
 # --- the staging disk -----------------------------------------------------------------------------

@@ -1,0 +1,178 @@
+"""Measures a slow store as a run would use it, with reads in flight that tune themselves."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from overlapiter.options import (
+    FIRST_READS_IN_FLIGHT,
+    MAX_READS_IN_FLIGHT,
+    MIN_READS_IN_FLIGHT,
+)
+from overlapiter.origins.origin import LocalFile, LocalOrigin, Origin
+from overlapiter.workers.prefetcher.threads import reads_within_limit
+from overlapiter.workers.supervisor.inflight import InFlight, Reading
+
+from .crew import Crew, Part, WatchedOrigin
+
+_CHUNK_BYTES = 1 << 20
+_MOST_FILES = 200_000
+_TIMEOUT_SECONDS = 10.0
+_LOOK_SECONDS = 0.02
+
+
+class Level(NamedTuple):
+    """What so many reads in flight brought, for how long; the latency is the mean of a read."""
+
+    n_reads: int
+    seconds: float
+    n_files: int
+    n_bytes: int
+    files_per_second: float
+    bytes_per_second: float
+    latency_seconds: float
+    cpu_seconds: float
+
+
+class UncachedOrigin(LocalOrigin):
+    """Files below a mounted directory, none of which this node remembers."""
+
+    def open(self, path: str) -> LocalFile:
+        """Open a file, for the length of a ``with`` block."""
+        file = super().open(path)
+        with contextlib.suppress(OSError):  # it is no file, as it tells when it is asked
+            os.posix_fadvise(file.fd, 0, 0, os.POSIX_FADV_DONTNEED)
+        return file
+
+
+def find_files(source: str, seconds: float) -> tuple[list[str], bool]:
+    """Look for files below a mounted source, for so long at most; return if these are all."""
+    deadline = time.monotonic() + seconds
+    paths: list[str] = []
+    folders = [source]
+
+    def look() -> None:
+        while folders and time.monotonic() < deadline and len(paths) < _MOST_FILES:
+            with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    is_folder = entry.is_dir(follow_symlinks=False)
+                    (folders if is_folder else paths).append(entry.path)
+
+    thread = threading.Thread(target=look, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return paths[:_MOST_FILES], not folders and not thread.is_alive()
+
+
+class SourceMeter:
+    """Reads files with as many reads in flight as a run would have that waits for all of them.
+
+    Args:
+        origin: Gives the files.
+        seconds: For how long, from now on.
+        begin: Called with the number of reads in flight before each.
+    """
+
+    def __init__(self, origin: Origin, seconds: float, begin: Callable[[int], None]) -> None:
+        most = min(MAX_READS_IN_FLIGHT, reads_within_limit())
+        self._in_flight = InFlight(FIRST_READS_IN_FLIGHT, min(MIN_READS_IN_FLIGHT, most), most)
+        self._begin = begin
+        self._crew = Crew[None, bool](self._read, most, _TIMEOUT_SECONDS, self._leave)
+        self._origin = WatchedOrigin(origin, self._crew)
+        self._changed = threading.Condition()  # guards the following
+        self._n_busy = self._n_files = self._n_bytes = 0
+        self._read_seconds = 0.0
+        self._started, *_ = self._before = self._counts()
+        self._deadline = self._started + seconds
+        self._sums: dict[int, list[float]] = {}
+
+    def measure(self, paths: Sequence[str]) -> tuple[list[Level], dict[str, str]]:
+        """Read files in random order, none twice.
+
+        Returns:
+            What each number of reads brought; why files could not be read, by their paths.
+        """
+        silence = f"no answer for {_TIMEOUT_SECONDS:g} s"
+        unread: dict[str, str] = {}
+        self._begin(self._in_flight.n_reads)
+        entered = self._entered(random.sample(paths, len(paths)))
+        with contextlib.closing(self._crew.run(entered)) as done:
+            for part, is_read in done:
+                if not is_read:
+                    unread |= {path: self._origin.reasons.get(path, silence) for path in part}
+                if time.monotonic() > self._before[0] + _LOOK_SECONDS:
+                    self._look()
+        self._look()
+        return [_level(*each) for each in sorted(self._sums.items()) if each[1][1]], unread
+
+    def _look(self) -> None:
+        """Add what was read since the last look to its number of reads, and tune that."""
+        counts, n_reads = self._counts(), self._in_flight.n_reads
+        added = map(operator.sub, counts, self._before)
+        self._sums[n_reads] = [*map(operator.add, self._sums.get(n_reads, [0.0] * 5), added)]
+        self._before = counts
+        at_seconds, n_files, n_bytes, read_seconds, _ = counts
+        waited_seconds = at_seconds - self._started
+        reading = Reading(at_seconds, n_files, n_bytes, read_seconds, 0.0, waited_seconds)
+        if self._in_flight.update(reading) != n_reads:
+            self._begin(self._in_flight.n_reads)
+
+    def _counts(self) -> tuple[float, int, int, float, float]:
+        """Return the time, files, bytes, how long reading them took, and CPU time."""
+        with self._changed:
+            counts = self._n_files, self._n_bytes, self._read_seconds
+        return time.monotonic(), *counts, time.process_time()
+
+    # --- in the threads -----------------------------------------------------------------------
+
+    def _entered(self, paths: Iterable[str]) -> Iterator[Part[None]]:
+        """Give each file when there may be one more read in flight, until the time is over."""
+        for path in paths:
+            with self._changed:
+                while self._n_busy >= self._in_flight.n_reads:
+                    self._changed.wait(_LOOK_SECONDS)
+                    if time.monotonic() > self._deadline:
+                        break
+                self._n_busy += 1
+            if time.monotonic() > self._deadline:
+                return
+            yield {path: None}
+
+    def _leave(self, _part: Part[None]) -> None:
+        with self._changed:
+            self._n_busy -= 1
+            self._changed.notify()
+
+    def _read(self, part: Part[None]) -> bool:
+        """Read a file, until the deadline if it is large."""
+        n_bytes, began_seconds = 0, time.monotonic()
+        try:
+            with self._origin.open(next(iter(part))) as file:
+                file.stat()
+                while piece := file.read(_CHUNK_BYTES):
+                    n_bytes += len(piece)
+                    if time.monotonic() > self._deadline:
+                        break
+        except OSError:
+            return False
+        else:
+            with self._changed:
+                self._n_files += 1
+                self._n_bytes += n_bytes
+                self._read_seconds += time.monotonic() - began_seconds
+            return True
+        finally:
+            self._leave(part)
+
+
+def _level(n_reads: int, sums: Sequence[float]) -> Level:
+    seconds, n_files, n_bytes, read_seconds, cpu_seconds = sums
+    speeds = n_files / seconds, n_bytes / seconds, read_seconds / n_files
+    return Level(n_reads, seconds, int(n_files), int(n_bytes), *speeds, cpu_seconds)
