@@ -80,6 +80,7 @@ def staging_plan(
     if plan.capacity_bytes is not None:
         _check_capacity(plan.capacity_bytes, source, dataset, first_indices)
     for site in sites:
+        _make_directory(site.directory)
         prepare(site.directory)
         _warn_of_old_store(site.directory)
     return plan
@@ -96,10 +97,14 @@ def default_prefetchers(n_cores: int) -> int:
 
 
 def _site_of(tier: Tier, keep_free: int | str) -> Site:
-    """Make the directory of a tier, and look how large its disk is."""
+    """Look at the directory of a tier, which may not be there yet, and how large its disk is."""
     directory = directory_path(tier.directory)
-    _make_directory(directory)
-    disk = os.statvfs(directory)
+    parent = os.path.dirname(directory)
+    if not os.path.isdir(parent):
+        raise StagingError(directory, f"its parent {parent} does not exist; make it first")
+    if os.path.exists(directory) and not os.path.isdir(directory):
+        raise StagingError(directory, "is a file, not a directory; choose another one")
+    disk = os.statvfs(directory if os.path.exists(directory) else parent)
     disk_bytes = disk.f_blocks * disk.f_frsize
     kept_bytes = parse_size("keep_free", keep_free, disk_bytes)
     if 0 < disk_bytes <= kept_bytes:
@@ -213,11 +218,6 @@ def _is_within(path: str, folder: str) -> bool:
 
 
 def _make_directory(directory: str) -> None:
-    parent = os.path.dirname(directory)
-    if not os.path.isdir(parent):
-        raise StagingError(directory, f"its parent {parent} does not exist; make it first")
-    if os.path.exists(directory) and not os.path.isdir(directory):
-        raise StagingError(directory, "is a file, not a directory; choose another one")
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
     except OSError as error:

@@ -23,7 +23,6 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
-from overlapiter.errors import OverlapError
 from overlapiter.options import FIRST_READS_IN_FLIGHT, Staging
 from overlapiter.planning import staging_plan
 from overlapiter.sources import source_root
@@ -130,9 +129,11 @@ def run(arguments: argparse.Namespace) -> int:
         n_prefetchers=1,  # this process
         storage_options=storage_options(arguments),
     )
-    directory = new_directory("--to", arguments.to)
+    new_directory("--to", arguments.to)
     files = _listed(arguments)
-    plan = _planned(options, directory)
+    with spoken_warnings():
+        plan = staging_plan(options, (), [])
+    assert plan is not None
     staging = {"source": plan.source, "tiers": [site._asdict() for site in plan.sites]}
     warned: dict[str, None] = {}
     (store,) = plan.stores(run_of("stage", staging), warned.setdefault)
@@ -146,21 +147,6 @@ def run(arguments: argparse.Namespace) -> int:
     for text in warned:
         say(f"note: {text}")
     return 0 if work.n_well == len(files.paths) and not files.outside else 1
-
-
-def _planned(options: Staging, directory: str) -> StagingPlan:
-    """Make the staging directory; if it cannot work, what was not there is not there then."""
-    is_new = not os.path.exists(directory)
-    try:
-        with spoken_warnings():
-            plan = staging_plan(options, (), [])
-    except OverlapError:
-        if is_new:
-            with contextlib.suppress(OSError):
-                os.rmdir(directory)
-        raise
-    assert plan is not None
-    return plan
 
 
 def _listed(arguments: argparse.Namespace) -> FileList:
