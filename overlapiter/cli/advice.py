@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from overlapiter.options import MAX_READS_IN_FLIGHT
-from overlapiter.planning import default_prefetchers
 
 from .console import Names, count_words, duration_words, size_words
 from .probe import DiskSpeed, FileSystem, Node
@@ -30,9 +29,14 @@ def most_held(levels: Sequence[Level]) -> Level:
     return max(levels, key=lambda level: level.seconds)
 
 
-def reads_advice(levels: Sequence[Level], n_ranks: int) -> Advice:
+def reads_advice(
+    levels: Sequence[Level], disk: DiskSpeed | None, node: Node, n_ranks: int
+) -> Advice:
     """Recommend ``reads_in_flight``: to leave it out, since the number tunes itself as here."""
     best = most_held(levels)
+    file_seconds = best.cpu_seconds / best.n_files + (disk.small_cpu_seconds if disk else 0.0)
+    n_busy = file_seconds * best.files_per_second
+    busy = f"{max(n_busy, 0.01):.0%} of a core" if n_busy < 0.95 else f"{n_busy:.1f} cores"
     reason = (
         f"leave it out: it tunes itself while the job runs, here mostly to {best.n_reads}, which "
         f"brought {best.files_per_second:,.0f} files/s ({size_words(best.bytes_per_second)}/s)"
@@ -41,24 +45,10 @@ def reads_advice(levels: Sequence[Level], n_ranks: int) -> Advice:
         reason += "; there were too few files to try another number"
     if n_ranks > 1:
         reason += f"; the {n_ranks} ranks share it"
-    return Advice("reads_in_flight", None, reason)
-
-
-def prefetchers_advice(level: Level, disk: DiskSpeed | None, node: Node, n_ranks: int) -> Advice:
-    """Recommend ``n_prefetchers``: what an iterator takes by itself, on its share of the cores."""
-    file_seconds = level.cpu_seconds / level.n_files + (disk.small_cpu_seconds if disk else 0.0)
-    n_busy = file_seconds * level.files_per_second
-    busy = f"{max(n_busy, 0.01):.0%} of a core" if n_busy < 0.95 else f"{n_busy:.1f} cores"
-    n_cores = max(1, node.n_cores // n_ranks)
-    rule = "1 for a single core" if n_cores == 1 else "1 for 4 cores, but at least 2 and at most 8"
-    reason = (
-        f"the default{' for each rank' if n_ranks > 1 else ''}: {rule}; copying "
-        f"{level.files_per_second:,.0f} files/s keeps {busy} busy "
-        f"({file_seconds * 1e3:.2f} ms a file), waiting for the store none"
-    )
+    reason += f"; copying so many keeps {busy} busy ({file_seconds * 1e3:.2f} ms a file)"
     if n_busy > node.n_cores:
         reason += f": the limit will be the {count_words(node.n_cores, 'core')}, not the store"
-    return Advice("n_prefetchers", default_prefetchers(n_cores), reason)
+    return Advice("reads_in_flight", None, reason)
 
 
 def processes_advice(node: Node, n_ranks: int) -> Advice:

@@ -90,8 +90,7 @@ def run(arguments: argparse.Namespace) -> int:
         _say_at("")
     advised = [
         advice.processes_advice(found.node, n_ranks),
-        advice.prefetchers_advice(best, found.disk, found.node, n_ranks),
-        advice.reads_advice(levels, n_ranks),
+        advice.reads_advice(levels, found.disk, found.node, n_ranks),
         advice.capacity_advice(found.file_system, found.staged_bytes, found.dataset_bytes),
     ]
     notes = advice.warnings(levels, found.disk, found.file_system, found.node)

@@ -24,7 +24,7 @@ from .crew import Crew, Part, WatchedOrigin
 
 _CHUNK_BYTES = 1 << 20
 _MOST_FILES = 200_000
-_TIMEOUT_SECONDS = 10.0
+_TIMEOUT_SECONDS = 5.0
 _LOOK_SECONDS = 0.02
 
 

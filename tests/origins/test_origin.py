@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import builtins
-import contextlib
 import os
 import socket
 import threading
@@ -87,5 +86,5 @@ def test_an_open_that_was_replaced_meanwhile_is_used(tmp_path, monkeypatch) -> N
 
     origin = LocalOrigin()
     monkeypatch.setattr(builtins, "open", noting_open)
-    with contextlib.closing(origin.open(str(tmp_path / "file"))._file):
+    with origin.open(str(tmp_path / "file")):
         assert opened == [str(tmp_path / "file")]
