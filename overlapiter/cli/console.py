@@ -34,16 +34,11 @@ _ADVICE = {
 
 
 class CommandError(Exception):
-    """Something that the user can mend; the message says what is wrong, and what to do next.
+    """Something that the user can mend; the message says what is wrong, and what to do next."""
 
-    Args:
-        message: The same.
-        is_usage: Whether the command line is what has to change.
-    """
 
-    def __init__(self, message: str, *, is_usage: bool = False) -> None:
-        super().__init__(message)
-        self.is_usage = is_usage
+class UsageError(CommandError):
+    """It is the command line that has to change."""
 
 
 def say(text: str) -> None:

@@ -30,7 +30,7 @@ from overlapiter.store.inventory import Inventory
 from overlapiter.urls import is_url
 
 from . import advice, probe, sourcespeed
-from .console import CommandError, duration_words, is_terminal, size_words, table
+from .console import CommandError, UsageError, duration_words, is_terminal, size_words, table
 from .crew import answered
 from .filelist import add_list, read_list
 from .origins import TIMEOUT_SECONDS, add_storage_options, origin_of, storage_options
@@ -76,7 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and recommend; return the exit code."""
     n_ranks = check_count("--ranks", arguments.ranks)
     if not arguments.seconds > 0:
-        raise CommandError("--seconds: give more than 0", is_usage=True)
+        raise UsageError("--seconds: give more than 0")
     source = source_root(arguments.source)
     directory = None if arguments.to is None else new_directory("--to", arguments.to)
     try:
@@ -125,10 +125,9 @@ def _measured(source: str, directory: str | None, arguments: argparse.Namespace)
     if arguments.list is not None:
         paths = read_list(arguments.list, source, is_null=arguments.null).paths
     elif is_url(source):
-        raise CommandError("for a source that is a URL, name a LIST of files", is_usage=True)
+        raise UsageError("for a source that is a URL, name a LIST of files")
     elif not answered(source, lambda: os.path.isdir(source), TIMEOUT_SECONDS):
-        message = f"{source} is no directory; check the path of the source, and the mount"
-        raise CommandError(message, is_usage=True)
+        raise UsageError(f"{source} is no directory; check the path of the source, and the mount")
     else:
         _say_at("files below the source")
         paths, is_whole = sourcespeed.find_files(source, arguments.seconds * _FINDING_SHARE)

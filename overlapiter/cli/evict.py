@@ -29,7 +29,7 @@ from overlapiter.store.inventory import Inventory, Listing, Source
 from overlapiter.store.segments import aligned
 
 from . import place
-from .console import CommandError, Names, Progress, count_words, is_confirmed, say, size_words
+from .console import Names, Progress, UsageError, count_words, is_confirmed, say, size_words
 from .crew import parts_of
 from .filelist import add_list, read_list
 
@@ -64,10 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Evict; return the exit code."""
     chosen = (arguments.older_than, arguments.to_free, arguments.matching, arguments.list)
     if arguments.all + arguments.old + sum(option is not None for option in chosen) != 1:
-        raise CommandError(
+        raise UsageError(
             "say what to remove: one of --all, --older-than, --to-free, --matching, --old, and a "
-            "LIST",
-            is_usage=True,
+            "LIST"
         )
     if arguments.old:
         return _remove_old(place.existing_directory(arguments.directory), arguments)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 from overlapiter.sources import paths_below
 from overlapiter.urls import is_url
 
-from .console import CommandError
+from .console import UsageError
 from .crew import answered
 from .origins import TIMEOUT_SECONDS
 
@@ -69,9 +69,9 @@ def read_list(
         lines = list(_of_pairs(lines, called))
     lines = [line for line in lines if line]
     if not is_null and _is_binary(text, len(lines)):
-        raise CommandError(f"{called} is no list of text; give one path a line", is_usage=True)
+        raise UsageError(f"{called} is no list of text; give one path a line")
     if not lines:
-        raise CommandError(f"{called} is empty; give one path a line", is_usage=True)
+        raise UsageError(f"{called} is empty; give one path a line")
     if labels == "auto" and not is_null:
         lines = _without_labels(lines, source, timeout_seconds)
     paths: dict[str, None] = {}
@@ -102,7 +102,7 @@ def _of_pairs(lines: list[bytes], called: str) -> Iterator[bytes]:
         path, *label = line.rsplit(None, 1) or (b"", b"")
         if not label:
             message = f"{called}, line {number}: {os.fsdecode(line)!r} is no `path label`"
-            raise CommandError(f"{message}; mend it, or leave out --labels yes", is_usage=True)
+            raise UsageError(f"{message}; mend it, or leave out --labels yes")
         yield path
 
 
@@ -138,8 +138,7 @@ def _read(name: str) -> bytes:
         with open(name, "rb") as file:
             return file.read()
     except OSError as error:
-        raise CommandError(
+        raise UsageError(
             f"the list {name} cannot be read ({error.strerror}); name a file with one path a line, "
-            f"or - for standard input",
-            is_usage=True,
+            f"or - for standard input"
         ) from error

@@ -16,7 +16,7 @@ from overlapiter.store.inventory import Inventory, Source
 from overlapiter.store.site import Run, Site
 from overlapiter.store.store import Store
 
-from .console import CommandError, Names, error_words, printable, say
+from .console import CommandError, Names, UsageError, error_words, printable, say
 
 
 def add_directory(parser: argparse.ArgumentParser, what: str) -> None:
@@ -45,7 +45,7 @@ def existing_directory(name: str) -> str:
     except NotADirectoryError:
         raise CommandError(f"{directory} is no directory; check DIR") from None
     except ValueError as error:
-        raise CommandError(f"{name!r} is no path; check DIR", is_usage=True) from error
+        raise UsageError(f"{name!r} is no path; check DIR") from error
     if not is_own:
         raise CommandError(f"{directory} is another user's; staging directories are private")
     if old:
@@ -60,16 +60,14 @@ def new_directory(option: str, name: str) -> str:
     """Return the absolute path of a directory that is there, or can be made.
 
     Raises:
-        CommandError: It is something else, or its parent is missing.
+        UsageError: It is something else, or its parent is missing.
     """
     directory = directory_path(name)
     if not os.path.isdir(directory) and os.path.lexists(directory):
-        message = f"{option}: {directory} is no directory; name another one"
-        raise CommandError(message, is_usage=True)
+        raise UsageError(f"{option}: {directory} is no directory; name another one")
     parent = os.path.dirname(directory)
     if not os.path.isdir(parent):
-        message = f"{option}: {parent}, its parent, does not exist; make it first"
-        raise CommandError(message, is_usage=True)
+        raise UsageError(f"{option}: {parent}, its parent, does not exist; make it first")
     return directory
 
 
@@ -105,10 +103,9 @@ def chosen(inventory: Inventory, source: str | None) -> list[Source]:
     matching = [each for each in found if wanted in (None, each.root)]
     if not matching:
         known = ", ".join(printable(each.root) for each in found) or "nowhere"
-        raise CommandError(
+        raise (UsageError if source else CommandError)(
             f"nothing in {inventory.directory} comes from {source or 'any source'}, only from "
-            f"{known}",
-            is_usage=source is not None,
+            f"{known}"
         )
     return matching
 
@@ -117,7 +114,7 @@ def only_one(sources: list[Source]) -> Source:
     """Return the only source root; raise CommandError if there are more."""
     if len(sources) > 1:
         known = ", ".join(printable(source.root) for source in sources)
-        raise CommandError(f"add --source to say which one is meant: {known}", is_usage=True)
+        raise UsageError(f"add --source to say which one is meant: {known}")
     return sources[0]
 
 

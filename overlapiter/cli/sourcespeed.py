@@ -58,17 +58,22 @@ def find_files(source: str, seconds: float) -> tuple[list[str], bool]:
     paths: list[str] = []
     folders = [source]
 
+    is_all = threading.Event()
+
     def look() -> None:
-        while folders and time.monotonic() < deadline and len(paths) < _MOST_FILES:
+        while folders:
             with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
                 for entry in entries:
+                    if time.monotonic() > deadline or len(paths) == _MOST_FILES:
+                        return
                     is_folder = entry.is_dir(follow_symlinks=False)
                     (folders if is_folder else paths).append(entry.path)
+        is_all.set()
 
-    thread = threading.Thread(target=look, daemon=True)
+    thread = threading.Thread(target=look, daemon=True)  # which may never come back
     thread.start()
     thread.join(seconds)
-    return paths[:_MOST_FILES], not folders and not thread.is_alive()
+    return [*paths], is_all.is_set()
 
 
 class SourceMeter:
@@ -136,14 +141,15 @@ class SourceMeter:
         """Give each file when there may be one more read in flight, until the time is over."""
         for path in paths:
             with self._changed:
-                while self._n_busy >= self._in_flight.n_reads:
+                while self._n_busy >= self._in_flight.n_reads and not self._is_over():
                     self._changed.wait(_LOOK_SECONDS)
-                    if time.monotonic() > self._deadline:
-                        break
                 self._n_busy += 1
-            if time.monotonic() > self._deadline:
+            if self._is_over():
                 return
             yield {path: None}
+
+    def _is_over(self) -> bool:
+        return time.monotonic() > self._deadline
 
     def _leave(self, _part: Part[None]) -> None:
         with self._changed:
@@ -156,10 +162,8 @@ class SourceMeter:
         try:
             with self._origin.open(next(iter(part))) as file:
                 file.stat()
-                while piece := file.read(_CHUNK_BYTES):
+                while (piece := file.read(_CHUNK_BYTES)) and not self._is_over():
                     n_bytes += len(piece)
-                    if time.monotonic() > self._deadline:
-                        break
         except OSError:
             return False
         else:

@@ -36,6 +36,7 @@ from .console import (
     CommandError,
     Names,
     Progress,
+    UsageError,
     count_words,
     duration_words,
     say,
@@ -161,10 +162,9 @@ def _listed(arguments: argparse.Namespace) -> FileList:
         timeout_seconds=timeout_seconds,
     )
     if not files.paths:
-        raise CommandError(
+        raise UsageError(
             f"no entry of the list lies below {source}, for example {Names(files.outside)}; see "
-            f"whether --source is the root of these files",
-            is_usage=True,
+            f"whether --source is the root of these files"
         )
     return files
 
