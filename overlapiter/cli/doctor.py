@@ -139,7 +139,7 @@ def _measured(source: str, directory: str | None, arguments: argparse.Namespace)
 
     origin = sourcespeed.UncachedOrigin() if origin.is_local else origin
     seconds = arguments.seconds * _SOURCE_SHARE
-    levels, unread = sourcespeed.SourceMeter(origin, seconds, begin).measure(paths)
+    levels, unread = sourcespeed.SourceMeter(origin, begin).measure(paths, seconds)
     n_files = sum(level.n_files for level in levels)
     if not n_files:
         path, reason = next(iter(unread.items()), (paths[0], "no answer"))

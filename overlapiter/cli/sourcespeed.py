@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from overlapiter.options import (
@@ -17,10 +18,8 @@ from overlapiter.options import (
     MIN_READS_IN_FLIGHT,
 )
 from overlapiter.origins.origin import LocalFile, LocalOrigin, Origin
-from overlapiter.workers.prefetcher.threads import reads_within_limit
+from overlapiter.workers.prefetcher.threads import Threads, reads_within_limit
 from overlapiter.workers.supervisor.inflight import InFlight, Reading
-
-from .crew import Crew, Part, WatchedOrigin
 
 _CHUNK_BYTES = 1 << 20
 _MOST_FILES = 200_000
@@ -81,40 +80,51 @@ class SourceMeter:
 
     Args:
         origin: Gives the files.
-        seconds: For how long, from now on.
         begin: Called with the number of reads in flight before each.
     """
 
-    def __init__(self, origin: Origin, seconds: float, begin: Callable[[int], None]) -> None:
+    def __init__(self, origin: Origin, begin: Callable[[int], None]) -> None:
         most = min(MAX_READS_IN_FLIGHT, reads_within_limit())
         self._in_flight = InFlight(FIRST_READS_IN_FLIGHT, min(MIN_READS_IN_FLIGHT, most), most)
+        self._origin = origin
         self._begin = begin
-        self._crew = Crew[None, bool](self._read, most, _TIMEOUT_SECONDS, self._leave)
-        self._origin = WatchedOrigin(origin, self._crew)
-        self._changed = threading.Condition()  # guards the following
-        self._n_busy = self._n_files = self._n_bytes = 0
+        self._threads = Threads(self._work)
+        self._lock = threading.Lock()  # guards the following
+        self._n_left = self._n_files = self._n_bytes = 0
         self._read_seconds = 0.0
+        self._unread: dict[str, str] = {}
+        self._asked: dict[str, None] = {}
+        self._has_ended = threading.Event()
         self._started, *_ = self._before = self._counts()
-        self._deadline = self._started + seconds
         self._sums: dict[int, list[float]] = {}
 
-    def measure(self, paths: Sequence[str]) -> tuple[list[Level], dict[str, str]]:
-        """Read files in random order, none twice.
+    def measure(self, paths: Sequence[str], seconds: float) -> tuple[list[Level], dict[str, str]]:
+        """Read files in random order, none twice, for so long at most.
 
         Returns:
             What each number of reads brought; why files could not be read, by their paths.
         """
-        silence = f"no answer for {_TIMEOUT_SECONDS:g} s"
-        unread: dict[str, str] = {}
-        self._begin(self._in_flight.n_reads)
-        entered = self._entered(random.sample(paths, len(paths)))
-        with contextlib.closing(self._crew.run(entered)) as done:
-            for part, is_read in done:
-                if not is_read:
-                    unread |= {path: self._origin.reasons.get(path, silence) for path in part}
-                if time.monotonic() > self._before[0] + _LOOK_SECONDS:
-                    self._look()
-        self._look()
+        self._n_left = len(paths)
+        for path in random.sample(paths, len(paths)):
+            self._threads.put(functools.partial(self._read, path))
+        deadline = self._started + seconds
+        try:
+            self._change()
+            while time.monotonic() < deadline and not self._has_ended.wait(_LOOK_SECONDS):
+                self._look()
+        finally:
+            self._has_ended.set()
+            self._threads.resize(0)
+        deadline = time.monotonic() + _TIMEOUT_SECONDS
+        while self._asked and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+            if self._n_files > self._before[1]:  # else the time is that of what does not answer
+                self._look()
+        if self._n_files > self._before[1]:
+            self._look()
+        with self._lock:
+            silent = dict.fromkeys(self._asked, f"no answer for {_TIMEOUT_SECONDS:g} s")
+            unread = {**self._unread, **silent}
         return [_level(*each) for each in sorted(self._sums.items()) if each[1][1]], unread
 
     def _look(self) -> None:
@@ -126,54 +136,49 @@ class SourceMeter:
         at_seconds, n_files, n_bytes, read_seconds, _ = counts
         waited_seconds = at_seconds - self._started
         reading = Reading(at_seconds, n_files, n_bytes, read_seconds, 0.0, waited_seconds)
-        if self._in_flight.update(reading) != n_reads:
-            self._begin(self._in_flight.n_reads)
+        if self._in_flight.update(reading) != n_reads and not self._has_ended.is_set():
+            self._change()
+
+    def _change(self) -> None:
+        self._begin(self._in_flight.n_reads)
+        self._threads.resize(self._in_flight.n_reads)
 
     def _counts(self) -> tuple[float, int, int, float, float]:
         """Return the time, files, bytes, how long reading them took, and CPU time."""
-        with self._changed:
+        with self._lock:
             counts = self._n_files, self._n_bytes, self._read_seconds
         return time.monotonic(), *counts, time.process_time()
 
     # --- in the threads -----------------------------------------------------------------------
 
-    def _entered(self, paths: Iterable[str]) -> Iterator[Part[None]]:
-        """Give each file when there may be one more read in flight, until the time is over."""
-        for path in paths:
-            with self._changed:
-                while self._n_busy >= self._in_flight.n_reads and not self._is_over():
-                    self._changed.wait(_LOOK_SECONDS)
-                self._n_busy += 1
-            if self._is_over():
-                return
-            yield {path: None}
+    def _work(self) -> None:
+        while self._threads.do_next():
+            pass
 
-    def _is_over(self) -> bool:
-        return time.monotonic() > self._deadline
-
-    def _leave(self, _part: Part[None]) -> None:
-        with self._changed:
-            self._n_busy -= 1
-            self._changed.notify()
-
-    def _read(self, part: Part[None]) -> bool:
-        """Read a file, until the deadline if it is large."""
-        n_bytes, began_seconds = 0, time.monotonic()
+    def _read(self, path: str) -> None:
+        """Read a file, until the time is over if it is large."""
+        if self._has_ended.is_set():
+            return
+        self._asked[path] = None
+        n_bytes, began_seconds, reason = 0, time.monotonic(), None
         try:
-            with self._origin.open(next(iter(part))) as file:
+            with self._origin.open(path) as file:
                 file.stat()
-                while (piece := file.read(_CHUNK_BYTES)) and not self._is_over():
+                while (piece := file.read(_CHUNK_BYTES)) and not self._has_ended.is_set():
                     n_bytes += len(piece)
-        except OSError:
-            return False
-        else:
-            with self._changed:
+        except OSError as error:
+            reason = error.strerror or str(error)
+        with self._lock:
+            del self._asked[path]
+            if reason is None:
                 self._n_files += 1
                 self._n_bytes += n_bytes
                 self._read_seconds += time.monotonic() - began_seconds
-            return True
-        finally:
-            self._leave(part)
+            else:
+                self._unread[path] = reason
+            self._n_left -= 1
+            if not self._n_left:
+                self._has_ended.set()
 
 
 def _level(n_reads: int, sums: Sequence[float]) -> Level:
