@@ -28,7 +28,6 @@ _ADVICE = {
     errno.EDQUOT: "remove something else from that disk",
     errno.EIO: "the disk fails (dmesg); use another",
     errno.EMFILE: "raise the limit of open files (ulimit -n), or lower --reads-in-flight",
-    errno.EISDIR: "something else has put it there; remove it",
     errno.ENOENT: "check the path, and whether its disk is mounted",
 }
 
