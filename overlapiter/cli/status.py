@@ -47,7 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         facts = {"directory": inventory.directory, "holdings": held, "users": users}
         print(json.dumps({**facts, "disk": disk, "runs": ended}, indent=2))
         return 0
-    parts = [_held(held, disk), _users(users), _full(disk, users), _runs(ended)]
+    parts = [_held(held, disk), _users(users), _full(disk, users)]
+    parts += [_runs(ended)] if arguments.runs else []
     print("\n\n".join([printable(inventory.directory), *parts]))
     return 0
 

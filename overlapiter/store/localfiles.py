@@ -20,6 +20,7 @@ from .extents import Extent, ExtentReader
 from .generation import generation_of
 
 _FOLDER = "local"
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class LocalFiles:
@@ -72,10 +73,15 @@ class LocalFiles:
         parent = os.path.join(generation_of(self._directory), _FOLDER)
         with contextlib.suppress(FileExistsError):
             os.mkdir(parent, 0o700)
-        folder = tempfile.mkdtemp(dir=parent)
-        self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._folder = folder
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        while not self._folder:
+            folder = tempfile.mkdtemp(dir=parent)
+            with contextlib.suppress(FileNotFoundError):  # taken for what a dead process left
+                self._fd = os.open(folder, _FLAGS)
+                fcntl.flock(self._fd, fcntl.LOCK_EX)
+                if os.path.exists(folder):
+                    self._folder = folder
+                else:
+                    os.close(self._fd)
 
     def forget(self) -> None:
         """Remove the files."""
@@ -88,15 +94,19 @@ class LocalFiles:
 
 
 def remove_left(generation: str) -> None:
-    """Remove the files of processes that have ended."""
+    """Remove the files of processes that have ended.
+
+    A folder that is not locked yet may go, too: who has made it makes another one.
+    """
     parent = os.path.join(generation, _FOLDER)
-    with contextlib.suppress(OSError):
-        for name in os.listdir(parent):
-            fd = os.open(os.path.join(parent, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    names: list[str] = []
+    with contextlib.suppress(FileNotFoundError):  # there were never any
+        names = os.listdir(parent)
+    for name in names:
+        with contextlib.suppress(OSError):  # it is gone, none of ours, or its process lives
+            fd = os.open(os.path.join(parent, name), _FLAGS)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
-            except BlockingIOError:
-                continue  # its process lives
             finally:
                 os.close(fd)

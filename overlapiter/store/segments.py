@@ -23,6 +23,8 @@ from .punching import allocate, punch_hole
 #: A segment that has grown to this size is closed, and another one begun.
 SEGMENT_BYTES = 1 << 30
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+#: There is no such segment, or something that is not ours has its name, which is left alone.
+_GONE = (FileNotFoundError, IsADirectoryError)
 _NO_ALLOCATION = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 #: Files written in one call, which takes 1,024 buffers: each file, and the zeros behind it.
 _MOST_AT_ONCE = 256
@@ -115,7 +117,7 @@ class Segment:
 
     def remove(self) -> None:
         """Remove the file, which no row of the index names any more, and end the ownership."""
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(*_GONE):
             os.unlink(self._path)
         self.close()
 
@@ -192,7 +194,7 @@ def is_owned(folder: str, number: int) -> bool:
     """Return whether the process that appends to a segment lives."""
     try:
         fd = os.open(segment_path(folder, number), _FLAGS)
-    except FileNotFoundError:
+    except _GONE:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -232,7 +234,7 @@ def punch(folder: str, number: int, places: list[tuple[int, int]], end: int | No
     """
     try:
         fd = os.open(segment_path(folder, number), _FLAGS)
-    except FileNotFoundError:
+    except _GONE:
         return
     try:
         holes = _joined(places)
@@ -259,10 +261,12 @@ def _joined(places: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def remove(folder: str, number: int) -> None:
     """Remove a segment; one that is gone is fine. Processes that read it still can."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(*_GONE):
         os.unlink(segment_path(folder, number))
 
 
 def listed(folder: str) -> set[int]:
     """Return the numbers of all segments in a folder."""
-    return {int(name, 16) for name in os.listdir(folder) if _NAME.fullmatch(name)}
+    with os.scandir(folder) as found:
+        names = [entry.name for entry in found if not entry.is_dir(follow_symlinks=False)]
+    return {int(name, 16) for name in names if _NAME.fullmatch(name)}
