@@ -14,6 +14,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 
+from overlapiter.errors import described
 from overlapiter.sources import Dataset, declared_paths, paths_below
 from overlapiter.stats import Counter, Row
 from overlapiter.store.extents import Extent, packed, unpacked
@@ -273,7 +274,8 @@ class Prefetcher:
         """Leave an example to the file reader, which goes to the source."""
         example.is_complete = False
         self._warn(
-            f"example {example.index} cannot be staged ({error!r}): it is read from the source"
+            f"example {example.index} cannot be staged ({described(error)[0]}): it is read from "
+            f"the source"
         )
 
     def _want(self, wanted: dict[int, Wanted]) -> None:
