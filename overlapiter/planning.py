@@ -10,6 +10,7 @@ from typing import Any
 from overlapiter.errors import OptionError, StagingError, StagingWarning
 from overlapiter.node import this_node
 from overlapiter.options import Staging, Tier, directory_path, parse_share, parse_size
+from overlapiter.redirection import added_readers
 from overlapiter.sources import declared_paths, paths_below, source_root, source_roots
 from overlapiter.store.generation import old_store, prepare
 from overlapiter.store.segments import aligned
@@ -76,6 +77,7 @@ def staging_plan(
         storage_options=dict(staging.storage_options or {}),
         retry_seconds=staging.retry_seconds,
         imports=imports,
+        readers=added_readers(),
     )
     if plan.capacity_bytes is not None:
         _check_capacity(plan.capacity_bytes, source, dataset, first_indices)

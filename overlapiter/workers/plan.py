@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from overlapiter.options import FIRST_READS_IN_FLIGHT, MAX_READS_IN_FLIGHT, MIN_READS_IN_FLIGHT
 from overlapiter.origins.origin import LocalOrigin, Origin
+from overlapiter.redirection import Reader
 from overlapiter.store.site import Run, Site
 from overlapiter.urls import is_url
 
@@ -34,6 +35,7 @@ class StagingPlan:
         storage_options: For fsspec; may hold credentials, so they are not shown.
         retry_seconds: How long a remote store is tried again.
         imports: Modules that reading a URL needs, imported once before the workers are forked.
+        readers: Of files, in C, that the program has added to those that are redirected.
         n_sharers: Ranks of this node, which share the store's bandwidth and the directory; each
             does as many of the reads, and stages as much ahead, as is its part.
     """
@@ -46,6 +48,7 @@ class StagingPlan:
     storage_options: Mapping[str, object] = dataclasses.field(default_factory=dict, repr=False)
     retry_seconds: float = 0.0
     imports: tuple[str, ...] = ()
+    readers: tuple[Reader, ...] = ()
     n_sharers: int = 1
 
     @property
