@@ -45,6 +45,14 @@ def pickled(dataset: Any, make_pickler: PicklerFactory) -> tuple[Parcel, tuple[s
     return parcel, PRELOAD if is_chainers or parcel.mentions("chainer") else PRELOAD[:1]
 
 
+def names_source(parcel: Parcel, source: str) -> bool:
+    """Return whether a dataset has paths below the source in it, as text or as those of pathlib."""
+    is_mentioned = parcel.mentions(source)
+    return is_mentioned or (
+        parcel.mentions("pathlib") and parcel.mentions(os.path.basename(source))
+    )
+
+
 def staging_plan(
     staging: Staging | None, dataset: Any, first_indices: list[int]
 ) -> StagingPlan | None:

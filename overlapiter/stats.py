@@ -87,10 +87,10 @@ class Stats:
         opens_staged: Opens of source files that went to a staged copy.
         opens_source: Opens of source files that went to the slow store. Grows in steady state:
             something is not staged (see ``files_refused``).
-        examples_unseen: Examples that file readers have read of which no file was opened below
-            the source where overlapiter sees it, up to the first one that is, unless it is known
-            that they have none there. Above 0: the dataset reads elsewhere, or C code reads the
-            slow store itself (see ``overlapiter.redirect``).
+        examples_unseen: Examples that file readers have read without opening a file below the
+            source where overlapiter sees it, though the dataset names some; none is counted any
+            more once one is opened. Above 0: C code reads the slow store itself (see
+            ``overlapiter.redirect``), or the files are in memory.
         files_staged: Files copied from the slow store.
         bytes_staged: Bytes copied from the slow store.
         read_seconds: Copying files from the slow store, summed over them. Divided by

@@ -140,6 +140,7 @@ class SupervisorPlan:
         is_skipping: Whether examples that cannot be read are left out.
         max_parts_per_reader: Parts after which a file reader is replaced; None for never.
         staging: None to read files where they are.
+        names_source: Whether the dataset has paths below the source in it.
         run_number: By which the stores know this run.
         imports: Modules to import before the dataset is unpickled.
         trainer_pid: The trainer; when it ends, the supervisor and its workers do.
@@ -155,5 +156,6 @@ class SupervisorPlan:
     max_parts_per_reader: int | None
     staging: StagingPlan | None
     imports: tuple[str, ...]
+    names_source: bool = False
     trainer_pid: int = 0
     run_number: int = 0

@@ -198,3 +198,11 @@ class DeclaredUnseenFiles(UnseenFiles):
 
     def source_paths(self, i: int) -> list[str]:
         return [os.path.join(self.folder, self.names[i])]
+
+
+class UnseenPaths(UnseenFiles):
+    """As :class:`UnseenFiles`, with paths of another kind."""
+
+    def __init__(self, folder: Path, names: list[str]) -> None:
+        super().__init__(folder, names)
+        self.folder = folder

@@ -76,10 +76,12 @@ class FileReader:
         if plan.staging is not None:
             self._copies = StagedCopies(plan.staging)
             self._direct = plan.staging.direct()
-            self._unseen = UnseenReads(dataset, plan.staging.source, row, self._warn)
-            OpenHook(
-                plan.staging.source, self._copies, self._direct, self._unseen.note_elsewhere
-            ).install()
+            source = plan.staging.source
+            self._unseen = UnseenReads(
+                dataset, source, row, self._warn, names_source=plan.names_source
+            )
+            note_elsewhere = self._unseen.note_elsewhere
+            OpenHook(source, self._copies, self._direct, note_elsewhere).install()
 
     def run(self) -> None:
         """Serve until the supervisor closes the channel."""
