@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import _io
 import builtins
+import contextlib
 import functools
 import io
 import os
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import IO, Any, Protocol
 
@@ -155,9 +156,26 @@ class OpenHook:
         if path is None:
             return file
         self._given = os.path.dirname(os.path.dirname(os.path.dirname(path)))
-        if isinstance(file, bytes):
-            return os.fsencode(path)
-        return type(file)(path) if isinstance(file, pathlib.PurePath) else path
+        return _as_path(path, file)
+
+    @contextlib.contextmanager
+    def giving(self, file: Any, *, by_content: bool) -> Iterator[Any]:
+        """Give what :meth:`instead_of` returns; with ``by_content``, for the block alone.
+
+        That is the path of a descriptor, whose name tells nothing.
+        """
+        is_path = isinstance(file, (str, bytes, os.PathLike))
+        if not (by_content and is_path and self._below(file) is not None):
+            yield self.instead_of(file)
+            return
+        fd = self.descriptor(file)
+        if fd is None:
+            yield file
+            return
+        try:
+            yield _as_path(f"/proc/self/fd/{fd}", file)
+        finally:
+            os.close(fd)
 
     def has_given(self, path: str) -> bool:
         """Return whether a path is one of those that :meth:`instead_of` gives."""
@@ -169,8 +187,7 @@ class OpenHook:
         Raises:
             OSError: There are no more descriptors, or the file is a URL and cannot be read.
         """
-        is_path = isinstance(file, (str, bytes, os.PathLike))
-        found = self._below(file) if is_path else None
+        found = self._below(file) if isinstance(file, (str, bytes, os.PathLike)) else None
         if found is None:
             return None
         opened = self._handler.open(found, "rb", (0,), {})
@@ -180,6 +197,13 @@ class OpenHook:
         if self._direct is not None:
             return os.open(self._direct.download(found), os.O_RDONLY | os.O_CLOEXEC)
         return None
+
+
+def _as_path(path: str, like: str | bytes | os.PathLike[Any]) -> Any:
+    """Return a path in the type of another one."""
+    if isinstance(like, bytes):
+        return os.fsencode(path)
+    return type(like)(path) if isinstance(like, pathlib.PurePath) else path
 
 
 # What modules call the open that they import: `from io import open`, and tarfile and bz2.

@@ -31,27 +31,31 @@ class Reader(NamedTuple):
         module: Where it is found.
         name: Its name there; that of a method with the name of its class before.
         keyword: The name of the argument that is the path; empty to ask its signature.
+        by_content: Whether it has read the file when it returns, and does not look at its name:
+            then the copy needs no file on the disk.
         is_on: Whether it is redirected.
     """
 
     module: str
     name: str
     keyword: str = ""
+    by_content: bool = False
     is_on: bool = True
 
 
 _KNOWN = (
-    Reader("cv2", "imread", "filename"),
-    Reader("cv2", "imreadmulti", "filename"),
-    Reader("cv2", "imcount", "filename"),
-    Reader("cv2", "haveImageReader", "filename"),
+    Reader("cv2", "imread", "filename", by_content=True),
+    Reader("cv2", "imreadmulti", "filename", by_content=True),
+    Reader("cv2", "imcount", "filename", by_content=True),
+    Reader("cv2", "haveImageReader", "filename", by_content=True),
     Reader("cv2", "VideoCapture", "filename"),
     Reader("cv2", "VideoCapture.open", "filename"),
     Reader("h5py", "File", "name"),
     Reader("netCDF4", "Dataset", "filename"),
     Reader("os", "open"),
     Reader("soundfile", "SoundFile", "file"),  # by which read, info and blocks open
-    Reader("torchvision.io.image", "read_file", "path"),  # by which read_image and decode_* open
+    # By which read_image and decode_* open.
+    Reader("torchvision.io.image", "read_file", "path", by_content=True),
 )
 
 _table = {(each.module, each.name): each for each in _KNOWN}
@@ -64,7 +68,9 @@ _READING_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOATIME | os.O_
 _MARK = "__overlapiter_redirected__"
 
 
-def redirect(module: str, name: str, *, keyword: str = "", is_on: bool = True) -> None:
+def redirect(
+    module: str, name: str, *, keyword: str = "", by_content: bool = False, is_on: bool = True
+) -> None:
     """Have a function or a class that opens files in C open the staged copies of source files.
 
     Call it before the iterator is made, or at the top of the dataset's module. In the workers the
@@ -76,6 +82,8 @@ def redirect(module: str, name: str, *, keyword: str = "", is_on: bool = True) -
         name: Its name there, ``"imread"``, or ``"VideoCapture.open"`` for a method.
         keyword: The name of its first argument, for callers that give the path by name; needed
             where the signature does not tell.
+        by_content: Whether it has read the file when it returns, and does not look at the ending of
+            its name. The path that it gets is then one of a file in memory, which takes less time.
         is_on: False has a reader read the source as if there were no staging: one of files that
             name other files beside them, for example.
 
@@ -85,7 +93,7 @@ def redirect(module: str, name: str, *, keyword: str = "", is_on: bool = True) -
     for option, value in (("module", module), ("name", name)):
         if not isinstance(value, str) or not _NAME.fullmatch(value):
             raise OptionError(option, f'{value!r} is no name; write redirect("cv2", "imread")')
-    _added[module, name] = _table[module, name] = Reader(module, name, keyword, is_on)
+    _added[module, name] = _table[module, name] = Reader(module, name, keyword, by_content, is_on)
     if _is_installed():
         _apply_if_imported(module)
 
@@ -253,11 +261,13 @@ def _opening_copies(function: Function, reader: Reader, n_before: int) -> Functi
         if hook is None or not _table[key].is_on or _may_write(args[n_before + 1 :], kwargs):
             return function(*args, **kwargs)
         if len(args) > n_before:
-            path = hook.instead_of(args[n_before])
-            return function(*args[:n_before], path, *args[n_before + 1 :], **kwargs)
-        if keyword in kwargs:
-            kwargs[keyword] = hook.instead_of(kwargs[keyword])
-        return function(*args, **kwargs)
+            before, path, after = args[:n_before], args[n_before], args[n_before + 1 :]
+            with hook.giving(path, by_content=_table[key].by_content) as copy:
+                return function(*before, copy, *after, **kwargs)
+        if keyword not in kwargs:
+            return function(*args, **kwargs)
+        with hook.giving(kwargs.pop(keyword), by_content=_table[key].by_content) as copy:
+            return function(*args, **kwargs, **{keyword: copy})
 
     setattr(read, _MARK, True)
     return read

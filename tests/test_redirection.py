@@ -160,6 +160,19 @@ def test_without_a_hook_nothing_changes(library, source):
     assert pickle.loads(pickle.dumps(library.read)) is library.read
 
 
+@pytest.mark.parametrize("kind", [str, os.fsencode, Path])
+def test_a_reader_that_looks_at_the_content_alone_gets_a_file_in_memory(
+    library, source, copies, kind
+):
+    redirect("library_in_c", "read", by_content=True)
+    redirect("library_in_c", "written", by_content=True)
+    assert [library.read(kind(str(source / name))) for name in "ab"] == ["copy a", "source b"]
+    assert library.written(path=str(source / "a")).startswith("/proc/self/fd/")
+    assert library.written("elsewhere") == "elsewhere"
+    assert library.written(3) == 3
+    assert copies.asked == [str(source / name) for name in "aba"]
+
+
 def test_a_reader_may_be_left_alone_at_any_time(library, source, copies):
     redirect("library_in_c", "read", is_on=False)
     assert library.read(str(source / "a")) == "source a"
