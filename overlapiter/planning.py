@@ -10,6 +10,7 @@ from typing import Any
 from overlapiter.errors import OptionError, StagingError, StagingWarning
 from overlapiter.node import this_node
 from overlapiter.options import Staging, Tier, directory_path, parse_share, parse_size
+from overlapiter.redirection import added_readers
 from overlapiter.sources import declared_paths, paths_below, source_root, source_roots
 from overlapiter.store.generation import old_store, prepare
 from overlapiter.store.segments import aligned
@@ -44,6 +45,14 @@ def pickled(dataset: Any, make_pickler: PicklerFactory) -> tuple[Parcel, tuple[s
     return parcel, PRELOAD if is_chainers or parcel.mentions("chainer") else PRELOAD[:1]
 
 
+def names_source(parcel: Parcel, source: str) -> bool:
+    """Return whether a dataset has paths below the source in it, as text or as those of pathlib."""
+    is_mentioned = parcel.mentions(source)
+    return is_mentioned or (
+        parcel.mentions("pathlib") and parcel.mentions(os.path.basename(source))
+    )
+
+
 def staging_plan(
     staging: Staging | None, dataset: Any, first_indices: list[int]
 ) -> StagingPlan | None:
@@ -76,6 +85,7 @@ def staging_plan(
         storage_options=dict(staging.storage_options or {}),
         retry_seconds=staging.retry_seconds,
         imports=imports,
+        readers=added_readers(),
     )
     if plan.capacity_bytes is not None:
         _check_capacity(plan.capacity_bytes, source, dataset, first_indices)

@@ -178,6 +178,8 @@ def _number(run: Facts, name: str) -> float | None:
 
 def _hit_rate(run: Facts) -> str:
     hits, misses = _number(run, "opens_staged") or 0, _number(run, "opens_source") or 0
+    if not hits + misses and _number(run, "examples_unseen"):
+        return "no open seen"
     return f"{hits / (hits + misses):.1%}" if hits + misses else "-"
 
 

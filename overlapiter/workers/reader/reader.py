@@ -25,6 +25,8 @@ from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.processes import BusyClock, keep_freed_memory
 
+from .unseen import UnseenReads
+
 
 class ReadTask(NamedTuple):
     """A part of a mini-batch to read.
@@ -74,7 +76,12 @@ class FileReader:
         if plan.staging is not None:
             self._copies = StagedCopies(plan.staging)
             self._direct = plan.staging.direct()
-            OpenHook(plan.staging.source, self._copies, self._direct).install()
+            source = plan.staging.source
+            self._unseen = UnseenReads(
+                dataset, source, row, self._warn, names_source=plan.names_source
+            )
+            note_elsewhere = self._unseen.note_elsewhere
+            OpenHook(source, self._copies, self._direct, note_elsewhere).install()
 
     def run(self) -> None:
         """Serve until the supervisor closes the channel."""
@@ -96,6 +103,9 @@ class FileReader:
                     self._take_note(message, fds)
         except ChannelClosedError:
             return
+
+    def _warn(self, text: str) -> None:
+        self._channel.send(("trouble", text))
 
     def _take_note(self, message: tuple[Any, ...], fds: list[int]) -> None:
         kind, number, value = message
@@ -137,6 +147,7 @@ class FileReader:
         if copies is not None:
             row.add(Counter.OPENS_STAGED, copies.opens_staged - counted[0])
             row.add(Counter.OPENS_SOURCE, copies.opens_source - counted[1])
+            self._unseen.count(reading.unopened)
         self._report(reading, before)
         self._begin_example()  # what the last one opened is not needed any more
         row.put(Counter.CURRENT, 0)
@@ -162,6 +173,8 @@ class FileReader:
         if task.slot is None:
             task = reading.task = self._offer_layout(task, example)
         reading.entries.append(self._write(task, task.first_row + number, example))
+        if self._copies is not None and not self._copies.opened:
+            reading.unopened.append(index)
 
     def _likely_paths(self, error: BaseException, index: int) -> Sequence[str]:
         """Return the files of an example that cannot be read, where no open was observed."""
@@ -232,6 +245,7 @@ class _Reading:
         fetch_ns: Nanoseconds spent inside the dataset.
         n_files: Most files that one of its examples has opened.
         missed: The examples of which a copy was damaged or gone, or of no use.
+        unopened: The examples that opened no file of the source.
     """
 
     def __init__(self, task: ReadTask) -> None:
@@ -241,6 +255,7 @@ class _Reading:
         self.fetch_ns = 0
         self.n_files = 0
         self.missed: list[int] = []
+        self.unopened: list[int] = []
 
     def pickled_entries(self, is_skipping: bool) -> bytes | None:
         """Return the entries, pickled; None if every example is ordinary, or the part has failed.
