@@ -25,8 +25,7 @@ def plain_open():
     real, hook = builtins.open, sys.modules["overlapiter.openhook"]._current_hook
     yield
     for copies in _made:
-        copies.begin_example()
-        copies._reader.close()
+        copies.close()
     _made.clear()
     builtins.open = io.open = real
     sys.modules["overlapiter.openhook"]._current_hook = hook

@@ -88,6 +88,11 @@ class StagedCopies:
         self.opens_source += 1
         return None
 
+    def close(self) -> None:
+        """Close and remove what is open of the store, and what was made of it."""
+        self._files.close()
+        self._reader.close()
+
     def _extent_of(self, path: str) -> Extent | None:
         if not self._is_trusted:
             return None

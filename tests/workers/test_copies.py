@@ -67,8 +67,7 @@ class Reader:
 def reader(tmp_path: Path) -> Iterator[Reader]:
     reader = Reader(tmp_path, SIZES)
     yield reader
-    reader.copies.begin_example()
-    reader.copies._reader.close()
+    reader.copies.close()
 
 
 def test_files_of_any_size_come_from_their_copies(reader):
