@@ -7,35 +7,28 @@ not write, because the index was locked, is owed: the next one writes it.
 
 from __future__ import annotations
 
-import collections
 import contextlib
 import errno
 import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from . import segments
+from .boot import Boot
 from .extents import SMALL_BYTES, WHOLE
 from .generation import can_punch, index_path, make_reserve, segments_of, use_reserve
 from .index import Cursor, Index, IndexBusyError, IndexDamagedError, Patience, StaleError
+from .limits import INDEX_SHARE, Limits
+from .owed import Owed
 from .segments import Segment, aligned
 from .site import Site
-from .tables import Evicted, delete_empty, lower, number_of, run_by_key, total_bytes
+from .tables import Evicted, delete_empty, lower
 
 ResultT = TypeVar("ResultT")
 
-#: The kernel draws it at each boot.
-BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
-#: A reservation is extended by at most so much at a time, and by this share of the capacity: what
-#: a process has reserved and not used is lost to the others.
-_PIECE_BYTES, _PIECE_SHARE = 16 << 20, 2048
-#: What is left free for the index and its log to grow, at most and as a share of the disk.
-_INDEX_BYTES, _INDEX_SHARE = 64 << 20, 16
 _RESERVE_BYTES = 1 << 20
-_LEAST_BLOCK_BYTES = 4096
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -51,34 +44,6 @@ class Place(NamedTuple):
     segment: Segment
     start: int
     size: int
-
-
-class Owed:
-    """What has happened and the index does not know yet.
-
-    Attributes:
-        lowered: For each segment the bytes that were given back, or never allocated.
-        unpledged: For each segment the bytes that the disk has set aside, or refused to.
-        ended: Keys of the files that this process does not copy any more.
-    """
-
-    def __init__(self) -> None:
-        self.lowered: collections.Counter[int] = collections.Counter()
-        self.unpledged: collections.Counter[int] = collections.Counter()
-        self.ended: list[int] = []
-
-    def add(self, other: Owed) -> None:
-        """Owe what another one does."""
-        self.lowered += other.lowered
-        self.unpledged += other.unpledged
-        self.ended += other.ended
-
-    def pay(self, cursor: Cursor, owner: int) -> None:
-        """Write it."""
-        lower(cursor, self.lowered, owner)
-        rows = [(size_bytes, number) for number, size_bytes in self.unpledged.items()]
-        cursor.executemany("UPDATE segment SET pledged=pledged-? WHERE id=?", rows)
-        run_by_key(cursor, f"DELETE FROM copying WHERE owner={owner} AND key IN", self.ended)
 
 
 class OpenGeneration:
@@ -98,6 +63,7 @@ class OpenGeneration:
         lock: Of all that is not in the index.
         owner: The segment by which this process is known, and its claims are.
         block_bytes: Every place has a multiple of this size.
+        limits: How much may be charged.
         can_punch: Whether the disk takes holes; else every file has a segment of its own.
         boots: How often the node was booted since the generation was made.
         unfinished: What was evicted, and could not be given back or noted yet.
@@ -120,20 +86,19 @@ class OpenGeneration:
         self.folder = segments_of(path)
         self.lock = threading.RLock()
         self.unfinished: list[Evicted] = []
-        self._site, self._run = site, run
+        self._run = run
         self._owed = Owed()
         self._n_pending = self._promised_bytes = 0
         self._is_left = False
-        disk = os.statvfs(self.folder)
-        self._disk_bytes = disk.f_blocks * disk.f_frsize
-        self.block_bytes = max(_LEAST_BLOCK_BYTES, disk.f_frsize)
+        self.limits = Limits(site, self.folder)
+        self.block_bytes = self.limits.block_bytes
         try:
             self._open(introduce, patience)
         except OSError as error:
             if not is_full(error) or not use_reserve(path):
                 raise
             self._open(introduce, patience)
-        make_reserve(path, min(_RESERVE_BYTES, self._disk_bytes // _INDEX_SHARE))
+        make_reserve(path, min(_RESERVE_BYTES, self.limits.disk_bytes // INDEX_SHARE))
 
     def _open(
         self, introduce: Callable[[Cursor], None], patience: tuple[Patience, Patience]
@@ -141,12 +106,11 @@ class OpenGeneration:
         self.can_punch = can_punch(self.path)
         self.index = Index(index_path(self.path), *patience)
         try:
-            boot = Path(BOOT_ID_PATH).read_text().strip()
-            surplus = self._surplus_before(boot)
+            boot = Boot(self.index, self.block_bytes, self.limits.disk_bytes)
             self.owner = self._segment = Segment(self.folder, self.block_bytes)
             self._own = {self.owner.number: self.owner}
             try:
-                self.boots = self.index.write(lambda c: self._enter(c, boot, surplus, introduce))
+                self.boots = self.index.write(lambda c: self._enter(c, boot, introduce))
             except BaseException:
                 self.owner.remove()
                 raise
@@ -154,46 +118,9 @@ class OpenGeneration:
             self.index.close()
             raise
 
-    def _surplus_before(self, boot: str) -> dict[int, int]:
-        """Check the index after a boot: how much more each segment is charged for than it holds."""
-        if self.index.value("SELECT value FROM fact WHERE name='boot'") in (boot, ""):
-            return {}
-        self.index.check()
-        try:
-            return self.index.read(self._surplus)
-        except TypeError as error:
-            raise IndexDamagedError(f"no numbers: {error}") from error
-
-    def _surplus(self, cursor: Cursor) -> dict[int, int]:
-        kept: collections.defaultdict[int, int] = collections.defaultdict(int)
-        block_bytes = self.block_bytes
-        select = "SELECT segment, size FROM staged UNION ALL SELECT segment, size FROM going"
-        for number, size_bytes in cursor.execute(select):  # half of what GROUP BY takes
-            kept[number] += -(-max(size_bytes, 1) // block_bytes) * block_bytes
-        rows = cursor.execute("SELECT id, charged FROM segment WHERE owner = 0").fetchall()
-        return {number: charged_bytes - kept[number] for number, charged_bytes in rows}
-
-    def _enter(
-        self,
-        cursor: Cursor,
-        boot: str,
-        surplus: dict[int, int],
-        introduce: Callable[[Cursor], None],
-    ) -> int:
+    def _enter(self, cursor: Cursor, boot: Boot, introduce: Callable[[Cursor], None]) -> int:
         """Make this process known, and note the boot; return how many there were."""
-        odd = f"NOT charged BETWEEN 0 AND {self._disk_bytes}"
-        if cursor.execute(f"SELECT 1 FROM segment WHERE {odd} LIMIT 1").fetchone():
-            raise IndexDamagedError("a segment is charged for more than the disk has")
-        select = "SELECT value FROM fact WHERE name=?"
-        boots = number_of(cursor.execute(select, ("boots",)).fetchone())
-        if cursor.execute(select, ("boot",)).fetchone() != (
-            boot,
-        ):  # else another process has noted it meanwhile
-            boots += 1
-            cursor.execute("UPDATE fact SET value=? WHERE name='boot'", (boot,))
-            cursor.execute("UPDATE fact SET value=? WHERE name='boots'", (boots,))
-            cursor.execute("DELETE FROM wanted")  # the clock begins anew
-            lower(cursor, surplus)
+        boots = boot.note(cursor)
         self._insert_segment(cursor, self.owner.number, 0)
         cursor.execute(
             "UPDATE fact SET value=(SELECT SUM(charged) FROM segment) WHERE name='total'"
@@ -242,8 +169,10 @@ class OpenGeneration:
                 nonlocal charged_bytes
                 answer = work(cursor)
                 if more_bytes > 0 and wanted_bytes and self.can_punch:
-                    piece_bytes = self._piece_bytes(segment, wanted_bytes)
-                    charged_bytes = self._charge(cursor, segment, piece_bytes, 1)
+                    piece_bytes = self.limits.piece_bytes(segment, wanted_bytes)
+                    charged_bytes = self.limits.charge(
+                        cursor, segment, self.owner.number, piece_bytes, 1
+                    )
                 return answer
 
             answer = self.write(both)
@@ -264,7 +193,7 @@ class OpenGeneration:
         charged_bytes = aligned(size_bytes, self.block_bytes)
         with self.lock:
             if size_bytes > SMALL_BYTES or not self.can_punch:
-                return self.index.read(self._spare_bytes) >= charged_bytes
+                return self.index.read(self.limits.spare_bytes) >= charged_bytes
             segment = self._current(size_bytes)
             promised_bytes = self._promised_bytes + charged_bytes
             missing_bytes = min(promised_bytes, segment.left_bytes) - segment.surplus_bytes
@@ -293,7 +222,7 @@ class OpenGeneration:
                 places = self._shared_places(charges)
             else:
                 charged_bytes = aligned(sizes_bytes[0], self.block_bytes)
-                whole = None if self._lacks_inodes() else self._new_segment(charged_bytes)
+                whole = None if self.limits.lacks_inodes() else self._new_segment(charged_bytes)
                 places = [] if whole is None else [Place(whole, WHOLE, charged_bytes)]
             for place in places:
                 place.segment.n_pending += 1
@@ -333,7 +262,9 @@ class OpenGeneration:
 
         def work(cursor: Cursor) -> bool:
             self._insert_segment(cursor, segment.number, 0)
-            if not charged_bytes or self._charge(cursor, segment, charged_bytes, charged_bytes):
+            if not charged_bytes or self.limits.charge(
+                cursor, segment, self.owner.number, charged_bytes, charged_bytes
+            ):
                 return True
             cursor.execute("DELETE FROM segment WHERE id=?", (segment.number,))
             return False
@@ -358,68 +289,17 @@ class OpenGeneration:
 
     def _reserve(self, segment: Segment, wanted_bytes: int, least_bytes: int) -> bool:
         """Extend the reservation of a segment by what is wanted, or at least by some of it."""
-        piece_bytes = self._piece_bytes(segment, wanted_bytes)
+        piece_bytes = self.limits.piece_bytes(segment, wanted_bytes)
         charged_bytes = self.write(
-            lambda cursor: self._charge(cursor, segment, piece_bytes, max(least_bytes, 1))
+            lambda cursor: self.limits.charge(
+                cursor, segment, self.owner.number, piece_bytes, max(least_bytes, 1)
+            )
         )
         return bool(charged_bytes) and self._extend(segment, charged_bytes)
 
-    def _lacks_inodes(self) -> bool:
-        disk = os.statvfs(self.folder)  # a file system that makes them as needed says 0
-        return disk.f_files > 0 and disk.f_favail <= self._site.keep_free_inodes
-
-    def _piece_bytes(self, segment: Segment, missing_bytes: int) -> int:
-        most_bytes = self._site.capacity_bytes or self._disk_bytes
-        piece_bytes = aligned(min(_PIECE_BYTES, most_bytes // _PIECE_SHARE), self.block_bytes)
-        return max(missing_bytes, min(piece_bytes, segment.room_bytes))
-
     def _charge(self, cursor: Cursor, segment: Segment, size_bytes: int, least_bytes: int) -> int:
-        """Charge a segment for more bytes, or for fewer if there is no room for all of them.
-
-        Args:
-            cursor: Of a transaction that writes.
-            segment: The segment.
-            size_bytes: So many, in whole blocks.
-            least_bytes: Fewer are of no use.
-
-        Returns:
-            The bytes that it is charged for now in addition; 0 if there is no room.
-
-        Raises:
-            StaleError: The segment is not this process's any more.
-        """
-        spare_bytes = self._spare_bytes(cursor)
-        granted_bytes = min(size_bytes, spare_bytes // self.block_bytes * self.block_bytes)
-        if granted_bytes < least_bytes:
-            return 0
-        charged = cursor.execute(
-            "UPDATE segment SET charged=charged+?, pledged=pledged+? WHERE id=? AND owner=?",
-            (granted_bytes, granted_bytes, segment.number, self.owner.number),
-        )
-        if not charged.rowcount:
-            raise StaleError(f"segment {segment.number:x} was taken over")
-        cursor.execute("UPDATE fact SET value=value+? WHERE name='total'", (granted_bytes,))
-        return granted_bytes
-
-    def _spare_bytes(self, cursor: Cursor) -> int:
-        """Return what may be charged: within the capacity, and of what the disk can give.
-
-        A reservation is pledged from the transaction that charges it until the disk has set the
-        blocks aside: in between the disk does not know of it.
-        """
-        disk = os.statvfs(self.folder)
-        statement = "SELECT COALESCE(SUM(pledged), 0) FROM segment WHERE owner > 0"
-        pledged_bytes = number_of(cursor.execute(statement).fetchone())
-        spare_bytes = disk.f_bavail * disk.f_frsize - self.kept_free_bytes - pledged_bytes
-        if self._site.capacity_bytes is not None:
-            spare_bytes = min(spare_bytes, self._site.capacity_bytes - total_bytes(cursor))
-        return spare_bytes
-
-    @property
-    def kept_free_bytes(self) -> int:
-        """What is to be left free on the disk, so that enough is when the index has grown."""
-        index_bytes = min(_INDEX_BYTES, self._disk_bytes // _INDEX_SHARE)
-        return self._site.keep_free_bytes + index_bytes
+        owner = self.owner.number
+        return self.limits.charge(cursor, segment, owner, size_bytes, least_bytes)
 
     def _extend(self, segment: Segment, size_bytes: int) -> bool:
         """Have the disk set aside what was charged; return whether it has.
@@ -456,13 +336,6 @@ class OpenGeneration:
         for number in numbers:
             if cursor.execute(statement, (number,)).fetchone() != (self.owner.number,):
                 raise StaleError(f"segment {number:x} was taken over")
-
-    def can_ever_hold(self, size_bytes: int) -> bool:
-        """Return whether a file would fit if nothing else were there."""
-        most_bytes = self._disk_bytes - self.kept_free_bytes
-        if self._site.capacity_bytes is not None:
-            most_bytes = min(most_bytes, self._site.capacity_bytes)
-        return aligned(size_bytes, self.block_bytes) <= most_bytes
 
     def give_up(self, place: Place) -> None:
         """Give a place back at which no copy was completed; its charge is lowered later."""

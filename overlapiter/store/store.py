@@ -21,18 +21,17 @@ A process that forks must never use a store, not even before the fork; see :mod:
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import os
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, TypeVar
 
 from . import reclaim, segments
+from .access import Access
 from .extents import Extent, key_of, source_seed
-from .generation import clear, discard, generation_of, make_generation, segment_path
-from .index import Cursor, IndexBusyError, IndexDamagedError, Patience, StaleError
+from .generation import clear, generation_of, segment_path
+from .index import Cursor, IndexBusyError
 from .localfiles import remove_left
 from .opened import OpenGeneration
 from .opened import Place as Place
@@ -56,8 +55,6 @@ _WANTED_MS = 10_000
 _LOOK_AFTER_SECONDS = 1.0
 #: Runs that have ended and are remembered.
 _MOST_RUNS = 500
-#: How often it is opened anew before that is given up.
-_MOST_OPENINGS = 3
 
 
 class Wanted(NamedTuple):
@@ -137,68 +134,11 @@ class Store:
         self._root_bytes = os.path.join(source, "").encode("utf-8", "surrogateescape")
         self._place = place
         self._run = run
-        self._warn = warn
-        self._lock = threading.Lock()  # of opening
-        self._patience = Patience(), Patience()
-        self._opened: OpenGeneration | None = None
-        self._left: list[OpenGeneration] = []  # while places in them are pending
+        self._access = Access(site, run.number, self._introduce, warn)
+        self._on = self._access.on
         self._looked_seconds = 0.0
         self._was_alone = False
         self._n_wants = 0
-
-    # --- opening ------------------------------------------------------------------------------
-
-    def _on(self, action: Callable[[OpenGeneration], ResultT], *, look: bool = True) -> ResultT:
-        """Return what ``action`` does; done anew on another generation if this one is damaged.
-
-        Args:
-            action: What to do.
-            look: Whether to look first that the generation is still in use.
-        """
-        for _ in range(_MOST_OPENINGS):
-            opened = (not look and self._opened) or self._current()
-            try:
-                return action(opened)
-            except StaleError:
-                self._leave(opened)
-            except FileNotFoundError:
-                if opened.index.is_current():
-                    raise
-                self._leave(opened)
-            except IndexDamagedError as error:
-                if opened.index.is_current():  # else another thread or process has done it
-                    self._throw_away(opened.path, error)
-                self._leave(opened)
-        raise OSError(errno.EIO, "the index is damaged again and again", self.site.directory)
-
-    def _current(self) -> OpenGeneration:
-        """Return the generation in use; the one before may have been thrown away meanwhile."""
-        opened = self._opened
-        if opened is not None and opened.index.is_current():
-            return opened
-        with self._lock:
-            if self._opened is not None and not self._opened.index.is_current():
-                self._let_go(self._opened)
-            if self._opened is None:
-                self._opened = self._open()
-            return self._opened
-
-    def _open(self) -> OpenGeneration:
-        for _ in range(_MOST_OPENINGS):
-            generation = make_generation(self.site.directory)
-            try:
-                opened = OpenGeneration(
-                    generation, self.site, self._run.number, self._introduce, self._patience
-                )
-            except IndexDamagedError as error:
-                self._throw_away(generation, error)
-            except FileNotFoundError:  # another process has thrown it away
-                continue
-            else:
-                if generation_of(self.site.directory) == generation:
-                    return opened
-                opened.leave()
-        raise OSError(errno.EIO, "the index cannot be made", self.site.directory)
 
     def _introduce(self, cursor: Cursor) -> None:
         """Note the source root and the run."""
@@ -216,23 +156,6 @@ class Store:
             "ON CONFLICT(id) DO UPDATE SET ended=NULL, ending=NULL",
             (self._run.number, self._source_number, facts, time.time()),
         )
-
-    def _throw_away(self, generation: str, error: IndexDamagedError) -> None:
-        self._warn(
-            f"the index of {self.site.directory} is damaged ({error}): what was staged there is "
-            f"thrown away and staged again"
-        )
-        discard(generation)
-
-    def _leave(self, opened: OpenGeneration) -> None:
-        with self._lock:
-            if self._opened is opened:
-                self._let_go(opened)
-
-    def _let_go(self, opened: OpenGeneration) -> None:
-        self._opened = None
-        self._left = [each for each in (*self._left, opened) if each.has_pending]
-        opened.leave()
 
     def _read(self, work: Callable[[Cursor], ResultT]) -> ResultT:
         return self._on(lambda opened: opened.index.read(work))
@@ -377,8 +300,9 @@ class Store:
 
     def release(self, size_bytes: int) -> None:
         """Take a promise back, before the place is asked for or if it is not needed."""
-        if self._opened is not None:
-            self._opened.release(size_bytes)
+        opened = next(self._access.all_open(), None)
+        if opened is not None:
+            opened.release(size_bytes)
 
     def publish(self, copies: Sequence[Copy], failed: Sequence[int]) -> None:
         """Make complete copies known, and give up the claims on other files.
@@ -453,7 +377,7 @@ class Store:
 
     def give_up(self, place: Place) -> None:
         """Give a place back at which no copy was completed."""
-        for opened in filter(None, (self._opened, *self._left)):
+        for opened in self._access.all_open():
             if opened.is_own(place.segment):
                 opened.give_up(place)
 
@@ -506,7 +430,7 @@ class Store:
 
     def can_ever_hold(self, size_bytes: int) -> bool:
         """Return whether a file would fit if nothing else were there."""
-        return self._on(lambda opened: opened.can_ever_hold(size_bytes))
+        return self._on(lambda opened: opened.limits.can_ever_hold(size_bytes))
 
     # --- other runs ---------------------------------------------------------------------------
 
@@ -566,7 +490,7 @@ class Store:
 
     def rest(self) -> None:
         """Give back what is reserved, until something is staged again."""
-        if self._opened is not None:
+        if any(self._access.all_open()):
             self._on(OpenGeneration.rest)
 
     def close(self) -> None:
@@ -574,10 +498,4 @@ class Store:
 
         What is pending, or cannot be given back, other processes take over.
         """
-        with self._lock:
-            opened, self._opened = self._opened, None
-            if opened is not None:
-                self._finish(opened, ())
-                opened.close()
-                if opened.has_pending:
-                    self._left.append(opened)
+        self._access.close(lambda opened: self._finish(opened, ()))

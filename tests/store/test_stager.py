@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from overlapiter.store import copier, health, opened
+from overlapiter.store import boot, copier, health
 from overlapiter.store import stager as stager_module
 from overlapiter.store.extents import SMALL_BYTES, ExtentReader
 from overlapiter.store.index import IndexBusyError
@@ -256,7 +256,7 @@ def test_after_another_boot_a_copy_is_read_before_it_is_used(tmp_path, monkeypat
         setting.close()
 
     def this_boot():
-        monkeypatch.setattr(opened, "BOOT_ID_PATH", str(tmp_path / "boot_id"))
+        monkeypatch.setattr(boot, "BOOT_ID_PATH", str(tmp_path / "boot_id"))
         setting = Setting(tmp_path, contents, run=2, validate="never")
         assert setting.outcomes(*setting.paths) == [FOUND, COPIED, FOUND]
         monkeypatch.setattr(ExtentReader, "is_right", pytest.fail)

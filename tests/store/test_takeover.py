@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from overlapiter.store import index, opened, reclaim, segments
+from overlapiter.store import boot, index, limits, reclaim, segments
 from overlapiter.store.extents import SMALL_BYTES
 from overlapiter.store.generation import index_path, make_generation, segments_folder
 from overlapiter.store.index import IndexBusyError
@@ -310,7 +310,7 @@ def test_after_a_boot_files_count_once_their_checksums_were_compared(
         store.close()
 
     def this_boot():
-        monkeypatch.setattr(opened, "BOOT_ID_PATH", str(tmp_path / "boot_id"))
+        monkeypatch.setattr(boot, "BOOT_ID_PATH", str(tmp_path / "boot_id"))
         store = made_store(directory, 2)
         keys = {path: store.key_of(path) for path in files.paths}
         found = store.look(wanted(store, files.paths))
@@ -341,7 +341,7 @@ def test_after_a_boot_segments_are_charged_for_the_files_that_their_rows_name(
         store._write(miscount)
 
     def this_boot():
-        monkeypatch.setattr(opened, "BOOT_ID_PATH", str(tmp_path / "boot_id"))
+        monkeypatch.setattr(boot, "BOOT_ID_PATH", str(tmp_path / "boot_id"))
         store = made_store(directory, 2)
         store.take_over()
         store.close()
@@ -431,7 +431,7 @@ def test_while_a_stopped_process_reads_others_go_on(directory, act):
         for first in range(5, 200, 3):
             stage(store, files, files.paths[first : first + 3])
         yield n_right(store, files)
-        assert store._opened.index.checkpoint()
+        assert store._access._opened.index.checkpoint()
         yield
 
     one, two = act(other), act(holder)
@@ -461,7 +461,7 @@ def test_a_stopped_reader_makes_the_log_no_longer_than_a_limit(directory, act, m
         yield
         with pytest.raises(IndexBusyError):
             stage_one_by_one(store, files)
-        yield os.stat(index_path(store._opened.path) + "-wal").st_size
+        yield os.stat(index_path(store._access._opened.path) + "-wal").st_size
         time.sleep(0.2)
         stage_one_by_one(store, files)
         yield n_right(store, files)
@@ -482,7 +482,7 @@ def stage_one_by_one(store, files):
 
 @in_a_process
 def test_a_run_goes_on_with_blocks_of_any_size(directory, files, monkeypatch):
-    monkeypatch.setattr(opened, "_LEAST_BLOCK_BYTES", 16 * BLOCK_BYTES)
+    monkeypatch.setattr(limits, "_LEAST_BLOCK_BYTES", 16 * BLOCK_BYTES)
     store = made_store(directory)
     extents = stage(store, files, files.paths)
     store.evict([extent.key for extent in extents.values()][::2])

@@ -1,0 +1,128 @@
+"""Access to a store: its generation is opened anew when another one is in use, or it is damaged."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+from .generation import discard, generation_of, make_generation
+from .index import Cursor, IndexDamagedError, Patience, StaleError
+from .opened import OpenGeneration
+from .site import Site
+
+ResultT = TypeVar("ResultT")
+
+#: How often it is opened anew before that is given up.
+_MOST_OPENINGS = 3
+
+
+class Access:
+    """What a process has open of a store. Safe for threads.
+
+    Args:
+        site: Where the store lies.
+        run: The number of the run.
+        introduce: Notes the run, in the transaction that makes this process known.
+        warn: Called with what the user should know.
+    """
+
+    def __init__(
+        self,
+        site: Site,
+        run: int,
+        introduce: Callable[[Cursor], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        self._site = site
+        self._run = run
+        self._introduce = introduce
+        self._warn = warn
+        self._lock = threading.Lock()  # of opening
+        self._patience = Patience(), Patience()
+        self._opened: OpenGeneration | None = None
+        self._left: list[OpenGeneration] = []  # while places in them are pending
+
+    def on(self, action: Callable[[OpenGeneration], ResultT], *, look: bool = True) -> ResultT:
+        """Return what ``action`` does; done anew on another generation if this one is damaged.
+
+        Args:
+            action: What to do.
+            look: Whether to look first that the generation is still in use.
+        """
+        for _ in range(_MOST_OPENINGS):
+            opened = (not look and self._opened) or self._current()
+            try:
+                return action(opened)
+            except StaleError:
+                self._leave(opened)
+            except FileNotFoundError:
+                if opened.index.is_current():
+                    raise
+                self._leave(opened)
+            except IndexDamagedError as error:
+                if opened.index.is_current():  # else another thread or process has done it
+                    self._throw_away(opened.path, error)
+                self._leave(opened)
+        raise OSError(errno.EIO, "the index is damaged again and again", self._site.directory)
+
+    def _current(self) -> OpenGeneration:
+        """Return the generation in use; the one before may have been thrown away meanwhile."""
+        opened = self._opened
+        if opened is not None and opened.index.is_current():
+            return opened
+        with self._lock:
+            if self._opened is not None and not self._opened.index.is_current():
+                self._let_go(self._opened)
+            if self._opened is None:
+                self._opened = self._open()
+            return self._opened
+
+    def _open(self) -> OpenGeneration:
+        for _ in range(_MOST_OPENINGS):
+            generation = make_generation(self._site.directory)
+            try:
+                opened = OpenGeneration(
+                    generation, self._site, self._run, self._introduce, self._patience
+                )
+            except IndexDamagedError as error:
+                self._throw_away(generation, error)
+            except FileNotFoundError:  # another process has thrown it away
+                continue
+            else:
+                if generation_of(self._site.directory) == generation:
+                    return opened
+                opened.leave()
+        raise OSError(errno.EIO, "the index cannot be made", self._site.directory)
+
+    def _throw_away(self, generation: str, error: IndexDamagedError) -> None:
+        self._warn(
+            f"the index of {self._site.directory} is damaged ({error}): what was staged there is "
+            f"thrown away and staged again"
+        )
+        discard(generation)
+
+    def _leave(self, opened: OpenGeneration) -> None:
+        with self._lock:
+            if self._opened is opened:
+                self._let_go(opened)
+
+    def _let_go(self, opened: OpenGeneration) -> None:
+        self._opened = None
+        self._left = [each for each in (*self._left, opened) if each.has_pending]
+        opened.leave()
+
+    def all_open(self) -> Iterator[OpenGeneration]:
+        """Give the generation in use, if it is open, and those before with pending places."""
+        yield from filter(None, (self._opened, *self._left))
+
+    def close(self, finish: Callable[[OpenGeneration], None]) -> None:
+        """Close the generation in use, if it is open, after ``finish``; it may be opened anew."""
+        with self._lock:
+            opened, self._opened = self._opened, None
+            if opened is not None:
+                finish(opened)
+                opened.close()
+                if opened.has_pending:
+                    self._left.append(opened)

@@ -1,0 +1,63 @@
+"""What a boot may have done to an index: it is checked, and its sums are computed anew."""
+
+from __future__ import annotations
+
+import collections
+from pathlib import Path
+
+from .index import Cursor, Index, IndexDamagedError
+from .tables import lower, number_of
+
+#: The kernel draws it at each boot.
+BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
+
+
+class Boot:
+    """The boot that this process runs in, as the index of a generation has it.
+
+    Args:
+        index: The index; checked if this is the first process since the node was booted.
+        block_bytes: As of the store.
+        disk_bytes: The size of the disk.
+
+    Raises:
+        IndexDamagedError: The index is damaged.
+    """
+
+    def __init__(self, index: Index, block_bytes: int, disk_bytes: int) -> None:
+        self._block_bytes = block_bytes
+        self._disk_bytes = disk_bytes
+        self._id = Path(BOOT_ID_PATH).read_text().strip()
+        self._surplus: dict[int, int] = {}
+        if index.value("SELECT value FROM fact WHERE name='boot'") not in (self._id, ""):
+            index.check()
+            try:
+                self._surplus = index.read(self._read_surplus)
+            except TypeError as error:
+                raise IndexDamagedError(f"no numbers: {error}") from error
+
+    def _read_surplus(self, cursor: Cursor) -> dict[int, int]:
+        """Return how much more each segment is charged for than it holds."""
+        kept: collections.defaultdict[int, int] = collections.defaultdict(int)
+        block_bytes = self._block_bytes
+        select = "SELECT segment, size FROM staged UNION ALL SELECT segment, size FROM going"
+        for number, size_bytes in cursor.execute(select):  # half of what GROUP BY takes
+            kept[number] += -(-max(size_bytes, 1) // block_bytes) * block_bytes
+        rows = cursor.execute("SELECT id, charged FROM segment WHERE owner = 0").fetchall()
+        return {number: charged_bytes - kept[number] for number, charged_bytes in rows}
+
+    def note(self, cursor: Cursor) -> int:
+        """Note the boot; return how many there were."""
+        odd = f"NOT charged BETWEEN 0 AND {self._disk_bytes}"
+        if cursor.execute(f"SELECT 1 FROM segment WHERE {odd} LIMIT 1").fetchone():
+            raise IndexDamagedError("a segment is charged for more than the disk has")
+        select = "SELECT value FROM fact WHERE name=?"
+        boots = number_of(cursor.execute(select, ("boots",)).fetchone())
+        known = cursor.execute(select, ("boot",)).fetchone()
+        if known != (self._id,):  # else another process has noted it meanwhile
+            boots += 1
+            cursor.execute("UPDATE fact SET value=? WHERE name='boot'", (self._id,))
+            cursor.execute("UPDATE fact SET value=? WHERE name='boots'", (boots,))
+            cursor.execute("DELETE FROM wanted")  # the clock begins anew
+            lower(cursor, self._surplus)
+        return boots
