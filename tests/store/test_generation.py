@@ -26,10 +26,13 @@ from overlapiter.store.generation import (
     segments_folder,
 )
 from overlapiter.store.index import VERSION
+from overlapiter.store.site import Run, Site
+from overlapiter.store.store import Store
 from tests.store.actors import apart, in_a_process
 from tests.store.disks import mounted, mounted_tmpfs
 from tests.store.stores import (
     BLOCK_BYTES,
+    SOURCE,
     disk_bytes,
     made_store,
     n_right,
@@ -248,8 +251,7 @@ def damaged(directory: Path, how: str) -> None:
 def test_a_damaged_index_is_thrown_away_with_its_generation(directory, files, how):
     def stage_all(expected):
         warnings = []
-        store = made_store(directory)
-        store._warn = warnings.append
+        store = Store(Site(str(directory)), SOURCE, Run(1, {}), warn=warnings.append)
         n_found = n_right(store, files)
         assert n_found == expected
         stage(store, files, files.paths)

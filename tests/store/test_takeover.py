@@ -390,7 +390,7 @@ def test_while_a_stopped_process_holds_a_transaction_others_wait_two_seconds_onc
             with timed(0, 0.4), pytest.raises(IndexBusyError):
                 store.claim(wanted(store, files.paths[5:8]))
             time.sleep(0.3)
-            if time.monotonic() > store._patience[1]._off_until_seconds:
+            if time.monotonic() > store._access._patience[1]._off_until_seconds:
                 break
         yield
         deadline = time.monotonic() + 5
