@@ -1,6 +1,6 @@
 """Set up this checkout and run its commands.
 
-    python3 dev.py bench [ARGUMENT ...]   a first benchmark in a minute; --list, --all, NAME: the others
+    python3 dev.py bench [ARGUMENT ...]   a first benchmark in a minute; --list names all
     python3 dev.py test [ARGUMENT ...]    run pytest
     python3 dev.py lint                   run ruff and mypy
     python3 dev.py setup                  only set up

@@ -33,7 +33,6 @@ from bench.loaders.sources import (
     spec_of,
     store_facts,
 )
-
 from bench.loaders.spec import LOADERS
 
 if TYPE_CHECKING:

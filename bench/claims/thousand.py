@@ -45,7 +45,7 @@ _SWEPT = [1, 2, 4, 8, 12, 16]
 _SWEEP_PREFETCHERS = 12  # while the number of readers varies
 _LOADERS = ["overlap", "slow", "fast", "copy", "floor", "overlap-staged"]
 #: Mini-batches of overlap and overlap-staged, of slow and torch, of all others, and repeats.
-_LENGTHS = {"first look": (150, 30, 60, 2), "whole": (1000, 60, 300, 3)}
+_LENGTHS = {"first look": (120, 20, 50, 2), "whole": (1000, 60, 300, 3)}
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -55,9 +55,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--whole", action="store_true", help="as published: 1,000 mini-batches, 3 repeats")
     add("--sweep", action="store_true", help="vary prefetchers, then readers with 12 prefetchers")
     add("--batch-size", type=int, default=32, help="images in a mini-batch (%(default)s)")
-    add("--batches", type=int, help="of overlap and overlap-staged (150; whole: 1000)")
-    add("--slow-batches", type=int, help="of slow and torch (30; whole: 60)")
-    add("--steady-batches", type=int, help="of all others (60; whole: 300)")
+    add("--batches", type=int, help="of overlap and overlap-staged (120; whole: 1000)")
+    add("--slow-batches", type=int, help="of slow and torch (20; whole: 60)")
+    add("--steady-batches", type=int, help="of all others (50; whole: 300)")
     add("--n-prefetch", type=int, default=1, help="this argument of the iterators (%(default)s)")
     add("--compute-ms", type=float, default=0.0, help="sleep per mini-batch (%(default)s)")
     add("--copy-streams", type=int, default=64, help="files in flight in copy (%(default)s)")
