@@ -123,6 +123,9 @@ def run(name: str, arguments: Sequence[str]) -> int:
 def command_of(name: str, arguments: Sequence[str]) -> str:
     """Return a command as it may be published: places of the user's own are left out."""
     words = [Path(word).name if word.startswith("/") else word for word in arguments]
+    if "--out" in words:
+        place = words.index("--out")
+        del words[place : place + 2]
     return " ".join(["python -m bench", name, *words])
 
 

@@ -8,6 +8,7 @@ import shlex
 import pytest
 
 from bench import plan
+from bench.__main__ import main
 from bench.harness import claim, documents
 
 
@@ -42,3 +43,36 @@ def test_every_experiment_has_a_claim_that_takes_its_arguments(experiment, tmp_p
 def test_an_unknown_benchmark_is_refused_with_those_that_there_are():
     with pytest.raises(SystemExit, match="thousand-sweep"):
         plan.named("thousands")
+
+
+def test_the_list_names_every_experiment_and_how_long_it_takes(capsys):
+    assert main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()[2:]
+    names = [(line.split()[0], float(line.split()[1])) for line in lines]
+    assert names == [(each.name, each.minutes) for each in plan.EXPERIMENTS]
+
+
+def test_all_experiments_run_in_order_and_one_that_fails_stops_no_other(
+    monkeypatch, tmp_path, capsys
+):
+    asked = []
+
+    def run(name, arguments):
+        asked.append(arguments)
+        if name == "evicting":
+            raise OSError("no disk")
+        return 0
+
+    monkeypatch.setattr(claim, "run", run)
+    assert main(["--all", "--into", str(tmp_path), "--repeats", "1"]) == 1
+    paths = [str(tmp_path / f"{each.name}.json") for each in plan.EXPERIMENTS]
+    assert [words[1] for words in asked] == paths
+    assert all(words[-2:] == ["--repeats", "1"] for words in asked)
+    assert "failed: evicting" in capsys.readouterr().out
+
+
+def test_a_run_of_ones_own_goes_to_a_folder_that_git_ignores():
+    options = claim.parse("in-memory", [])
+    assert options.out.parent == claim.OWN_RESULTS
+    ignored = (claim.CHECKOUT / ".gitignore").read_text().splitlines()
+    assert f"/{claim.OWN_RESULTS.relative_to(claim.CHECKOUT)}/" in ignored

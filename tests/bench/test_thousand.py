@@ -83,6 +83,8 @@ def test_the_result_is_a_table_and_a_file_without_paths(arguments, tmp_path, cap
     assert "same examples" in printed
     text = (tmp_path / "result.json").read_text()
     assert str(tmp_path) not in text
+    assert {"commit", "changed", "date", "machine"} <= set(json.loads(text))
+    assert "python -m bench thousand --pairs list.txt" in json.loads(text)["command"]
     assert [point["loader"] for point in json.loads(text)["points"]] == ["slow", "floor"]
     assert list((tmp_path / "local").iterdir()) == []
 
