@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from .options import Skip as Skip
     from .options import Staging as Staging
     from .options import Tier as Tier
+    from .redirection import redirect as redirect
     from .stats import Stats as Stats
 
 __version__ = "0.1.0.dev0"
@@ -35,6 +36,7 @@ __all__ = [
     "errors",
     "local_path",
     "mpi",
+    "redirect",
     "scatter_order",
 ]
 
@@ -49,6 +51,7 @@ _HOMES = {
     "errors": ".errors",
     "local_path": ".openhook",
     "mpi": ".mpi",
+    "redirect": ".redirection",
     "scatter_order": ".agreement",
 }
 

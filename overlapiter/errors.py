@@ -20,12 +20,15 @@
     FailureWarning (RuntimeWarning)        if a rank fails, the other ranks will wait for ever
 
 Each error carries its facts as attributes and survives pickling. When a dataset raises,
-``next()`` raises that very exception and chains an :class:`ExampleError` to it as ``__cause__``.
+``next()`` raises that very exception and chains an :class:`ExampleError` to it as ``__cause__``. It
+raises the :class:`ExampleError` alone for exceptions that would not be taken for errors: those that
+``except Exception`` does not catch, such as SystemExit, and StopIteration.
 """
 
 from __future__ import annotations
 
 import signal
+import traceback
 from collections.abc import Sequence
 from typing import Any
 
@@ -159,8 +162,7 @@ class WorkerDiedError(OverlapError):
     ) -> None:
         text = (
             f"{deaths_words(deaths, exit_code)} while they read {example_words(index, paths)}. "
-            f"Try dataset[{index}] in a process of its own; a crash inside a C library and the "
-            f"kernel's out-of-memory killer are the usual causes."
+            f"Try dataset[{index}] in a process of its own; {_usual_causes(exit_code)}."
         )
         if worker_traceback:
             text += f"\n\nTraceback in the file reader:\n{worker_traceback}"
@@ -182,6 +184,25 @@ def _first_words(examples: Sequence[ExampleError]) -> str:
 def example_words(index: int, paths: Sequence[str]) -> str:
     """Return the name of an example, with its files if they are known."""
     return f"example {index} ({', '.join(paths)})" if paths else f"example {index}"
+
+
+def described(error: BaseException) -> tuple[str, str]:
+    """Return an exception in one line, and its traceback; whatever its own methods do."""
+    try:
+        text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        return "".join(traceback.format_exception_only(type(error), error)).strip(), text
+    except BaseException:  # user code: the class must do
+        reason = f"{type(error).__name__}, which cannot be printed"
+        return reason, "".join((*traceback.format_tb(error.__traceback__), f"{reason}\n"))
+
+
+def _usual_causes(exit_code: int) -> str:
+    """Return what mostly ends a process in this way."""
+    if exit_code >= 0:
+        return "it called os._exit, or a C library in it called exit: look where"
+    if exit_code == -signal.SIGKILL:
+        return "the kernel's out-of-memory killer is the usual cause: look at its log (dmesg)"
+    return "a crash inside a C library is the usual cause"
 
 
 def deaths_words(deaths: int, exit_code: int, kind: str = "file readers") -> str:

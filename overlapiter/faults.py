@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import re
 import sys
 import warnings
 from typing import Any
@@ -19,12 +21,17 @@ from overlapiter.pipeline import FailedBatch, WaitTimeoutError
 from overlapiter.sharedmem.slots import MiniBatch
 from overlapiter.sources import declared_paths
 
+#: Modules that run a program, and see how it ends.
+_RUNNERS = {"overlapiter.mpi", "mpi4py", "mpi4py.run"}
+#: Without a code, or with 0, it is no failure.
+_EXITS_UNSEEN = re.compile(r"^\s*raise SystemExit\((?!0?\))", re.MULTILINE)
+
 
 def likely_paths(dataset: Any, index: int) -> tuple[str, ...]:
     """Return the files that the dataset declares for an example; none if it declares none."""
     try:
         return tuple(declared_paths(dataset, index) or ())
-    except Exception:  # the user's source_paths failed; the index says enough
+    except (Exception, SystemExit):  # the user's source_paths failed; the index says enough
         return ()
 
 
@@ -40,19 +47,34 @@ def explain_stall(stall: WaitTimeoutError, dataset: Any, timeout_seconds: float 
 
 
 def warn_if_failure_hangs() -> None:
-    """Warn, on rank 0 of several, if no hook ends the job when a rank fails."""
+    """Warn, on rank 0 of several, if nothing ends the job when a rank fails."""
     mpi = sys.modules.get("mpi4py.MPI")  # importing it would start MPI
     if mpi is None or not mpi.Is_initialized() or mpi.Is_finalized():
         return
-    has_hook = sys.excepthook is not sys.__excepthook__ or "mpi4py.run" in sys.modules
-    if mpi.COMM_WORLD.size > 1 and mpi.COMM_WORLD.rank == 0 and not has_hook:
-        warnings.warn(
+    if mpi.COMM_WORLD.size == 1 or mpi.COMM_WORLD.rank or not _RUNNERS.isdisjoint(sys.orig_argv):
+        return
+    if sys.excepthook is sys.__excepthook__:
+        text = (
             "if a rank fails, by an example that cannot be read for instance, the other ranks wait "
             "for it for ever. Use overlapiter.mpi.create_communicator in the place of ChainerMN's, "
-            "or call overlapiter.mpi.abort_on_failure() once, before the iterator is made",
-            FailureWarning,
-            stacklevel=4,
+            "or call overlapiter.mpi.abort_on_failure() once, before the iterator is made"
         )
+    elif _EXITS_UNSEEN.search(_main_source()):
+        text = (
+            "the program has a `raise SystemExit`, of which Python tells no hook: if a rank ends "
+            "by it with an exit code, the other ranks wait for it for ever. Use sys.exit instead, "
+            "or start the program by python -m overlapiter.mpi"
+        )
+    else:
+        return
+    warnings.warn(text, FailureWarning, stacklevel=4)
+
+
+def _main_source() -> str:
+    try:
+        return inspect.getsource(sys.modules["__main__"])
+    except (OSError, TypeError):  # it has none: an interactive session
+        return ""
 
 
 def with_paths(error: BaseException, dataset: Any) -> BaseException:

@@ -1,19 +1,20 @@
 """Interception: what an ``open`` of a source file gives instead, in worker processes alone.
 
-:class:`OpenHook` replaces ``open`` wherever Python code finds it. C libraries that open files
-themselves ask :func:`local_path`.
+:class:`OpenHook` replaces ``open`` wherever Python code finds it. For C libraries that open files
+themselves it is asked by :mod:`.redirection`, or by the user through :func:`local_path`.
 """
 
 from __future__ import annotations
 
 import _io
 import builtins
+import contextlib
 import functools
 import io
 import os
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import IO, Any, Protocol
 
@@ -89,6 +90,7 @@ class OpenHook:
         self._direct = direct
         self._elsewhere = elsewhere
         self._underlying: OpenFunction | None = None
+        self._given = ""  # the folder of the folders of the copies that have paths
 
     def install(self) -> None:
         """Replace ``open``; what was there before still opens what is not staged."""
@@ -136,15 +138,72 @@ class OpenHook:
             return url_below(self._prefix, path)
         return path if is_below(self._prefix, path) else None
 
-    def local_path(self, name: str) -> str:
-        """Return a path from which ``name`` can be read now; see :func:`local_path`."""
-        found = self._below(name)
+    def instead_of(self, file: Any) -> Any:
+        """Return the path to open instead of ``file``, in its type; see :func:`local_path`.
+
+        Anything but a path comes back as it is.
+        """
+        if not isinstance(file, (str, bytes, os.PathLike)):
+            return file
+        found = self._below(file)
         if found is None:
-            return name
-        staged = self._handler.local_path(found)
-        if staged is None and self._direct is not None:
-            return self._direct.download(found)
-        return name if staged is None else staged
+            if self._elsewhere is not None:
+                self._elsewhere(os.fsdecode(file))
+            return file
+        path = self._handler.local_path(found)
+        if path is None and self._direct is not None:
+            path = self._direct.download(found)
+        if path is None:
+            return file
+        self._given = os.path.dirname(os.path.dirname(os.path.dirname(path)))
+        return _as_path(path, file)
+
+    @contextlib.contextmanager
+    def giving(self, file: Any, *, by_content: bool) -> Iterator[Any]:
+        """Give what :meth:`instead_of` returns; with ``by_content``, for the block alone.
+
+        That is the path of a descriptor, whose name tells nothing.
+        """
+        is_path = isinstance(file, (str, bytes, os.PathLike))
+        if not (by_content and is_path and self._below(file) is not None):
+            yield self.instead_of(file)
+            return
+        fd = self.descriptor(file)
+        if fd is None:
+            yield file
+            return
+        try:
+            yield _as_path(f"/proc/self/fd/{fd}", file)
+        finally:
+            os.close(fd)
+
+    def has_given(self, path: str) -> bool:
+        """Return whether a path is one of those that :meth:`instead_of` gives."""
+        return bool(self._given) and path.startswith(self._given)
+
+    def descriptor(self, file: Any) -> int | None:
+        """Return a new descriptor, for reading, of a source file's copy; None for the file itself.
+
+        Raises:
+            OSError: There are no more descriptors, or the file is a URL and cannot be read.
+        """
+        found = self._below(file) if isinstance(file, (str, bytes, os.PathLike)) else None
+        if found is None:
+            return None
+        opened = self._handler.open(found, "rb", (0,), {})
+        if opened is not None:
+            with opened:
+                return os.dup(opened.fileno())
+        if self._direct is not None:
+            return os.open(self._direct.download(found), os.O_RDONLY | os.O_CLOEXEC)
+        return None
+
+
+def _as_path(path: str, like: str | bytes | os.PathLike[Any]) -> Any:
+    """Return a path in the type of another one."""
+    if isinstance(like, bytes):
+        return os.fsencode(path)
+    return type(like)(path) if isinstance(like, pathlib.PurePath) else path
 
 
 # What modules call the open that they import: `from io import open`, and tarfile and bz2.
@@ -178,20 +237,25 @@ def _set_current_hook(hook: OpenHook | None) -> None:
     _current_hook = hook
 
 
+def current_hook() -> OpenHook | None:
+    """Return the hook that this process has."""
+    return _current_hook
+
+
 def local_path(path: str | os.PathLike[str]) -> str:
     """Return the path to open instead of ``path``: its staged copy, or ``path`` itself.
 
-    For libraries that open files without Python's ``open`` (OpenCV, HDF5). Counts, and is
-    discovered, as an ``open``. Outside a worker it returns ``path`` unchanged. The answer holds
-    while the example is being read: of a small staged file, and of a URL that is not staged, a
-    private copy is made for that time.
+    For libraries that open files without Python's ``open`` and are not redirected, see
+    :func:`overlapiter.redirect`. Counts, and is discovered, as an ``open``. Outside a worker it
+    returns ``path`` unchanged. The answer holds while the example is being read: of a small staged
+    file, and of a URL that is not staged, a private copy is made for that time.
 
     Raises:
         OptionError: It is a URL that no iterator of this process stages.
         OSError: It is a URL, and cannot be read.
     """
     name = os.fspath(path)
-    found = name if _current_hook is None else _current_hook.local_path(name)
+    found: str = name if _current_hook is None else _current_hook.instead_of(name)
     if found is name and is_url(name):
         raise OptionError(
             "path",

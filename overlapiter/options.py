@@ -68,10 +68,13 @@ def parse_share(size: int | str, whole: int) -> int:
 def check_count(option: str, value: object, *, minimum: int = 1) -> int:
     """Return ``value`` as an int; raise OptionError unless it is one of at least ``minimum``."""
     try:
+        if isinstance(value, bool):
+            raise TypeError
         count = value.__index__()  # type: ignore[attr-defined]  # objects without it are refused
     except (AttributeError, TypeError):
-        raise OptionError(option, f"{value!r} is no whole number") from None
-    if isinstance(value, bool) or count < minimum:
+        message = f"{value!r} is no whole number; give one of at least {minimum}"
+        raise OptionError(option, message) from None
+    if count < minimum:
         raise OptionError(option, f"{value!r} is too small; give at least {minimum}")
     return int(count)
 
@@ -213,6 +216,8 @@ class Staging:
             check_count("reads_in_flight", self.reads_in_flight)
         check_count("look_ahead", self.look_ahead)
         parse_size("keep_free", self.keep_free, 2**60)
+        if parse_share(self.keep_free, 100) == 100:
+            raise OptionError("keep_free", "100% leaves no room for staged files; give less")
         if self.validate not in ("mtime", "checksum", "never"):
             advice = "use 'mtime', 'checksum' or 'never'"
             raise OptionError("validate", f"{self.validate!r} is unknown; {advice}")

@@ -17,7 +17,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from overlapiter.errors import ExampleError, PipelineError, StagingWarning
+from overlapiter.errors import ExampleError, PipelineError, StagingWarning, described
 from overlapiter.order import IndexList, Indices
 from overlapiter.sharedmem.layout import Array, Layout
 from overlapiter.sharedmem.segments import Segment, Slot
@@ -158,7 +158,7 @@ class Pipeline:
             self._release_unseen(message)
             first, last = indices[0], indices[-1]
             reason = f"an example of this mini-batch, {first} to {last}, cannot be unpickled"
-            context = ExampleError(int(first), (), f"{reason} ({error!r})", "")
+            context = ExampleError(int(first), (), f"{reason} ({described(error)[0]})", "")
             return FailedBatch(error, context)
 
     def reset(self) -> None:
@@ -340,4 +340,9 @@ def _plain(
 
 def _failed(pickled: bytes) -> FailedBatch:
     error, context = pickle.loads(pickled)
+    if isinstance(error, bytes):  # the user's
+        try:
+            error = pickle.loads(error)
+        except Exception:  # it comes back in a file reader alone, so the context must do
+            error = None
     return FailedBatch(context, None) if error is None else FailedBatch(error, context)

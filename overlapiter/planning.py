@@ -10,6 +10,7 @@ from typing import Any
 from overlapiter.errors import OptionError, StagingError, StagingWarning
 from overlapiter.node import this_node
 from overlapiter.options import Staging, Tier, directory_path, parse_share, parse_size
+from overlapiter.redirection import added_readers
 from overlapiter.sources import declared_paths, paths_below, source_root, source_roots
 from overlapiter.store.generation import old_store, prepare
 from overlapiter.store.segments import aligned
@@ -44,6 +45,14 @@ def pickled(dataset: Any, make_pickler: PicklerFactory) -> tuple[Parcel, tuple[s
     return parcel, PRELOAD if is_chainers or parcel.mentions("chainer") else PRELOAD[:1]
 
 
+def names_source(parcel: Parcel, source: str) -> bool:
+    """Return whether a dataset has paths below the source in it, as text or as those of pathlib."""
+    is_mentioned = parcel.mentions(source)
+    return is_mentioned or (
+        parcel.mentions("pathlib") and parcel.mentions(os.path.basename(source))
+    )
+
+
 def staging_plan(
     staging: Staging | None, dataset: Any, first_indices: list[int]
 ) -> StagingPlan | None:
@@ -76,10 +85,12 @@ def staging_plan(
         storage_options=dict(staging.storage_options or {}),
         retry_seconds=staging.retry_seconds,
         imports=imports,
+        readers=added_readers(),
     )
     if plan.capacity_bytes is not None:
         _check_capacity(plan.capacity_bytes, source, dataset, first_indices)
     for site in sites:
+        _make_directory(site.directory)
         prepare(site.directory)
         _warn_of_old_store(site.directory)
     return plan
@@ -96,15 +107,26 @@ def default_prefetchers(n_cores: int) -> int:
 
 
 def _site_of(tier: Tier, keep_free: int | str) -> Site:
-    """Make the directory of a tier, and look how large its disk is."""
+    """Look at the directory of a tier, which may not be there yet, and how large its disk is."""
     directory = directory_path(tier.directory)
-    _make_directory(directory)
-    disk = os.statvfs(directory)
+    parent = os.path.dirname(directory)
+    if not os.path.isdir(parent):
+        raise StagingError(directory, f"its parent {parent} does not exist; make it first")
+    if os.path.exists(directory) and not os.path.isdir(directory):
+        raise StagingError(directory, "is a file, not a directory; choose another one")
+    disk = os.statvfs(directory if os.path.exists(directory) else parent)
     disk_bytes = disk.f_blocks * disk.f_frsize
+    kept_bytes = parse_size("keep_free", keep_free, disk_bytes)
+    if 0 < disk_bytes <= kept_bytes:
+        raise OptionError(
+            "keep_free",
+            f"{keep_free} leaves no room on the disk of {directory}, of {disk_bytes} bytes; give "
+            f"less",
+        )
     return Site(
         directory,
         None if tier.capacity is None else parse_size("capacity", tier.capacity, disk_bytes),
-        parse_size("keep_free", keep_free, disk_bytes),
+        kept_bytes,
         parse_share(keep_free, disk.f_files),
     )
 
@@ -206,11 +228,6 @@ def _is_within(path: str, folder: str) -> bool:
 
 
 def _make_directory(directory: str) -> None:
-    parent = os.path.dirname(directory)
-    if not os.path.isdir(parent):
-        raise StagingError(directory, f"its parent {parent} does not exist; make it first")
-    if os.path.exists(directory) and not os.path.isdir(directory):
-        raise StagingError(directory, "is a file, not a directory; choose another one")
     try:
         os.makedirs(directory, mode=0o700, exist_ok=True)
     except OSError as error:
@@ -229,8 +246,8 @@ def _check_capacity(
         declared = declared_paths(dataset, index) or []
         paths.update(absolute for _, absolute in paths_below(source, declared))
     sizes = [os.path.getsize(path) for path in paths if os.path.exists(path)]
-    needed_bytes = sum(aligned(size_bytes, _BLOCK_BYTES) for size_bytes in sizes)
-    if capacity_bytes < max(needed_bytes, 1):
+    needed_bytes = sum(aligned(size_bytes, _BLOCK_BYTES) for size_bytes in sizes or [1])
+    if capacity_bytes < needed_bytes:
         raise OptionError(
             "capacity",
             f"{capacity_bytes} bytes are less than the files of one mini-batch "

@@ -36,6 +36,7 @@ class Counter(enum.IntEnum):
     #: How many of them it may copy at the same time, at present.
     READS_IN_FLIGHT = 15
     FILES_EVICTED = 16
+    EXAMPLES_UNSEEN = 17
 
 
 _ROW_CELLS = 24  # three cache lines, so that no two workers write to the same one
@@ -86,6 +87,10 @@ class Stats:
         opens_staged: Opens of source files that went to a staged copy.
         opens_source: Opens of source files that went to the slow store. Grows in steady state:
             something is not staged (see ``files_refused``).
+        examples_unseen: Examples that file readers have read without opening a file below the
+            source where overlapiter sees it, though the dataset names some; none is counted any
+            more once one is opened. Above 0: C code reads the slow store itself (see
+            ``overlapiter.redirect``), or the files are in memory.
         files_staged: Files copied from the slow store.
         bytes_staged: Bytes copied from the slow store.
         read_seconds: Copying files from the slow store, summed over them. Divided by
@@ -110,6 +115,7 @@ class Stats:
     examples_skipped: int
     opens_staged: int
     opens_source: int
+    examples_unseen: int
     files_staged: int
     bytes_staged: int
     read_seconds: float
@@ -189,6 +195,7 @@ class StatsBoard:
             examples_skipped=total(Counter.EXAMPLES_SKIPPED),
             opens_staged=total(Counter.OPENS_STAGED),
             opens_source=total(Counter.OPENS_SOURCE),
+            examples_unseen=total(Counter.EXAMPLES_UNSEEN),
             files_staged=total(Counter.FILES_STAGED),
             bytes_staged=total(Counter.BYTES_STAGED),
             read_seconds=total(Counter.READ_NS) / 1e9,

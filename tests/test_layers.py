@@ -19,7 +19,7 @@ LAYERS = (
     ("order",),
     ("nextuse", "scatter"),
     ("agreement",),
-    ("sources", "stagedfile", "openhook"),
+    ("sources", "stagedfile", "openhook", "redirection"),
     ("stats", "tracing"),
     ("origins",),
     ("store",),

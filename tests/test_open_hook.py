@@ -347,14 +347,14 @@ class Direct:
 
 @pytest.fixture
 def remote():
-    handler, others = Handler({}), []
+    handler = Handler({})
+    handler.others = []
     url = "s3://bucket/train/a.txt"
     handler._contents[os.path.abspath(url)] = b"staged"
-    hook = OpenHook("s3://bucket/train", handler, Direct(), others.append)
+    hook = OpenHook("s3://bucket/train", handler, Direct(), handler.others.append)
     hook.install()
     yield handler
     hook.uninstall()
-    assert others == []
 
 
 @pytest.mark.parametrize("spelling", ["s3://bucket/train/a.txt", "s3:/bucket/train/a.txt"])
@@ -363,6 +363,7 @@ def test_a_staged_url_is_opened_by_the_handler(remote, spelling):
         assert first.read() == second.read() == b"staged"
     assert remote.asked == ["s3://bucket/train/a.txt"] * 2
     assert local_path(spelling) == "/copies/a.txt"
+    assert remote.others == []
 
 
 @pytest.mark.usefixtures("remote")

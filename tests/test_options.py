@@ -83,6 +83,11 @@ def test_anything_else_is_no_count(wrong):
         check_count("n_processes", wrong)
 
 
+def test_true_is_no_number_that_is_too_small():
+    with pytest.raises(OptionError, match="True is no whole number; give one of at least 1"):
+        check_count("batch_size", True)
+
+
 def test_the_least_count_can_be_chosen():
     assert check_count("n_prefetch", 0, minimum=0) == 0
     with pytest.raises(OptionError, match="at least 0"):
@@ -109,6 +114,7 @@ def test_the_defaults_work_with_any_directory(directory):
         ("capacity", "lots"),
         ("capacity", -5),
         ("keep_free", "200%"),
+        ("keep_free", "100%"),
         ("keep_free", None),
         ("validate", "hash"),
         ("validate", None),

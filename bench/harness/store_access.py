@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING
 
 from overlapiter.store.extents import Extent, checksum_of
 from overlapiter.store.generation import generation_of, index_path
+from overlapiter.store.segments import write_many
 from overlapiter.store.site import Run, Site
-from overlapiter.store.store import Store, Wanted
+from overlapiter.store.store import Copy, Store, Wanted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,18 +36,19 @@ def stage_bytes(store: Store, names: Sequence[str], data: bytes) -> list[int]:
     paths = [os.path.join(store.source, name) for name in names]
     wanted = [Wanted(store.key_of(path), path) for path in paths]
     mine = set(store.claim(wanted).mine)
-    copies = []
-    for file in wanted:
-        if file.key not in mine:
-            continue
-        place = store.place(max(len(data), 1))
-        if place is None:
+    files = [file for file in wanted if file.key in mine]
+    copies: list[Copy] = []
+    while left := files[len(copies) :]:
+        places = store.places([max(len(data), 1)] * len(left))
+        if not places:
             raise OSError(f"there is no room in {store.site.directory}: use another --local")
+        segment = places[0].segment
         if data:
-            os.pwrite(place.segment.fd, data, place.start)
-        checksum = checksum_of(data, file.key, _MTIME)
-        numbers = (place.segment.number, place.start, len(data), _MTIME, checksum)
-        copies.append((file, place, Extent(file.key, store.tier, *numbers)))
+            write_many(segment.fd, [(place.size, data) for place in places], places[0].start)
+        for place, file in zip(places, left, strict=False):
+            checksum = checksum_of(data, file.key, _MTIME)
+            numbers = (segment.number, place.start, len(data), _MTIME, checksum)
+            copies.append((file, place, Extent(file.key, store.tier, *numbers)))
     store.publish(copies, ())
     return [file.key for file in wanted]
 

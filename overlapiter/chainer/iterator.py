@@ -32,7 +32,7 @@ from overlapiter.faults import SkippedExamples, explain_stall, warn_if_failure_h
 from overlapiter.options import Staging, check_count
 from overlapiter.order import IterationState, Step
 from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
-from overlapiter.planning import pickled, staging_plan
+from overlapiter.planning import names_source, pickled, staging_plan
 from overlapiter.sharedmem.slots import MiniBatch
 from overlapiter.snapshot import exchange, is_same
 from overlapiter.stats import Stats
@@ -258,6 +258,7 @@ class OverlapIterator(ProgressAttributes):
             max_parts_per_reader=self._maxtasksperchild,
             staging=staging,
             imports=preload,
+            names_source=staging is not None and names_source(parcel, staging.source),
         )
         self._pipeline = Pipeline(parcel, plan, preload, created_ns)
         self._submit_first()

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from overlapiter.planning import default_prefetchers
+from overlapiter.options import MAX_READS_IN_FLIGHT
 
-from .console import count_words, duration_words, size_words
-from .probe import DiskSpeed, FileSystem, Level, Node
+from .console import Names, count_words, duration_words, size_words
+from .probe import DiskSpeed, FileSystem, Node
+from .sourcespeed import Level
 
-#: So much of the best throughput is as good as the best.
-_NEARLY_ALL = 0.9
 _KEEP_FREE = 0.05
-#: Above this size of files, what counts is bytes.
-_LARGE_FILE_BYTES = 1e6
-_DESCRIPTORS_PER_READ, _SPARE_DESCRIPTORS = 2, 64
+_ENOUGH_DESCRIPTORS = 2 * MAX_READS_IN_FLIGHT + 64
 
 
 class Advice(NamedTuple):
@@ -27,49 +24,31 @@ class Advice(NamedTuple):
     reason: str
 
 
-def knee(levels: Sequence[Level]) -> Level:
-    """Return the fewest reads in flight that bring nearly as much as any number."""
-    speeds = [
-        level.bytes_per_second if level.file_bytes > _LARGE_FILE_BYTES else level.files_per_second
-        for level in levels
-    ]
-    enough = _NEARLY_ALL * max(speeds)
-    return next(level for level, speed in zip(levels, speeds, strict=True) if speed >= enough)
+def most_held(levels: Sequence[Level]) -> Level:
+    """Return what the reads in flight brought at which they were kept the longest."""
+    return max(levels, key=lambda level: level.seconds)
 
 
-def reads_advice(levels: Sequence[Level], n_ranks: int) -> Advice:
-    """Recommend ``reads_in_flight``."""
-    best = knee(levels)
-    more = [level.files_per_second for level in levels if level.n_reads > best.n_reads]
-    reason = (
-        f"{count_words(best.n_reads, 'read')} in flight bring {best.files_per_second:,.0f} files/s "
-        f"({size_words(best.bytes_per_second)}/s), "
-    )
-    reason += f"further ones hardly more ({max(more):,.0f} files/s)" if more else (
-        "and more would bring more still"
-    )  # fmt: skip
-    if len(levels) > 1:
-        reason += f"; one alone brings {levels[0].files_per_second:,.0f} files/s"
-    if n_ranks > 1:
-        reason += f"; shared by {n_ranks} ranks"
-    return Advice("reads_in_flight", -(-best.n_reads // n_ranks), reason)
-
-
-def prefetchers_advice(level: Level, disk: DiskSpeed | None, node: Node, n_ranks: int) -> Advice:
-    """Recommend ``n_prefetchers``: what an iterator takes by itself, on its share of the cores."""
-    file_seconds = level.cpu_seconds / level.n_files + (disk.small_cpu_seconds if disk else 0.0)
-    n_busy = file_seconds * level.files_per_second
+def reads_advice(
+    levels: Sequence[Level], disk: DiskSpeed | None, node: Node, n_ranks: int
+) -> Advice:
+    """Recommend ``reads_in_flight``: to leave it out, since the number tunes itself as here."""
+    best = most_held(levels)
+    file_seconds = best.cpu_seconds / best.n_files + (disk.small_cpu_seconds if disk else 0.0)
+    n_busy = file_seconds * best.files_per_second
     busy = f"{max(n_busy, 0.01):.0%} of a core" if n_busy < 0.95 else f"{n_busy:.1f} cores"
-    n_cores = max(1, node.n_cores // n_ranks)
-    rule = "1 for a single core" if n_cores == 1 else "1 for 4 cores, but at least 2 and at most 8"
     reason = (
-        f"the default{' for each rank' if n_ranks > 1 else ''}: {rule}; copying "
-        f"{level.files_per_second:,.0f} files/s keeps {busy} busy "
-        f"({file_seconds * 1e3:.2f} ms a file), waiting for the store none"
+        f"leave it out: it tunes itself while the job runs, here mostly to {best.n_reads}, which "
+        f"brought {best.files_per_second:,.0f} files/s ({size_words(best.bytes_per_second)}/s)"
     )
+    if len(levels) == 1:
+        reason += "; there were too few files to try another number"
+    if n_ranks > 1:
+        reason += f"; the {n_ranks} ranks share it"
+    reason += f"; copying so many keeps {busy} busy ({file_seconds * 1e3:.2f} ms a file)"
     if n_busy > node.n_cores:
         reason += f": the limit will be the {count_words(node.n_cores, 'core')}, not the store"
-    return Advice("n_prefetchers", default_prefetchers(n_cores), reason)
+    return Advice("reads_in_flight", None, reason)
 
 
 def processes_advice(node: Node, n_ranks: int) -> Advice:
@@ -116,7 +95,7 @@ def warnings(
     levels: Sequence[Level], disk: DiskSpeed | None, place: FileSystem | None, node: Node
 ) -> list[str]:
     """Return what is in the way."""
-    best = knee(levels)
+    best = most_held(levels)
     found = []
     if node.load > 2 * node.n_cores:
         found.append(
@@ -139,15 +118,25 @@ def warnings(
             f"the staging disk writes {size_words(disk.write_bytes_per_second)}/s, less than the "
             f"store gives ({size_words(best.bytes_per_second)}/s): staging will be its speed"
         )
-    if disk is not None and disk.small_read_seconds > levels[0].latency_seconds:
+    latency_seconds = min(level.latency_seconds for level in levels)
+    if disk is not None and disk.small_read_seconds > latency_seconds:
         found.append(
             f"a small file takes {duration_words(disk.small_read_seconds)} from the staging disk, "
             f"and less from the store: staging may not pay here"
         )
-    needed = _DESCRIPTORS_PER_READ * best.n_reads + _SPARE_DESCRIPTORS
-    if 0 < node.n_descriptors < needed:
+    if 0 < node.n_descriptors < _ENOUGH_DESCRIPTORS:
         found.append(
-            f"a process may open {node.n_descriptors} files, but {needed} are needed: "
-            f"ulimit -n {needed}"
+            f"a process may open {node.n_descriptors} files, which keeps the reads in flight low: "
+            f"ulimit -n {_ENOUGH_DESCRIPTORS}"
         )
     return found
+
+
+def notes_on_unread(unread: Mapping[str, str]) -> list[str]:
+    """Return a note for each reason for which files, by their paths, could not be read."""
+    notes = []
+    for reason in dict.fromkeys(unread.values()):
+        paths = [path for path, why in unread.items() if why == reason]
+        number = count_words(len(paths), "file")
+        notes.append(f"{number} could not be read ({reason}): {Names(paths)}")
+    return notes

@@ -106,12 +106,12 @@ def _check(inventory: Inventory, arguments: argparse.Namespace, report: _Report)
     with contextlib.ExitStack() as stack:
         store = None
         if arguments.repair:
+            store = store_of(inventory, sources[0], "check --repair")
             if inventory.is_copy:
                 raise CommandError(
-                    f"the disk of {inventory.directory} is full or read-only: make room with "
-                    f"`overlapiter evict` first, or see whether it has failed (dmesg)"
+                    f"the disk of {inventory.directory} is full: make room with `overlapiter "
+                    f"evict` first"
                 )
-            store = store_of(inventory, sources[0], "check --repair")
             stack.enter_context(recorded(store, dict))
         for source in sources:
             _check_files(_Verifier(inventory, source, arguments), store, report)

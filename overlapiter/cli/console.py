@@ -28,22 +28,16 @@ _ADVICE = {
     errno.EDQUOT: "remove something else from that disk",
     errno.EIO: "the disk fails (dmesg); use another",
     errno.EMFILE: "raise the limit of open files (ulimit -n), or lower --reads-in-flight",
-    errno.EISDIR: "something else has put it there; remove it",
     errno.ENOENT: "check the path, and whether its disk is mounted",
 }
 
 
 class CommandError(Exception):
-    """Something that the user can mend; the message says what is wrong, and what to do next.
+    """Something that the user can mend; the message says what is wrong, and what to do next."""
 
-    Args:
-        message: The same.
-        is_usage: Whether the command line is what has to change.
-    """
 
-    def __init__(self, message: str, *, is_usage: bool = False) -> None:
-        super().__init__(message)
-        self.is_usage = is_usage
+class UsageError(CommandError):
+    """It is the command line that has to change."""
 
 
 def say(text: str) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import itertools
-import os
 import queue
-import stat
 import threading
 import time
 from collections import deque
@@ -15,6 +13,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from overlapiter.origins.origin import Origin, Original, OriginalFile
+
+from .console import CommandError
 
 AnswerT = TypeVar("AnswerT")
 ItemT = TypeVar("ItemT")
@@ -24,8 +24,6 @@ ResultT = TypeVar("ResultT")
 _LOOK_SECONDS = 0.25
 #: How long the end waits for threads that are asking.
 _PATIENCE_SECONDS = 5.0
-#: What can be opened by its name and is no file: that may take for ever, or wake its other end.
-_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket", stat.S_IFCHR: "a device"}
 
 #: Some files that are worked on together, by their paths.
 Part = dict[str, ItemT]
@@ -36,6 +34,23 @@ def parts_of(items: Iterable[ItemT], n: int) -> Iterator[list[ItemT]]:
     rest = iter(items)
     while part := list(itertools.islice(rest, n)):
         yield part
+
+
+def answered(path: str, question: Callable[[], AnswerT], timeout_seconds: float) -> AnswerT:
+    """Return the answer to a question about a path, which raises nothing.
+
+    Raises:
+        CommandError: There is none in time.
+    """
+    answer: queue.SimpleQueue[AnswerT] = queue.SimpleQueue()
+    threading.Thread(target=lambda: answer.put(question()), daemon=True).start()
+    try:
+        return answer.get(timeout=timeout_seconds)
+    except queue.Empty:
+        raise CommandError(
+            f"{path}: no answer for {timeout_seconds:g} s; see whether it is mounted, and whether "
+            f"its server runs"
+        ) from None
 
 
 class Crew(Generic[ItemT, ResultT]):
@@ -176,11 +191,12 @@ class Crew(Generic[ItemT, ResultT]):
 
 
 class WatchedOrigin:
-    """An origin that opens files alone, is asked through a crew, and notes why it fails.
+    """An origin that is asked through a crew, and notes why it fails.
 
     Attributes:
         is_local: As of any origin.
         reasons: Why files could not be read; an empty text for those that are empty.
+        unread: The files of which the store, or its disk, is to blame.
     """
 
     def __init__(self, origin: Origin, crew: Crew[Any, Any]) -> None:
@@ -188,6 +204,7 @@ class WatchedOrigin:
         self._crew = crew
         self.is_local = origin.is_local
         self.reasons: dict[str, str] = {}
+        self.unread: set[str] = set()
 
     def asked(self, path: str, question: Callable[[], AnswerT]) -> AnswerT:
         """Return the answer to a question about a file."""
@@ -195,6 +212,8 @@ class WatchedOrigin:
             return self._crew.ask(path, question)
         except OSError as error:
             self.reasons[path] = error.strerror or str(error)
+            if error.errno == errno.EIO:
+                self.unread.add(path)
             raise
 
     def stat(self, path: str) -> Original:
@@ -203,8 +222,6 @@ class WatchedOrigin:
 
     def open(self, path: str) -> contextlib.AbstractContextManager[OriginalFile]:
         """Open a file, for the length of a ``with`` block."""
-        if self.is_local:
-            self.asked(path, lambda: _check_is_file(path))
         return _WatchedFile(self, path, self.asked(path, lambda: self._origin.open(path)))
 
 
@@ -234,12 +251,3 @@ class _WatchedFile:
 
     def read(self, size_bytes: int) -> bytes:
         return self._origin.asked(self._path, lambda: self._file.read(size_bytes))
-
-
-def _check_is_file(path: str) -> None:
-    """Raise OSError unless a path of a mounted directory leads to a file; opens nothing."""
-    kind = stat.S_IFMT(os.stat(path).st_mode)
-    if kind == stat.S_IFDIR:
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-    if kind in _KINDS:
-        raise OSError(errno.EINVAL, f"{_KINDS[kind]}, not a file", path)

@@ -1,8 +1,8 @@
 """Measure the slow store and this node, and recommend settings, with the reasons.
 
-Reads files below --source that were not read before, with 1, 2, 4 … 128 reads in flight, each for
-a second or two; stages files on the staging disk; looks at the limits of this process. What it
-writes it removes. Run it on a compute node, for login nodes have other disks and limits.
+Reads files below --source that were not read before, and tunes the number of reads in flight as a
+job does; stages files on the staging disk; looks at the limits of this process. What it writes it
+removes. Run it on a compute node, for login nodes have other disks and limits.
 
 Examples:
   overlapiter doctor --source /lustre/imagenet --to /nvme/me
@@ -23,17 +23,18 @@ import textwrap
 from typing import Any, NamedTuple
 
 from overlapiter.errors import StagingError
-from overlapiter.options import check_count, directory_path
+from overlapiter.options import MAX_READS_IN_FLIGHT, check_count
 from overlapiter.origins.origin import Origin
 from overlapiter.sources import source_root
 from overlapiter.store.inventory import Inventory
 from overlapiter.urls import is_url
 
-from . import advice, probe
-from .console import CommandError, duration_words, is_terminal, size_words, table
-from .filelist import read_list
-from .origins import add_storage_options, origin_of, storage_options
-from .place import existing_directory
+from . import advice, probe, sourcespeed
+from .console import CommandError, UsageError, duration_words, is_terminal, size_words, table
+from .crew import answered
+from .filelist import add_list, read_list
+from .origins import TIMEOUT_SECONDS, add_storage_options, origin_of, storage_options
+from .place import existing_directory, new_directory
 
 _SECONDS = 20.0
 _COLUMNS = 100
@@ -42,8 +43,7 @@ _FINDING_SHARE, _SOURCE_SHARE, _DISK_SHARE = 0.1, 0.65, 0.2
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    files = "files to measure with, as for stage (default: what is found below SRC)"
-    parser.add_argument("list", metavar="LIST", nargs="?", help=files)
+    add_list(parser, "files to measure with, as for stage (default: what is found below SRC)", "?")
     source = "root of the files on the slow store"
     parser.add_argument("--source", metavar="SRC", required=True, help=source)
     parser.add_argument("--to", metavar="DIR", help="the staging directory, to measure its disk")
@@ -56,11 +56,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _Findings(NamedTuple):
-    """What was measured; of the data set the size is an estimate, if all its files are known."""
+    """What was measured; of the data set the size is an estimate, if all its files are known.
+
+    ``unread`` are files that could not be read, with the reasons.
+    """
 
     source: str
     directory: str | None
-    levels: list[probe.Level]
+    levels: list[sourcespeed.Level]
+    unread: dict[str, str]
     dataset_bytes: float | None
     node: probe.Node
     disk: probe.DiskSpeed | None = None
@@ -72,24 +76,25 @@ def run(arguments: argparse.Namespace) -> int:
     """Measure and recommend; return the exit code."""
     n_ranks = check_count("--ranks", arguments.ranks)
     if not arguments.seconds > 0:
-        raise CommandError("--seconds: give more than 0", is_usage=True)
+        raise UsageError("--seconds: give more than 0")
     source = source_root(arguments.source)
-    directory = None if arguments.to is None else directory_path(arguments.to)
+    directory = None if arguments.to is None else new_directory("--to", arguments.to)
     try:
-        levels, dataset_bytes = _measured_source(source, arguments)
-        best = advice.knee(levels)
-        found = _Findings(source, directory, levels, dataset_bytes, probe.look_at_node())
+        found = _measured(source, directory, arguments)
+        levels = found.levels
+        best = advice.most_held(levels)
         if directory is not None:
-            found = _with_disk(found, directory, best.file_bytes, arguments.seconds * _DISK_SHARE)
+            file_bytes = max(1, best.n_bytes // best.n_files)
+            found = _with_disk(found, directory, file_bytes, arguments.seconds * _DISK_SHARE)
     finally:
         _say_at("")
     advised = [
         advice.processes_advice(found.node, n_ranks),
-        advice.prefetchers_advice(best, found.disk, found.node, n_ranks),
-        advice.reads_advice(levels, n_ranks),
-        advice.capacity_advice(found.file_system, found.staged_bytes, dataset_bytes),
+        advice.reads_advice(levels, found.disk, found.node, n_ranks),
+        advice.capacity_advice(found.file_system, found.staged_bytes, found.dataset_bytes),
     ]
     notes = advice.warnings(levels, found.disk, found.file_system, found.node)
+    notes += advice.notes_on_unread(found.unread)
     if arguments.json:
         facts = {
             **{name: _plain(value) for name, value in found._asdict().items()},
@@ -113,44 +118,50 @@ def _plain(value: Any) -> Any:
     return value._asdict() if hasattr(value, "_asdict") else value
 
 
-def _measured_source(
-    source: str, arguments: argparse.Namespace
-) -> tuple[list[probe.Level], float | None]:
-    """Return what the source gives, and the size of the data set, if all its files are known."""
-    origin: Origin = origin_of(source, storage_options(arguments), probe.READS_IN_FLIGHT[-1])
+def _measured(source: str, directory: str | None, arguments: argparse.Namespace) -> _Findings:
+    """Measure what the source gives, and look at this node."""
+    origin: Origin = origin_of(source, storage_options(arguments), MAX_READS_IN_FLIGHT)
     is_whole = True
     if arguments.list is not None:
-        paths = read_list(arguments.list, source).paths
+        paths = read_list(arguments.list, source, is_null=arguments.null).paths
     elif is_url(source):
-        raise CommandError("for a source that is a URL, name a LIST of files", is_usage=True)
-    elif not os.path.isdir(source):
-        message = f"{source} is no directory; check the path of the source, and the mount"
-        raise CommandError(message, is_usage=True)
+        raise UsageError("for a source that is a URL, name a LIST of files")
+    elif not answered(source, lambda: os.path.isdir(source), TIMEOUT_SECONDS):
+        raise UsageError(f"{source} is no directory; check the path of the source, and the mount")
     else:
         _say_at("files below the source")
-        paths, is_whole = probe.find_files(source, arguments.seconds * _FINDING_SHARE)
+        paths, is_whole = sourcespeed.find_files(source, arguments.seconds * _FINDING_SHARE)
     if not paths:
         raise CommandError(f"no file is found below {source}; check --source and LIST")
 
     def begin(n_reads: int) -> None:
         _say_at(f"the slow store, reads in flight: {n_reads}")
 
-    origin = probe.UncachedOrigin() if origin.is_local else origin
-    levels = probe.measure_source(origin, paths, arguments.seconds * _SOURCE_SHARE, begin)
-    if not levels:
-        raise CommandError(f"none of the files can be read, for example {paths[0]}; check LIST")
+    origin = sourcespeed.UncachedOrigin() if origin.is_local else origin
+    seconds = arguments.seconds * _SOURCE_SHARE
+    levels, unread = sourcespeed.SourceMeter(origin, begin).measure(paths, seconds)
     n_files = sum(level.n_files for level in levels)
+    if not n_files:
+        path, reason = next(iter(unread.items()), (paths[0], "no answer"))
+        raise CommandError(f"no file can be read, {path} for example ({reason}); check LIST")
     mean_bytes = sum(level.n_bytes for level in levels) / n_files
-    return levels, mean_bytes * len(paths) if is_whole else None
+    return _Findings(
+        source,
+        directory,
+        levels,
+        unread,
+        dataset_bytes=mean_bytes * len(paths) if is_whole else None,
+        node=probe.look_at_node(),
+    )
 
 
-def _with_disk(found: _Findings, directory: str, file_bytes: float, seconds: float) -> _Findings:
+def _with_disk(found: _Findings, directory: str, file_bytes: int, seconds: float) -> _Findings:
     """Measure the disk of the staging directory, too."""
     try:
         with probe.scratch(directory) as folder:
             _say_at("the staging disk")
             place = probe.file_system_of(folder)
-            disk = probe.measure_disk(folder, max(1, round(file_bytes)), seconds)
+            disk = probe.measure_disk(folder, file_bytes, seconds)
         staged_bytes = 0
         if os.path.isdir(directory):
             existing_directory(directory)
@@ -179,7 +190,6 @@ def _say_at(text: str) -> None:
 
 
 def _source_table(found: _Findings) -> str:
-    levels = found.levels
     rows = [
         (
             f"{level.n_reads}",
@@ -187,15 +197,12 @@ def _source_table(found: _Findings) -> str:
             f"{size_words(level.bytes_per_second)}/s",
             duration_words(level.latency_seconds),
             f"{level.n_files:,}",
+            duration_words(level.seconds),
         )
-        for level in levels
+        for level in found.levels
     ]
-    head = ("reads in flight", "files/s", "throughput", "latency", "files read")
-    text = f"The slow store, {found.source}\n" + table(head, rows, n_left=0)
-    if len(levels) < len(probe.READS_IN_FLIGHT):
-        most = levels[-1].n_reads
-        text += f"\n  There are too few files to measure more than {most} reads in flight."
-    return text
+    head = ("reads in flight", "files/s", "throughput", "latency", "files read", "for")
+    return f"The slow store, {found.source}\n" + table(head, rows, n_left=0)
 
 
 def _node_table(found: _Findings) -> str:
@@ -228,7 +235,8 @@ def _node_table(found: _Findings) -> str:
 
 
 def _recommendation(found: _Findings, advised: list[advice.Advice]) -> str:
-    names = [f"  {each.name} = {each.value}" for each in advised]
+    values = ["" if each.value is None else f" = {each.value}" for each in advised]
+    names = [f"  {each.name}{value}" for each, value in zip(advised, values, strict=True)]
     width = max(map(len, names)) + 3
     lines = [
         textwrap.fill(

@@ -29,9 +29,9 @@ from overlapiter.store.inventory import Inventory, Listing, Source
 from overlapiter.store.segments import aligned
 
 from . import place
-from .console import CommandError, Names, Progress, count_words, is_confirmed, say, size_words
+from .console import Names, Progress, UsageError, count_words, is_confirmed, say, size_words
 from .crew import parts_of
-from .filelist import read_list
+from .filelist import add_list, read_list
 
 _AGE = re.compile(r"([0-9]*\.?[0-9]+)\s*(s|min|h|d|w)")
 _SECONDS = {"s": 1, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
@@ -55,8 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--matching", metavar="PATTERN", help=matching)
     old = "remove what an earlier version of overlapiter has staged there, and nothing else"
     which.add_argument("--old", action="store_true", help=old)
-    listed = "remove the files that this list names, as for stage"
-    parser.add_argument("list", metavar="LIST", nargs="?", help=listed)
+    add_list(parser, "remove the files that this list names, as for stage", "?")
     parser.add_argument("--yes", action="store_true", help="do not ask, in a terminal")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
 
@@ -65,10 +64,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Evict; return the exit code."""
     chosen = (arguments.older_than, arguments.to_free, arguments.matching, arguments.list)
     if arguments.all + arguments.old + sum(option is not None for option in chosen) != 1:
-        raise CommandError(
+        raise UsageError(
             "say what to remove: one of --all, --older-than, --to-free, --matching, --old, and a "
-            "LIST",
-            is_usage=True,
+            "LIST"
         )
     if arguments.old:
         return _remove_old(place.existing_directory(arguments.directory), arguments)
@@ -113,7 +111,7 @@ def _listing(inventory: Inventory, sources: list[Source], arguments: argparse.Na
         order = "path" if arguments.to_free is None else "age"
         return inventory.files(sources, pattern=arguments.matching or "*", order=order)
     source = place.only_one(sources)
-    paths = read_list(arguments.list, source.root).paths
+    paths = read_list(arguments.list, source.root, is_null=arguments.null).paths
     return inventory.files([source], keys=[key_of(path, source.seed) for path in paths])
 
 

@@ -20,14 +20,13 @@ import stat
 from collections import defaultdict
 from collections.abc import Iterator
 
-from overlapiter.options import directory_path
 from overlapiter.store.extents import Checksum, DamagedError, Extent, ExtentReader
 from overlapiter.store.generation import segment_path
 from overlapiter.store.inventory import Inventory, StagedFile
 from overlapiter.urls import is_url
 
 from .console import CommandError, Names, Progress, count_words, error_words, size_words
-from .place import add_directory, chosen, only_one, opened
+from .place import add_directory, chosen, new_directory, only_one, opened
 
 _CHUNK_BYTES = 1 << 20
 _COPY = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -43,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Export; return the exit code."""
-    to = directory_path(arguments.to)
+    to = new_directory("TO", arguments.to)
     n_copied = n_found = size_bytes = 0
     failed: dict[str, Names] = defaultdict(Names)
     with opened(arguments.directory) as inventory:

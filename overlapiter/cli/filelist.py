@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
+import codecs
 import os
 import sys
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from overlapiter.sources import paths_below
 from overlapiter.urls import is_url
 
-from .console import CommandError
+from .console import UsageError
+from .crew import answered
+from .origins import TIMEOUT_SECONDS
 
 #: Of so many lines in a row it is looked up whether a name ends in a number, or a label follows it.
 _LOOKS = 64
@@ -27,7 +32,21 @@ class FileList(NamedTuple):
     outside: list[str]
 
 
-def read_list(name: str, source: str, labels: str = "auto") -> FileList:
+def add_list(parser: argparse.ArgumentParser, text: str, nargs: str | None = None) -> None:
+    """Declare a list of files, as ``text`` describes it."""
+    parser.add_argument("list", metavar="LIST", nargs=nargs, help=text)
+    null = "each entry of LIST ends in a null byte, as `find -print0` writes it, and has no label"
+    parser.add_argument("-0", "--null", action="store_true", help=null)
+
+
+def read_list(
+    name: str,
+    source: str,
+    labels: str = "auto",
+    *,
+    is_null: bool = False,
+    timeout_seconds: float = TIMEOUT_SECONDS,
+) -> FileList:
     """Read a list.
 
     Args:
@@ -36,21 +55,25 @@ def read_list(name: str, source: str, labels: str = "auto") -> FileList:
         labels: ``"yes"`` if each line is ``path label``, ``"no"`` if it is a path, ``"auto"`` to
             tell line by line: a number at the end is a label, unless the line is the name of a
             file. Some lines are looked up at the source for this, not all.
+        is_null: Whether a null byte ends an entry, and ``"auto"`` stands for ``"no"``.
+        timeout_seconds: How long the source may take to answer.
 
     Raises:
-        CommandError: It cannot be read, is no text, or names nothing.
+        CommandError: It cannot be read, is no text, names nothing, a line has no label though each
+            is to have one, or the source does not answer.
     """
-    text = _read(name)
+    text = _read(name).removeprefix(codecs.BOM_UTF8)
     called = "standard input" if name == "-" else name
-    lines = [line for line in map(bytes.strip, text.split(b"\n")) if line]
-    if _is_binary(text, len(lines)):
-        raise CommandError(f"{called} is no list of text; give one path a line", is_usage=True)
-    if not lines:
-        raise CommandError(f"{called} is empty; give one path a line", is_usage=True)
+    lines = text.split(b"\0") if is_null else [*map(bytes.strip, text.split(b"\n"))]
     if labels == "yes":
-        lines = [line.rsplit(None, 1)[0] for line in lines]
-    elif labels == "auto":
-        lines = _without_labels(lines, source)
+        lines = list(_of_pairs(lines, called))
+    lines = [line for line in lines if line]
+    if not is_null and _is_binary(text, len(lines)):
+        raise UsageError(f"{called} is no list of text; give one path a line")
+    if not lines:
+        raise UsageError(f"{called} is empty; give one path a line")
+    if labels == "auto" and not is_null:
+        lines = _without_labels(lines, source, timeout_seconds)
     paths: dict[str, None] = {}
     outside = []
     for entry in dict.fromkeys(map(os.fsdecode, lines)):
@@ -73,7 +96,17 @@ def _is_binary(text: bytes, n_lines: int) -> bool:
     return n_zeros > n_lines
 
 
-def _without_labels(lines: list[bytes], source: str) -> list[bytes]:
+def _of_pairs(lines: list[bytes], called: str) -> Iterator[bytes]:
+    """Give the paths of lines that are all ``path label``, those that are empty among them."""
+    for number, line in enumerate(lines, 1):
+        path, *label = line.rsplit(None, 1) or (b"", b"")
+        if not label:
+            message = f"{called}, line {number}: {os.fsdecode(line)!r} is no `path label`"
+            raise UsageError(f"{message}; mend it, or leave out --labels yes")
+        yield path
+
+
+def _without_labels(lines: list[bytes], source: str, timeout_seconds: float) -> list[bytes]:
     """Return the lines without the labels that some have.
 
     To look up each one would take as long as staging. So the first ones are, and all others only
@@ -86,14 +119,16 @@ def _without_labels(lines: list[bytes], source: str) -> list[bytes]:
         is_labelled = bool(label) and label[0].lstrip(b"+-").isdigit()
         if is_labelled and n_looks:
             n_looks -= 1
-            if _exists(os.path.join(os.fsencode(source), line)):
+            if _exists(os.path.join(os.fsencode(source), line), timeout_seconds):
                 n_looks, is_labelled = _LOOKS, False
         names.append(name if is_labelled else line)
     return names
 
 
-def _exists(path: bytes) -> bool:
-    return b"\0" not in path and os.path.lexists(path)
+def _exists(path: bytes, timeout_seconds: float) -> bool:
+    if b"\0" in path:
+        return False
+    return answered(os.fsdecode(path), lambda: os.path.lexists(path), timeout_seconds)
 
 
 def _read(name: str) -> bytes:
@@ -103,8 +138,7 @@ def _read(name: str) -> bytes:
         with open(name, "rb") as file:
             return file.read()
     except OSError as error:
-        raise CommandError(
+        raise UsageError(
             f"the list {name} cannot be read ({error.strerror}); name a file with one path a line, "
-            f"or - for standard input",
-            is_usage=True,
+            f"or - for standard input"
         ) from error

@@ -17,7 +17,7 @@ from types import ModuleType
 from overlapiter.errors import OptionError, OverlapError
 from overlapiter.store.index import IndexBusyError, IndexDamagedError
 
-from .console import CommandError, error_words, say
+from .console import CommandError, UsageError, error_words, say
 
 #: Each command is a module of this package, which is imported only to run it. Its docstring is what
 #: ``--help`` says; it has ``add_arguments(parser)``, and ``run(arguments)`` returns the exit code.
@@ -106,8 +106,7 @@ def _run(name: str, command: ModuleType, arguments: argparse.Namespace) -> int:
         raise
     except (OverlapError, CommandError) as error:
         say(f"overlapiter {name}: {error}")
-        is_usage = isinstance(error, OptionError) or getattr(error, "is_usage", False)
-        status = _USAGE_STATUS if is_usage else 1
+        status = _USAGE_STATUS if isinstance(error, (OptionError, UsageError)) else 1
     except (OSError, IndexBusyError, IndexDamagedError) as error:
         say(f"overlapiter {name}: {error_words(error)}")
     return status

@@ -10,11 +10,11 @@ from overlapiter.options import check_count
 from overlapiter.origins.origin import LocalOrigin, Origin
 from overlapiter.urls import is_url
 
-from .console import CommandError
+from .console import UsageError
 
 #: How long a remote store that fails is tried again.
 _RETRY_SECONDS = 30.0
-_TIMEOUT_SECONDS = 60.0
+TIMEOUT_SECONDS = 60.0
 
 
 def add_storage_options(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +41,7 @@ def add_reading(parser: argparse.ArgumentParser, n_reads: int) -> None:
         "--timeout",
         metavar="S",
         type=float,
-        default=_TIMEOUT_SECONDS,
+        default=TIMEOUT_SECONDS,
         help="leave out a file for which the source has no answer in so long (default: "
         "%(default)g s)",
     )
@@ -60,12 +60,11 @@ def storage_options(arguments: argparse.Namespace) -> dict[str, object]:
     try:
         options = {} if name is None else json.loads(open(name, "rb").read())  # noqa: SIM115  # read whole
     except (OSError, ValueError) as error:
-        raise CommandError(
-            f"--storage-options: {name} cannot be read ({error}); name a JSON file", is_usage=True
+        raise UsageError(
+            f"--storage-options: {name} cannot be read ({error}); name a JSON file"
         ) from error
     if not isinstance(options, dict):
-        message = f'--storage-options: {name} holds no object; write {{"key": …}}'
-        raise CommandError(message, is_usage=True)
+        raise UsageError(f'--storage-options: {name} holds no object; write {{"key": …}}')
     return options
 
 
@@ -91,9 +90,8 @@ def origin_of(
 
     check_remote(source, options)
     if place not in (None, place_of(options)):
-        raise CommandError(
+        raise UsageError(
             f"{source} was staged from another store ({place or 'without options'}); name --source "
-            f"and the --storage-options of that one",
-            is_usage=True,
+            f"and the --storage-options of that one"
         )
     return RemoteOrigin(source, options, n_connections=n_reads, patience_seconds=_RETRY_SECONDS)

@@ -16,7 +16,7 @@ from overlapiter.store.inventory import Inventory, Source
 from overlapiter.store.site import Run, Site
 from overlapiter.store.store import Store
 
-from .console import CommandError, Names, error_words, printable, say
+from .console import CommandError, Names, UsageError, error_words, printable, say
 
 
 def add_directory(parser: argparse.ArgumentParser, what: str) -> None:
@@ -45,7 +45,7 @@ def existing_directory(name: str) -> str:
     except NotADirectoryError:
         raise CommandError(f"{directory} is no directory; check DIR") from None
     except ValueError as error:
-        raise CommandError(f"{name!r} is no path; check DIR", is_usage=True) from error
+        raise UsageError(f"{name!r} is no path; check DIR") from error
     if not is_own:
         raise CommandError(f"{directory} is another user's; staging directories are private")
     if old:
@@ -53,6 +53,21 @@ def existing_directory(name: str) -> str:
             f"note: {directory} holds what an earlier version staged ({Names(old)}), in a form "
             f"that this one does not read: `overlapiter evict {directory} --old` removes it"
         )
+    return directory
+
+
+def new_directory(option: str, name: str) -> str:
+    """Return the absolute path of a directory that is there, or can be made.
+
+    Raises:
+        UsageError: It is something else, or its parent is missing.
+    """
+    directory = directory_path(name)
+    if not os.path.isdir(directory) and os.path.lexists(directory):
+        raise UsageError(f"{option}: {directory} is no directory; name another one")
+    parent = os.path.dirname(directory)
+    if not os.path.isdir(parent):
+        raise UsageError(f"{option}: {parent}, its parent, does not exist; make it first")
     return directory
 
 
@@ -88,10 +103,9 @@ def chosen(inventory: Inventory, source: str | None) -> list[Source]:
     matching = [each for each in found if wanted in (None, each.root)]
     if not matching:
         known = ", ".join(printable(each.root) for each in found) or "nowhere"
-        raise CommandError(
+        raise (UsageError if source else CommandError)(
             f"nothing in {inventory.directory} comes from {source or 'any source'}, only from "
-            f"{known}",
-            is_usage=source is not None,
+            f"{known}"
         )
     return matching
 
@@ -100,7 +114,7 @@ def only_one(sources: list[Source]) -> Source:
     """Return the only source root; raise CommandError if there are more."""
     if len(sources) > 1:
         known = ", ".join(printable(source.root) for source in sources)
-        raise CommandError(f"add --source to say which one is meant: {known}", is_usage=True)
+        raise UsageError(f"add --source to say which one is meant: {known}")
     return sources[0]
 
 
@@ -111,7 +125,16 @@ def run_of(command: str, staging: Mapping[str, object]) -> Run:
 
 
 def store_of(inventory: Inventory, source: Source, command: str) -> Store:
-    """Return what changes that which is staged; it is opened when it is first used."""
+    """Return what changes that which is staged; it is opened when it is first used.
+
+    Raises:
+        CommandError: Nothing can be changed.
+    """
+    if inventory.is_read_only:
+        raise CommandError(
+            f"{inventory.directory} is read-only: see its modes and owner (ls -l), or whether its "
+            f"disk is mounted read-only, perhaps since it has failed (dmesg)"
+        )
     run, site = run_of(command, {"source": source.root}), Site(inventory.directory)
     return Store(site, source.root, run, place=source.place, warn=say)
 

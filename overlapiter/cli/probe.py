@@ -1,4 +1,4 @@
-"""Measures a slow store, a staging disk, and what this process may use of its node."""
+"""Measures a staging disk, and what this process may use of its node."""
 
 from __future__ import annotations
 
@@ -11,48 +11,27 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from overlapiter.node import count_cores
-from overlapiter.origins.origin import LocalOrigin, Origin, Original, OriginalFile
+from overlapiter.origins.origin import Original, OriginalFile
 from overlapiter.store.extents import ExtentReader
 from overlapiter.store.generation import can_punch, generation_of, prepare, segments_folder
+from overlapiter.store.outcome import Staged
 from overlapiter.store.site import Run, Site
-from overlapiter.store.stager import Staged, Stager
+from overlapiter.store.stager import Stager
 from overlapiter.store.store import Store, Wanted
 
-from .crew import Crew, Part, WatchedOrigin, parts_of
+from .crew import parts_of
 
-READS_IN_FLIGHT = (1, 2, 4, 8, 16, 32, 64, 128)
-#: Reads that each thread is to do at a level, where there are enough files.
-_LEAST_ROUNDS = 4
 _CHUNK_BYTES = 1 << 20
-_MOST_FILES = 200_000
-_TIMEOUT_SECONDS = 10.0
 _FOLDER_PREFIX = "overlapiter.doctor-"
 _MOST_BYTES = 1 << 30
 _N_SMALL_FILES, _PART_FILES = 512, 8
 #: File systems that many nodes share.
 _SHARED = {"nfs", "nfs4", "lustre", "gpfs", "beegfs", "cifs", "smb3", "ceph", "panfs", "9p"}
 _CGROUP = "/sys/fs/cgroup"
-
-
-class Level(NamedTuple):
-    """What so many reads in flight brought; the latency is the median until the first bytes."""
-
-    n_reads: int
-    n_files: int
-    n_bytes: int
-    files_per_second: float
-    bytes_per_second: float
-    latency_seconds: float
-    cpu_seconds: float
-
-    @property
-    def file_bytes(self) -> float:
-        """How large a file was, on average."""
-        return self.n_bytes / self.n_files
 
 
 class DiskSpeed(NamedTuple):
@@ -94,89 +73,6 @@ class Node(NamedTuple):
     n_descriptors: int
     n_processes: int
     load: float
-
-
-# --- the slow store -------------------------------------------------------------------------------
-
-
-class UncachedOrigin(LocalOrigin):
-    """Files below a mounted directory, none of which this node remembers. For reading alone."""
-
-    def open(self, path: str) -> contextlib.AbstractContextManager[OriginalFile]:
-        """Open a file, for the length of a ``with`` block."""
-        file = open(path, "rb", buffering=0)  # noqa: SIM115  # the caller closes it
-        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
-        return file  # type: ignore[return-value]  # it is only read
-
-
-def find_files(source: str, seconds: float) -> tuple[list[str], bool]:
-    """Look for files below a mounted source, for so long at most; return if these are all."""
-    deadline = time.monotonic() + seconds
-    paths: list[str] = []
-    for folder, _, names in os.walk(source):
-        paths += [os.path.join(folder, name) for name in names]
-        if time.monotonic() > deadline or len(paths) >= _MOST_FILES:
-            return paths, False
-    return paths, True
-
-
-def levels_for(n_files: int) -> list[int]:
-    """Return the numbers of reads in flight that so many files allow to measure."""
-    found = list(READS_IN_FLIGHT)
-    while len(found) > 1 and n_files < _LEAST_ROUNDS * sum(found):
-        found.pop()
-    return found
-
-
-def measure_source(
-    origin: Origin, paths: list[str], seconds: float, begin: Callable[[int], None]
-) -> list[Level]:
-    """Measure each number of reads in flight, on files that were not read before.
-
-    Args:
-        origin: Gives the files.
-        paths: The files; their order becomes random.
-        seconds: For all of it.
-        begin: Called with the number of reads in flight before each.
-    """
-    random.shuffle(paths)
-    levels, numbers, first = [], levels_for(len(paths)), 0
-    for n_reads in numbers:
-        begin(n_reads)
-        n_files = max(1, len(paths) * n_reads // sum(numbers))
-        level = _level(origin, paths[first : first + n_files], n_reads, seconds / len(numbers))
-        levels += [level] if level else []
-        first += n_files
-    return levels
-
-
-def _level(origin: Origin, paths: Sequence[str], n_reads: int, seconds: float) -> Level | None:
-    """Return what so many reads in flight bring; None if no file could be read."""
-    cpu_seconds, started = time.process_time(), time.monotonic()
-    deadline = started + seconds
-    reads: list[tuple[float, int]] = []
-
-    def read(part: Part[None]) -> None:
-        """Read a file, until the deadline if it is large."""
-        asked_seconds = time.monotonic()
-        with contextlib.suppress(OSError), watched.open(next(iter(part))) as file:
-            n_bytes = len(file.read(_CHUNK_BYTES))
-            latency_seconds = time.monotonic() - asked_seconds
-            while time.monotonic() < deadline and (piece := file.read(_CHUNK_BYTES)):
-                n_bytes += len(piece)
-            reads.append((latency_seconds, n_bytes))
-
-    crew = Crew[None, None](read, n_reads, _TIMEOUT_SECONDS)
-    watched = WatchedOrigin(origin, crew)
-    parts = ({path: None} for path in paths if time.monotonic() < deadline)
-    with contextlib.closing(crew.run(parts)) as done:
-        took = max((time.monotonic() - started for _ in done), default=0.0)
-    if not reads:
-        return None
-    latencies, sizes = zip(*reads, strict=True)
-    n_files, n_bytes, latency = len(reads), sum(sizes), statistics.median(latencies)
-    cpu_seconds = time.process_time() - cpu_seconds
-    return Level(n_reads, n_files, n_bytes, n_files / took, n_bytes / took, latency, cpu_seconds)
 
 
 # --- the staging disk -----------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import threading
 import time
 from collections import Counter, defaultdict
@@ -26,45 +27,53 @@ from overlapiter.options import FIRST_READS_IN_FLIGHT, Staging
 from overlapiter.planning import staging_plan
 from overlapiter.sources import source_root
 from overlapiter.store.inventory import Inventory
-from overlapiter.store.stager import Outcome, Staged, Stager
+from overlapiter.store.outcome import Outcome, Staged
+from overlapiter.store.stager import Stager
 from overlapiter.store.store import Store, Wanted
+from overlapiter.urls import is_url
 from overlapiter.workers.plan import StagingPlan
 
 from .console import (
     CommandError,
     Names,
     Progress,
+    UsageError,
     count_words,
     duration_words,
     say,
     size_words,
     spoken_warnings,
 )
-from .crew import Crew, Part, WatchedOrigin, parts_of
-from .filelist import FileList, read_list
+from .crew import Crew, Part, WatchedOrigin, answered, parts_of
+from .filelist import FileList, add_list, read_list
 from .origins import add_reading, check_reading, storage_options
-from .place import recorded, run_of
+from .place import new_directory, recorded, run_of
 
 #: Files that a thread claims and publishes at once, and copies one after the other.
 _PART_FILES = 8
+#: How long other source roots may take to answer.
+_LOOK_SECONDS = 2.0
 #: What may become of a file, and what is said of it.
 _FATES = {
     "staged": "{speed}",
     "found": "staged before, and still as their source",
     "empty": "nothing to stage",
     "missing": "{names}",
+    "unread": "{names}",
     "outside": "not below the source: {names}",
     "busy": "kept by another process: {names}",
+    "too big": "larger than all the room there is: raise --capacity, or lower --keep-free: {names}",
     "failed": "the staging disk: {names}",
     "no room": "the staging directory is full: raise --capacity, lower --keep-free, make room with "
     "`overlapiter evict`, or leave it: a job reads the rest from the source",
     "left": "the source has no answer: see whether it is mounted",
 }
+_REFUSED = ("no room", "too big", "busy", "failed")
 _FATE_OF = {
     Outcome.COPIED: "staged",
     Outcome.FOUND: "found",
     Outcome.REFUSED: "no room",
-    Outcome.TOO_LARGE: "failed",
+    Outcome.TOO_LARGE: "too big",
     Outcome.FAILED: "failed",
     Outcome.BUSY: "busy",
 }
@@ -72,11 +81,10 @@ _FATE_OF = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument(
-        "list",
-        metavar="LIST",
-        help="file with one path a line, relative to SRC or absolute; lines of `path label`, as "
-        "for Chainer's LabeledImageDataset, are understood; - reads standard input",
+    add_list(
+        parser,
+        "file with one path a line, relative to SRC or absolute; lines of `path label`, as for "
+        "Chainer's LabeledImageDataset, are understood; - reads standard input",
     )
     parser.add_argument(
         "--source",
@@ -124,7 +132,8 @@ def run(arguments: argparse.Namespace) -> int:
         n_prefetchers=1,  # this process
         storage_options=storage_options(arguments),
     )
-    files = _listed(arguments)  # first: a list that cannot work leaves no staging directory
+    new_directory("--to", arguments.to)
+    files = _listed(arguments)
     with spoken_warnings():
         plan = staging_plan(options, (), [])
     assert plan is not None
@@ -144,13 +153,20 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _listed(arguments: argparse.Namespace) -> FileList:
-    source = source_root(arguments.source)
-    files = read_list(arguments.list, source, arguments.labels)
+    source, timeout_seconds = source_root(arguments.source), arguments.timeout
+    if not is_url(source):
+        answered(source, lambda: os.path.isdir(source), timeout_seconds)
+    files = read_list(
+        arguments.list,
+        source,
+        arguments.labels,
+        is_null=arguments.null,
+        timeout_seconds=timeout_seconds,
+    )
     if not files.paths:
-        raise CommandError(
+        raise UsageError(
             f"no entry of the list lies below {source}, for example {Names(files.outside)}; see "
-            f"whether --source is the root of these files",
-            is_usage=True,
+            f"whether --source is the root of these files"
         )
     return files
 
@@ -202,7 +218,7 @@ class _Work:
             "files_staged": self.n["staged"],
             "bytes_staged": self.copied_bytes,
             "files_found_staged": self.n["found"],
-            "files_refused": self.n["no room"] + self.n["busy"] + self.n["failed"],
+            "files_refused": sum(self.n[fate] for fate in _REFUSED),
         }
 
     def run(self, paths: list[str], advance: Callable[[int, int], None]) -> None:
@@ -226,7 +242,8 @@ class _Work:
             outcome, extent, *_ = answers[key]
             if outcome is Outcome.SOURCE_FAILED:
                 reason = self._source.reasons.pop(path, "it is being written")
-                self._count("missing" if reason else "empty", path, reason)
+                fate = "unread" if path in self._source.unread else "missing"
+                self._count(fate if reason else "empty", path, reason)
             else:
                 self._count(_FATE_OF[outcome], path)
             if outcome is Outcome.COPIED and extent is not None:
@@ -252,11 +269,23 @@ def _say_neighbours(directory: str, source: str) -> None:
     with contextlib.closing(Inventory(directory)) as inventory:
         others = {holding["source"] for holding in inventory.holdings()} - {source}
     for other in others:
-        if f"{source}/".startswith(f"{other}/") or f"{other}/".startswith(f"{source}/"):
+        is_same = _real(other) == _real(source)
+        names = f"{source}/", f"{other}/"
+        if is_same or names[0].startswith(names[1]) or names[1].startswith(names[0]):
             say(
-                f"note: of {other}, files are staged in {directory}, too; a job finds those of "
-                f"the very source that it names, so mind which one your job has"
+                f"note: of {other}{', the same directory,' if is_same else ','} files are staged "
+                f"in {directory}, too; a job finds those of the very source that it names, so "
+                f"mind which one your job has"
             )
+
+
+def _real(source: str) -> str:
+    """Return a source root without symbolic links, as far as its file system answers."""
+    if is_url(source):
+        return source
+    with contextlib.suppress(CommandError):
+        return answered(source, lambda: os.path.realpath(source), _LOOK_SECONDS)
+    return source
 
 
 def _summary(work: _Work, files: FileList, seconds: float) -> str:

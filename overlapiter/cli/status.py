@@ -47,7 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
         facts = {"directory": inventory.directory, "holdings": held, "users": users}
         print(json.dumps({**facts, "disk": disk, "runs": ended}, indent=2))
         return 0
-    parts = [_held(held, disk), _users(users), _full(disk, users), _runs(ended)]
+    parts = [_held(held, disk), _users(users), _full(disk, users)]
+    parts += [_runs(ended)] if arguments.runs else []
     print("\n\n".join([printable(inventory.directory), *parts]))
     return 0
 
@@ -177,6 +178,8 @@ def _number(run: Facts, name: str) -> float | None:
 
 def _hit_rate(run: Facts) -> str:
     hits, misses = _number(run, "opens_staged") or 0, _number(run, "opens_source") or 0
+    if not hits + misses and _number(run, "examples_unseen"):
+        return "no open seen"
     return f"{hits / (hits + misses):.1%}" if hits + misses else "-"
 
 

@@ -6,18 +6,18 @@ are printed and then end the job by MPI_Abort:
 
 * an uncaught exception in the main thread (``sys.excepthook``) or in another one
   (``threading.excepthook``); ``next()`` raises the exceptions of worker processes;
-* ``SystemExit`` with an exit code other than 0, before Python's other steps at exit.
+* ``sys.exit`` with an exit code other than 0, before Python's other steps at exit.
 
+Python tells no hook of ``raise SystemExit(3)``: the runner (``python -m overlapiter.mpi``) sees it.
 The launcher itself ends the job when a rank is killed.
 """
 
 from __future__ import annotations
 
 import atexit
-import concurrent.futures.thread  # noqa: F401  # its exit handler then runs after ours
+import builtins
 import contextlib
-import ctypes
-import gc
+import inspect
 import os
 import signal
 import sys
@@ -33,17 +33,15 @@ Hook = Callable[[type[BaseException], BaseException, TracebackType | None], obje
 
 
 class _State:
-    """The hooks of this process, and how it ends.
+    """The hooks of this process.
 
     Attributes:
         pid: The process that has the hooks; a child that is forked from it does not use MPI.
         hook: Prints an uncaught exception and ends the job.
-        exit_code: Code of the ``SystemExit`` that ends the interpreter; None while there is none.
     """
 
     pid = 0
     hook: Hook | None = None
-    exit_code: object = None
 
 
 def abort_on_failure() -> None:
@@ -51,6 +49,9 @@ def abort_on_failure() -> None:
 
     For programs that call ``chainermn.create_communicator``; that of this package calls it itself.
     A second call does nothing. It may be combined with ``chainermn.global_except_hook``.
+
+    An exit code is noticed if it is given to ``sys.exit``. For ``raise SystemExit(3)``, have the
+    program run by ``python -m overlapiter.mpi``, which calls this function, too.
     """
     if _State.pid == os.getpid() or is_importing_main():
         return
@@ -58,9 +59,7 @@ def abort_on_failure() -> None:
     sys.excepthook = _State.hook = _excepthook(_printing_hook())
     threading.excepthook = _thread_excepthook(threading.excepthook)
     atexit.register(_end_at_exit)
-    with contextlib.suppress(AttributeError):  # not public; runs before Python joins threads
-        threading._register_atexit(_end_at_exit)  # type: ignore[attr-defined]
-    _watch_exit_code()
+    _watch_exits()
 
 
 # --- exceptions -------------------------------------------------------------------------------
@@ -102,71 +101,97 @@ def _thread_excepthook(
 # --- sys.exit ---------------------------------------------------------------------------------
 
 
-def _watch_exit_code() -> None:
-    """Note the code that the interpreter ends with, which it passes to no hook.
+class _Exit(SystemExit):
+    """What ``sys.exit`` raises: notices that it ends the program, which no hook is told.
 
-    It reads the attribute ``code`` of SystemExit when no Python code runs, so the getter below has
-    no calling frame. ``sys.exit`` is replaced: the built-in one may leave no exception object.
+    The interpreter then reads ``code``, in the main thread, when no Python code runs any more, and
+    so before it waits for threads and for MPI_Finalize.
     """
-    plain = SystemExit.__dict__["code"]
-    if isinstance(plain, property):  # in a process that was forked after this
-        return
 
-    def code(error: SystemExit) -> object:
-        value: object = plain.__get__(error)
-        is_called_by_code = sys._getframe().f_back is not None
-        if not is_called_by_code and threading.current_thread() is threading.main_thread():
-            _State.exit_code = value
+    def __getattribute__(self, name: str) -> object:
+        value = super().__getattribute__(name)
+        frame = inspect.currentframe()
+        if name == "code" and frame is not None and frame.f_back is None:
+            end_job_by(self, value)
         return value
 
-    (attributes,) = gc.get_referents(SystemExit.__dict__)
-    attributes["code"] = property(code, plain.__set__)
-    ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
-    plain_exit = sys.exit
-    for module in list(sys.modules.values()):  # also after `from sys import exit`
+    def __reduce__(self) -> tuple[type[SystemExit], tuple[object, ...]]:
+        return SystemExit, self.args  # another process ends as it likes
+
+
+def _exit(code: object = None) -> NoReturn:
+    """Exit the interpreter by raising SystemExit(code)."""
+    raise (_Exit if _is_main_thread() else SystemExit)(code)  # in others it ends the thread alone
+
+
+def _watch_exits() -> None:
+    """Replace ``sys.exit``, wherever it was imported, and ``exit`` and ``quit`` of ``site``."""
+    if sys.exit is _exit:  # in a process that was forked after this
+        return
+    of_site = [getattr(builtins, name, None) for name in ("exit", "quit")]
+    plain = {id(each) for each in of_site if type(each).__module__ == "_sitebuiltins"}
+    plain.add(id(sys.exit))
+    for module in list(sys.modules.values()):
         held: dict[str, object] = {}
         with contextlib.suppress(AttributeError):  # so that lazy modules load nothing
             held = object.__getattribute__(module, "__dict__")
-        names = [name for name, value in [*held.items()] if value is plain_exit]
+        names = [name for name, value in [*held.items()] if id(value) in plain]
         for name in names:
             setattr(module, name, _exit)
 
 
-def _exit(status: object = None, /) -> NoReturn:
-    """Exit the interpreter by raising SystemExit(status)."""
-    raise SystemExit(status)
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
 
 
 # --- the end ----------------------------------------------------------------------------------
 
 
+def end_job_by(error: BaseException, code: object = None) -> None:
+    """End the job by an exception that ends the program, after it was printed, if it is a failure.
+
+    Args:
+        error: The exception.
+        code: Its exit code if it is a SystemExit; 0 and None are no failure.
+    """
+    if isinstance(error, SystemExit):
+        if isinstance(code, int):
+            if code:
+                _end_job(f"exit code {code}", code)
+        elif code is not None:
+            _end_job(f"exit code {code}", 1, f"{code}\n")
+    elif _is_awaited():
+        sys.excepthook(type(error), error, error.__traceback__)
+        _end_job(type(error).__name__, 1)  # if that is not our hook
+
+
 def _end_at_exit() -> None:
-    """End the job if this process has failed, before MPI_Finalize."""
-    code = _State.exit_code
-    if code is not None and code != 0:
-        _end_job(f"exit code {code}", code if isinstance(code, int) else 1)
+    """End the job if an exception was printed by a hook that took the place of ours."""
     error = getattr(sys, "last_value", None)
-    if error is not None and code is None and sys.excepthook is not _State.hook:
+    if error is not None and sys.excepthook is not _State.hook:
         _end_job(type(error).__name__, 1)
 
 
-def _end_job(reason: str, exit_code: int) -> None:
-    """Say which rank failed and call MPI_Abort, which ends this process.
-
-    Does nothing if no other rank waits: without MPI, alone, in a process forked from a rank.
-    """
+def _is_awaited() -> bool:
+    """Return whether other ranks wait for this one: not without MPI, nor in a forked process."""
     mpi = sys.modules.get("mpi4py.MPI")  # importing it would start MPI
     if mpi is None or os.getpid() != _State.pid:
+        return False
+    return bool(mpi.Is_initialized() and not mpi.Is_finalized() and mpi.COMM_WORLD.size > 1)
+
+
+def _end_job(reason: str, exit_code: int, last_words: str = "") -> None:
+    """Say which rank failed and call MPI_Abort, which ends this process, if other ranks wait."""
+    if not _is_awaited():
         return
-    if not mpi.Is_initialized() or mpi.Is_finalized() or mpi.COMM_WORLD.size == 1:
-        return
+    mpi = sys.modules["mpi4py.MPI"]
     rank, size, name = mpi.COMM_WORLD.rank, mpi.COMM_WORLD.size, this_node().name
     with contextlib.suppress(Exception):  # a broken stream must not keep the job from ending
         sys.stdout.flush()
     with contextlib.suppress(Exception):
         sys.stderr.write(
-            f"overlapiter: rank {rank} of {size}, on node {name}, has failed ({reason}); "
-            f"MPI_Abort ends the job, for the other ranks would wait for it\n"
+            f"{last_words}overlapiter: rank {rank} of {size}, on node {name}, has failed "
+            f"({reason}); MPI_Abort ends the job, for the other ranks would wait for it\n"
         )
         sys.stderr.flush()
     mpi.COMM_WORLD.Abort(exit_code & 0xFF or 1)

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
+import stat
 from typing import NamedTuple, Protocol
+
+#: What can be opened and is no file, besides devices; opening a directory fails by itself.
+_KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 
 
 class Original(NamedTuple):
@@ -55,7 +60,7 @@ class Origin(Protocol):
 
 
 class LocalOrigin:
-    """Files below a mounted directory."""
+    """Files below a mounted directory. What is no file is not waited for, and raises OSError."""
 
     is_local = True
 
@@ -63,31 +68,60 @@ class LocalOrigin:
         """Tell what a file is now."""
         return _original(os.stat(path))
 
-    def open(self, path: str) -> contextlib.AbstractContextManager[OriginalFile]:
+    def open(self, path: str) -> LocalFile:
         """Open a file, for the length of a ``with`` block."""
         # The builtin, looked up now: benchmarks and tests replace it to make the store slow.
-        return _LocalFile(open(path, "rb", buffering=0))  # closed at the end of the block
+        # Closed at the end of the block.
+        return LocalFile(open(path, "rb", buffering=0, opener=_open_at_once))
 
 
-class _LocalFile:
-    """An open file of a mounted directory."""
+class LocalFile:
+    """An open file of a mounted directory, whose descriptor is ``fd``."""
 
     def __init__(self, file: io.FileIO) -> None:
         self._file = file
-        self._fd = file.fileno()
+        self.fd = file.fileno()
 
-    def __enter__(self) -> _LocalFile:
+    def __enter__(self) -> LocalFile:
+        """Return the file."""
         return self
 
     def __exit__(self, *_exception: object) -> None:
+        """Close the file."""
         self._file.close()
 
     def stat(self) -> Original:
-        return _original(os.fstat(self._fd))
+        """Tell what the file is now."""
+        found = os.fstat(self.fd)
+        if not stat.S_ISREG(found.st_mode):
+            raise _no_file(stat.S_IFMT(found.st_mode), self._file.name)
+        return _original(found)
 
     def read(self, size_bytes: int) -> bytes:
-        return os.read(self._fd, size_bytes)
+        """Return up to so many bytes more."""
+        return os.read(self.fd, size_bytes)
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    """Open a file, or whatever has its name, without waiting for the other end of a FIFO.
+
+    To look first what it is would cost the slow store another request for each file.
+    """
+    try:
+        fd = os.open(path, flags | os.O_NONBLOCK)
+    except BlockingIOError:  # a file on which another process has a lease, which this open ends
+        return os.open(path, flags)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise _no_file(stat.S_IFSOCK, path) from None
+        raise
+    os.set_blocking(fd, True)  # some file systems return early from reads as well
+    return fd
 
 
 def _original(found: os.stat_result) -> Original:
     return Original(found.st_size, found.st_mtime_ns)
+
+
+def _no_file(kind: int, path: str) -> OSError:
+    return OSError(errno.EINVAL, f"{_KINDS.get(kind, 'a device')}, not a file", path)

@@ -18,7 +18,14 @@ from typing import IO, Any, TypeVar
 
 from overlapiter.errors import OptionError
 from overlapiter.origins.origin import Original
-from overlapiter.origins.retry import call_again, causes, may_pass, status_of
+from overlapiter.origins.outages import Outages
+from overlapiter.origins.retry import (
+    call_again,
+    causes,
+    may_pass,
+    status_of,
+    trouble_words,
+)
 from overlapiter.urls import protocol_of
 
 ResultT = TypeVar("ResultT")
@@ -91,6 +98,7 @@ class RemoteOrigin:
         options: For the file system of fsspec: credentials, an endpoint, and so on.
         n_connections: Files that are read at the same time.
         patience_seconds: How long a store that fails in a way that may pass is tried again.
+        outages: What is known of failures, shared with other processes; by default its own.
     """
 
     is_local = False
@@ -102,6 +110,7 @@ class RemoteOrigin:
         *,
         n_connections: int,
         patience_seconds: float,
+        outages: Outages | None = None,
     ) -> None:
         self._protocol = protocol_of(source)
         # Whether a file comes as the answer to one request; not every server knows ranges.
@@ -109,6 +118,7 @@ class RemoteOrigin:
         self._options = dict(options)
         self._n_connections = n_connections
         self._patience_seconds = patience_seconds
+        self._outages = outages or Outages()
         self._lock = threading.Lock()
         self._one_at_a_time = threading.Lock()
         self._made: tuple[int, Any] | None = None
@@ -159,7 +169,7 @@ class RemoteOrigin:
                 return action()
 
         try:
-            return call_again(act, self._patience_seconds)
+            return call_again(act, self._patience_seconds, self._outages, url)
         except Exception as error:
             raise _as_os_error(error, url) from error
 
@@ -280,8 +290,7 @@ def _as_os_error(error: Exception, url: str) -> OSError:
         return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
     if status in (404, 410) or (status is None and _is_absence(error)):
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
-    answer = "" if status is None else f"the server answers {status}; "
-    return OSError(errno.EIO, f"cannot be read ({answer}{cause})", url)
+    return OSError(errno.EIO, f"cannot be read: {trouble_words(error)} ({cause})", url)
 
 
 def _is_denial(error: BaseException) -> bool:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import math
 import random
 import re
 import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
+
+from overlapiter.origins.outages import Outages
 
 ResultT = TypeVar("ResultT")
 
@@ -30,10 +33,19 @@ _BROKEN_CONNECTIONS = {
     "IncompleteReadError",
     "ResponseParserError",
 }
+#: Those of them that never came about.
+_NO_CONNECTION = {
+    "ClientConnectorError",
+    "ConnectTimeoutError",
+    "ConnectionTimeoutError",
+    "EndpointConnectionError",
+}
 _NO_SUCH_HOST = {socket.EAI_NONAME, socket.EAI_NODATA}
 
 
-def call_again(action: Callable[[], ResultT], patience_seconds: float) -> ResultT:
+def call_again(
+    action: Callable[[], ResultT], patience_seconds: float, outages: Outages, name: str
+) -> ResultT:
     """Return what ``action`` returns, calling it again while it fails in a way that may pass.
 
     Blocks, between the calls for twice as long each time, less a random part, so that those whom
@@ -41,21 +53,30 @@ def call_again(action: Callable[[], ResultT], patience_seconds: float) -> Result
 
     Args:
         action: Something that may be done again.
-        patience_seconds: How long after its first failure it is called for the last time.
+        patience_seconds: How long after its first failure it is called for the last time. What
+            failed before counts: of the same file, and of any other since the store last answered.
+        outages: Knows that.
+        name: Of the file.
 
     Raises:
         Exception: What ``action`` raised last.
     """
     pause_seconds = _FIRST_PAUSE_SECONDS
-    deadline = 0.0
+    deadline = math.inf
     while True:
         try:
-            return action()
+            result = action()
         except Exception as error:
-            now = time.monotonic()
-            deadline = deadline or now + patience_seconds
-            if now >= deadline or not may_pass(error):
+            if not may_pass(error):
+                outages.end(name)
                 raise
+            now = time.monotonic()
+            deadline = min(deadline, outages.note(name, now) + patience_seconds)
+            if now >= deadline:
+                raise
+        else:
+            outages.end(name)
+            return result
         time.sleep(min(random.uniform(0.5, 1) * pause_seconds, deadline - now))
         pause_seconds = min(2 * pause_seconds, _LONGEST_PAUSE_SECONDS)
 
@@ -102,10 +123,26 @@ def _own_status(error: BaseException) -> int | None:
     return int(status) if _STATUS.fullmatch(str(status)) else None
 
 
+def trouble_words(error: BaseException) -> str:
+    """Return what is the matter with a store that cannot be read, and what to look at."""
+    status = status_of(error)
+    chain = list(causes(error))
+    if status is not None:
+        return f"the server answers {status}"
+    if any(getattr(cause, "errno", None) == errno.ECONNREFUSED for cause in chain):
+        return "the server refuses connections; see whether it runs, and at this port"
+    if any(isinstance(cause, socket.gaierror) or _NO_CONNECTION & _kinds(cause) for cause in chain):
+        return "the server cannot be reached; see whether its name is right and the network is up"
+    return "the connection broke" if may_pass(error) else "the request failed"
+
+
 def _is_broken_connection(error: BaseException) -> bool:
-    kinds = {kind.__name__ for kind in type(error).__mro__}
     return (
         isinstance(error, (TimeoutError, asyncio.TimeoutError))
-        or not kinds.isdisjoint(_BROKEN_CONNECTIONS)
+        or not _BROKEN_CONNECTIONS.isdisjoint(_kinds(error))
         or getattr(error, "errno", None) in (errno.EHOSTUNREACH, errno.ENETUNREACH)
     )
+
+
+def _kinds(error: BaseException) -> set[str]:
+    return {kind.__name__ for kind in type(error).__mro__}

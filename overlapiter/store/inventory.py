@@ -19,6 +19,7 @@ from . import segments
 from .extents import Extent
 from .generation import generation_of, index_path, segment_path, segments_folder
 from .index import Cursor, Index
+from .tables import in_blocks
 
 #: What JSON gives for an object.
 Facts = dict[str, Any]
@@ -121,7 +122,8 @@ class Inventory:
         folder: The folder of the segments.
         block_bytes: Files take multiples of it.
         sum_of_blocks: SQL for the sum of a column ``size`` in whole blocks.
-        is_copy: Whether this looks into a copy, since the disk is full or read-only.
+        is_read_only: Whether nothing can be written there.
+        is_copy: Whether this looks into a copy, since the disk is full or nothing can be written.
 
     Raises:
         FileNotFoundError: Nothing was ever staged there.
@@ -136,14 +138,15 @@ class Inventory:
         path = index_path(generation_of(directory))
         os.stat(path)  # else it would be made
         disk = os.statvfs(directory)
-        self.block_bytes = block = max(_LEAST_BLOCK_BYTES, disk.f_frsize)
-        self.sum_of_blocks = f"COALESCE(SUM((MAX(size, 1) + {block - 1}) / {block} * {block}), 0)"
+        self.block_bytes = max(_LEAST_BLOCK_BYTES, disk.f_frsize)
+        self.sum_of_blocks = f"COALESCE(SUM({in_blocks('size', self.block_bytes)}), 0)"
+        self.is_read_only = not all(os.access(p, os.W_OK) for p in (path, os.path.dirname(path)))
         self.is_copy = False
         with contextlib.ExitStack() as stack:
             try:
                 self._index = Index(path)
             except OSError:
-                self.is_copy = not disk.f_bavail or bool(disk.f_flag & os.ST_RDONLY)
+                self.is_copy = self.is_read_only or not disk.f_bavail
                 if not self.is_copy:
                     raise
                 self._index = Index(_copy_of(path, stack))

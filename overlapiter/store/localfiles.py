@@ -20,6 +20,7 @@ from .extents import Extent, ExtentReader
 from .generation import generation_of
 
 _FOLDER = "local"
+_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class LocalFiles:
@@ -35,6 +36,7 @@ class LocalFiles:
         self._reader = reader
         self._folder = ""
         self._fd = -1
+        self._n_folders = 0
         self._paths: dict[int, str] = {}
 
     def path_of(self, extent: Extent, source_path: str) -> str:
@@ -46,14 +48,26 @@ class LocalFiles:
         """
         path = self._paths.get(extent.key)
         if path is None:
-            if not self._folder:
-                self._make_folder()
-            folder = os.path.join(self._folder, f"{len(self._paths)}")
-            os.mkdir(folder, 0o700)
-            path = os.path.join(folder, os.path.basename(source_path))
+            try:
+                path = self._new_path(source_path)
+            except FileNotFoundError:  # the generation was thrown away, and the folder with it
+                self.close()
+                path = self._new_path(source_path)
             self._paths[extent.key] = path
             self._make(path, extent)
         return path
+
+    def _new_path(self, source_path: str) -> str:
+        """Return a path of that name, in a folder of its own: two files may have the same name."""
+        if not self._folder:
+            self._make_folder()
+        folder = os.path.join(self._folder, f"{len(self._paths)}")
+        if len(self._paths) == self._n_folders:
+            os.mkdir(folder, 0o700)
+            self._n_folders += 1
+        elif not os.path.isdir(folder):
+            raise FileNotFoundError(folder)
+        return os.path.join(folder, os.path.basename(source_path))
 
     def _make(self, path: str, extent: Extent) -> None:
         if extent.is_whole:
@@ -72,31 +86,46 @@ class LocalFiles:
         parent = os.path.join(generation_of(self._directory), _FOLDER)
         with contextlib.suppress(FileExistsError):
             os.mkdir(parent, 0o700)
-        folder = tempfile.mkdtemp(dir=parent)
-        self._fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._folder = folder
-        fcntl.flock(self._fd, fcntl.LOCK_EX)
+        while not self._folder:
+            folder = tempfile.mkdtemp(dir=parent)
+            with contextlib.suppress(FileNotFoundError):  # taken for what a dead process left
+                self._fd = os.open(folder, _FLAGS)
+                fcntl.flock(self._fd, fcntl.LOCK_EX)
+                if os.path.exists(folder):
+                    self._folder = folder
+                else:
+                    os.close(self._fd)
 
     def forget(self) -> None:
-        """Remove the files."""
-        if not self._folder:
-            return
+        """Remove the files; the folders stay for the next ones."""
+        for path in self._paths.values():
+            with contextlib.suppress(FileNotFoundError):  # it could not be made
+                os.unlink(path)
         self._paths.clear()
-        shutil.rmtree(self._folder, ignore_errors=True)
-        self._folder = ""
-        os.close(self._fd)
+
+    def close(self) -> None:
+        """Remove the files and their folders."""
+        self._paths.clear()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder, self._n_folders = "", 0
+            os.close(self._fd)
 
 
 def remove_left(generation: str) -> None:
-    """Remove the files of processes that have ended."""
+    """Remove the files of processes that have ended.
+
+    A folder that is not locked yet may go, too: who has made it makes another one.
+    """
     parent = os.path.join(generation, _FOLDER)
-    with contextlib.suppress(OSError):
-        for name in os.listdir(parent):
-            fd = os.open(os.path.join(parent, name), os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    names: list[str] = []
+    with contextlib.suppress(FileNotFoundError):  # there were never any
+        names = os.listdir(parent)
+    for name in names:
+        with contextlib.suppress(OSError):  # it is gone, none of ours, or its process lives
+            fd = os.open(os.path.join(parent, name), _FLAGS)
             try:
                 fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(os.path.join(parent, name), ignore_errors=True)
-            except BlockingIOError:
-                continue  # its process lives
             finally:
                 os.close(fd)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import errno
+import itertools
 import os
 import threading
 from collections.abc import Callable, Iterable, Sequence
@@ -22,7 +23,7 @@ from .generation import can_punch, index_path, make_reserve, segments_of, use_re
 from .index import Cursor, Index, IndexBusyError, IndexDamagedError, Patience, StaleError
 from .segments import Segment, aligned
 from .site import Site
-from .tables import Evicted, delete_empty, lower, number_of, total_bytes
+from .tables import Evicted, delete_empty, lower, number_of, run_by_key, total_bytes
 
 ResultT = TypeVar("ResultT")
 
@@ -77,8 +78,7 @@ class Owed:
         lower(cursor, self.lowered, owner)
         rows = [(size_bytes, number) for number, size_bytes in self.unpledged.items()]
         cursor.executemany("UPDATE segment SET pledged=pledged-? WHERE id=?", rows)
-        ended = [(key, owner) for key in self.ended]
-        cursor.executemany("DELETE FROM copying WHERE key=? AND owner=?", ended)
+        run_by_key(cursor, f"DELETE FROM copying WHERE owner={owner} AND key IN", self.ended)
 
 
 class OpenGeneration:
@@ -122,7 +122,7 @@ class OpenGeneration:
         self.unfinished: list[Evicted] = []
         self._site, self._run = site, run
         self._owed = Owed()
-        self._n_pending = 0
+        self._n_pending = self._promised_bytes = 0
         self._is_left = False
         disk = os.statvfs(self.folder)
         self._disk_bytes = disk.f_blocks * disk.f_frsize
@@ -231,20 +231,17 @@ class OpenGeneration:
                 self._owed.add(owed)
             raise
 
-    def write_reserving(self, work: Callable[[Cursor], ResultT], expected_bytes: int) -> ResultT:
-        """Return what a transaction returns that also reserves what files may take, if it can."""
+    def write_reserving(self, work: Callable[[Cursor], ResultT], more_bytes: int) -> ResultT:
+        """Return what a transaction returns that also extends the reservation, if it can."""
         with self.lock:
             segment = self._current(0)
-            wanted_bytes = 0
-            if expected_bytes and self.can_punch:
-                missing_bytes = aligned(expected_bytes, self.block_bytes) - segment.surplus_bytes
-                wanted_bytes = min(missing_bytes, segment.room_bytes)
+            wanted_bytes = min(aligned(more_bytes, self.block_bytes), segment.room_bytes)
             charged_bytes = 0
 
             def both(cursor: Cursor) -> ResultT:
                 nonlocal charged_bytes
                 answer = work(cursor)
-                if wanted_bytes > 0:
+                if more_bytes > 0 and wanted_bytes and self.can_punch:
                     piece_bytes = self._piece_bytes(segment, wanted_bytes)
                     charged_bytes = self._charge(cursor, segment, piece_bytes, 1)
                 return answer
@@ -255,40 +252,70 @@ class OpenGeneration:
                     self._extend(segment, charged_bytes)
         return answer
 
+    @property
+    def spare_bytes(self) -> int:
+        """What is reserved, and neither given nor promised."""
+        return self._segment.surplus_bytes - self._promised_bytes
+
     # --- places -------------------------------------------------------------------------------
 
-    def has_room(self, size_bytes: int) -> bool:
-        """Return whether there is a place of that size within the capacity, at this moment."""
+    def promise(self, size_bytes: int) -> bool:
+        """Keep room for a file of a shared segment; of another one, say whether there is room."""
         charged_bytes = aligned(size_bytes, self.block_bytes)
-        capacity_bytes = self._site.capacity_bytes
-        if capacity_bytes is None or self._segment.surplus_bytes >= charged_bytes:
+        with self.lock:
+            if size_bytes > SMALL_BYTES or not self.can_punch:
+                return self.index.read(self._spare_bytes) >= charged_bytes
+            segment = self._current(size_bytes)
+            promised_bytes = self._promised_bytes + charged_bytes
+            missing_bytes = min(promised_bytes, segment.left_bytes) - segment.surplus_bytes
+            if missing_bytes > 0 and not self._reserve(segment, missing_bytes, missing_bytes):
+                return False
+            self._promised_bytes = promised_bytes
             return True
-        return self.index.read(total_bytes) + charged_bytes <= capacity_bytes
 
-    def place(self, size_bytes: int) -> Place | None:
-        """Return where to write a file; None if there is no room for it now.
+    def release(self, size_bytes: int) -> None:
+        """Take a promise back; one of another generation is of no importance."""
+        if size_bytes <= SMALL_BYTES and self.can_punch:
+            with self.lock:
+                left_bytes = self._promised_bytes - aligned(size_bytes, self.block_bytes)
+                self._promised_bytes = max(0, left_bytes)
+
+    def places(self, sizes_bytes: Sequence[int]) -> list[Place]:
+        """Return where to write the first ones of some files, as far as there is room now.
 
         Raises:
             OSError: The disk failed; EFBIG: the file is beyond the limit of file sizes.
         """
-        charged_bytes = aligned(size_bytes, self.block_bytes)
+        small = itertools.takewhile(lambda n: n <= SMALL_BYTES and self.can_punch, sizes_bytes)
+        charges = [aligned(size_bytes, self.block_bytes) for size_bytes in small]
         with self.lock:
-            if size_bytes > SMALL_BYTES or not self.can_punch:
-                whole = None if self._lacks_inodes() else self._new_segment(charged_bytes)
-                if whole is None:
-                    return None
-                segment, start = whole, WHOLE
+            if charges:
+                places = self._shared_places(charges)
             else:
-                segment = self._current(size_bytes)
-                if segment.is_removed:  # no other process could read what is written to it
-                    raise StaleError(f"segment {segment.number:x} was removed")
-                missing_bytes = charged_bytes - segment.surplus_bytes
-                if missing_bytes > 0 and not self._reserve(segment, missing_bytes):
-                    return None
-                start = segment.take(charged_bytes)
-            segment.n_pending += 1
-            self._n_pending += 1
-        return Place(segment, start, charged_bytes)
+                charged_bytes = aligned(sizes_bytes[0], self.block_bytes)
+                whole = None if self._lacks_inodes() else self._new_segment(charged_bytes)
+                places = [] if whole is None else [Place(whole, WHOLE, charged_bytes)]
+            for place in places:
+                place.segment.n_pending += 1
+            self._n_pending += len(places)
+        return places
+
+    def _shared_places(self, charges: Sequence[int]) -> list[Place]:
+        segment = self._current(charges[0])
+        if segment.is_removed:  # no other process could read what is written to it
+            raise StaleError(f"segment {segment.number:x} was removed")
+        kept_bytes = min(self._promised_bytes, segment.left_bytes - charges[0])
+        spare_bytes = segment.surplus_bytes - kept_bytes
+        wanted_bytes = min(sum(charges) - spare_bytes, segment.room_bytes)
+        if wanted_bytes > 0 and self._reserve(segment, wanted_bytes, charges[0] - spare_bytes):
+            spare_bytes = segment.surplus_bytes - kept_bytes
+        places = []
+        for charged_bytes in charges:
+            if charged_bytes > spare_bytes:
+                break
+            places.append(Place(segment, segment.take(charged_bytes), charged_bytes))
+            spare_bytes -= charged_bytes
+        return places
 
     def _current(self, size_bytes: int) -> Segment:
         """Return the segment to append to; the one before is closed when nothing is pending."""
@@ -329,11 +356,11 @@ class OpenGeneration:
         row = number, charged_bytes, self._run, self.owner.number
         cursor.execute("INSERT INTO segment VALUES (?, ?, 0, ?, ?)", row)
 
-    def _reserve(self, segment: Segment, missing_bytes: int) -> bool:
-        """Extend the reservation of a segment at least by what is missing."""
-        piece_bytes = self._piece_bytes(segment, missing_bytes)
+    def _reserve(self, segment: Segment, wanted_bytes: int, least_bytes: int) -> bool:
+        """Extend the reservation of a segment by what is wanted, or at least by some of it."""
+        piece_bytes = self._piece_bytes(segment, wanted_bytes)
         charged_bytes = self.write(
-            lambda cursor: self._charge(cursor, segment, piece_bytes, missing_bytes)
+            lambda cursor: self._charge(cursor, segment, piece_bytes, max(least_bytes, 1))
         )
         return bool(charged_bytes) and self._extend(segment, charged_bytes)
 
@@ -361,9 +388,7 @@ class OpenGeneration:
         Raises:
             StaleError: The segment is not this process's any more.
         """
-        spare_bytes = self._spare_on_disk(cursor)
-        if self._site.capacity_bytes is not None:
-            spare_bytes = min(spare_bytes, self._site.capacity_bytes - total_bytes(cursor))
+        spare_bytes = self._spare_bytes(cursor)
         granted_bytes = min(size_bytes, spare_bytes // self.block_bytes * self.block_bytes)
         if granted_bytes < least_bytes:
             return 0
@@ -376,8 +401,8 @@ class OpenGeneration:
         cursor.execute("UPDATE fact SET value=value+? WHERE name='total'", (granted_bytes,))
         return granted_bytes
 
-    def _spare_on_disk(self, cursor: Cursor) -> int:
-        """Return what the disk can give beside what is to be left free, and what was pledged.
+    def _spare_bytes(self, cursor: Cursor) -> int:
+        """Return what may be charged: within the capacity, and of what the disk can give.
 
         A reservation is pledged from the transaction that charges it until the disk has set the
         blocks aside: in between the disk does not know of it.
@@ -385,7 +410,10 @@ class OpenGeneration:
         disk = os.statvfs(self.folder)
         statement = "SELECT COALESCE(SUM(pledged), 0) FROM segment WHERE owner > 0"
         pledged_bytes = number_of(cursor.execute(statement).fetchone())
-        return disk.f_bavail * disk.f_frsize - self.kept_free_bytes - pledged_bytes
+        spare_bytes = disk.f_bavail * disk.f_frsize - self.kept_free_bytes - pledged_bytes
+        if self._site.capacity_bytes is not None:
+            spare_bytes = min(spare_bytes, self._site.capacity_bytes - total_bytes(cursor))
+        return spare_bytes
 
     @property
     def kept_free_bytes(self) -> int:

@@ -39,6 +39,8 @@ def evict(
     keys: Sequence[int],
     tier: int,
     expected: Mapping[int, Extent] | None = None,
+    *,
+    keep_room: bool = False,
 ) -> dict[int, int]:
     """Evict files; return the bytes that the disk has back, for each that was staged.
 
@@ -47,6 +49,7 @@ def evict(
         keys: The files.
         tier: Its number, for the extents.
         expected: Only copies that are here still.
+        keep_room: Whether to reserve the room for this process, before others take it.
 
     Raises:
         OSError: The disk failed. What is not given back yet, the next eviction gives back.
@@ -73,11 +76,13 @@ def evict(
         # meanwhile notices by the checksum.
         _give_back(opened, places_of_extents(opened.index.read(chosen).values(), block_bytes))
         marked, going = opened.write(mark)
-    finish(opened, going)
+    finish(opened, going, keep_room=keep_room)
     return {key: size_bytes for key, (_, _, size_bytes) in zip(marked, going, strict=True)}
 
 
-def finish(opened: OpenGeneration, places: Iterable[Evicted] = ()) -> None:
+def finish(
+    opened: OpenGeneration, places: Iterable[Evicted] = (), *, keep_room: bool = False
+) -> None:
     """Give back what rows in ``going`` name, and what could not be given back before."""
     with opened.lock:
         due = [*opened.unfinished, *places]
@@ -87,7 +92,9 @@ def finish(opened: OpenGeneration, places: Iterable[Evicted] = ()) -> None:
     try:
         _give_back(opened, due)
         owner = opened.owner.number
-        for number in opened.write(lambda cursor: _forget(cursor, due, owner)):
+        freed_bytes = sum(size_bytes for _, _, size_bytes in due) if keep_room else 0
+        empty = opened.write_reserving(lambda cursor: _forget(cursor, due, owner), freed_bytes)
+        for number in empty:
             segments.remove(opened.folder, number)
     except BaseException:
         with opened.lock:

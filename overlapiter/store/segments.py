@@ -15,6 +15,7 @@ import os
 import re
 import resource
 import secrets
+from collections.abc import Sequence
 
 from .generation import segment_path
 from .punching import allocate, punch_hole
@@ -22,7 +23,12 @@ from .punching import allocate, punch_hole
 #: A segment that has grown to this size is closed, and another one begun.
 SEGMENT_BYTES = 1 << 30
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+#: There is no such segment, or something that is not ours has its name, which is left alone.
+_GONE = (FileNotFoundError, IsADirectoryError)
 _NO_ALLOCATION = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
+#: Files written in one call, which takes 1,024 buffers: each file, and the zeros behind it.
+_MOST_AT_ONCE = 256
+_ZEROS = memoryview(bytes(1 << 20))
 _NAME = re.compile("[0-9a-f]{16}")
 
 
@@ -65,9 +71,14 @@ class Segment:
         """What is reserved and not given."""
         return self.reserved - self.end
 
+    @property
+    def left_bytes(self) -> int:
+        """What may still be appended."""
+        return max(0, self._most_bytes - self.end)
+
     def can_take(self, size_bytes: int) -> bool:
         """Return whether so many bytes may be appended, or the segment is full."""
-        return self.end + aligned(size_bytes, self._block_bytes) <= self._most_bytes
+        return aligned(size_bytes, self._block_bytes) <= self.left_bytes
 
     def take(self, size_bytes: int) -> int:
         """Return where to write so many bytes, in whole blocks, of those that are reserved."""
@@ -106,7 +117,7 @@ class Segment:
 
     def remove(self) -> None:
         """Remove the file, which no row of the index names any more, and end the ownership."""
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(*_GONE):
             os.unlink(self._path)
         self.close()
 
@@ -121,6 +132,37 @@ def cut(fd: int, end: int) -> None:
     if os.fstat(fd).st_size <= end:
         os.ftruncate(fd, end + 1)  # a truncation to the same size would leave what was allocated
     os.ftruncate(fd, end)
+
+
+def write(fd: int, data: bytes | memoryview, start: int) -> None:
+    """Write bytes to a segment. Raises OSError if the disk failed."""
+    rest = memoryview(data)
+    while rest:
+        written_bytes = os.pwrite(fd, rest, start)
+        start += written_bytes
+        rest = rest[written_bytes:]
+
+
+def write_many(fd: int, pieces: Sequence[tuple[int, bytes]], start: int) -> None:
+    """Write files to places that follow each other, with zeros between them.
+
+    Args:
+        fd: The segment.
+        pieces: For each place its size and the bytes.
+        start: Where the first one begins.
+
+    Raises:
+        OSError: The disk failed.
+    """
+    for first in range(0, len(pieces), _MOST_AT_ONCE):
+        now = pieces[first : first + _MOST_AT_ONCE]
+        buffers = [part for size, data in now for part in (data, _ZEROS[: size - len(data)])]
+        del buffers[-1]  # a file that has a segment of its own ends with its last byte
+        n_bytes = sum(map(len, buffers))
+        n_written = os.pwritev(fd, buffers, start)
+        if n_written < n_bytes:  # the disk is full, as the next write will say
+            write(fd, b"".join(buffers)[n_written:], start + n_written)
+        start += sum(size for size, _ in now)
 
 
 def make_owned(folder: str) -> tuple[int, int]:
@@ -152,7 +194,7 @@ def is_owned(folder: str, number: int) -> bool:
     """Return whether the process that appends to a segment lives."""
     try:
         fd = os.open(segment_path(folder, number), _FLAGS)
-    except FileNotFoundError:
+    except _GONE:
         return False
     try:
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -192,7 +234,7 @@ def punch(folder: str, number: int, places: list[tuple[int, int]], end: int | No
     """
     try:
         fd = os.open(segment_path(folder, number), _FLAGS)
-    except FileNotFoundError:
+    except _GONE:
         return
     try:
         holes = _joined(places)
@@ -219,10 +261,12 @@ def _joined(places: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 def remove(folder: str, number: int) -> None:
     """Remove a segment; one that is gone is fine. Processes that read it still can."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(*_GONE):
         os.unlink(segment_path(folder, number))
 
 
 def listed(folder: str) -> set[int]:
     """Return the numbers of all segments in a folder."""
-    return {int(name, 16) for name in os.listdir(folder) if _NAME.fullmatch(name)}
+    with os.scandir(folder) as found:
+        names = [entry.name for entry in found if not entry.is_dir(follow_symlinks=False)]
+    return {int(name, 16) for name in names if _NAME.fullmatch(name)}

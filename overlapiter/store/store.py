@@ -40,9 +40,10 @@ from .site import Run, Site
 from .tables import (
     Evicted,
     extent_of,
+    insert,
     move_to_going,
     number_of,
-    select_by_key,
+    run_by_key,
     staged_extents,
     total_bytes,
 )
@@ -266,7 +267,7 @@ class Store:
         """Return what is staged of some files, and files of other paths that have their keys."""
         found, strangers = {}, []
         columns = "key, segment, start, size, mtime, checksum, boot, path"
-        for row in select_by_key(cursor, f"SELECT {columns} FROM staged", [*paths]):
+        for row in run_by_key(cursor, f"SELECT {columns} FROM staged WHERE key IN", [*paths]):
             extent = extent_of(row[:6], self.tier)
             if row[7] == paths[extent.key]:
                 found[extent.key] = Found(extent, row[6] == boots)
@@ -276,11 +277,11 @@ class Store:
 
     def note_verified(self, keys: Iterable[int]) -> None:
         """Note that the bytes of files staged before the last boot are those that were copied."""
-        rows = [(key,) for key in keys]
+        verified = list(keys)
 
         def note(opened: OpenGeneration) -> None:
-            statement = f"UPDATE staged SET boot={opened.boots} WHERE key=?"
-            opened.write(lambda cursor: cursor.executemany(statement, rows))
+            statement = f"UPDATE staged SET boot={opened.boots} WHERE key IN"
+            opened.write(lambda cursor: run_by_key(cursor, statement, verified))
 
         self._on(note)
 
@@ -313,15 +314,16 @@ class Store:
             others = self._select_copying(cursor, [key for key in paths if key not in found])
             mine = [key for key in paths if key not in found and key not in others]
             rows = [(key, owner) for key in mine]
-            cursor.executemany("INSERT INTO copying VALUES (?, ?)", rows)
+            insert(cursor, "INSERT INTO copying", rows)
             return Claim(mine, found, others), going
 
-        claim, going = opened.write_reserving(work, expected_bytes)
+        more_bytes = expected_bytes and expected_bytes - opened.spare_bytes
+        claim, going = opened.write_reserving(work, more_bytes)
         self._finish(opened, going)
         return claim
 
     def _select_copying(self, cursor: Cursor, keys: Sequence[int]) -> dict[int, int]:
-        rows = select_by_key(cursor, "SELECT key, owner FROM copying", keys)
+        rows = run_by_key(cursor, "SELECT key, owner FROM copying WHERE key IN", keys)
         return {key: number_of((owner,)) for key, owner in rows}
 
     def being_copied(self, keys: Sequence[int]) -> dict[int, int]:
@@ -350,14 +352,33 @@ class Store:
 
     # --- writing ------------------------------------------------------------------------------
 
-    def place(self, size_bytes: int) -> Place | None:
-        """Return where to write a claimed file; None if there is no room for it now.
+    def places(self, sizes_bytes: Sequence[int]) -> list[Place]:
+        """Return where to write claimed files: the first ones, as far as there is room now.
+
+        Args:
+            sizes_bytes: Of each file. One that is too large to share a segment ends the list,
+                unless it is the first.
+
+        Returns:
+            Places that follow each other in one segment; none if there is no room for the first.
 
         Raises:
             OSError: The disk failed.
         """
         # In a generation that is not in use any more it is of no use, and publishing says so.
-        return self._on(lambda opened: opened.place(size_bytes), look=False)
+        return self._on(lambda opened: opened.places(sizes_bytes), look=False)
+
+    def promise(self, size_bytes: int) -> bool:
+        """Keep room for a file until :meth:`release`; return False if there is none.
+
+        Of a file that does not share a segment it only says whether there is room now.
+        """
+        return self._on(lambda opened: opened.promise(size_bytes), look=False)
+
+    def release(self, size_bytes: int) -> None:
+        """Take a promise back, before the place is asked for or if it is not needed."""
+        if self._opened is not None:
+            self._opened.release(size_bytes)
 
     def publish(self, copies: Sequence[Copy], failed: Sequence[int]) -> None:
         """Make complete copies known, and give up the claims on other files.
@@ -406,14 +427,14 @@ class Store:
             if not is_here:
                 return []
             opened.require_own(cursor, numbers)
-            insert = f"INSERT OR IGNORE INTO staged VALUES ({'?,' * 9}?)"
+            into = "INSERT OR IGNORE INTO staged"
             going: list[Evicted] = []
-            if cursor.executemany(insert, rows).rowcount < len(rows):  # some were staged already
+            if insert(cursor, into, rows) < len(rows):  # some were staged already
                 here = staged_extents(cursor, [*paths], self.tier)
                 replaced = [old for _, _, e in copies if (old := here.get(e.key)) not in (e, None)]
                 owner, block_bytes = opened.owner.number, opened.block_bytes
                 going = move_to_going(cursor, replaced, owner, block_bytes)
-                cursor.executemany(insert, rows)
+                insert(cursor, into, rows)
             cursor.executemany("UPDATE segment SET owner=0, pledged=0 WHERE id=?", whole)
             return going
 
@@ -438,9 +459,14 @@ class Store:
 
     # --- evicting -----------------------------------------------------------------------------
 
-    def evict(self, keys: Sequence[int]) -> dict[int, int]:
-        """Evict files; return the bytes that the disk has back, for each key that was staged."""
-        return self._on(lambda opened: reclaim.evict(opened, keys, self.tier))
+    def evict(self, keys: Sequence[int], *, keep_room: bool = False) -> dict[int, int]:
+        """Evict files; return the bytes that the disk has back, for each key that was staged.
+
+        Args:
+            keys: The files.
+            keep_room: Whether to reserve the room for this process, before others take it.
+        """
+        return self._on(lambda opened: reclaim.evict(opened, keys, self.tier, keep_room=keep_room))
 
     def drop(self, extents: Iterable[Extent]) -> None:
         """Evict copies that are damaged, unless others have taken their places meanwhile."""
@@ -478,10 +504,6 @@ class Store:
         """Return the bytes that all segments are charged for."""
         return self._read(total_bytes)
 
-    def has_room(self, size_bytes: int) -> bool:
-        """Return whether there is a place of that size within the capacity, at this moment."""
-        return self._on(lambda opened: opened.has_room(size_bytes))
-
     def can_ever_hold(self, size_bytes: int) -> bool:
         """Return whether a file would fit if nothing else were there."""
         return self._on(lambda opened: opened.can_ever_hold(size_bytes))
@@ -498,7 +520,7 @@ class Store:
         is_due = self._n_wants % 64 == 0
 
         def work(cursor: Cursor) -> None:
-            cursor.executemany("INSERT OR REPLACE INTO wanted VALUES (?, ?, ?)", rows)
+            insert(cursor, "INSERT OR REPLACE INTO wanted", rows)
             if is_due:
                 cursor.execute("DELETE FROM wanted WHERE until < ?", (now_ms,))
 
@@ -508,7 +530,7 @@ class Store:
         """Return those of some files that other runs are about to read."""
         now_ms = time.monotonic_ns() // 1_000_000
         rows = self._read(
-            lambda cursor: select_by_key(cursor, "SELECT key, run, until FROM wanted", keys)
+            lambda c: run_by_key(c, "SELECT key, run, until FROM wanted WHERE key IN", keys)
         )
         return {key for key, run, until in rows if run != self._run.number and until >= now_ms}
 

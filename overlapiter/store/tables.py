@@ -22,16 +22,38 @@ _NUMBERS, _PLACE = struct.Struct("<6q"), struct.Struct("<3q")
 Evicted = tuple[int, int, int]
 
 
-def select_by_key(cursor: Cursor, select: str, keys: Sequence[int]) -> list[tuple[Any, ...]]:
-    """Return the rows of some keys; the number of different statements stays small."""
+def run_by_key(cursor: Cursor, statement: str, keys: Sequence[int]) -> list[tuple[Any, ...]]:
+    """Run a statement that ends with ``IN`` for some keys; return the rows that it gives.
+
+    Each statement that runs gives the interpreter's lock to other threads, which may keep it for a
+    while, in the middle of a transaction; so there are few.
+    """
     rows: list[tuple[Any, ...]] = []
     for first in range(0, len(keys), _MOST_PARAMETERS):
         piece = list(keys[first : first + _MOST_PARAMETERS])
-        n_marks = 1 << (len(piece) - 1).bit_length()
+        n_marks = 1 << (len(piece) - 1).bit_length()  # few different statements, to be prepared
         piece += piece[-1:] * (n_marks - len(piece))
         marks = ",".join("?" * n_marks)
-        rows += cursor.execute(f"{select} WHERE key IN ({marks})", piece).fetchall()
+        rows += cursor.execute(f"{statement} ({marks})", piece).fetchall()
     return rows
+
+
+def insert(cursor: Cursor, into: str, rows: Sequence[tuple[object, ...]]) -> int:
+    """Insert rows by few statements, as :func:`run_by_key`; return how many there were not before.
+
+    Args:
+        cursor: Of a transaction that writes.
+        into: Such as ``INSERT OR IGNORE INTO staged``.
+        rows: All of one length.
+    """
+    n_inserted = first = 0
+    while left := min(len(rows) - first, _MOST_PARAMETERS // len(rows[0]) if rows else 0):
+        n_rows = 1 << (left.bit_length() - 1)
+        marks = ",".join([f"({','.join('?' * len(rows[0]))})"] * n_rows)
+        values = [value for row in rows[first : first + n_rows] for value in row]
+        n_inserted += cursor.execute(f"{into} VALUES {marks}", values).rowcount
+        first += n_rows
+    return n_inserted
 
 
 def extent_of(row: Sequence[int], tier: int) -> Extent:
@@ -82,8 +104,8 @@ def _require(numbers: struct.Struct, row: Sequence[object]) -> None:
 
 def staged_extents(cursor: Cursor, keys: Sequence[int], tier: int) -> dict[int, Extent]:
     """Return the extents of those of some files that are staged."""
-    select = "SELECT key, segment, start, size, mtime, checksum FROM staged"
-    return {row[0]: extent_of(row, tier) for row in select_by_key(cursor, select, keys)}
+    select = "SELECT key, segment, start, size, mtime, checksum FROM staged WHERE key IN"
+    return {row[0]: extent_of(row, tier) for row in run_by_key(cursor, select, keys)}
 
 
 def places_of_extents(extents: Iterable[Extent], block_bytes: int) -> list[Evicted]:
@@ -97,8 +119,8 @@ def move_to_going(
     """Note that files are evicted, and by which process; return where their bytes lie."""
     places = places_of_extents(extents, block_bytes)
     rows = [(*place, owner) for place in places]
-    cursor.executemany("INSERT OR REPLACE INTO going VALUES (?, ?, ?, ?)", rows)
-    cursor.executemany("DELETE FROM staged WHERE key=?", [(e.key,) for e in extents])
+    insert(cursor, "INSERT OR REPLACE INTO going", rows)
+    run_by_key(cursor, "DELETE FROM staged WHERE key IN", [e.key for e in extents])
     return places
 
 

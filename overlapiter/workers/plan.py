@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 from overlapiter.options import FIRST_READS_IN_FLIGHT, MAX_READS_IN_FLIGHT, MIN_READS_IN_FLIGHT
 from overlapiter.origins.origin import LocalOrigin, Origin
+from overlapiter.origins.outages import Outages
+from overlapiter.redirection import Reader
 from overlapiter.store.site import Run, Site
 from overlapiter.urls import is_url
 
@@ -34,8 +36,10 @@ class StagingPlan:
         storage_options: For fsspec; may hold credentials, so they are not shown.
         retry_seconds: How long a remote store is tried again.
         imports: Modules that reading a URL needs, imported once before the workers are forked.
+        readers: Of files, in C, that the program has added to those that are redirected.
         n_sharers: Ranks of this node, which share the store's bandwidth and the directory; each
             does as many of the reads, and stages as much ahead, as is its part.
+        outages: What the workers, which are forked from one that has it, know of a remote store.
     """
 
     sites: tuple[Site, ...]
@@ -46,7 +50,9 @@ class StagingPlan:
     storage_options: Mapping[str, object] = dataclasses.field(default_factory=dict, repr=False)
     retry_seconds: float = 0.0
     imports: tuple[str, ...] = ()
+    readers: tuple[Reader, ...] = ()
     n_sharers: int = 1
+    outages: Outages = dataclasses.field(default_factory=Outages, repr=False, compare=False)
 
     @property
     def first_reads_in_flight(self) -> int:
@@ -120,6 +126,7 @@ class StagingPlan:
             self.storage_options,
             n_connections=n_connections,
             patience_seconds=self.retry_seconds,
+            outages=self.outages,
         )
 
 
@@ -137,6 +144,7 @@ class SupervisorPlan:
         is_skipping: Whether examples that cannot be read are left out.
         max_parts_per_reader: Parts after which a file reader is replaced; None for never.
         staging: None to read files where they are.
+        names_source: Whether the dataset has paths below the source in it.
         run_number: By which the stores know this run.
         imports: Modules to import before the dataset is unpickled.
         trainer_pid: The trainer; when it ends, the supervisor and its workers do.
@@ -152,5 +160,6 @@ class SupervisorPlan:
     max_parts_per_reader: int | None
     staging: StagingPlan | None
     imports: tuple[str, ...]
+    names_source: bool = False
     trainer_pid: int = 0
     run_number: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import os
 import random
 import signal
@@ -143,6 +144,26 @@ class CustomError(Exception):
         raise TypeError("this exception stays where it is")
 
 
+class HomeError(Exception):
+    """An exception of the user's that the trainer may not know."""
+
+
+class MuteError(Exception):
+    """An exception of the user's of which nothing works but raising it."""
+
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+    __repr__ = __str__
+
+    @property
+    def filename(self) -> str:
+        raise SystemExit("nor a file")
+
+    def __reduce__(self) -> Any:
+        raise SystemExit("nor a way out")
+
+
 class Culprit(Pixels):
     """One example does something bad; the others are those of :class:`Pixels`."""
 
@@ -168,8 +189,42 @@ class Culprit(Pixels):
     def exits_hard(self, _: int) -> None:
         os._exit(7)
 
+    def exits_well(self, _: int) -> None:
+        os._exit(0)
+
+    def is_killed(self, _: int) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
     def exits(self, _: int) -> None:
         sys.exit(3)
+
+    def exits_with_words(self, _: int) -> None:
+        raise SystemExit("bad")
+
+    def interrupts(self, _: int) -> None:
+        raise KeyboardInterrupt
+
+    def closes(self, _: int) -> None:
+        raise GeneratorExit
+
+    def stops(self, i: int) -> None:
+        raise StopIteration(i)
+
+    def raises_custom(self, _: int) -> None:
+        raise HomeError("far away")
+
+    def raises_mute(self, _: int) -> None:
+        raise MuteError
+
+    def exits_in_a_thread_of_a_pool(self, i: int) -> None:
+        with concurrent.futures.ThreadPoolExecutor(1) as pool:
+            pool.submit(self.exits, i).result()
+
+    def exits_in_a_thread(self, i: int) -> Any:
+        thread = threading.Thread(target=sys.exit, args=("bad",))
+        thread.start()
+        thread.join()
+        return super().get_example(i)
 
     def crashes(self, _: int) -> None:
         signal.pthread_kill(threading.get_ident(), signal.SIGSEGV)  # at once, as a real one

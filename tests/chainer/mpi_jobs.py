@@ -70,17 +70,19 @@ class Group(NamedTuple):
         arguments: Of the program.
         node: Name of a node to play: ``OVERLAPITER_NODE`` and, for root, the host name; empty for
             the node that this is.
+        runner: What Python runs, and that the program.
     """
 
     program: str | Path
     n_ranks: int
     arguments: Sequence[object] = ()
     node: str = ""
+    runner: tuple[str, ...] = ()
 
     def command(self) -> list[str]:
         """Return what follows mpiexec's own options."""
         path = Path(__file__).parent / self.program
-        command = [sys.executable, str(path), *map(str, self.arguments)]
+        command = [sys.executable, *self.runner, str(path), *map(str, self.arguments)]
         if self.node and plays_host_names():
             rename = 'hostname "$0" && exec "$@"'
             command = ["unshare", "--uts", "sh", "-c", rename, self.node, *command]
@@ -105,6 +107,7 @@ def run_job(
     folder: Path,
     *arguments: object,
     n_nodes: int = 1,
+    runner: tuple[str, ...] = (),
     timeout_seconds: float = 200.0,
 ) -> Job:
     """Run ``program`` on ``n_ranks`` ranks; see :func:`run_groups`.
@@ -116,10 +119,11 @@ def run_job(
         arguments: Of the program.
         n_nodes: If more than one, equal parts of the ranks find themselves on nodes that are named
             ``node-0``, ``node-1`` and so on.
+        runner: What Python runs, and that the program.
         timeout_seconds: When the job is killed and the test fails.
     """
     nodes = [f"node-{i}" for i in range(n_nodes)] if n_nodes > 1 else [""]
-    groups = [Group(program, n_ranks // n_nodes, arguments, node) for node in nodes]
+    groups = [Group(program, n_ranks // n_nodes, arguments, node, runner) for node in nodes]
     return run_groups(groups, folder, timeout_seconds)
 
 

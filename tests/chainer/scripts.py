@@ -44,11 +44,24 @@ def write_script(folder: Path, body: str) -> Path:
 
 
 def run_script(
-    folder: Path, body: str, *, launcher: tuple[str, ...] = (), timeout_seconds: float = 200
+    folder: Path,
+    body: str,
+    *,
+    launcher: tuple[str, ...] = (),
+    runner: tuple[str, ...] = (),
+    timeout_seconds: float = 200,
 ) -> subprocess.CompletedProcess[str]:
-    """Run a program to its end, with ``folder`` as its working directory."""
+    """Run a program to its end, with ``folder`` as its working directory.
+
+    Args:
+        folder: The directory.
+        body: The program, indented.
+        launcher: What starts Python.
+        runner: What Python runs, and that the program.
+        timeout_seconds: When it is killed, and the test fails.
+    """
     return subprocess.run(
-        [*launcher, sys.executable, str(write_script(folder, body))],
+        [*launcher, sys.executable, *runner, str(write_script(folder, body))],
         cwd=folder,
         env=ENVIRONMENT,
         stdin=subprocess.DEVNULL,

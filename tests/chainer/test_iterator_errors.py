@@ -15,6 +15,7 @@ from PIL import UnidentifiedImageError
 
 from overlapiter import OverlapIterator, Staging
 from overlapiter.errors import ExampleError, PipelineError, WorkerDiedError
+from tests.chainer import iterator_datasets
 from tests.chainer.conftest import Maker
 from tests.chainer.iterator_datasets import Culprit, DeclaredFiles, Gated, Pixels, indices_of
 from tests.chainer.iterator_datasets import numbered_images as numbered
@@ -70,6 +71,50 @@ def test_an_exception_that_cannot_be_pickled_is_told_by_an_example_error(make_ou
     assert "CustomError: code 5: deep inside" in str(error)
 
 
+@pytest.mark.parametrize(
+    ("deed", "reason"),
+    [
+        ("exits", "SystemExit: 3"),
+        ("exits_with_words", "SystemExit: bad"),
+        ("exits_in_a_thread_of_a_pool", "SystemExit: 3"),
+        ("interrupts", "KeyboardInterrupt"),
+        ("closes", "GeneratorExit"),
+        ("stops", "StopIteration: 5"),
+        ("raises_mute", "MuteError: <"),
+    ],
+)
+def test_what_the_trainer_would_take_for_its_own_is_an_error_of_the_example(
+    make_ours: Maker, deed: str, reason: str
+) -> None:
+    iterator = make_ours(Culprit(16, 5, deed), 4, shuffle=False)
+
+    error = error_of_second(iterator)
+
+    assert type(error) is ExampleError
+    assert error.index == 5
+    assert error.reason.removeprefix("tests.chainer.iterator_datasets.").startswith(reason)
+    assert f"in {deed}\n" in error.worker_traceback
+    assert iterator.stats().workers_replaced == 0
+
+
+def test_a_thread_of_the_dataset_that_exits_ends_alone_as_in_any_program(make_ours: Maker) -> None:
+    iterator = make_ours(Culprit(8, 5, "exits_in_a_thread"), 4, shuffle=False)
+
+    assert [indices_of(next(iterator)) for _ in range(2)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_an_exception_that_the_trainer_cannot_unpickle_is_told_by_an_example_error(
+    make_ours: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    iterator = make_ours(Culprit(16, 5, "raises_custom"), 4, shuffle=False)
+    monkeypatch.delattr(iterator_datasets, "HomeError")
+
+    error = error_of_second(iterator)
+
+    assert isinstance(error, ExampleError)
+    assert "HomeError: far away" in error.reason
+
+
 def test_an_example_that_cannot_be_pickled_is_named(make_ours: Maker) -> None:
     error = error_of_second(make_ours(Culprit(16, 5, "gives_unpicklable"), 4, shuffle=False))
 
@@ -84,7 +129,10 @@ prefetchers_may_die = pytest.mark.filterwarnings("ignore:3 prefetchers died")
 
 
 @prefetchers_may_die
-@pytest.mark.parametrize(("deed", "exit_code"), [("exits_hard", 7), ("crashes", -11), ("exits", 3)])
+@pytest.mark.parametrize(
+    ("deed", "exit_code"),
+    [("exits_hard", 7), ("exits_well", 0), ("crashes", -11), ("is_killed", -9)],
+)
 def test_an_example_that_kills_its_readers_is_named_after_three_deaths(
     make_ours: Maker, deed: str, exit_code: int
 ) -> None:
@@ -94,6 +142,8 @@ def test_an_example_that_kills_its_readers_is_named_after_three_deaths(
 
     assert isinstance(error, WorkerDiedError)
     assert (error.index, error.deaths, error.exit_code) == (6, 3, exit_code)
+    cause = {-11: "a crash inside a C library", -9: "out-of-memory killer"}
+    assert cause.get(exit_code, "it called os._exit") in str(error)
     replaced = iterator.stats().workers_replaced
     # Nobody knows the files of this dataset: prefetchers look for them, and may die as well.
     assert 3 <= replaced <= (6 if make_ours.kind == "staged" else 3)

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 from bench.harness.family import memory_files
+from tests.chainer.faults import held_back
 from tests.chainer.scripts import (
     Program,
     abandoned_memory,
@@ -137,11 +138,7 @@ def test_killing_the_trainer_ends_stuck_children_and_leaves_no_half_copied_file(
     from tests.chainer.iterator_datasets import DeclaredFiles
 
     if __name__ == "__main__":
-        os.mkdir("source")
         names = [str(i) for i in range(4)]
-        for name in names[1:]:
-            open(f"source/{name}", "w").close()
-        os.mkfifo("source/0")  # whoever opens it waits
         staging = overlapiter.Staging("fast", source="source", n_prefetchers=2)
         it = overlapiter.OverlapIterator(
             DeclaredFiles("source", names), 4, shuffle=False, n_processes=2, staging=staging
@@ -149,7 +146,10 @@ def test_killing_the_trainer_ends_stuck_children_and_leaves_no_half_copied_file(
         print("ready", flush=True)
         next(it)
     """
-    with Program(tmp_path, body) as program:
+    (tmp_path / "source").mkdir()
+    for number in range(4):
+        (tmp_path / "source" / str(number)).touch()
+    with held_back(tmp_path / "source" / "0"), Program(tmp_path, body) as program:
         program.wait_for("ready")
         wait_until(lambda: being_copied(tmp_path / "fast"))
         children = program.descendants()

@@ -44,6 +44,9 @@ DEEDS = {
     "raises": "KeyError: 'no example {i}'",
     "raises_unpicklable": "CustomError: code {i}: deep inside",
     "gives_unpicklable": "cannot pickle '_thread.lock' object",
+    "exits_with_words": "SystemExit: bad",
+    "interrupts": "KeyboardInterrupt",
+    "raises_mute": "MuteError: <",
     "exits_hard": "3 file readers died (exit status 7) on it",
     "crashes": "3 file readers died (signal 11 SIGSEGV) on it",
 }

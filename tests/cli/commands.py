@@ -35,16 +35,18 @@ with SlowStore(root, float(seconds), float(rate)) as store, store.installed():
 sys.exit(code)
 """
 
-# The command in a process in which some files never give an answer when they are opened.
+# The command in a process in which some files never give an answer when they are opened, or when
+# it is looked whether they are there.
 HANGING = """
-import builtins, sys, threading
+import builtins, functools, os, sys, threading
 from overlapiter.cli.main import main
-opened, hanging = open, set(sys.argv[1].split(":"))
-def hang(file, *others, **more):
-    if file in hanging:
+hanging = set(sys.argv[1].split(":"))
+def hang(real, file, *others, **more):
+    if isinstance(file, (str, bytes)) and os.fsdecode(file) in hanging:
         threading.Event().wait()
-    return opened(file, *others, **more)
-builtins.open = hang
+    return real(file, *others, **more)
+for owner, name in ((builtins, "open"), (os.path, "isdir"), (os.path, "lexists"), (os, "scandir")):
+    setattr(owner, name, functools.partial(hang, getattr(owner, name)))
 sys.exit(main(sys.argv[2:]))
 """
 

@@ -8,23 +8,15 @@ from hypothesis import strategies as st
 
 from overlapiter.cli.advice import (
     capacity_advice,
-    knee,
-    prefetchers_advice,
+    notes_on_unread,
     processes_advice,
     reads_advice,
     warnings,
 )
 from overlapiter.cli.console import duration_words, printable, size_words
-from overlapiter.cli.probe import (
-    READS_IN_FLIGHT,
-    DiskSpeed,
-    FileSystem,
-    Level,
-    Node,
-    levels_for,
-)
+from overlapiter.cli.probe import DiskSpeed, FileSystem, Node
+from overlapiter.cli.sourcespeed import Level
 from overlapiter.options import parse_size
-from overlapiter.planning import default_prefetchers
 
 NODE = Node(16, memory_bytes=10**11, shm_bytes=10**10, n_descriptors=1024, n_processes=0, load=2.0)
 DISK = DiskSpeed(1e9, 2e9, 20_000, 1e-4, 1e-4, 1e-4, 2e-5)
@@ -34,67 +26,35 @@ NVME = FileSystem("ext4", size_bytes=10**12, free_bytes=4 * 10**11)
 def store(open_seconds: float, files_per_second: float, cpu: float = 1e-4) -> list[Level]:
     """Return what a store gives that answers so fast, and no more files than that."""
     levels = []
-    for n_reads in READS_IN_FLIGHT:
+    for n_reads, seconds in ((32, 0.2), (64, 5.0), (128, 0.3)):
         speed = min(n_reads / open_seconds, files_per_second)
-        n_files = max(1, round(speed))
-        n_bytes, cpu_seconds = n_files * 20_000, n_files * cpu
-        bytes_per_second = speed * 20_000
-        levels.append(
-            Level(n_reads, n_files, n_bytes, speed, bytes_per_second, open_seconds, cpu_seconds)
-        )
+        n_files = max(1, round(speed * seconds))
+        sizes = n_files, n_files * 20_000, speed, speed * 20_000
+        levels.append(Level(n_reads, seconds, *sizes, open_seconds, n_files * cpu))
     return levels
 
 
-@pytest.mark.parametrize(
-    ("open_seconds", "files_per_second", "expected"),
-    [(0.001, 5000, 8), (0.010, 5000, 64), (0.010, 400, 4), (0.050, 5000, 128), (1e-5, 100, 1)],
-)
-def test_the_knee_is_where_more_reads_bring_hardly_more(
-    open_seconds, files_per_second, expected
-) -> None:
-    levels = store(open_seconds, files_per_second)
-    assert knee(levels).n_reads == expected
-    assert reads_advice(levels, 1).value == expected
-
-
-@given(st.floats(1e-4, 1), st.floats(1, 1e5))
-def test_the_knee_brings_nearly_the_best(open_seconds, files_per_second) -> None:
-    levels = store(open_seconds, files_per_second)
-    best = max(level.files_per_second for level in levels)
-    assert knee(levels).files_per_second >= 0.9 * best
-    for level in levels:
-        if level.n_reads < knee(levels).n_reads:
-            assert level.files_per_second < 0.9 * best
-
-
-def test_what_still_grows_is_said_to() -> None:
-    assert "more would bring more" in reads_advice(store(0.05, 5000), 1).reason
-    assert "hardly more" in reads_advice(store(0.01, 5000), 1).reason
+def test_the_reads_in_flight_are_left_to_tune_themselves() -> None:
+    advice = reads_advice(store(0.01, 5000), None, NODE, 1)
+    assert advice.value is None
+    assert "here mostly to 64, which brought 5,000 files/s (100 MB/s); copying" in advice.reason
+    assert "too few" not in advice.reason
+    assert "too few files to try another" in reads_advice(store(1, 1)[:1], None, NODE, 1).reason
 
 
 def test_ranks_share_reads_and_cores() -> None:
-    levels = store(0.01, 5000)
-    assert reads_advice(levels, 4).value == 16
+    assert "the 4 ranks share it" in reads_advice(store(0.01, 5000), None, NODE, 4).reason
     assert processes_advice(NODE, 4).value == 3
     assert processes_advice(NODE._replace(n_cores=1), 4).value == 1
     assert processes_advice(NODE, 1).value == 15
 
 
-@pytest.mark.parametrize(
-    ("n_cores", "n_ranks", "expected"),
-    [(16, 1, 4), (2, 1, 2), (1, 1, 1), (64, 1, 8), (32, 4, 2), (2, 4, 1)],
-)
-def test_prefetchers_are_as_many_as_an_iterator_takes_by_itself(n_cores, n_ranks, expected) -> None:
-    node = NODE._replace(n_cores=n_cores)
-    advice = prefetchers_advice(knee(store(0.01, 5000)), DISK, node, n_ranks)
-    assert advice.value == expected == default_prefetchers(max(1, n_cores // n_ranks))
-
-
 def test_it_is_said_what_copying_takes() -> None:
-    def reason(cpu: float) -> str:
-        return prefetchers_advice(knee(store(0.01, 5000, cpu)), None, NODE, 1).reason
+    def reason(cpu: float, disk: DiskSpeed | None = None) -> str:
+        return reads_advice(store(0.01, 5000, cpu), disk, NODE, 1).reason
 
-    assert "5,000 files/s keeps 50% of a core busy (0.10 ms a file)" in reason(1e-4)
+    assert "copying so many keeps 50% of a core busy (0.10 ms a file)" in reason(1e-4)
+    assert "keeps 1.0 cores busy (0.20 ms a file)" in reason(1e-4, DISK)
     assert "keeps 11.5 cores busy" in reason(0.0023)
     assert "limit" not in reason(0.0023)
     assert "the limit will be the 16 cores, not the store" in reason(0.004)
@@ -132,13 +92,14 @@ def test_what_is_in_the_way_is_named() -> None:
     assert "staging may not pay" in warnings(levels, slow, NVME, NODE)[0]
     assert "no holes" in warnings(levels, DISK._replace(has_holes=False), NVME, NODE)[0]
     (text,) = warnings(levels, DISK, NVME, NODE._replace(n_descriptors=64))
-    assert text.endswith("ulimit -n 192")
+    assert text.endswith("ulimit -n 576")
 
 
-def test_few_files_allow_for_few_reads_in_flight() -> None:
-    assert levels_for(100_000) == list(READS_IN_FLIGHT)
-    assert levels_for(1) == [1]
-    assert levels_for(4 * 15) == [1, 2, 4, 8]
+def test_files_that_could_not_be_read_are_named_for_each_reason() -> None:
+    assert notes_on_unread({"/a": "a FIFO, not a file", "/b": "no answer", "/c": "no answer"}) == [
+        "1 file could not be read (a FIFO, not a file): /a",
+        "2 files could not be read (no answer): /b, /c",
+    ]
 
 
 @pytest.mark.parametrize(

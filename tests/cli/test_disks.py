@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 from tests.store.disks import mounted_tmpfs, run_as_root
 from tests.support.staged import charged_bytes, staged_paths, stopped_in_transaction
 
-from .commands import overlapiter, stage
+from .commands import command, overlapiter, run, stage, without_privileges
 from .conftest import N_FILES
 
 
@@ -39,7 +40,7 @@ def test_a_disk_that_is_full_to_the_last_block_is_looked_at_and_given_room(
     assert len(overlapiter("ls", disk / "me").stdout.splitlines()) == N_FILES
     done = overlapiter("check", disk / "me", "--repair")
     assert done.returncode == 1
-    assert "is full or read-only: make room with `overlapiter evict` first" in done.stderr
+    assert "is full: make room with `overlapiter evict` first" in done.stderr
     assert overlapiter("check", disk / "me").returncode == 0
     assert overlapiter("export", disk / "me", tmp_path / "out").returncode == 0
     done = overlapiter("export", disk / "me", disk / "out")
@@ -64,13 +65,41 @@ def test_a_disk_that_is_read_only_is_looked_at_and_not_changed(
     assert overlapiter("check", disk / "me").returncode == 0
     assert overlapiter("export", disk / "me", tmp_path / "out").returncode == 0
     words = ("stage", listing, "--source", source, "--to", disk / "me")
-    for command in (("evict", disk / "me", "--all"), words, ("doctor", *words[2:], "--seconds", 1)):
-        done = overlapiter(*command)
+    doctor = ("doctor", *words[2:], "--seconds", 1)
+    for changing in (("evict", disk / "me", "--all"), words, doctor):
+        done = overlapiter(*changing)
         assert done.returncode == 1
         assert "[Errno" not in done.stderr
-        assert "ead-only" in done.stderr or "is not writable; choose" in done.stderr
+        assert "read-only" in done.stderr.lower() or "is not writable; choose" in done.stderr
     run_as_root("mount", "-o", "remount,rw", str(disk))
     assert len(staged_paths(disk / "me")) == N_FILES
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="root writes whatever the mode")
+def test_a_directory_that_may_not_be_written_is_looked_at_and_not_changed(
+    source, listing, fast, tmp_path
+) -> None:
+    stage(listing, "--source", source, "--to", fast)
+    folders = [fast, *(path for path in fast.rglob("*") if path.is_dir())]
+    for folder in folders:
+        folder.chmod(0o500)
+    try:
+        for words in (
+            ("status", fast),
+            ("ls", fast),
+            ("check", fast),
+            ("export", fast, tmp_path / "o"),
+        ):
+            done = run(without_privileges(command(*words)))
+            assert done.returncode == 0, done.stderr
+        for words in (("evict", fast, "--all"), ("check", fast, "--repair")):
+            done = run(without_privileges(command(*words)))
+            assert done.returncode == 1
+            assert f"{fast} is read-only: see its modes and owner" in done.stderr
+    finally:
+        for folder in folders:
+            folder.chmod(0o700)
+    assert len(staged_paths(fast)) == N_FILES
 
 
 def test_a_process_that_was_stopped_holds_up_what_changes_something_only_for_a_while(

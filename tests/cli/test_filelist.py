@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -38,10 +39,19 @@ def test_a_list_is_normalised_and_each_file_named_once(tmp_path) -> None:
 
 def test_not_every_line_is_looked_up(tmp_path, monkeypatch) -> None:
     looks = []
-    monkeypatch.setattr(filelist, "_exists", lambda path: looks.append(path))
+    monkeypatch.setattr(filelist, "_exists", lambda path, _seconds: looks.append(path))
     (tmp_path / "list").write_text("".join(f"{n}.jpg {n}\n" for n in range(1000)))
     assert read_list(str(tmp_path / "list"), "/s").paths == [f"/s/{n}.jpg" for n in range(1000)]
     assert len(looks) == filelist._LOOKS
+
+
+def test_a_mark_of_the_byte_order_loses_no_file(tmp_path) -> None:
+    assert listed(tmp_path, "\ufeffa.jpg 0\nb.jpg 1\n") == ["/s/a.jpg", "/s/b.jpg"]
+
+
+def test_a_line_without_a_label_among_pairs_is_named_by_file_and_line(tmp_path) -> None:
+    with pytest.raises(CommandError, match=r"/list, line 3: 'b.jpg' is no `path label`"):
+        listed(tmp_path, "a.jpg 0\n\nb.jpg\nc.jpg 2\n", "yes")
 
 
 def test_names_of_any_bytes_are_text(tmp_path) -> None:
@@ -57,6 +67,24 @@ def test_one_odd_line_spoils_no_list_of_pairs(source, fast, listing, contents) -
     assert done.returncode == 1
     assert f"missing 1 file {source}/# end (No such file" in done.stdout
     assert staged_files(fast) == contents
+
+
+@pytest.mark.parametrize("command", ["stage", "evict", "doctor"])
+def test_names_of_several_lines_can_be_listed_with_null_bytes(source, fast, command) -> None:
+    names = ["two\nlines", " blanks 7 ", "c0/0.bin"]
+    for name in names[:2]:
+        (source / name).write_bytes(b"odd")
+    text = "\0".join(names) + "\0"
+    words = ("-0", "-", "--source", source)
+    done = overlapiter("stage", *words, "--to", fast, stdin=text)
+    assert done.returncode == 0, done.stdout
+    assert staged_files(fast).keys() == set(names)
+    if command == "evict":
+        done = overlapiter("evict", fast, *words, stdin=text)
+        assert "removed 3 files" in done.stdout
+    elif command == "doctor":
+        done = overlapiter("doctor", *words, "--seconds", 0.5, "--json", stdin=text)
+        assert [level["n_files"] for level in json.loads(done.stdout)["levels"]] == [3]
 
 
 def test_a_name_that_ends_in_a_number_is_told_from_a_label(source, fast) -> None:

@@ -160,6 +160,15 @@ def test_a_source_that_gives_no_answer_at_all_is_given_up(source, fast, listing,
     assert "the source has no answer: see whether it is mounted" in done.stdout
 
 
+@pytest.mark.parametrize("hanging", ["", "c0/0.bin 0"])
+def test_a_source_that_does_not_answer_at_first_is_named(source, fast, listing, hanging) -> None:
+    words = ["stage", listing, "--source", source, "--to", fast, "--timeout", 0.3]
+    done = run(hanging_command([source / hanging], *words))
+    assert done.returncode == 1
+    assert f"{source / hanging}: no answer for 0.3 s; see whether it is mounted" in done.stderr
+    assert not fast.exists()
+
+
 # --- room -----------------------------------------------------------------------------------------
 
 
@@ -181,6 +190,9 @@ def test_the_capacity_ends_it_cleanly(source, fast, listing) -> None:
         (["--timeout", "0"], "give more than 0"),
         (["--source", "/nowhere"], "/nowhere is no directory"),
         (["--to", ""], "is empty"),
+        (["--capacity", "10"], "capacity: 10 bytes are less than"),
+        (["--keep-free", "100%"], "keep_free: 100% leaves no room"),
+        (["--keep-free", "9000TB"], "keep_free: 9000TB leaves no room on the disk of"),
     ],
 )
 def test_a_command_line_that_cannot_work_is_explained(
@@ -189,6 +201,7 @@ def test_a_command_line_that_cannot_work_is_explained(
     done = stage(source, fast, listing, *words)
     assert done.returncode == 2
     assert message in done.stderr
+    assert not fast.exists()
 
 
 @pytest.mark.parametrize(
@@ -216,10 +229,31 @@ def test_a_list_that_cannot_work_is_explained_and_nothing_is_made(
     assert not fast.exists()
 
 
-def test_a_directory_without_a_parent_is_explained(source, fast, listing) -> None:
-    done = stage(source, fast / "a" / "b", listing)
+@pytest.mark.parametrize("command", ["stage", "doctor", "export"])
+def test_a_place_that_cannot_be_made_is_explained(source, fast, listing, command) -> None:
+    fast.mkdir()
+    (fast / "file").touch()
+    for name, reason in (
+        ("a/b", "its parent, does not exist; make it first"),
+        ("file", "is no directory; name another one"),
+    ):
+        words = (listing, "--source", source, "--to", fast / name)
+        done = overlapiter(command, *((fast, fast / name) if command == "export" else words))
+        assert done.returncode == 2
+        assert reason in done.stderr
+    assert [path.name for path in fast.iterdir()] == ["file"]
+
+
+def test_a_file_larger_than_all_the_room_is_told_apart_from_the_disk(source, fast) -> None:
+    (source / "large").write_bytes(bytes(200_000))
+    done = stage(source, fast, "-", "--capacity", "100kB", stdin="large\nc0/0.bin\n")
     assert done.returncode == 1
-    assert "does not exist; make it first" in done.stderr
+    assert "staged 1 file" in done.stdout
+    assert (
+        "too big 1 file larger than all the room there is: raise --capacity, or lower"
+        in done.stdout
+    )
+    assert str(source / "large") in done.stdout
 
 
 # --- interruptions, and who else is there ---------------------------------------------------------
@@ -314,6 +348,16 @@ def test_a_source_within_another_one_is_mentioned(source, fast, listing) -> None
     assert stage(source, fast, listing).stderr.startswith(f"note: of {source}/c0, files")
     evict(fast, source / "c0", ["0.bin"])
     assert stage(source, fast, listing).stderr == ""
+
+
+def test_a_source_that_was_staged_by_another_name_is_mentioned(source, fast, listing) -> None:
+    stage(source, fast, listing)
+    link = source.with_name("link")
+    link.symlink_to(source)
+    done = stage(link, fast, listing)
+    assert f"note: of {source}, the same directory, files are staged in {fast}, too" in done.stderr
+    done = stage(source, fast, listing)
+    assert f"note: of {link}, the same directory, files are staged in {fast}, too" in done.stderr
 
 
 def test_what_an_earlier_version_left_is_mentioned_and_left_alone(source, fast, listing) -> None:

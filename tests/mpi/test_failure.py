@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import linecache
 import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
 from overlapiter import OverlapIterator
 from overlapiter.errors import FailureWarning
-from tests.chainer.scripts import ENVIRONMENT, REPOSITORY, run_script
+from tests.chainer.scripts import ENVIRONMENT, REPOSITORY, run_script, write_script
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -42,15 +43,24 @@ atexit.register(lambda: print("the end"))
 BEGIN = IMPORTS + "abort_on_failure()\n"
 
 
-@pytest.fixture
-def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """Runs a program as rank 1 of 4."""
+RUNNER = ("-m", "overlapiter.mpi")
+
+
+@pytest.fixture(params=[(), RUNNER], ids=["script", "runner"])
+def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs a program as rank 1 of 4, by Python itself and by the runner."""
     (tmp_path / "mpi4py").mkdir()
     (tmp_path / "mpi4py" / "__init__.py").write_text("")
     (tmp_path / "mpi4py" / "MPI.py").write_text(MPI)
     monkeypatch.setitem(ENVIRONMENT, "PYTHONPATH", f"{tmp_path}:{REPOSITORY}")
     monkeypatch.setitem(ENVIRONMENT, "OVERLAPITER_NODE", "gpu17")
-    return lambda body, begin=BEGIN: run_script(tmp_path, begin + textwrap.dedent(body))
+
+    def run(
+        body: str, begin: str = BEGIN, runner: tuple[str, ...] = request.param
+    ) -> subprocess.CompletedProcess[str]:
+        return run_script(tmp_path, begin + textwrap.dedent(body), runner=runner)
+
+    return run
 
 
 def failure(reason: str) -> str:
@@ -75,7 +85,6 @@ except SystemExit as error:
         ("raise ValueError('no')", "ValueError", 1, "ValueError: no"),
         ("def f():\n    1 / 0\nf()", "ZeroDivisionError", 1, "ZeroDivisionError: division by zero"),
         ("sys.exit(3)", "exit code 3", 3, ""),
-        ("raise SystemExit(3)", "exit code 3", 3, ""),
         ("def f():\n    exit(3)\nf()", "exit code 3", 3, ""),
         (CAUGHT_THEN + "sys.exit(4)", "exit code 4", 4, ""),
         ("sys.exit('no list')", "exit code no list", 1, "no list"),
@@ -93,6 +102,75 @@ def test_a_failure_is_printed_then_told_and_ends_the_job(
     assert last == failure(reason)
     assert (printed[-1] if printed else "") == before
     assert ended.stdout.splitlines().count("abort") == 1
+
+
+@pytest.mark.parametrize("run", [()], indirect=True)
+def test_an_exit_code_that_no_hook_is_told_takes_the_runner(run: Run) -> None:
+    alone = run("raise SystemExit(3)")
+    ended = run("raise SystemExit(3)", runner=RUNNER)
+
+    assert (alone.returncode, alone.stderr) == (3, "")  # MPI_Finalize would wait
+    assert (ended.returncode, ended.stderr.splitlines()) == (3, [failure("exit code 3")])
+    assert run("raise SystemExit('no list')", runner=RUNNER).stderr.startswith("no list\n")
+
+
+@pytest.mark.parametrize("run", [RUNNER], indirect=True)
+def test_a_foreign_hook_and_a_thread_that_waits_for_others_take_the_runner(run: Run) -> None:
+    ended = run("""
+        sys.excepthook = lambda *_: print("theirs", file=sys.stderr)
+        threading.Thread(target=threading.Event().wait).start()
+        raise ValueError("no")
+    """)
+
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines() == ["theirs", failure("ValueError")]
+
+
+@pytest.mark.parametrize("run", [RUNNER], indirect=True)
+def test_the_runner_shows_the_traceback_that_python_would(run: Run) -> None:
+    body = "def f():\n    1 / 0\nf()"
+    assert run(body).stderr == run(body, runner=()).stderr
+
+
+def test_the_runner_runs_a_program_as_python_does(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("n = 3\n")
+    body = """
+    import sys
+    import beside
+    from overlapiter import OverlapIterator
+
+    class Squares:
+        def __len__(self):
+            return beside.n
+        def __getitem__(self, index):
+            return index ** 2
+
+    if __name__ == "__main__":
+        with OverlapIterator(Squares(), 3, shuffle=False, n_processes=1) as iterator:
+            print(*next(iterator), *sys.argv[1:])
+        sys.exit(5)
+    """
+    for words in (["program.py"], ["-m", "program"]):
+        write_script(tmp_path, body)
+        ended = subprocess.run(
+            [sys.executable, *RUNNER, *words, "-m", "--help"],
+            cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        assert (ended.returncode, ended.stdout) == (5, "0 1 4 -m --help\n"), ended.stderr
+
+
+def test_an_exit_that_is_sent_to_another_process_is_a_plain_one(run: Run) -> None:
+    ended = run("""
+        import pickle
+        try:
+            sys.exit(3)
+        except SystemExit as error:
+            assert type(pickle.loads(pickle.dumps(error))) is SystemExit
+            error.code = 0
+            raise
+    """)
+
+    assert (ended.returncode, ended.stderr) == (0, "")
 
 
 def test_an_exit_that_the_script_imported_before_ends_the_job(run: Run) -> None:
@@ -126,7 +204,7 @@ def test_without_standard_output_a_failure_ends_the_job(run: Run) -> None:
     ("rank", "size", "is_warned"), [(0, 2, True), (1, 2, False), (0, 1, False)]
 )
 def test_rank_0_of_several_is_warned_that_nobody_ends_the_job(
-    monkeypatch: pytest.MonkeyPatch, rank: int, size: int, is_warned: bool
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rank: int, size: int, is_warned: bool
 ) -> None:
     mpi = SimpleNamespace(
         Is_initialized=lambda: True,
@@ -141,7 +219,15 @@ def test_rank_0_of_several_is_warned_that_nobody_ends_the_job(
     with expected if is_warned else contextlib.nullcontext(), OverlapIterator([1, 2], 1):
         pass
     monkeypatch.setattr(sys, "excepthook", lambda *_: None)  # a hook of the user
-    OverlapIterator([1, 2], 1).finalize()
+    for line, is_unseen in (("sys.exit(main())", False), ("raise SystemExit(main())", True)):
+        (tmp_path / "program.py").write_text(f"    {line}\n")
+        program = ModuleType("__main__")
+        program.__file__ = str(tmp_path / "program.py")
+        monkeypatch.setitem(sys.modules, "__main__", program)
+        linecache.clearcache()
+        expected = pytest.warns(FailureWarning, match="python -m overlapiter.mpi")
+        with expected if is_warned and is_unseen else contextlib.nullcontext():
+            OverlapIterator([1, 2], 1).finalize()
 
 
 def test_a_hook_that_takes_the_place_of_ours_prints_and_the_job_ends_at_exit(run: Run) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -59,6 +61,23 @@ def test_a_store_that_denies_access_condemns_nothing(objects, options, tmp_path)
     assert done.returncode == 1
     assert "not compared, their sources cannot be read now (access is denied" in done.stdout
     assert len(staged_files(fast)) == len(objects.names)
+
+
+def test_what_a_server_does_not_give_is_not_called_missing(tmp_path) -> None:
+    class Refusing(BaseHTTPRequestHandler):  # it answers 501, which will not change
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever).start()
+        source = f"http://127.0.0.1:{server.server_port}/data"
+        done = overlapiter(
+            "stage", "-", "--to", tmp_path / "fast", "--source", source, stdin="a.jpg"
+        )
+        server.shutdown()
+    assert done.returncode == 1
+    assert f"unread 1 file {source}/a.jpg (cannot be read: the server answers 501" in done.stdout
+    assert "missing" not in done.stdout
 
 
 def test_a_store_is_measured_with_a_list(objects, options, tmp_path) -> None:

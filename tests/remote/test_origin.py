@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import concurrent.futures
+import errno
 import hashlib
 import os
 import pickle
 import random
+import socket
 import sys
 import tarfile
 import threading
@@ -25,9 +27,11 @@ from overlapiter.origins.direct import Direct
 from overlapiter.origins.origin import Original
 from overlapiter.origins.remote import RemoteOrigin, check_remote, original_of, place_of
 from overlapiter.store.extents import ExtentReader
+from overlapiter.store.outcome import Outcome, Staged
 from overlapiter.store.site import Run, Site
-from overlapiter.store.stager import Outcome, Staged, Stager
+from overlapiter.store.stager import Stager
 from overlapiter.store.store import Store, Wanted
+from overlapiter.workers.plan import StagingPlan
 from tests.chainer.scripts import run_script
 from tests.remote.stores import Objects
 
@@ -295,6 +299,32 @@ def test_patience_ends_with_an_error_that_says_what_happened(objects: Objects, f
         assert (kind, filename) == (OSError, f"{root}/{name}")
         assert "cannot be read" in text
         assert ("the server answers 503" in text) == (fault == "busy")
+
+
+@pytest.mark.parametrize("protocol", ["http", "s3"])
+def test_a_server_that_refuses_connections_is_no_missing_file_and_waited_for_once(
+    protocol: str,
+) -> None:
+    with socket.socket() as taken:  # bound, but not listening
+        taken.bind(("127.0.0.1", 0))
+        server = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        root = f"{server}/data" if protocol == "http" else "s3://data"
+        keys = {"endpoint_url": server, "key": "a", "secret": "b"} if protocol == "s3" else {}
+        plan = StagingPlan((), root, "mtime", 1, None, keys, retry_seconds=3)
+        plan = pickle.loads(pickle.dumps(plan))  # as a supervisor gets it
+
+        def stage() -> list[tuple[type, int, str, str, float]]:
+            origin = plan.origin()
+            return [error_of(lambda n=n: origin.stat(f"{root}/{n}.jpg")) for n in range(2)]
+
+        def read() -> list[tuple[type, int, str, str, float]]:
+            return [error_of(lambda: plan.direct().open(f"{root}/0.jpg"))]
+
+        found = in_child(stage) + in_child(read)  # a prefetcher, then a file reader
+    for number, (kind, code, _, text, seconds) in enumerate(found):
+        assert (kind, code) == (OSError, errno.EIO)
+        assert "cannot be read: the server refuses connections" in text
+        assert (seconds < 3) == (number > 0)
 
 
 # --- what needs no server ---------------------------------------------------------------------

@@ -35,6 +35,7 @@ from tests.store.stores import (
     disk_bytes,
     in_blocks,
     made_store,
+    one_place,
     read,
     segment_paths,
     stage,
@@ -42,6 +43,7 @@ from tests.store.stores import (
     sum_of_charges,
     wanted,
     written,
+    written_together,
 )
 from tests.store.tracing import Call, Do, next_step, traced
 
@@ -109,11 +111,8 @@ def use(directory: Path, allowed: tuple[type[BaseException], ...]) -> int:
     mine: list[int] = []
 
     def copy(paths: list[str]) -> None:
-        for path in paths:
-            if store.key_of(path) in mine:
-                copied = written(store, path, FILES.contents[path])
-                if copied is not None:
-                    copies.append(copied)
+        here = [(path, FILES.contents[path]) for path in paths if store.key_of(path) in mine]
+        copies.extend(written_together(store, here))
 
     def claim(paths: list[str]) -> None:
         outdated = [extent for path, extent in staged(store, FILES).items() if path in paths[:1]]
@@ -123,7 +122,7 @@ def use(directory: Path, allowed: tuple[type[BaseException], ...]) -> int:
         half_done = None
         known = {copied[0].key for copied in copies}
         try:
-            half_done = store.place(BLOCK_BYTES)
+            half_done = one_place(store, BLOCK_BYTES)
             store.publish(copies, [key for key in mine if key not in known])
         finally:
             copies.clear()

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from overlapiter.store.extents import Extent
+from overlapiter.store.outcome import MakeRoom, Outcome, Staged
 from overlapiter.store.site import Run, Site
-from overlapiter.store.stager import MakeRoom, Outcome, Staged, Stager
+from overlapiter.store.stager import Stager
 from overlapiter.store.store import Store, Wanted
 from tests.store.stores import BLOCK_BYTES, SOURCE
 from tests.support import staged

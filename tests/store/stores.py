@@ -11,10 +11,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from overlapiter.store import segments
 from overlapiter.store.extents import DamagedError, Extent, ExtentReader, checksum_of
 from overlapiter.store.generation import segments_folder
 from overlapiter.store.site import Run, Site
-from overlapiter.store.store import Place, Store, Wanted
+from overlapiter.store.store import Copy, Place, Store, Wanted
 
 BLOCK_BYTES = 4096
 SOURCE = "/lustre/images"
@@ -53,25 +54,43 @@ def wanted(store: Store, paths: Iterable[str]) -> list[Wanted]:
     return [Wanted(store.key_of(path), path) for path in paths]
 
 
-def written(store: Store, path: str, data: bytes) -> tuple[Wanted, Place, Extent] | None:
+def one_place(store: Store, size_bytes: int) -> Place | None:
+    places = store.places([size_bytes])
+    return places[0] if places else None
+
+
+def written(store: Store, path: str, data: bytes) -> Copy | None:
     """Copy a file that was claimed; None if there is no room for it."""
-    place = store.place(len(data))
-    if place is None:
-        return None
-    os.pwrite(place.segment.fd, data, max(place.start, 0))
-    key = store.key_of(path)
-    checksum = checksum_of(data, key, _MTIME)
-    extent = Extent(key, 0, place.segment.number, place.start, len(data), _MTIME, checksum)
-    return Wanted(key, path), place, extent
+    copies = written_together(store, [(path, data)])
+    return copies[0] if copies else None
+
+
+def written_together(store: Store, contents: Sequence[tuple[str, bytes]]) -> list[Copy]:
+    """Copy the first ones of files that were claimed, as far as there is room."""
+    copies: list[Copy] = []
+    while left := contents[len(copies) :]:
+        places = store.places([len(data) for _, data in left])
+        if not places:
+            break
+        now = [*zip(places, left, strict=False)]
+        pieces = [(place.size, data) for place, (_, data) in now]
+        segments.write_many(places[0].segment.fd, pieces, max(places[0].start, 0))
+        for place, (path, data) in now:
+            key = store.key_of(path)
+            checksum = checksum_of(data, key, _MTIME)
+            number = place.segment.number
+            extent = Extent(key, 0, number, place.start, len(data), _MTIME, checksum)
+            copies.append((Wanted(key, path), place, extent))
+    return copies
 
 
 def stage(store: Store, files: Files, paths: Sequence[str]) -> dict[str, Extent]:
     """Stage a part as a prefetcher does; return where the files are that are staged now."""
     claim = store.claim(wanted(store, paths), expected_bytes=len(paths) * 3 * BLOCK_BYTES)
     by_key = {store.key_of(path): path for path in paths}
-    copies = [written(store, by_key[key], files.contents[by_key[key]]) for key in claim.mine]
-    done = [copy for copy in copies if copy is not None]
-    store.publish(done, [key for key, copy in zip(claim.mine, copies, strict=True) if not copy])
+    mine = [by_key[key] for key in claim.mine]
+    done = written_together(store, [(path, files.contents[path]) for path in mine])
+    store.publish(done, claim.mine[len(done) :])
     extents = [copy[2] for copy in done] + [found.extent for found in claim.found.values()]
     return {by_key[extent.key]: extent for extent in extents}
 

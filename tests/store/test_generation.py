@@ -33,6 +33,7 @@ from tests.store.stores import (
     disk_bytes,
     made_store,
     n_right,
+    one_place,
     read,
     segment_paths,
     stage,
@@ -189,7 +190,7 @@ def test_without_holes_every_file_has_a_segment_of_its_own(directory, files, mon
         assert n_right(store, files) == len(files.paths) - 10
         store.close()
         assert store.total_bytes() == disk_bytes(directory) == sum_of_charges(store)
-        assert store.place(SMALL_BYTES) is None
+        assert one_place(store, SMALL_BYTES) is None
         store.close()
 
     apart(stage_all)
@@ -274,7 +275,7 @@ def test_while_one_process_throws_an_index_away_all_others_take_the_next_one(dir
         stage(store, files, files.paths)
         yield
         for _ in range(10):
-            place = store.place(100)
+            place = one_place(store, 100)
             yield stage(store, files, files.paths[:3])
             store.give_up(place)
         reader = ExtentReader([str(directory)])
@@ -379,7 +380,7 @@ def test_a_place_is_given_in_the_next_generation_when_the_directory_was_removed(
         store = made_store(directory)
         stage(store, files, files.paths)
         shutil.rmtree(directory)
-        assert store.place(2 * SMALL_BYTES) is not None
+        assert one_place(store, 2 * SMALL_BYTES) is not None
         assert len(segment_paths(directory)) == 2
         store.close()
 

@@ -24,6 +24,7 @@ from tests.store.stores import (
     in_blocks,
     made_store,
     n_right,
+    one_place,
     segment_paths,
     stage,
     sum_of_charges,
@@ -148,24 +149,24 @@ def test_what_fits_is_staged_to_the_last_block(directory):
     files = Files(30, most_bytes=1)
     store = made_store(directory, capacity_bytes=30 * BLOCK_BYTES)
     assert len(stage(store, files, files.paths)) == 30
-    assert store.place(1) is None
+    assert one_place(store, 1) is None
     store.evict([store.key_of(path) for path in files.paths[:2]])
-    assert store.place(2 * BLOCK_BYTES) is not None
-    assert store.place(1) is None
+    assert one_place(store, 2 * BLOCK_BYTES) is not None
+    assert one_place(store, 1) is None
     store.close()
 
 
 @in_a_process
 def test_a_large_file_that_does_not_fit_leaves_nothing(directory):
     store = made_store(directory, capacity_bytes=3 << 20)
-    assert store.place(4 << 20) is None
+    assert one_place(store, 4 << 20) is None
     assert not store.can_ever_hold(4 << 20)
-    place = store.place(3 << 20)
-    assert store.place(SMALL_BYTES + 1) is None
-    assert store.place(1) is None
+    place = one_place(store, 3 << 20)
+    assert one_place(store, SMALL_BYTES + 1) is None
+    assert one_place(store, 1) is None
     store.give_up(place)
     assert store.can_ever_hold(3 << 20)
-    assert store.place(1) is not None
+    assert one_place(store, 1) is not None
     store.close()
 
 
@@ -176,7 +177,7 @@ def test_a_capacity_that_was_larger_before_is_known_to_be_exceeded(directory, fi
     store.close()
     less = made_store(directory, 2, capacity_bytes=files.blocks_bytes - 7 * BLOCK_BYTES)
     assert less.excess_bytes() == 7 * BLOCK_BYTES
-    assert less.place(1) is None
+    assert one_place(less, 1) is None
     less.evict([less.key_of(path) for path in files.paths])
     assert less.excess_bytes() == 0
     less.close()
@@ -226,7 +227,7 @@ def test_the_index_has_room_where_no_free_space_is_to_be_kept(tmp_path):
             for first in range(0, 400, 8):
                 stage(store, files, files.paths[first : first + 8])
             n_staged = n_right(store, files)
-            assert store.place(SMALL_BYTES) is None
+            assert one_place(store, SMALL_BYTES) is None
             store.close()
             return n_staged
 
@@ -239,11 +240,11 @@ def test_inodes_are_kept_free_for_others(tmp_path):
     with mounted(tmp_path / "fast", *options) as directory:
         store = made_store(directory, keep_free_inodes=20)
         places = []
-        while (place := store.place(SMALL_BYTES + 1)) is not None:
+        while (place := one_place(store, SMALL_BYTES + 1)) is not None:
             places.append(place)
         assert 20 < len(places) < 40
         assert os.statvfs(directory).f_favail == 20
-        assert store.place(100) is not None  # takes none
+        assert one_place(store, 100) is not None  # takes none
         store.close()
         for place in places:
             store.give_up(place)
@@ -325,9 +326,9 @@ def test_a_file_beyond_the_limit_of_file_sizes_is_refused(directory):
     resource.setrlimit(resource.RLIMIT_FSIZE, (512 << 10, 512 << 10))
     store = made_store(directory)
     with pytest.raises(OSError, match="File too large") as caught:
-        store.place(600 << 10)
+        one_place(store, 600 << 10)
     assert caught.value.errno == errno.EFBIG
-    assert store.place(500 << 10) is not None
+    assert one_place(store, 500 << 10) is not None
     store.close()
 
 
@@ -341,8 +342,8 @@ def test_what_the_disk_refuses_to_set_aside_is_not_charged(directory, files, mon
 
     with monkeypatch.context() as patch:
         patch.setattr(opened.Segment, "extend", extend)
-        assert store.place(100) is None
-        assert store.place(2 * SMALL_BYTES) is None
+        assert one_place(store, 100) is None
+        assert one_place(store, 2 * SMALL_BYTES) is None
         claim = store.claim(wanted(store, files.paths[3:5]), expected_bytes=32 << 20)
         assert len(claim.mine) == 2
         assert store.total_bytes() == sum_of_charges(store) == disk_bytes(directory) == 0
@@ -363,7 +364,7 @@ def test_a_stopped_process_that_holds_a_reservation_keeps_no_other_from_staging(
         store = made_store(directory, 2, capacity_bytes=CAPACITY_BYTES)
         store.claim(wanted(store, files.paths[2:5]))
         for path in files.paths[2:5]:
-            assert store.place(in_blocks(len(files.contents[path]))) is not None
+            assert one_place(store, in_blocks(len(files.contents[path]))) is not None
         yield
 
     one, two = act(holder), act(other)

@@ -11,11 +11,11 @@ import time
 
 import pytest
 
-from overlapiter.store import opened
+from overlapiter.store import copier, health, opened
 from overlapiter.store import stager as stager_module
-from overlapiter.store.extents import SMALL_BYTES
+from overlapiter.store.extents import SMALL_BYTES, ExtentReader
 from overlapiter.store.index import IndexBusyError
-from overlapiter.store.stager import Outcome
+from overlapiter.store.outcome import Outcome
 from tests.store.actors import apart, in_a_process
 from tests.store.stagers import Setting, contents_of
 from tests.store.stores import BLOCK_BYTES, SOURCE
@@ -259,7 +259,7 @@ def test_after_another_boot_a_copy_is_read_before_it_is_used(tmp_path, monkeypat
         monkeypatch.setattr(opened, "BOOT_ID_PATH", str(tmp_path / "boot_id"))
         setting = Setting(tmp_path, contents, run=2, validate="never")
         assert setting.outcomes(*setting.paths) == [FOUND, COPIED, FOUND]
-        monkeypatch.setattr(setting.stager._reader, "is_right", pytest.fail)
+        monkeypatch.setattr(ExtentReader, "is_right", pytest.fail)
         assert setting.outcomes(*setting.paths) == [FOUND] * 3
         setting.close()
 
@@ -347,7 +347,8 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(stager_module, "time", clock)
+    for module in (stager_module, copier, health):
+        monkeypatch.setattr(module, "time", clock)
     return clock
 
 
@@ -396,7 +397,7 @@ def test_a_sick_disk_is_left_alone_and_tried_again_after_a_pause(tmp_path, clock
         (errno.EDQUOT, REFUSED, ""),
     ],
 )
-@pytest.mark.parametrize("method", ["claim", "place", "publish"])
+@pytest.mark.parametrize("method", ["claim", "places", "publish"])
 @in_a_process
 def test_what_is_said_of_a_disk_says_what_to_do(tmp_path, method, number, outcome, words):
     setting = Setting(tmp_path, contents_of(2))

@@ -6,7 +6,7 @@ import errno
 
 import pytest
 
-from overlapiter.store.stager import Outcome
+from overlapiter.store.outcome import Outcome
 from tests.store.actors import apart, in_a_process
 from tests.store.stagers import Setting, contents_of
 from tests.support import staged
@@ -140,7 +140,7 @@ def test_while_the_faster_tier_is_sick_the_slower_one_takes_the_files(tmp_path, 
     def fail(*_arguments):
         raise OSError(errno.EIO, "Input/output error")
 
-    for method in ("look", "claim", "place"):
+    for method in ("look", "claim", "places"):
         monkeypatch.setattr(setting.stores[0], method, fail)
     assert setting.outcomes(*setting.paths) == [COPIED] * 3
     monkeypatch.undo()
@@ -157,7 +157,7 @@ def test_a_slower_tier_that_is_sick_hides_no_faster_one_that_is_full(tmp_path, m
     def fail(*_arguments):
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(setting.stores[1], "place", fail)
+    monkeypatch.setattr(setting.stores[1], "places", fail)
     assert setting.outcomes(setting.paths[0]) == [COPIED]
     assert setting.outcomes(setting.paths[1]) == [REFUSED]
     setting.close()

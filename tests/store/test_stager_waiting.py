@@ -9,8 +9,8 @@ import time
 
 import pytest
 
-from overlapiter.store import stager as stager_module
-from overlapiter.store.stager import Outcome
+from overlapiter.store import waiting as waiting_module
+from overlapiter.store.outcome import Outcome
 from tests.store.stagers import Setting, contents_of
 from tests.support import staged
 
@@ -45,7 +45,7 @@ def waiting(act, tmp_path, patience_seconds=60.0, n_rounds=1):
     """Return a process that stages the same files, and yields what became of them, and how long."""
 
     def wait():
-        stager_module._PATIENCE_SECONDS = patience_seconds
+        waiting_module._PATIENCE_SECONDS = patience_seconds
         setting = Setting(tmp_path, contents_of(N_FILES), run=2)
         for _ in range(n_rounds):
             begun = time.monotonic()
@@ -111,7 +111,7 @@ def test_a_process_that_writes_is_waited_for_however_long_it_takes(act, tmp_path
         yield setting.outcomes(*setting.paths)
 
     def wait():
-        stager_module._PATIENCE_SECONDS = 0.4
+        waiting_module._PATIENCE_SECONDS = 0.4
         setting = Setting(tmp_path, contents_of(1, 3 << 20), run=2)
         yield "ready"
         yield setting.outcomes(*setting.paths), setting.said

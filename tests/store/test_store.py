@@ -20,6 +20,7 @@ from tests.store.stores import (
     in_blocks,
     made_store,
     n_right,
+    one_place,
     read,
     segment_paths,
     stage,
@@ -321,7 +322,7 @@ def test_places_that_are_pending_while_a_store_is_closed_are_left_to_others(dire
     store = made_store(directory)
     (claimed,) = store.claim(wanted(store, files.paths[:1])).mine
     copy = written(store, files.paths[0], files.contents[files.paths[0]])
-    large = store.place(2 * SMALL_BYTES)
+    large = one_place(store, 2 * SMALL_BYTES)
     store.close()
     os.pwrite(copy[1].segment.fd, b"late", copy[1].start)  # into its own file still
     store.publish([copy], [])

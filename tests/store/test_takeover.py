@@ -22,6 +22,7 @@ from tests.store.stores import (
     disk_bytes,
     made_store,
     n_right,
+    one_place,
     segment_paths,
     stage,
     staged,
@@ -60,7 +61,7 @@ def test_what_a_killed_process_was_copying_others_copy_and_its_reservation_is_gi
         store.claim(wanted(store, files.paths[10:20]), expected_bytes=1 << 20)
         for path in files.paths[10:15]:
             written(store, path, files.contents[path])
-        store.place(3 * SMALL_BYTES)
+        one_place(store, 3 * SMALL_BYTES)
         yield
 
     actor = act(prefetcher)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import random
 import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -173,6 +175,48 @@ def test_the_files_of_a_living_process_stay_and_those_of_a_killed_one_go(reader)
     remove_left(generation)
     assert path.exists()
     assert not left.exists()
+
+
+@pytest.mark.parametrize("moment", ["made", "opened"])
+def test_a_folder_that_is_removed_before_it_is_locked_is_made_again(
+    reader, monkeypatch, moment
+) -> None:
+    generation = generation_of(str(reader.fast))
+    removals = iter([remove_left] * 2)  # at the first two attempts
+    make, lock = tempfile.mkdtemp, fcntl.flock
+
+    def mkdtemp(**options):
+        folder = make(**options)
+        next(removals, str)(generation)
+        return folder
+
+    def flock(fd, kind):
+        if kind == fcntl.LOCK_EX:
+            next(removals, str)(generation)
+        lock(fd, kind)
+
+    with monkeypatch.context() as patches:
+        if moment == "made":
+            patches.setattr(tempfile, "mkdtemp", mkdtemp)
+        else:
+            patches.setattr(fcntl, "flock", flock)
+        path = Path(reader.copies.local_path(reader.paths[1]))
+    assert list(removals) == []
+    assert path.read_bytes() == reader.contents[1]
+    remove_left(generation)
+    assert path.exists()
+
+
+def test_what_is_none_of_ours_among_the_files_of_killed_processes_is_left_alone(reader) -> None:
+    path = Path(reader.copies.local_path(reader.paths[1]))
+    folder = path.parents[2]
+    (folder / "a file").touch()
+    os.mkfifo(folder / "a fifo")
+    (folder / "a link").symlink_to(reader.source)
+    (folder / "of-a-killed-process").mkdir()
+    remove_left(generation_of(str(reader.fast)))
+    names = {"a file", "a fifo", "a link", path.parents[1].name}
+    assert {found.name for found in folder.iterdir()} == names
 
 
 def test_after_the_folder_of_paths_was_removed_there_is_another_one_for_the_next_example(reader):

@@ -10,7 +10,7 @@ import pytest
 
 from overlapiter.store.eviction import Victim
 from overlapiter.store.extents import unpacked
-from overlapiter.store.stager import Outcome
+from overlapiter.store.outcome import Outcome
 from overlapiter.workers.prefetcher import evictor as evictor_module
 from overlapiter.workers.prefetcher.evictor import Evictor, RoomForTask
 from tests.store.actors import in_a_process

@@ -143,10 +143,8 @@ def test_without_any_thread_the_caller_does_the_jobs(monkeypatch):
     done = []
     threads.put(lambda: done.append(1))
     assert len(threads) == 0
-    assert threads.has_jobs
-    assert threads.do_next()
+    threads.do_waiting()
     assert done == [1]
-    assert not threads.has_jobs
 
 
 @contextlib.contextmanager

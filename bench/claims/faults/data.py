@@ -81,7 +81,7 @@ class Stuck(Augmented):
 
     Args:
         folder: Where the files are.
-        pipe: A named pipe that nobody writes to: whoever opens it waits.
+        pipe: A file that is held back: whoever opens it waits.
         is_source: Whether that is a file to stage, for which the prefetchers then wait, or one
             that is read besides, for which the file readers do.
         signs: A folder: when ``SIGN`` is there, it begins; a reader that waits leaves a file too.

@@ -10,7 +10,9 @@ Each measurement runs a program of its own, in a process group of its own, with 
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
+import fcntl
 import os
 import select
 import signal
@@ -29,7 +31,7 @@ from bench.harness.family import KINDS, MARK, Process, is_running, marked, new_s
 from bench.harness.store_access import half_copied
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 #: Each way to end, with the seconds within which all children are to be gone.
 LIMIT_SECONDS = {"finalize": 2.0, "interrupt": 2.0, "kill": 5.0}
@@ -155,11 +157,10 @@ def measure(request: dict) -> dict:
     with tempfile.TemporaryDirectory(prefix="bench-ending-") as folder:
         if request["workers"] == "stuck readers":
             pipe = Path(folder, "pipe")
-        if request["workers"].startswith("stuck") and not pipe.exists():
-            os.mkfifo(pipe)
         Path(folder, "signs").mkdir()
         request = {**request, "folder": folder, "pipe": str(pipe)}
-        answer = _end(request)
+        with _held_back(pipe):
+            answer = _end(request)
         staging = str(Path(folder, "staging"))
         answer["n_partial_files"] = len(half_copied(staging))
         if answer["n_partial_files"]:
@@ -168,6 +169,20 @@ def measure(request: dict) -> dict:
             )
         answer["n_partial_files_after_next_start"] = len(half_copied(staging))
     return {**answer, "shared_memory": new_shared_memory(shared_memory)}
+
+
+@contextlib.contextmanager
+def _held_back(path: Path) -> Iterator[None]:
+    """Have every open of a file wait, by a lease; for 45 s, unless fs.lease-break-time is less."""
+    path.touch()
+    fd = os.open(path, os.O_RDWR)
+    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # sent when a process wants to open it
+    try:
+        fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        yield
+    finally:
+        os.close(fd)
+        signal.signal(signal.SIGIO, before)
 
 
 def _command(request: dict) -> list[str]:

@@ -81,9 +81,9 @@ class Evictor:
         self._count(len(store.evict(keys)))
         return True
 
-    def take_over(self, tier: int) -> bool:
+    def take_over(self, tier: int, *, is_last_resort: bool = False) -> bool:
         """Give back what processes that have ended held; return whether that was anything."""
-        if time.monotonic() < self._next_search.get(tier, 0.0):
+        if time.monotonic() < self._next_search.get(tier, 0.0) and not is_last_resort:
             return False
         self._next_search[tier] = time.monotonic() + _TAKE_OVER_PAUSE_SECONDS
         return self._stager.stores[tier].take_over() > 0
@@ -124,7 +124,8 @@ class RoomForTask:
     def __init__(self, evictor: Evictor, victims: Iterable[Victim] | None) -> None:
         self._evictor = evictor
         self.n_files = 1
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # held while files are evicted: one thread at a time
+        self._n_made = 0
         self._victims: dict[int, list[Victim]] = {}
         for victim in victims or ():
             self._victims.setdefault(victim.tier, []).append(victim)
@@ -137,17 +138,26 @@ class RoomForTask:
             OSError: Its disk failed.
             IndexBusyError: Another process keeps its index locked.
         """
+        n_made = self._n_made
+        with self._lock:
+            if self._n_made == n_made and not self._make(tier):
+                return False
+            self._n_made += 1  # those that have waited try again before they evict more
+            return True
+
+    def _make(self, tier: int) -> bool:
         evictor = self._evictor
         if evictor.take_over(tier) or evictor.evict_strays(tier, older_than_seconds=_YOUNG_SECONDS):
             return True
-        with self._lock:
-            victims = self._take(tier)
+        victims = self._take(tier)
+        if victims:
             for victim in victims:
                 self.moved[victim.example] = b""  # gone, should evicting fail
-        if not victims:
-            return evictor.evict_strays(tier, older_than_seconds=0.0)
-        self.moved |= evictor.evict(victims, tier, self.make)
-        return True
+            self.moved |= evictor.evict(victims, tier, self.make)
+            return True
+        if evictor.evict_strays(tier, older_than_seconds=0.0):
+            return True
+        return evictor.take_over(tier, is_last_resort=True)
 
     def _take(self, tier: int) -> list[Victim]:
         """Choose the farthest victims that no other run wants, or else the farthest."""

@@ -14,12 +14,14 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 
+from overlapiter.errors import described
 from overlapiter.sources import Dataset, declared_paths, paths_below
 from overlapiter.stats import Counter, Row
 from overlapiter.store.extents import Extent, packed, unpacked
 from overlapiter.store.index import IndexBusyError
+from overlapiter.store.outcome import Outcome, Staged
 from overlapiter.store.site import Run
-from overlapiter.store.stager import Outcome, Staged, Stager
+from overlapiter.store.stager import Stager
 from overlapiter.store.store import Wanted
 from overlapiter.workers.copies import StagedCopies
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
@@ -106,7 +108,12 @@ class Prefetcher:
         self._stores = plan.stores(run, self._warn)
         self._key_of = self._stores[0].key_of
         self._stager = Stager(
-            self._stores, plan.origin(), plan.validate, self._threads.put, self._warn
+            self._stores,
+            plan.origin(),
+            plan.validate,
+            self._threads.put,
+            self._warn,
+            self._threads.note_answer,
         )
         self._evictor = Evictor(dataset, self._stager, self._count_evicted)
         self._lock = threading.Lock()
@@ -131,6 +138,7 @@ class Prefetcher:
             while True:
                 while not self._channel.is_readable(self._patience_seconds()):
                     if self._at_hand:
+                        self._threads.look()
                         self._show_current()
                         self._report_settled()
                     else:
@@ -143,8 +151,7 @@ class Prefetcher:
                     return
                 else:
                     self._accept(StageTask(*values))
-                    while not len(self._threads) and self._threads.has_jobs:
-                        self._threads.do_next()
+                    self._threads.do_waiting()
         except ChannelClosedError:
             return
 
@@ -267,7 +274,8 @@ class Prefetcher:
         """Leave an example to the file reader, which goes to the source."""
         example.is_complete = False
         self._warn(
-            f"example {example.index} cannot be staged ({error!r}): it is read from the source"
+            f"example {example.index} cannot be staged ({described(error)[0]}): it is read from "
+            f"the source"
         )
 
     def _want(self, wanted: dict[int, Wanted]) -> None:

@@ -1,7 +1,14 @@
-"""The threads of a prefetcher: each has one read in flight, and their number may change."""
+"""The threads of a prefetcher: each has one read in flight, and their number may change.
+
+Threads that all have something to do pass the interpreter's lock to each other at every system
+call, which costs more than reading a small file from a page cache. So only as many are awake as the
+source keeps waiting: the interpreter has a file every 0.25 ms at best, which takes
+``latency / 0.25 ms`` reads in flight (Little's law) and no more.
+"""
 
 from __future__ import annotations
 
+import collections
 import os
 import queue
 import resource
@@ -11,11 +18,19 @@ from collections.abc import Callable
 _DESCRIPTORS_PER_READ = 2  # the file; and a segment of its own, if it is large
 _SPARE_DESCRIPTORS = 24  # for the dataset, messages, the index and the segments
 
+#: No more threads are awake than answers of the source take multiples of this.
+_STEP_NS = 250_000
+#: What is assumed of a source of which nothing is known, or that does not answer.
+_SLOW_NS = 500_000_000
+#: The latest answer counts for this share of the mean.
+_SHARE = 1 / 16
+
 
 class Threads:
     """Threads that do jobs, those put first first.
 
-    :meth:`put` and :meth:`do_next` are safe for threads; :meth:`resize` is for one thread alone.
+    :meth:`put`, :meth:`note_answer` and :meth:`do_next` are safe for threads; the others are for
+    one thread alone.
 
     Args:
         work: What each thread does: it is to call :meth:`do_next` until that returns False.
@@ -23,24 +38,47 @@ class Threads:
 
     def __init__(self, work: Callable[[], None]) -> None:
         self._work = work
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._jobs: collections.deque[Callable[[], None]] = collections.deque()
+        self._wakings: queue.SimpleQueue[None] = queue.SimpleQueue()  # one wakes one thread
         self._lock = threading.Lock()
         self._limit = reads_within_limit()
         self._n_wanted = 0
         self._n_threads = 0
+        self._n_awake = 0
+        self._n_begun = self._n_begun_before = 0
+        self._mean_ns = float(_SLOW_NS)
 
     def __len__(self) -> int:
         """Return how many threads there are to be, once those that are too many have ended."""
         return self._n_wanted
 
-    @property
-    def has_jobs(self) -> bool:
-        """Whether a job waits for a thread."""
-        return not self._jobs.empty()
-
     def put(self, job: Callable[[], None]) -> None:
         """Have a job done."""
-        self._jobs.put(job)
+        with self._lock:
+            self._jobs.append(job)
+            self._wake_for_job()
+
+    def note_answer(self, took_ns: int) -> None:
+        """Take note of how long the source has taken for an answer."""
+        self._mean_ns += (took_ns - self._mean_ns) * _SHARE
+
+    def look(self) -> None:
+        """Look whether all threads that are awake wait for an answer that does not come."""
+        with self._lock:
+            if self._jobs and self._n_begun == self._n_begun_before:
+                self._mean_ns = _SLOW_NS
+                for _ in range(len(self._jobs)):
+                    self._wake_for_job()
+            self._n_begun_before = self._n_begun
+
+    def _wake_for_job(self) -> None:
+        most = max(1, int(self._mean_ns / _STEP_NS))
+        if self._jobs and self._n_awake < min(most, self._n_threads):
+            self._wake()
+
+    def _wake(self) -> None:
+        self._n_awake += 1
+        self._wakings.put(None)
 
     def resize(self, n_threads: int) -> None:
         """Start threads, or let some end after the job they are at.
@@ -54,24 +92,49 @@ class Threads:
             self._n_wanted = wanted
         for number in range(n_before, wanted):
             try:
-                threading.Thread(target=self._work, daemon=True).start()
+                threading.Thread(target=self._begin, daemon=True).start()
             except RuntimeError:  # at the limit of threads, of which others need some
                 with self._lock:
                     self._n_threads = number
                     self._limit = self._n_wanted = number - (number - n_before) // 2
                 break
-        for _ in range(self._n_threads - self._n_wanted):
-            self._jobs.put(None)  # wakes idle threads, which then end
+        with self._lock:
+            for _ in range(self._n_threads - self._n_wanted):
+                self._wake()  # so that idle threads end
+            for _ in range(len(self._jobs)):
+                self._wake_for_job()
+
+    def _begin(self) -> None:
+        self._wakings.get()
+        self._work()
 
     def do_next(self) -> bool:
         """Do the next job, as soon as there is one; return False if the thread is to end."""
-        job = self._jobs.get()
+        job = self._next_job()
         if job is not None:
             job()
-        with self._lock:
-            is_surplus = self._n_threads > self._n_wanted
-            self._n_threads -= is_surplus
-        return not is_surplus
+        return job is not None
+
+    def _next_job(self) -> Callable[[], None] | None:
+        while True:
+            with self._lock:
+                if self._n_threads > self._n_wanted:
+                    self._n_threads -= 1
+                    self._n_awake -= 1
+                    self._wake_for_job()
+                    return None
+                if self._jobs and self._n_awake <= max(1, int(self._mean_ns / _STEP_NS)):
+                    self._n_begun += 1
+                    job = self._jobs.popleft()
+                    self._wake_for_job()
+                    return job
+                self._n_awake -= 1
+            self._wakings.get()
+
+    def do_waiting(self) -> None:
+        """Do the jobs that wait if there is no thread for them."""
+        while not self._n_wanted and self._jobs:
+            self._jobs.popleft()()
 
 
 def reads_within_limit() -> int:

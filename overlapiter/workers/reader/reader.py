@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 import random
 import time
-import traceback
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from overlapiter.errors import ExampleError
+from overlapiter.errors import ExampleError, described
 from overlapiter.openhook import OpenHook
 from overlapiter.sharedmem.layout import layout_of
 from overlapiter.sharedmem.segments import Segment, Slot
@@ -24,6 +24,8 @@ from overlapiter.workers.copies import StagedCopies
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.processes import BusyClock, keep_freed_memory
+
+from .unseen import UnseenReads
 
 
 class ReadTask(NamedTuple):
@@ -74,7 +76,12 @@ class FileReader:
         if plan.staging is not None:
             self._copies = StagedCopies(plan.staging)
             self._direct = plan.staging.direct()
-            OpenHook(plan.staging.source, self._copies, self._direct).install()
+            source = plan.staging.source
+            self._unseen = UnseenReads(
+                dataset, source, row, self._warn, names_source=plan.names_source
+            )
+            note_elsewhere = self._unseen.note_elsewhere
+            OpenHook(source, self._copies, self._direct, note_elsewhere).install()
 
     def run(self) -> None:
         """Serve until the supervisor closes the channel."""
@@ -96,6 +103,9 @@ class FileReader:
                     self._take_note(message, fds)
         except ChannelClosedError:
             return
+
+    def _warn(self, text: str) -> None:
+        self._channel.send(("trouble", text))
 
     def _take_note(self, message: tuple[Any, ...], fds: list[int]) -> None:
         kind, number, value = message
@@ -123,7 +133,7 @@ class FileReader:
                 self._read_example(reading, number, index)
             except ChannelClosedError:
                 raise
-            except Exception as error:  # user code: it travels to the trainer
+            except BaseException as error:  # user code, even sys.exit: it travels to the trainer
                 paths = (copies and copies.opened) or self._likely_paths(error, index)
                 reading.entries.append(_explained(error, index, paths))
                 if not self._plan.is_skipping:
@@ -137,6 +147,7 @@ class FileReader:
         if copies is not None:
             row.add(Counter.OPENS_STAGED, copies.opens_staged - counted[0])
             row.add(Counter.OPENS_SOURCE, copies.opens_source - counted[1])
+            self._unseen.count(reading.unopened)
         self._report(reading, before)
         self._begin_example()  # what the last one opened is not needed any more
         row.put(Counter.CURRENT, 0)
@@ -162,15 +173,17 @@ class FileReader:
         if task.slot is None:
             task = reading.task = self._offer_layout(task, example)
         reading.entries.append(self._write(task, task.first_row + number, example))
+        if self._copies is not None and not self._copies.opened:
+            reading.unopened.append(index)
 
-    def _likely_paths(self, error: Exception, index: int) -> Sequence[str]:
+    def _likely_paths(self, error: BaseException, index: int) -> Sequence[str]:
         """Return the files of an example that cannot be read, where no open was observed."""
-        filename = getattr(error, "filename", None)
-        if isinstance(filename, (str, bytes)):
-            return [os.fsdecode(filename)]
         try:
+            filename = getattr(error, "filename", None)
+            if isinstance(filename, (str, bytes)):
+                return [os.fsdecode(filename)]
             return declared_paths(self._dataset, index) or []
-        except Exception:  # user code, which has failed once already: the index must do
+        except BaseException:  # user code, which has failed once already: the index must do
             return []
 
     def _fetch(self, task: ReadTask, number: int, index: int) -> object:
@@ -182,7 +195,7 @@ class FileReader:
                 seed_example(self._plan.seed, task.epochs[number], index)
             try:
                 return self._dataset[self._index_type(index)]
-            except Exception:
+            except BaseException:
                 # The copy may be damaged, or its disk.
                 if is_last or copies is None or copies.opens_staged == opens_before:
                     raise
@@ -232,15 +245,17 @@ class _Reading:
         fetch_ns: Nanoseconds spent inside the dataset.
         n_files: Most files that one of its examples has opened.
         missed: The examples of which a copy was damaged or gone, or of no use.
+        unopened: The examples that opened no file of the source.
     """
 
     def __init__(self, task: ReadTask) -> None:
         self.task = task
         self.entries: list[Any] = []
-        self.failure: Exception | None = None
+        self.failure: BaseException | None = None
         self.fetch_ns = 0
         self.n_files = 0
         self.missed: list[int] = []
+        self.unopened: list[int] = []
 
     def pickled_entries(self, is_skipping: bool) -> bytes | None:
         """Return the entries, pickled; None if every example is ordinary, or the part has failed.
@@ -251,11 +266,11 @@ class _Reading:
             return None
         try:
             return pickle.dumps(self.entries, pickle.HIGHEST_PROTOCOL)
-        except Exception:  # user data: look for those that cannot
+        except BaseException:  # user data: look for those that cannot
             for number, entry in enumerate(self.entries):
                 try:
                     pickle.dumps(entry, pickle.HIGHEST_PROTOCOL)
-                except Exception as error:  # here it is
+                except BaseException as error:  # here it is
                     self.entries[number] = _explained(error, self.task.indices[number], ())
                     if not is_skipping:
                         self.failure = error
@@ -271,19 +286,22 @@ def seed_example(seed: int, epoch: int, index: int) -> None:
     random.seed(words.tobytes())
 
 
-def _explained(error: Exception, index: int, opened: Sequence[str]) -> ExampleError:
+def _explained(error: BaseException, index: int, opened: Sequence[str]) -> ExampleError:
     """Return the error that says where an exception of the user's code came from."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    reason = "".join(traceback.format_exception_only(type(error), error)).strip()
-    return ExampleError(index, tuple(dict.fromkeys(opened)), reason, text)
+    return ExampleError(index, tuple(dict.fromkeys(opened)), *described(error))
 
 
-def _pickled_error(error: Exception, context: ExampleError) -> bytes:
-    """Pickle an exception of the user's code together with what explains it."""
-    error.__traceback__ = error.__cause__ = error.__context__ = None
-    try:
-        data = pickle.dumps((error, context), pickle.HIGHEST_PROTOCOL)
-        pickle.loads(data)  # some exceptions pickle but do not come back
-    except Exception:  # then the context alone must do
-        return pickle.dumps((None, context), pickle.HIGHEST_PROTOCOL)
-    return data
+def _pickled_error(error: BaseException, context: ExampleError) -> bytes:
+    """Pickle an exception of the user's code together with what explains it.
+
+    The context alone must do for one that does not come back as it is, and for one that the trainer
+    would take for its own: SystemExit ends it in silence, StopIteration a loop over the iterator.
+    """
+    pickled = None
+    if isinstance(error, Exception) and not isinstance(error, (StopIteration, StopAsyncIteration)):
+        with contextlib.suppress(BaseException):  # user code
+            error.__traceback__ = error.__cause__ = error.__context__ = None
+            data = pickle.dumps(error, pickle.HIGHEST_PROTOCOL)
+            if type(pickle.loads(data)) is type(error):
+                pickled = data
+    return pickle.dumps((pickled, context), pickle.HIGHEST_PROTOCOL)

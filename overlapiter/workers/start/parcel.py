@@ -59,7 +59,7 @@ class Parcel:
             self._write(piece)
 
     def mentions(self, module: str) -> bool:
-        """Return whether the pickle refers to a module or to one below it."""
+        """Return whether the pickle refers to a module or to one below it, or has such a text."""
         # As pickle writes a name, so that this is its beginning: a text, short or not, or a global.
         begin = rb"(?s:\x8c.|X.{4}|c)"
         return re.search(begin + re.escape(module.encode()), self._mentioned) is not None

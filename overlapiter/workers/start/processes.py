@@ -138,8 +138,6 @@ def fork_worker(name: str, run: Callable[[], None], report: Callable[[str], None
         np.random.seed()  # the global stream is what datasets use
         run()
         status = 0
-    except SystemExit as request:  # a dataset called sys.exit
-        status = request.code if isinstance(request.code, int) else 1
     except BaseException:  # nothing may run on into the supervisor's stack
         report(traceback.format_exc())
     finally:

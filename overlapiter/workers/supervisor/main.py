@@ -9,6 +9,7 @@ import signal
 import traceback
 from collections.abc import Callable
 
+from overlapiter.redirection import install
 from overlapiter.stats import StatsBoard
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
 from overlapiter.workers.plan import SupervisorPlan
@@ -36,6 +37,8 @@ def main(
     set_name("ovl-supervisor")
     channel = Channel.from_fd(fds[0])
     try:
+        if plan.staging is not None:
+            install(plan.staging.readers)
         import_main_module()
         for name in (*plan.imports, *(plan.staging.imports if plan.staging else ())):
             importlib.import_module(name)

@@ -1,0 +1,333 @@
+"""Redirection: libraries that open files in C get the staged copies, in worker processes alone.
+
+A reader is a function or a class that opens the file whose path is its first argument. The known
+ones stand in one table, to which :func:`redirect` adds. Each is replaced when its module is
+imported; the replacement asks the hook that this process has, if any (:mod:`.openhook`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.machinery
+import inspect
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+from . import openhook
+from .errors import OptionError
+
+Function = Callable[..., Any]
+
+
+class Reader(NamedTuple):
+    """A line of the table.
+
+    Attributes:
+        module: Where it is found.
+        name: Its name there; that of a method with the name of its class before.
+        keyword: The name of the argument that is the path; empty to ask its signature.
+        by_content: Whether it has read the file when it returns, and does not look at its name:
+            then the copy needs no file on the disk.
+        is_on: Whether it is redirected.
+    """
+
+    module: str
+    name: str
+    keyword: str = ""
+    by_content: bool = False
+    is_on: bool = True
+
+
+_KNOWN = (
+    Reader("cv2", "imread", "filename", by_content=True),
+    Reader("cv2", "imreadmulti", "filename", by_content=True),
+    Reader("cv2", "imcount", "filename", by_content=True),
+    Reader("cv2", "haveImageReader", "filename", by_content=True),
+    Reader("cv2", "VideoCapture", "filename"),
+    Reader("cv2", "VideoCapture.open", "filename"),
+    Reader("h5py", "File", "name"),
+    Reader("netCDF4", "Dataset", "filename"),
+    Reader("os", "open"),
+    Reader("soundfile", "SoundFile", "file"),  # by which read, info and blocks open
+    # By which read_image and decode_* open.
+    Reader("torchvision.io.image", "read_file", "path", by_content=True),
+)
+
+_table = {(each.module, each.name): each for each in _KNOWN}
+_added: dict[tuple[str, str], Reader] = {}
+
+_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
+#: A second argument, or a mode, with which a call may write.
+_WRITING_MODE = re.compile(r"[wax][a-z+\-]{0,3}|r[bts]*\+[bts]*")
+_READING_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOATIME | os.O_NONBLOCK
+_MARK = "__overlapiter_redirected__"
+
+
+def redirect(
+    module: str, name: str, *, keyword: str = "", by_content: bool = False, is_on: bool = True
+) -> None:
+    """Have a function or a class that opens files in C open the staged copies of source files.
+
+    Call it before the iterator is made, or at the top of the dataset's module. In the workers the
+    path of a staged file, the first argument, is then replaced as :func:`overlapiter.local_path`
+    does. Calls that write are left alone: those whose mode, the second argument, says so.
+
+    Args:
+        module: Where it is found, ``"cv2"`` for example; it is not imported for this.
+        name: Its name there, ``"imread"``, or ``"VideoCapture.open"`` for a method.
+        keyword: The name of its first argument, for callers that give the path by name; needed
+            where the signature does not tell.
+        by_content: Whether it has read the file when it returns, and does not look at the ending of
+            its name. The path that it gets is then one of a file in memory, which takes less time.
+        is_on: False has a reader read the source as if there were no staging: one of files that
+            name other files beside them, for example.
+
+    Raises:
+        OptionError: The names are none, or the module has no such reader.
+    """
+    for option, value in (("module", module), ("name", name)):
+        if not isinstance(value, str) or not _NAME.fullmatch(value):
+            raise OptionError(option, f'{value!r} is no name; write redirect("cv2", "imread")')
+    _added[module, name] = _table[module, name] = Reader(module, name, keyword, by_content, is_on)
+    if _is_installed():
+        _apply_if_imported(module)
+
+
+def added_readers() -> tuple[Reader, ...]:
+    """Return what :func:`redirect` was called with in this process."""
+    return tuple(_added.values())
+
+
+def install(readers: Iterable[Reader]) -> None:
+    """Redirect the readers in this process, and in those forked from it, when they have a hook.
+
+    Called before the dataset is unpickled: what it imports finds the replacements.
+
+    Args:
+        readers: Those that the program has added.
+    """
+    for each in readers:
+        _added[each.module, each.name] = _table[each.module, each.name] = each
+    if not _is_installed():
+        finder: Any = _Finder()
+        sys.meta_path.insert(0, finder)
+    for module in {each.module for each in _table.values()}:
+        _apply_if_imported(module)
+
+
+def _is_installed() -> bool:
+    return any(isinstance(finder, _Finder) for finder in sys.meta_path)
+
+
+# --- when a module is imported ------------------------------------------------------------------
+
+
+class _Finder:
+    """Finds the modules of the table as the other finders do, and adds to their loading."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not any(module == fullname for module, _ in _table):
+            return None
+        for finder in sys.meta_path:
+            find: Function | None = getattr(finder, "find_spec", None)
+            if finder is self or find is None:
+                continue
+            spec: importlib.machinery.ModuleSpec | None = find(fullname, path, target)
+            if spec is not None:
+                # The loader itself stays: libraries ask it for their data.
+                with contextlib.suppress(AttributeError):  # one without a dictionary
+                    _apply_after(spec.loader)
+                return spec
+        return None
+
+
+def _apply_after(loader: Any) -> None:
+    """Have a loader redirect the readers of the module that it loads next."""
+    if isinstance(loader, type) or loader is None:  # shared by all modules of its kind
+        return
+    execute = loader.exec_module
+
+    def exec_module(module: ModuleType) -> None:
+        vars(loader).pop("exec_module", None)
+        execute(module)
+        _apply(module, is_complete=True)
+
+    loader.exec_module = exec_module
+
+
+def _apply_if_imported(name: str) -> None:
+    module = sys.modules.get(name)
+    if isinstance(module, ModuleType):
+        _apply(module, is_complete=False)
+
+
+def _apply(module: ModuleType, *, is_complete: bool) -> None:
+    """Replace the readers of a module that is imported.
+
+    Args:
+        module: The module.
+        is_complete: Whether its names are there by now.
+
+    Raises:
+        OptionError: The user has named a reader that it does not have.
+    """
+    for reader in [each for each in _table.values() if each.module == module.__name__]:
+        owner: Any = module
+        *path, name = reader.name.split(".")
+        for part in path:
+            owner = vars(owner).get(part, type)
+        # A module that is to be loaded later has no names yet: to ask for one would load it.
+        is_there = name in vars(owner) if owner is module else hasattr(owner, name)
+        if is_there:
+            _replace(owner, name, getattr(owner, name), reader)
+        elif is_complete and reader in _added.values():
+            raise OptionError(
+                "name",
+                f"{reader.module} has no {reader.name}; correct "
+                f'overlapiter.redirect("{reader.module}", "{reader.name}")',
+            )
+
+
+def _replace(owner: Any, name: str, found: Any, reader: Reader) -> None:
+    if isinstance(found, type):
+        _replace_constructor(owner, name, found, reader)
+    elif not hasattr(found, _MARK):
+        is_method = isinstance(owner, type)
+        replacement = _opening_copies(found, reader, n_before=int(is_method))
+        setattr(owner, name, replacement)
+        if not is_method:
+            _replace_imported(name, found, replacement)
+    if reader[:2] == ("h5py", "File"):
+        _refuse_scattered(sys.modules["h5py"])
+
+
+def _replace_imported(name: str, found: object, replacement: object) -> None:
+    """Replace what modules have imported by its name."""
+    for module in [*sys.modules.values()]:
+        if isinstance(module, ModuleType) and vars(module).get(name) is found:
+            setattr(module, name, replacement)
+
+
+def _replace_constructor(owner: Any, name: str, found: Any, reader: Reader) -> None:
+    """Have a class open copies; it stays the same class, so instances and subclasses are as ever.
+
+    One that cannot be changed, of some extension modules, is replaced by a subclass.
+    """
+    constructor = "__new__" if found.__init__ is object.__init__ else "__init__"
+    before = getattr(found, constructor)
+    if hasattr(before, _MARK):
+        return
+    replacement = _opening_copies(before, reader, n_before=1)
+    try:
+        setattr(found, constructor, replacement)
+    except TypeError:
+        kind = type(found)
+        checks = {
+            "__instancecheck__": lambda _, thing: isinstance(thing, found),
+            "__subclasscheck__": lambda _, other: issubclass(other, found),
+        }
+        names = {each: getattr(found, each) for each in ("__module__", "__qualname__", "__doc__")}
+        names[constructor] = replacement
+        subclass = type(kind.__name__, (kind,), checks)(found.__name__, (found,), names)
+        setattr(owner, name, subclass)
+        _replace_imported(name, found, subclass)
+
+
+# --- in place of a reader -------------------------------------------------------------------------
+
+
+def _opening_copies(function: Function, reader: Reader, n_before: int) -> Function:
+    """Return a function in the place of a reader, or of the constructor of one.
+
+    Args:
+        function: The reader.
+        reader: Its line.
+        n_before: Arguments before the path.
+    """
+    if reader[:2] == ("os", "open"):
+        return _opening_descriptors(function)
+    key, keyword = reader[:2], reader.keyword or _name_of_argument(function, n_before)
+
+    @functools.wraps(function)
+    def read(*args: Any, **kwargs: Any) -> Any:
+        hook = openhook.current_hook()
+        if hook is None or not _table[key].is_on or _may_write(args[n_before + 1 :], kwargs):
+            return function(*args, **kwargs)
+        if len(args) > n_before:
+            before, path, after = args[:n_before], args[n_before], args[n_before + 1 :]
+            with hook.giving(path, by_content=_table[key].by_content) as copy:
+                return function(*before, copy, *after, **kwargs)
+        if keyword not in kwargs:
+            return function(*args, **kwargs)
+        with hook.giving(kwargs.pop(keyword), by_content=_table[key].by_content) as copy:
+            return function(*args, **kwargs, **{keyword: copy})
+
+    setattr(read, _MARK, True)
+    return read
+
+
+def _name_of_argument(function: Function, number: int) -> str:
+    try:
+        return [*inspect.signature(function).parameters][number]
+    except (ValueError, IndexError):  # a function in C may not tell
+        return "filename"
+
+
+def _may_write(following: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    mode = following[0] if following else kwargs.get("mode")
+    return isinstance(mode, str) and _WRITING_MODE.fullmatch(mode) is not None
+
+
+def _opening_descriptors(real: Function) -> Function:
+    """Return what takes the place of ``os.open``: a descriptor has no path, so it is given one."""
+
+    @functools.wraps(real)
+    def open_descriptor(
+        path: Any, flags: int, mode: int = 0o777, *, dir_fd: int | None = None
+    ) -> int:
+        hook = openhook.current_hook()
+        is_reading = dir_fd is None and not flags & ~_READING_FLAGS
+        if hook is not None and is_reading and _table["os", "open"].is_on:
+            found = hook.descriptor(path)
+            if found is not None:
+                return found
+        opened: int = real(path, flags, mode, dir_fd=dir_fd)
+        return opened
+
+    setattr(open_descriptor, _MARK, True)
+    os.supports_dir_fd.add(open_descriptor)
+    return open_descriptor
+
+
+def _refuse_scattered(h5py: Any) -> None:
+    """Have h5py refuse the datasets of a copy whose parts lie in files beside the source file.
+
+    HDF5 would not find them beside the copy, and give the fill value without a word.
+    """
+    before = h5py.Dataset.__init__
+    if hasattr(before, _MARK):
+        return
+
+    @functools.wraps(before)
+    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+        before(self, *args, **kwargs)
+        hook = openhook.current_hook()
+        if hook is None or not self.is_virtual or not hook.has_given(self.file.filename):
+            return
+        names = [part.file_name for part in self.virtual_sources()]
+        if any(name != "." and not os.path.isabs(name) for name in names):
+            raise OSError(
+                f"parts of the dataset {self.name} lie in other files, which a staged copy does "
+                f"not have beside it; read the source: "
+                f'overlapiter.redirect("h5py", "File", is_on=False)'
+            )
+
+    setattr(construct, _MARK, True)
+    h5py.Dataset.__init__ = construct

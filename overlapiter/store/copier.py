@@ -1,0 +1,358 @@
+"""The copier: reads source files, and writes what was read to the tiers.
+
+A small file is read at once and kept in memory until the other files of its part are read too: all
+of them take one stretch of a segment, one write and one transaction. A large one is copied in
+pieces, to a segment of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from overlapiter.origins.origin import Origin, Original, OriginalFile
+
+from .extents import SMALL_BYTES, Checksum, Extent, checksum_of
+from .health import Health
+from .index import IndexBusyError
+from .outcome import MakeRoom, Outcome, Staged, has_settled
+from .segments import write, write_many
+from .store import Place, Store, Wanted
+
+#: What is read at once; smaller files are written together.
+CHUNK_BYTES = 256 << 10
+
+#: Of several reasons why a file is not staged the first one counts, for it may pass.
+_REASONS = (Outcome.REFUSED, Outcome.FAILED, Outcome.BUSY, Outcome.TOO_LARGE)
+
+
+class Content(NamedTuple):
+    """The bytes of a small file, on their way to a segment.
+
+    Attributes:
+        wanted: The file.
+        data: All its bytes.
+        mtime: As in its extent.
+        checksum: As in its extent.
+        outcome: What is to be answered once it is published.
+        read_ns: How long reading the source took; 0 if it was read from another tier.
+        promise: The tier that has promised room for it, and the bytes.
+    """
+
+    wanted: Wanted
+    data: bytes
+    mtime: int
+    checksum: int
+    outcome: Outcome
+    read_ns: int
+    promise: tuple[int, int]
+
+
+def content_of(file: Wanted, data: bytes, extent: Extent) -> Content:
+    """Return what was read of a small file that is staged in another tier."""
+    return Content(file, data, extent.mtime, extent.checksum, Outcome.FOUND, 0, (0, 0))
+
+
+class Copy(NamedTuple):
+    """A copy that is complete and not published.
+
+    Attributes:
+        wanted: The file.
+        place: Where it was written.
+        extent: Where it is to be found.
+        answer: What is to be answered once it is published.
+    """
+
+    wanted: Wanted
+    place: Place
+    extent: Extent
+    answer: Staged
+
+
+class Copier:
+    """Copies files. Safe for threads.
+
+    Args:
+        stores: One for each tier, the fastest first.
+        origin: Gives the source files.
+        health: Which tiers may be asked.
+    """
+
+    def __init__(self, stores: Sequence[Store], origin: Origin, health: Health) -> None:
+        self._stores = stores
+        self._origin = origin
+        self._health = health
+        self._mean_bytes = 0.0
+
+    def expected_bytes(self, n_files: int) -> int:
+        """Return what files may take of the segment that they share."""
+        return int(self._mean_bytes * n_files) if self._mean_bytes <= SMALL_BYTES else 0
+
+    # --- reading ------------------------------------------------------------------------------
+
+    def fetch(self, file: Wanted, home: int, make_room: MakeRoom | None) -> Content | Copy | Staged:
+        """Read a small source file, copy a large one, or say why that cannot be.
+
+        Args:
+            file: The file.
+            home: The fastest tier to stage it in.
+            make_room: Asked while a tier has no room; None if nothing can be evicted.
+        """
+        promise = self._promise(home, make_room)
+        if promise is None:
+            return Staged(Outcome.REFUSED)
+        got: Content | Copy | Staged = Staged(Outcome.SOURCE_FAILED)
+        began_ns = time.monotonic_ns()
+        try:
+            with self._origin.open(file.path) as source:
+                original = source.stat()
+                if original.size_bytes > CHUNK_BYTES:
+                    got = self._copy_large(file, source, original, range(home, len(self._stores)),
+                                           make_room, began_ns)  # fmt: skip
+                elif original.size_bytes:  # else it is empty, or does not tell: read it there
+                    data = _read(source, original.size_bytes)
+                    if source.stat() == original:  # else it is being written: not ours to keep
+                        read_ns = time.monotonic_ns() - began_ns
+                        checksum = checksum_of(data, file.key, original.mtime_ns)
+                        mtime_ns = original.mtime_ns
+                        copied = Outcome.COPIED
+                        return Content(file, data, mtime_ns, checksum, copied, read_ns, promise)
+        except (OSError, ValueError):  # no file can have a path with a null in it
+            pass
+        self._release([promise])
+        return got
+
+    def _promise(self, home: int, make_room: MakeRoom | None) -> tuple[int, int] | None:
+        """Have room kept for a file of ordinary size: to read one in vain costs the slow store.
+
+        Returns:
+            The tier that keeps it, and the bytes; None if there is no room.
+        """
+        tiers = range(home, len(self._stores))
+        if make_room is None:
+            now_seconds = time.monotonic()
+            full = self._health.full
+            return (home, 0) if any(full[t].is_passable(now_seconds) for t in tiers) else None
+        size_bytes = int(self._mean_bytes)
+        if not size_bytes:
+            return home, 0
+        try:
+            for tier in tiers:
+                while not self._stores[tier].promise(size_bytes):
+                    if not make_room(tier, size_bytes):
+                        break
+                else:
+                    return tier, size_bytes
+        except (OSError, IndexBusyError):  # taking a place meets the same, and says it
+            return home, 0
+        return None
+
+    def _release(self, promises: Iterable[tuple[int, int]]) -> None:
+        for tier, size_bytes in promises:
+            if size_bytes:
+                self._stores[tier].release(size_bytes)
+
+    def move_large(
+        self, file: Wanted, extent: Extent, fd: int, tiers: range, make_room: MakeRoom | None
+    ) -> Copy | Staged:
+        """Copy a large file from one tier to another.
+
+        Args:
+            file: The file.
+            extent: Where it is.
+            fd: Its segment.
+            tiers: Those that may be asked, the fastest first.
+            make_room: As for :meth:`fetch`.
+        """
+        original = Original(extent.size, extent.mtime)
+        return self._copy_large(file, _Segment(fd, original), original, tiers, make_room, 0)
+
+    # --- writing ------------------------------------------------------------------------------
+
+    def write(
+        self, contents: Sequence[Content], tiers: range, make_room: MakeRoom | None
+    ) -> tuple[list[Copy], dict[int, Staged]]:
+        """Write small files, each to the fastest tier that has room for it.
+
+        Args:
+            contents: The files; whoever calls gives up those that are not written.
+            tiers: Those that may be asked, the fastest first.
+            make_room: As for :meth:`fetch`.
+
+        Returns:
+            The copies, and for the keys of the other files why there is none.
+        """
+        self._release(content.promise for content in contents)
+        copies: list[Copy] = []
+        reasons: list[Staged] = []
+        for tier in tiers:
+            left = contents[len(copies) :]
+            if not left:
+                break
+            reason = self._write_to(tier, left, copies, tiers, make_room)
+            reasons += [] if reason is None else [reason]
+        why = _first_of(reasons)
+        return copies, {content.wanted.key: why for content in contents[len(copies) :]}
+
+    def _write_to(
+        self,
+        tier: int,
+        contents: Sequence[Content],
+        copies: list[Copy],
+        tiers: range,
+        make_room: MakeRoom | None,
+    ) -> Staged | None:
+        """Write files to a tier as long as it has room; return why it takes no more of them."""
+        n_before = len(copies)
+        while left := contents[len(copies) - n_before :]:
+            sizes = [len(content.data) for content in left]
+            places = self._places(tier, sizes, tiers, make_room)
+            if isinstance(places, Staged):
+                return places
+            segment = places[0].segment
+            pieces = [(place.size, c.data) for place, c in zip(places, left, strict=False)]
+            try:
+                write_many(segment.fd, pieces, places[0].start)
+            except OSError as error:
+                for place in places:
+                    self._give_up(tier, place)
+                return self._health.blame(tier, error)
+            for place, content in zip(places, left, strict=False):
+                file, data, mtime, checksum, outcome, read_ns, _ = content
+                extent = Extent(
+                    file.key, tier, segment.number, place.start, len(data), mtime, checksum
+                )
+                answer = Staged(outcome, extent, has_settled(mtime), read_ns)
+                copies.append(Copy(file, place, extent, answer))
+                self._learn_size(place.size)
+        return None
+
+    def _places(
+        self, tier: int, sizes: Sequence[int], tiers: range, make_room: MakeRoom | None
+    ) -> list[Place] | Staged:
+        """Return places in a tier for the first ones of some files; or why there is none."""
+        store, health = self._stores[tier], self._health
+        # Where the claims lie, one request has passed for the whole part.
+        if tier != tiers.start and not health.sick[tier].is_passable(time.monotonic()):
+            return Staged(Outcome.FAILED)
+        try:
+            while not (places := store.places(sizes)):
+                if not store.can_ever_hold(sizes[0]):
+                    health.say_too_large(tier)
+                    return Staged(Outcome.TOO_LARGE)
+                if make_room is None or not make_room(tier, sizes[0]):
+                    health.full[tier].failed(time.monotonic())
+                    return Staged(Outcome.REFUSED)
+        except (OSError, IndexBusyError) as error:
+            return health.blame(tier, error)
+        health.full[tier].succeeded()
+        return places
+
+    def _learn_size(self, size_bytes: int) -> None:
+        share = 0.1 if self._mean_bytes else 1.0
+        self._mean_bytes += (size_bytes - self._mean_bytes) * share
+
+    def _give_up(self, tier: int, place: Place) -> None:
+        try:
+            self._stores[tier].give_up(place)
+        except (OSError, IndexBusyError) as error:
+            self._health.blame(tier, error)
+
+    # --- large files --------------------------------------------------------------------------
+
+    def _copy_large(
+        self,
+        file: Wanted,
+        source: OriginalFile,
+        original: Original,
+        tiers: range,
+        make_room: MakeRoom | None,
+        began_ns: int,
+    ) -> Copy | Staged:
+        """Copy a file in pieces, to the fastest tier that has room."""
+        reasons = []
+        for tier in tiers:
+            places = self._places(tier, [original.size_bytes], tiers, make_room)
+            if isinstance(places, Staged):
+                reasons.append(places)
+                continue
+            (place,) = places
+            try:
+                checksum = _fill(file.key, place, source, original)
+            except OSError as error:
+                self._give_up(tier, place)
+                return self._health.blame(tier, error)
+            if checksum is None:
+                self._give_up(tier, place)
+                return Staged(Outcome.SOURCE_FAILED)
+            self._learn_size(place.size)
+            size_bytes, mtime_ns = original
+            number = place.segment.number
+            extent = Extent(file.key, tier, number, place.start, size_bytes, mtime_ns, checksum)
+            is_source = bool(began_ns)
+            outcome = Outcome.COPIED if is_source else Outcome.FOUND
+            read_ns = time.monotonic_ns() - began_ns if is_source else 0
+            return Copy(
+                file, place, extent, Staged(outcome, extent, has_settled(mtime_ns), read_ns)
+            )
+        return _first_of(reasons)
+
+
+class _Segment:
+    """A segment that is a large file, as the copier reads a source."""
+
+    def __init__(self, fd: int, original: Original) -> None:
+        self._fd = fd
+        self._original = original
+
+    def stat(self) -> Original:
+        return self._original
+
+    def read(self, size_bytes: int) -> bytes:
+        return os.read(self._fd, size_bytes)
+
+
+def _read(source: OriginalFile, size_bytes: int) -> bytes:
+    """Return the bytes of a small source file. Raises OSError if it ends before."""
+    data = source.read(size_bytes)
+    while len(data) < size_bytes:
+        piece = source.read(size_bytes - len(data))
+        if not piece:
+            raise OSError("the file is shorter than it was")
+        data += piece
+    return data
+
+
+def _fill(key: int, place: Place, source: OriginalFile, original: Original) -> int | None:
+    """Copy a large file to its place; return its checksum, or None if the source fails or changes.
+
+    Raises:
+        OSError: The staging disk failed.
+    """
+    size_bytes, mtime_ns = original
+    checksum = Checksum(key, size_bytes, mtime_ns)
+    start, position = max(place.start, 0), 0
+    while position < size_bytes:
+        try:
+            piece = source.read(min(CHUNK_BYTES, size_bytes - position))
+        except OSError:
+            return None
+        if not piece:
+            return None
+        checksum.update(piece)
+        write(place.segment.fd, piece, start + position)
+        position += len(piece)
+    try:
+        if source.stat() != original:
+            return None  # it is being written: not ours to keep
+    except OSError:
+        return None
+    return checksum.value()
+
+
+def _first_of(reasons: Iterable[Staged]) -> Staged:
+    """Return the reason that counts; that there is no tier to ask means that there is no room."""
+    default = Staged(Outcome.REFUSED)
+    return min(reasons, key=lambda reason: _REASONS.index(reason.outcome), default=default)

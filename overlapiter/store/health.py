@@ -1,0 +1,81 @@
+"""Which tiers may be asked: those that are full or sick are left alone for a while, and why."""
+
+from __future__ import annotations
+
+import errno
+import time
+from collections.abc import Callable, Sequence
+
+from .breaker import Breaker
+from .index import IndexBusyError
+from .outcome import Outcome, Staged
+from .store import Store
+
+_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
+#: Errors that say nothing about the disk.
+_ABOUT_THE_FILE = {errno.EFBIG: "it is beyond the limit of file sizes, ulimit -f"}
+_NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
+
+
+class Health:
+    """What each tier has refused lately. Safe for threads.
+
+    Args:
+        stores: One for each tier, the fastest first.
+        warn: Called with what the user should know. The text does not depend on the file.
+
+    Attributes:
+        sick: For each tier, whether its disk may be asked.
+        full: For each tier, whether it may be asked for room.
+        warn: As it was given.
+    """
+
+    def __init__(self, stores: Sequence[Store], warn: Callable[[str], None]) -> None:
+        self._stores = stores
+        self.warn = warn
+        self.sick = [Breaker() for _ in stores]
+        self.full = [Breaker() for _ in stores]
+
+    def is_well(self, tier: int) -> bool:
+        """Return whether nothing is known to be the matter with a tier."""
+        return self.sick[tier].is_closed and self.full[tier].is_closed
+
+    def blame(self, tier: int, error: OSError | IndexBusyError) -> Staged:
+        """Return the answer for a file at which a tier failed, and tell the user why."""
+        directory = self._stores[tier].site.directory
+        if isinstance(error, IndexBusyError):
+            self.say_busy(tier)
+            return Staged(Outcome.BUSY)
+        if error.errno in _ABOUT_THE_FILE:
+            self.warn(
+                f"a file cannot be staged in {directory} ({error.strerror}) and is read from the "
+                f"source: {_ABOUT_THE_FILE[error.errno]}"
+            )
+            return Staged(Outcome.FAILED)
+        if error.errno in _NO_SPACE:  # for the index: as if there were none for the file
+            self.full[tier].failed(time.monotonic())
+            return Staged(Outcome.REFUSED)
+        self.sick[tier].failed(time.monotonic())
+        advice = "see whether that disk is broken"
+        if error.errno in _NO_DESCRIPTOR:
+            advice = "raise the limit of open files (ulimit -n), or lower reads_in_flight"
+        self.warn(
+            f"staging in {directory} failed ({error.strerror or error}): files are read from the "
+            f"source, and staging is tried again by itself; {advice}"
+        )
+        return Staged(Outcome.FAILED)
+
+    def say_busy(self, tier: int) -> None:
+        """Tell the user that other processes keep files, or the index, for too long."""
+        self.warn(
+            f"some files of {self._stores[tier].site.directory} are read from the source: another "
+            f"process keeps them claimed and writes nothing, or keeps the index locked; if that "
+            f"goes on, see whether the slow store stalls, or a job here was stopped or hangs"
+        )
+
+    def say_too_large(self, tier: int) -> None:
+        """Tell the user that a file is larger than all the room of a tier."""
+        self.warn(
+            f"a file is larger than all the room in {self._stores[tier].site.directory} and is "
+            f"read from the source; raise Staging.capacity, or lower keep_free"
+        )

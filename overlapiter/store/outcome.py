@@ -1,0 +1,54 @@
+"""What became of a request to stage a file, and who is told."""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from .extents import Extent
+
+#: Frees at least so many bytes in a tier, if it can; says whether it did.
+MakeRoom = Callable[[int, int], bool]
+
+#: A source that changed so lately may still be written, in pieces that no look at it can tell.
+_SETTLING_NS = 2 * 10**9
+
+
+class Outcome(enum.Enum):
+    """What became of a request to stage a file."""
+
+    COPIED = "copied"
+    FOUND = "found"  # staged before, and still valid
+    REFUSED = "refused"  # no room
+    TOO_LARGE = "too large"  # for all the room there is
+    FAILED = "failed"  # the staging disk
+    BUSY = "busy"  # another process keeps its claim, or the index, for too long
+    SOURCE_FAILED = "source failed"  # missing or unreadable: the file reader will report it
+
+
+class Staged(NamedTuple):
+    """The answer for one file.
+
+    Attributes:
+        outcome: What became of it.
+        extent: Where the copy is; None unless it may be read.
+        is_settled: Whether the copy need not be compared again; not while the source is so new
+            that it may still be written.
+        read_ns: How long reading the source took, if it was read.
+    """
+
+    outcome: Outcome
+    extent: Extent | None = None
+    is_settled: bool = True
+    read_ns: int = 0
+
+
+#: Called with the answer for each key.
+Done = Callable[[dict[int, Staged]], None]
+
+
+def has_settled(mtime_ns: int) -> bool:
+    """Return whether a source file has not changed lately, nor seems to in the future."""
+    return abs(time.time_ns() - mtime_ns) > _SETTLING_NS

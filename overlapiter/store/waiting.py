@@ -1,0 +1,57 @@
+"""Waiting for the copies of other processes, as long as these write something."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+
+from .store import Store
+
+#: How long the process that copies a file may go without writing a byte.
+_PATIENCE_SECONDS = 5.0
+_FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.002, 0.05
+
+
+class Wait:
+    """The wait for files that other processes copy.
+
+    Args:
+        store: Where their claims are.
+        owners: The keys of the files, each with its owner.
+    """
+
+    def __init__(self, store: Store, owners: Mapping[int, int]) -> None:
+        self._store = store
+        self.owners = owners
+        self._progress: dict[int, tuple[int, int]] = {}
+        self._deadline = 0.0
+        self._pause_seconds = _FIRST_POLL_SECONDS
+
+    def pause(self) -> float:
+        """Wait until the next look, longer each time; return how long, in seconds."""
+        pause_seconds = self._pause_seconds
+        time.sleep(pause_seconds)
+        self._pause_seconds = min(1.5 * pause_seconds, _LONGEST_POLL_SECONDS)
+        return pause_seconds
+
+    def is_over(self) -> bool:
+        """Return whether one of the files is copied no more, as its owner has ended, for example.
+
+        Raises:
+            TimeoutError: The owners live, and have written nothing for too long.
+            OSError: The disk failed.
+            IndexBusyError: Another process keeps the index locked.
+        """
+        store, owners = self._store, self.owners
+        if len(store.being_copied([*owners])) < len(owners):
+            return True
+        progress = {owner: store.progress(owner) for owner in {*owners.values()}}
+        if not all(map(store.is_copied, progress)):
+            store.take_over()
+            return True
+        now_seconds = time.monotonic()
+        if progress != self._progress:
+            self._progress, self._deadline = progress, now_seconds + _PATIENCE_SECONDS
+        if now_seconds >= self._deadline:
+            raise TimeoutError("the owners write nothing")
+        return False

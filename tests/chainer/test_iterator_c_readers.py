@@ -1,0 +1,248 @@
+"""Files that libraries in C open by a path: they come from their copies, or a warning says not."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from bench.shared_soak_watch import Opens
+from overlapiter import OverlapIterator, Staging
+from overlapiter.errors import StagingWarning
+from tests.chainer.c_readers import (
+    LARGE,
+    SMALL,
+    TORCH_USES,
+    USES,
+    CReads,
+    DeclaredCReads,
+    DeclaredUnseenFiles,
+    KeptRows,
+    UnseenFiles,
+    UnseenPaths,
+    write_files,
+)
+from tests.chainer.iterator_datasets import Pixels
+from tests.chainer.scripts import run_script, wait_until
+from tests.cli.commands import overlapiter
+
+OPTIONS: dict[str, Any] = {"shuffle": False, "n_processes": 2, "dataset_timeout": None}
+
+
+@pytest.fixture
+def opens() -> Iterator[Any]:
+    """Starts to count the opens of the files in a folder, by whichever process."""
+    started = []
+
+    def count(folder: Path) -> Opens:
+        started.append(Opens(str(folder)))
+        started[-1].start()
+        return started[-1]
+
+    yield count
+    for each in started:
+        each.end()
+
+
+def staging_of(tmp_path: Path, source: Path | str, **options: Any) -> Staging:
+    return Staging(tmp_path / "fast", source=source, keep_free=0, n_prefetchers=1, **options)
+
+
+def dataset_of(folder: Path, kind: type[CReads], uses: list[str]) -> CReads:
+    """Write a small and a large file for each use, and return the dataset that reads them."""
+    known = {**USES, **TORCH_USES}
+    both = [(use, size) for use in uses for size in (SMALL, LARGE)]
+    names = [f"{n}.{size}.{known[use][0]}" for n, (use, size) in enumerate(both)]
+    write_files(folder, names)
+    return kind(folder, [use for use, _ in both], names)
+
+
+def check_staged(tmp_path: Path, dataset: CReads, opens: Any) -> None:
+    """Check that each file crosses the slow store once, whoever opens it."""
+    staging = staging_of(tmp_path, tmp_path / "source")
+    expected = [dataset[index][0] for index in range(len(dataset))]
+    counted = opens(tmp_path / "source")
+    with OverlapIterator(dataset, 1, staging=staging, **OPTIONS) as iterator:
+        for index in [*range(len(dataset))] * 2:
+            ((found, number),) = next(iterator)
+            assert int(number) == index
+            np.testing.assert_equal(found, expected[index], dataset.uses[index])
+        stats = iterator.stats()
+    assert (stats.opens_source, stats.examples_unseen) == (0, 0)
+    assert stats.files_staged == len(dataset)
+    assert stats.opens_staged >= 2 * len(dataset)
+    wait_until(lambda: len(counted.counts) == len(dataset))
+    assert counted.counts == dict.fromkeys(dataset.names, 1)
+
+
+@pytest.mark.parametrize("kind", [CReads, DeclaredCReads])
+def test_what_known_libraries_open_comes_from_its_copy(
+    tmp_path: Path, kind: type[CReads], opens: Any
+) -> None:
+    check_staged(tmp_path, dataset_of(tmp_path / "source", kind, [*USES]), opens)
+
+
+@pytest.mark.parametrize("kind", [CReads, DeclaredCReads])
+def test_what_torchvision_opens_by_a_path_comes_from_its_copy(
+    tmp_path: Path, kind: type[CReads], opens: Any
+) -> None:
+    pytest.importorskip("torchvision")
+    check_staged(tmp_path, dataset_of(tmp_path / "source", kind, [*TORCH_USES]), opens)
+
+
+@pytest.mark.parametrize("keeps_open", [False, True])
+def test_examples_of_a_few_hdf5_files_come_from_their_copies(
+    tmp_path: Path, opens: Any, keeps_open: bool
+) -> None:
+    names = [f"{n}.{LARGE if n % 2 else SMALL}.h5" for n in range(4)]
+    write_files(tmp_path / "source", names)
+    dataset = KeptRows(tmp_path / "source", names, keeps_open=keeps_open)
+    direct = KeptRows(tmp_path / "source", names, keeps_open=False)
+    expected = [direct[index][0] for index in range(len(direct))]
+    counted = opens(tmp_path / "source")
+    staging = staging_of(tmp_path, tmp_path / "source", look_ahead=4)
+    with OverlapIterator(dataset, 4, staging=staging, **OPTIONS) as iterator:
+        for _ in range(3 * len(dataset) // 4):
+            for row, index in next(iterator):
+                np.testing.assert_equal(row, expected[int(index)])
+        stats = iterator.stats()
+    assert (stats.opens_source, stats.examples_unseen, stats.files_staged) == (0, 0, 4)
+    wait_until(lambda: len(counted.counts) == 4)
+    assert counted.counts == dict.fromkeys(names, 1)
+    if keeps_open:
+        assert stats.opens_staged <= 2 * len(names)
+
+
+def test_an_hdf5_dataset_whose_parts_lie_in_other_files_is_read_from_the_source(
+    tmp_path: Path,
+) -> None:
+    h5py = pytest.importorskip("h5py")
+    write_files(tmp_path / "source", ["part.40.h5"])
+    layout = h5py.VirtualLayout((SMALL, SMALL, 3), "u1")
+    layout[:] = h5py.VirtualSource("part.40.h5", "rows", (SMALL, SMALL, 3))
+    with h5py.File(tmp_path / "source" / "whole.h5", "w", libver="latest") as file:
+        file.create_virtual_dataset("rows", layout, fillvalue=0)
+    dataset = KeptRows(tmp_path / "source", ["whole.h5"], keeps_open=False)
+    expected = [dataset[index][0] for index in range(6)]
+    assert np.any(expected)
+    staging = staging_of(tmp_path, tmp_path / "source")
+    with OverlapIterator(dataset, 2, staging=staging, **OPTIONS) as iterator:
+        for _ in range(6):
+            for row, index in next(iterator):
+                np.testing.assert_equal(row, expected[int(index)])
+        assert iterator.stats().opens_source
+
+
+def test_libraries_open_urls_of_the_source(tmp_path: Path) -> None:
+    uses = ["cv2.imread", "h5py.File", "os.open"]
+    dataset = dataset_of(tmp_path / "source", DeclaredCReads, uses)
+    remote = DeclaredCReads(f"file://{tmp_path}/source", dataset.uses, dataset.names)
+    staging = staging_of(tmp_path, f"file://{tmp_path}/source")
+    with OverlapIterator(remote, 1, staging=staging, **OPTIONS) as iterator:
+        for index in range(len(dataset)):
+            ((found, _),) = next(iterator)
+            np.testing.assert_equal(found, dataset[index][0])
+        assert iterator.stats().opens_source == 0
+
+
+SCRIPT = """
+    import multiprocessing, os, warnings
+    import overlapiter
+
+    class Mine:
+        def __init__(self, names):
+            self.names = names
+
+        def __len__(self):
+            return len(self.names)
+
+        def __getitem__(self, i):
+            import importer, library
+            return len(library.Reader(self.names[i]).data), importer.size_of(path=self.names[i])
+
+        def source_paths(self, i):
+            return [self.names[i]]
+
+    if __name__ == "__main__":
+        warnings.simplefilter("error")
+        {}
+        os.mkdir("source")
+        names = [os.path.abspath(f"source/{{n}}") for n in range(8)]
+        for n, name in enumerate(names):
+            with open(name, "wb") as file:
+                file.write(bytes(n + 1))
+        overlapiter.redirect("library", "Reader")
+        overlapiter.redirect("library", "size_of")
+        staging = overlapiter.Staging("fast", source="source", keep_free=0, n_prefetchers=1)
+        with overlapiter.OverlapIterator(
+            Mine(names), 4, shuffle=False, n_processes=1, staging=staging
+        ) as it:
+            for _ in range(4):
+                for number, size in next(it):
+                    assert number == size
+            stats = it.stats()
+        print(stats.opens_source, stats.files_staged, stats.opens_staged >= 32)
+"""
+
+
+@pytest.mark.parametrize("before", ["", "multiprocessing.set_forkserver_preload(['importer'])"])
+def test_readers_that_a_program_names_are_redirected_also_where_they_were_imported_before(
+    tmp_path: Path, before: str
+) -> None:
+    (tmp_path / "library.py").write_text(
+        "import _io\n\n"
+        "class Reader:\n    def __init__(self, path):\n"
+        "        self.data = _io.open(path, 'rb').read()\n\n"
+        "def size_of(path):\n    return len(Reader(path).data)\n"
+    )
+    (tmp_path / "importer.py").write_text("from library import size_of\n")
+    found = run_script(tmp_path, SCRIPT.format(before))
+    assert found.stdout.split() == ["0", "8", "True"], found.stderr
+
+
+# --- what is not seen -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [UnseenFiles, DeclaredUnseenFiles, UnseenPaths])
+def test_a_library_that_opens_files_unseen_is_reported_once(
+    tmp_path: Path, kind: type[UnseenFiles]
+) -> None:
+    n_files = 60
+    names = [f"{n}.4.bin" for n in range(n_files)]
+    write_files(tmp_path / "source", names)
+    dataset = kind(tmp_path / "source", names)
+    staging = staging_of(tmp_path, tmp_path / "source")
+    with (
+        OverlapIterator(dataset, 10, staging=staging, **OPTIONS) as iterator,
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        for _ in range(2 * n_files // 10):
+            assert [int(size) for size in next(iterator)] == [48] * 10
+        stats = iterator.stats()
+    assert [each.category for each in caught] == [StagingWarning]
+    assert "names files below" in str(caught[0].message)
+    assert "overlapiter.redirect(" in str(caught[0].message)
+    assert (stats.opens_source, stats.opens_staged) == (0, 0)
+    assert stats.examples_unseen == stats.examples_read
+    assert "no open seen" in overlapiter("status", tmp_path / "fast").stdout
+
+
+@pytest.mark.parametrize("dataset", [np.arange(400), Pixels(400)])
+def test_a_dataset_in_memory_beside_a_source_is_no_cause_for_a_warning(
+    tmp_path: Path, dataset: Any
+) -> None:
+    (tmp_path / "source").mkdir()
+    staging = staging_of(tmp_path, tmp_path / "source")
+    with (
+        OverlapIterator(dataset, 10, staging=staging, **OPTIONS) as iterator,
+        warnings.catch_warnings(),
+    ):
+        warnings.simplefilter("error")
+        for _ in range(80):
+            next(iterator)
+        assert iterator.stats().examples_unseen == 0
