@@ -25,7 +25,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from bench.progress import progress_bar
+from bench.harness.turns import progress_bar
 
 DEFAULT_ROOT = Path(".cache/bench/photographs")
 DEFAULT_COUNT = 32_000

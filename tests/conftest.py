@@ -19,7 +19,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from bench.family import mapped_inodes, memory_files
+from bench.harness.family import mapped_inodes, memory_files
 
 GRACE_SECONDS = 10.0
 

@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from bench.slowmount import MountUnavailableError, SlowMount
+from bench.slow.mount import MountUnavailableError, SlowMount
 
 
 @functools.cache

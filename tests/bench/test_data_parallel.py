@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import shlex
 import subprocess
@@ -11,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from bench import data_parallel, training_summary, training_table
-from bench.isolated import CHECKOUT
-from bench.slowledger import OpenRecord
-from bench.training_plan import Point, interleaved
-from bench.training_reads import reads_by_node
-from bench.training_spec import EpochResult, RankResult
+from bench.claims.data_parallel import summary as training
+from bench.harness.isolated import CHECKOUT
+from bench.harness.launching import launch
+from bench.harness.turns import take_turns
+from bench.slow.ledger import OpenRecord
 from tests.chainer.mpi_jobs import NEEDS_MPIEXEC
 
 N_IMAGES = 48
@@ -25,11 +23,12 @@ N_IMAGES = 48
 def measured(folder: Path, image_folder: Path, *arguments: str, launcher: str = "") -> dict:
     """Run the benchmark and return what it wrote."""
     out = folder / "result.json"
-    words = [*shlex.split(launcher), sys.executable, "-W", "ignore", "-m", "bench.data_parallel"]
+    words = [*shlex.split(launcher), sys.executable, "-W", "ignore", "-m", "bench", "data-parallel"]
     words += ["--pairs", str(image_folder / "list.txt"), "--examples", str(N_IMAGES)]
-    words += ["--batch-size", "4", "--repeats", "1", "--staging", str(folder), "--out", str(out)]
+    words += ["--batch-size", "4", "--repeats", "1", "--local", str(folder), "--out", str(out)]
     subprocess.run([*words, *arguments], cwd=CHECKOUT, check=True, stdin=subprocess.DEVNULL)
-    assert list(folder.iterdir()) == [out]  # and nothing is left of what was staged
+    # Nothing is left of what was staged.
+    assert {path.suffix for path in folder.iterdir()} == {".json", ".png"}
     return json.loads(out.read_text())
 
 
@@ -67,17 +66,18 @@ def test_ranks_of_a_node_read_each_file_once_and_train_on_the_same(result: dict)
 @pytest.mark.mpi
 @NEEDS_MPIEXEC[1]
 def test_the_table_and_the_figures_have_every_epoch(result: dict, tmp_path: Path) -> None:
-    rows = [line.split() for line in training_summary.table(result).splitlines()]
+    rows = [line.split() for line in training.show(result).splitlines()]
     assert [row[:6] for row in rows if row[1:4] == ["1", "x", "2"]] == [
         [loader, "1", "x", "2", "1", epoch] for loader in ("overlap", "slow") for epoch in "12"
     ]
-    cells = training_table.markdown(result["points"]).splitlines()[-1].split("|")
-    assert "slow store" in cells[1]
-    assert [cell.endswith("%) ") for cell in cells[2:-1]] == [True, True]
+    cells = training.training_rows(result)[-1]
+    assert "slow store" in cells[0]
+    assert [cell.endswith("%)") for cell in cells[1:]] == [True, True]
 
-    (tmp_path / "training.json").write_text(json.dumps(result))
-    # In a process of its own, because Matplotlib keeps its fonts open.
-    command = [sys.executable, "-m", "bench.training_figures", str(tmp_path / "training.json")]
+    paths = [tmp_path / "training.json", tmp_path / "more.json"]
+    for path in paths:
+        path.write_text(json.dumps(result))
+    command = [sys.executable, "-m", "bench", "figures", "--together", *map(str, paths)]
     subprocess.run(command, cwd=CHECKOUT, check=True)
     for name in ("epochs", "waiting"):
         assert (tmp_path / f"training-{name}.png").read_bytes().startswith(b"\x89PNG")
@@ -116,28 +116,36 @@ def test_in_a_job_of_the_users_all_ranks_do_all_runs(tmp_path: Path, image_folde
 
 def test_a_node_is_a_group_of_ranks_with_a_name() -> None:
     program = ["python", "a.py"]
-    assert data_parallel.command_of(Point(1, 4, "slow", 1), "mpirun -q", program) == [
+    assert launch(program, 4, launcher="mpirun -q") == [
         "mpirun", "-q", "-n", "4", "python", "a.py"
     ]  # fmt: skip
-    assert data_parallel.command_of(Point(2, 2, "slow", 1), "mpirun", program) == [
+    assert launch(program, 2, 2, "mpirun") == [
         "mpirun", "-n", "2", "env", "OVERLAPITER_NODE=node-0", "python", "a.py",
         ":", "-n", "2", "env", "OVERLAPITER_NODE=node-1", "python", "a.py"
     ]  # fmt: skip
 
 
 def test_runs_go_there_and_back() -> None:
-    points = [Point(1, 1, loader, 1) for loader in ("overlap", "slow")]
-    assert [number for number, _ in interleaved(points, 3)] == [0, 1, 1, 0, 0, 1]
+    points = [{"loader": loader} for loader in ("overlap", "slow")]
+    taken = []
+    take_turns(points, 3, lambda point: taken.append(point["loader"]))
+    assert taken == ["overlap", "slow", "slow", "overlap", "overlap", "slow"]
+    assert [len(point["runs"]) for point in points] == [3, 3]
 
 
-EPOCH = EpochResult(0.0, 10.0, 4.0, 16, 1.0, 4, 800, 2.0, 1.0, 2.0)
+EPOCH = {
+    "start": 0.0, "end": 10.0, "wait_seconds": 4.0, "n_images": 16, "staged_share": 1.0,
+    "files_staged": 4, "bytes_staged": 800, "loss": 2.0, "trainer_cpu_seconds": 1.0,
+    "workers_cpu_seconds": 2.0,
+}  # fmt: skip
 
 
-def rank_of(number: int, node: str, pids: list[int], seconds: float = 10.0) -> RankResult:
+def rank_of(number: int, node: str, pids: list[int], seconds: float = 10.0) -> dict:
     """Return what a rank of two epochs reports."""
-    first = dataclasses.replace(EPOCH, end=seconds)
-    second = dataclasses.replace(EPOCH, start=seconds, end=2 * seconds, wait_seconds=1.0)
-    return RankResult(number, node, 1.0, [first, second], pids)
+    first = {**EPOCH, "end": seconds}
+    second = {**EPOCH, "start": seconds, "end": 2 * seconds, "wait_seconds": 1.0}
+    facts = {"rank": number, "node": node, "start_seconds": 1.0}
+    return {**facts, "epochs": [first, second], "pids": pids}
 
 
 def test_what_is_read_counts_for_the_node_and_the_epoch() -> None:
@@ -148,25 +156,25 @@ def test_what_is_read_counts_for_the_node_and_the_epoch() -> None:
         OpenRecord(13.0, 50, 11, "y"),
         OpenRecord(25.0, 70, 20, "z"),
     ]
-    first, second = reads_by_node(records, ranks)
+    first, second = training.reads_by_node(records, ranks)
     assert first == {
         "node": "a", "epoch_opens": [1, 2, 0], "epoch_bytes": [100, 150, 0],
         "files": 2, "most_opens": 2
     }  # fmt: skip
     assert second["epoch_bytes"] == [0, 0, 70]
     with pytest.raises(ValueError, match="of no rank"):
-        reads_by_node([OpenRecord(1.0, 100, 99, "x")], ranks)
+        training.reads_by_node([OpenRecord(1.0, 100, 99, "x")], ranks)
 
 
 def test_runs_are_summed_up_over_ranks_and_repeats() -> None:
     def run(seconds: float) -> dict:
         ranks = [rank_of(0, "a", [1], seconds), rank_of(1, "a", [2], seconds)]
-        ranks[1].epochs[0] = dataclasses.replace(ranks[1].epochs[0], wait_seconds=2.0)
+        ranks[1]["epochs"][0]["wait_seconds"] = 2.0
         records = [OpenRecord(1.0, 100, 1, "x")]
-        reads = reads_by_node(records, ranks)
-        return {"ranks": [dataclasses.asdict(rank) for rank in ranks], "reads": reads}
+        reads = training.reads_by_node(records, ranks)
+        return {"ranks": ranks, "reads": reads}
 
-    first, second = training_summary.summarize([run(10.0), run(8.0), run(20.0)])
+    first, second = training.summarize([run(10.0), run(8.0), run(20.0)])
     assert first["seconds"] == {"median": 10.0, "min": 8.0, "max": 20.0}
     assert first["images_per_second"]["median"] == 3.2
     assert first["wait_share"] == pytest.approx(0.3)
@@ -179,7 +187,7 @@ def test_runs_are_summed_up_over_ranks_and_repeats() -> None:
         {"loader": "overlap", **size, "runs": [run(11.0), run(22.0)]},
         {"loader": "synthetic", **size, "runs": [run(10.0), run(20.0)]},
     ]
-    found = training_summary.overheads(points)["1 x 2"]
+    found = training.overheads(points)["1 x 2"]
     assert found["all_epochs"]["median"] == pytest.approx(0.1)
     assert found["after_the_first"]["max"] == pytest.approx(0.1)
     assert found["cpu_time"] == {"median": 0, "min": 0, "max": 0}

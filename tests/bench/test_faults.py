@@ -6,27 +6,25 @@ import copy
 import itertools
 import json
 import signal
-import subprocess
-import sys
 from pathlib import Path
 from statistics import median
 
 import pytest
 
-from bench import fault_endings, faults
-from bench.family import Process
-from bench.fault_data import make_files
-from bench.fault_killer import Hit, Ledger
-from bench.fault_soak import note_recovery
-from bench.fault_tables import faults as faults_of
-from bench.fault_tables import notices, tables
-from bench.isolated import CHECKOUT
+from bench.claims.faults import endings as fault_endings
+from bench.claims.faults.data import make_files
+from bench.claims.faults.killer import Hit, Ledger
+from bench.claims.faults.soak import note_recovery
+from bench.claims.faults.tables import faults as faults_of
+from bench.claims.faults.tables import notices, show
+from bench.harness import claim
+from bench.harness.family import Process
 
 
 def soak(tmp_path: Path, *arguments: str) -> dict:
     """Run the command, which is to find nothing wrong, and return its result."""
     out = tmp_path / "faults.json"
-    status = faults.main([*arguments, "--out", str(out)])
+    status = claim.run("faults", [*arguments, "--out", str(out)])
     result = json.loads(out.read_text())
     assert (status, faults_of(result)) == (0, [])
     return result
@@ -41,8 +39,7 @@ def hits_of(result: dict) -> list[dict]:
 
 @pytest.mark.slow  # the iterator has tests of its own
 def test_a_few_kills_change_no_mini_batch_and_leave_nothing(tmp_path, capsys):
-    quick = ("--pause-ms", "60", "--calm-batches", "60", "--compute-ms", "1", "--repeats", "0")
-    result = soak(tmp_path, "--kills", "6", "--configurations", "staged", *quick)
+    result = soak(tmp_path, "--quick")
 
     run = result["points"][0]["run"]
     assert len(run["hits"]) == 6
@@ -50,8 +47,6 @@ def test_a_few_kills_change_no_mini_batch_and_leave_nothing(tmp_path, capsys):
     assert len(run["next_seconds"]) > 60
     assert run["n_removed"] > 0
     assert "6 signals survived" in capsys.readouterr().out
-    command = [sys.executable, "-m", "bench.fault_figures", str(tmp_path / "faults.json")]
-    subprocess.run(command, cwd=CHECKOUT, check=True)
     assert (tmp_path / "faults.png").stat().st_size > 10_000
 
 
@@ -195,7 +190,7 @@ def a_result() -> dict:
 
 
 def test_nothing_wrong_is_said_so_and_no_limit_is_missed():
-    text = tables(a_result())
+    text = show(a_result())
     assert faults_of(a_result()) == []
     assert "Nothing wrong" in text
     assert "MISSED" not in text
@@ -217,7 +212,6 @@ def test_every_fault_is_found_and_shown():
         change(result)
         assert len(faults_of(result)) == 1
         assert expected in faults_of(result)[0]
-        assert f"FAULT: {faults_of(result)[0]}" in tables(result)
 
 
 def test_a_limit_that_is_missed_is_marked():
@@ -225,7 +219,7 @@ def test_a_limit_that_is_missed_is_marked():
     result["points"][0]["run"]["hits"][0]["notice_seconds"] = 0.3
     result["points"][0]["run"]["ended_seconds"] = 2.5
     result["endings"][0]["runs"][0]["children_seconds"] = None
-    text = tables(result)
+    text = show(result)
     assert "0.2 MISSED 1 of 2" in text
     assert "limit 2 s MISSED 1 of 1" in text
     assert "5 MISSED 1 of 1" in text

@@ -2,34 +2,40 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
-from bench import isolated
+from bench.claims import in_memory
+from bench.harness import isolated
+from bench.loaders.run import run_in_new_process
+from bench.loaders.spec import RunSpec
 from bench.photographs import make_photographs
 
 
 @pytest.mark.parametrize("loader", ["overlap", "multiprocess"])
 def test_the_cost_of_a_loader_is_measured_and_its_examples_are_right(loader):
-    request = {"loader": loader, "n_examples": 8, "batch_size": 4, "n_readers": 2}
-    request |= {"n_prefetch": 1, "n_batches": 5, "compute_ms": 0.0}
-    answer = isolated.call("bench.in_memory", request)
+    request = {"loader": loader, "examples": 8, "batch_size": 4, "readers": 2}
+    request |= {"n_prefetch": 1, "batches": 5, "compute_ms": 0.0}
+    answer = isolated.call(in_memory.take, request)
     assert answer["is_same"]
     assert answer["batch_ms"] > 0
     assert len(answer["step_ms"]) == 5
 
 
-@pytest.mark.parametrize("loader", ["overlap", "multiprocess"])
-def test_every_file_reader_is_found_when_memory_is_measured(loader, tmp_path):
+@pytest.mark.parametrize("loader", ["overlap", "slow"])
+def test_the_memory_of_every_kind_of_process_is_measured_over_a_list_of_any_length(
+    loader, tmp_path
+):
     made = make_photographs(tmp_path / "images", 4, n_processes=1)
-    (tmp_path / "staging").mkdir()
-    request = {"loader": loader, "n_readers": 3, "n_prefetchers": 1, "n_pairs": 100}
-    request |= {"pairs": str(made.root / "pairs.txt"), "root": str(made.root)}
-    request |= {"staging": str(tmp_path / "staging"), "n_batches": 3}
-    answer = isolated.call("bench.startup", request)
-    assert len(answer["reader_private_bytes"]) == 3
-    assert min(answer["reader_private_bytes"]) > 0
+    pairs, root, staging = str(made.root / "pairs.txt"), str(made.root), str(tmp_path / "staging")
+    spec = RunSpec(loader, pairs, 100, root, staging, order="own", n_batches=3, n_readers=3)
+    found = run_in_new_process(dataclasses.replace(spec, measures_memory=True)).private_bytes
+    assert {"reader", "trainer"} <= set(found)
+    assert 1 <= len(found["reader"]) <= 3
+    assert min(min(sizes) for sizes in found.values()) > 0
 
 
 def test_a_run_that_fails_says_which():
-    with pytest.raises(isolated.RunFailedError, match=r"bench\.in_memory"):
-        isolated.call("bench.in_memory", {})
+    with pytest.raises(isolated.RunFailedError, match=r"bench\.claims\.in_memory"):
+        isolated.call(in_memory.take, {})

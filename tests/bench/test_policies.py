@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench import misses
-from bench.isolated import CHECKOUT
-from bench.policies import ORDER_KINDS, POLICIES, epoch_orders
+from bench.claims import misses_simulated as misses
+from bench.claims.policies import ORDER_KINDS, POLICIES, epoch_orders
+from bench.harness import claim
 
 
 def missed(policy: str, reads: list[int], room: int) -> list[bool]:
@@ -87,10 +85,8 @@ def test_the_command_line_writes_the_misses_and_the_figure_is_drawn_from_them(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "misses.json"
-    misses.main(["--examples", "60", "--epochs", "2", "--out", str(out)])
+    claim.run("misses-simulated", ["--quick", "--out", str(out)])
     result = json.loads(out.read_text())
     assert len(result["points"]) == len(ORDER_KINDS) * len(misses.FRACTIONS)
     assert "shuffled" in capsys.readouterr().out
-    # In a process of its own, because Matplotlib keeps its fonts open.
-    subprocess.run([sys.executable, "-m", "bench.miss_figures", str(out)], cwd=CHECKOUT, check=True)
     assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 
-from bench import reads_in_flight
-from bench.isolated import CHECKOUT
+from bench.claims import reads_in_flight
+from bench.harness import claim
 
 
 @pytest.mark.slow  # the tuner has tests of its own
 def test_a_small_run_gives_a_table_a_file_and_a_figure(tmp_path, capsys):
     out = tmp_path / "reads.json"
-    words = "--open-ms 1 --reads 8 --prefetchers 1 --files 640 --repeats 1 --seconds 99"
-    reads_in_flight.main([*words.split(), "--staging", str(tmp_path), "--out", str(out)])
+    words = ["--quick", "--seconds", "99", "--local", str(tmp_path), "--out", str(out)]
+    assert claim.run("reads-in-flight", words) == 0
     printed = capsys.readouterr().out
     assert "self-tuned" in printed
     result = json.loads(out.read_text())
@@ -27,9 +25,6 @@ def test_a_small_run_gives_a_table_a_file_and_a_figure(tmp_path, capsys):
     ]
     assert settings == [(None, None, 640), (8, None, 640), (None, 1, 640)]
     assert str(tmp_path) not in out.read_text()
-    # In a process of its own, because Matplotlib keeps its fonts open.
-    command = [sys.executable, "-m", "bench.reads_in_flight_figures", str(out)]
-    subprocess.run(command, cwd=CHECKOUT, check=True)
     assert (tmp_path / "reads.png").stat().st_size > 10_000
     assert sorted(path.name for path in tmp_path.iterdir()) == ["reads.json", "reads.png"]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from bench import slowmount
-from bench.isolated import CHECKOUT
-from bench.slowmount import MountUnavailableError, SlowMount
+from bench.harness.isolated import CHECKOUT
+from bench.slow import mount as slowmount
+from bench.slow.mount import MountUnavailableError, SlowMount
 from tests.bench.mounts import needs_fuse
 
 OPEN_SECONDS = 0.05
@@ -122,7 +122,7 @@ def test_it_can_be_unmounted_while_a_file_is_open(mount):
 @needs_fuse
 def test_it_does_not_outlive_a_process_that_was_killed(source, tmp_path):
     (tmp_path / "mount").mkdir()
-    program = "import sys; from bench.slowmount import SlowMount; "
+    program = "import sys; from bench.slow.mount import SlowMount; "
     program += "SlowMount(*sys.argv[1:3]).__enter__(); print('mounted', flush=True); "
     program += "sys.stdin.read()"
     command = [sys.executable, "-c", program, str(source), str(tmp_path / "mount")]

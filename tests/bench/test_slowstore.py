@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.slowstore import SlowStore, attach
+from bench.slow.store import SlowStore, attach
 
 FILE_BYTES = 10_000
 

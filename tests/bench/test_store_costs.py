@@ -7,13 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from bench import evicting, isolated, large_files, startup_staged
+from bench.claims import evicting, startup_staged
+from bench.harness import claim, isolated
 
 
 @pytest.mark.parametrize("state", evicting.STATES)
 def test_evicting_everything_through_the_store_leaves_nothing_staged(state, tmp_path):
     request = {"local": str(tmp_path), "n_files": 100, "state": state}
-    found = isolated.call("bench.evicting", request)
+    found = isolated.call(evicting.drive, request)
     assert min(found["stage_us"], found["evict_us"]) > 0
     piece_bytes = 16 << 20  # what is reserved ahead of the files
     assert found["charged_bytes"] <= piece_bytes
@@ -31,22 +32,22 @@ def test_evicting_in_the_pipeline_is_what_staging_does_not_explain():
 
 @pytest.mark.slow  # four runs, of which the pipeline has tests of its own
 def test_what_evicting_costs_is_a_table_and_a_file(tmp_path, capsys):
-    words = ["--examples", "320", "--repeats", "1", "--local", str(tmp_path)]
-    evicting.main([*words, "--out", str(tmp_path / "result.json")])
+    words = ["--quick", "--local", str(tmp_path), "--out", str(tmp_path / "result.json")]
+    assert claim.run("evicting", words) == 0
     printed = capsys.readouterr().out
     for what in ("in the pipeline", "store, dirty", "store, written"):
         assert f"evicting, {what}" in printed
-    assert len(json.loads((tmp_path / "result.json").read_text())["runs"]["pipeline"][0]) == 2
+    points = json.loads((tmp_path / "result.json").read_text())["points"]
+    assert [point["name"] for point in points] == ["whole", "part", "dirty", "written"]
 
 
 def test_staging_larger_files_is_compared_with_copying_them(tmp_path: Path, capsys):
-    words = ["--sizes", "20000,2000000", "--total-mb", "4", "--repeats", "1"]
-    words += ["--local", str(tmp_path), "--out", str(tmp_path / "result.json")]
-    large_files.main(words)
+    words = ["--quick", "--local", str(tmp_path), "--out", str(tmp_path / "result.json")]
+    assert claim.run("large-files", words) == 0
     points = json.loads((tmp_path / "result.json").read_text())["points"]
-    assert [point["n_files"] for point in points] == [200, 2]
-    for point in points:
-        staged, copied = point["stage"][0], point["copy"][0]
+    assert [point["n_files"] for point in points] == [200, 200, 2, 2]
+    for point, other in zip(points[::2], points[1::2], strict=True):
+        staged, copied = point["runs"][0], other["runs"][0]
         assert staged["bytes"] >= copied["bytes"] == point["n_files"] * point["file_bytes"]
         assert min(staged["seconds"], copied["seconds"]) > 0
     assert "bytes for CPU, 0.02 MB, of cp" in capsys.readouterr().out
@@ -54,12 +55,12 @@ def test_staging_larger_files_is_compared_with_copying_them(tmp_path: Path, caps
 
 
 def test_a_start_over_staged_files_is_measured_in_every_state_they_may_be_in(tmp_path, capsys):
-    words = ["--files", "5000", "--photographs", "400", "--batches", "2", "--repeats", "1"]
-    words += ["--local", str(tmp_path), "--out", str(tmp_path / "result.json")]
-    startup_staged.main(words)
-    runs = json.loads((tmp_path / "result.json").read_text())["runs"]
-    assert list(runs) == list(startup_staged.STATES)
-    for (run,) in runs.values():
-        assert 0 < run["constructor_seconds"] < run["first_batch_seconds"] < run["batches_seconds"]
+    words = ["--quick", "--local", str(tmp_path), "--out", str(tmp_path / "result.json")]
+    assert claim.run("startup-staged", words) == 0
+    points = json.loads((tmp_path / "result.json").read_text())["points"]
+    assert [point["name"] for point in points] == list(startup_staged.STATES)
+    for point in points:
+        (run,) = point["runs"]
+        assert 0 < run["constructor_seconds"] < run["first_batch_seconds"] < run["wall_seconds"]
     assert "first mini-batch, killed, more than empty" in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["result.json"]

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import shlex
 
 import pytest
 
-from bench import tables
+from bench import plan
+from bench.__main__ import main
+from bench.harness import claim, documents
 
 
-@pytest.mark.parametrize("path", tables.documents(), ids=lambda path: path.name)
+@pytest.mark.parametrize("path", documents.documents(), ids=lambda path: path.name)
 def test_each_table_is_that_of_its_json_file(path):
-    assert tables.renewed(path.read_text()) == path.read_text(), "run python -m bench.tables"
+    assert documents.renewed(path.read_text()) == path.read_text(), "run python -m bench tables"
 
 
 def test_a_table_stands_between_two_comments(tmp_path, monkeypatch):
@@ -19,10 +22,57 @@ def test_a_table_stands_between_two_comments(tmp_path, monkeypatch):
         {"what": "speed", "unit": "", "wanted": 0.9, "median": 0.95, "min": 0.91, "max": 1.0}
     ]
     targets[0]["is_met"] = True
-    (tmp_path / "a.json").write_text(json.dumps({"targets": targets}))
-    monkeypatch.setattr(tables, "RESULTS", tmp_path)
+    (tmp_path / "a.json").write_text(json.dumps({"benchmark": "pipeline", "targets": targets}))
+    monkeypatch.setattr(claim, "RESULTS", tmp_path)
     text = "Before.\n<!-- table: a.json targets -->\nold\n<!-- end of table -->\nAfter.\n"
-    lines = tables.renewed(text).splitlines()
+    lines = documents.renewed(text).splitlines()
     assert lines[4] == "| speed | 0.95 | [0.91, 1.00] | 0.90 | met |"
     assert (lines[0], lines[-1]) == ("Before.", "After.")
-    assert tables.renewed(tables.renewed(text)) == tables.renewed(text)
+    assert documents.renewed(documents.renewed(text)) == documents.renewed(text)
+
+
+@pytest.mark.parametrize("experiment", plan.EXPERIMENTS, ids=lambda experiment: experiment.name)
+def test_every_experiment_has_a_claim_that_takes_its_arguments(experiment, tmp_path):
+    words = [*shlex.split(experiment.arguments), "--out", str(tmp_path / "result.json")]
+    options = claim.parse(experiment.claim, [w for w in words if w not in ("--mount", "fuse")])
+    assert options.repeats >= 1
+    quick = claim.claim_of(experiment.claim).quick
+    assert set(quick) <= set(vars(options))
+
+
+def test_an_unknown_benchmark_is_refused_with_those_that_there_are():
+    with pytest.raises(SystemExit, match="thousand-sweep"):
+        plan.named("thousands")
+
+
+def test_the_list_names_every_experiment_and_how_long_it_takes(capsys):
+    assert main(["--list"]) == 0
+    lines = capsys.readouterr().out.splitlines()[2:]
+    names = [(line.split()[0], float(line.split()[1])) for line in lines]
+    assert names == [(each.name, each.minutes) for each in plan.EXPERIMENTS]
+
+
+def test_all_experiments_run_in_order_and_one_that_fails_stops_no_other(
+    monkeypatch, tmp_path, capsys
+):
+    asked = []
+
+    def run(name, arguments):
+        asked.append(arguments)
+        if name == "evicting":
+            raise OSError("no disk")
+        return 0
+
+    monkeypatch.setattr(claim, "run", run)
+    assert main(["--all", "--into", str(tmp_path), "--repeats", "1"]) == 1
+    paths = [str(tmp_path / f"{each.name}.json") for each in plan.EXPERIMENTS]
+    assert [words[1] for words in asked] == paths
+    assert all(words[-2:] == ["--repeats", "1"] for words in asked)
+    assert "failed: evicting" in capsys.readouterr().out
+
+
+def test_a_run_of_ones_own_goes_to_a_folder_that_git_ignores():
+    options = claim.parse("in-memory", [])
+    assert options.out.parent == claim.OWN_RESULTS
+    ignored = (claim.CHECKOUT / ".gitignore").read_text().splitlines()
+    assert f"/{claim.OWN_RESULTS.relative_to(claim.CHECKOUT)}/" in ignored

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from bench.family import memory_files
+from bench.harness.family import memory_files
 from tests.chainer.scripts import ENVIRONMENT, abandoned_memory, kill_all, wait_until
 from tests.support.staged import being_copied, read_staged, staged_paths
 

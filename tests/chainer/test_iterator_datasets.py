@@ -13,7 +13,7 @@ import pytest
 from chainer import datasets as d
 from chainer.dataset import DatasetMixin
 
-from bench.slowstore import SlowStore, attach
+from bench.slow.store import SlowStore, attach
 from overlapiter import OverlapIterator, Staging
 from tests.chainer.iterator_datasets import DeclaredFiles, SourceFiles, numbered_images
 from tests.conftest import make_images

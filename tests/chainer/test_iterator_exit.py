@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.family import memory_files
+from bench.harness.family import memory_files
 from tests.chainer.faults import held_back
 from tests.chainer.scripts import (
     Program,

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bench.slowstore import SlowStore, attach
+from bench.slow.store import SlowStore, attach
 from overlapiter import OverlapIterator, Staging
 from overlapiter.errors import StagingWarning
 from overlapiter.order import seeded_order

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from bench.slowstore import SlowStore, attach
+from bench.slow.store import SlowStore, attach
 from overlapiter import OverlapIterator, Staging
 from tests.chainer.iterator_datasets import DeclaredFiles
 from tests.chainer.scripts import wait_until

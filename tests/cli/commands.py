@@ -27,7 +27,7 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(REPOSITORY)}
 # The command in a process in which files below a folder are slow to open.
 SLOWLY = """
 import sys
-from bench.slowstore import SlowStore
+from bench.slow.store import SlowStore
 from overlapiter.cli.main import main
 root, seconds, rate, *words = sys.argv[1:]
 with SlowStore(root, float(seconds), float(rate)) as store, store.installed():

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from bench.slowstore import SlowStore, attach
+from bench.slow.store import SlowStore, attach
 from overlapiter.errors import BindingWarning
 from overlapiter.mpi import communicator
 from overlapiter.node import Host, Node, set_node, this_node

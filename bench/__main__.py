@@ -1,0 +1,55 @@
+"""Measures what is published, or runs a benchmark of your own.
+
+    python -m bench                           a first look: a result with its figures in a minute
+    python -m bench NAME [OPTION ...]         one of them; --help says its options
+    python -m bench --list                    their names, and how long they take
+    python -m bench --all [--into FOLDER]     all of them, in order; options of all follow
+    python -m bench tables [--check]          writes (or checks) the tables of README and docs
+    python -m bench figures [--together] FILE ...    draws JSON files, beside them
+    python -m bench photographs [OPTION ...]  makes the images that most of them read
+
+Results go to bench/results/own, which git ignores, or where --out says.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from bench import plan
+from bench.harness import claim
+from bench.harness.text import aligned
+
+
+def main(arguments: list[str]) -> int:
+    """Run the command line and return the exit status."""
+    name, others = (*arguments[:1], ""), arguments[1:]
+    if name[0] in ("-h", "--help"):
+        print(__doc__.strip())
+    elif name[0] == "--list":
+        table = [["name", "minutes", "what it shows"]]
+        table += [[each.name, f"{each.minutes:g}", each.what] for each in plan.EXPERIMENTS]
+        print(aligned(table))
+    elif name[0] == "--all":
+        return plan.run_all(others)
+    elif name[0] == "tables":
+        from bench.harness.documents import write_tables
+
+        return write_tables(is_checking="--check" in others)
+    elif name[0] == "figures":
+        paths = [Path(word) for word in others if word != "--together"]
+        paths = paths or sorted(claim.RESULTS.glob("*.json"))
+        print("\n".join(claim.draw(paths, is_together="--together" in others)))
+    elif name[0] == "photographs":
+        from bench import photographs
+
+        photographs.main(others)
+    elif name[0].startswith("-") or not name[0]:
+        return plan.run("thousand", arguments)
+    else:
+        return plan.run(name[0], others)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

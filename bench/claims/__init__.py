@@ -1,0 +1,1 @@
+"""A file, or a folder, for each published claim; ``bench.plan`` lists them."""

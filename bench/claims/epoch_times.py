@@ -1,0 +1,156 @@
+"""The first epochs when the staging directory holds half of the data set: the time of each.
+
+Compared on the slow store, interleaved: ``OverlapIterator`` with a staging directory that holds a
+part of the photographs, with one that holds all, and ``MultiprocessIterator``::
+
+    python -m bench epoch-times
+    python -m bench epoch-times --mount fuse --examples 4000 --loaders capacity,unlimited,ideal
+
+What the later epochs would take if misses cost nothing, ``ideal``, is measured, too: everything is
+staged, and in each epoch after the first one more process reads from the store, with 64 threads,
+as many files as have to be missed at the least, and forgets them; the epoch ends when both have
+ended. So what is missing to it is the cost of copying, of the index and of evicting, and reads of
+the store that are not overlapped. ``unlimited`` does not even read them.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING
+
+from bench.harness.claim import Claim
+from bench.harness.text import aligned, extremes, spread
+from bench.loaders.checks import forget_checksums
+from bench.loaders.epochs import add_epoch_options, check_epochs, epochs_of
+from bench.loaders.sources import names_of, prepare, run_in_turns, store_facts
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+MEANINGS = {
+    "capacity": "OverlapIterator, the staging directory holds a part",
+    "unlimited": "OverlapIterator, the staging directory holds all",
+    "ideal": "unlimited, while 64 threads of one more process read what has to be missed",
+    "multiprocess": "MultiprocessIterator, slow store",
+}
+#: Loaders beside whose later epochs those of ``capacity`` are set.
+_LIMITS = ("ideal", "unlimited")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what is run."""
+    add_epoch_options(parser, examples=1600)
+    add = parser.add_argument
+    add("--fraction", type=float, default=0.5, help="that fits (%(default)s)")
+    add("--loaders", type=names_of(MEANINGS), default=list(MEANINGS), help="some of them (all)")
+
+
+def measure(options: argparse.Namespace, scratch: Path) -> dict:
+    """Do all runs."""
+    sources = prepare(options, scratch, options.examples)
+    kinds = {
+        "capacity": ("overlap", options.fraction, {}),
+        "unlimited": ("overlap", None, {}),
+        "ideal": ("overlap", None, {"beside_fraction": 1 - options.fraction}),
+        "multiprocess": ("slow", None, {}),
+    }
+    points = [{"loader": loader} for loader in options.loaders]
+    specs = []
+    for name in options.loaders:
+        loader, fraction, others = kinds[name]
+        specs.append(epochs_of(options, sources, loader, fraction, **others))
+    run_in_turns(points, specs, options)
+    forget_checksums(points)
+    for point in points:
+        point["summary"] = summarize(point["runs"])
+    shares = {limit: later_shares(points, limit) for limit in _LIMITS}
+    facts = {"data": sources.label, **store_facts(options)}
+    return {**facts, "points": points, "later_shares": shares}
+
+
+def summarize(runs: list[dict]) -> dict:
+    """Return for each epoch the spread of its seconds and the median of what it read."""
+    by_epoch = list(zip(*(run["epochs"] for run in runs), strict=True))
+    return {
+        "epoch_seconds": [spread(epoch["seconds"] for epoch in each) for each in by_epoch],
+        "store_opens": [median(epoch["opens"] for epoch in each) for each in by_epoch],
+        "store_bytes": [median(epoch["bytes"] for epoch in each) for each in by_epoch],
+    }
+
+
+def later_shares(points: list[dict], limit: str) -> list[float]:
+    """Return for each repeat what the later epochs of ``limit`` take, of those of ``capacity``."""
+    runs = {point["loader"]: point["runs"] for point in points}
+    if not {"capacity", limit} <= runs.keys():
+        return []
+    pairs = zip(runs[limit], runs["capacity"], strict=True)
+    return [_later(one) / _later(other) for one, other in pairs]
+
+
+def _later(run: dict) -> float:
+    return sum(epoch["seconds"] for epoch in run["epochs"][1:])
+
+
+def rows(result: dict) -> list[list[str]]:
+    """Return a row for each loader and epoch."""
+    table = [["loader", "epoch", "seconds", "[min, max]", "files read", "MB read"]]
+    for point in result["points"]:
+        columns = zip(*point["summary"].values(), strict=True)
+        for epoch, (seconds, opens, n_bytes) in enumerate(columns, 1):
+            numbers = [f"{seconds['median']:.2f}", extremes(seconds), f"{opens:g}"]
+            table.append([point["loader"], str(epoch), *numbers, f"{n_bytes / 1e6:.1f}"])
+    return table
+
+
+def show(result: dict) -> str:
+    """Return what is printed."""
+    lines = [f"{point['loader']}: {MEANINGS[point['loader']]}" for point in result["points"]]
+    lines += ["", aligned(rows(result))]
+    for limit, values in result["later_shares"].items():
+        if values:
+            lines.append(f"epoch 2 and later: {limit} / capacity = {median(values):.2f}")
+    return "\n".join(lines)
+
+
+_WIDTH = 0.2
+
+
+def draw_all(result: dict, stem: Path) -> list[Path]:
+    """Draw the seconds of each epoch, and what each read from the slow store."""
+    from bench.harness.figures import BLUE, GREY, RED, SKY, errors, legend_below, plt, save
+
+    colours = {"multiprocess": RED, "capacity": SKY, "ideal": GREY, "unlimited": BLUE}
+    found = {point["loader"]: point["summary"] for point in result["points"]}
+    figure, (left, right) = plt.subplots(1, 2, figsize=(9.3, 4.3))
+    for place, loader in enumerate(name for name in colours if name in found):
+        seconds, bars = errors(found[loader]["epoch_seconds"])
+        epochs = [number + (place - 1) * _WIDTH for number in range(len(seconds))]
+        shape = {"width": _WIDTH, "color": colours[loader]}
+        left.bar(epochs, seconds, yerr=bars, capsize=3, label=MEANINGS[loader], **shape)
+        right.bar(epochs, [size / 1e6 for size in found[loader]["store_bytes"]], **shape)
+    for axes, title, unit in (
+        (left, "Time of an epoch", "seconds"), (right, "Read from the slow store", "MB")
+    ):  # fmt: skip
+        axes.set_xticks(range(len(seconds)), [f"epoch {n + 1}" for n in range(len(seconds))])
+        axes.grid(visible=False, axis="x")
+        axes.set_title(title, loc="left")
+        axes.set_ylabel(unit)
+    legend_below(figure, *left.get_legend_handles_labels(), n_columns=2)
+    options = result["options"]
+    line = f"{result['store']}; {options['examples']:,} photographs of 256x256 pixels; "
+    line += f"median of {options['repeats']} runs; epoch 1 with the start; "
+    line += f"a part is {options['fraction']:.0%}"
+    return [save(figure, stem.with_suffix(".png"), result, line, space_inches=0.9)]
+
+
+CLAIM = Claim(
+    __doc__,
+    add_options,
+    measure,
+    show,
+    quick={"examples": 64, "batch_size": 8, "repeats": 1},
+    check=check_epochs,
+    tables={"epochs": rows},
+    figures=__name__,
+)

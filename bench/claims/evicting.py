@@ -1,0 +1,147 @@
+"""What evicting a file costs: microseconds of CPU.
+
+Measured in two ways, in turns, in directories of their own::
+
+    python -m bench evicting
+    python -m bench evicting --local /mnt/xfs        # a folder on another disk
+
+* ``pipeline``: photographs are staged from the local disk, once with room for all of them and once
+  with room for a part. What the prefetchers use of the CPU beyond their share for staging, divided
+  by the files that they evicted.
+* ``store``: one process stages files through the store and evicts all of them, a part of a
+  mini-batch at a time: at once (``dirty``), and after the disk has written them (``written``).
+  A hole in what is not yet written costs several times as much.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from typing import TYPE_CHECKING
+
+from bench.harness import isolated
+from bench.harness.claim import Claim
+from bench.harness.text import aligned, extremes, spread
+from bench.harness.turns import take_turns
+from bench.loaders.epochs import add_epoch_options, check_epochs, epochs_of
+from bench.loaders.sources import names_of, prepare, run_once
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+_PART_FILES = 8
+_FILE_BYTES = 20_800
+STATES = ("dirty", "written")
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what is run."""
+    add_epoch_options(parser, examples=8000, epochs=2, repeats=5)
+    add, ways = parser.add_argument, ("pipeline", "store")
+    add("--fraction", type=float, default=0.5, help="of the data that fits (%(default)s)")
+    add("--ways", type=names_of(ways), default=list(ways), help="of measuring (both)")
+
+
+def drive(request: dict) -> dict:
+    """Stage files through the store in this process and evict them.
+
+    Args:
+        request: ``local``, a folder on the disk that is measured; ``n_files``; ``state``, one of
+            :data:`STATES`.
+
+    Returns:
+        ``stage_us`` and ``evict_us``, of the CPU of this process for a file, and ``charged_bytes``
+        that are left in the end, of its reservation.
+    """
+    from bench.harness.store_access import stage_bytes, store_in
+
+    store = store_in(tempfile.mkdtemp(prefix="evicted-", dir=request["local"]))
+    data, n_files = os.urandom(_FILE_BYTES), request["n_files"]
+    firsts = range(0, n_files, _PART_FILES)
+    parts = [range(first, min(first + _PART_FILES, n_files)) for first in firsts]
+    begin = time.process_time()
+    keys = [stage_bytes(store, [f"{number}.jpg" for number in part], data) for part in parts]
+    staged = time.process_time()
+    if request["state"] == "written":
+        os.sync()
+    before = time.process_time()
+    for part in keys:
+        store.evict(part)
+    evicted = time.process_time()
+    charged_bytes = store.total_bytes()
+    store.close()
+    return {
+        "stage_us": (staged - begin) / n_files * 1e6,
+        "evict_us": (evicted - before) / n_files * 1e6,
+        "charged_bytes": charged_bytes,
+    }
+
+
+def evicting_us(whole: dict, part: dict) -> float:
+    """Return what evicting one file cost the prefetchers.
+
+    Args:
+        whole: A run with room for all files.
+        part: The same with room for some of them.
+    """
+    staging_seconds = whole["cpu"]["prefetcher"]["seconds"] / whole["statistics"]["files_staged"]
+    expected_seconds = staging_seconds * part["statistics"]["files_staged"]
+    beyond_seconds = part["cpu"]["prefetcher"]["seconds"] - expected_seconds
+    return beyond_seconds / part["statistics"]["files_evicted"] * 1e6
+
+
+def measure(options: argparse.Namespace, scratch: Path) -> dict:
+    """Do all runs."""
+    sources = prepare(options, scratch, options.examples)
+    fractions = {"whole": None, "part": options.fraction}
+    points = [{"name": name} for name in fractions if "pipeline" in options.ways]
+    points += [{"name": state} for state in STATES if "store" in options.ways]
+
+    def run(point: dict) -> dict:
+        name = point["name"]
+        if name in STATES:
+            request = {"local": str(scratch), "n_files": options.examples, "state": name}
+            return isolated.call(drive, request)
+        others = {"mount": "given", "n_epochs": 1, "is_decoding": False, "root": sources.local}
+        found = run_once(epochs_of(options, sources, "overlap", fractions[name], **others))
+        return {key: found[key] for key in ("cpu", "statistics", "epochs")}
+
+    take_turns(points, options.repeats, run)
+    return {"data": sources.label, "points": points, "us": values(points)}
+
+
+def values(points: list[dict]) -> dict[str, list[float]]:
+    """Return microseconds for a file, one for each repeat, by what they were used for."""
+    runs = {point["name"]: point["runs"] for point in points}
+    found = {}
+    if "whole" in runs:
+        pairs = zip(runs["whole"], runs["part"], strict=True)
+        found["evicting, in the pipeline"] = [evicting_us(*pair) for pair in pairs]
+    if STATES[0] in runs:
+        for state in STATES:
+            found[f"evicting, store, {state}"] = [run["evict_us"] for run in runs[state]]
+        staged = [run["stage_us"] for state in STATES for run in runs[state]]
+        found["claiming, writing and publishing"] = staged
+    return found
+
+
+def rows(result: dict) -> list[list[str]]:
+    """Return a row for each thing that was measured."""
+    table = [["", "µs of CPU for a file", "[min, max]"]]
+    for what, numbers in result["us"].items():
+        over = spread(numbers)
+        table.append([what, f"{over['median']:.1f}", extremes(over, 1)])
+    return table
+
+
+CLAIM = Claim(
+    __doc__,
+    add_options,
+    measure,
+    lambda result: f"{result['staging_filesystem']}\n\n{aligned(rows(result))}",
+    quick={"examples": 320, "repeats": 1},
+    check=check_epochs,
+    tables={"evicting": rows},
+)

@@ -1,0 +1,147 @@
+"""The cost of the loader itself: examples that are in memory already and need no decoding.
+
+Each example is a float32 array of 3x256x256 and an int32 label, so a mini-batch of 32 is 24 MiB.
+Reported are milliseconds per mini-batch, with ``concat_examples``, and the milliseconds of CPU
+that the trainer process spends on it in all its threads, flat out and beside an emulated training
+step::
+
+    python -m bench in-memory
+"""
+
+from __future__ import annotations
+
+import time
+from statistics import median
+from typing import TYPE_CHECKING
+
+from bench.harness import isolated
+from bench.harness.claim import Claim
+from bench.harness.text import aligned, spread
+from bench.harness.turns import take_turns
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+MEANINGS = {
+    "overlap": "OverlapIterator and overlapiter.concat_examples",
+    "multiprocess": "MultiprocessIterator and chainer.dataset.concat_examples",
+}
+_WARM_UP_BATCHES = 20
+_NAMES = {
+    "examples": (256, "examples in memory"),
+    "batch-size": (32, "examples in a mini-batch"),
+    "batches": (200, "mini-batches of a run"),
+    "readers": (2, "file reader processes"),
+    "n-prefetch": (1, "this argument of both"),
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what is run."""
+    for name, (usual, words) in _NAMES.items():
+        parser.add_argument(f"--{name}", type=int, default=usual, help=f"{words} (%(default)s)")
+    text = "step in the second half (%(default)s)"
+    parser.add_argument("--compute-ms", type=float, default=40.0, help=text)
+    parser.set_defaults(repeats=5)
+
+
+def take(request: dict) -> dict:
+    """Time one loader in this process.
+
+    Args:
+        request: ``loader``, ``examples``, ``batch_size``, ``readers``, ``n_prefetch``, ``batches``
+            and ``compute_ms``.
+
+    Returns:
+        ``batch_ms`` and ``trainer_cpu_ms`` per mini-batch, without the time for computing, and
+        ``step_ms`` with it: the list of all.
+    """
+    import numpy as np
+    from chainer.datasets import TupleDataset
+
+    shape = (request["examples"], 3, 256, 256)
+    images = np.random.default_rng(0).random(shape, np.float32)
+    dataset = TupleDataset(images, np.arange(len(images), dtype=np.int32))
+    iterator, concat_examples = _open(request, dataset)
+    compute_seconds = request["compute_ms"] / 1e3
+    steps = []
+    for position in range(_WARM_UP_BATCHES + request["batches"]):
+        if position == _WARM_UP_BATCHES:
+            cpu_start = time.process_time()
+        start = time.perf_counter()
+        arrays = concat_examples(next(iterator))
+        if compute_seconds:
+            time.sleep(compute_seconds)
+        steps.append((time.perf_counter() - start) * 1e3)
+        if arrays[0].shape != (request["batch_size"], *shape[1:]):
+            raise ValueError(f"a mini-batch has the shape {arrays[0].shape}")
+    cpu_seconds = time.process_time() - cpu_start
+    is_same = bool(np.array_equal(arrays[0], images[arrays[1]]))
+    del arrays
+    iterator.finalize()
+    timed = steps[_WARM_UP_BATCHES:]
+    return {
+        "batch_ms": sum(timed) / len(timed) - request["compute_ms"],
+        "trainer_cpu_ms": cpu_seconds / len(timed) * 1e3,
+        "step_ms": [round(step, 4) for step in timed],
+        "is_same": is_same,
+    }
+
+
+def _open(request: dict, dataset: object) -> tuple:
+    """Return the iterator and the converter that belongs to it."""
+    if request["loader"] == "overlap":
+        import overlapiter
+
+        make, concat_examples = overlapiter.OverlapIterator, overlapiter.concat_examples
+    else:
+        from chainer.dataset import concat_examples
+        from chainer.iterators import MultiprocessIterator as make
+    options = {"n_processes": request["readers"], "n_prefetch": request["n_prefetch"]}
+    return make(dataset, request["batch_size"], **options), concat_examples
+
+
+def measure(options: argparse.Namespace, _scratch: Path) -> dict:
+    """Do all runs."""
+    points = [
+        {"loader": loader, "compute_ms": compute_ms}
+        for compute_ms in (0.0, options.compute_ms)
+        for loader in MEANINGS
+    ]
+    common = {name: vars(options)[name] for name in (key.replace("-", "_") for key in _NAMES)}
+
+    def run(point: dict) -> dict:
+        return isolated.call(take, {**common, **point, "runs": None})
+
+    take_turns(points, options.repeats, run)
+    return {"points": points}
+
+
+def rows(result: dict) -> list[list[str]]:
+    """Return a row for each loader, flat out and beside a step."""
+    table = [["", "step, ms", "ms of a mini-batch, beyond the step", "min to max"]]
+    table[0].append("trainer's CPU, ms")
+    for point in result["points"]:
+        cost = spread(run["batch_ms"] for run in point["runs"])
+        cpu = median(run["trainer_cpu_ms"] for run in point["runs"])
+        row = [MEANINGS[point["loader"]], f"{point['compute_ms']:g}", f"{cost['median']:.2f}"]
+        table.append([*row, f"{cost['min']:.2f} to {cost['max']:.2f}", f"{cpu:.2f}"])
+    return table
+
+
+def faults(result: dict) -> list[str]:
+    """Return which loaders gave other arrays than those in memory."""
+    wrong = (p["loader"] for p in result["points"] for run in p["runs"] if not run["is_same"])
+    return [f"{loader}: the arrays are wrong" for loader in wrong]
+
+
+CLAIM = Claim(
+    __doc__,
+    add_options,
+    measure,
+    lambda result: aligned(rows(result)),
+    quick={"examples": 8, "batch_size": 4, "batches": 5, "repeats": 1},
+    tables={"in-memory": rows},
+    faults=faults,
+)

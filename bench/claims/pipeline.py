@@ -1,0 +1,207 @@
+"""Where the time of the pipeline goes: cold, staged and local, beside the opponents and the limits.
+
+All runs are over the same photographs, 250 mini-batches of 32, each in a process of its own and
+with a staging directory of its own, in turns::
+
+    python -m bench pipeline --mount fuse            # a real mount with a delay, some 8 minutes
+    python -m bench pipeline --mount emulated        # a delay inside open, without privileges
+    python -m bench pipeline --source /lustre/images --pairs /lustre/images/pairs.txt
+
+Beside the rates it reports what each kind of process used of the CPU for an image, read from
+``/proc`` before ``finalize``, so that the start of each process counts; and what has to be reached,
+met or missed. Rates are given with everything included, and from the first mini-batch on. The
+ceiling is what a cold run could reach: loops over ``dataset[i]`` on local files while 64 threads of
+one more process read every file once from the store and forget it.
+"""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import TYPE_CHECKING
+
+from bench.harness.claim import Claim
+from bench.harness.targets import target_of, target_rows
+from bench.loaders import report
+from bench.loaders.checks import verify
+from bench.loaders.sources import (
+    add_source_options,
+    check_source_options,
+    names_of,
+    prepare,
+    prepare_local,
+    run_in_turns,
+    spec_of,
+    store_facts,
+)
+from bench.loaders.spec import LOADERS
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+_FEW_BATCHES = 8
+#: By name: the loader, what differs from the usual run, and words for that.
+LINES: dict[str, tuple[str, dict[str, object], str]] = {
+    "cold": ("overlap", {}, ""),
+    "staged": ("overlap-staged", {}, ""),
+    "staged, slow stat": ("overlap-staged", {"stat_seconds": 0.001}, ", 1 ms per stat"),
+    "local": ("overlap-local", {}, ""),
+    "from local": ("overlap-from-local", {}, ""),
+    "cold, 12 prefetchers": ("overlap", {"n_prefetchers": 12}, ", 12 prefetchers"),
+    "cold, 16 readers": ("overlap", {"n_readers": 16}, ", 16 file readers"),
+    "first of 16 and 12": (
+        "overlap",
+        {"n_prefetchers": 12, "n_readers": 16, "n_batches": _FEW_BATCHES},
+        ", 16 file readers and 12 prefetchers, for its first mini-batch",
+    ),
+    "stock, slow store": ("slow", {}, ""),
+    "stock, local": ("fast", {}, ""),
+    "copy first": ("copy", {}, ""),
+    "loops": ("floor", {}, ""),
+    "ceiling": ("ceiling", {}, ""),
+}
+_OF_MOUNT = "staged, slow stat"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what is run, and how often."""
+    add = parser.add_argument
+    add_source_options(parser)
+    add("--batch-size", type=int, default=32, help="images in a mini-batch (%(default)s)")
+    add("--batches", type=int, default=250, help="mini-batches (%(default)s)")
+    add("--slow-batches", type=int, default=60, help="of the slow (%(default)s)")
+    add("--readers", type=int, default=2, help="file reader processes (%(default)s)")
+    add("--lines", type=names_of(LINES, ";"), help="some of them, separated by ';'")
+
+
+def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Complete the options."""
+    check_source_options(options, parser)
+    is_mount = options.mount == "fuse" and not options.source  # where a stat can be slow
+    options.lines = options.lines or [name for name in LINES if is_mount or name != _OF_MOUNT]
+
+
+def measure(options: argparse.Namespace, scratch: Path) -> dict:
+    """Do all runs."""
+    n_examples = options.batches * options.batch_size
+    sources = prepare(options, scratch, n_examples)
+    points, specs = [], []
+    for name in options.lines:
+        loader, others, note = LINES[name]
+        n_batches = options.slow_batches if loader == "slow" else options.batches
+        facts = {"n_batches": min(n_batches, options.batches), "n_readers": options.readers}
+        facts = {**facts, **others, "batch_size": options.batch_size}
+        specs.append(spec_of(options, sources, loader, n_examples=n_examples, **facts))
+        numbers = {key: getattr(specs[-1], key) for key in _NUMBERS}
+        points.append({"name": name, "loader": loader, "note": note, **numbers})
+    prepare_local(specs, sources)
+    run_in_turns(points, specs, options)
+    found = {"verified": verify(points), "points": points, "targets": targets(points)}
+    return {"data": sources.label, **store_facts(options), **found}
+
+
+_NUMBERS = ("n_prefetchers", "n_readers", "n_batches")
+
+
+# --- what is wanted ---------------------------------------------------------------------------
+
+RATE, STEADY, FIRST = "images_per_second", "rate_after_first", "first_batch_seconds"
+
+
+def targets(points: Sequence[dict]) -> list[dict]:
+    """Return all targets of which both sides were measured."""
+    runs = {point["name"]: point["runs"] for point in points}
+    found = []
+    for what, unit, wanted, names, value_of in _TARGETS:
+        if all(name in runs for name in names):
+            columns = zip(*(runs[name] for name in names), strict=True)
+            found.append(target_of(what, unit, wanted, [value_of(*row) for row in columns]))
+    return found
+
+
+def _share(key: str) -> Callable[..., float]:
+    return lambda one, other: one[key] / other[key]
+
+
+def _us(run: dict, kind: str) -> float:
+    """Return what the processes of a kind used for an image."""
+    return run["cpu"].get(kind, {}).get("seconds", 0.0) / run["n_images"] * 1e6
+
+
+def _cpu_us(kind: str) -> Callable[..., float]:
+    return lambda run: _us(run, kind)
+
+
+def _prefetchers_us(run: dict) -> float:
+    """Return what staging one file cost the prefetchers."""
+    return _us(run, "prefetcher") * run["n_images"] / max(run["statistics"]["files_staged"], 1)
+
+
+def _reader_beyond_us(run: dict, loops: dict) -> float:
+    """Return what a reader used for an image beyond what the loops did."""
+    return _us(run, "reader") - _us(loops, "loop")
+
+
+def _less_cpu(run: dict, limit: dict) -> float:
+    """Return the CPU of all processes for an image of ``limit``, as a share of that of ``run``."""
+    own, least = (sum(_us(each, kind) for kind in each["cpu"]) for each in (run, limit))
+    return least / own
+
+
+def _first(run: dict) -> float:
+    return run[FIRST]
+
+
+# What it is, its unit, what is wanted, the lines, and the number.
+_TARGETS: tuple[tuple[str, str, float | None, tuple[str, ...], Callable[..., float]], ...] = (
+    ("prefetchers, a staged file, local source", "µs", 80, ("from local",), _prefetchers_us),
+    ("prefetchers, a staged file, slow store", "µs", 140, ("cold",), _prefetchers_us),
+    ("supervisor, an image, cold", "µs", 35, ("cold",), _cpu_us("supervisor")),
+    ("supervisor, an image, staged", "µs", 35, ("staged",), _cpu_us("supervisor")),
+    ("reader beyond dataset[i], staged", "µs", 10, ("staged", "loops"), _reader_beyond_us),
+    ("reader beyond dataset[i], cold", "µs", 10, ("cold", "loops"), _reader_beyond_us),
+    ("cold / ceiling, after the first", "", 0.85, ("cold", "ceiling"), _share(STEADY)),
+    ("staged / loops, after the first", "", 0.95, ("staged", "loops"), _share(STEADY)),
+    ("staged, slow stat / loops", "", None, ("staged, slow stat", "loops"), _share(STEADY)),
+    ("local / loops, after the first", "", None, ("local", "loops"), _share(STEADY)),
+    ("cold / ceiling, all included", "", None, ("cold", "ceiling"), _share(RATE)),
+    ("staged / loops, all included", "", None, ("staged", "loops"), _share(RATE)),
+    # On a busy machine, rates say little; where the cores are the limit, this says the same.
+    ("cold / ceiling, by CPU of all", "", None, ("cold", "ceiling"), _less_cpu),
+    ("staged / loops, by CPU of all", "", None, ("staged", "loops"), _less_cpu),
+    ("cold / stock on the slow store", "", 15, ("cold", "stock, slow store"), _share(RATE)),
+    ("cold / stock on the local disk", "", 2.2, ("cold", "stock, local"), _share(RATE)),
+    ("12 prefetchers / default", "", 0.95, ("cold, 12 prefetchers", "cold"), _share(RATE)),
+    ("16 readers / 2 readers", "", 0.9, ("cold, 16 readers", "cold"), _share(RATE)),
+    ("16 / 2 readers, after the first", "", 0.9, ("cold, 16 readers", "cold"), _share(STEADY)),
+    ("first mini-batch, 2 readers", "s", 0.45, ("cold",), _first),
+    ("first, 16 readers, 12 prefetchers", "s", 0.45, ("first of 16 and 12",), _first),
+)
+
+
+def rows(result: dict) -> list[list[str]]:
+    """Return a row for each line: its rates, and the CPU of the usual kinds of processes."""
+    table = [["", "mini-batches", "images/s", "after the first", "first, s"]]
+    cpu = report.cpu_rows(result)
+    table[0] += cpu[0][1:6]
+    for point, used in zip(result["points"], cpu[1:], strict=True):
+        rate, steady, first = (
+            median(run[name] for run in point["runs"]) for name in (RATE, STEADY, FIRST)
+        )
+        words = LOADERS[point["loader"]] + LINES[point["name"]][2]
+        row = [words, str(point["n_batches"])]
+        table.append([*row, f"{rate:,.0f}", f"{steady:,.0f}", f"{first:.2f}", *used[1:6]])
+    return table
+
+
+CLAIM = Claim(
+    __doc__,
+    add_options,
+    measure,
+    report.show,
+    quick={"batch_size": 4, "batches": 12, "slow_batches": 4, "repeats": 1},
+    check=check,
+    tables={"pipeline": rows, "targets": target_rows},
+    faults=report.faults,
+)

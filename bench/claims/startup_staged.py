@@ -1,0 +1,157 @@
+"""How long a start takes when many files are staged, in whatever state they were left.
+
+The index of a staging directory is filled with a row for each file; a file takes one block, and
+nothing is written. Then an iterator over as many files starts, with a capacity, and takes some
+mini-batches, which are none of those staged: they are the same work over an empty directory::
+
+    python -m bench startup-staged
+
+The directory was left ``closed`` by the process that had filled it; by one that was ``killed``
+between changing a sixth of all rows, not yet written back, and copying some files; or before
+``another boot`` of the node, after which the index is checked as a whole.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+from typing import TYPE_CHECKING
+
+from bench.harness import isolated
+from bench.harness.claim import Claim
+from bench.harness.files import make_folder, read_pairs
+from bench.harness.targets import target_of, target_rows
+from bench.harness.text import aligned, extremes, spread
+from bench.harness.turns import progress_bar, take_turns
+from bench.loaders.run import run_in_new_process
+from bench.loaders.sources import PHOTOGRAPHS, fresh
+from bench.loaders.spec import RunSpec
+from bench.photographs import make_photographs
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+STATES = ("empty", "closed", "killed", "another boot")
+WANTED_SECONDS = 1.0
+_CAPACITY_BYTES = 10**14
+_PART_FILES = 1_000
+_FOLDER_FILES = 1_280
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what is run."""
+    add = parser.add_argument
+    add("--files", type=int, default=1_280_000, help="staged files (%(default)s)")
+    add("--batches", type=int, default=50, help="mini-batches to take (%(default)s)")
+    add("--photographs", type=int, default=8_000, help="to take from (%(default)s)")
+    parser.set_defaults(repeats=5)
+
+
+def name_of(number: int) -> str:
+    """Return the path of a file that is staged, and that no source has."""
+    return f"n{number // _FOLDER_FILES:04}/{number}.jpg"
+
+
+def leave(request: dict) -> dict:
+    """Leave the staging directory in a state: fill it if it is empty, and do what the state says.
+
+    With ``killed``, this process does not return.
+    """
+    from bench.harness.store_access import stage_bytes, store_in
+    from overlapiter.store.generation import generation_of, index_path
+    from overlapiter.store.store import Wanted
+
+    staging, root, n_files = request["staging"], request["root"], request["n_files"]
+    is_empty = not os.path.exists(staging)
+    store = store_in(staging, root)
+    if is_empty:
+        with progress_bar(n_files, "file") as progress:
+            for first in range(0, n_files, _PART_FILES):
+                part = range(first, min(first + _PART_FILES, n_files))
+                stage_bytes(store, [name_of(number) for number in part], b"")
+                progress.update(len(part))
+    if request["state"] == "killed":
+        paths = [os.path.join(root, name_of(number)) for number in range(n_files)]
+        store.note_verified([store.key_of(path) for path in paths[::6]])
+        copied = [os.path.join(root, f"copied/{number}") for number in range(_PART_FILES)]
+        store.claim([Wanted(store.key_of(path), path) for path in copied])
+        os.kill(os.getpid(), signal.SIGKILL)
+    store.close()
+    if request["state"] == "another boot":
+        connection = sqlite3.connect(index_path(generation_of(staging)))
+        with connection:
+            connection.execute("UPDATE fact SET value='another' WHERE name='boot'")
+        connection.close()
+    return {}
+
+
+def measure(options: argparse.Namespace, scratch: Path) -> dict:
+    """Do all runs."""
+    root = str(make_photographs(PHOTOGRAPHS, options.photographs).root.resolve())
+    found = read_pairs(os.path.join(root, "pairs.txt"), options.photographs)
+    names = [path for path, _ in found] + [name_of(n) for n in range(options.files - len(found))]
+    pairs = scratch / "pairs.txt"
+    pairs.write_text("".join(f"{name} 0\n" for name in names))
+    full = str(scratch / "full")
+    spec = RunSpec(
+        "overlap", str(pairs), options.files, root, full, order="ascending", mount="given",
+        n_batches=options.batches, capacity=_CAPACITY_BYTES,
+    )  # fmt: skip
+    request = {"staging": full, "root": root, "n_files": options.files, "state": "closed"}
+    isolated.call(leave, request)
+    make_folder(scratch / "staged")
+
+    def run(point: dict) -> dict:
+        if point["name"] == "empty":
+            return _run(fresh(spec))
+        program = isolated.Program(leave, {**request, "state": point["name"]}, scratch)
+        status = subprocess.run(program.command, cwd=isolated.CHECKOUT, check=False).returncode
+        if status != -signal.SIGKILL:
+            program.answer(status)
+        os.sync()
+        return _run(spec)
+
+    points = [{"name": state} for state in STATES]
+    take_turns(points, options.repeats, run)
+    return {"points": points, "targets": _targets({p["name"]: p["runs"] for p in points})}
+
+
+def _run(spec: RunSpec) -> dict:
+    run = run_in_new_process(spec).as_dict()
+    return {name: run[name] for name in (*_SECONDS, "cpu")}
+
+
+_SECONDS = ("constructor_seconds", "first_batch_seconds", "wall_seconds")
+
+
+def _targets(runs: dict[str, list[dict]]) -> list[dict]:
+    targets = []
+    for state in STATES[1:]:
+        pairs = zip(runs[state], runs["empty"], strict=True)
+        more = [a["first_batch_seconds"] - b["first_batch_seconds"] for a, b in pairs]
+        what = f"first mini-batch, {state}, more than empty"
+        targets.append(target_of(what, "s", WANTED_SECONDS, more))
+    return targets
+
+
+def rows(result: dict) -> list[list[str]]:
+    """Return a row for each state."""
+    table = [["seconds", "constructor", "first mini-batch", "[min, max]", "all mini-batches"]]
+    for point in result["points"]:
+        over = [spread(run[name] for run in point["runs"]) for name in _SECONDS]
+        constructor, first, whole = (f"{each['median']:.2f}" for each in over)
+        table.append([point["name"], constructor, first, extremes(over[1]), whole])
+    return table
+
+
+CLAIM = Claim(
+    __doc__,
+    add_options,
+    measure,
+    lambda result: f"{aligned(rows(result))}\n\n{aligned(target_rows(result))}",
+    quick={"files": 5_000, "photographs": 400, "batches": 2, "repeats": 1},
+    tables={"startup-staged": rows, "targets": target_rows},
+)

@@ -1,0 +1,1 @@
+"""What all benchmarks share: isolated and interleaved runs, JSON, tables, figures, processes."""

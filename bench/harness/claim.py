@@ -1,0 +1,169 @@
+"""A benchmark of a published claim, and its way from the command line to JSON, table and figure."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import datetime
+import importlib
+import json
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bench.harness.isolated import CHECKOUT, call
+from bench.harness.machine import commit_facts, filesystem_of, machine_facts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+RESULTS = CHECKOUT / "bench/results"
+#: Where a run of one's own writes; ignored by git.
+OWN_RESULTS = RESULTS / "own"
+_CACHE = CHECKOUT / ".cache/bench"
+
+
+@dataclasses.dataclass(frozen=True)
+class Claim:
+    """What a module of ``bench.claims`` has as ``CLAIM``.
+
+    Attributes:
+        about: The docstring of the module.
+        add_options: Adds its own options to a parser.
+        measure: Takes the options and an empty folder on the fast disk; returns the result.
+        show: Returns a result as the text that is printed.
+        quick: Values of options with which it only shows that all of it runs.
+        check: Takes options and parser; completes the options, or ends the program.
+        tables: Makers of rows, the first one being the header, for documents, by name.
+        figures: A module whose ``draw_all`` takes a result and the stem of the files to write.
+        faults: Returns every reason for which a run fails.
+    """
+
+    about: str | None
+    add_options: Callable[[argparse.ArgumentParser], None]
+    measure: Callable[[argparse.Namespace, Path], dict | None]
+    show: Callable[[dict], str]
+    quick: dict[str, object]
+    check: Callable[[argparse.Namespace, argparse.ArgumentParser], None] = lambda *_: None
+    tables: dict[str, Callable[[dict], list[list[str]]]] = dataclasses.field(default_factory=dict)
+    figures: str = ""
+    faults: Callable[[dict], list[str]] = lambda _: []
+
+
+def claim_of(name: str) -> Claim:
+    """Return a claim by its name, the one that results have as ``benchmark``."""
+    module = name.replace("-", "_").replace(" ", "_")
+    return importlib.import_module(f"bench.claims.{module}").CLAIM
+
+
+def parse(name: str, arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the checked options of a claim; ends the program if they cannot work."""
+    claim = claim_of(name)
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser(
+        prog=f"python -m bench {name}", description=claim.about, formatter_class=form
+    )
+    add = parser.add_argument
+    add(
+        "--out",
+        type=Path,
+        default=OWN_RESULTS / f"{name}.json",
+        help="JSON file (bench/results/own)",
+    )
+    add("--local", "--staging", type=Path, default=_CACHE, help="folder on the fast disk (.cache)")
+    add("--repeats", type=int, default=3, help="interleaved runs of each (%(default)s)")
+    add("--seed", type=int, default=0, help="orders follow from it (%(default)s)")
+    add("--quick", action="store_true", help="very few and small runs: it works, no more")
+    claim.add_options(parser)
+    options = parser.parse_args(arguments)
+    if options.quick:
+        vars(options).update(claim.quick)
+    claim.check(options, parser)
+    return options
+
+
+def run(name: str, arguments: Sequence[str]) -> int:
+    """Do all runs of a claim, write and print the result, draw it; return the exit status."""
+    options, claim, commit = parse(name, arguments), claim_of(name), commit_facts()
+    load_average, began = os.getloadavg()[0], datetime.datetime.now(datetime.timezone.utc)
+    options.local.mkdir(parents=True, exist_ok=True)
+    # Removed at the end only: ext4 creates files up to ten times as slowly for a minute after that.
+    scratch = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=options.local.resolve()))
+    try:
+        disk = filesystem_of(scratch)
+        found = claim.measure(options, scratch)
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+    if found is None:  # one of several ranks, which has nothing to say
+        return 0
+    result = {
+        "benchmark": name,
+        **commit,
+        "date": began.isoformat(timespec="seconds"),
+        "command": command_of(name, arguments),
+        "machine": machine_facts(),
+        "load_average": load_average,
+        "staging_filesystem": disk,
+        "options": {k: v for k, v in vars(options).items() if not isinstance(v, Path)},
+        **found,
+    }
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    options.out.write_text(json.dumps(result) + "\n")
+    print(f"{head(result)}\n\n{claim.show(result)}\n")
+    print(f"Every number is in {os.path.relpath(options.out)}.")
+    for figure in draw([options.out]):
+        print(f"A figure: {os.path.relpath(figure)}")
+    faults = claim.faults(result)
+    print("".join(f"FAULT: {text}\n" for text in faults), end="")
+    return int(bool(faults))
+
+
+def command_of(name: str, arguments: Sequence[str]) -> str:
+    """Return a command as it may be published: places of the user's own are left out."""
+    words = [Path(word).name if word.startswith("/") else word for word in arguments]
+    if "--out" in words:
+        place = words.index("--out")
+        del words[place : place + 2]
+    return " ".join(["python -m bench", name, *words])
+
+
+def head(result: dict) -> str:
+    """Return what stands above a result: machine, commit and store."""
+    machine = result["machine"]
+    changed = f" and {len(result['changed'])} changed files" if result.get("changed") else ""
+    lines = [
+        f"{machine['cores']} cores, {machine['processor']}, Python {machine['python']}, commit "
+        f"{result.get('commit', 'unknown')[:12]}{changed}",
+        "; ".join(result[name] for name in ("data", "store") if name in result),
+    ]
+    return "\n".join(filter(None, lines))
+
+
+def draw(paths: Sequence[Path], *, is_together: bool = False) -> list[str]:
+    """Draw the figures of JSON files beside them, in a process of its own; return their paths.
+
+    Args:
+        paths: The files.
+        is_together: Whether the points of all come into the figures of the first one.
+    """
+    request = {"paths": [str(path) for path in paths], "is_together": is_together}
+    return call(_draw, request)["written"]
+
+
+def _draw(request: dict) -> dict:
+    results = {Path(path): json.loads(Path(path).read_text()) for path in request["paths"]}
+    if request["is_together"]:
+        first = {**next(iter(results.values()))}
+        first["points"] = [point for result in results.values() for point in result["points"]]
+        results = {next(iter(results)): first}
+    written: list[Path] = []
+    for path, result in results.items():
+        if module := claim_of(result["benchmark"]).figures:
+            from bench.harness.figures import STYLE, plt
+
+            with plt.rc_context(STYLE):
+                draw_all = importlib.import_module(module).draw_all
+                written += draw_all(result, path.with_suffix(""))
+    return {"written": [str(path) for path in written]}

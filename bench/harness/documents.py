@@ -1,0 +1,57 @@
+"""The tables of README and docs that show results: each is made from a JSON file.
+
+A table stands between two comments, of which the first names the file and the table::
+
+    <!-- table: thousand.json loaders -->
+    ...
+    <!-- end of table -->
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import TYPE_CHECKING
+
+from bench.harness import claim
+from bench.harness.isolated import CHECKOUT
+from bench.harness.text import markdown
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_BLOCK = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
+
+
+def documents() -> list[Path]:
+    """Return all files that may show results."""
+    return [
+        CHECKOUT / "README.md",
+        claim.RESULTS / "README.md",
+        *sorted(CHECKOUT.glob("docs/*.md")),
+    ]
+
+
+def renewed(text: str) -> str:
+    """Return a document with all its tables made anew."""
+
+    def block(match: re.Match[str]) -> str:
+        if match[2] == "plan":
+            from bench.plan import rows
+
+            return f"{match[1]}{markdown(rows())}\n{match[4]}"
+        result = json.loads((claim.RESULTS / match[2]).read_text())
+        make = claim.claim_of(result["benchmark"]).tables[match[3]]
+        return f"{match[1]}{markdown(make(result))}\n{match[4]}"
+
+    return _BLOCK.sub(block, text)
+
+
+def write_tables(*, is_checking: bool) -> int:
+    """Write all tables anew, or only name what is stale; return the exit status."""
+    stale = [path for path in documents() if renewed(path.read_text()) != path.read_text()]
+    for path in stale:
+        if not is_checking:
+            path.write_text(renewed(path.read_text()))
+        print(f"{path.relative_to(CHECKOUT)}: {'differs' if is_checking else 'written'}")
+    return int(is_checking and bool(stale))

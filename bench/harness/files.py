@@ -1,0 +1,70 @@
+"""Files that are copied, read or forgotten as a whole."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def copy_files(paths: Iterable[str], source: str, target: str, n_streams: int) -> None:
+    """Copy files before training, as users do by hand; blocks until all are there.
+
+    Args:
+        paths: Relative to both directories; folders are made.
+        source: Directory to read from.
+        target: Directory to write to.
+        n_streams: Files in flight at a time.
+
+    Raises:
+        OSError: A file could not be read or written.
+    """
+    paths = list(paths)
+    for folder in {os.path.dirname(path) for path in paths}:
+        os.makedirs(os.path.join(target, folder), exist_ok=True)
+
+    def copy(path: str) -> None:
+        with open(os.path.join(source, path), "rb", buffering=0) as file:
+            content = file.read()
+        with open(os.path.join(target, path), "wb", buffering=0) as file:
+            file.write(content)
+
+    with ThreadPoolExecutor(n_streams) as pool:
+        for _ in pool.map(copy, paths, chunksize=16):
+            pass
+
+
+def read_files(paths: Iterable[str], root: str) -> None:
+    """Read every file once, so that the page cache holds it."""
+    for path in paths:
+        Path(root, path).read_bytes()
+
+
+def drop_page_cache() -> None:
+    """Make the kernel forget all files that it holds in memory.
+
+    Raises:
+        PermissionError: The user is not root.
+    """
+    os.sync()
+    Path("/proc/sys/vm/drop_caches").write_text("3\n")
+
+
+def read_pairs(path: str, count: int) -> list[tuple[str, int]]:
+    """Return the first ``count`` pairs of a file of ``path label`` lines."""
+    pairs = []
+    with open(path) as file:
+        for line, _ in zip(file, range(count), strict=False):
+            name, label = line.rsplit(maxsplit=1)
+            pairs.append((name, int(label)))
+    return pairs
+
+
+def make_folder(folder: Path) -> str:
+    """Make a folder, and return its path."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return str(folder)

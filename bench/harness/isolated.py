@@ -1,0 +1,102 @@
+"""A function in a process of its own, so that starts are cold and memory is clean.
+
+Request and answer are JSON, in files: an orphan that kept a pipe open would block its parent.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CHECKOUT = Path(__file__).resolve().parents[2]
+_numbers = itertools.count()
+
+
+class RunFailedError(Exception):
+    """A run ended without a result. Its own messages are on standard error."""
+
+
+class Program:
+    """A process that is to call a function with a request.
+
+    Args:
+        function: At the top of a module; takes a dict, returns one, or None for no answer.
+        request: What it takes.
+        folder: For the files of request and answer.
+
+    Attributes:
+        command: What starts it, in the folder of the checkout.
+    """
+
+    def __init__(self, function: Callable, request: dict, folder: str | os.PathLike[str]) -> None:
+        self.name = f"{function.__module__}:{function.__name__}"
+        stem = Path(folder, f"{function.__name__}-{next(_numbers)}")
+        asked, self._answer = stem.with_suffix(".request"), stem.with_suffix(".answer")
+        asked.write_text(json.dumps(request))
+        module = [sys.executable, "-W", "ignore", "-m", "bench.harness.isolated"]
+        self.command = [*module, self.name, str(asked), str(self._answer)]
+
+    def answer(self, status: int) -> dict:
+        """Return what the function returned, once its process has ended with this status.
+
+        Raises:
+            RunFailedError: The process did not end well.
+        """
+        if status != 0 or not self._answer.exists():
+            raise RunFailedError(f"{self.name} ended with {status}: {shlex.join(self.command)}")
+        return json.loads(self._answer.read_text())
+
+
+def call(
+    function: Callable,
+    request: dict,
+    launcher: Callable[[list[str]], list[str]] = list,
+    **environment: str,
+) -> dict:
+    """Call a function in a fresh process and return its answer; blocks until then.
+
+    Args:
+        function: See :class:`Program`.
+        request: See :class:`Program`.
+        launcher: Makes the command that starts a program, of several ranks for example.
+        environment: More variables.
+
+    Raises:
+        RunFailedError: The process did not end well.
+    """
+    with tempfile.TemporaryDirectory(prefix="bench-run-") as folder:
+        program = Program(function, request, folder)
+        variables = {**os.environ, **environment}
+        command = launcher(program.command)
+        process = subprocess.Popen(command, cwd=CHECKOUT, env=variables, stdin=subprocess.DEVNULL)
+        try:
+            return program.answer(process.wait())
+        finally:  # a launcher that is killed leaves its ranks behind, so it is asked to end
+            process.terminate()
+            process.wait()
+
+
+def _main(name: str, request: str, answer: str) -> None:
+    module, function = name.split(":")
+    found = getattr(importlib.import_module(module), function)(
+        json.loads(Path(request).read_text())
+    )
+    if found is not None:
+        unfinished = Path(f"{answer}.part")
+        unfinished.write_text(json.dumps(found))
+        unfinished.replace(answer)
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

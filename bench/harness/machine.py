@@ -1,0 +1,64 @@
+"""Facts about commit and machine that a result needs; nothing that identifies the machine."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import platform
+import subprocess
+from pathlib import Path
+
+import psutil
+
+from bench.harness.isolated import CHECKOUT
+
+_PACKAGES = ("overlapiter", "chainer", "numpy", "pillow", "torch")
+
+
+def machine_facts() -> dict[str, object]:
+    """Return cores, memory in bytes, processor, kernel and versions."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    return {
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_bytes": psutil.virtual_memory().total,
+        "processor": [*names, platform.machine()][0],
+        "system": f"{platform.system()} {platform.release()}",
+        "python": platform.python_version(),
+        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+    }
+
+
+def commit_facts() -> dict[str, object]:
+    """Return which commit is measured, and which files of the engine differ from it."""
+    paths = ("overlapiter", "bench/**/*.py", "bench/*.py")
+    changed = _git("status", "--porcelain", "--untracked-files=all", "--", *paths)
+    commit = _git("rev-parse", "HEAD").strip()
+    return {"commit": commit, "changed": [line[3:] for line in changed.splitlines()]}
+
+
+def _git(*words: str) -> str:
+    """Return what git answers; nothing where this is no clone."""
+    try:
+        command = ["git", "-C", str(CHECKOUT), *words]
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    except FileNotFoundError:
+        return ""
+
+
+def filesystem_of(path: str | os.PathLike[str]) -> str:
+    """Return the kind of file system that ``path`` is on, e.g. ``ext4``, or ``unknown``."""
+    name = os.path.realpath(path) + "/"
+    mounts = [(p.mountpoint.rstrip("/") + "/", p.fstype) for p in psutil.disk_partitions(all=True)]
+    return max([("", "unknown"), *(m for m in mounts if name.startswith(m[0]))], key=_length)[1]
+
+
+def _length(mount: tuple[str, str]) -> int:
+    return len(mount[0])
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,45 @@
+"""What was measured beside what is wanted.
+
+Runs of the same repeat are compared, and the median over the repeats counts: the speed of a
+machine drifts.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bench.harness.text import extremes, spread
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def target_of(what: str, unit: str, wanted: float | None, values: Sequence[float]) -> dict:
+    """Return a target with the numbers that follow from its values.
+
+    Args:
+        what: What was measured, in words.
+        unit: Of the numbers; empty for a share.
+        wanted: The most that it may be where there is a unit, else the least; None where nothing
+            is wanted and the number only explains the others.
+        values: One for each repeat.
+    """
+    over = spread(values)
+    is_met = None
+    if wanted is not None:
+        is_met = over["median"] <= wanted if unit else over["median"] >= wanted
+    facts = {"what": what, "unit": unit, "wanted": wanted, "values": list(values)}
+    return {**facts, **over, "is_met": is_met}
+
+
+def target_rows(result: dict) -> list[list[str]]:
+    """Return a row for each of the ``targets`` of a result, after a header."""
+    rows = [["", "measured", "[min, max]", "wanted", ""]]
+    for target in result["targets"]:
+        digits = 0 if target["unit"] == "µs" else 2
+        unit = f" {target['unit']}" if target["unit"] else ""
+        wanted = "" if target["wanted"] is None else f"{target['wanted']:.{digits}f}{unit}"
+        word = {True: "met", False: "missed", None: ""}[target["is_met"]]
+        middle = f"{target['median']:.{digits}f}{unit}"
+        rows.append([target["what"], middle, extremes(target, digits), wanted, word])
+    return rows

@@ -1,0 +1,34 @@
+"""Runs in turns, with a progress bar."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from tqdm import tqdm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+def progress_bar(total: int, unit: str) -> tqdm:
+    """Return a bar on standard error, which shows nothing where that is no terminal."""
+    tqdm.monitor_interval = 0  # no thread beside what is measured
+    return tqdm(total=total, unit=unit, disable=None)
+
+
+def take_turns(points: Sequence[dict], n_repeats: int, run: Callable[[dict], object]) -> None:
+    """Run every point so many times, and add what each run gives to the ``runs`` of its point.
+
+    There and back, so that a drift of the machine's speed favours no point.
+    """
+    n_runs = len(points) * n_repeats
+    print(f"{n_runs} runs follow", file=sys.stderr, flush=True)  # there may be no progress bar
+    with progress_bar(n_runs, "run") as progress:
+        for repeat in range(n_repeats):
+            for point in points[:: (-1) ** repeat]:
+                progress.set_description(str(point.get("name") or point.get("loader") or ""))
+                os.sync()  # what the run before wrote is not to slow down this one
+                point.setdefault("runs", []).append(run(point))
+                progress.update()

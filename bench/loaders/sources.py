@@ -1,0 +1,199 @@
+"""Where the images of a benchmark are, how slow their store is, and runs over them in turns."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import shutil
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+from bench.harness.files import copy_files, drop_page_cache, make_folder, read_files, read_pairs
+from bench.harness.isolated import CHECKOUT
+from bench.harness.turns import take_turns
+from bench.loaders.run import run_in_new_process
+from bench.loaders.spec import OF_STORE, RunSpec
+from bench.photographs import make_photographs
+from bench.slow.mount import MountUnavailableError, build
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+PHOTOGRAPHS = CHECKOUT / ".cache/bench/photographs"
+_BLOCK_BYTES = 4096
+_ROOM_BYTES = 5 * 10**9
+
+
+class Sources(NamedTuple):
+    """Where the images are.
+
+    Attributes:
+        slow: The slow store, or what stands for it.
+        local: The same files on the local disk.
+        pairs: Path of the list file.
+        scratch: A folder of the benchmark's own on the local disk.
+        label: What the data are.
+    """
+
+    slow: str
+    local: str
+    pairs: str
+    scratch: Path
+    label: str
+
+    def capacity_of(self, fraction: float | None, n_examples: int) -> int | None:
+        """Return the bytes that a part of the files takes, each in whole blocks of the disk."""
+        if fraction is None:
+            return None
+        paths = (Path(self.local, path) for path, _ in read_pairs(self.pairs, n_examples))
+        n_blocks = sum(-(-path.stat().st_size // _BLOCK_BYTES) for path in paths)
+        return int(fraction * n_blocks) * _BLOCK_BYTES
+
+
+def add_source_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say where the images are, and how slow the store is."""
+    add = parser.add_argument
+    add("--pairs", type=Path, help="list file of 'path label' lines (default: made images)")
+    add("--root", type=Path, help="directory of the files of --pairs, on the local disk")
+    add("--source", type=Path, help="directory of the files on a real slow store: no emulation")
+    kinds = ("emulated", "fuse")
+    add("--mount", choices=kinds, default=kinds[0], help="slow store (%(default)s)")
+    add("--open-ms", type=float, default=10.0, help="latency of an open (%(default)s)")
+    add("--stat-ms", type=float, default=0.0, help="latency of a stat, with fuse (%(default)s)")
+    add("--mb-per-s", type=float, default=100.0, help="bandwidth of the store (%(default)s)")
+    add("--drop-caches", action="store_true", help="drop the page cache before each run (root)")
+
+
+def check_source_options(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """End the program if the options of :func:`add_source_options` contradict each other."""
+    if options.source and options.root:
+        parser.error("--source is the place of the files; --root is for an emulated slow store")
+    if bool(options.source or options.root) != bool(options.pairs):
+        parser.error("own data need --pairs, and either --root or --source")
+    if getattr(options, "mount", "") == "fuse" and not options.source:
+        try:
+            build()
+        except MountUnavailableError as error:
+            parser.error(f"--mount fuse: {error}")
+
+
+def prepare(options: argparse.Namespace, scratch: Path, n_examples: int) -> Sources:
+    """Make the images or find them; blocks until they are all there."""
+    if options.pairs:
+        pairs = str(options.pairs.resolve())
+        if len(read_pairs(pairs, n_examples)) < n_examples:
+            raise SystemExit(f"{options.pairs} has fewer than {n_examples} lines: ask for fewer")
+        place = str((options.source or options.root).resolve())
+        local = str(scratch / "local") if options.source else place
+        return Sources(place, local, pairs, scratch, f"{n_examples} files of the user's own")
+    made = make_photographs(PHOTOGRAPHS, n_examples)
+    root = str(made.root.resolve())
+    label = f"{n_examples} different JPEG files of {made.mean_bytes / 1e3:.1f} kB on average"
+    return Sources(root, root, os.path.join(root, "pairs.txt"), scratch, label)
+
+
+def store_label(options: argparse.Namespace) -> str:
+    """Return what to write next to a result."""
+    if options.source:
+        return "slow store given by the user"
+    kind = "FUSE mount" if getattr(options, "mount", "") == "fuse" else "emulated store"
+    stat = f", {options.stat_ms:g} ms per stat" if getattr(options, "stat_ms", 0) else ""
+    return f"{kind}: {options.open_ms:g} ms per open, {options.mb_per_s:g} MB/s{stat}"
+
+
+def store_facts(options: argparse.Namespace) -> dict[str, object]:
+    """Return what to say of store and page cache in a result."""
+    cache = "dropped before each run" if options.drop_caches else "warm before each run"
+    return {"store": store_label(options), "page_cache": cache}
+
+
+def spec_of(
+    options: argparse.Namespace, sources: Sources, loader: str, **others: object
+) -> RunSpec:
+    """Return what to run for a loader: what the options say, and ``others``."""
+    is_of_store = loader in OF_STORE and loader != "ceiling"
+    spec = RunSpec(
+        loader=loader,
+        pairs=sources.pairs,
+        n_examples=0,
+        root=sources.slow if is_of_store else sources.local,
+        slow_root=sources.slow,
+        staging=str(sources.scratch / "staged"),
+        mount="given" if options.source else options.mount,
+        mount_point=str(sources.scratch / "mount"),
+        open_seconds=options.open_ms / 1e3,
+        stat_seconds=options.stat_ms / 1e3,
+        bytes_per_second=options.mb_per_s * 1e6 if options.mb_per_s > 0 else math.inf,
+        seed=options.seed,
+    )
+    return dataclasses.replace(spec, **others)
+
+
+def prepare_local(specs: list[RunSpec], sources: Sources) -> None:
+    """Copy and stage, outside of any timing, what some loaders presume; the store is fast."""
+    longest = max(specs, key=lambda spec: spec.n_batches * spec.batch_size)
+    if sources.local != sources.slow:
+        copy_files(longest.paths(), sources.slow, sources.local, n_streams=16)
+    staged = [spec for spec in specs if spec.loader == "overlap-staged"]
+    if staged:
+        fast = {"open_seconds": 0.0, "stat_seconds": 0.0, "bytes_per_second": math.inf}
+        run_in_new_process(dataclasses.replace(staged[0], **fast))
+
+
+def fresh(spec: RunSpec) -> RunSpec:
+    """Return the same run with an empty staging directory of its own.
+
+    What earlier runs staged stays until the end while there is room: ext4 avoids the inodes of
+    files removed in the last minute, and looking past thousands of them slows down every create.
+    """
+    base = make_folder(Path(spec.staging).parent)
+    if shutil.disk_usage(base).free < _ROOM_BYTES:
+        for folder in Path(base).glob("fresh-*"):
+            shutil.rmtree(folder, ignore_errors=True)
+    return dataclasses.replace(spec, staging=tempfile.mkdtemp(prefix="fresh-", dir=base))
+
+
+def run_once(spec: RunSpec, *, drops_caches: bool = False) -> dict:
+    """Do one run, with its files in the page cache unless that is dropped."""
+    if spec.loader != "overlap-staged":
+        spec = fresh(spec)
+    if drops_caches:
+        drop_page_cache()
+    else:
+        read_files(spec.paths(), spec.root)
+    return run_in_new_process(spec).as_dict()
+
+
+def run_in_turns(
+    points: list[dict], specs: list[RunSpec], options: argparse.Namespace, repeats: int = 0
+) -> None:
+    """Do all runs in turns, each in a process of its own, and add them to their points."""
+    by_point = {id(point): spec for point, spec in zip(points, specs, strict=True)}
+
+    def run(point: dict) -> dict:
+        return run_once(by_point[id(point)], drops_caches=options.drop_caches)
+
+    take_turns(points, repeats or options.repeats, run)
+
+
+def names_of(known: object, separator: str = ",") -> Callable[[str], list[str]]:
+    """Return what makes a list of names of an argument, all of which have to be known."""
+
+    def parse(text: str) -> list[str]:
+        import argparse
+
+        names = [name.strip() for name in text.split(separator)]
+        if unknown := sorted(set(names) - set(known)):
+            there = f"{separator} ".join(known)
+            raise argparse.ArgumentTypeError(f"unknown: {unknown}; there are {there}")
+        return names
+
+    return parse
+
+
+def numbers(text: str) -> list[int]:
+    """Return the integers of an argument, separated by commas."""
+    return [int(float(word)) for word in text.split(",") if word]

@@ -1,0 +1,132 @@
+"""Measures the four parts of a reader's time in the worker processes of MultiprocessIterator.
+
+The processes of its pool are started by ``fork``, so what is replaced here in the parent before
+the first ``next()`` is replaced in them: the loop of a pool worker gets a task queue whose ``get``
+is timed, and the data set is wrapped in one whose ``__getitem__`` is timed. The costs are three
+readings of the clock per task and two per example.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import multiprocessing
+import multiprocessing.pool
+import time
+from typing import TYPE_CHECKING
+
+import chainer.iterators.multiprocess_iterator as stock
+import numpy as np
+
+from bench.loaders.spec import Parts
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+# Columns of the shared table: one row per worker, seconds of the monotonic clock.
+_FIRST_WAIT, _DEQUEUE, _FETCH, _WAITING_SINCE = range(4)
+_ROW_BYTES = 4 * 8
+
+
+class StockTiming:
+    """A table in shared memory into which each pool worker writes its own row.
+
+    Args:
+        n_readers: Worker processes of the pool.
+    """
+
+    def __init__(self, n_readers: int) -> None:
+        if multiprocessing.get_start_method() != "fork":
+            raise RuntimeError("the workers can be observed with the start method 'fork' only")
+        self._memory = mmap.mmap(-1, n_readers * _ROW_BYTES)
+        self._rows = np.frombuffer(self._memory, np.float64).reshape(n_readers, 4)
+        self._next_row = multiprocessing.Value("i", 0)
+
+    def claim_row(self) -> np.ndarray:
+        """Return the row of the calling worker: its own from now on."""
+        with self._next_row.get_lock():
+            row = self._next_row.value
+            self._next_row.value += 1
+        return self._rows[row]
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[None]:
+        """Observe the pools that are started within the ``with`` block."""
+        plain_worker, plain_setup = multiprocessing.pool.worker, stock._fetch_setup
+        multiprocessing.pool.worker = _observed(plain_worker, self)
+        stock._fetch_setup = _observed_setup
+        try:
+            yield
+        finally:
+            multiprocessing.pool.worker = plain_worker
+            stock._fetch_setup = plain_setup
+
+    def parts(self, start: float, end: float) -> Parts:
+        """Return the means over all workers, for a run from ``start`` to ``end``.
+
+        Args:
+            start: When the constructor began, seconds of the monotonic clock.
+            end: When the last mini-batch was delivered.
+        """
+        rows = self._rows.copy()
+        initialize = np.clip(rows[:, _FIRST_WAIT], start, end) - start
+        initialize[rows[:, _FIRST_WAIT] == 0] = end - start  # never came so far
+        waiting = rows[:, _WAITING_SINCE]
+        dequeue = rows[:, _DEQUEUE] + np.where(waiting > 0, np.maximum(end - waiting, 0), 0)
+        fetch = rows[:, _FETCH]
+        others = (end - start) - initialize - dequeue - fetch
+        return Parts(*(float(part.mean()) for part in (initialize, dequeue, fetch, others)))
+
+
+class _TimedQueue:
+    """The reading end of a pool's task queue, which adds up the time inside ``get``."""
+
+    def __init__(self, queue: multiprocessing.queues.SimpleQueue, row: np.ndarray) -> None:
+        self._queue = queue
+        self._writer = queue._writer
+        self._row = row
+
+    def get(self) -> object:
+        row, start = self._row, time.monotonic()
+        if row[_FIRST_WAIT] == 0:
+            row[_FIRST_WAIT] = start
+        row[_WAITING_SINCE] = start
+        try:
+            return self._queue.get()
+        finally:
+            row[_WAITING_SINCE] = 0
+            row[_DEQUEUE] += time.monotonic() - start
+
+
+class _TimedDataset:
+    """A data set which adds up the time inside ``dataset[i]``."""
+
+    def __init__(self, dataset: object, row: np.ndarray) -> None:
+        self._dataset = dataset
+        self._row = row
+
+    def __getitem__(self, index: int) -> object:
+        start = time.monotonic()
+        try:
+            return self._dataset[index]
+        finally:
+            self._row[_FETCH] += time.monotonic() - start
+
+
+_row_of_this_worker: np.ndarray | None = None
+
+
+def _observed(worker: Callable[..., None], timing: StockTiming) -> Callable[..., None]:
+    def run(inqueue: object, *args: object) -> None:
+        global _row_of_this_worker
+        _row_of_this_worker = timing.claim_row()
+        worker(_TimedQueue(inqueue, _row_of_this_worker), *args)
+
+    return run
+
+
+_plain_setup = stock._fetch_setup
+
+
+def _observed_setup(dataset: object, mem_size: int | None, mem_bulk: object) -> None:
+    _plain_setup(_TimedDataset(dataset, _row_of_this_worker), mem_size, mem_bulk)

@@ -1,0 +1,118 @@
+"""The experiments behind the published results, in the order in which ``--all`` runs them."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from typing import NamedTuple
+
+from bench.harness import claim
+from bench.harness.turns import progress_bar
+
+
+class Experiment(NamedTuple):
+    """One JSON file.
+
+    Attributes:
+        name: Of the file, and of the command.
+        claim: The module of ``bench.claims`` that measures it.
+        arguments: Its options.
+        minutes: How long it takes on two cores, as a guide.
+        what: What it shows.
+    """
+
+    name: str
+    claim: str
+    arguments: str
+    minutes: float
+    what: str
+
+
+_SHARDS = "--nodes 2 --ranks 2 --loaders overlap,slow --repeats 1 --examples 512"
+_READS = "--prefetchers= --mb-per-s 20"
+EXPERIMENTS = tuple(
+    Experiment(*row)
+    for row in (
+        ("thousand", "thousand", "--whole", 6, "1,000 mini-batches, every loader"),
+        ("pipeline-fuse", "pipeline", "--mount fuse --repeats 5", 10, "where the time goes"),
+        ("pipeline-emulated", "pipeline", "--repeats 5", 10, "the same, without FUSE"),
+        ("in-memory", "in-memory", "", 2, "the loader itself, examples in memory"),
+        ("epoch-times", "epoch-times", "", 3, "a staging directory for half of the data"),
+        ("epoch-times-fuse", "epoch-times", "--mount fuse --examples 4000 --repeats 5 "
+         "--loaders capacity,unlimited,ideal", 5, "the same, and what misses cost"),
+        ("misses-simulated", "misses-simulated", "", 3, "what four policies miss"),
+        ("misses-measured", "misses-measured", "", 2, "what the pipeline misses"),
+        ("misses-node", "misses-node", "", 3, "what the ranks of a node miss"),
+        ("evicting", "evicting", "", 3, "CPU of evicting a file"),
+        ("large-files", "large-files", "", 3, "staging larger files, beside cp"),
+        ("startup", "startup", "", 15, "the first mini-batch, and memory"),
+        ("startup-staged", "startup-staged", "", 8, "a start over 1.28 million staged files"),
+        ("reads-in-flight", "reads-in-flight", "", 13, "reads in flight that tune themselves"),
+        ("reads-in-flight-20-mb", "reads-in-flight", _READS, 9, "the same at 20 MB/s"),
+        ("reads-in-flight-16-s", "reads-in-flight",
+         f"{_READS} --seconds 16 --open-ms 10 --reads 32,64,128", 4, "a longer search"),
+        ("data-parallel", "data-parallel", "--examples 2048", 6, "ChainerMN, 1 to 4 ranks"),
+        ("data-parallel-2-nodes", "data-parallel", _SHARDS, 1, "two nodes"),
+        ("data-parallel-2-nodes-shards", "data-parallel", f"{_SHARDS} --order shards", 1,
+         "two nodes, a shard for each rank"),
+        ("data-parallel-compute", "data-parallel", "--model compute --ranks 2,4 --batch-size 2 "
+         "--examples 1600 --repeats 5", 150, "the cost where data are not the bottleneck"),
+        ("faults", "faults", "", 3, "200 workers killed or stopped, and every ending"),
+        ("shared-soak", "shared-soak", "--minutes 7", 8, "three jobs on one directory"),
+        ("thousand-sweep", "thousand", "--whole --sweep", 60, "1 to 16 processes of a kind"),
+    )
+)  # fmt: skip
+
+
+def rows() -> list[list[str]]:
+    """Return a row for each experiment: its JSON file, command and duration."""
+    table = [["file", "command", "minutes", "what it shows"]]
+    for name, of, arguments, minutes, what in EXPERIMENTS:
+        command = " ".join(filter(None, ["python -m bench", of, arguments]))
+        table.append([f"`{name}.json`", f"`{command}`", f"{minutes:g}", what])
+    return table
+
+
+def named(name: str) -> Experiment:
+    """Return a claim of this name with its own defaults, or else an experiment."""
+    name = name.replace("_", "-")
+    found = {experiment.name: experiment for experiment in EXPERIMENTS}
+    claims = {each.claim: each._replace(name=each.claim, arguments="") for each in EXPERIMENTS}
+    known = {**found, **claims}
+    if name not in known:
+        sys.exit(f"{name}: there is no such benchmark; there are {', '.join(sorted(known))}")
+    return known[name]
+
+
+def run(name: str, arguments: list[str]) -> int:
+    """Run one experiment with more options; return the exit status."""
+    experiment = named(name)
+    out = ["--out", str(claim.OWN_RESULTS / f"{experiment.name}.json")]
+    return claim.run(experiment.claim, [*out, *shlex.split(experiment.arguments), *arguments])
+
+
+def run_all(arguments: list[str]) -> int:
+    """Run all experiments, each into its own file; return 1 if one has failed.
+
+    Args:
+        arguments: ``--into FOLDER``, for another one than that of one's own results; options that
+            all of them have, such as ``--quick``.
+    """
+    folder = claim.OWN_RESULTS
+    if arguments[:1] == ["--into"]:
+        folder, arguments = claim.CHECKOUT / arguments[1], arguments[2:]
+    failed = []
+    with progress_bar(len(EXPERIMENTS), "experiment") as progress:
+        for number, (name, of, words, minutes, _) in enumerate(EXPERIMENTS, 1):
+            say = f"{number} of {len(EXPERIMENTS)}: {name}, some {minutes:g} minutes"
+            print(f"\n=== {say} ===", file=sys.stderr, flush=True)
+            out = ["--out", str(folder / f"{name}.json")]
+            try:
+                status = claim.run(of, [*out, *shlex.split(words), *arguments])
+            except (Exception, SystemExit) as error:  # the others go on
+                print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
+                status = 1
+            failed += [name] if status else []
+            progress.update()
+    print(f"{len(EXPERIMENTS) - len(failed)} experiments done; failed: {', '.join(failed) or '-'}")
+    return int(bool(failed))

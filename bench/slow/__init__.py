@@ -1,0 +1,1 @@
+"""Slow stores: emulated inside ``open``, or a mount."""

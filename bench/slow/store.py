@@ -1,0 +1,325 @@
+"""An emulated slow shared store, at the level of reading files, without any privilege.
+
+A :class:`SlowStore` makes every ``open`` for reading below its root wait as a loaded parallel
+file system would let it wait::
+
+    store = SlowStore("/data/photographs", open_seconds=0.010, bytes_per_second=100e6)
+    dataset = attach(dataset, store)  # installs itself where the dataset is unpickled
+    with store.installed():           # and in this process (and those forked from it)
+        ...
+    print(store.opens, store.bytes_read, store.opens_by_path())
+
+What is emulated
+    * Latency: each open waits ``open_seconds``. These waits overlap, between threads as well as
+      between processes.
+    * Bandwidth: all processes and threads of the machine that use the same store, or a pickled
+      copy of it, share ``bytes_per_second``, first come, first served.
+
+Both are paid by one sleep inside ``open``: the transfer time of the whole file is reserved there,
+and an ordinary file object comes back, whose reads cost nothing extra. ``os.open``, ``os.stat``
+and directory listings are not delayed, nor are C libraries that open files by themselves.
+
+What is counted
+    Each successful open appends one record to a log shared by all processes, which stays exact
+    when processes are killed at any moment.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import copy
+import io
+import math
+import os
+import tempfile
+import time
+import weakref
+from collections import Counter
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, TypeVar
+
+from bench.slow.ledger import OpenRecord, close_ledger, create_ledger, ledger_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+DatasetT = TypeVar("DatasetT")
+
+_openers: dict[str, _SlowOpen] = {}
+
+
+class _SlowOpen:
+    """What stands in ``builtins.open`` while a store is installed.
+
+    An instance rather than a function, so that it does not become a method where a class keeps
+    ``open`` as an attribute, just as the built-in does not.
+    """
+
+    def __init__(self, store: SlowStore, below: Callable[..., IO[str] | IO[bytes]]) -> None:
+        self.store = store
+        self.below = below
+        self.is_active = True
+
+    def __call__(
+        self,
+        file: str | bytes | os.PathLike[str] | int,
+        mode: str = "r",
+        *args: object,
+        **kwargs: object,
+    ) -> IO[str] | IO[bytes]:
+        relative = None
+        if self.is_active and not isinstance(file, int) and not set("wax") & set(mode):
+            relative = self.store.relative_path(file)
+        if relative is None:
+            return self.below(file, mode, *args, **kwargs)
+        try:
+            opened = self.below(file, mode, *args, **kwargs)
+        except OSError:
+            time.sleep(self.store.open_seconds)
+            raise
+        try:
+            if self._is_from_store(opened, file):
+                self.store.wait_for(relative, os.fstat(opened.fileno()).st_size)
+        except BaseException:
+            opened.close()
+            raise
+        return opened
+
+    def _is_from_store(self, opened: IO[str] | IO[bytes], asked: object) -> bool:
+        """Tell whether the opened file is the one asked for.
+
+        A redirection to a staged copy may be installed above this object or below it. In the
+        second case what came back is another file, on a fast disk, and costs nothing.
+        """
+        if opened.name == asked:
+            return True
+        actual = os.readlink(f"/proc/self/fd/{opened.fileno()}")
+        return self.store.relative_path(actual) is not None
+
+
+class SlowStore:
+    """A directory tree that is slow to open and whose bandwidth everybody shares.
+
+    Nothing is slow until :meth:`install` is called in a process. Pickled copies share the clock
+    and the log with the original. The process that created the store owns its state, a small
+    file: it is removed by :meth:`close`, or when the original is garbage-collected. Copies in
+    use in other processes then go on working, but no new ones can be unpickled, and neither the
+    original nor a copy in its process can be used.
+
+    Args:
+        root: The directory that is slow; it need not exist yet.
+        open_seconds: How long each open waits; 0 for no latency.
+        bytes_per_second: The bandwidth that all processes share; ``math.inf`` for no limit.
+    """
+
+    def __init__(
+        self,
+        root: str | os.PathLike[str],
+        open_seconds: float = 0.010,
+        bytes_per_second: float = 100e6,
+    ) -> None:
+        if open_seconds < 0 or not bytes_per_second > 0:
+            raise ValueError("open_seconds must be 0 or more and bytes_per_second more than 0")
+        self.root = os.path.abspath(root)
+        self.open_seconds = float(open_seconds)
+        self.bytes_per_second = float(bytes_per_second)
+        # In memory where possible: writing the log is to cost the processes next to nothing.
+        place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
+        fd, self._state_path = tempfile.mkstemp(prefix="slowstore-", dir=place)
+        os.close(fd)
+        create_ledger(self._state_path)
+        self._set_prefixes()
+        self._ledger = ledger_of(self._state_path)
+        self._release = weakref.finalize(self, _release, self._state_path, os.getpid())
+
+    def _set_prefixes(self) -> None:
+        names = {self.root, os.path.realpath(self.root)}
+        self._prefixes = tuple(name.rstrip(os.sep) + os.sep for name in names)
+
+    def __getstate__(self) -> dict[str, object]:
+        return {
+            "root": self.root,
+            "open_seconds": self.open_seconds,
+            "bytes_per_second": self.bytes_per_second,
+            "_state_path": self._state_path,
+        }
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        self.__dict__.update(state)
+        self._set_prefixes()
+        self._ledger = ledger_of(self._state_path)
+
+    def __copy__(self) -> SlowStore:
+        """Return the store itself: there is one store, however many objects refer to it."""
+        return self
+
+    def __deepcopy__(self, memo: dict[int, object]) -> SlowStore:
+        """Return the store itself, as :meth:`__copy__` does."""
+        return self
+
+    # -- being slow ---------------------------------------------------------------------------
+
+    def install(self) -> None:
+        """Replace ``builtins.open`` and ``io.open`` in this process.
+
+        Idempotent, also between copies of one store. Another replacement may be installed later
+        on top of this one. Processes forked afterwards have it too. Call it from one thread.
+        """
+        opener = _openers.get(self._state_path)
+        if opener is None:
+            opener = _SlowOpen(self, builtins.open)
+            _openers[self._state_path] = opener
+            _replace_open(opener)
+        opener.is_active = True
+
+    def uninstall(self) -> None:
+        """Make opens in this process fast again. Idempotent.
+
+        If something was installed on top meanwhile, it stays, and the opener below it becomes a
+        plain passage.
+        """
+        opener = _openers.get(self._state_path)
+        if opener is None:
+            return
+        opener.is_active = False
+        if all(found is opener for found in (builtins.open, io.open)):
+            _replace_open(opener.below)
+            del _openers[self._state_path]
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether opens of this process are slow."""
+        opener = _openers.get(self._state_path)
+        return opener is not None and opener.is_active
+
+    @contextlib.contextmanager
+    def installed(self) -> Iterator[SlowStore]:
+        """Install for the length of a ``with`` block."""
+        self.install()
+        try:
+            yield self
+        finally:
+            self.uninstall()
+
+    def relative_path(self, path: str | bytes | os.PathLike[str]) -> str | None:
+        """Return ``path`` relative to the root, or None if it lies elsewhere."""
+        name = path if type(path) is str else os.fsdecode(path)
+        if not name.startswith("/") or "/." in name or "//" in name:
+            name = os.path.abspath(name)
+        for prefix in self._prefixes:
+            if name.startswith(prefix):
+                return name[len(prefix) :]
+        return None
+
+    def wait_for(self, path: str, size_bytes: int) -> None:
+        """Log one open and block until the whole file could have arrived.
+
+        Args:
+            path: Path relative to the root, for the log.
+            size_bytes: What is charged to the shared bandwidth.
+        """
+        ready = self._ledger.reserve(self.open_seconds, size_bytes / self.bytes_per_second)
+        self._ledger.append(OpenRecord(ready, size_bytes, os.getpid(), path))
+        left = ready - time.monotonic()
+        if left > 0:
+            time.sleep(left)
+
+    # -- counting -----------------------------------------------------------------------------
+
+    @property
+    def opens(self) -> int:
+        """Successful opens for reading by all processes since the last :meth:`reset`."""
+        return self._ledger.count()
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes that crossed the store since the last :meth:`reset`: whole files."""
+        return sum(record.size_bytes for record in self._ledger.records())
+
+    def records(self) -> list[OpenRecord]:
+        """Return every open since the last :meth:`reset`, oldest first."""
+        return self._ledger.records()
+
+    def opens_by_path(self) -> Counter[str]:
+        """Return how often each file was opened; keys are relative to the root."""
+        return Counter(record.path for record in self._ledger.records())
+
+    def reset(self) -> None:
+        """Forget all counts, for all processes."""
+        self._ledger.clear()
+
+    @property
+    def label(self) -> str:
+        """What to write next to a result, e.g. ``emulated store: 10 ms per open, 100 MB/s``."""
+        rate = self.bytes_per_second / 1e6
+        shared = "unlimited bandwidth" if math.isinf(rate) else f"{rate:g} MB/s"
+        return f"emulated store: {self.open_seconds * 1e3:g} ms per open, {shared}"
+
+    def close(self) -> None:
+        """Uninstall in this process and remove the shared state. Idempotent.
+
+        Only the original removes it; closing a copy uninstalls.
+        """
+        self.uninstall()
+        release = getattr(self, "_release", None)
+        if release is not None:
+            release()
+
+    def __enter__(self) -> SlowStore:
+        """Return the store, not yet installed."""
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        """Close the store."""
+        self.close()
+
+
+def _replace_open(opener: Callable[..., IO[str] | IO[bytes]]) -> None:
+    for module in (builtins, io):
+        vars(module)["open"] = opener
+
+
+def _release(state_path: str, owner_pid: int) -> None:
+    """Close and remove the state file, unless this is a fork of the process that created it."""
+    if os.getpid() == owner_pid:
+        close_ledger(state_path)
+        Path(state_path).unlink(missing_ok=True)
+
+
+class InstallWhenUnpickled:
+    """Installs a store in whatever process unpickles this object. Unpickles as itself."""
+
+    def __init__(self, store: SlowStore) -> None:
+        self.store = store
+
+    def __reduce__(self) -> tuple[Callable[[SlowStore], InstallWhenUnpickled], tuple[SlowStore]]:
+        """Pickle as a call of the function that installs."""
+        return _install_and_wrap, (self.store,)
+
+    def __deepcopy__(self, memo: dict[int, object]) -> InstallWhenUnpickled:
+        """Return itself: copying in memory is not a reason to install."""
+        return self
+
+
+def _install_and_wrap(store: SlowStore) -> InstallWhenUnpickled:
+    store.install()
+    return InstallWhenUnpickled(store)
+
+
+def attach(dataset: DatasetT, store: SlowStore) -> DatasetT:
+    """Return a shallow copy of ``dataset``, of the same class, that carries ``store`` along.
+
+    The store is installed in each process that unpickles the copy; the calling process is left
+    as it is.
+
+    Raises:
+        TypeError: Objects of this class cannot have additional attributes.
+    """
+    carrier = copy.copy(dataset)
+    try:
+        carrier._slow_store = InstallWhenUnpickled(store)  # type: ignore[attr-defined]
+    except AttributeError as error:
+        message = f"a {type(dataset).__name__} cannot carry a slow store: it takes no attributes"
+        raise TypeError(message) from error
+    return carrier
