@@ -78,6 +78,7 @@ def staging_plan(
     plan = StagingPlan(
         sites=sites,
         source=source,
+        real_source="" if is_url(source) else os.path.realpath(source),
         validate=staging.validate,
         n_prefetchers=staging.n_prefetchers or default_prefetchers(node.cores),
         reads_in_flight=staging.reads_in_flight,

@@ -15,6 +15,7 @@ from overlapiter.store.index import IndexBusyError
 from overlapiter.store.inventory import Inventory, Source
 from overlapiter.store.site import Run, Site
 from overlapiter.store.store import Store
+from overlapiter.urls import is_url
 
 from .console import CommandError, Names, UsageError, error_words, printable, say
 
@@ -100,6 +101,8 @@ def chosen(inventory: Inventory, source: str | None) -> list[Source]:
     """
     found = inventory.sources()
     wanted = None if source is None else source_root(source)
+    if wanted is not None and wanted not in {each.root for each in found} and not is_url(wanted):
+        wanted = os.path.realpath(wanted)
     matching = [each for each in found if wanted in (None, each.root)]
     if not matching:
         known = ", ".join(printable(each.root) for each in found) or "nowhere"

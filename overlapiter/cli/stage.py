@@ -34,7 +34,6 @@ from overlapiter.urls import is_url
 from overlapiter.workers.plan import StagingPlan
 
 from .console import (
-    CommandError,
     Names,
     Progress,
     UsageError,
@@ -144,7 +143,7 @@ def run(arguments: argparse.Namespace) -> int:
     started = time.monotonic()
     with recorded(store, work.counters):
         store.sweep()
-        _say_neighbours(store.site.directory, plan.source)
+        _say_neighbours(store.site.directory, plan.real_source or plan.source)
         _stage(work, files)
         print(_summary(work, files, time.monotonic() - started))
     for text in warned:
@@ -269,23 +268,12 @@ def _say_neighbours(directory: str, source: str) -> None:
     with contextlib.closing(Inventory(directory)) as inventory:
         others = {holding["source"] for holding in inventory.holdings()} - {source}
     for other in others:
-        is_same = _real(other) == _real(source)
         names = f"{source}/", f"{other}/"
-        if is_same or names[0].startswith(names[1]) or names[1].startswith(names[0]):
+        if names[0].startswith(names[1]) or names[1].startswith(names[0]):
             say(
-                f"note: of {other}{', the same directory,' if is_same else ','} files are staged "
-                f"in {directory}, too; a job finds those of the very source that it names, so "
-                f"mind which one your job has"
+                f"note: of {other}, files are staged in {directory}, too; a job finds those of the "
+                f"very source that it names, so mind which one your job has"
             )
-
-
-def _real(source: str) -> str:
-    """Return a source root without symbolic links, as far as its file system answers."""
-    if is_url(source):
-        return source
-    with contextlib.suppress(CommandError):
-        return answered(source, lambda: os.path.realpath(source), _LOOK_SECONDS)
-    return source
 
 
 def _summary(work: _Work, files: FileList, seconds: float) -> str:

@@ -11,7 +11,7 @@ import collections
 import errno
 import os
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 import xxhash
@@ -92,6 +92,21 @@ def key_of(path: str, seed: int) -> int:
     """
     digest = xxhash.xxh3_64_intdigest(path.encode("utf-8", "surrogateescape"), seed)
     return digest - (1 << 63)
+
+
+def keys_of(source: str, place: str = "", real: str = "") -> Callable[[str], int]:
+    """Return what gives the keys of the files of a source root, by their absolute paths.
+
+    Args:
+        source: The root, as the paths begin with it.
+        place: As for :func:`source_seed`.
+        real: The root without symbolic links, by which its files are known under each of its names;
+            empty if it has none.
+    """
+    seed = source_seed(real or source, place)
+    if real in ("", source):
+        return lambda path: key_of(path, seed)
+    return lambda path: key_of(real + path.removeprefix(source), seed)
 
 
 def _seed(key: int, size: int, mtime: int) -> int:

@@ -29,7 +29,7 @@ from typing import NamedTuple, TypeVar
 
 from . import reclaim, segments
 from .access import Access
-from .extents import Extent, key_of, source_seed
+from .extents import Extent, keys_of, source_seed
 from .generation import clear, generation_of, segment_path
 from .index import Cursor, IndexBusyError
 from .localfiles import remove_left
@@ -113,6 +113,7 @@ class Store:
         run: Who uses it.
         tier: Its number in the extents.
         place: What tells source roots of one name apart, such as two servers.
+        real: The source root without symbolic links; empty if it has none.
         warn: Called with what the user should know.
     """
 
@@ -124,13 +125,15 @@ class Store:
         *,
         tier: int = 0,
         place: str = "",
+        real: str = "",
         warn: Callable[[str], None] = lambda _text: None,
     ) -> None:
         self.site = site
         self.tier = tier
         self.source = source
-        self.seed = source_seed(source, place)
-        self._source_number = self.seed - (1 << 63)
+        self._keys_of = keys_of(source, place, real)
+        self._real = real or source
+        self._source_number = source_seed(self._real, place) - (1 << 63)
         self._root_bytes = os.path.join(source, "").encode("utf-8", "surrogateescape")
         self._place = place
         self._run = run
@@ -142,7 +145,7 @@ class Store:
 
     def _introduce(self, cursor: Cursor) -> None:
         """Note the source root and the run."""
-        source = self._source_number, self.source, self._place
+        source = self._source_number, self._real, self._place
         cursor.execute("INSERT OR IGNORE INTO source VALUES (?, ?, ?)", source)
         facts = json.dumps(self._run.facts, default=str)
         cursor.execute(
@@ -167,7 +170,7 @@ class Store:
 
     def key_of(self, path: str) -> int:
         """Return the key of a file below the source root, given by its absolute path."""
-        return key_of(path, self.seed)
+        return self._keys_of(path)
 
     def look(self, wanted: Sequence[Wanted]) -> dict[int, Found]:
         """Return what is staged of some files, valid or not, by their keys."""

@@ -6,7 +6,7 @@ from typing import IO, Any
 
 from overlapiter.sources import normalised
 from overlapiter.stagedfile import open_bytes, open_instead
-from overlapiter.store.extents import DamagedError, Extent, ExtentReader, key_of, source_seed
+from overlapiter.store.extents import DamagedError, Extent, ExtentReader, keys_of
 from overlapiter.store.localfiles import LocalFiles
 from overlapiter.urls import is_url
 from overlapiter.workers.plan import StagingPlan
@@ -31,7 +31,7 @@ class StagedCopies:
 
     def __init__(self, plan: StagingPlan) -> None:
         directories = [site.directory for site in plan.sites]
-        self._seed = source_seed(plan.source, plan.place)
+        self._key_of = keys_of(plan.source, plan.place, plan.real_source)
         self._is_url = is_url(plan.source)
         self._reader = ExtentReader(directories)
         self._files = LocalFiles(directories[-1], self._reader)
@@ -97,7 +97,7 @@ class StagedCopies:
         if not self._is_trusted:
             return None
         # The hook has put a URL into its plain form already.
-        return self.table.get(key_of(path if self._is_url else normalised(path), self._seed))
+        return self.table.get(self._key_of(path if self._is_url else normalised(path)))
 
     def _miss(self, extent: Extent) -> None:
         self.has_missed = True

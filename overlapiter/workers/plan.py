@@ -30,6 +30,7 @@ class StagingPlan:
     Attributes:
         sites: Where the files are staged, the fastest tier first; at least one.
         source: Root of the files on the slow store: a directory, or a URL.
+        real_source: The same directory without symbolic links; empty for a URL.
         validate: How a staged file is compared with its source.
         n_prefetchers: Prefetcher processes.
         reads_in_flight: Files that they read at the same time, together; None to tune it.
@@ -52,6 +53,7 @@ class StagingPlan:
     imports: tuple[str, ...] = ()
     readers: tuple[Reader, ...] = ()
     n_sharers: int = 1
+    real_source: str = ""
     outages: Outages = dataclasses.field(default_factory=Outages, repr=False, compare=False)
 
     @property
@@ -99,7 +101,15 @@ class StagingPlan:
         from overlapiter.store.store import Store
 
         return [
-            Store(site, self.source, run, tier=tier, place=self.place, warn=warn)
+            Store(
+                site,
+                self.source,
+                run,
+                tier=tier,
+                place=self.place,
+                real=self.real_source,
+                warn=warn,
+            )
             for tier, site in enumerate(self.sites)
         ]
 

@@ -69,6 +69,22 @@ def test_a_staging_directory_that_is_removed_while_running_changes_no_mini_batch
             assert_right(next(iterator), source)
 
 
+def test_what_was_staged_of_a_source_is_found_under_each_of_its_names(
+    source: Path, tmp_path: Path
+) -> None:
+    link = tmp_path / "link"
+    link.symlink_to(source)
+    n_staged = []
+    for name in (link, source, link):
+        with iterator_of(name, tmp_path / "fast") as iterator:
+            for _ in range(N_FILES // 4):
+                assert_right(next(iterator), source)
+            stats = iterator.stats()
+        n_staged.append(stats.files_staged)
+        assert stats.opens_source == 0
+    assert n_staged == [N_FILES, 0, 0]
+
+
 def test_staged_files_that_are_evicted_are_staged_again(source: Path, tmp_path: Path) -> None:
     with iterator_of(source, tmp_path / "fast", look_ahead=2) as iterator:
         for _ in range(3):
