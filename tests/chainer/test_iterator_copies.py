@@ -261,7 +261,7 @@ def test_a_path_that_a_library_gets_ends_as_that_of_the_source_and_lives_as_long
                 assert found.name == Path(source.names[int(index)]).name
                 wait_until(lambda found=found: not found.exists())
         assert iterator.stats().opens_source == 0
-        wait_until(lambda: not glob.glob(f"{fast}/overlapiter/*/local/*/*"))
+        wait_until(lambda: not glob.glob(f"{fast}/overlapiter/*/local/*/*/*"))
     assert_accounted(fast)
 
 

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from overlapiter import OverlapIterator, Skip
-from overlapiter.errors import WorkerDiedError
+from overlapiter.errors import ExampleError, WorkerDiedError
 from tests.chainer.conftest import Maker
 from tests.chainer.iterator_datasets import DeclaredCulprit, Pixels, Slow, indices_of
 from tests.chainer.scripts import (
@@ -146,10 +146,9 @@ def test_a_dead_reader_is_missed_though_a_process_of_the_dataset_keeps_its_chann
 def test_what_no_handler_catches_is_told_with_its_traceback(make_ours: Maker) -> None:
     iterator = make_ours(Interrupts(16), 4, shuffle=False)
     next(iterator)
-    with pytest.raises(WorkerDiedError, match="example 5") as caught:
+    with pytest.raises(ExampleError, match="example 5: KeyboardInterrupt: at 5") as caught:
         next(iterator)
-    assert "KeyboardInterrupt: at 5" in caught.value.worker_traceback
-    assert "KeyboardInterrupt: at 5" in str(caught.value)
+    assert 'raise KeyboardInterrupt(f"at {i}")' in str(caught.value)
     assert indices_of(next(iterator)) == [8, 9, 10, 11]
 
 
@@ -179,7 +178,7 @@ def test_no_worker_prints_a_traceback_of_its_own(tmp_path: Path, error: str) -> 
     )
     assert done.returncode == 0
     assert done.stderr == ""
-    name = error if error in ("RuntimeError", "Exception") else "WorkerDiedError"
+    name = error if error in ("RuntimeError", "Exception") else "ExampleError"
     assert done.stdout.splitlines() == ["[0, 1, 2, 3]", name, "[8, 9, 10, 11]"]
 
 

@@ -163,7 +163,7 @@ def test_a_tier_whose_capacity_was_larger_before_shrinks(tmp_path):
     room = Room(tmp_path, 6, None)
     room.setting.close()
     (store,) = room.setting.stores
-    store.site = store.site._replace(capacity_bytes=2 * BLOCK_BYTES)
+    store.site = store._access._site = store.site._replace(capacity_bytes=2 * BLOCK_BYTES)
     room.for_task(*((n, 0) for n in range(6)), n_files=1).shrink()
     store.close()
     assert store.total_bytes() <= 2 * BLOCK_BYTES
