@@ -110,8 +110,8 @@ class Access:
 
     def _let_go(self, opened: OpenGeneration) -> None:
         self._opened = None
+        opened.leave()  # from now on it gives no place
         self._left = [each for each in (*self._left, opened) if each.has_pending]
-        opened.leave()
 
     def all_open(self) -> Iterator[OpenGeneration]:
         """Give the generation in use, if it is open, and those before with pending places."""

@@ -1,20 +1,21 @@
 """The copier: reads source files, and writes what was read to the tiers.
 
-A small file is read at once and kept in memory until the other files of its part are read too: all
-of them take one stretch of a segment, one write and one transaction. A large one is copied in
-pieces, to a segment of its own.
+A file of up to 256 KiB is read at once and kept in memory until the other files of its part are
+read too: all of them take one stretch of a segment, one write and one transaction. A longer one is
+copied in pieces.
 """
 
 from __future__ import annotations
 
+import errno
 import os
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from overlapiter.origins.origin import Origin, Original, OriginalFile
 
-from .extents import SMALL_BYTES, Checksum, Extent, checksum_of
+from .extents import WHOLE, Checksum, Extent, checksum_of
 from .health import Health
 from .index import IndexBusyError
 from .outcome import MakeRoom, Outcome, Staged, has_settled
@@ -78,17 +79,25 @@ class Copier:
         stores: One for each tier, the fastest first.
         origin: Gives the source files.
         health: Which tiers may be asked.
+        note_answer: Called with how long the source has taken for a file, in nanoseconds.
     """
 
-    def __init__(self, stores: Sequence[Store], origin: Origin, health: Health) -> None:
+    def __init__(
+        self,
+        stores: Sequence[Store],
+        origin: Origin,
+        health: Health,
+        note_answer: Callable[[int], None],
+    ) -> None:
         self._stores = stores
         self._origin = origin
         self._health = health
+        self._note_answer = note_answer
         self._mean_bytes = 0.0
 
     def expected_bytes(self, n_files: int) -> int:
         """Return what files may take of the segment that they share."""
-        return int(self._mean_bytes * n_files) if self._mean_bytes <= SMALL_BYTES else 0
+        return int(self._mean_bytes * n_files)
 
     # --- reading ------------------------------------------------------------------------------
 
@@ -109,20 +118,35 @@ class Copier:
             with self._origin.open(file.path) as source:
                 original = source.stat()
                 if original.size_bytes > CHUNK_BYTES:
-                    got = self._copy_large(file, source, original, range(home, len(self._stores)),
-                                           make_room, began_ns)  # fmt: skip
+                    self._release([promise])  # what it takes is known now
+                    promise = home, 0
+                    tiers = range(home, len(self._stores))
+                    got = self._copy_long(file, source, original, tiers, make_room, home, began_ns)
                 elif original.size_bytes:  # else it is empty, or does not tell: read it there
-                    data = _read(source, original.size_bytes)
-                    if source.stat() == original:  # else it is being written: not ours to keep
-                        read_ns = time.monotonic_ns() - began_ns
-                        checksum = checksum_of(data, file.key, original.mtime_ns)
-                        mtime_ns = original.mtime_ns
-                        copied = Outcome.COPIED
-                        return Content(file, data, mtime_ns, checksum, copied, read_ns, promise)
+                    got = self._content(file, source, original, began_ns, promise)
         except (OSError, ValueError):  # no file can have a path with a null in it
-            pass
-        self._release([promise])
+            got = Staged(Outcome.SOURCE_FAILED)
+        self._note_answer(time.monotonic_ns() - began_ns)
+        if not isinstance(got, Content):
+            self._release([promise])
         return got
+
+    def _content(
+        self,
+        file: Wanted,
+        source: OriginalFile,
+        original: Original,
+        began_ns: int,
+        promise: tuple[int, int],
+    ) -> Content | Staged:
+        """Return a file that was read at once. Raises OSError if the source fails."""
+        size_bytes, mtime_ns = original
+        data = _read(source, size_bytes)
+        if source.stat() != original:  # it is being written: not ours to keep
+            return Staged(Outcome.SOURCE_FAILED)
+        read_ns = time.monotonic_ns() - began_ns
+        checksum = checksum_of(data, file.key, mtime_ns)
+        return Content(file, data, mtime_ns, checksum, Outcome.COPIED, read_ns, promise)
 
     def _promise(self, home: int, make_room: MakeRoom | None) -> tuple[int, int] | None:
         """Have room kept for a file of ordinary size: to read one in vain costs the slow store.
@@ -140,8 +164,9 @@ class Copier:
             return home, 0
         try:
             for tier in tiers:
-                while not self._stores[tier].promise(size_bytes):
-                    if not make_room(tier, size_bytes):
+                store = self._stores[tier]
+                while not store.promise(size_bytes):
+                    if not store.can_ever_hold(size_bytes) or not make_room(tier, size_bytes):
                         break
                 else:
                     return tier, size_bytes
@@ -154,10 +179,10 @@ class Copier:
             if size_bytes:
                 self._stores[tier].release(size_bytes)
 
-    def move_large(
+    def move(
         self, file: Wanted, extent: Extent, fd: int, tiers: range, make_room: MakeRoom | None
     ) -> Copy | Staged:
-        """Copy a large file from one tier to another.
+        """Copy a file that has a segment of its own from one tier to another.
 
         Args:
             file: The file.
@@ -167,92 +192,103 @@ class Copier:
             make_room: As for :meth:`fetch`.
         """
         original = Original(extent.size, extent.mtime)
-        return self._copy_large(file, _Segment(fd, original), original, tiers, make_room, 0)
+        source = _Segment(fd, original)
+        return self._copy_long(file, source, original, tiers, make_room, None, 0, extent.checksum)
 
     # --- writing ------------------------------------------------------------------------------
 
     def write(
-        self, contents: Sequence[Content], tiers: range, make_room: MakeRoom | None
+        self,
+        contents: Sequence[Content],
+        tiers: range,
+        make_room: MakeRoom | None,
+        home: int | None = None,
     ) -> tuple[list[Copy], dict[int, Staged]]:
-        """Write small files, each to the fastest tier that has room for it.
+        """Write files, each to the fastest tier that has room for it.
 
         Args:
-            contents: The files; whoever calls gives up those that are not written.
+            contents: The files; the caller gives up the claims on those that are not written.
             tiers: Those that may be asked, the fastest first.
             make_room: As for :meth:`fetch`.
+            home: The tier that has the claims; None if there are none.
 
         Returns:
             The copies, and for the keys of the other files why there is none.
         """
         self._release(content.promise for content in contents)
         copies: list[Copy] = []
-        reasons: list[Staged] = []
+        reasons: dict[int, list[Staged]] = {content.wanted.key: [] for content in contents}
+        left = [*contents]
         for tier in tiers:
-            left = contents[len(copies) :]
-            if not left:
-                break
-            reason = self._write_to(tier, left, copies, tiers, make_room)
-            reasons += [] if reason is None else [reason]
-        why = _first_of(reasons)
-        return copies, {content.wanted.key: why for content in contents[len(copies) :]}
+            left = self._write_to(tier, left, copies, reasons, make_room, home)
+        return copies, {content.wanted.key: _first_of(reasons[content.wanted.key])
+                        for content in left}  # fmt: skip
 
     def _write_to(
         self,
         tier: int,
-        contents: Sequence[Content],
+        contents: list[Content],
         copies: list[Copy],
-        tiers: range,
+        reasons: dict[int, list[Staged]],
         make_room: MakeRoom | None,
-    ) -> Staged | None:
-        """Write files to a tier as long as it has room; return why it takes no more of them."""
-        n_before = len(copies)
-        while left := contents[len(copies) - n_before :]:
+        home: int | None,
+    ) -> list[Content]:
+        """Write files to a tier as long as it has room; return those that it does not take."""
+        left, refused = contents, []
+        while left:
             sizes = [len(content.data) for content in left]
-            places = self._places(tier, sizes, tiers, make_room)
-            if isinstance(places, Staged):
-                return places
-            segment = places[0].segment
-            pieces = [(place.size, c.data) for place, c in zip(places, left, strict=False)]
+            places = self._places(tier, sizes, make_room, home)
+            if isinstance(places, _Reason):
+                # Of a file that is too large for the tier the others may still fit.
+                n_concerned = 1 if places.is_of_file else len(left)
+                for content in left[:n_concerned]:
+                    reasons[content.wanted.key].append(places.answer)
+                refused += left[:n_concerned]
+                left = left[n_concerned:]
+                continue
+            now, left = left[: len(places)], left[len(places) :]
+            pieces = [(place.size, c.data) for place, c in zip(places, now, strict=True)]
             try:
-                write_many(segment.fd, pieces, places[0].start)
+                write_many(places[0].segment.fd, pieces, max(places[0].start, 0))
             except OSError as error:
                 for place in places:
                     self._give_up(tier, place)
-                return self._health.blame(tier, error)
-            for place, content in zip(places, left, strict=False):
-                file, data, mtime, checksum, outcome, read_ns, _ = content
-                extent = Extent(
-                    file.key, tier, segment.number, place.start, len(data), mtime, checksum
-                )
-                answer = Staged(outcome, extent, has_settled(mtime), read_ns)
-                copies.append(Copy(file, place, extent, answer))
-                self._learn_size(place.size)
-        return None
+                answer = self._health.blame(tier, error)
+                for content in now + left:
+                    reasons[content.wanted.key].append(answer)
+                return refused + now + left
+            for place, content in zip(places, now, strict=True):
+                copies.append(_copy_of(content, tier, place))
+                self._learn_size(place)
+        return refused
 
     def _places(
-        self, tier: int, sizes: Sequence[int], tiers: range, make_room: MakeRoom | None
-    ) -> list[Place] | Staged:
+        self, tier: int, sizes: Sequence[int], make_room: MakeRoom | None, home: int | None
+    ) -> list[Place] | _Reason:
         """Return places in a tier for the first ones of some files; or why there is none."""
         store, health = self._stores[tier], self._health
         # Where the claims lie, one request has passed for the whole part.
-        if tier != tiers.start and not health.sick[tier].is_passable(time.monotonic()):
-            return Staged(Outcome.FAILED)
+        if tier != home and not health.sick[tier].is_passable(time.monotonic()):
+            return _Reason(Staged(Outcome.FAILED))
         try:
             while not (places := store.places(sizes)):
                 if not store.can_ever_hold(sizes[0]):
                     health.say_too_large(tier)
-                    return Staged(Outcome.TOO_LARGE)
+                    return _Reason(Staged(Outcome.TOO_LARGE), is_of_file=True)
                 if make_room is None or not make_room(tier, sizes[0]):
                     health.full[tier].failed(time.monotonic())
-                    return Staged(Outcome.REFUSED)
+                    return _Reason(Staged(Outcome.REFUSED))
         except (OSError, IndexBusyError) as error:
-            return health.blame(tier, error)
+            is_of_file = isinstance(error, OSError) and error.errno == errno.EFBIG
+            return _Reason(health.blame(tier, error), is_of_file=is_of_file)
         health.full[tier].succeeded()
         return places
 
-    def _learn_size(self, size_bytes: int) -> None:
-        share = 0.1 if self._mean_bytes else 1.0
-        self._mean_bytes += (size_bytes - self._mean_bytes) * share
+    def _learn_size(self, place: Place) -> None:
+        """Learn what files take of the segments that they share."""
+        if place.start != WHOLE:
+            share = 0.1 if self._mean_bytes else 1.0
+            self._mean_bytes += (place.size - self._mean_bytes) * share
 
     def _give_up(self, tier: int, place: Place) -> None:
         try:
@@ -260,23 +296,36 @@ class Copier:
         except (OSError, IndexBusyError) as error:
             self._health.blame(tier, error)
 
-    # --- large files --------------------------------------------------------------------------
+    # --- in pieces ----------------------------------------------------------------------------
 
-    def _copy_large(
+    def _copy_long(
         self,
         file: Wanted,
         source: OriginalFile,
         original: Original,
         tiers: range,
         make_room: MakeRoom | None,
+        home: int | None,
         began_ns: int,
+        expected: int | None = None,
     ) -> Copy | Staged:
-        """Copy a file in pieces, to the fastest tier that has room."""
+        """Copy a file in pieces, to the fastest tier that has room.
+
+        Args:
+            file: The file.
+            source: The file, opened.
+            original: What it is now.
+            tiers: As for :meth:`write`.
+            make_room: As for :meth:`fetch`.
+            home: As for :meth:`write`.
+            began_ns: When reading the source began; 0 if it is another tier.
+            expected: Its checksum, if it is known.
+        """
         reasons = []
         for tier in tiers:
-            places = self._places(tier, [original.size_bytes], tiers, make_room)
-            if isinstance(places, Staged):
-                reasons.append(places)
+            places = self._places(tier, [original.size_bytes], make_room, home)
+            if isinstance(places, _Reason):
+                reasons.append(places.answer)
                 continue
             (place,) = places
             try:
@@ -284,20 +333,38 @@ class Copier:
             except OSError as error:
                 self._give_up(tier, place)
                 return self._health.blame(tier, error)
-            if checksum is None:
+            if checksum is None or expected not in (None, checksum):
                 self._give_up(tier, place)
                 return Staged(Outcome.SOURCE_FAILED)
-            self._learn_size(place.size)
+            self._learn_size(place)
             size_bytes, mtime_ns = original
             number = place.segment.number
             extent = Extent(file.key, tier, number, place.start, size_bytes, mtime_ns, checksum)
-            is_source = bool(began_ns)
-            outcome = Outcome.COPIED if is_source else Outcome.FOUND
-            read_ns = time.monotonic_ns() - began_ns if is_source else 0
-            return Copy(
-                file, place, extent, Staged(outcome, extent, has_settled(mtime_ns), read_ns)
-            )
+            outcome = Outcome.COPIED if began_ns else Outcome.FOUND
+            read_ns = time.monotonic_ns() - began_ns if began_ns else 0
+            answer = Staged(outcome, extent, has_settled(mtime_ns), read_ns)
+            return Copy(file, place, extent, answer)
         return _first_of(reasons)
+
+
+class _Reason(NamedTuple):
+    """Why there is no place in a tier.
+
+    Attributes:
+        answer: What it means for a file.
+        is_of_file: Whether it concerns the first file alone.
+    """
+
+    answer: Staged
+    is_of_file: bool = False
+
+
+def _copy_of(content: Content, tier: int, place: Place) -> Copy:
+    """Return the copy of a file that was written to a place."""
+    file, data, mtime, checksum, outcome, read_ns, _ = content
+    number = place.segment.number
+    extent = Extent(file.key, tier, number, place.start, len(data), mtime, checksum)
+    return Copy(file, place, extent, Staged(outcome, extent, has_settled(mtime), read_ns))
 
 
 class _Segment:

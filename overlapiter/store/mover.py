@@ -64,7 +64,7 @@ class Mover:
         except (DamagedError, OSError):
             return None
         try:
-            copied = self._copier.move_large(file, extent, fd, tiers, make_room)
+            copied = self._copier.move(file, extent, fd, tiers, make_room)
         finally:
             os.close(fd)
         return None if isinstance(copied, Staged) else copied

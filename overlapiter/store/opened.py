@@ -189,11 +189,12 @@ class OpenGeneration:
     # --- places -------------------------------------------------------------------------------
 
     def promise(self, size_bytes: int) -> bool:
-        """Keep room for a file of a shared segment; of another one, say whether there is room."""
+        """Keep room for a file if it shares a segment; return False if there is none."""
         charged_bytes = aligned(size_bytes, self.block_bytes)
         with self.lock:
-            if size_bytes > SMALL_BYTES or not self.can_punch:
-                return self.index.read(self.limits.spare_bytes) >= charged_bytes
+            self._require_open()
+            if not self.can_punch:
+                return True
             segment = self._current(size_bytes)
             promised_bytes = self._promised_bytes + charged_bytes
             missing_bytes = min(promised_bytes, segment.left_bytes) - segment.surplus_bytes
@@ -202,12 +203,15 @@ class OpenGeneration:
             self._promised_bytes = promised_bytes
             return True
 
+    def _require_open(self) -> None:
+        if self._is_left:
+            raise StaleError(f"{self.path} is not in use any more")
+
     def release(self, size_bytes: int) -> None:
         """Take a promise back; one of another generation is of no importance."""
-        if size_bytes <= SMALL_BYTES and self.can_punch:
-            with self.lock:
-                left_bytes = self._promised_bytes - aligned(size_bytes, self.block_bytes)
-                self._promised_bytes = max(0, left_bytes)
+        with self.lock:
+            left_bytes = self._promised_bytes - aligned(size_bytes, self.block_bytes)
+            self._promised_bytes = max(0, left_bytes)
 
     def places(self, sizes_bytes: Sequence[int]) -> list[Place]:
         """Return where to write the first ones of some files, as far as there is room now.
@@ -218,6 +222,7 @@ class OpenGeneration:
         small = itertools.takewhile(lambda n: n <= SMALL_BYTES and self.can_punch, sizes_bytes)
         charges = [aligned(size_bytes, self.block_bytes) for size_bytes in small]
         with self.lock:
+            self._require_open()
             if charges:
                 places = self._shared_places(charges)
             else:

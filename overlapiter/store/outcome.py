@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from .extents import Extent
 
-#: Frees at least so many bytes in a tier, if it can; says whether it did.
+#: Called with a tier and a size in bytes: frees some room there, if it can; says whether it did.
 MakeRoom = Callable[[int, int], bool]
 
 #: A source that changed so lately may still be written, in pieces that no look at it can tell.

@@ -28,7 +28,7 @@ _GONE = (FileNotFoundError, IsADirectoryError)
 _NO_ALLOCATION = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 #: Files written in one call, which takes 1,024 buffers: each file, and the zeros behind it.
 _MOST_AT_ONCE = 256
-_ZEROS = memoryview(bytes(1 << 20))
+_ZEROS = memoryview(bytes(64 << 10))
 _NAME = re.compile("[0-9a-f]{16}")
 
 
@@ -55,7 +55,7 @@ class Segment:
         limit_bytes, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
         self._most_bytes = SEGMENT_BYTES
         if limit_bytes != resource.RLIM_INFINITY:
-            self._most_bytes = min(SEGMENT_BYTES, limit_bytes)
+            self._most_bytes = min(SEGMENT_BYTES, limit_bytes // block_bytes * block_bytes)
         self.number, self.fd = make_owned(folder)
         self._path = segment_path(folder, self.number)
         self.end = self.reserved = 0
@@ -154,6 +154,11 @@ def write_many(fd: int, pieces: Sequence[tuple[int, bytes]], start: int) -> None
     Raises:
         OSError: The disk failed.
     """
+    if any(size - len(data) > len(_ZEROS) for size, data in pieces):  # the blocks are large
+        for size, data in pieces:
+            write(fd, data, start)
+            start += size
+        return
     for first in range(0, len(pieces), _MOST_AT_ONCE):
         now = pieces[first : first + _MOST_AT_ONCE]
         buffers = [part for size, data in now for part in (data, _ZEROS[: size - len(data)])]

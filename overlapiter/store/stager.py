@@ -1,9 +1,9 @@
 """The stager: has the files of a part staged, through all tiers, each read of the source in a job.
 
 For each part: look all files up; compare those that this run has not compared yet with their
-sources; claim what is missing; copy; publish all copies in one transaction. What another process is
-copying is waited for. No disk makes it raise: what cannot be staged is read from the source, and
-the user is told why, once.
+sources; claim what is missing; copy; publish the copies together. What another process is copying
+is waited for. No disk makes it raise: what cannot be staged is read from the source, and the user
+is told why, once.
 """
 
 from __future__ import annotations
@@ -67,8 +67,22 @@ class _Batch:
 class _Part:
     """The files of one request on their way; guarded by the lock of the stager."""
 
-    __slots__ = ("answers", "batch", "done", "home", "is_held_up", "make_room", "missing",
-                 "n_copying", "n_jobs", "outdated", "partly", "risen")  # fmt: skip
+    __slots__ = (
+        "answers",
+        "batch",
+        "done",
+        "has_claims",
+        "home",
+        "is_held_up",
+        "make_room",
+        "missing",
+        "n_comparing",
+        "n_copying",
+        "n_jobs",
+        "outdated",
+        "partly",
+        "risen",
+    )  # fmt: skip
 
     def __init__(self, done: Done, make_room: MakeRoom | None, partly: Done | None) -> None:
         self.done = done
@@ -80,9 +94,11 @@ class _Part:
         self.batch = _Batch()
         self.risen: dict[int, Extent] = {}  # where files lay before they rose
         self.home = 0  # the tier whose index holds the claims
+        self.has_claims = False
         self.is_held_up = False  # it was there at the last flush
+        self.n_comparing = 0
         self.n_copying = 0
-        self.n_jobs = 0
+        self.n_jobs = 1  # until everything is claimed
 
     def take_batch(self) -> _Batch:
         """Return what is to be published, and begin anew."""
@@ -120,7 +136,7 @@ class Stager:
         self._note_answer = note_answer
         self._lock = threading.Lock()
         self._health = Health(stores, warn)
-        self._copier = Copier(stores, origin, self._health)
+        self._copier = Copier(stores, origin, self._health, note_answer)
         reader = ExtentReader([store.site.directory for store in stores])
         self._mover = Mover(self._copier, reader, len(stores))
         self._compared: collections.OrderedDict[int, Extent] = collections.OrderedDict()
@@ -168,7 +184,7 @@ class Stager:
             else:
                 is_suspect = file.key in suspects
                 jobs.append(functools.partial(self._compare, part, file, known, is_suspect))
-        part.n_jobs = len(jobs)
+        part.n_comparing = len(jobs)
         if not jobs:
             self._claim(part)
         self._do(jobs)
@@ -258,8 +274,8 @@ class Stager:
             else:
                 part.outdated.append(extent)
                 part.missing.append((file, None))
-            part.n_jobs -= 1
-            is_last = not part.n_jobs
+            part.n_comparing -= 1
+            is_last = not part.n_comparing
         if is_last:
             self._claim(part)
 
@@ -286,14 +302,12 @@ class Stager:
 
     def _claim(self, part: _Part) -> None:
         """Claim what is missing, and make a job of each copy."""
-        if not part.missing:
-            self._finish(part)
-            return
         by_key = {file.key: (file, lower) for file, lower in part.missing}
         part.missing = []
-        owners = self._begin(part, by_key)
+        owners = self._begin(part, by_key) if by_key else {}
         if owners:
             self._wait(part, by_key, Wait(self.stores[part.home], owners))
+        self._end_job(part)
 
     def _begin(
         self, part: _Part, by_key: Mapping[int, tuple[Wanted, Extent | None]]
@@ -307,13 +321,15 @@ class Stager:
         files = [file for file, _ in by_key.values()]
         expected_bytes = self._copier.expected_bytes(len(files))
         for tier, store in enumerate(self.stores):
+            # All claims of a part lie in one tier, where they are to end.
+            is_other = part.has_claims and tier != part.home
             if not self._health.sick[tier].is_passable(time.monotonic()):
                 continue
             try:
                 here = [extent for extent in outdated if extent.tier == tier]
-                if claimed is None:
+                if claimed is None and not is_other:
                     claimed = store.claim(files, here, expected_bytes)
-                    part.home = tier
+                    part.home, part.has_claims = tier, True
                 elif here:
                     store.drop(here)
             except (OSError, IndexBusyError) as error:
@@ -321,18 +337,12 @@ class Stager:
         with self._lock:
             if claimed is None:
                 part.answers = {file.key: answer for file in files} | part.answers
-                is_done = not part.n_jobs
-            else:
-                for key, found in claimed.found.items():  # what has risen, too, lies there now
-                    is_settled = has_settled(found.extent.mtime)
-                    part.answers[key] = Staged(Outcome.FOUND, found.extent, is_settled)
-                part.n_copying += len(claimed.mine)
-                part.n_jobs += len(claimed.mine) + bool(claimed.others)
-                is_done = not part.n_jobs
-        if is_done:
-            self._finish(part)
-        if claimed is None or is_done:
-            return {}
+                return {}
+            for key, found in claimed.found.items():  # what has risen, too, lies there now
+                is_settled = has_settled(found.extent.mtime)
+                part.answers[key] = Staged(Outcome.FOUND, found.extent, is_settled)
+            part.n_copying += len(claimed.mine)
+            part.n_jobs += len(claimed.mine) + bool(claimed.others)
         self._do([functools.partial(self._copy, part, *by_key[key]) for key in claimed.mine])
         return claimed.others
 
@@ -378,12 +388,10 @@ class Stager:
         got: Content | Copy | Staged | None
         if lower is None:
             self._reading[file.key] = None
-            began_ns = time.monotonic_ns()
             try:
                 got = self._copier.fetch(file, part.home, part.make_room)
             finally:
                 self._reading.pop(file.key, None)
-                self._note_answer(time.monotonic_ns() - began_ns)
         else:
             got = None if part.home else self._mover.lift(file, lower)
         with self._lock:
@@ -407,7 +415,7 @@ class Stager:
             (batch.rising, range(1), None),
         ):
             if contents:
-                written, reasons = self._copier.write(contents, tiers, make_room)
+                written, reasons = self._copier.write(contents, tiers, make_room, home)
                 copies += written
                 failed += reasons
                 with self._lock:  # a file that could only rise is good where it is

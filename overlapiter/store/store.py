@@ -295,9 +295,10 @@ class Store:
         return self._on(lambda opened: opened.places(sizes_bytes), look=False)
 
     def promise(self, size_bytes: int) -> bool:
-        """Keep room for a file until :meth:`release`; return False if there is none.
+        """Keep room for a file that shares a segment, until :meth:`release`.
 
-        Of a file that does not share a segment it only says whether there is room now.
+        Returns:
+            False if there is none.
         """
         return self._on(lambda opened: opened.promise(size_bytes), look=False)
 

@@ -5,7 +5,10 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import errno
+import functools
 import os
+import resource
+import signal
 import threading
 import time
 
@@ -448,4 +451,52 @@ def test_what_is_copied_of_a_part_that_one_file_holds_up_is_published_by_the_sec
     assert [setting.tier_of(path) for path in setting.paths] == [0] * 8
     setting.stager.flush()
     assert setting.origin.n_opened == dict.fromkeys(setting.paths, 1)
+    setting.close()
+
+
+@in_a_process
+def test_a_part_that_is_looked_at_while_it_claims_is_not_done_before(tmp_path, monkeypatch):
+    contents = contents_of(6)
+    first = Setting(tmp_path, contents)
+    first.stage(*first.paths[:3])
+    first.close()
+    setting = Setting(tmp_path, contents, run=2)
+    done, claim, stat = [], setting.stores[0].claim, setting.origin.stat
+
+    def flushed(call, *arguments):
+        setting.stager.flush()
+        setting.stager.flush()
+        return call(*arguments)
+
+    monkeypatch.setattr(setting.stores[0], "claim", functools.partial(flushed, claim))
+    monkeypatch.setattr(setting.origin, "stat", functools.partial(flushed, stat))
+    wanted = setting.wanted(setting.paths)
+    setting.stager.stage(wanted, lambda answers: done.append(len(answers)), partly=lambda _: None)
+    while setting._jobs:
+        setting._jobs.popleft()()
+    assert done == [6]
+    assert setting.outcomes(*setting.paths) == [FOUND] * 6
+    setting.close()
+
+
+@in_a_process
+def test_a_file_beyond_the_limit_of_file_sizes_leaves_the_others_of_its_part_alone(tmp_path):
+    sizes = [20_000, 20_000, 250_000, 20_000, 20_000]
+    setting = Setting(tmp_path, {f"{SOURCE}/{i}": bytes([i]) * n for i, n in enumerate(sizes)})
+    setting.stores[0].look([])  # the index is made without the limit
+    setting.stores[0].close()
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (240 << 10, resource.RLIM_INFINITY))
+    assert setting.outcomes(*setting.paths) == [COPIED, COPIED, FAILED, COPIED, COPIED]
+    setting.close()
+
+
+@pytest.mark.parametrize("size_bytes", [100_000, 300_000])
+@in_a_process
+def test_room_for_just_the_files_of_a_part_is_enough(tmp_path, size_bytes):
+    n_blocks = 5 * -(-size_bytes // BLOCK_BYTES)
+    setting = Setting(tmp_path, contents_of(5, size_bytes), n_blocks)
+    assert setting.outcomes(setting.paths[0]) == [COPIED]
+    outcomes = setting.outcomes(*setting.paths[1:], make_room=lambda *_: False)
+    assert outcomes == [COPIED] * 4
     setting.close()

@@ -2,8 +2,8 @@
 
 Threads that all have something to do pass the interpreter's lock to each other at every system
 call, which costs more than reading a small file from a page cache. So only as many are awake as the
-source keeps waiting: the interpreter has a file every 0.25 ms at best, which takes
-``latency / 0.25 ms`` reads in flight (Little's law) and no more.
+source keeps waiting: a file takes less than 0.25 ms of the interpreter's time, so ``latency / 0.25
+ms`` reads in flight (Little's law) keep it busy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _SHARE = 1 / 16
 
 
 class Threads:
-    """Threads that do jobs, those put first first.
+    """Threads that do jobs, the oldest first.
 
     :meth:`put`, :meth:`note_answer` and :meth:`do_next` are safe for threads; the others are for
     one thread alone.
@@ -45,7 +45,9 @@ class Threads:
         self._n_wanted = 0
         self._n_threads = 0
         self._n_awake = 0
-        self._n_begun = self._n_begun_before = 0
+        self._n_begun = self._n_begun_before = self._n_looks = 0
+        self._since: dict[int, int] = {}  # of each thread at work: at which look its job began
+        self._held: set[int] = set()  # threads whose jobs have lasted for more than a look
         self._mean_ns = float(_SLOW_NS)
 
     def __len__(self) -> int:
@@ -65,16 +67,21 @@ class Threads:
     def look(self) -> None:
         """Look whether all threads that are awake wait for an answer that does not come."""
         with self._lock:
+            self._held = {thread for thread, since in self._since.items() if since < self._n_looks}
+            self._n_looks += 1
             if self._jobs and self._n_begun == self._n_begun_before:
                 self._mean_ns = _SLOW_NS
-                for _ in range(len(self._jobs)):
-                    self._wake_for_job()
+            for _ in range(len(self._jobs)):
+                self._wake_for_job()
             self._n_begun_before = self._n_begun
 
     def _wake_for_job(self) -> None:
-        most = max(1, int(self._mean_ns / _STEP_NS))
-        if self._jobs and self._n_awake < min(most, self._n_threads):
+        if self._jobs and self._n_awake < min(self._most_awake(), self._n_threads):
             self._wake()
+
+    def _most_awake(self) -> int:
+        """Return how many threads are to be awake; one whose answer does not come counts apart."""
+        return max(1, int(self._mean_ns / _STEP_NS)) + len(self._held)
 
     def _wake(self) -> None:
         self._n_awake += 1
@@ -116,15 +123,19 @@ class Threads:
         return job is not None
 
     def _next_job(self) -> Callable[[], None] | None:
+        me = threading.get_ident()
         while True:
             with self._lock:
+                self._since.pop(me, None)
+                self._held.discard(me)
                 if self._n_threads > self._n_wanted:
                     self._n_threads -= 1
                     self._n_awake -= 1
                     self._wake_for_job()
                     return None
-                if self._jobs and self._n_awake <= max(1, int(self._mean_ns / _STEP_NS)):
+                if self._jobs and self._n_awake <= self._most_awake():
                     self._n_begun += 1
+                    self._since[me] = self._n_looks
                     job = self._jobs.popleft()
                     self._wake_for_job()
                     return job
