@@ -24,6 +24,8 @@ _STEP_NS = 250_000
 _SLOW_NS = 500_000_000
 #: The latest answer counts for this share of the mean.
 _SHARE = 1 / 16
+#: It counts for at most so many times the mean; so if an eighth of them are long, these tell.
+_MOST_OF_MEAN = 8
 
 
 class Threads:
@@ -61,8 +63,11 @@ class Threads:
             self._wake_for_job()
 
     def note_answer(self, took_ns: int) -> None:
-        """Take note of how long the source has taken for an answer."""
-        self._mean_ns += (took_ns - self._mean_ns) * _SHARE
+        """Take note of how long the source has taken for an answer.
+
+        Few long ones among many short ones count little: on a busy node they waited for a core.
+        """
+        self._mean_ns += (min(took_ns, _MOST_OF_MEAN * self._mean_ns) - self._mean_ns) * _SHARE
 
     def look(self) -> None:
         """Look whether all threads that are awake wait for an answer that does not come."""
