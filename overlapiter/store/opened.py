@@ -121,7 +121,7 @@ class OpenGeneration:
     def _enter(self, cursor: Cursor, boot: Boot, introduce: Callable[[Cursor], None]) -> int:
         """Make this process known, and note the boot; return how many there were."""
         boots = boot.note(cursor)
-        self._insert_segment(cursor, self.owner.number, 0)
+        self._insert_segment(cursor, self.owner.number)
         cursor.execute(
             "UPDATE fact SET value=(SELECT SUM(charged) FROM segment) WHERE name='total'"
         )
@@ -170,9 +170,7 @@ class OpenGeneration:
                 answer = work(cursor)
                 if more_bytes > 0 and wanted_bytes and self.can_punch:
                     piece_bytes = self.limits.piece_bytes(segment, wanted_bytes)
-                    charged_bytes = self.limits.charge(
-                        cursor, segment, self.owner.number, piece_bytes, 1
-                    )
+                    charged_bytes = self._charge(cursor, segment, piece_bytes, 1)
                 return answer
 
             answer = self.write(both)
@@ -266,10 +264,8 @@ class OpenGeneration:
         segment = Segment(self.folder, self.block_bytes)
 
         def work(cursor: Cursor) -> bool:
-            self._insert_segment(cursor, segment.number, 0)
-            if not charged_bytes or self.limits.charge(
-                cursor, segment, self.owner.number, charged_bytes, charged_bytes
-            ):
+            self._insert_segment(cursor, segment.number)
+            if not charged_bytes or self._charge(cursor, segment, charged_bytes, charged_bytes):
                 return True
             cursor.execute("DELETE FROM segment WHERE id=?", (segment.number,))
             return False
@@ -288,17 +284,15 @@ class OpenGeneration:
             return None
         return segment
 
-    def _insert_segment(self, cursor: Cursor, number: int, charged_bytes: int) -> None:
-        row = number, charged_bytes, self._run, self.owner.number
-        cursor.execute("INSERT INTO segment VALUES (?, ?, 0, ?, ?)", row)
+    def _insert_segment(self, cursor: Cursor, number: int) -> None:
+        row = number, self._run, self.owner.number
+        cursor.execute("INSERT INTO segment VALUES (?, 0, 0, ?, ?)", row)
 
     def _reserve(self, segment: Segment, wanted_bytes: int, least_bytes: int) -> bool:
         """Extend the reservation of a segment by what is wanted, or at least by some of it."""
         piece_bytes = self.limits.piece_bytes(segment, wanted_bytes)
         charged_bytes = self.write(
-            lambda cursor: self.limits.charge(
-                cursor, segment, self.owner.number, piece_bytes, max(least_bytes, 1)
-            )
+            lambda cursor: self._charge(cursor, segment, piece_bytes, max(least_bytes, 1))
         )
         return bool(charged_bytes) and self._extend(segment, charged_bytes)
 

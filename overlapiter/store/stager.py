@@ -24,86 +24,14 @@ from .health import Health
 from .index import IndexBusyError
 from .mover import Mover
 from .outcome import Done, MakeRoom, Outcome, Staged, has_settled
+from .part import Batch, Part
 from .store import Found, Store, Wanted
 from .waiting import Wait
 
 #: How a staged file is compared with its source before a run first uses it.
 Validation = Literal["mtime", "checksum", "never"]
 
-#: So many bytes of a part are kept in memory; then they are written and published.
-_MOST_FETCHED_BYTES = 8 << 20
 _REMEMBERED = 4096
-
-
-class _Batch:
-    """What has become of files of a part and is to be written or published together."""
-
-    def __init__(self) -> None:
-        self.contents: list[Content] = []
-        self.rising: list[Content] = []  # read from a slower tier
-        self.copies: list[Copy] = []
-        self.failed: list[int] = []
-        self._content_bytes = 0
-
-    def __bool__(self) -> bool:
-        return bool(self.contents or self.rising or self.copies or self.failed)
-
-    @property
-    def is_large(self) -> bool:
-        """Whether it is not to grow any more."""
-        return self._content_bytes > _MOST_FETCHED_BYTES
-
-    def add(self, key: int, got: Content | Copy | Staged | None, *, is_rising: bool) -> None:
-        """Take what has become of a file that was claimed."""
-        if isinstance(got, Content):
-            (self.rising if is_rising else self.contents).append(got)
-            self._content_bytes += len(got.data)
-        elif isinstance(got, Copy):
-            self.copies.append(got)
-        else:
-            self.failed.append(key)
-
-
-class _Part:
-    """The files of one request on their way; guarded by the lock of the stager."""
-
-    __slots__ = (
-        "answers",
-        "batch",
-        "done",
-        "has_claims",
-        "home",
-        "is_held_up",
-        "make_room",
-        "missing",
-        "n_comparing",
-        "n_copying",
-        "n_jobs",
-        "outdated",
-        "partly",
-        "risen",
-    )  # fmt: skip
-
-    def __init__(self, done: Done, make_room: MakeRoom | None, partly: Done | None) -> None:
-        self.done = done
-        self.partly = partly
-        self.make_room = make_room
-        self.answers: dict[int, Staged] = {}
-        self.missing: list[tuple[Wanted, Extent | None]] = []  # with the copy in a slower tier
-        self.outdated: list[Extent] = []
-        self.batch = _Batch()
-        self.risen: dict[int, Extent] = {}  # where files lay before they rose
-        self.home = 0  # the tier whose index holds the claims
-        self.has_claims = False
-        self.is_held_up = False  # it was there at the last flush
-        self.n_comparing = 0
-        self.n_copying = 0
-        self.n_jobs = 1  # until everything is claimed
-
-    def take_batch(self) -> _Batch:
-        """Return what is to be published, and begin anew."""
-        batch, self.batch = self.batch, _Batch()
-        return batch
 
 
 class Stager:
@@ -141,7 +69,7 @@ class Stager:
         self._mover = Mover(self._copier, reader, len(stores))
         self._compared: collections.OrderedDict[int, Extent] = collections.OrderedDict()
         self._stuck: set[int] = set()  # keys whose owners write nothing: not waited for again
-        self._parts: dict[_Part, None] = {}  # that are not done
+        self._parts: dict[Part, None] = {}  # that are not done
         self._reading: dict[int, None] = {}  # keys, in the order in which the source was asked
 
     def oldest_read(self) -> int | None:
@@ -170,7 +98,7 @@ class Stager:
             trusted: Copies that this run has compared with their sources already, by their keys.
             partly: Called by :meth:`flush` with the answers that there are before all are settled.
         """
-        part = _Part(done, make_room, partly)
+        part = Part(done, make_room, partly)
         self._parts[part] = None
         suspects = set(suspects)
         jobs: list[Callable[[], None]] = []
@@ -214,11 +142,11 @@ class Stager:
             part.partly(answers)
             self._end_job(part)
 
-    def _finish(self, part: _Part) -> None:
+    def _finish(self, part: Part) -> None:
         if self._parts.pop(part, part) is None:  # else it has been done
             part.done(part.answers)
 
-    def _end_job(self, part: _Part) -> None:
+    def _end_job(self, part: Part) -> None:
         with self._lock:
             part.n_jobs -= 1
             is_done = not part.n_jobs
@@ -246,7 +174,7 @@ class Stager:
             return True
         return self._validate == "never" and found.is_verified
 
-    def _compare(self, part: _Part, file: Wanted, found: Found, is_suspect: bool) -> None:
+    def _compare(self, part: Part, file: Wanted, found: Found, is_suspect: bool) -> None:
         """Compare a copy with its source; the last comparison of a part goes on to claim."""
         extent = found.extent
         answer = None
@@ -285,7 +213,7 @@ class Stager:
         except (OSError, IndexBusyError) as error:
             self._health.blame(extent.tier, error)
 
-    def _accept(self, part: _Part, file: Wanted, extent: Extent) -> None:
+    def _accept(self, part: Part, file: Wanted, extent: Extent) -> None:
         """Take a valid copy; one in a slower tier rises if a faster one may have room."""
         part.answers[file.key] = Staged(Outcome.FOUND, extent, has_settled(extent.mtime))
         self._remember(extent)
@@ -300,7 +228,7 @@ class Stager:
 
     # --- claims -------------------------------------------------------------------------------
 
-    def _claim(self, part: _Part) -> None:
+    def _claim(self, part: Part) -> None:
         """Claim what is missing, and make a job of each copy."""
         by_key = {file.key: (file, lower) for file, lower in part.missing}
         part.missing = []
@@ -310,7 +238,7 @@ class Stager:
         self._end_job(part)
 
     def _begin(
-        self, part: _Part, by_key: Mapping[int, tuple[Wanted, Extent | None]]
+        self, part: Part, by_key: Mapping[int, tuple[Wanted, Extent | None]]
     ) -> dict[int, int]:
         """Claim files and begin to copy those that are this process's; return the others' ones.
 
@@ -347,7 +275,7 @@ class Stager:
         return claimed.others
 
     def _wait(
-        self, part: _Part, by_key: Mapping[int, tuple[Wanted, Extent | None]], wait: Wait
+        self, part: Part, by_key: Mapping[int, tuple[Wanted, Extent | None]], wait: Wait
     ) -> None:
         """Look whether other processes have copied their files; copy those that they leave.
 
@@ -375,7 +303,7 @@ class Stager:
             self._give_up_waiting(part, wait)
         self._end_job(part)
 
-    def _give_up_waiting(self, part: _Part, wait: Wait) -> None:
+    def _give_up_waiting(self, part: Part, wait: Wait) -> None:
         self._stuck.update(wait.owners)
         with self._lock:
             for key in wait.owners:  # one that could only rise is good where it is
@@ -383,7 +311,7 @@ class Stager:
 
     # --- copies -------------------------------------------------------------------------------
 
-    def _copy(self, part: _Part, file: Wanted, lower: Extent | None) -> None:
+    def _copy(self, part: Part, file: Wanted, lower: Extent | None) -> None:
         """Copy a claimed file; the last copy of a part has all of them published."""
         got: Content | Copy | Staged | None
         if lower is None:
@@ -407,7 +335,7 @@ class Stager:
             self._publish(part, batch)
         self._end_job(part)
 
-    def _publish(self, part: _Part, batch: _Batch) -> None:
+    def _publish(self, part: Part, batch: Batch) -> None:
         """Write what was read, and make all copies known."""
         home, copies, failed = part.home, batch.copies, batch.failed
         for contents, tiers, make_room in (
