@@ -113,6 +113,14 @@ class Access:
         opened.leave()  # from now on it gives no place
         self._left = [each for each in (*self._left, opened) if each.has_pending]
 
+    def read(self, work: Callable[[Cursor], ResultT]) -> ResultT:
+        """Return what ``work`` selects in the index."""
+        return self.on(lambda opened: opened.index.read(work))
+
+    def write(self, work: Callable[[Cursor], ResultT]) -> ResultT:
+        """Return what a transaction returns that also writes what is owed."""
+        return self.on(lambda opened: opened.write(work))
+
     def all_open(self) -> Iterator[OpenGeneration]:
         """Give the generation in use, if it is open, and those before with pending places."""
         yield from filter(None, (self._opened, *self._left))

@@ -33,6 +33,7 @@ from .extents import Extent, keys_of, source_seed
 from .generation import clear, generation_of, segment_path
 from .index import Cursor, IndexBusyError
 from .localfiles import remove_left
+from .neighbours import Neighbours
 from .opened import OpenGeneration
 from .opened import Place as Place
 from .site import Run, Site
@@ -49,10 +50,6 @@ from .tables import (
 
 ResultT = TypeVar("ResultT")
 
-#: How long a row in ``wanted`` keeps others from evicting a file.
-_WANTED_MS = 10_000
-#: How often to look whether other runs use the store.
-_LOOK_AFTER_SECONDS = 1.0
 #: Runs that have ended and are remembered.
 _MOST_RUNS = 500
 
@@ -115,6 +112,9 @@ class Store:
         place: What tells source roots of one name apart, such as two servers.
         real: The source root without symbolic links; empty if it has none.
         warn: Called with what the user should know.
+
+    Attributes:
+        neighbours: The other runs that use it.
     """
 
     def __init__(
@@ -139,9 +139,7 @@ class Store:
         self._run = run
         self._access = Access(site, run.number, self._introduce, warn)
         self._on = self._access.on
-        self._looked_seconds = 0.0
-        self._was_alone = False
-        self._n_wants = 0
+        self.neighbours = Neighbours(self._access, run.number)
 
     def _introduce(self, cursor: Cursor) -> None:
         """Note the source root and the run."""
@@ -159,12 +157,6 @@ class Store:
             "ON CONFLICT(id) DO UPDATE SET ended=NULL, ending=NULL",
             (self._run.number, self._source_number, facts, time.time()),
         )
-
-    def _read(self, work: Callable[[Cursor], ResultT]) -> ResultT:
-        return self._on(lambda opened: opened.index.read(work))
-
-    def _write(self, work: Callable[[Cursor], ResultT]) -> ResultT:
-        return self._on(lambda opened: opened.write(work))
 
     # --- looking ------------------------------------------------------------------------------
 
@@ -254,7 +246,7 @@ class Store:
 
     def being_copied(self, keys: Sequence[int]) -> dict[int, int]:
         """Return those of some files that are being copied, each with its owner."""
-        return self._read(lambda cursor: self._select_copying(cursor, keys))
+        return self._access.read(lambda cursor: self._select_copying(cursor, keys))
 
     def is_copied(self, owner: int) -> bool:
         """Return whether the process that copies a file lives; see :attr:`Claim.others`."""
@@ -402,26 +394,6 @@ class Store:
         if expected:
             self._on(lambda opened: reclaim.evict(opened, [*expected], self.tier, expected))
 
-    def strays(self, *, older_than_seconds: float, limit: int) -> list[int]:
-        """Return keys of files of source roots that no run uses, in no order.
-
-        Args:
-            older_than_seconds: Only what was staged so long ago.
-            limit: At most so many.
-        """
-        before = int(time.time() - older_than_seconds)
-        unused = (
-            "SELECT id FROM source WHERE id NOT IN (SELECT source FROM run WHERE ended IS NULL)"
-        )
-        statement = f"SELECT key FROM staged WHERE at <= ? AND source IN ({unused}) LIMIT ?"
-
-        def select(cursor: Cursor) -> list[tuple[int]]:
-            if cursor.execute(f"{unused} LIMIT 1").fetchone() is None:
-                return []  # without a look at all that is staged
-            return cursor.execute(statement, (before, limit)).fetchall()
-
-        return [key for (key,) in self._read(select)]
-
     def excess_bytes(self) -> int:
         """Return by how much the capacity is exceeded, which was larger before."""
         if self.site.capacity_bytes is None:
@@ -430,47 +402,11 @@ class Store:
 
     def total_bytes(self) -> int:
         """Return the bytes that all segments are charged for."""
-        return self._read(total_bytes)
+        return self._access.read(total_bytes)
 
     def can_ever_hold(self, size_bytes: int) -> bool:
         """Return whether a file would fit if nothing else were there."""
         return self._on(lambda opened: opened.limits.can_ever_hold(size_bytes))
-
-    # --- other runs ---------------------------------------------------------------------------
-
-    def want(self, keys: Iterable[int]) -> None:
-        """Keep other runs from evicting files for a moment; costs nothing if there are none."""
-        if self._is_alone():
-            return
-        now_ms = time.monotonic_ns() // 1_000_000
-        rows = [(key, self._run.number, now_ms + _WANTED_MS) for key in keys]
-        self._n_wants += 1
-        is_due = self._n_wants % 64 == 0
-
-        def work(cursor: Cursor) -> None:
-            insert(cursor, "INSERT OR REPLACE INTO wanted", rows)
-            if is_due:
-                cursor.execute("DELETE FROM wanted WHERE until < ?", (now_ms,))
-
-        self._write(work)
-
-    def wanted_by_others(self, keys: Sequence[int]) -> set[int]:
-        """Return those of some files that other runs are about to read."""
-        now_ms = time.monotonic_ns() // 1_000_000
-        rows = self._read(
-            lambda c: run_by_key(c, "SELECT key, run, until FROM wanted WHERE key IN", keys)
-        )
-        return {key for key, run, until in rows if run != self._run.number and until >= now_ms}
-
-    def _is_alone(self) -> bool:
-        now_seconds = time.monotonic()
-        if now_seconds >= self._looked_seconds + _LOOK_AFTER_SECONDS:
-            self._looked_seconds = now_seconds
-            statement = "SELECT 1 FROM run WHERE ended IS NULL AND id != ? LIMIT 1"
-            number = self._run.number
-            other = self._read(lambda cursor: cursor.execute(statement, (number,)).fetchone())
-            self._was_alone = other is None
-        return self._was_alone
 
     # --- the dead -----------------------------------------------------------------------------
 
@@ -490,7 +426,7 @@ class Store:
         """Note how the run has ended, and what it has done."""
         row = time.time(), ending, json.dumps(dict(counters)), self._run.number
         statement = "UPDATE run SET ended=?, ending=?, counters=? WHERE id=?"
-        self._write(lambda cursor: cursor.execute(statement, row))
+        self._access.write(lambda cursor: cursor.execute(statement, row))
 
     def rest(self) -> None:
         """Give back what is reserved, until something is staged again."""

@@ -186,7 +186,7 @@ def look(directory: Path, *, was_killed: bool) -> None:
 
 def check_accounts(store: Store, directory: Path) -> None:
     total_bytes, charged_bytes = store.total_bytes(), sum_of_charges(store)
-    names = store._read(lambda cursor: cursor.execute("SELECT id FROM segment").fetchall())
+    names = store._access.read(lambda cursor: cursor.execute("SELECT id FROM segment").fetchall())
     store.close()
     found_bytes = disk_bytes(directory)
     assert total_bytes == charged_bytes == found_bytes, (total_bytes, charged_bytes, found_bytes)

@@ -135,7 +135,7 @@ def process(directory: Path, seed: int, *, is_open: bool) -> Iterator[str]:
 def is_known_to_be_damaged(store: Store) -> bool:
     """Return whether ``overlapiter check`` would find the damage that hides files."""
     statement = "PRAGMA integrity_check(1)"
-    return store._read(lambda cursor: cursor.execute(statement).fetchone()) != ("ok",)
+    return store._access.read(lambda cursor: cursor.execute(statement).fetchone()) != ("ok",)
 
 
 def trial(seed: int) -> str:

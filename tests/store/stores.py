@@ -154,4 +154,4 @@ def mapped_bytes(fd: int) -> int:
 
 def sum_of_charges(store: Store) -> int:
     statement = "SELECT COALESCE(SUM(charged), 0) FROM segment"
-    return int(store._read(lambda cursor: cursor.execute(statement).fetchone())[0])
+    return int(store._access.read(lambda cursor: cursor.execute(statement).fetchone())[0])

@@ -6,6 +6,7 @@ import time
 
 import pytest
 
+from overlapiter.store import neighbours
 from overlapiter.store import store as store_module
 from tests.store.actors import apart, in_a_process
 from tests.store.stores import made_store, n_right, stage
@@ -13,16 +14,16 @@ from tests.store.stores import made_store, n_right, stage
 
 def runs(store):
     statement = "SELECT id, ended IS NOT NULL, ending FROM run ORDER BY id"
-    return store._read(lambda cursor: cursor.execute(statement).fetchall())
+    return store._access.read(lambda cursor: cursor.execute(statement).fetchall())
 
 
 @in_a_process
 def test_what_one_run_wants_others_see_and_it_does_not(directory):
     one, other = made_store(directory, 1), made_store(directory, 2)
     one.total_bytes()
-    other.want([1, 2, 3])
-    assert one.wanted_by_others([2, 3, 4]) == {2, 3}
-    assert other.wanted_by_others([2, 3, 4]) == set()
+    other.neighbours.want([1, 2, 3])
+    assert one.neighbours.wanted_by_others([2, 3, 4]) == {2, 3}
+    assert other.neighbours.wanted_by_others([2, 3, 4]) == set()
     other.close()
     one.close()
 
@@ -30,14 +31,14 @@ def test_what_one_run_wants_others_see_and_it_does_not(directory):
 @in_a_process
 def test_a_run_that_is_alone_notes_nothing_until_another_one_is_seen(directory, monkeypatch):
     one = made_store(directory, 1)
-    one.want([1])
+    one.neighbours.want([1])
     other = made_store(directory, 2)
     other.total_bytes()
-    one.want([2])
-    assert other.wanted_by_others([1, 2]) == set()
-    monkeypatch.setattr(store_module, "_LOOK_AFTER_SECONDS", 0)
-    one.want([3])
-    assert other.wanted_by_others([1, 2, 3]) == {3}
+    one.neighbours.want([2])
+    assert other.neighbours.wanted_by_others([1, 2]) == set()
+    monkeypatch.setattr(neighbours, "_LOOK_AFTER_SECONDS", 0)
+    one.neighbours.want([3])
+    assert other.neighbours.wanted_by_others([1, 2, 3]) == {3}
     other.close()
     one.close()
 
@@ -46,14 +47,14 @@ def test_a_run_that_is_alone_notes_nothing_until_another_one_is_seen(directory, 
 def test_what_a_run_wants_it_wants_for_some_seconds(directory, monkeypatch):
     one, other = made_store(directory, 1), made_store(directory, 2)
     one.total_bytes()
-    other.want([1])
+    other.neighbours.want([1])
     later_ns = time.monotonic_ns() + 11 * 10**9
     monkeypatch.setattr(time, "monotonic_ns", lambda: later_ns)
-    assert one.wanted_by_others([1]) == set()
+    assert one.neighbours.wanted_by_others([1]) == set()
     for _ in range(64):
-        other.want([2])
+        other.neighbours.want([2])
     statement = "SELECT key FROM wanted"
-    assert one._read(lambda cursor: cursor.execute(statement).fetchall()) == [(2,)]
+    assert one._access.read(lambda cursor: cursor.execute(statement).fetchall()) == [(2,)]
     other.close()
     one.close()
 
@@ -63,14 +64,14 @@ def test_files_of_a_source_that_no_run_uses_are_strays(directory, files):
     one = made_store(directory, 1)
     stage(one, files, files.paths)
     other = made_store(directory, 2, source="/lustre/others")
-    assert other.strays(older_than_seconds=0, limit=100) == []
+    assert other.neighbours.strays(older_than_seconds=0, limit=100) == []
     one.record_end("closed", {"files": 40})
     one.close()
-    assert len(other.strays(older_than_seconds=0, limit=100)) == 40
-    assert len(other.strays(older_than_seconds=0, limit=7)) == 7
-    assert other.strays(older_than_seconds=3600, limit=100) == []
-    assert len(other.evict(other.strays(older_than_seconds=0, limit=100))) == 40
-    assert other.strays(older_than_seconds=0, limit=100) == []
+    assert len(other.neighbours.strays(older_than_seconds=0, limit=100)) == 40
+    assert len(other.neighbours.strays(older_than_seconds=0, limit=7)) == 7
+    assert other.neighbours.strays(older_than_seconds=3600, limit=100) == []
+    assert len(other.evict(other.neighbours.strays(older_than_seconds=0, limit=100))) == 40
+    assert other.neighbours.strays(older_than_seconds=0, limit=100) == []
     other.close()
 
 

@@ -306,7 +306,7 @@ def test_after_a_boot_files_count_once_their_checksums_were_compared(
     def last_boot():
         store = made_store(directory)
         stage(store, files, files.paths)
-        store.want([1])
+        store.neighbours.want([1])
         store.close()
 
     def this_boot():
@@ -338,7 +338,7 @@ def test_after_a_boot_segments_are_charged_for_the_files_that_their_rows_name(
             cursor.execute("UPDATE segment SET charged=charged+40960 WHERE owner=0")
             cursor.execute("UPDATE fact SET value=7 WHERE name='total'")
 
-        store._write(miscount)
+        store._access.write(miscount)
 
     def this_boot():
         monkeypatch.setattr(boot, "BOOT_ID_PATH", str(tmp_path / "boot_id"))

@@ -132,7 +132,7 @@ def test_what_another_run_is_about_to_read_goes_last(tmp_path):
     room = Room(tmp_path, 3, 3)
     setting = room.setting
     with another_run(setting.directories[0], setting.stores[0].source) as other:
-        other.want([other.key_of(path) for path in room.paths[:2]])
+        other.neighbours.want([other.key_of(path) for path in room.paths[:2]])
         task = room.for_task((0, 0), (2, 0), (1, 0), n_files=3)
         assert setting.outcomes(room.more[0], make_room=task.make) == [COPIED]
         assert room.tiers() == [0, 0, None]
@@ -177,7 +177,7 @@ def test_after_a_search_in_vain_for_what_no_run_uses_there_is_none_for_a_while(
     room = Room(tmp_path, 1, None)
     searches = []
     (store,) = room.setting.stores
-    monkeypatch.setattr(store, "strays", lambda **search: searches.append(search) or [])
+    monkeypatch.setattr(store.neighbours, "strays", lambda **search: searches.append(search) or [])
     for _ in range(5):
         assert not room.evictor.evict_strays(0, older_than_seconds=0.0)
     assert len(searches) == 1

@@ -74,7 +74,7 @@ class Evictor:
         if time.monotonic() < self._next_search.get(search, 0.0):
             return False
         store = self._stager.stores[tier]
-        keys = store.strays(older_than_seconds=older_than_seconds, limit=_AT_ONCE)
+        keys = store.neighbours.strays(older_than_seconds=older_than_seconds, limit=_AT_ONCE)
         if not keys:
             self._next_search[search] = time.monotonic() + _STRAY_PAUSE_SECONDS
             return False
@@ -91,7 +91,7 @@ class Evictor:
     def wanted_by_others(self, tier: int, victims: list[Victim]) -> set[int]:
         """Return the examples of those victims that other runs are about to read."""
         keys = {file.key: victim.example for victim in victims for file in self._files(victim)}
-        wanted = self._stager.stores[tier].wanted_by_others(list(keys))
+        wanted = self._stager.stores[tier].neighbours.wanted_by_others(list(keys))
         return {keys[key] for key in wanted}
 
     def _files(self, victim: Victim) -> list[Wanted]:

@@ -281,7 +281,7 @@ class Prefetcher:
     def _want(self, wanted: dict[int, Wanted]) -> None:
         for store in self._stores:
             with contextlib.suppress(OSError, IndexBusyError):  # looking the files up meets it
-                store.want(wanted)
+                store.neighbours.want(wanted)
 
     def _room_of(self, work: _AtHand) -> Callable[[int, int], bool] | None:
         return None if work.task.victims is None else work.room.make

@@ -1,0 +1,85 @@
+"""Other runs of a store: which there are, what they are about to read, what none of them uses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+
+from .access import Access
+from .index import Cursor
+from .tables import insert, run_by_key
+
+#: How long a row in ``wanted`` keeps others from evicting a file.
+_WANTED_MS = 10_000
+#: How often to look whether other runs use the store.
+_LOOK_AFTER_SECONDS = 1.0
+
+
+class Neighbours:
+    """The other runs of a store.
+
+    Args:
+        access: To the store.
+        run: The number of this run.
+    """
+
+    def __init__(self, access: Access, run: int) -> None:
+        self._access = access
+        self._run = run
+        self._looked_seconds = 0.0
+        self._was_alone = False
+        self._n_wants = 0
+
+    def strays(self, *, older_than_seconds: float, limit: int) -> list[int]:
+        """Return keys of files of source roots that no run uses, in no order.
+
+        Args:
+            older_than_seconds: Only what was staged so long ago.
+            limit: At most so many.
+        """
+        before = int(time.time() - older_than_seconds)
+        unused = (
+            "SELECT id FROM source WHERE id NOT IN (SELECT source FROM run WHERE ended IS NULL)"
+        )
+        statement = f"SELECT key FROM staged WHERE at <= ? AND source IN ({unused}) LIMIT ?"
+
+        def select(cursor: Cursor) -> list[tuple[int]]:
+            if cursor.execute(f"{unused} LIMIT 1").fetchone() is None:
+                return []  # without a look at all that is staged
+            return cursor.execute(statement, (before, limit)).fetchall()
+
+        return [key for (key,) in self._access.read(select)]
+
+    def want(self, keys: Iterable[int]) -> None:
+        """Keep other runs from evicting files for a moment; costs nothing if there are none."""
+        if self._is_alone():
+            return
+        now_ms = time.monotonic_ns() // 1_000_000
+        rows = [(key, self._run, now_ms + _WANTED_MS) for key in keys]
+        self._n_wants += 1
+        is_due = self._n_wants % 64 == 0
+
+        def work(cursor: Cursor) -> None:
+            insert(cursor, "INSERT OR REPLACE INTO wanted", rows)
+            if is_due:
+                cursor.execute("DELETE FROM wanted WHERE until < ?", (now_ms,))
+
+        self._access.write(work)
+
+    def wanted_by_others(self, keys: Sequence[int]) -> set[int]:
+        """Return those of some files that other runs are about to read."""
+        now_ms = time.monotonic_ns() // 1_000_000
+        rows = self._access.read(
+            lambda c: run_by_key(c, "SELECT key, run, until FROM wanted WHERE key IN", keys)
+        )
+        return {key for key, run, until in rows if run != self._run and until >= now_ms}
+
+    def _is_alone(self) -> bool:
+        now_seconds = time.monotonic()
+        if now_seconds >= self._looked_seconds + _LOOK_AFTER_SECONDS:
+            self._looked_seconds = now_seconds
+            statement = "SELECT 1 FROM run WHERE ended IS NULL AND id != ? LIMIT 1"
+            number = self._run
+            other = self._access.read(lambda c: c.execute(statement, (number,)).fetchone())
+            self._was_alone = other is None
+        return self._was_alone
