@@ -5,7 +5,7 @@
 * ``...-loaders.png``: images per second of the loaders over the file readers;
 * ``...-waits.png``: the time inside ``next()`` of each mini-batch, per number of prefetchers.
 
-A benchmark without ``--sweep`` has one bar, or one mark, in each.
+Without ``--sweep`` the figure of the loaders has a bar for each of them.
 """
 
 from __future__ import annotations
@@ -27,6 +27,14 @@ _LINES = {
     "overlap": ("OverlapIterator, nothing staged before", BLUE, "o-"),
     "fast": ("MultiprocessIterator, local disk", GREEN, "s-"),
     "slow": ("MultiprocessIterator, slow store", RED, "^-"),
+}
+_BARS = {
+    "overlap": ("OverlapIterator,\nnothing staged before", BLUE),
+    "overlap-staged": ("OverlapIterator,\nall staged before", SKY),
+    "fast": ("MultiprocessIterator,\nlocal disk", GREEN),
+    "slow": ("MultiprocessIterator,\nslow store", RED),
+    "copy": ("copy first, then\nMultiprocessIterator", ORANGE),
+    "floor": ("no loader: plain loops,\nlocal disk", GREY),
 }
 _WORDS = {"n_readers": "file reader processes", "n_prefetchers": "prefetcher processes"}
 
@@ -103,6 +111,8 @@ def _draw_loaders(points: list[dict], over_readers: list[dict]) -> Figure | None
         groups[loader] = sorted(found, key=lambda point: point["n_readers"])
     if not any(groups.values()):
         return None
+    if len({point["n_readers"] for point in points if point["loader"] != "floor"}) == 1:
+        return _draw_bars(points)
     figure, axes = plt.subplots()
     for loader, (label, colour, style) in _LINES.items():
         group = groups[loader]
@@ -123,6 +133,24 @@ def _draw_loaders(points: list[dict], over_readers: list[dict]) -> Figure | None
     axes.set_ylabel("images per second")
     axes.set_title("Building mini-batches (median, minimum and maximum)", loc="left")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=9)
+    return figure
+
+
+def _draw_bars(points: list[dict]) -> Figure:
+    """Draw images per second of every loader, where all have the same number of file readers."""
+    points = sorted(points, key=lambda point: point["summary"]["images_per_second"]["median"])
+    figure, axes = plt.subplots()
+    middle, spread = errors([point["summary"]["images_per_second"] for point in points])
+    colours = [_BARS.get(point["loader"], ("", GREY))[1] for point in points]
+    axes.barh(range(len(points)), middle, 0.62, xerr=spread, color=colours, capsize=3)
+    for row, rate in enumerate(middle):
+        place = ((max(rate, rate + spread[1][row]), row), (4, 0), "data", "offset points")
+        axes.annotate(f"{rate:,.0f}", *place, va="center")
+    names = [_BARS.get(point["loader"], (point["loader"], GREY))[0] for point in points]
+    axes.set_yticks(range(len(points)), names)
+    axes.set_xlim(0, 1.15 * float(middle.max()))
+    axes.grid(visible=False, axis="y")
+    axes.set_xlabel("images per second (median, minimum and maximum)")
     return figure
 
 
