@@ -154,10 +154,19 @@ def mounted_tmpfs(place: Path, size_bytes: int) -> contextlib.AbstractContextMan
 
 
 def is_lost(fd: int) -> bool:
-    """Forget what is in memory of a file; return whether its beginning cannot be read any more."""
+    """Forget what is in memory of a file; return whether its first byte cannot be read any more.
+
+    A segment may hold nothing, or begin with a hole; a hole is read without the disk.
+    """
+    try:
+        first = os.lseek(fd, 0, os.SEEK_DATA)
+    except OSError as error:
+        if error.errno != errno.ENXIO:
+            raise
+        return True  # there is nothing to lose
     os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
     try:
-        os.pread(fd, 1, 0)
+        os.pread(fd, 1, first)
     except OSError as error:
         return error.errno == errno.EIO
     return False
@@ -174,15 +183,15 @@ class Image:
 
     def lose(self, files: list[Path]) -> None:
         """From now on reading any of the files gives EIO."""
-        fds = [os.open(path, os.O_RDONLY) for path in files]
-        for fd in fds:
-            os.fsync(fd)
-        os.sync()
-        self._content = self.path.read_bytes()
-        os.truncate(self.path, 0)
-        for fd in fds:
-            wait_until(lambda fd=fd: is_lost(fd))  # not while a process reads what is in memory
-            os.close(fd)
+        with contextlib.ExitStack() as opened:
+            fds = [opened.enter_context(path.open("rb")).fileno() for path in files]
+            for fd in fds:
+                os.fsync(fd)
+            os.sync()
+            self._content = self.path.read_bytes()
+            os.truncate(self.path, 0)
+            for fd in fds:  # not while a process reads what is in memory
+                wait_until(lambda fd=fd: is_lost(fd))
 
     def recover(self) -> None:
         self.path.write_bytes(self._content)
