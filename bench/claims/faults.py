@@ -84,7 +84,9 @@ def open_iterator(request: dict, **options: object) -> overlapiter.OverlapIterat
 
     import overlapiter
 
-    dataset = LabeledImageDataset(read_pairs(request["pairs"], request["examples"]), request["root"])
+    dataset = LabeledImageDataset(
+        read_pairs(request["pairs"], request["examples"]), request["root"]
+    )
     if staged := request["staging"]:
         most = {"n_prefetchers": N_WORKERS["prefetcher"], "capacity": request["capacity"]}
         staging = overlapiter.Staging(staged, source=request["root"], keep_free=0, **most)
@@ -265,7 +267,9 @@ def hit_rows(result: dict) -> list[list[str]]:
 
 def ending_rows(result: dict) -> list[list[str]]:
     """Return a row for each way to end."""
-    over = {p["name"]: spread(run["children_seconds"] for run in p["runs"]) for p in result["points"]}
+    over = {
+        p["name"]: spread(run["children_seconds"] for run in p["runs"]) for p in result["points"]
+    }
     return table(
         over.items(),
         {

@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser, options: type[Options]) -> No
         elif "choices" not in words and "nargs" not in words:
             kind = (names_of(known) if known else numbers) if isinstance(default, list) else None
             words.setdefault("type", kind or type(default))
-            if not isinstance(default, Path) and default is not None:
+            if not isinstance(default, Path) and default not in (None, []):
                 shown = ",".join(map(str, default)) if isinstance(default, list) else default
                 words["help"] += f" ({shown})".replace("%", "%%")
         names = [f"--{field.name.replace('_', '-')}", *["--staging"] * (field.name == "local")]

@@ -57,9 +57,7 @@ class _SlowOpen:
         self.below = below
         self.is_active = True
 
-    def __call__(
-        self, file: AnyPath | int, mode: str = "r", *args: object, **kwargs: object
-    ) -> IO:
+    def __call__(self, file: AnyPath | int, mode: str = "r", *args: object, **kwargs: object) -> IO:
         relative = None
         if self.is_active and not isinstance(file, int) and not set("wax") & set(mode):
             relative = self.store.relative_path(file)

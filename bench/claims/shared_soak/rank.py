@@ -30,7 +30,9 @@ def make_files(folders: list[Path], n_small: int, n_large: int) -> int:
     for folder in folders:
         folder.mkdir(parents=True)
     for index in range(n_small + n_large):
-        data = numbers.randbytes(numbers.randint(*(_SMALL_BYTES if index < n_small else _LARGE_BYTES)))
+        data = numbers.randbytes(
+            numbers.randint(*(_SMALL_BYTES if index < n_small else _LARGE_BYTES))
+        )
         n_bytes += len(data)
         for folder in folders:
             (folder / file_name(index)).write_bytes(data)
