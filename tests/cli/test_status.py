@@ -27,15 +27,15 @@ TRAINING = """
 import os, subprocess, sys
 import overlapiter
 from tests.cli.test_status import Files
+from tests.support.engine import Engine
 
 def main():
     source, fast = sys.argv[1:]
     staging = overlapiter.Staging(fast, source=source, capacity="1MB", n_prefetchers=1)
-    it = overlapiter.OverlapIterator(Files(source), 10, n_processes=1, staging=staging)
-    for _ in range(6):
-        next(it)
-    subprocess.run([sys.executable, "-m", "overlapiter", "status", fast, "--json"], check=True)
-    it.finalize()
+    with Engine(Files(source), 10, n_readers=1, staging=staging) as engine:
+        for _ in range(6):
+            next(engine)
+        subprocess.run([sys.executable, "-m", "overlapiter", "status", fast, "--json"], check=True)
 
 if __name__ == "__main__":
     main()
