@@ -32,6 +32,7 @@ THIS = sys.version_info[:2]
 # The best one first; Chainer runs under two of them, of which this one is as good as the other.
 VERSIONS = [*sorted([(3, 11), (3, 10)], key=lambda version: version != THIS), (3, 13), (3, 12)]
 PIP = "pip>=25.3,<27"  # 25.3 brings --build-constraint
+BUILD_CONSTRAINTS = "requirements/build.txt"  # those of Chainer
 TORCH = "torch==2.13.0+cpu"  # without CUDA, which is gigabytes; PyTorch's own index has it
 
 # Prints where a Python is and which, or fails if it cannot make .venv.
@@ -94,6 +95,7 @@ class Environment:
         self.name = name
         self.versions = versions
         self.options = options
+        self.wants_chainer = BUILD_CONSTRAINTS in options
         self.python = ROOT / name / "bin" / "python"
         self.stamp = ROOT / name / "set-up-for"  # written last: without it it is not complete
 
@@ -117,6 +119,12 @@ class Environment:
     def set_up(self):
         """Make it complete and up to date; of several processes, one does it, the others wait."""
         python, version = find_python(self.versions)
+        number = version.split()[0]
+        if self.wants_chainer and not number.startswith(("3.10.", "3.11.")):
+            say(
+                "no Python 3.11 or 3.10 is on PATH, so there is no Chainer: on Python {} what needs "
+                "it, such as most benchmarks, is left out".format(number)
+            )
         wanted = self.fingerprint(version)
         if self.is_set_up(wanted):
             return
@@ -127,7 +135,7 @@ class Environment:
                 return
             if self.stamp.exists():
                 self.stamp.unlink()
-            say("creating {} with Python {}".format(self.name, version.split()[0]))
+            say("creating {} with Python {}".format(self.name, number))
             self.run_logged(python, "-m", "venv", "--clear", ROOT / self.name)
             say("installing overlapiter and its tools (about a minute the first time)")
             pip = (self.python, "-m", "pip", "install")
@@ -183,7 +191,7 @@ class Environment:
 # By the option that asks for it. Where Chainer's build is told its setuptools, Chainer comes along.
 ENVIRONMENTS = {
     "": Environment(
-        ".venv", VERSIONS, ["--build-constraint", "requirements/build.txt", "--editable", ".[dev]"]
+        ".venv", VERSIONS, ["--build-constraint", BUILD_CONSTRAINTS, "--editable", ".[dev]"]
     ),
     "--torch": Environment(".venv-torch", VERSIONS, [TORCH, "--editable", ".[dev,torch]"]),
     "--without-chainer": Environment(

@@ -25,7 +25,14 @@ from bench.harness.family import mapped_inodes, memory_files
 GRACE_SECONDS = 10.0
 
 #: What drives the engine through Chainer or ChainerMN, which not every Python has.
-NEED_CHAINER = ["bench", "chainer", "examples", "mpi", "remote/test_iterator.py"]
+NEED_CHAINER = [
+    "bench",
+    "chainer",
+    "examples/test_imagenet.py",
+    "examples/test_imagenet_chainermn.py",
+    "mpi",
+    "remote/test_iterator.py",
+]
 collect_ignore = NEED_CHAINER if find_spec("chainer") is None else []
 
 # Inherited by every process that a test starts: one whose parent died is still recognized by it.
