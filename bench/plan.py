@@ -58,7 +58,6 @@ EXPERIMENTS = tuple(
         ("data-parallel-compute", "data-parallel", "--model compute --ranks 2,4 --batch-size 2 "
          "--examples 1600 --repeats 5", 150, "the cost where data are not the bottleneck"),
         ("faults", "faults", "", 3, "200 workers killed or stopped, and every ending"),
-        ("shared-soak", "shared-soak", "--minutes 7", 8, "three jobs on one directory"),
         ("thousand-sweep", "thousand", "--whole --sweep", 60, "1 to 16 processes of a kind"),
     )
 )  # fmt: skip
