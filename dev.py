@@ -122,8 +122,8 @@ class Environment:
         number = version.split()[0]
         if self.wants_chainer and not number.startswith(("3.10.", "3.11.")):
             say(
-                "PATH has no Python 3.11 or 3.10, so there is no Chainer: on Python {} what needs it, "
-                "such as most benchmarks, is left out".format(number)
+                "PATH has no Python 3.11 or 3.10, so there is no Chainer: on Python {} what needs "
+                "it, such as most benchmarks, is left out".format(number)
             )
         wanted = self.fingerprint(version)
         if self.is_set_up(wanted):
