@@ -25,7 +25,9 @@ import json
 import os
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+
+from overlapiter.errors import OptionError
 
 #: Bound of a file: that of a rank. The files of 16 ranks remain below 1 GB.
 MAX_BYTES = 48 << 20
@@ -39,6 +41,8 @@ _PIDS = 1 << 22
 _RANKS = 1 << 10
 #: Rows of lanes are numbered from here, above the numbers of threads.
 _FIRST_LANE = 1 << 23
+_LANES = 1 << 12
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
 Value = str | int | float | bool | None | list[int] | list[str]
 
@@ -52,12 +56,14 @@ class TraceFile:
         rank: Of the process that began it.
         offset_ns: What is added to ``time.monotonic_ns()`` for a time of the trace.
         max_bytes: Bound of its size.
+        heading: What the name of each process begins with.
     """
 
     path: str
     rank: int
     offset_ns: int
     max_bytes: int = MAX_BYTES
+    heading: str = ""
 
     def open(self, process_name: str, order: int = 0) -> Trace:
         """Return the trace for this process, which is not its first.
@@ -70,7 +76,7 @@ class TraceFile:
             OSError: The file is gone, or cannot be written.
         """
         flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        return Trace(self, os.open(self.path, flags), process_name, order)
+        return Trace(self, os.open(self.path, flags), self.heading + process_name, order)
 
 
 def begin_trace(
@@ -95,14 +101,15 @@ def begin_trace(
         OSError: It cannot be made.
     """
     begun_ns = time.time_ns() - _EPOCH_NS - time.monotonic_ns() + clock_offset_ns
-    file = TraceFile(path_of_rank(os.path.abspath(path), rank or 0), rank or 0, begun_ns, max_bytes)
+    own_path = path_of_rank(os.path.abspath(path), rank or 0)
+    heading = "" if rank is None else f"rank {rank}: "
+    file = TraceFile(own_path, rank or 0, begun_ns, max_bytes, heading)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(file.path)  # a process of an earlier trace goes on writing to that one
     fd = os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     os.write(fd, b"[\n")
     os.close(fd)
-    prefix = "" if rank is None else f"rank {rank}: "
-    return file.open(prefix + process_name)
+    return file.open(process_name)
 
 
 def path_of_rank(path: str, rank: int) -> str:
@@ -142,8 +149,7 @@ class Trace:
         self._n_bytes = 0
         self._flushed_ns = time.monotonic_ns()
         self._numbers: dict[str, int] = {}
-        self._free_lanes: list[int] = []
-        self._n_lanes = 0
+        self._lanes: dict[str, _Lanes] = {}
         self._stride = 0
         self._name_process(process_name, order)
         self._look_at_size()
@@ -220,20 +226,31 @@ class Trace:
         self._put("M", "thread_name", "", self._flushed_ns, row, "", {"name": name})
 
     @contextlib.contextmanager
-    def lane(self) -> Iterator[int]:
-        """Give a row that no other lane has meanwhile: the lowest one that is free."""
-        with self._lock:
-            is_new = not self._free_lanes
-            number = self._n_lanes if is_new else heapq.heappop(self._free_lanes)
-            self._n_lanes += is_new
-        row = _FIRST_LANE + number
-        if is_new:
-            self.name_row(f"I/O slot {number}", row)
+    def lane(self, kind: str) -> Iterator[int]:
+        """Give a row that no other lane has meanwhile: the lowest one of its kind that is free."""
+        row = self.take_lane(kind)
         try:
             yield row
         finally:
-            with self._lock:
-                heapq.heappush(self._free_lanes, number)
+            self.give_lane_back(row)
+
+    def take_lane(self, kind: str) -> int:
+        """Return a row as :meth:`lane` gives it, until :meth:`give_lane_back`."""
+        with self._lock:
+            lanes = self._lanes.setdefault(kind, _Lanes(_FIRST_LANE + len(self._lanes) * _LANES))
+            if lanes.free:
+                return heapq.heappop(lanes.free)
+            lanes.number += 1
+        row = lanes.first + lanes.number
+        self.name_row(f"{kind} {lanes.number}", row)
+        return row
+
+    def give_lane_back(self, row: int) -> None:
+        """Let another lane of the same kind have a row."""
+        with self._lock:
+            for lanes in self._lanes.values():
+                if lanes.first < row <= lanes.first + lanes.number:
+                    heapq.heappush(lanes.free, row)
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -323,11 +340,23 @@ class Trace:
             os.close(self._fd)
             self._fd = -1
 
+    def __del__(self) -> None:
+        self.close()
+
     def __enter__(self) -> Trace:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Lanes:
+    """The lanes of one kind: how many there are, and the rows of those that are free."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.number = 0
+        self.free: list[int] = []
 
 
 class _Span:
@@ -346,7 +375,8 @@ class _Span:
 
     def __exit__(self, *error: object) -> None:
         end_ns = time.monotonic_ns()
-        self._trace.add(self._name, self._category, self._begin_ns, end_ns, self._key, **self._args)
+        add: Callable[..., None] = self._trace.add
+        add(self._name, self._category, self._begin_ns, end_ns, self._key, **self._args)
 
 
 _NOTHING = contextlib.nullcontext()
@@ -357,19 +387,24 @@ class NoTrace:
     """Has the methods of a trace, and records nothing."""
 
     is_on = False
+    file = None
 
     def span(self, *_: object, **__: object) -> contextlib.AbstractContextManager[object]:
         """Record nothing."""
         return _NOTHING
 
-    def lane(self) -> contextlib.AbstractContextManager[int]:
+    def lane(self, _kind: str) -> contextlib.AbstractContextManager[int]:
         """Give the one row there is."""
         return _ROW_0
+
+    def take_lane(self, _kind: str) -> int:
+        """Return the one row there is."""
+        return 0
 
     def add(self, *_: object, **__: object) -> None:
         """Record nothing."""
 
-    instant = counter = flow = name_row = flush = close = add
+    instant = counter = flow = name_row = give_lane_back = flush = close = add
 
     def __enter__(self) -> NoTrace:
         return self
@@ -382,6 +417,75 @@ Tracing = Trace | NoTrace
 
 #: For those who do not trace.
 OFF = NoTrace()
+
+
+#: Those of the ``with`` blocks of :func:`trace`, in this process.
+_begun: list[Trace] = []
+
+
+@contextlib.contextmanager
+def trace(
+    path: str | os.PathLike[str], *, rank: int | None = None, max_bytes: int = MAX_BYTES
+) -> Iterator[Trace]:
+    """Record what the iterators do that are made in this ``with`` block, and what you add.
+
+    ``with overlapiter.trace("out.json") as trace: ...`` makes a file for https://ui.perfetto.dev;
+    see :class:`Trace` for what can be added. It ends with the block.
+
+    Args:
+        path: Where. A rank above 0 puts its number before the ending: ``out.rank3.json``.
+        rank: Of this process in the job; None takes it from the variables of the MPI launcher.
+        max_bytes: Bound of the file's size, see the module's text.
+
+    Raises:
+        OSError: The file cannot be made.
+    """
+    with begin_trace(path, "trainer", rank=launched_rank(rank), max_bytes=max_bytes) as begun:
+        _begun.append(begun)
+        try:
+            yield begun
+        finally:
+            _begun.remove(begun)
+
+
+def chosen_trace(wanted: str | os.PathLike[str] | Trace | None) -> tuple[Tracing, bool]:
+    """Return the trace for an iterator, and whether it is the iterator's own.
+
+    Raises:
+        OptionError: The file cannot be made.
+    """
+    if wanted is None:
+        return (_begun[-1] if _begun else OFF), False
+    if isinstance(wanted, Trace):
+        return wanted, False
+    try:
+        return begin_trace(wanted, "trainer", rank=launched_rank(None)), True
+    except OSError as error:
+        raise OptionError("trace", f"{error}; name a file in a directory that exists") from error
+
+
+def launched_rank(rank: int | None) -> int | None:
+    """Return the rank that the launcher of an MPI job has told, unless it is given."""
+    if rank is not None:
+        return rank
+    told = (os.environ.get(name, "") for name in _RANK_VARIABLES)
+    return next((int(text) for text in told if text.isdecimal()), None)
+
+
+def open_trace(file: TraceFile | None, process_name: str, order: int) -> Tracing:
+    """Return the trace for a process that is not its rank's first; :data:`OFF` where there is none.
+
+    Args:
+        file: The trace of the rank, if it has one.
+        process_name: What the rows of this process are headed by.
+        order: Processes of a rank are shown in this order.
+    """
+    if file is None:
+        return OFF
+    try:
+        return file.open(process_name, order)
+    except OSError:  # it was removed, say: what the others record remains
+        return OFF
 
 
 # --- reading --------------------------------------------------------------------------------------

@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import os
 import time
 
+from overlapiter.board import StatsBoard
 from overlapiter.options import check_count
-from overlapiter.stats import StatsBoard
+from overlapiter.stats import snapshot
 from overlapiter.store.inventory import Facts, Inventory
 
 from .console import duration_words, printable, size_words, table
@@ -97,7 +97,7 @@ def _live_counters(run: Facts) -> Facts:
             if is_board and found.st_size == StatsBoard.size_bytes(n_readers, n_prefetchers):
                 with open(path, "r+b", buffering=0) as memory:
                     board = StatsBoard(memory.fileno(), n_readers, n_prefetchers)
-                return dataclasses.asdict(board.snapshot(time.monotonic_ns()))
+                return snapshot(board, time.monotonic_ns()).as_dict()
     return {}
 
 
