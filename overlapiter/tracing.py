@@ -34,8 +34,6 @@ MAX_BYTES = 48 << 20
 #: A process keeps so many bytes, or lines for so long, before it writes them.
 _BUFFER_BYTES = 32 << 10
 _FLUSH_AFTER_NS = 500_000_000
-#: Counted from here, microseconds with three digits are exact as floating-point numbers.
-_EPOCH_NS = 1_735_689_600 * 10**9  # 2025-01-01 UTC
 #: Process numbers of Linux are below this; those of each rank have a range of their own.
 _PIDS = 1 << 22
 _RANKS = 1 << 10
@@ -100,7 +98,7 @@ def begin_trace(
     Raises:
         OSError: It cannot be made.
     """
-    begun_ns = time.time_ns() - _EPOCH_NS - time.monotonic_ns() + clock_offset_ns
+    begun_ns = time.time_ns() - time.monotonic_ns() + clock_offset_ns
     own_path = path_of_rank(os.path.abspath(path), rank or 0)
     heading = "" if rank is None else f"rank {rank}: "
     file = TraceFile(own_path, rank or 0, begun_ns, max_bytes, heading)
@@ -182,7 +180,9 @@ class Trace:
             return
         if self._stride > 1:
             args["recorded_1_of"] = self._stride
-        duration = f',"dur":{max(0, end_ns - begin_ns) / 1000:.3f}'
+        offset_ns = self.file.offset_ns
+        microseconds = (end_ns + offset_ns) // 1000 - (begin_ns + offset_ns) // 1000
+        duration = f',"dur":{max(0, microseconds)}'
         self._put("X", name, category, begin_ns, row, duration, args)
 
     def instant(self, name: str, category: str, key: int | None = None, /, **args: Value) -> None:
@@ -277,11 +277,12 @@ class Trace:
     ) -> None:
         if row is None:
             row = threading.get_native_id()
-        microseconds, nanoseconds = divmod(at_ns + self.file.offset_ns, 1000)
+        # Whole ones: exact as floating-point numbers, so that spans that meet do not overlap.
+        microseconds = (at_ns + self.file.offset_ns) // 1000
         told = f',"args":{json.dumps(args, separators=(",", ":"))}' if args else ""
         line = (
             f'{{"ph":"{phase}","name":{json.dumps(name)},"cat":"{category}",'
-            f'"ts":{microseconds}.{nanoseconds:03},"pid":{self._pid},"tid":{row}{more}{told}}},\n'
+            f'"ts":{microseconds},"pid":{self._pid},"tid":{row}{more}{told}}},\n'
         )
         with self._lock:
             self._lines.append(line)
