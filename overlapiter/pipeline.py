@@ -369,10 +369,11 @@ class Pipeline:
 
     def close(self) -> None:
         """End all processes, within 2 seconds. Mini-batches that were taken stay valid."""
+        if self._finalizer.alive:
+            self._trace.flush()
         self._finalizer()  # does nothing the second time, nor after the end of the interpreter
         self._board.detach()
-        self._row = self._board.trainer_row()
-        self._trace.flush()
+        vars(self).pop("_row", None)
         for things in (self._waiting, self._outgoing, self._ready, self._layouts, self._segments):
             things.clear()
 

@@ -18,13 +18,16 @@ Source: "Trace Event Format", Google, 2016: the phases X, i, C, s, t, f and M of
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import heapq
 import json
 import os
+import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 
 from overlapiter.errors import OptionError
@@ -149,6 +152,7 @@ class Trace:
         self._numbers: dict[str, int] = {}
         self._lanes: dict[str, _Lanes] = {}
         self._stride = 0
+        _open_traces.add(self)
         self._name_process(process_name, order)
         self._look_at_size()
 
@@ -342,7 +346,8 @@ class Trace:
             self._fd = -1
 
     def __del__(self) -> None:
-        self.close()
+        if sys is not None and not sys.is_finalizing():  # else it was closed before
+            self.close()
 
     def __enter__(self) -> Trace:
         return self
@@ -378,6 +383,16 @@ class _Span:
         end_ns = time.monotonic_ns()
         add: Callable[..., None] = self._trace.add
         add(self._name, self._category, self._begin_ns, end_ns, self._key, **self._args)
+
+
+#: Closed when the interpreter ends.
+_open_traces: weakref.WeakSet[Trace] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for each in [*_open_traces]:
+        each.close()
 
 
 _NOTHING = contextlib.nullcontext()
