@@ -52,12 +52,13 @@ class Counter(enum.IntEnum):
     BYTES_READ_STAGED = 24
     DISK_READ_NS = 25
     #: Opens of staged copies by tier: so many cells from here on.
-    OPENS_TIER_0 = 26
+    OPENS_TIER_0 = 48
 
-    # Of prefetchers: whether large files take longer; kB of files, and microseconds of reading.
-    SQUARE_KB = 30
-    KB_MICROSECONDS = 31
+    # Of prefetchers: when a read ended last, and what was read up to then.
     LEAST_READ_NS = 32
+    ANSWERED_NS = 29
+    ANSWERS = 30
+    ANSWERED_KB = 31
 
     # Of the supervisor: what the trainer waits for, and what is queued at present.
     WAIT_STAGING_NS = 33
@@ -77,12 +78,29 @@ class Counter(enum.IntEnum):
     BATCHES_TAKEN = 44
     EXAMPLES_TAKEN = 45
     SUPERVISORS_REPLACED = 46
-    LAST_TAKE_NS = 47
+
+    # Of the trainer, from the start: what this board and its iterator are like.
+    VERSION = 64
+    N_READERS = 65
+    N_PREFETCHERS = 66
+    N_CORES = 67
+    DATASET_SIZE = 68
+    FIXED_READS = 69
+    CAPACITY_BYTES = 70
+    CREATED_NS = 71
+
+    # Of the supervisor: how steady the slow store is; the changes are millionths.
+    STORE_BUSY_NS = 72
+    RATE_CHANGES = 73
+    FILE_RATE_CHANGES = 74
+    BYTE_RATE_CHANGES = 75
 
 
 #: Tiers that are counted apart; what is in further ones counts for the last.
 N_TIERS = 4
-_N_COUNTERS = 64
+_N_COUNTERS = 80
+#: Of the layout of a board; another one is not read.
+_VERSION = 2
 #: Latencies: four classes for each doubling, from 8 microseconds to 2 minutes.
 N_CLASSES = 96
 _FIRST_CLASS = 4 * 13
@@ -138,6 +156,24 @@ class StatsBoard:
         self._memory: mmap.mmap | None = mmap.mmap(fd, self.size_bytes(n_readers, n_prefetchers))
         self._cells = memoryview(self._memory).cast("q")
 
+    @classmethod
+    def attached(cls, fd: int) -> StatsBoard:
+        """Return the board of another process.
+
+        Raises:
+            ValueError: It is none, or one of another version of overlapiter.
+        """
+        n_rows, rest = divmod(os.fstat(fd).st_size, _ROW_CELLS * 8)
+        if rest or n_rows < 3:
+            raise ValueError("the counters are of another version of overlapiter")
+        board = cls(fd, n_rows - 2, 0)
+        setup = board.trainer_row()
+        counts = setup.get(Counter.N_READERS), setup.get(Counter.N_PREFETCHERS)
+        if setup.get(Counter.VERSION) != _VERSION or sum(counts) != n_rows - 2:
+            raise ValueError("the counters are of another version of overlapiter")
+        board.n_readers, board.n_prefetchers = counts
+        return board
+
     @staticmethod
     def size_bytes(n_readers: int, n_prefetchers: int) -> int:
         """Return the bytes that a board takes."""
@@ -148,7 +184,12 @@ class StatsBoard:
         """Return a zeroed board and its descriptor, which the caller owns."""
         fd = os.memfd_create("overlapiter-stats", os.MFD_CLOEXEC)
         os.ftruncate(fd, cls.size_bytes(n_readers, n_prefetchers))
-        return cls(fd, n_readers, n_prefetchers), fd
+        board = cls(fd, n_readers, n_prefetchers)
+        setup = board.trainer_row()
+        setup.put(Counter.VERSION, _VERSION)
+        setup.put(Counter.N_READERS, n_readers)
+        setup.put(Counter.N_PREFETCHERS, n_prefetchers)
+        return board, fd
 
     def reader_row(self, number: int) -> Row:
         """Return the row of a file reader."""

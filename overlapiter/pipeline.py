@@ -19,6 +19,8 @@ from typing import NamedTuple
 
 from overlapiter.board import Counter, StatsBoard
 from overlapiter.errors import ExampleError, PipelineError, StagingWarning, described
+from overlapiter.explain import Explanation, explain, setup_of
+from overlapiter.node import this_node
 from overlapiter.order import IndexList, Indices
 from overlapiter.sharedmem.layout import Array, Layout
 from overlapiter.sharedmem.segments import Segment, Slot
@@ -97,6 +99,7 @@ class Pipeline:
         self._trace = trace
         self._board, board_fd = StatsBoard.create(plan.n_readers, n_prefetchers)
         self._row = self._board.trainer_row()
+        self._describe_setup()
         self._taken_ns = 0  # when the trainer got its last mini-batch
         self._service = Service(parcel, plan, board_fd, preload)
         self._finalizer = weakref.finalize(self, Service.close, self._service)
@@ -110,6 +113,16 @@ class Pipeline:
         self._was_ready = False  # a supervisor, at any time: the dataset can be read
         self._forget_memory()
         self._service.start()
+
+    def _describe_setup(self) -> None:
+        """Put on the board what explains its counters."""
+        plan, row = self._plan, self._row
+        row.put(Counter.CREATED_NS, self._created_ns)
+        row.put(Counter.N_CORES, this_node().cores)
+        row.put(Counter.DATASET_SIZE, plan.dataset_size)
+        if plan.staging is not None:
+            row.put(Counter.FIXED_READS, plan.staging.reads_in_flight or 0)
+            row.put(Counter.CAPACITY_BYTES, plan.staging.capacity_bytes or 0)
 
     def _forget_memory(self) -> None:
         self._ready: dict[int, Message] = {}
@@ -365,7 +378,11 @@ class Pipeline:
 
     def stats(self) -> Stats:
         """Return what the workers have done so far; works after closing too."""
-        return snapshot(self._board, self._created_ns)
+        return snapshot(self._board)
+
+    def explain(self, earlier: Stats | None = None) -> Explanation:
+        """Return what the trainer waits for, and what to change; as :func:`.explain`."""
+        return explain(setup_of(self._board), self.stats(), earlier)
 
     def close(self) -> None:
         """End all processes, within 2 seconds. Mini-batches that were taken stay valid."""

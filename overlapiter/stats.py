@@ -123,9 +123,14 @@ class Stats:
         reads_in_flight: Files that the prefetchers may copy at the same time, at present. At 256
             while the trainer waits for the slow store: give a higher number yourself.
         more_reads_in_vain: 1 if more reads in flight were tried and brought nothing.
-        square_kb: Sum over the copied files of the square of their size, in kB; with
-            ``kb_microseconds`` it tells whether large files take longer, see :mod:`.explain`.
-        kb_microseconds: Sum of their sizes times how long each took.
+        store_busy_seconds: For how long files were being read from the slow store.
+            ``bytes_staged`` divided by it: what the store gives while it is asked.
+        rate_changes: How often the rates of the slow store were compared, each time those of some
+            24 files with those of the ones before.
+        file_rate_changes: Sum of the squares of the relative changes of files per second, in
+            millionths. Below ``byte_rate_changes``: the store serves so many requests at once.
+        byte_rate_changes: The same of bytes per second. Below ``file_rate_changes``: its bandwidth
+            is the limit. Both alike: neither is, or all files have one size.
         files_found_staged: How often a prefetcher looked a file up that was staged before: mostly
             once for each file, since a run looks up anew only what may have changed.
         files_refused: Files not staged for lack of room or because the staging disk failed.
@@ -180,8 +185,10 @@ class Stats:
     least_read_seconds: float
     reads_in_flight: int
     more_reads_in_vain: int
-    square_kb: int
-    kb_microseconds: int
+    store_busy_seconds: float
+    rate_changes: int
+    file_rate_changes: int
+    byte_rate_changes: int
     files_found_staged: int
     files_refused: int
     files_evicted: int
@@ -279,13 +286,9 @@ _COUNTERS = {field.name: _counter_of(field.name) for field in dataclasses.fields
 _SUMS = {name: counter for name, counter in _COUNTERS.items() if counter is not None}
 
 
-def snapshot(board: StatsBoard, created_ns: int) -> Stats:
-    """Return the sums over all rows of a board.
-
-    Args:
-        board: The board.
-        created_ns: ``time.monotonic_ns()`` of the constructor of the iterator.
-    """
+def snapshot(board: StatsBoard) -> Stats:
+    """Return the sums over all rows of a board."""
+    created_ns = board.trainer_row().get(Counter.CREATED_NS)
     now_ns = time.monotonic_ns()
     rows = board.counters()
     totals = [sum(column) for column in zip(*rows, strict=True)]

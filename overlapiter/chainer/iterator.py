@@ -29,6 +29,7 @@ from overlapiter.chainer.arguments import (
 from overlapiter.chainer.datasets import DatasetPickler
 from overlapiter.chainer.progress import Progress, ProgressAttributes
 from overlapiter.errors import ExampleError
+from overlapiter.explain import Explanation
 from overlapiter.faults import SkippedExamples, explain_stall, warn_if_failure_hangs
 from overlapiter.options import Staging, check_count
 from overlapiter.order import IterationState, Step
@@ -321,8 +322,21 @@ class OverlapIterator(ProgressAttributes):
         return [*self._skipped.errors.values()]
 
     def stats(self) -> Stats:
-        """Return the counters of the workers, up to now or up to the end."""
+        """Return what all processes have done, up to now or up to the end.
+
+        It takes about 50 microseconds. ``now.since(before)`` gives what was done between two.
+        """
         return self._pipeline.stats()
+
+    def explain(self, since: Stats | None = None) -> Explanation:
+        """Say in plain words what the trainer waits for, what to change, and what that brings.
+
+        ``print(it.explain())`` prints the paragraph.
+
+        Args:
+            since: What :meth:`stats` gave when the time to be explained began; None for the start.
+        """
+        return self._pipeline.explain(since)
 
     def finalize(self) -> None:
         """End all worker processes. Mini-batches that were taken stay valid."""

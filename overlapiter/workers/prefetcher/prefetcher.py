@@ -123,7 +123,7 @@ class Prefetcher:
             plan.validate,
             self._threads.put,
             self._warn,
-            self._threads.note_answer,
+            self._note_answer,
         )
         self._evictor = Evictor(dataset, self._stager, self._count_evicted)
         self._lock = threading.Lock()
@@ -368,21 +368,25 @@ class Prefetcher:
             row.add(Counter.FILES_STAGED, 1)
             row.add(Counter.BYTES_STAGED, answer.extent.size)
             row.add(Counter.READ_NS, answer.read_ns)
-            self._count_read(answer.extent.size, answer.read_ns)
         elif outcome is Outcome.FOUND:
             row.add(Counter.FILES_FOUND_STAGED, 1)
         elif outcome is not Outcome.SOURCE_FAILED:
             row.add(Counter.FILES_REFUSED, 1)
 
-    def _count_read(self, size_bytes: int, read_ns: int) -> None:
-        """Count what tells by what the slow store is limited."""
-        row, kb = self._row, size_bytes // 1000
-        row.add_latency(read_ns)
-        row.add(Counter.SQUARE_KB, kb * kb)
-        row.add(Counter.KB_MICROSECONDS, kb * (read_ns // 1000))
-        least_ns = row.get(Counter.LEAST_READ_NS)
-        if not least_ns or read_ns < least_ns:
-            row.put(Counter.LEAST_READ_NS, read_ns)
+    def _note_answer(self, took_ns: int, n_bytes: int) -> None:
+        """Count an answer of the slow store, and what tells by what it is limited."""
+        self._threads.note_answer(took_ns)
+        if not n_bytes:
+            return
+        with self._lock:
+            row = self._row
+            row.add_latency(took_ns)
+            row.add(Counter.ANSWERS, 1)
+            row.add(Counter.ANSWERED_KB, n_bytes // 1000)
+            row.put(Counter.ANSWERED_NS, time.monotonic_ns())
+            least_ns = row.get(Counter.LEAST_READ_NS)
+            if not least_ns or took_ns < least_ns:
+                row.put(Counter.LEAST_READ_NS, took_ns)
 
     def _count_evicted(self, n_files: int) -> None:
         with self._lock:

@@ -81,7 +81,6 @@ class Supervisor:
     ) -> None:
         self._plan = plan
         self._board = board
-        self._created_ns = time.monotonic_ns()
         self._selector = selectors.DefaultSelector()
         self._trainer = TrainerEnd(channel, self._selector)
         self._schedule = Schedule(is_staging=plan.staging is not None)
@@ -206,7 +205,7 @@ class Supervisor:
         Args:
             ending: How the run has ended, for its record in the staging directory.
         """
-        self._staging.end(ending, snapshot(self._board, self._created_ns).as_dict())
+        self._staging.end(ending, snapshot(self._board).as_dict())
         self._reading.team.end()
         self._staging.team.end(grace_seconds=_GRACE_SECONDS)
         self._trace.close()

@@ -6,6 +6,7 @@ import time
 
 from overlapiter.board import Counter, StatsBoard
 from overlapiter.tracing import Tracing
+from overlapiter.workers.supervisor.rates import StoreRates
 from overlapiter.workers.supervisor.schedule import Batch, PartState, Schedule
 from overlapiter.workers.supervisor.stages import CostEstimate
 from overlapiter.workers.usage import Usage
@@ -29,7 +30,6 @@ class Watch:
     def __init__(
         self, board: StatsBoard, schedule: Schedule, costs: CostEstimate, trace: Tracing
     ) -> None:
-        self._board = board
         self._row = board.supervisor_row()
         self._schedule = schedule
         self._costs = costs
@@ -39,6 +39,8 @@ class Watch:
         self._since_ns = time.monotonic_ns()
         self._sample_at_ns = 0
         self._sampled = 0, 0
+        self._rates = StoreRates()
+        self._readers = [board.prefetcher_row(number) for number in range(board.n_prefetchers)]
 
     def note_turn(self, consumed_id: int, *, is_probing: bool) -> None:
         """Note what the trainer waits for from now on.
@@ -70,19 +72,34 @@ class Watch:
         self._row.put(Counter.PARTS_TO_READ, schedule.n_to_read)
         self._row.put(Counter.BATCHES_READY, n_ready)
         self._usage.note()
+        if self._readers:
+            self._note_store()
         self._sample_at_ns = now_ns + _SAMPLE_AFTER_NS
         if self._trace.is_on:
             self._trace.counter("parts waiting", stage=schedule.n_to_stage, read=schedule.n_to_read)
             self._trace.counter("mini-batches ready", ready=n_ready)
             self._trace_store(now_ns)
 
+    def _note_store(self) -> None:
+        """Note how steady the slow store is."""
+        ended_ns = max(row.get(Counter.ANSWERED_NS) for row in self._readers)
+        n_files, n_kb = self._total(Counter.ANSWERS), self._total(Counter.ANSWERED_KB)
+        rates, row = self._rates, self._row
+        rates.add(ended_ns, n_files, n_kb)
+        row.put(Counter.STORE_BUSY_NS, rates.busy_ns)
+        row.put(Counter.RATE_CHANGES, rates.n_changes)
+        row.put(Counter.FILE_RATE_CHANGES, round(rates.file_changes * 1e6))
+        row.put(Counter.BYTE_RATE_CHANGES, round(rates.byte_changes * 1e6))
+
+    def _total(self, counter: Counter) -> int:
+        return sum(row.get(counter) for row in self._readers)
+
     def _trace_store(self, now_ns: int) -> None:
         """Record what the slow store gives."""
-        rows = [self._board.prefetcher_row(i) for i in range(self._board.n_prefetchers)]
-        n_bytes = sum(row.get(Counter.BYTES_STAGED) for row in rows)
-        n_reads = sum(row.get(Counter.READS_IN_FLIGHT) for row in rows)
+        n_bytes = self._total(Counter.BYTES_STAGED)
+        n_reads = self._total(Counter.READS_IN_FLIGHT)
         before_bytes, before_ns = self._sampled
-        if now_ns - before_ns > 5 * _SAMPLE_AFTER_NS and rows:
+        if now_ns - before_ns > 5 * _SAMPLE_AFTER_NS and self._readers:
             self._sampled = n_bytes, now_ns
             if before_ns:
                 speed = (n_bytes - before_bytes) * 1e3 / (now_ns - before_ns)
