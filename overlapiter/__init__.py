@@ -7,6 +7,7 @@ package, does not import Chainer for nothing.
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -57,6 +58,10 @@ _HOMES = {
     "scatter_order": ".agreement",
     "trace": ".tracing",
 }
+
+if find_spec("chainer") is None:  # for `import *` and `help`, which take all that is listed
+    for _name in ("LoadingReport", "OverlapIterator", "concat_examples"):
+        __all__.remove(_name)
 
 
 def __getattr__(name: str) -> object:

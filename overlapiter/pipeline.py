@@ -23,6 +23,7 @@ from overlapiter.explain import Explanation, explain, setup_of
 from overlapiter.node import this_node
 from overlapiter.order import IndexList, Indices
 from overlapiter.sharedmem.layout import Array, Layout
+from overlapiter.sharedmem.pagelocks import PageLocker, PageLocks
 from overlapiter.sharedmem.segments import Segment, Slot
 from overlapiter.sharedmem.slots import MiniBatch, view_batch, view_empty
 from overlapiter.stats import Stats, snapshot
@@ -111,6 +112,7 @@ class Pipeline:
         self._n_deaths = 0
         self._warned: set[str] = set()
         self._was_ready = False  # a supervisor, at any time: the dataset can be read
+        self._locks: PageLocks | None = None
         self._forget_memory()
         self._service.start()
 
@@ -125,6 +127,8 @@ class Pipeline:
             row.put(Counter.CAPACITY_BYTES, plan.staging.capacity_bytes or 0)
 
     def _forget_memory(self) -> None:
+        if self._locks is not None:
+            self._locks.unlock()
         self._ready: dict[int, Message] = {}
         self._layouts: dict[int, Layout] = {}
         self._segments: dict[int, Segment] = {}
@@ -244,11 +248,26 @@ class Pipeline:
         def lend(memory: Array | None) -> None:
             if memory is None:
                 self._released.append(slot)
-            else:
-                self._loans[slot] = weakref.KeyedRef(memory, self._released.append, slot)
+                return
+            self._loans[slot] = weakref.KeyedRef(memory, self._released.append, slot)
+            if self._locks is not None:
+                self._locks.lock(slot, memory)
 
         segment = self._segments.get(slot[0])
-        return view_batch(self._layouts[layout_id], segment, slot, reports, lend)
+        batch = view_batch(self._layouts[layout_id], segment, slot, reports, lend)
+        if self._locks is None:
+            batch.lock_pages = weakref.WeakMethod(self.lock_pages)
+        return batch
+
+    def lock_pages(self, locker: PageLocker) -> None:
+        """Lock the pages of all slots from the next mini-batch on; their memory is kept.
+
+        Args:
+            locker: The driver of the device that the mini-batches go to.
+        """
+        if self._locks is None and self._finalizer.alive:
+            self._locks = PageLocks(locker)
+            self._send(("keep memory",))
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -260,6 +279,8 @@ class Pipeline:
             released = self._released.popleft()
             slots.append(released if isinstance(released, Slot) else released.key)
             self._loans.pop(slots[-1], None)
+        if self._locks is not None:
+            slots = self._locks.drained(slots)
         self._outgoing = []
         self._send(("advance", self._take_id + announces_take, slots, first_id, lists))
 
@@ -321,6 +342,8 @@ class Pipeline:
             segment = self._segments[message[1]] = Segment(fds[0], message[2])
             segment.close()  # the mapping is enough
         elif kind == "forget":
+            if self._locks is not None:
+                self._locks.unlock(message[1])
             self._segments.pop(message[1], None)
             self._layouts.pop(message[2], None)
         elif kind == "trouble":
@@ -362,6 +385,8 @@ class Pipeline:
         self._outgoing = []
         lost = [self._waiting[i] for i in range(self._take_id, self._next_id)]
         self._send(("reset", self._take_id))
+        if self._locks is not None:
+            self._send(("keep memory",))
         self._send(("advance", self._take_id + 1, [], self._take_id, _plain(lost, self._plan.seed)))
         self.announce(*self._orders)
 
@@ -391,6 +416,9 @@ class Pipeline:
         self._finalizer()  # does nothing the second time, nor after the end of the interpreter
         self._board.detach()
         vars(self).pop("_row", None)
+        if self._locks is not None:
+            self._locks.unlock()
+            self._locks = None
         for things in (self._waiting, self._outgoing, self._ready, self._layouts, self._segments):
             things.clear()
 

@@ -43,7 +43,7 @@ class Latencies:
 
 
 #: Fields that hold what is at present: the difference of two of them means nothing.
-_GAUGES = frozenset(
+GAUGES = frozenset(
     [
         "n_readers",
         "n_prefetchers",
@@ -206,7 +206,7 @@ class Stats:
         values: dict[str, Any] = {}
         for field in dataclasses.fields(self):
             now, before = getattr(self, field.name), getattr(earlier, field.name)
-            if field.name in _GAUGES:
+            if field.name in GAUGES:
                 values[field.name] = now
             elif isinstance(now, Latencies):
                 values[field.name] = now.since(before)

@@ -339,7 +339,7 @@ class Trace:
                 return
             self._stride = 1
             if self.n_dropped:
-                self.instant(f"{self.n_dropped:,} events were left out", "trace")
+                self.instant("events were left out", "trace", None, left_out=self.n_dropped)
             self.flush()
             self.is_on, self._stride = False, 0
             os.close(self._fd)

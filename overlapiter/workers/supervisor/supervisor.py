@@ -8,7 +8,7 @@ the trainer:
     ("advance", consumed_id, [slot, …],       ("ready",), ("fatal", error, traceback)
         first_id, [index list, …])            ("layout", id, layout), ("segment", id, bytes) + fd
     ("orders", {epoch: order, …}, {…})        ("batch", id, layout_id, slot, parts)
-    ("reset", next_id)
+    ("reset", next_id), ("keep memory",)
     ("describe",)                             ("failed", id, pickled error), ("forget", …)
     ("close",)                                ("description", who, index), ("trouble", text)
 
@@ -230,6 +230,8 @@ class Supervisor:
             for batch in self._schedule.drop_all(message[1]):
                 self.settle(batch)
             self._residency.restart()
+        elif kind == "keep memory":
+            self._keeper.keep_memory()
         elif kind == "describe":
             self._trainer.tell(("description", *self._describe()))
         else:
