@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .options import Tier as Tier
     from .redirection import redirect as redirect
     from .stats import Stats as Stats
+    from .tracing import trace as trace
 
 __version__ = "0.1.0.dev0"
 
@@ -39,6 +40,7 @@ __all__ = [
     "mpi",
     "redirect",
     "scatter_order",
+    "trace",
 ]
 
 _HOMES = {
@@ -54,6 +56,7 @@ _HOMES = {
     "mpi": ".mpi",
     "redirect": ".redirection",
     "scatter_order": ".agreement",
+    "trace": ".tracing",
 }
 
 if find_spec("chainer") is None:  # for `import *` and `help`, which take all that is listed
