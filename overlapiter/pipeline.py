@@ -14,14 +14,14 @@ import pickle
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from overlapiter.errors import ExampleError, PipelineError, StagingWarning, described
 from overlapiter.order import IndexList, Indices
 from overlapiter.sharedmem.layout import Array, Layout
 from overlapiter.sharedmem.segments import Segment, Slot
-from overlapiter.sharedmem.slots import MiniBatch, view_batch, view_empty
+from overlapiter.sharedmem.slots import Report, view_batch, view_empty
 from overlapiter.stats import Stats, StatsBoard
 from overlapiter.workers.ipc.channel import ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
@@ -67,6 +67,39 @@ class FailedBatch(NamedTuple):
     context: ExampleError | None
 
 
+class Views:
+    """How the trainer sees a slot; this one, of no framework, as NumPy arrays."""
+
+    def map(self, fd: int, size_bytes: int) -> Segment:
+        """Map a segment that has come; takes the descriptor over, which need not stay open."""
+        segment = Segment(fd, size_bytes)
+        segment.close()  # the mapping is enough
+        return segment
+
+    def view(
+        self,
+        layout: Layout,
+        segment: Segment | None,
+        slot: Slot,
+        reports: Sequence[tuple[int, int, Report]],
+        lend: Callable[[Array | None], None],
+    ) -> Any:
+        """Return the mini-batch in a slot; the arguments are those of ``view_batch``."""
+        return view_batch(layout, segment, slot, reports, lend)
+
+    def view_empty(self, reports: Sequence[tuple[int, int, Report]]) -> Any:
+        """Return the mini-batch of an index list all of whose examples are left out."""
+        return view_empty(reports)
+
+    def reusable(self, slots: list[Slot]) -> list[Slot]:
+        """Return which slots may be written to again, of those without views.
+
+        Args:
+            slots: Those that have lost their views since the last call.
+        """
+        return slots
+
+
 class Pipeline:
     """Mini-batches for index lists, in the order in which these are submitted.
 
@@ -78,11 +111,18 @@ class Pipeline:
         plan: What the supervisor needs to know.
         preload: Modules for the forkserver to import, if it is started here.
         created_ns: ``time.monotonic_ns()`` when the user's constructor began.
+        views: What it hands out.
     """
 
     def __init__(
-        self, parcel: Parcel, plan: SupervisorPlan, preload: Sequence[str], created_ns: int
+        self,
+        parcel: Parcel,
+        plan: SupervisorPlan,
+        preload: Sequence[str],
+        created_ns: int,
+        views: Views | None = None,
     ) -> None:
+        self._views = views or Views()
         n_prefetchers = plan.staging.n_prefetchers if plan.staging else 0
         self._created_ns = created_ns
         self._plan = plan
@@ -96,6 +136,7 @@ class Pipeline:
         self._orders: tuple[dict[int, Indices | None], dict[int, Indices]] = {}, {}
         self._n_deaths = 0
         self._warned: set[str] = set()
+        self._renewal: object = None
         self._was_ready = False  # a supervisor, at any time: the dataset can be read
         self._forget_memory()
         self._service.start()
@@ -133,8 +174,8 @@ class Pipeline:
         """Send what was queued. Does not wait for an answer."""
         self._send_all(announces_take=False)
 
-    def take(self, timeout_seconds: float | None) -> MiniBatch | FailedBatch:
-        """Return the mini-batch of the oldest index list. Blocks until it is there.
+    def take(self, timeout_seconds: float | None) -> Any:
+        """Return the mini-batch of the oldest index list, or a FailedBatch. Blocks until then.
 
         Raises:
             WaitTimeoutError: It did not come within ``timeout_seconds``; calling again waits on.
@@ -161,26 +202,33 @@ class Pipeline:
             context = ExampleError(int(first), (), f"{reason} ({described(error)[0]})", "")
             return FailedBatch(error, context)
 
-    def reset(self) -> None:
-        """Drop every index list and mini-batch on its way; the workers live on."""
+    def reset(self, renewal: object = None) -> None:
+        """Drop every index list and mini-batch on its way; the workers live on.
+
+        Args:
+            renewal: What to tell the face of new processes, which take the file readers' places;
+                None to keep these.
+        """
         self._check_open()
+        if renewal is not None:
+            self._renewal = renewal
         self._waiting.clear()
         self._outgoing.clear()
         self._orders = {}, {}
         while self._ready:  # each is released once, whatever interrupts this
             self._release_unseen(self._ready.popitem()[1])
         self._take_id = self._next_id
-        self._send(("reset", self._next_id))
+        self._send(("reset", self._next_id, renewal))
 
     def _release_unseen(self, message: Message) -> None:
         if message[0] == "batch":
             self._released.append(message[3])
 
-    def _view(self, message: Message) -> MiniBatch:
+    def _view(self, message: Message) -> Any:
         _, _, layout_id, slot, parts = message
         reports = [(a, b, None if data is None else pickle.loads(data)) for a, b, data in parts]
         if layout_id < 0:
-            return view_empty(reports)
+            return self._views.view_empty(reports)
 
         def lend(memory: Array | None) -> None:
             if memory is None:
@@ -189,7 +237,7 @@ class Pipeline:
                 self._loans[slot] = weakref.KeyedRef(memory, self._released.append, slot)
 
         segment = self._segments.get(slot[0])
-        return view_batch(self._layouts[layout_id], segment, slot, reports, lend)
+        return self._views.view(self._layouts[layout_id], segment, slot, reports, lend)
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -202,6 +250,7 @@ class Pipeline:
             slots.append(released if isinstance(released, Slot) else released.key)
             self._loans.pop(slots[-1], None)
         self._outgoing = []
+        slots = self._views.reusable(slots)
         self._send(("advance", self._take_id + announces_take, slots, first_id, lists))
 
     def _send(self, message: Message) -> None:
@@ -259,8 +308,7 @@ class Pipeline:
         elif kind == "layout":
             self._layouts[message[1]] = message[2]
         elif kind == "segment":
-            segment = self._segments[message[1]] = Segment(fds[0], message[2])
-            segment.close()  # the mapping is enough
+            self._segments[message[1]] = self._views.map(fds[0], message[2])
         elif kind == "forget":
             self._segments.pop(message[1], None)
             self._layouts.pop(message[2], None)
@@ -301,7 +349,7 @@ class Pipeline:
         self._service.start()
         self._outgoing = []
         lost = [self._waiting[i] for i in range(self._take_id, self._next_id)]
-        self._send(("reset", self._take_id))
+        self._send(("reset", self._take_id, self._renewal))
         self._send(("advance", self._take_id + 1, [], self._take_id, _plain(lost, self._plan.seed)))
         self.announce(*self._orders)
 

@@ -16,7 +16,17 @@ import numpy as np
 
 from overlapiter.errors import ExampleError
 
-from .layout import Array, Column, Layout, Structure, assemble, flatten, leaf_kinds, unflatten
+from .layout import (
+    Array,
+    Column,
+    Flatten,
+    Layout,
+    Structure,
+    assemble,
+    flatten,
+    leaf_kinds,
+    unflatten,
+)
 from .segments import Segment, Slot
 
 IN_COLUMN, IN_ROW, LOOSE = range(3)
@@ -29,12 +39,17 @@ Report = list[ExampleEntry | ExampleError | None] | None
 class SlotWriter:
     """Writes examples into slots of one layout; the file reader's end.
 
+    Args:
+        layout: The layout.
+        take_apart: Takes an example apart, as for :func:`~overlapiter.sharedmem.layout.layout_of`.
+
     Attributes:
         wanted_row_bytes: The size of the largest array so far, for each column.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, take_apart: Flatten = flatten) -> None:
         self.layout = layout
+        self._take_apart = take_apart
         self.wanted_row_bytes = [column.row_bytes for column in layout.columns]
         self._kinds = leaf_kinds(layout.structure)
         self._is_flat_columns = "loose" not in self._kinds
@@ -53,7 +68,7 @@ class SlotWriter:
             row: Number of the example in the mini-batch, from 0.
             example: The example as the dataset returned it.
         """
-        structure, leaves = flatten(example)
+        structure, leaves = self._take_apart(example)
         same = structure == self.layout.structure
         if segment is None or slot is None:
             return (None if same else structure, [(LOOSE, leaf) for leaf in leaves])

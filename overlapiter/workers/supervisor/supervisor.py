@@ -8,7 +8,7 @@ the trainer:
     ("advance", consumed_id, [slot, …],       ("ready",), ("fatal", error, traceback)
         first_id, [index list, …])            ("layout", id, layout), ("segment", id, bytes) + fd
     ("orders", {epoch: order, …}, {…})        ("batch", id, layout_id, slot, parts)
-    ("reset", next_id)
+    ("reset", next_id, renewal)
     ("describe",)                             ("failed", id, pickled error), ("forget", …)
     ("close",)                                ("description", who, index), ("trouble", text)
 
@@ -82,9 +82,12 @@ class Supervisor:
         self._created_ns = time.monotonic_ns()
         self._selector = selectors.DefaultSelector()
         self._trainer = TrainerEnd(channel, self._selector)
-        self._schedule = Schedule(is_staging=plan.staging is not None)
+        face = plan.face
+        self._reads_whole = face is not None and (face.collates or face.deals_in_turn)
+        n_turns = plan.n_readers if face is not None and face.deals_in_turn else 1
+        self._schedule = Schedule(is_staging=plan.staging is not None, n_turns=n_turns)
         # For those that are being built or ready, the next one, and the one that the user holds.
-        self._keeper = SlotKeeper(n_expected=plan.n_build_ahead + 2)
+        self._keeper = SlotKeeper(plan.n_build_ahead + 2, keeps_memory=plan.keeps_memory)
         self._costs = CostEstimate(plan.n_readers, len(os.sched_getaffinity(0)))
         self._consumed_id = 0
         self._warned: set[str] = set()
@@ -133,6 +136,7 @@ class Supervisor:
             self._costs,
             self._residency,
             is_skipping=plan.is_skipping,
+            collates=plan.face is not None and plan.face.collates,
         )
 
     # --- life ---------------------------------------------------------------------------------
@@ -212,7 +216,9 @@ class Supervisor:
             for slot in released:
                 self._release(Slot(*slot))
             for batch_id, (indices, epochs, position) in enumerate(index_lists, first_id):
-                part_size = self._costs.part_size(len(indices), self._plan.n_build_ahead)
+                part_size = len(indices)
+                if not self._reads_whole:
+                    part_size = self._costs.part_size(part_size, self._plan.n_build_ahead)
                 self._schedule.admit(batch_id, indices, epochs, part_size, position)
         elif kind == "orders":
             self._residency.learn(*message[1:])
@@ -223,6 +229,8 @@ class Supervisor:
             for batch in self._schedule.drop_all(message[1]):
                 self.settle(batch)
             self._residency.restart()
+            if message[2] is not None:
+                self._renew_readers(message[2])
         elif kind == "describe":
             self._trainer.tell(("description", *self._describe()))
         else:
@@ -310,6 +318,16 @@ class Supervisor:
         except ChannelClosedError:
             self._reap(stage, worker)
             return False
+
+    def _renew_readers(self, renewal: object) -> None:
+        """Put new processes in the places of all file readers, with the dataset as it came."""
+        assert self._plan.face is not None
+        self._plan.face.renewal = renewal
+        for worker in self._reading.team:
+            if worker.pid:
+                self._end(worker)
+            self._reading.drop(worker.take_all_back())
+            self._refill(self._reading, worker)
 
     def _reap(self, stage: Stage, worker: Worker) -> None:
         """Put a new process in the place of one that died, and have exactly its parts redone."""
