@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .options import Tier as Tier
     from .redirection import redirect as redirect
     from .stats import Stats as Stats
+    from . import torch as torch
 
 __version__ = "0.1.0.dev0"
 
@@ -38,6 +39,7 @@ __all__ = [
     "mpi",
     "redirect",
     "scatter_order",
+    "torch",
 ]
 
 _HOMES = {
@@ -53,6 +55,7 @@ _HOMES = {
     "mpi": ".mpi",
     "redirect": ".redirection",
     "scatter_order": ".agreement",
+    "torch": ".torch",
 }
 
 

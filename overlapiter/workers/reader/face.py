@@ -25,11 +25,14 @@ class Face:
             :meth:`collate` makes of it is written to the slot in the place of its examples.
         deals_in_turn: Whether reader ``k`` of ``n`` reads the mini-batches ``k``, ``k + n``, …
             since the start of an epoch, each as a whole.
+        fetches_whole: Whether such a mini-batch is asked of the dataset with one call of its own
+            ``__getitems__``.
         renewal: What the trainer has sent for the processes of this epoch; None for nothing.
     """
 
     collates = False
     deals_in_turn = False
+    fetches_whole = False
     renewal: Any = None
 
     def __init__(self, dataset: Dataset) -> None:

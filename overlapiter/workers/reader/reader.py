@@ -132,7 +132,7 @@ class FileReader:
             counted = copies.opens_staged, copies.opens_source
         reading = _Reading(task)
         before = self._clock.now()
-        for number, index in enumerate(task.indices):
+        for number, index in enumerate(task.indices[: 1 if self._face.fetches_whole else None]):
             row.put(Counter.CURRENT, index + 1 if isinstance(index, int) else 0)
             self._begin_example()
             try:
@@ -184,11 +184,11 @@ class FileReader:
             example = self._fetch(task, number, index)
         finally:
             reading.fetch_ns += time.monotonic_ns() - before_ns
-        reading.n_read += 1
+        reading.n_read += len(example) if self._face.fetches_whole else 1
         if self._copies is not None and not self._copies.opened:
             reading.unopened.append(index)
         if self._face.collates:
-            reading.examples.append(example)
+            reading.examples += example if self._face.fetches_whole else [example]
             return
         if task.slot is None:
             task = reading.task = self._offer_layout(task, example)
@@ -217,7 +217,7 @@ class FileReader:
         except BaseException:  # user code, which has failed once already: the index must do
             return []
 
-    def _fetch(self, task: ReadTask, number: int, index: int) -> object:
+    def _fetch(self, task: ReadTask, number: int, index: int) -> Any:
         """Return an example; if the dataset fails on a staged copy, from the source instead."""
         copies = self._copies
         opens_before = 0 if copies is None else copies.opens_staged
@@ -225,6 +225,8 @@ class FileReader:
             if task.epochs is not None and self._plan.seed is not None:
                 self._face.seed_example(self._plan.seed, task.epochs[number], index)
             try:
+                if self._face.fetches_whole:
+                    return self._dataset.__getitems__(task.indices)
                 return self._dataset[self._index_type(index)]
             except BaseException:
                 # The copy may be damaged, or its disk.
