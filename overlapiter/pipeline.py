@@ -91,6 +91,9 @@ class Views:
         """Return the mini-batch of an index list all of whose examples are left out."""
         return view_empty(reports)
 
+    def forget(self) -> None:
+        """Forget the slots of a supervisor that has died."""
+
     def reusable(self, slots: list[Slot]) -> list[Slot]:
         """Return which slots may be written to again, of those without views.
 
@@ -149,6 +152,7 @@ class Pipeline:
         # is released late, after its supervisor died, goes to the deque of that one and is ignored.
         self._released: collections.deque[Slot | _Loan] = collections.deque()
         self._loans: dict[Slot, _Loan] = {}
+        self._views.forget()
 
     # --- index lists in, mini-batches out -----------------------------------------------------
 

@@ -36,16 +36,17 @@ class Segment:
     Args:
         fd: Its descriptor, which the segment closes.
         size_bytes: Its size.
+        kind: What maps it.
 
     Raises:
         SharedMemoryError: The limit of address space is reached.
     """
 
-    def __init__(self, fd: int, size_bytes: int) -> None:
+    def __init__(self, fd: int, size_bytes: int, kind: type[mmap.mmap] = mmap.mmap) -> None:
         self.fd = fd
         self.size_bytes = size_bytes
         try:
-            self.memory = mmap.mmap(fd, size_bytes)
+            self.memory = kind(fd, size_bytes)
         except (OSError, ValueError, OverflowError) as error:
             os.close(fd)
             raise SharedMemoryError(size_bytes, _reason(error)) from error
