@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from . import errors as errors
     from . import mpi as mpi
+    from . import torch as torch
     from .agreement import scatter_order as scatter_order
     from .chainer.convert import concat_examples as concat_examples
     from .chainer.extensions import LoadingReport as LoadingReport
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from .options import Tier as Tier
     from .redirection import redirect as redirect
     from .stats import Stats as Stats
-    from . import torch as torch
 
 __version__ = "0.1.0.dev0"
 

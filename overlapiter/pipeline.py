@@ -20,8 +20,9 @@ from typing import Any, NamedTuple
 from overlapiter.errors import ExampleError, PipelineError, StagingWarning, described
 from overlapiter.order import IndexList, Indices
 from overlapiter.sharedmem.layout import Array, Layout
+from overlapiter.sharedmem.pagelocks import PageLocker, PageLocks
 from overlapiter.sharedmem.segments import Segment, Slot
-from overlapiter.sharedmem.slots import Report, view_batch, view_empty
+from overlapiter.sharedmem.slots import MiniBatch, Report, view_batch, view_empty
 from overlapiter.stats import Stats, StatsBoard
 from overlapiter.workers.ipc.channel import ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
@@ -70,12 +71,6 @@ class FailedBatch(NamedTuple):
 class Views:
     """How the trainer sees a slot; this one, of no framework, as NumPy arrays."""
 
-    def map(self, fd: int, size_bytes: int) -> Segment:
-        """Map a segment that has come; takes the descriptor over, which need not stay open."""
-        segment = Segment(fd, size_bytes)
-        segment.close()  # the mapping is enough
-        return segment
-
     def view(
         self,
         layout: Layout,
@@ -90,17 +85,6 @@ class Views:
     def view_empty(self, reports: Sequence[tuple[int, int, Report]]) -> Any:
         """Return the mini-batch of an index list all of whose examples are left out."""
         return view_empty(reports)
-
-    def forget(self) -> None:
-        """Forget the slots of a supervisor that has died."""
-
-    def reusable(self, slots: list[Slot]) -> list[Slot]:
-        """Return which slots may be written to again, of those without views.
-
-        Args:
-            slots: Those that have lost their views since the last call.
-        """
-        return slots
 
 
 class Pipeline:
@@ -141,10 +125,13 @@ class Pipeline:
         self._warned: set[str] = set()
         self._renewal: object = None
         self._was_ready = False  # a supervisor, at any time: the dataset can be read
+        self._locks: PageLocks | None = None
         self._forget_memory()
         self._service.start()
 
     def _forget_memory(self) -> None:
+        if self._locks is not None:
+            self._locks.unlock()
         self._ready: dict[int, Message] = {}
         self._layouts: dict[int, Layout] = {}
         self._segments: dict[int, Segment] = {}
@@ -152,7 +139,6 @@ class Pipeline:
         # is released late, after its supervisor died, goes to the deque of that one and is ignored.
         self._released: collections.deque[Slot | _Loan] = collections.deque()
         self._loans: dict[Slot, _Loan] = {}
-        self._views.forget()
 
     # --- index lists in, mini-batches out -----------------------------------------------------
 
@@ -237,11 +223,27 @@ class Pipeline:
         def lend(memory: Array | None) -> None:
             if memory is None:
                 self._released.append(slot)
-            else:
-                self._loans[slot] = weakref.KeyedRef(memory, self._released.append, slot)
+                return
+            self._loans[slot] = weakref.KeyedRef(memory, self._released.append, slot)
+            if self._locks is not None:
+                self._locks.lock(slot, memory)
 
         segment = self._segments.get(slot[0])
-        return self._views.view(self._layouts[layout_id], segment, slot, reports, lend)
+        batch = self._views.view(self._layouts[layout_id], segment, slot, reports, lend)
+        if self._locks is None and isinstance(batch, MiniBatch):
+            batch.lock_pages = weakref.WeakMethod(self.lock_pages)
+        return batch
+
+    def lock_pages(self, locker: PageLocker) -> None:
+        """Lock the pages of all slots from the next mini-batch on; their memory is kept.
+
+        Args:
+            locker: The driver of the device that the mini-batches go to.
+        """
+        if self._locks is None and self._finalizer.alive:
+            self._locks = PageLocks(locker)
+            weakref.finalize(self, self._locks.unlock).atexit = False  # the driver may be gone
+            self._send(("keep memory",))
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -253,8 +255,9 @@ class Pipeline:
             released = self._released.popleft()
             slots.append(released if isinstance(released, Slot) else released.key)
             self._loans.pop(slots[-1], None)
+        if self._locks is not None:
+            slots = self._locks.drained(slots)
         self._outgoing = []
-        slots = self._views.reusable(slots)
         self._send(("advance", self._take_id + announces_take, slots, first_id, lists))
 
     def _send(self, message: Message) -> None:
@@ -312,8 +315,11 @@ class Pipeline:
         elif kind == "layout":
             self._layouts[message[1]] = message[2]
         elif kind == "segment":
-            self._segments[message[1]] = self._views.map(fds[0], message[2])
+            segment = self._segments[message[1]] = Segment(fds[0], message[2])
+            segment.close()  # the mapping is enough
         elif kind == "forget":
+            if self._locks is not None:
+                self._locks.unlock(message[1])
             self._segments.pop(message[1], None)
             self._layouts.pop(message[2], None)
         elif kind == "trouble":
@@ -354,6 +360,8 @@ class Pipeline:
         self._outgoing = []
         lost = [self._waiting[i] for i in range(self._take_id, self._next_id)]
         self._send(("reset", self._take_id, self._renewal))
+        if self._locks is not None:
+            self._send(("keep memory",))
         self._send(("advance", self._take_id + 1, [], self._take_id, _plain(lost, self._plan.seed)))
         self.announce(*self._orders)
 
@@ -376,6 +384,9 @@ class Pipeline:
         """End all processes, within 2 seconds. Mini-batches that were taken stay valid."""
         self._finalizer()  # does nothing the second time, nor after the end of the interpreter
         self._board.detach()
+        if self._locks is not None:
+            self._locks.unlock()
+            self._locks = None
         for things in (self._waiting, self._outgoing, self._ready, self._layouts, self._segments):
             things.clear()
 

@@ -36,17 +36,16 @@ class Segment:
     Args:
         fd: Its descriptor, which the segment closes.
         size_bytes: Its size.
-        kind: What maps it.
 
     Raises:
         SharedMemoryError: The limit of address space is reached.
     """
 
-    def __init__(self, fd: int, size_bytes: int, kind: type[mmap.mmap] = mmap.mmap) -> None:
+    def __init__(self, fd: int, size_bytes: int) -> None:
         self.fd = fd
         self.size_bytes = size_bytes
         try:
-            self.memory = kind(fd, size_bytes)
+            self.memory = mmap.mmap(fd, size_bytes)
         except (OSError, ValueError, OverflowError) as error:
             os.close(fd)
             raise SharedMemoryError(size_bytes, _reason(error)) from error
@@ -102,11 +101,13 @@ class SlotPool:
     Args:
         slot_bytes: Size of a slot.
         n_expected: Slots in use in steady state; the memory of more free slots is freed.
-        keeps_memory: Whether it is kept, since a device has the pages mapped.
+
+    Attributes:
+        keeps_memory: Whether no memory is freed, since its pages are locked for a device.
     """
 
     def __init__(self, slot_bytes: int, n_expected: int, *, keeps_memory: bool = False) -> None:
-        self._keeps_memory = keeps_memory
+        self.keeps_memory = keeps_memory
         self._stride_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._n_expected = n_expected
         self.segments: dict[int, Segment] = {}
@@ -148,7 +149,7 @@ class SlotPool:
 
     def release(self, slot: Slot) -> None:
         """Take back a slot that has no views any more."""
-        if self._keeps_memory or len(self._warm) < self._n_expected:
+        if len(self._warm) < self._n_expected or self.keeps_memory:
             self._warm.append(slot)
         else:
             self.segments[slot.segment_id].forget(slot.offset_bytes, self._stride_bytes)

@@ -27,6 +27,7 @@ from .layout import (
     leaf_kinds,
     unflatten,
 )
+from .pagelocks import PageLocker
 from .segments import Segment, Slot
 
 IN_COLUMN, IN_ROW, LOOSE = range(3)
@@ -152,7 +153,11 @@ class MiniBatch(list):  # type: ignore[type-arg]  # examples are whatever the da
         columns: For each leaf its values in all examples, an array of shape ``(len(batch), ...)``
             that views the slot; None if they do not lie contiguously.
         skipped: The error of each example of the index list that was left out, in order.
+        lock_pages: Gives the function that has the pages of slots locked, until they are; what it
+            gives is None once the iterator is gone.
     """
+
+    lock_pages: Callable[[], Callable[[PageLocker], None] | None] | None = None
 
     def __init__(
         self,

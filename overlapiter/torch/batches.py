@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate, default_convert
+from torch.utils.data import default_collate
 
 from overlapiter.errors import ExampleError, described
 from overlapiter.pipeline import FailedBatch, Views
@@ -201,9 +201,7 @@ def _collate_columns(
     return _collated(layout.structure, iter(values), list)
 
 
-def _rebuilt(
-    layout: Layout, root: Array | None, columns: list[Array], row: int, entry: Any
-) -> Any:
+def _rebuilt(layout: Layout, root: Array | None, columns: list[Array], row: int, entry: Any) -> Any:
     """Return an example as the dataset gave it."""
     structure, leaves, _ = row_leaves(layout, root, columns, row, entry)
     kinds = leaf_kinds(structure)
@@ -221,6 +219,3 @@ def _unflatten(structure: Structure, leaves: Iterator[Any]) -> Any:
     if kind == "list":
         return parts
     return tuple(parts) if kind == "tuple" else kind(*parts)
-
-
-__all__ = ["Collated", "TensorViews", "WholeViews", "default_convert"]

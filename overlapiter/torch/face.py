@@ -110,7 +110,7 @@ class TorchFace(Face):
     def seed_example(self, seed: int, epoch: int, index: int) -> bytes:
         """Seed ``torch.random`` besides."""
         more = super().seed_example(seed, epoch, index)
-        torch.default_generator.manual_seed(int.from_bytes(more[:8], "little") >> 1)
+        seed_torch(more)
         return more
 
     def take_apart(self, example: object) -> tuple[Structure, list[Any]]:
@@ -131,6 +131,37 @@ class TorchFace(Face):
             return error
         where = f"in DataLoader worker process {self._number}"
         return RemoteError(type(error), described(error)[1], where)
+
+
+class Seeded:
+    """A dataset whose examples each see a random state of their own, in this process.
+
+    Args:
+        dataset: The dataset.
+        seed: From which these states follow.
+        epoch: The epoch.
+    """
+
+    def __init__(self, dataset: Dataset, seed: int, epoch: int) -> None:
+        self._face = Face(dataset)
+        self._seed = seed
+        self._epoch = epoch
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return an example, and leave the random states of this process as they are."""
+        states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        try:
+            seed_torch(self._face.seed_example(self._seed, self._epoch, index))
+            return self._face.dataset[index]
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            torch.set_rng_state(states[2])
+
+
+def seed_torch(words: bytes) -> None:
+    """Set ``torch.random`` to a state that follows from 16 bytes alone."""
+    torch.default_generator.manual_seed(int.from_bytes(words[:8], "little") >> 1)
 
 
 def fetches_whole(dataset: object) -> bool:
@@ -161,19 +192,24 @@ def _walk(node: Any, leaves: list[Any]) -> Structure:
 
 
 def _tensor_leaf(tensor: torch.Tensor, leaves: list[Any]) -> str:
-    if tensor.device.type == "cpu" and tensor.layout is torch.strided:
-        if not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested):
-            try:
-                leaves.append(tensor.resolve_conj().resolve_neg().numpy())
-            except TypeError:  # NumPy lacks this type of element
-                raw = _RAW_TYPES.get(tensor.element_size())
-                if raw is not None:
-                    leaves.append(tensor.view(raw).numpy())
-                    return RAW + str(tensor.dtype).removeprefix("torch.")
-            else:
-                return "tensor"
+    if _is_dense(tensor):
+        try:
+            leaves.append(tensor.resolve_conj().resolve_neg().numpy())
+        except TypeError:  # NumPy lacks this type of element
+            raw = _RAW_TYPES.get(tensor.element_size())
+            if raw is not None:
+                leaves.append(tensor.view(raw).numpy())
+                return RAW + str(tensor.dtype).removeprefix("torch.")
+        else:
+            return "tensor"
     leaves.append(tensor)
     return "loose"
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is an array in memory, and nothing besides."""
+    is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided
+    return is_plain and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
 
 
 def _plain_leaf(node: Any, kind: type, leaves: list[Any]) -> str:

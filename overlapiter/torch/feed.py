@@ -19,7 +19,7 @@ from overlapiter.pipeline import Pipeline
 from overlapiter.planning import names_source, staging_plan
 from overlapiter.torch.batches import TensorViews, WholeViews
 from overlapiter.torch.face import Renewal, TorchFace
-from overlapiter.torch.pinned import PinnedViews, can_register
+from overlapiter.torch.pinned import TorchLocker
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.launch import start_forkserver
 from overlapiter.workers.start.parcel import Parcel
@@ -73,6 +73,7 @@ class Shelf:
 
     def __init__(self) -> None:
         self._feed: Feed | None = None
+        self.latest: Pipeline | None = None  # that an epoch began with, for its counters
 
     def put(self, feed: Feed) -> None:
         """Keep a feed for the next iterator, or end it if there is one already."""
@@ -117,7 +118,9 @@ def begin(loader: DataLoader[Any], renewal: Renewal, first_indices: list[int]) -
                 old.pipeline.reset(renewal)
                 return old
         old.pipeline.close()
-    return _new_feed(loader, face, options, renewal, first_indices)
+    feed = _new_feed(loader, face, options, renewal, first_indices)
+    loader._shelf.latest = feed.pipeline
+    return feed
 
 
 def _face_of(loader: DataLoader[Any]) -> TorchFace:
@@ -133,7 +136,7 @@ def _face_of(loader: DataLoader[Any]) -> TorchFace:
 def _options_of(loader: DataLoader[Any]) -> tuple[Any, ...]:
     """Return what a pipeline depends on besides the dataset."""
     skipping = loader.bad_examples != "raise"
-    is_pinned = bool(loader.pin_memory) and can_register()
+    is_pinned = bool(loader.pin_memory) and torch.cuda.is_available()
     return (
         loader.num_workers,
         loader.prefetch_factor,
@@ -174,12 +177,11 @@ def _new_feed(
         imports=PRELOAD,
         names_source=staged is not None and names_source(parcel, staged.source),
         renewal=renewal,
-        keeps_memory=is_pinned,
     )
     views = WholeViews() if face.collates else TensorViews()
-    if is_pinned:
-        views = PinnedViews(views)
     pipeline = Pipeline(parcel, plan, PRELOAD, created_ns, views)
+    if is_pinned:
+        pipeline.lock_pages(TorchLocker())
     return Feed(pipeline, options, digest_of(face))
 
 
@@ -189,7 +191,9 @@ def _size_of(loader: DataLoader[Any], is_staging: bool) -> int:
         return len(loader.dataset)
     except TypeError:
         if is_staging:
-            raise OptionError("staging", "needs a dataset with a length; give it a __len__") from None
+            raise OptionError(
+                "staging", "needs a dataset with a length; give it a __len__"
+            ) from None
         return 0
 
 

@@ -158,7 +158,6 @@ class SupervisorPlan:
         names_source: Whether the dataset has paths below the source in it.
         run_number: By which the stores know this run.
         renewal: What the face is told for the first processes.
-        keeps_memory: Whether the memory of slots is never given back: a device may have it mapped.
         face: What a framework adds, in the workers; None in the trainer, or where there is none.
         imports: Modules to import before the dataset is unpickled.
         trainer_pid: The trainer; when it ends, the supervisor and its workers do.
@@ -178,5 +177,4 @@ class SupervisorPlan:
     trainer_pid: int = 0
     run_number: int = 0
     renewal: Any = None
-    keeps_memory: bool = False
     face: Face | None = None

@@ -32,12 +32,11 @@ class SlotKeeper:
 
     Args:
         n_expected: Slots in use in steady state.
-        keeps_memory: Whether the memory of free slots is never given back.
     """
 
-    def __init__(self, n_expected: int, *, keeps_memory: bool = False) -> None:
+    def __init__(self, n_expected: int) -> None:
         self._n_expected = n_expected
-        self._keeps_memory = keeps_memory
+        self._keeps_memory = False
         self._layouts: dict[int, Layout] = {}
         self._pools: dict[int, SlotPool] = {}
         self._layout_of_segment: dict[int, int] = {}
@@ -57,6 +56,12 @@ class SlotKeeper:
             self._pools[self.layout_id] = SlotPool(
                 layout.slot_bytes, self._n_expected, keeps_memory=self._keeps_memory
             )
+
+    def keep_memory(self) -> None:
+        """Free no memory of a pool that is in use from now on: the trainer locks its pages."""
+        self._keeps_memory = True
+        for pool in self._pools.values():
+            pool.keeps_memory = True
 
     def widen(self, layout_id: int, wanted_row_bytes: list[int]) -> None:
         """Use wider rows from now on, unless that has been done since ``layout_id``."""

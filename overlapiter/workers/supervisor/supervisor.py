@@ -8,7 +8,7 @@ the trainer:
     ("advance", consumed_id, [slot, …],       ("ready",), ("fatal", error, traceback)
         first_id, [index list, …])            ("layout", id, layout), ("segment", id, bytes) + fd
     ("orders", {epoch: order, …}, {…})        ("batch", id, layout_id, slot, parts)
-    ("reset", next_id, renewal)
+    ("reset", next_id, renewal), ("keep memory",)
     ("describe",)                             ("failed", id, pickled error), ("forget", …)
     ("close",)                                ("description", who, index), ("trouble", text)
 
@@ -87,7 +87,7 @@ class Supervisor:
         n_turns = plan.n_readers if face is not None and face.deals_in_turn else 1
         self._schedule = Schedule(is_staging=plan.staging is not None, n_turns=n_turns)
         # For those that are being built or ready, the next one, and the one that the user holds.
-        self._keeper = SlotKeeper(plan.n_build_ahead + 2, keeps_memory=plan.keeps_memory)
+        self._keeper = SlotKeeper(n_expected=plan.n_build_ahead + 2)
         self._costs = CostEstimate(plan.n_readers, len(os.sched_getaffinity(0)))
         self._consumed_id = 0
         self._warned: set[str] = set()
@@ -231,6 +231,8 @@ class Supervisor:
             self._residency.restart()
             if message[2] is not None:
                 self._renew_readers(message[2])
+        elif kind == "keep memory":
+            self._keeper.keep_memory()
         elif kind == "describe":
             self._trainer.tell(("description", *self._describe()))
         else:
