@@ -1,0 +1,1 @@
+"""Master/worker training: one server, and workers that take files from its queue."""
