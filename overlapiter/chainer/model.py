@@ -12,7 +12,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 Vector = NDArray[np.float32]
-Doubles = NDArray[np.float64]
 
 _LOSSES = {
     "softmax_cross_entropy": F.softmax_cross_entropy,
@@ -30,11 +29,11 @@ class ChainerModel:
         metrics: Names of the metrics: "accuracy".
         device: As :func:`chainer.get_device` takes it, or ``cpu``.
         example: Features and labels of one example, to make parameters that wait for a shape.
-        seed: Their first values follow from it.
 
     Attributes:
         layout: As in the protocol.
         measure_names: As in the protocol.
+        n_state: As in the protocol.
     """
 
     def __init__(
@@ -44,13 +43,11 @@ class ChainerModel:
         metrics: tuple[str, ...],
         device: str,
         example: tuple[Any, ...],
-        seed: int,
     ) -> None:
         self._link = link
         self._loss = loss
         self.measure_names = ("loss", *metrics)
         self._device = chainer.get_device("@numpy" if device == "cpu" else device)
-        np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # Chainer's initializers use it
         if any(param.array is None for param in link.params()):
             with chainer.using_config("train", False), chainer.no_backprop_mode():
                 self._measures(example)
@@ -59,6 +56,7 @@ class ChainerModel:
         self._names = [name for name, param in sorted(link.namedparams()) if param.array is not None]
         self._flat = self._flattened()
         self._persistent = _persistent(link)
+        self.n_state = sum(np.size(getattr(of, key)) for _, of, key in self._persistent)
         self.layout = json.dumps(
             [[name, list(p.shape)] for name, p in zip(self._names, self._params, strict=True)]
             + [[name, list(np.shape(getattr(of, key)))] for name, of, key in self._persistent]
@@ -77,35 +75,34 @@ class ChainerModel:
         return flat
 
     def weights(self) -> Vector:
-        """Return a copy of the parameters."""
-        return np.array(chainer.get_device("@numpy").send(self._flat))
+        """Return a copy of parameters and persistent values."""
+        vector = np.empty(self._flat.size + self.n_state, np.float32)
+        vector[: self._flat.size] = _on_host(self._flat)
+        self._write_state(vector)
+        return vector
 
     def load(self, weights: Vector) -> None:
-        """Copy values into the parameters."""
+        """Copy values into parameters and persistent values."""
         if self._device.xp is np:
-            np.copyto(self._flat, weights)
+            np.copyto(self._flat, weights[: self._flat.size])
         else:
-            self._flat.set(weights)
-
-    def state(self) -> Doubles:
-        """Return the persistent values of the links, such as BatchNormalization's averages."""
-        values = [
-            np.ravel(chainer.get_device("@numpy").send(getattr(of, key))).astype(np.float64)
-            for _, of, key in self._persistent
-        ]
-        return np.concatenate(values) if values else np.empty(0)
-
-    def load_state(self, state: Doubles) -> None:
-        """Copy values into them."""
-        begin = 0
+            self._flat.set(weights[: self._flat.size])
+        begin = self._flat.size
         for _, of, key in self._persistent:
             value = getattr(of, key)
-            part = state[begin : begin + np.size(value)]
+            part = weights[begin : begin + np.size(value)]
             begin += part.size
             if np.ndim(value):
                 value[...] = self._device.xp.asarray(part.reshape(value.shape), value.dtype)
             else:
                 setattr(of, key, type(value)(part[0]))
+
+    def _write_state(self, vector: Vector) -> None:
+        begin = self._flat.size
+        for _, of, key in self._persistent:
+            value = np.ravel(_on_host(getattr(of, key)))
+            vector[begin : begin + value.size] = value
+            begin += value.size
 
     def gradient(self, batch: tuple[Any, ...], gradient: Vector, seed: int) -> Sequence[float]:
         """Compute the gradient of the mean loss, and the measures, of a mini-batch."""
@@ -120,8 +117,9 @@ class ChainerModel:
             if param.grad is None:  # it has no part in the loss
                 part[...] = 0
             else:
-                part[...] = chainer.get_device("@numpy").send(param.grad)
+                part[...] = _on_host(param.grad)
             begin += param.size
+        self._write_state(gradient)
         return [float(each) for each in measures]
 
     def evaluate(self, batch: tuple[Any, ...]) -> Sequence[float]:
@@ -159,6 +157,10 @@ class ChainerModel:
     def save(self, path: str) -> None:
         """Write the link for :func:`chainer.serializers.load_npz`."""
         chainer.serializers.save_npz(path, self._link)
+
+
+def _on_host(array: Any) -> Any:
+    return chainer.get_device("@numpy").send(array) if hasattr(array, "device") else array
 
 
 def _persistent(link: Any) -> list[tuple[str, Any, str]]:

@@ -64,9 +64,9 @@ class Epochs:
         """That of the current epoch."""
         return self._settings.rate_in(min(self.current, self._settings.epochs))
 
-    def note(self, message: Message, n_measures: int) -> None:
+    def note(self, message: Message) -> None:
         """Count what a worker has trained on."""
-        epoch, sums = message.epoch, message.doubles[:n_measures]
+        epoch, sums = message.epoch, message.doubles
         self._sums[epoch] = self._sums.get(epoch, 0) + sums
         self._n_examples[epoch] = self._n_examples.get(epoch, 0) + message.n_examples
         self._monitors[message.origin] = message.memory_bytes, message.cpu_ms

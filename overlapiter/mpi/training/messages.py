@@ -53,7 +53,7 @@ class Message(NamedTuple):
         position: Up to which of its examples; of a worker that joins, the digest of its model.
         n_examples: That the measures are about.
         leases: Granted ones, at most :data:`MOST_LEASES`: epoch, piece and position.
-        doubles: Measures (sums over examples), then the persistent state of the model.
+        doubles: Measures, as sums over examples.
         vector: Gradients or weights; empty if the message needs none.
         text: Of a failure.
         memory_bytes: What the worker has of the memory.

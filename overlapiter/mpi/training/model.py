@@ -10,16 +10,21 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Protocol
 
+import numpy as np
+
 from overlapiter.errors import OptionError
 
-from .messages import Doubles, Vector
+from .messages import Vector
 
 #: Features (one array for each input of the model) and labels of some examples.
 Batch = tuple[Any, ...]
 
 
 class Model(Protocol):
-    """A model with its parameters as one flat vector.
+    """A model as one flat vector: its ``n`` parameters, then its persistent state.
+
+    The persistent state, such as the statistics of BatchNormalization, changes while the model is
+    trained and has no gradient; it is synchronised with the weights.
 
     A user's ``build_model()`` may return an object of this kind itself, for a framework that
     overlapiter does not know.
@@ -27,34 +32,25 @@ class Model(Protocol):
     Attributes:
         layout: Names, shapes and types of parameters and state, as text: ranks compare it.
         measure_names: What :meth:`gradient` and :meth:`evaluate` return; the first is the loss.
+        n_state: Length of the persistent state.
     """
 
-    @property
-    def layout(self) -> str:
-        """What the ranks compare."""
-
-    @property
-    def measure_names(self) -> Sequence[str]:
-        """Names of the measures, the loss first."""
+    layout: str
+    measure_names: Sequence[str]
+    n_state: int
 
     def weights(self) -> Vector:
-        """Return a copy of the parameters, of shape ``(n,)``."""
+        """Return a copy of the vector, of shape ``(n + n_state,)``."""
 
     def load(self, weights: Vector) -> None:
-        """Copy values into the parameters."""
-
-    def state(self) -> Doubles:
-        """Return a copy of what else a trained model is made of: statistics and counts."""
-
-    def load_state(self, state: Doubles) -> None:
-        """Copy values into the state."""
+        """Copy a vector into the model."""
 
     def gradient(self, batch: Batch, gradient: Vector, seed: int) -> Sequence[float]:
-        """Compute the gradient of the mean loss of a mini-batch into ``gradient``.
+        """Compute the gradient of the mean loss of a mini-batch.
 
         Args:
             batch: Features and labels.
-            gradient: Where the gradient is written, of shape ``(n,)``.
+            gradient: Where it is written, and behind it the persistent state as it is afterwards.
             seed: What is random in the model follows from it.
 
         Returns:
@@ -116,12 +112,12 @@ def builder_from(model: str | os.PathLike[str] | Builder) -> Builder:
 
 
 def wrapped(
-    built: object, loss: str, metrics: Sequence[str], device: str, example: Batch, seed: int
+    build: Builder, loss: str, metrics: Sequence[str], device: str, example: Batch, seed: int
 ) -> Model:
-    """Return what ``build_model()`` has returned as a :class:`Model`.
+    """Return what ``build_model()`` returns as a :class:`Model`.
 
     Args:
-        built: A ``chainer.Link``, a ``torch.nn.Module``, or a Model.
+        build: Returns a ``chainer.Link``, a ``torch.nn.Module``, or a Model.
         loss: Name of the loss.
         metrics: Names of the metrics.
         device: Where it computes.
@@ -131,6 +127,10 @@ def wrapped(
     Raises:
         OptionError: It is something else.
     """
+    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # Chainer's initializers use it
+    if "torch" in sys.modules:
+        sys.modules["torch"].manual_seed(seed)
+    built = build()
     for kind in type(built).__mro__:
         name = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
         if name == "chainer.Link":
@@ -140,7 +140,7 @@ def wrapped(
         else:
             continue
         make = getattr(importlib.import_module(home), adapter)
-        return make(built, loss, tuple(metrics), device, example, seed)  # type: ignore[no-any-return]  # found by name
+        return make(built, loss, tuple(metrics), device, example)  # type: ignore[no-any-return]  # by name
     if all(hasattr(built, name) for name in ("gradient", "evaluate", "weights", "load")):
         return built  # type: ignore[return-value]  # as far as can be seen
     raise OptionError(

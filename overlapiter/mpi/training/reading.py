@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from overlapiter.errors import TrainingError
+from overlapiter.tracing import OFF, Tracing
 
 from .data import Source
 from .leases import Lease, Piece, order_of
@@ -34,7 +36,9 @@ class Reader:
         pieces: Of all of them.
         seed: The order of the examples of a piece follows from it, the epoch and the piece.
         shuffle: Whether examples are shuffled.
-        staged: Stages the files before they are read; None to read them where they are.
+        make_staged: Makes what stages the files before they are read, in the thread that reads;
+            None to read them where they are.
+        trace: Where spans go.
     """
 
     def __init__(
@@ -45,14 +49,17 @@ class Reader:
         seed: int,
         *,
         shuffle: bool = True,
-        staged: StagedFiles | None = None,
+        make_staged: Callable[[], StagedFiles] | None = None,
+        trace: Tracing = OFF,
     ) -> None:
         self._source = source
         self._paths = paths
         self._pieces = pieces
         self._seed = seed
         self._shuffle = shuffle
-        self._staged = staged
+        self._make_staged = make_staged
+        self._staged: StagedFiles | None = None
+        self._trace = trace
         self._leases: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
         self._ready: queue.Queue[Batch | Exception] = queue.Queue(_PIECES_AHEAD)
         self._is_closed = threading.Event()
@@ -75,26 +82,32 @@ class Reader:
         return got
 
     def _run(self) -> None:
-        while (lease := self._leases.get()) is not None and not self._is_closed.is_set():
-            got: Batch | Exception
-            try:
-                got = self._read(lease)
-            except Exception as error:  # the training thread raises it
-                got = error
-            while not self._is_closed.is_set():
+        try:
+            while (lease := self._leases.get()) is not None and not self._is_closed.is_set():
                 try:
-                    self._ready.put(got, timeout=0.1)
-                    break
-                except queue.Full:
-                    continue
+                    self._put(self._read(lease))
+                except Exception as error:  # the training thread raises it
+                    self._put(error)
+        finally:
+            if self._staged is not None:
+                self._staged.close()
+
+    def _put(self, got: Batch | Exception) -> None:
+        while not self._is_closed.is_set():
+            with contextlib.suppress(queue.Full):
+                self._ready.put(got, timeout=0.1)
+                return
 
     def _read(self, lease: Lease) -> Batch:
         file, start, stop = self._pieces[lease.piece]
         path = local_path = self._paths[file]
-        if self._staged is not None:
-            self._staged.stage(path)
-            local_path = self._staged.local_path(path)
-        arrays = self._source.read(path, start, stop, local_path)
+        if self._make_staged is not None:
+            self._staged = self._staged or self._make_staged()
+            with self._trace.span("stage", "staging", None, path=path):
+                self._staged.stage(path)
+                local_path = self._staged.local_path(path)
+        with self._trace.span("read", "reading", None, path=path, start=start, stop=stop):
+            arrays = self._source.read(path, start, stop, local_path)
         if not self._shuffle:
             return arrays
         order = order_of(stop - start, self._seed, lease.epoch, lease.piece + 1)
@@ -105,8 +118,6 @@ class Reader:
         self._is_closed.set()
         self._leases.put(None)
         self._thread.join(5.0)
-        if self._staged is not None and not self._thread.is_alive():
-            self._staged.close()
 
 
 def check_shapes(batches: Sequence[tuple[str, Batch]]) -> None:

@@ -17,12 +17,13 @@ from overlapiter.tracing import OFF, Tracing
 
 from .epochs import Epochs
 from .leases import LeaseQueue
-from .messages import Doubles, Kind, Message, Vector
+from .messages import Kind, Message, Vector
 from .model import Model
-from .validation import Evaluator, Snapshot, Validation
+from .validation import Evaluator, Validation
 
 #: Leases that a worker holds: the one it trains on, and the one that is read meanwhile.
 _HELD_LEASES = 2
+_NONE = np.empty(0, np.float32)
 
 
 class ServerSide(Protocol):
@@ -105,8 +106,7 @@ class Server:
         self._idle: set[int] = set()  # have waited for work: their weights are old
         self._told_to_stop: set[int] = set()
         self._knows_snapshot: dict[int, int] = {}
-        self._states: dict[int, Doubles] = {}
-        self.state = model.state()
+        self._reports: dict[int, Message] = {}  # of those that exchange: they count when applied
         self.outbox: list[tuple[int, Message]] = []
         self.failure = ""
         self.lost: dict[int, str] = {}
@@ -154,7 +154,7 @@ class Server:
         self._side.forget(worker)
         self._exchanging.discard(worker)
         self._parked.pop(worker, None)
-        self._states.pop(worker, None)
+        self._reports.pop(worker, None)
         n_left = len(self._workers - self.lost.keys())
         if not self.is_over:
             parts = f"{len(leases)} part{'s' * (len(leases) != 1)} of the data"
@@ -227,26 +227,25 @@ class Server:
             self._begin(worker)
             return
         self._exchanging.add(worker)
-        with self._trace.span("apply", "training", rank=worker):
-            due = self._side.apply(message.vector, worker)
         if message.n_examples:
-            self._note(message)
+            self._reports[worker] = message._replace(doubles=message.doubles.copy(), vector=_NONE)
+        with self._trace.span("apply", "training", None, rank=worker):
+            due = self._side.apply(message.vector, worker)
         self._reply(due)
 
     def _note(self, message: Message) -> None:
         """Note what a worker has trained on."""
-        if not self._queue.holds(message.origin, message.epoch, message.piece):
-            return
-        n_measures = len(self._model.measure_names)
-        self._queue.advance(message.origin, message.epoch, message.piece, message.position)
-        self._epochs.note(message, n_measures)
-        if message.doubles.size > n_measures:
-            self._states[message.origin] = message.doubles[n_measures:].copy()
-            self.state = np.mean([self._states[each] for each in sorted(self._states)], axis=0)
+        if self._queue.holds(message.origin, message.epoch, message.piece):
+            self._queue.advance(message.origin, message.epoch, message.piece, message.position)
+            self._epochs.note(message)
 
     def _reply(self, due: dict[int, Vector]) -> None:
+        """Reply to workers whose messages are applied."""
         for worker, vector in due.items():
             self._exchanging.discard(worker)
+            report = self._reports.pop(worker, None)
+            if report is not None:
+                self._note(report)
             self._go(worker, vector)
 
     def _go(self, worker: int, vector: Vector | None = None) -> None:
@@ -258,8 +257,6 @@ class Server:
         if self.is_over:
             self._told_to_stop.add(worker)
             message = Message(Kind.STOP, text=self.failure)
-        if message.kind in (Kind.BEGIN, Kind.GO):
-            message = message._replace(doubles=self.state)
         self.outbox.append((worker, message._replace(origin=worker)))
 
     # --- work for workers ---------------------------------------------------------------------
@@ -315,8 +312,7 @@ class Server:
         if self._knows_snapshot.get(worker) == epoch:
             return message
         self._knows_snapshot[worker] = epoch
-        weights, state = self._validation.snapshots[epoch]
-        return message._replace(vector=weights, doubles=state)
+        return message._replace(vector=self._validation.snapshots[epoch])
 
     # --- epochs -------------------------------------------------------------------------------
 
@@ -345,8 +341,7 @@ class Server:
             self._epochs.trained(self._side.n_updates, len(self._workers) - len(self.lost))
             self._side.learning_rate = self._epochs.learning_rate
             if self._epochs.is_validating:
-                snapshot = Snapshot(self._side.weights.copy(), np.copy(self.state))
-                self._validation.begin(epoch, snapshot)
+                self._validation.begin(epoch, self._side.weights.copy())
                 while self._inline is not None and self._validation.evaluate_next(
                     self._inline, -1, is_waiting=False
                 ):

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,18 +17,6 @@ from .leases import Piece
 from .messages import Doubles, Vector
 from .model import Model
 from .reading import cut
-
-
-class Snapshot(NamedTuple):
-    """A model as it was at the end of an epoch.
-
-    Attributes:
-        weights: Its parameters.
-        state: Its other state.
-    """
-
-    weights: Vector
-    state: Doubles
 
 
 class Evaluator:
@@ -52,10 +39,9 @@ class Evaluator:
         self._pieces = pieces
         self._batch = batch
 
-    def sums(self, snapshot: Snapshot, piece: int) -> tuple[Doubles, int]:
+    def sums(self, snapshot: Vector, piece: int) -> tuple[Doubles, int]:
         """Return the sums of the measures over the examples of a piece, and how many these are."""
-        self._model.load(snapshot.weights)
-        self._model.load_state(snapshot.state)
+        self._model.load(snapshot)
         file, start, stop = self._pieces[piece]
         total = np.zeros(len(self._model.measure_names))
         arrays = self._source.read(self._paths[file], start, stop)
@@ -76,14 +62,14 @@ class Validation:
 
     def __init__(self, n_pieces: int) -> None:
         self._n_pieces = n_pieces
-        self._snapshots: dict[int, Snapshot] = {}
+        self._snapshots: dict[int, Vector] = {}
         self._waiting: list[tuple[int, int]] = []
         self._taken: dict[tuple[int, int], int] = {}
         self._sums: dict[int, dict[int, tuple[Doubles, int]]] = {}
         self._is_closed = False
         self.changed = threading.Condition(threading.RLock())
 
-    def begin(self, epoch: int, snapshot: Snapshot) -> None:
+    def begin(self, epoch: int, snapshot: Vector) -> None:
         """Have a snapshot validated; it must not change any more."""
         with self.changed:
             self._snapshots[epoch] = snapshot
@@ -105,7 +91,7 @@ class Validation:
         return len(self._waiting)
 
     @property
-    def snapshots(self) -> dict[int, Snapshot]:
+    def snapshots(self) -> dict[int, Vector]:
         """What is not validated yet, by epoch."""
         return self._snapshots
 

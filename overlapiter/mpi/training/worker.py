@@ -19,7 +19,7 @@ from .messages import Kind, Message, Vector
 from .model import Model
 from .reading import Reader, cut
 from .server import digest_of
-from .validation import Evaluator, Snapshot
+from .validation import Evaluator
 
 
 class WorkerSide(Protocol):
@@ -57,8 +57,8 @@ class Connection(Protocol):
         """Send a message and return the reply, whose arrays live until the next call. Blocks."""
 
 
-class StoppedError(Exception):
-    """The server ends the run; the text says why if that is a failure."""
+class StoppedError(TrainingError):
+    """The server ends the run, or is dead; the text says why if that is a failure."""
 
 
 class _BegunError(Exception):
@@ -107,7 +107,7 @@ class Worker:
         self._trace = trace
         self._reader: Reader | None = None
         self._leases: collections.deque[Lease] = collections.deque()
-        self._snapshot: Snapshot | None = None
+        self._snapshot: Vector | None = None
         self._sums = np.zeros(len(model.measure_names))
         self._n_examples = 0
 
@@ -115,7 +115,8 @@ class Worker:
         """Train until the server ends the run.
 
         Raises:
-            TrainingError: The server has failed, or has ended this worker's run by a failure.
+            StoppedError: The run has failed elsewhere.
+            TrainingError: It cannot go on here.
         """
         weights = self._model.weights()
         join = Message(Kind.JOIN, n_examples=weights.size, position=digest_of(self._model))
@@ -125,7 +126,7 @@ class Worker:
                 self._again(self._train if self._leases else self._ask)
         except StoppedError as stopped:
             if str(stopped):
-                raise TrainingError(str(stopped)) from None
+                raise
         finally:
             if self._reader is not None:
                 self._reader.close()
@@ -159,7 +160,7 @@ class Worker:
     def _compute(self, lease: Lease, end: int, batch: Sequence[Any], gradient: Vector) -> None:
         """Compute a gradient, and count its examples."""
         self._model.load(self._side.weights)
-        seed = hash((self._seed, *lease[:2], end))
+        seed = hash((self._seed, lease.epoch, lease.piece, end))
         with self._trace.span("compute", "training", None, epoch=lease.epoch, piece=lease.piece):
             measures = self._model.gradient(tuple(batch), gradient, seed)
         if not math.isfinite(measures[0]):
@@ -180,7 +181,7 @@ class Worker:
             piece=lease.piece,
             position=position,
             n_examples=self._n_examples,
-            doubles=np.concatenate([self._sums, self._model.state()]),
+            doubles=self._sums.copy(),
         )
         while message is not None:
             if message.size and report.n_examples:
@@ -199,13 +200,11 @@ class Worker:
         reply = self._exchange(Message(Kind.ASK))
         while reply.kind is Kind.VALIDATE:
             if reply.vector.size:
-                self._snapshot = Snapshot(reply.vector.copy(), reply.doubles.copy())
+                self._snapshot = reply.vector.copy()
             assert self._snapshot is not None
             epoch, piece = reply.epoch, reply.piece
             with self._trace.span("validate", "validation", None, epoch=epoch, piece=piece):
-                own_state = self._model.state()
                 sums, n = self._evaluator.sums(self._snapshot, piece)
-                self._model.load_state(own_state)
             done = Message(
                 Kind.VALIDATED, epoch=epoch, piece=piece, n_examples=n, doubles=sums
             )
@@ -227,15 +226,12 @@ class Worker:
         if reply.kind is Kind.BEGIN:
             self._begin(reply)
             raise _BegunError
-        if reply.kind is Kind.GO and reply.doubles.size:
-            self._model.load_state(reply.doubles)
         self._take(reply)
         return reply
 
     def _begin(self, reply: Message) -> None:
         """Begin with the server's weights, whatever was before."""
         self._side.begin(reply.vector)
-        self._model.load_state(reply.doubles)
         self._leases.clear()
         if self._reader is not None:
             self._reader.close()

@@ -44,6 +44,9 @@ class LocalSteps:
         self.weights = np.array(centre, np.float32)
         self._n_steps = 0
 
+    def refresh(self, _weights: Vector) -> None:
+        """Keep the own weights after a while without work."""
+
     def step(self, gradient: Vector) -> Vector | None:
         """Take one local step; return the message that is due, or None."""
         n = len(self.weights) - self._n_state
@@ -111,6 +114,8 @@ class DownpourWorker(LocalSteps):
     def receive(self, reply: Vector) -> None:
         """Take the server's weights."""
         self.weights[:] = reply
+
+    refresh = receive  # others have gone on meanwhile
 
     def state(self) -> State:
         """Return copies of all that it keeps."""
