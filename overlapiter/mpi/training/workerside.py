@@ -62,6 +62,9 @@ class LocalSteps:
     def _message(self) -> Vector:
         raise NotImplementedError
 
+    def refresh(self, centre: Vector) -> None:
+        """Go on from the worker's own weights after a pause."""
+
     def state(self) -> State:
         """Return copies of the weights, of what else the algorithm keeps, and of the optimizer."""
         state: State = {f"optimizer.{k}": v for k, v in self._optimizer.state().items()}
@@ -111,6 +114,11 @@ class DownpourWorker(LocalSteps):
     def receive(self, reply: Vector) -> None:
         """Take the server's weights."""
         self.weights[:] = reply
+
+    def refresh(self, centre: Vector) -> None:
+        """Take the server's weights after a pause, unless steps from here are still to be sent."""
+        if not self._n_steps:
+            self.weights[:] = centre
 
     def state(self) -> State:
         """Return copies of all that it keeps."""

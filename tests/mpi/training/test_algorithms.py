@@ -225,6 +225,24 @@ def test_a_message_of_another_model_is_refused(name: str) -> None:
         server.apply(np.ones(4, np.float32), 2)
 
 
+@pytest.mark.parametrize("name", REFERENCES)
+def test_after_a_pause_only_downpour_takes_the_weights_of_the_server(name: str) -> None:
+    server, workers = sides(name, 3, 2)
+    run(server, workers, [0, 0])
+    own = workers[1].weights.copy()
+    workers[1].refresh(server.weights)
+    expected = server.weights if name == "downpour" else own
+    np.testing.assert_array_equal(workers[1].weights, expected)
+
+
+def test_steps_that_are_still_to_be_sent_outlast_a_pause() -> None:
+    server, (worker,) = sides("downpour", 1, 2)
+    worker.step(gradient_at(worker.weights, 0))
+    own = worker.weights.copy()
+    worker.refresh(server.weights)
+    np.testing.assert_array_equal(worker.weights, own)
+
+
 # --- synchronous ----------------------------------------------------------------------------------
 
 
