@@ -67,6 +67,9 @@ class WorkerSide(Protocol):
     def receive(self, reply: Vector) -> Vector | None:
         """Take the reply to the last message; return a further message, or None."""
 
+    def refresh(self, centre: Vector) -> None:
+        """Take the server's weights after a pause, where the worker has none of its own."""
+
     def state(self) -> State:
         """Return what another process needs to go on exactly from here, between two messages."""
 

@@ -44,9 +44,6 @@ class LocalSteps:
         self.weights = np.array(centre, np.float32)
         self._n_steps = 0
 
-    def refresh(self, _weights: Vector) -> None:
-        """Keep the own weights after a while without work."""
-
     def step(self, gradient: Vector) -> Vector | None:
         """Take one local step; return the message that is due, or None."""
         n = len(self.weights) - self._n_state
@@ -64,6 +61,9 @@ class LocalSteps:
 
     def _message(self) -> Vector:
         raise NotImplementedError
+
+    def refresh(self, centre: Vector) -> None:
+        """Go on from the worker's own weights after a pause."""
 
     def state(self) -> State:
         """Return copies of the weights, of what else the algorithm keeps, and of the optimizer."""
@@ -115,7 +115,10 @@ class DownpourWorker(LocalSteps):
         """Take the server's weights."""
         self.weights[:] = reply
 
-    refresh = receive  # others have gone on meanwhile
+    def refresh(self, centre: Vector) -> None:
+        """Take the server's weights after a pause, unless steps from here are still to be sent."""
+        if not self._n_steps:
+            self.weights[:] = centre
 
     def state(self) -> State:
         """Return copies of all that it keeps."""
