@@ -18,7 +18,7 @@ from overlapiter.tracing import OFF, Tracing
 from .groups import n_doubles_of, rows_of
 from .messages import Kind, Message, Vector
 from .post import Mail, Post
-from .worker import StoppedError
+from .worker import ServerLostError, StoppedError
 
 _LOOK_SECONDS = 0.02
 
@@ -135,7 +135,7 @@ class SubServer:
 
     def _lose(self, rank: int, reason: str) -> None:
         if not rank:
-            raise StoppedError(f"the server, rank 0, is lost ({reason})")
+            raise ServerLostError(f"the server, rank 0, is lost ({reason})")
         self._lost.add(rank)
         self._training.discard(rank)
         self._waiting.pop(rank, None)
