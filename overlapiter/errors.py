@@ -12,6 +12,7 @@
     ├── StagingError (also OSError)        the staging directory cannot be used
     ├── SharedMemoryError (also MemoryError)  no memory for the mini-batch slots
     ├── NoMpiError (also RuntimeError)     a worker process called MPI
+    ├── TrainingError                      a training over MPI could not begin or go on
     └── PipelineError                      the worker processes could not start or were lost
 
     StagingWarning (RuntimeWarning)        staging is degraded; training goes on
@@ -283,3 +284,7 @@ class BindingWarning(RuntimeWarning):
 
 class FailureWarning(RuntimeWarning):
     """A rank that fails would leave the other ranks of the job waiting for ever."""
+
+
+class TrainingError(OverlapError):
+    """A training over MPI could not begin, or could not go on; the message says why."""

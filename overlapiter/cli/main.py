@@ -28,6 +28,7 @@ COMMANDS = {
     "check": "look whether staged files are right, and mend what is not",
     "evict": "remove staged files",
     "export": "copy staged files out, to a tree like that of their source",
+    "train": "train a model on many processes, with MPI or without",
     "doctor": "measure the slow store and this node, and recommend settings",
 }
 _DESCRIPTION = (
