@@ -81,7 +81,7 @@ class Study:
         self._optuna = optuna
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         os.makedirs(out, exist_ok=True)
-        self._out, self._space, self.metric = out, space, metric
+        self._out, self.space, self.metric = out, space, metric
         self._n_trials, self._seed = n_trials, seed
         self.is_maximized = not metric.endswith("loss")
         pruners = optuna.pruners
@@ -125,7 +125,7 @@ class Study:
             self._study.sampler = self._optuna.samplers.TPESampler(
                 seed=self._seed * 100_003 + trial.number, constant_liar=True
             )
-        values = self._space.suggest(trial)
+        values = self.space.suggest(trial)
         first = int(trial.user_attrs.get("continues", trial.number))
         values["out"] = os.path.join(self._out, "trials", f"{first:04}")
         trial.set_user_attr("out", values["out"])
