@@ -35,6 +35,7 @@ COMMANDS = {
     "evict": "remove staged files",
     "export": "copy staged files out, to a tree like that of their source",
     "train": "train a model on many processes, with MPI or without",
+    "search": "search good settings for train",
     "doctor": "measure the slow store and this node, and recommend settings",
 }
 _DESCRIPTION = (
