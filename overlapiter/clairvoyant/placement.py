@@ -136,18 +136,28 @@ class Placement:
         (held,) = np.nonzero((self._holders == node).any(axis=1))
         return held[np.argsort(self._first_positions[held], kind="stable")]
 
-    def tiers_of(self, node: int, capacities_bytes: Sequence[float]) -> NDArray[np.int8]:
-        """Return the tier of each example at a node: most frequent first, then first use.
+    def tiers(self, capacities_bytes: Sequence[float]) -> NDArray[np.int8]:
+        """Return in which tier each holder has each example: most frequent first, then first use.
 
         Args:
-            node: The node.
-            capacities_bytes: Of each of its tiers, the fastest first.
+            capacities_bytes: Of each tier of a node, the fastest first; all nodes have the same.
+
+        Returns:
+            Tiers, of the shape of :meth:`holders`; NOWHERE without a holder.
         """
-        held = self.held_by(node)
-        (ranks,) = np.nonzero(self._node_of[:-1] == node)
-        counts = self._plan.frequencies(map(int, ranks))[held]
-        order = held[np.argsort(-counts, kind="stable")]
-        return by_tier(order, self._sizes, capacities_bytes)
+        copies = [self._holders[:, copy] for copy in range(self._holders.shape[1])]
+        counts = np.concatenate(self._counts_at(copies))
+        nodes = np.concatenate(copies)
+        (held,) = np.nonzero(nodes != NOWHERE)
+        examples = held % len(self._sizes)
+        order = np.lexsort((self._first_positions[examples], -counts[held], nodes[held]))
+        held, examples = held[order], examples[order]
+        sizes = self._sizes[examples]
+        per_node = np.bincount(nodes[held], sizes, self.n_nodes)
+        within = np.cumsum(sizes) - (np.cumsum(per_node) - per_node)[nodes[held]]
+        tiers = np.full(len(nodes), NOWHERE, np.int8)
+        tiers[held] = np.searchsorted(np.cumsum(capacities_bytes[:-1]), within, side="left")
+        return tiers.reshape(len(copies), -1).T
 
     def _reader_nodes(self, epoch: int) -> tuple[NDArray[np.int32], Indices]:
         ranks, positions = self._plan.first_reads(epoch)
@@ -171,7 +181,7 @@ class Placement:
         wanted_bytes = np.bincount(nodes[wanted], self._sizes[wanted], self.n_nodes)
         keys = [nodes[wanted]]
         if (wanted_bytes > self._free_bytes).any():
-            keys = [positions[wanted], -self._counts_at(nodes)[wanted], *keys]
+            keys = [positions[wanted], -self._counts_at([nodes])[0][wanted], *keys]
         wanted = wanted[np.lexsort(keys)]
         # The sum within each node: what the nodes before it want is not its own.
         until = np.cumsum(self._sizes[wanted])
@@ -180,13 +190,14 @@ class Placement:
         does_fit = until - before[takers] <= self._free_bytes[takers]
         self._give(copy, takers[does_fit], wanted[does_fit])
 
-    def _counts_at(self, nodes: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return how often each example is read by the node that is named for it."""
-        counts = np.zeros(len(nodes), np.int32)
+    def _counts_at(self, named: Sequence[NDArray[np.int32]]) -> list[NDArray[np.int32]]:
+        """Return, for each array of nodes, how often its node reads each example in the run."""
+        counts = [np.zeros(len(nodes), np.int32) for nodes in named]
         for epoch in self._plan.epochs:
             known = self._readers.get(epoch)
             readers = self._reader_nodes(epoch)[0] if known is None else known[0]
-            counts += readers == nodes
+            for count, nodes in zip(counts, named, strict=True):
+                count += readers == nodes
         return counts
 
     def _spread(self, copy: int) -> None:

@@ -29,6 +29,7 @@ COMMANDS = {
     "evict": "remove staged files",
     "export": "copy staged files out, to a tree like that of their source",
     "doctor": "measure the slow store and this node, and recommend settings",
+    "simulate": "simulate a training run under different ways to feed it data",
 }
 _DESCRIPTION = (
     "Work with overlapiter's staging directory: the copies, on this node's own fast disk, of\n"
