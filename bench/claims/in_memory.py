@@ -89,9 +89,8 @@ def take(request: dict) -> dict:
 def _open(request: dict, dataset: object) -> tuple:
     """Return the iterator and the converter that belongs to it."""
     if request["loader"] == "overlap":
-        import overlapiter
-
-        make, concat_examples = overlapiter.OverlapIterator, overlapiter.concat_examples
+        from overlapiter import OverlapIterator as make
+        from overlapiter import concat_examples
     else:
         from chainer.dataset import concat_examples
         from chainer.iterators import MultiprocessIterator as make
@@ -106,13 +105,12 @@ def measure(options: InMemoryOptions, _scratch: Path) -> dict:
         for compute_ms in (0.0, options.compute_ms)
         for loader in MEANINGS
     ]
-    names = ("examples", "batch_size", "readers", "n_prefetch", "batches")
-    common = picked(options, names)
-
-    def run(point: dict) -> dict:
-        return isolated.call(take, {**common, **point, "runs": None})
-
-    take_turns(points, options.repeats, run)
+    common = picked(options, ("examples", "batch_size", "readers", "n_prefetch", "batches"))
+    take_turns(
+        points,
+        options.repeats,
+        lambda point: isolated.call(take, {**common, **point, "runs": None}),
+    )
     return {"points": points}
 
 

@@ -21,7 +21,7 @@ from bench.claims.policies import belady, epoch_orders
 from bench.harness import isolated
 from bench.harness.files import read_pairs
 from bench.harness.launching import YIELDS, launch
-from bench.harness.options import option
+from bench.harness.options import option, picked
 from bench.harness.turns import take_turns
 from bench.loaders.run import Heads
 from bench.loaders.sources import EpochOptions, prepare, store_facts
@@ -53,16 +53,16 @@ def take(request: dict) -> dict | None:
     sampler = overlapiter.scatter_order(comm, request["seed"])
     if not request["is_together"]:
         sampler = ScatteredOrder(comm.rank, comm.size, request["seed"])
-    pairs, root = read_pairs(request["pairs"], request["n_examples"]), request["root"]
+    pairs, root = read_pairs(request["pairs"], request["examples"]), request["root"]
     opens = []
     with overlapiter.OverlapIterator(
         attach(Heads(pairs, root), store),
         request["batch_size"],
-        n_processes=request["n_readers"],
+        n_processes=request["readers"],
         order_sampler=sampler,
         staging=overlapiter.Staging(request["staging"], source=root, capacity=request["capacity"]),
     ) as iterator:
-        for _ in range(request["n_epochs"]):
+        for _ in range(request["epochs"]):
             is_over = False
             while not is_over:
                 next(iterator)
@@ -78,25 +78,21 @@ def measure(options: NodeOptions, scratch: Path) -> dict:
     sources = prepare(options, scratch, options.examples)
     orders = epoch_orders("shuffled", options.examples, options.epochs, options.seed)
     asked = [{"name": kind, "fraction": f} for f in FRACTIONS for kind in KINDS]
-    numbers = {"seed": options.seed, "n_examples": options.examples, "n_epochs": options.epochs}
-    numbers |= {"batch_size": options.batch_size, "n_readers": options.readers}
+    usual = picked(options, ("seed", "examples", "epochs", "batch_size", "readers"))
+    usual |= {"pairs": sources.pairs, "root": sources.slow}
 
     def run(point: dict) -> list[float]:
         with SlowStore(sources.slow, options.open_ms / 1e3, options.mb_per_s * 1e6) as store:
-            pickled = scratch / "store.pickle"
-            pickled.write_bytes(pickle.dumps(store))
+            (scratch / "store.pickle").write_bytes(pickle.dumps(store))
             request = {
-                **numbers,
-                "store": str(pickled),
+                **usual,
+                "store": str(scratch / "store.pickle"),
                 "staging": str(scratch / f"staging-{point['fraction']}-{point['name']}"),
-                "pairs": sources.pairs,
-                "root": sources.slow,
                 "capacity": sources.capacity_of(point["fraction"], options.examples),
                 "is_together": point["name"] == "together",
             }
-            job = partial(launch, n_ranks=options.ranks)
-            opens = isolated.call(take, request, job, **YIELDS)["opens"]
-        return [round(n / options.examples, 6) for n in opens]
+            opens = isolated.call(take, request, partial(launch, n_ranks=options.ranks), **YIELDS)
+        return [round(n / options.examples, 6) for n in opens["opens"]]
 
     take_turns(asked, 1, run)
     points = []

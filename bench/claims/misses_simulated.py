@@ -6,38 +6,34 @@ ones::
 
     python -m bench misses-simulated
 
-``misses_measured`` counts the same in the pipeline itself.
+``misses-measured`` counts the same in the pipeline itself.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from statistics import mean
 from typing import TYPE_CHECKING
 
 from bench.claims.policies import ORDER_KINDS, POLICIES, WINDOW_SHARE, epoch_orders
 from bench.harness.claim import Claim
 from bench.harness.options import Options, option
 from bench.harness.text import aligned
-from bench.harness.turns import progress_bar
 from bench.loaders.sources import check_epochs
 
 if TYPE_CHECKING:
     from pathlib import Path
 
 FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9)
-_TITLES = {
-    "shuffled": "shuffled anew in each epoch",
-    "drawn": "drawn with replacement",
-    "ascending": "ascending",
-}
+#: The names of what is compared, in tables and figures, with marks and colours.
 _NAMES = {
-    "measured": "**OverlapIterator**",
-    "ours": "**overlapiter, simulated**",
-    "together": "**ranks together**",
-    "apart": "ranks apart",
-    "belady": "optimum (Belady)",
-    "fifo": "FIFO",
-    "lru": "LRU",
+    "measured": ("**OverlapIterator**", "s-", "#009E73"),
+    "ours": ("**overlapiter, simulated**", "o-", "#0072B2"),
+    "together": ("**ranks together**", "o-", "#0072B2"),
+    "apart": ("ranks apart", "v--", "#E69F00"),
+    "belady": ("optimum (Belady)", "x:", "#000000"),
+    "fifo": ("FIFO", "v--", "#E69F00"),
+    "lru": ("LRU", "^--", "#D55E00"),
 }
 
 
@@ -75,19 +71,15 @@ def simulate(kind: str, fraction: float, n_examples: int, n_epochs: int, seed: i
 def measure(options: SimulationOptions, _scratch: Path) -> dict:
     """Simulate all."""
     cases = [(kind, fraction) for kind in ORDER_KINDS for fraction in FRACTIONS]
-    sizes, points = (options.examples, options.epochs, options.seed), []
-    with progress_bar(len(cases), "case") as progress:
-        for case in cases:
-            points.append(simulate(*case, *sizes))
-            progress.update()
+    sizes = (options.examples, options.epochs, options.seed)
     words = f"simulated: {options.examples:,} files of one size, {options.epochs} epochs"
+    points = [simulate(*case, *sizes) for case in cases]
     return {"window_share": WINDOW_SHARE, "words": words, "points": points}
 
 
 def later_share(point: dict, policy: str) -> float:
     """Return the share of reads of the second and later epochs that miss."""
-    later = point["missed_by_epoch"][policy][1:]
-    return sum(later) / len(later)
+    return mean(point["missed_by_epoch"][policy][1:])
 
 
 def rows(result: dict) -> list[list[str]]:
@@ -95,11 +87,11 @@ def rows(result: dict) -> list[list[str]]:
     points = result["points"]
     several = len({point["order"] for point in points}) > 1
     words = [f"{p['order']}, " * several + f"{100 * p['fraction']:g} %" for p in points]
-    table = [["part", *words]]
-    for name, meaning in _NAMES.items():
+    lines = [["part", *words]]
+    for name, (meaning, *_) in _NAMES.items():
         if name in points[0]["missed_by_epoch"]:
-            table.append([meaning, *(f"{100 * later_share(point, name):.1f}" for point in points)])
-    return table
+            lines.append([meaning, *(f"{100 * later_share(point, name):.1f}" for point in points)])
+    return lines
 
 
 def show(result: dict) -> str:
@@ -110,37 +102,26 @@ def show(result: dict) -> str:
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
     """Draw the shares that miss over the size of the staging directory, a panel for each order."""
-    from bench.harness.figures import BLACK, BLUE, GREEN, ORANGE, RED, legend_below, plt, save
+    from bench.harness.figures import legend_below, plt, save
 
-    lines = {
-        "fifo": ("first in, first out", ORANGE, "v--"),
-        "lru": ("least recently used", RED, "^--"),
-        "apart": ("ranks apart", ORANGE, "v--"),
-        "together": ("ranks together", BLUE, "o-"),
-        "ours": ("overlapiter", BLUE, "o-"),
-        "measured": ("overlapiter, measured", GREEN, "s-"),
-        "belady": ("Belady's optimum", BLACK, "x:"),
-    }
     kinds = list(dict.fromkeys(point["order"] for point in result["points"]))
     size = (max(8.6, 3.1 * len(kinds)), 4.3)
     figure, grid = plt.subplots(1, len(kinds), sharey=True, squeeze=False, figsize=size)
     for axes, kind in zip(grid[0], kinds, strict=True):
         points = [point for point in result["points"] if point["order"] == kind]
-        points.sort(key=lambda point: point["fraction"])
         percents = [100 * point["fraction"] for point in points]
-        for policy, (label, colour, style) in lines.items():
+        for policy, (label, style, colour) in _NAMES.items():
             if policy in points[0]["missed_by_epoch"]:
                 shares = [100 * later_share(point, policy) for point in points]
-                axes.plot(percents, shares, style, color=colour, label=label, markersize=5)
+                axes.plot(percents, shares, style, color=colour, label=label.strip("*"))
         axes.set_xticks(percents)
         axes.set_ylim(0, 103)
         axes.set_xlabel("staging directory, % of the data set")
-        axes.set_title(_TITLES.get(kind, kind), loc="left")
+        axes.set_title(f"order: {kind}", loc="left")
     grid[0, 0].set_ylabel("reads that miss, epoch 2 and later, %")
     legend_below(figure, *grid[0, 0].get_legend_handles_labels(), n_columns=5)
-    first = "not counted is the first epoch, in which every first read misses"
     path = stem.with_suffix(".png")
-    return [save(figure, path, result, result["words"], first, space_inches=0.8)]
+    return [save(figure, path, result, result["words"], space_inches=0.8)]
 
 
 CLAIM = Claim(

@@ -18,6 +18,7 @@ crosses the slow store::
 from __future__ import annotations
 
 import collections
+import functools
 import heapq
 from typing import TYPE_CHECKING
 
@@ -116,31 +117,25 @@ def _learn(eviction: Eviction, orders: Orders, epoch: int) -> None:
             eviction.learn({known: orders[known]})
 
 
-def lru(orders: Orders, room: int) -> NDArray[np.bool_]:
-    """Return the misses of a policy that evicts what was read the longest time ago."""
-    return _queue(orders, room, is_renewed=True)
-
-
-def fifo(orders: Orders, room: int) -> NDArray[np.bool_]:
-    """Return the misses of a policy that evicts what was staged the longest time ago."""
-    return _queue(orders, room, is_renewed=False)
-
-
 def _queue(orders: Orders, room: int, *, is_renewed: bool) -> NDArray[np.bool_]:
+    """Return the misses of a policy that evicts what was staged, or read, the longest time ago."""
     reads = np.concatenate(orders)
     staged: collections.OrderedDict[int, None] = collections.OrderedDict()
     missed = np.zeros(len(reads), bool)
     for place, example in enumerate(reads.tolist()):
-        if example in staged:
-            if is_renewed:
-                staged.move_to_end(example)
-            continue
-        missed[place] = True
-        staged[example] = None
+        missed[place] = example not in staged
+        if missed[place] or is_renewed:
+            staged[example] = None
+            staged.move_to_end(example)
         if len(staged) > room:
             staged.popitem(last=False)
     return missed
 
 
 #: The policies by name, the best first.
-POLICIES: dict[str, Policy] = {"belady": belady, "ours": ours, "lru": lru, "fifo": fifo}
+POLICIES: dict[str, Policy] = {
+    "belady": belady,
+    "ours": ours,
+    "lru": functools.partial(_queue, is_renewed=True),
+    "fifo": functools.partial(_queue, is_renewed=False),
+}
