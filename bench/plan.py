@@ -37,10 +37,8 @@ EXPERIMENTS = tuple(
          "--loaders overlap,slow,fast,floor", 8, "1 to 16 processes of a kind"),
         ("pipeline-fuse", "pipeline", "--mount fuse --repeats 5", 10, "where the time goes"),
         ("in-memory", "in-memory", "", 2, "the loader itself, examples in memory"),
-        ("epoch-times", "epoch-times", "", 3, "a staging directory for half of the data"),
         ("epoch-times-fuse", "epoch-times", "--mount fuse --examples 4000 --repeats 5 "
-         "--loaders capacity,unlimited,ideal", 5, "the same, and what misses cost"),
-        ("misses-simulated", "misses-simulated", "", 3, "what four policies miss"),
+         "--loaders capacity,unlimited,ideal", 5, "room for half of the data, what misses cost"),
         ("misses-measured", "misses-measured", "", 2, "what the pipeline misses"),
         ("misses-node", "misses-node", "", 2, "what the ranks of a node miss"),
         ("evicting", "evicting", "", 3, "CPU of evicting a file"),

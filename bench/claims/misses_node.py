@@ -16,15 +16,15 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.claims.misses_simulated import CLAIM as SIMULATED
-from bench.claims.policies import belady, epoch_orders
+from bench.claims.misses_measured import CLAIM as MEASURED
+from bench.claims.misses_measured import MissesOptions, simulated
 from bench.harness import isolated
 from bench.harness.files import read_pairs
 from bench.harness.launching import YIELDS, launch
 from bench.harness.options import option, picked
 from bench.harness.turns import take_turns
 from bench.loaders.run import Heads
-from bench.loaders.sources import EpochOptions, prepare, store_facts
+from bench.loaders.sources import prepare, store_facts
 from bench.slow.store import SlowStore, attach
 
 FRACTIONS = (0.25, 0.5, 0.75)
@@ -32,14 +32,12 @@ KINDS = ("together", "apart")
 
 
 @dataclasses.dataclass
-class NodeOptions(EpochOptions):
+class NodeOptions(MissesOptions):
     """What is run."""
 
-    open_ms: float = 2.0
-    mb_per_s: float = 1000.0
+    epochs: int = 3
     batch_size: int = 8
     readers: int = 1
-    repeats: int = 1
     ranks: int = option(4, "ranks of the node")
 
 
@@ -76,7 +74,6 @@ def take(request: dict) -> dict | None:
 def measure(options: NodeOptions, scratch: Path) -> dict:
     """Do all runs."""
     sources = prepare(options, scratch, options.examples)
-    orders = epoch_orders("shuffled", options.examples, options.epochs, options.seed)
     asked = [{"name": kind, "fraction": f} for f in FRACTIONS for kind in KINDS]
     usual = picked(options, ("seed", "examples", "epochs", "batch_size", "readers"))
     usual |= {"pairs": sources.pairs, "root": sources.slow}
@@ -97,17 +94,14 @@ def measure(options: NodeOptions, scratch: Path) -> dict:
     take_turns(asked, 1, run)
     points = []
     for fraction in FRACTIONS:
-        missed = belady(orders, int(fraction * options.examples))
-        found = {"belady": missed.reshape(options.epochs, -1).mean(axis=1).round(6).tolist()}
+        found = {"belady": simulated(options, fraction)["belady"]}
         found |= {p["name"]: p["runs"][0] for p in asked if p["fraction"] == fraction}
-        points.append({"order": "scattered", "fraction": fraction, "missed_by_epoch": found})
-    facts = store_facts(options)
-    words = f"{options.ranks} ranks, {options.examples:,} files, {options.epochs} epochs; "
-    return {"words": words + facts["store"], "data": sources.label, **facts, "points": points}
+        points.append({"fraction": fraction, "missed_by_epoch": found})
+    return {"data": sources.label, **store_facts(options), "points": points}
 
 
 CLAIM = dataclasses.replace(
-    SIMULATED,
+    MEASURED,
     about=__doc__,
     options=NodeOptions,
     measure=measure,
