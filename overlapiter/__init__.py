@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .chainer.convert import concat_examples as concat_examples
     from .chainer.extensions import LoadingReport as LoadingReport
     from .chainer.iterator import OverlapIterator as OverlapIterator
+    from .chainer.watching import PrintExplanation as PrintExplanation
+    from .chainer.watching import ProgressBar as ProgressBar
     from .openhook import local_path as local_path
     from .options import Skip as Skip
     from .options import Staging as Staging
@@ -30,6 +32,8 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "LoadingReport",
     "OverlapIterator",
+    "PrintExplanation",
+    "ProgressBar",
     "Skip",
     "Staging",
     "Stats",
@@ -46,6 +50,8 @@ __all__ = [
 _HOMES = {
     "LoadingReport": ".chainer.extensions",
     "OverlapIterator": ".chainer.iterator",
+    "PrintExplanation": ".chainer.watching",
+    "ProgressBar": ".chainer.watching",
     "Skip": ".options",
     "Staging": ".options",
     "Tier": ".options",

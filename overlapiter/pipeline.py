@@ -102,6 +102,7 @@ class Pipeline:
         self._row = self._board.trainer_row()
         self._describe_setup()
         self._taken_ns = 0  # when the trainer got its last mini-batch
+        self._first: Stats | None = None  # when it got its first one
         self._service = Service(parcel, plan, board_fd, preload)
         self._finalizer = weakref.finalize(self, Service.close, self._service)
         self._waiting: collections.OrderedDict[int, IndexList] = collections.OrderedDict()
@@ -218,6 +219,8 @@ class Pipeline:
             self._trace.add("wait", "trainer", begun_ns, now_ns, batch_id)
             self._trace.flow("f", batch_id, (begun_ns + now_ns) // 2)
         self._taken_ns = now_ns
+        if self._first is None:
+            self._first = self.stats()
 
     def count_index_lists(self, took_ns: int) -> None:
         """Count how long the trainer made index lists, which is part of its waiting."""
@@ -407,7 +410,7 @@ class Pipeline:
 
     def explain(self, earlier: Stats | None = None) -> Explanation:
         """Return what the trainer waits for, and what to change; as :func:`.explain`."""
-        return explain(setup_of(self._board), self.stats(), earlier)
+        return explain(setup_of(self._board), self.stats(), earlier or self._first)
 
     def close(self) -> None:
         """End all processes, within 2 seconds. Mini-batches that were taken stay valid."""

@@ -334,7 +334,8 @@ class OverlapIterator(ProgressAttributes):
         ``print(it.explain())`` prints the paragraph.
 
         Args:
-            since: What :meth:`stats` gave when the time to be explained began; None for the start.
+            since: What :meth:`stats` gave when the time to be explained began; None for the first
+                mini-batch, since the first one waits for processes to start.
         """
         return self._pipeline.explain(since)
 
