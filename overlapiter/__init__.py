@@ -66,8 +66,7 @@ _HOMES = {
 }
 
 if find_spec("chainer") is None:  # for `import *` and `help`, which take all that is listed
-    for _name in ("LoadingReport", "OverlapIterator", "concat_examples"):
-        __all__.remove(_name)
+    __all__ = [name for name in __all__ if not _HOMES[name].startswith(".chainer.")]
 
 
 def __getattr__(name: str) -> object:
