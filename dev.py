@@ -61,11 +61,13 @@ def say(text):
 
 
 def find_python(versions):
-    """Return path and version of the first of these versions that is there."""
+    """Return path and version of the first of these versions that is there, on PATH or of pyenv."""
     this = getattr(sys, "_base_executable", None) or sys.executable  # not that of .venv
+    pyenv = Path(os.environ.get("PYENV_ROOT", os.path.expanduser("~/.pyenv")))
     for wanted in versions:
         name = "python{}.{}".format(*wanted)
         others = [os.path.join(folder, name) for folder in os.get_exec_path()]
+        others += map(str, pyenv.glob("versions/*/bin/" + name))
         for path in [this] * (wanted == THIS) + list(filter(os.path.exists, others)):
             try:
                 probe = [path, "-I", "-c", PROBE.format(*wanted)]
@@ -122,8 +124,8 @@ class Environment:
         number = version.split()[0]
         if self.wants_chainer and not number.startswith(("3.10.", "3.11.")):
             say(
-                "PATH has no Python 3.11 or 3.10, so there is no Chainer: on Python {} what needs it, "
-                "such as most benchmarks, is left out".format(number)
+                "PATH has no Python 3.11 or 3.10, so there is no Chainer: on Python {} what needs "
+                "it, such as most benchmarks, is left out".format(number)
             )
         wanted = self.fingerprint(version)
         if self.is_set_up(wanted):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from . import errors as errors
     from . import mpi as mpi
+    from . import torch as torch
     from .agreement import scatter_order as scatter_order
     from .chainer.convert import concat_examples as concat_examples
     from .chainer.extensions import LoadingReport as LoadingReport
@@ -44,6 +45,7 @@ __all__ = [
     "mpi",
     "redirect",
     "scatter_order",
+    "torch",
     "trace",
 ]
 
@@ -62,6 +64,7 @@ _HOMES = {
     "mpi": ".mpi",
     "redirect": ".redirection",
     "scatter_order": ".agreement",
+    "torch": ".torch",
     "trace": ".tracing",
 }
 

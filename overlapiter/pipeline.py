@@ -14,8 +14,8 @@ import pickle
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
 from overlapiter.board import Counter, StatsBoard
 from overlapiter.errors import ExampleError, PipelineError, StagingWarning, described
@@ -25,7 +25,7 @@ from overlapiter.order import IndexList, Indices
 from overlapiter.sharedmem.layout import Array, Layout
 from overlapiter.sharedmem.pagelocks import PageLocker, PageLocks
 from overlapiter.sharedmem.segments import Segment, Slot
-from overlapiter.sharedmem.slots import MiniBatch, view_batch, view_empty
+from overlapiter.sharedmem.slots import MiniBatch, Report, view_batch, view_empty
 from overlapiter.stats import Stats, snapshot
 from overlapiter.tracing import OFF, Tracing
 from overlapiter.workers.ipc.channel import ChannelClosedError, Message
@@ -72,6 +72,25 @@ class FailedBatch(NamedTuple):
     context: ExampleError | None
 
 
+class Views:
+    """How the trainer sees a slot; this one, of no framework, as NumPy arrays."""
+
+    def view(
+        self,
+        layout: Layout,
+        segment: Segment | None,
+        slot: Slot,
+        reports: Sequence[tuple[int, int, Report]],
+        lend: Callable[[Array | None], None],
+    ) -> Any:
+        """Return the mini-batch in a slot; the arguments are those of ``view_batch``."""
+        return view_batch(layout, segment, slot, reports, lend)
+
+    def view_empty(self, reports: Sequence[tuple[int, int, Report]]) -> Any:
+        """Return the mini-batch of an index list all of whose examples are left out."""
+        return view_empty(reports)
+
+
 class Pipeline:
     """Mini-batches for index lists, in the order in which these are submitted.
 
@@ -84,6 +103,7 @@ class Pipeline:
         preload: Modules for the forkserver to import, if it is started here.
         created_ns: ``time.monotonic_ns()`` when the user's constructor began.
         trace: Where this process records what it does; the plan has its file.
+        views: What it hands out.
     """
 
     def __init__(
@@ -93,7 +113,9 @@ class Pipeline:
         preload: Sequence[str],
         created_ns: int,
         trace: Tracing = OFF,
+        views: Views | None = None,
     ) -> None:
+        self._views = views or Views()
         n_prefetchers = plan.staging.n_prefetchers if plan.staging else 0
         self._created_ns = created_ns
         self._plan = plan
@@ -112,6 +134,7 @@ class Pipeline:
         self._orders: tuple[dict[int, Indices | None], dict[int, Indices]] = {}, {}
         self._n_deaths = 0
         self._warned: set[str] = set()
+        self._renewal: object = None
         self._was_ready = False  # a supervisor, at any time: the dataset can be read
         self._locks: PageLocks | None = None
         self._forget_memory()
@@ -165,8 +188,8 @@ class Pipeline:
         """Send what was queued. Does not wait for an answer."""
         self._send_all(announces_take=False)
 
-    def take(self, timeout_seconds: float | None) -> MiniBatch | FailedBatch:
-        """Return the mini-batch of the oldest index list. Blocks until it is there.
+    def take(self, timeout_seconds: float | None) -> Any:
+        """Return the mini-batch of the oldest index list, or a FailedBatch. Blocks until then.
 
         Raises:
             WaitTimeoutError: It did not come within ``timeout_seconds``; calling again waits on.
@@ -227,26 +250,33 @@ class Pipeline:
         self._row.add(Counter.WAIT_NS, took_ns)
         self._row.add(Counter.WAIT_INDEX_NS, took_ns)
 
-    def reset(self) -> None:
-        """Drop every index list and mini-batch on its way; the workers live on."""
+    def reset(self, renewal: object = None) -> None:
+        """Drop every index list and mini-batch on its way; the workers live on.
+
+        Args:
+            renewal: What to tell the face of new processes, which take the file readers' places;
+                None to keep these.
+        """
         self._check_open()
+        if renewal is not None:
+            self._renewal = renewal
         self._waiting.clear()
         self._outgoing.clear()
         self._orders = {}, {}
         while self._ready:  # each is released once, whatever interrupts this
             self._release_unseen(self._ready.popitem()[1])
         self._take_id = self._next_id
-        self._send(("reset", self._next_id))
+        self._send(("reset", self._next_id, renewal))
 
     def _release_unseen(self, message: Message) -> None:
         if message[0] == "batch":
             self._released.append(message[3])
 
-    def _view(self, message: Message) -> MiniBatch:
+    def _view(self, message: Message) -> Any:
         _, _, layout_id, slot, parts = message
         reports = [(a, b, None if data is None else pickle.loads(data)) for a, b, data in parts]
         if layout_id < 0:
-            return view_empty(reports)
+            return self._views.view_empty(reports)
 
         def lend(memory: Array | None) -> None:
             if memory is None:
@@ -257,8 +287,8 @@ class Pipeline:
                 self._locks.lock(slot, memory)
 
         segment = self._segments.get(slot[0])
-        batch = view_batch(self._layouts[layout_id], segment, slot, reports, lend)
-        if self._locks is None:
+        batch = self._views.view(self._layouts[layout_id], segment, slot, reports, lend)
+        if self._locks is None and isinstance(batch, MiniBatch):
             batch.lock_pages = weakref.WeakMethod(self.lock_pages)
         return batch
 
@@ -270,6 +300,7 @@ class Pipeline:
         """
         if self._locks is None and self._finalizer.alive:
             self._locks = PageLocks(locker)
+            weakref.finalize(self, self._locks.unlock).atexit = False  # the driver may be gone
             self._send(("keep memory",))
 
     # --- messages -----------------------------------------------------------------------------
@@ -387,7 +418,7 @@ class Pipeline:
         self._service.start()
         self._outgoing = []
         lost = [self._waiting[i] for i in range(self._take_id, self._next_id)]
-        self._send(("reset", self._take_id))
+        self._send(("reset", self._take_id, self._renewal))
         if self._locks is not None:
             self._send(("keep memory",))
         self._send(("advance", self._take_id + 1, [], self._take_id, _plain(lost, self._plan.seed)))

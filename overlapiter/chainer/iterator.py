@@ -12,26 +12,29 @@ import chainer
 import numpy as np
 
 from overlapiter.chainer.arguments import (
-    BadExamples,
     OrderSampler,
     arguments_of,
-    check_staging,
     check_timeout,
     choose_sampler,
-    count_or_none,
     count_readers,
     first_state,
     is_shared,
     neighbour_orders,
     run_ahead_from,
-    skip_limit,
 )
 from overlapiter.chainer.datasets import DatasetPickler
 from overlapiter.chainer.progress import Progress, ProgressAttributes
 from overlapiter.errors import ExampleError
 from overlapiter.explain import Explanation
 from overlapiter.faults import SkippedExamples, explain_stall, warn_if_failure_hangs
-from overlapiter.options import Staging, check_count
+from overlapiter.options import (
+    BadExamples,
+    Staging,
+    check_count,
+    check_staging,
+    count_or_none,
+    skip_limit,
+)
 from overlapiter.order import IterationState, Step
 from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
 from overlapiter.planning import names_source, pickled, staging_plan

@@ -70,6 +70,8 @@ class PageLocks:
         return done
 
     def unlock(self, segment_id: int | None = None) -> None:
-        """Unlock the slots of a segment, or all of them."""
+        """Unlock the slots of a segment, or all of them, which then are never given back."""
+        if segment_id is None:
+            self._draining.clear()  # unlocking waits for the device
         for slot in [s for s in self._addresses if segment_id in (None, s.segment_id)]:
             self._locker.unlock(self._addresses.pop(slot))

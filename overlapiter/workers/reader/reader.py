@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import random
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -27,6 +26,7 @@ from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.processes import BusyClock, keep_freed_memory
 from overlapiter.workers.usage import Usage
 
+from .face import Face
 from .unseen import UnseenReads
 
 
@@ -70,6 +70,8 @@ class FileReader:
         self._channel = channel
         self._dataset = dataset
         self._plan = plan
+        self._face = plan.face or Face(dataset)
+        self._begin_error: BaseException | None = None
         self._index_type = np.dtype(plan.index_type).type
         self._row = row
         self._usage = Usage(row)
@@ -95,6 +97,10 @@ class FileReader:
         row = self._row
         if not row.get(Counter.STARTED_NS):
             row.put(Counter.STARTED_NS, time.monotonic_ns())
+        try:
+            self._face.begin(row.number, self._plan.n_readers)
+        except BaseException as error:  # user code: its first part fails
+            self._begin_error = error
         try:
             while True:
                 before_ns = time.monotonic_ns()
@@ -132,7 +138,7 @@ class FileReader:
             self._segments[number] = Segment(fds[0], value)
             self._segments[number].close()  # the mapping is enough
         elif kind == "layout":
-            self._writers[number] = SlotWriter(value)
+            self._writers[number] = SlotWriter(value, self._face.take_apart)
         elif kind == "forget":
             self._segments.pop(number, None)
             self._writers.pop(value, None)
@@ -145,10 +151,11 @@ class FileReader:
             counted = copies.opens_staged, copies.opens_source
         reading = _Reading(task)
         before = time.monotonic_ns(), *self._clock.now()
-        for number, index in enumerate(task.indices):
-            row.put(Counter.CURRENT, index + 1)
+        for number, index in enumerate(task.indices[: 1 if self._face.fetches_whole else None]):
+            row.put(Counter.CURRENT, index + 1 if isinstance(index, int) else 0)
             self._begin_example()
             try:
+                self._raise_begin_error()
                 self._read_example(reading, number, index)
             except ChannelClosedError:
                 raise
@@ -156,7 +163,7 @@ class FileReader:
                 paths = (copies and copies.opened) or self._likely_paths(error, index)
                 reading.entries.append(_explained(error, index, paths))
                 if not self._plan.is_skipping:
-                    reading.failure = error
+                    reading.failure = self._face.failure(error)
             if copies is not None and copies.has_missed:
                 reading.missed.append(index)
                 row.add(Counter.COPIES_LOST, 1)
@@ -164,6 +171,8 @@ class FileReader:
                 break
             if copies is not None and len(copies.opened) > reading.n_files:
                 reading.n_files = max(reading.n_files, len(set(copies.opened)))
+        if reading.examples and reading.failure is None:
+            self._write_collated(reading)
         if copies is not None:
             row.add(Counter.OPENS_STAGED, copies.opens_staged - counted[0])
             row.add(Counter.OPENS_SOURCE, copies.opens_source - counted[1])
@@ -172,6 +181,11 @@ class FileReader:
         self._begin_example()  # what the last one opened is not needed any more
         row.put(Counter.CURRENT, 0)
         return reading.fetch_ns
+
+    def _raise_begin_error(self) -> None:
+        error, self._begin_error = self._begin_error, None
+        if error is not None:
+            raise error
 
     def _begin_example(self) -> None:
         if self._copies is not None:
@@ -192,11 +206,28 @@ class FileReader:
             after_ns = time.monotonic_ns()
             reading.fetch_ns += after_ns - before_ns
             self._trace.add("dataset[i]", "reading", before_ns, after_ns, task.batch, index=index)
+        reading.n_read += len(example) if self._face.fetches_whole else 1
+        if self._copies is not None and not self._copies.opened:
+            reading.unopened.append(index)
+        if self._face.collates:
+            reading.examples += example if self._face.fetches_whole else [example]
+            return
         if task.slot is None:
             task = reading.task = self._offer_layout(task, example)
         reading.entries.append(self._write(task, task.first_row + number, example))
-        if self._copies is not None and not self._copies.opened:
-            reading.unopened.append(index)
+
+    def _write_collated(self, reading: _Reading) -> None:
+        """Write what the face makes of the examples of a whole mini-batch to the slot."""
+        try:
+            batch = self._face.collate(reading.examples)
+            if reading.task.slot is None:
+                reading.task = self._offer_layout(reading.task, batch)
+            reading.entries.append(self._write(reading.task, 0, batch))
+        except ChannelClosedError:
+            raise
+        except BaseException as error:  # user code
+            reading.entries.append(_explained(error, reading.task.indices[0], ()))
+            reading.failure = self._face.failure(error)
 
     def _likely_paths(self, error: BaseException, index: int) -> Sequence[str]:
         """Return the files of an example that cannot be read, where no open was observed."""
@@ -208,14 +239,16 @@ class FileReader:
         except BaseException:  # user code, which has failed once already: the index must do
             return []
 
-    def _fetch(self, task: ReadTask, number: int, index: int) -> object:
+    def _fetch(self, task: ReadTask, number: int, index: int) -> Any:
         """Return an example; if the dataset fails on a staged copy, from the source instead."""
         copies = self._copies
         opens_before = 0 if copies is None else copies.opens_staged
         for is_last in (False, True):
             if task.epochs is not None and self._plan.seed is not None:
-                seed_example(self._plan.seed, task.epochs[number], index)
+                self._face.seed_example(self._plan.seed, task.epochs[number], index)
             try:
+                if self._face.fetches_whole:
+                    return self._dataset.__getitems__(task.indices)
                 return self._dataset[self._index_type(index)]
             except BaseException:
                 # The copy may be damaged, or its disk.
@@ -231,7 +264,9 @@ class FileReader:
 
     def _offer_layout(self, task: ReadTask, example: object) -> ReadTask:
         """Propose the layout that an example asks for; return the task with a slot to write to."""
-        self._channel.send(("layout", task.part_id, layout_of(example, self._plan.batch_size)))
+        n_rows = 1 if self._face.collates else self._plan.batch_size
+        layout = layout_of(example, n_rows, self._face.take_apart)
+        self._channel.send(("layout", task.part_id, layout))
         while True:
             message, fds = self._channel.receive()
             if message[0] == "slot":
@@ -241,7 +276,7 @@ class FileReader:
     def _report(self, reading: _Reading, before: tuple[int, int, int]) -> None:
         payload = reading.pickled_entries(self._plan.is_skipping)
         n_bad = sum(isinstance(entry, ExampleError) for entry in reading.entries)
-        self._row.add(Counter.EXAMPLES_READ, len(reading.entries) - n_bad)
+        self._row.add(Counter.EXAMPLES_READ, reading.n_read)
         cost = reading.n_files, *self._count_time(before)
         answer = reading.task.part_id, cost, reading.missed
         if reading.failure is not None:
@@ -272,6 +307,8 @@ class _Reading:
     Attributes:
         task: What to do; with a slot once that is known.
         entries: What the slot's writer said of each example so far, or why there is none.
+        examples: Those that are to be collated.
+        n_read: Examples read so far.
         failure: What ends the whole part; the last entry explains it.
         fetch_ns: Nanoseconds spent inside the dataset.
         n_files: Most files that one of its examples has opened.
@@ -282,6 +319,8 @@ class _Reading:
     def __init__(self, task: ReadTask) -> None:
         self.task = task
         self.entries: list[Any] = []
+        self.examples: list[Any] = []
+        self.n_read = 0
         self.failure: BaseException | None = None
         self.fetch_ns = 0
         self.n_files = 0
@@ -308,13 +347,6 @@ class _Reading:
                         del self.entries[number + 1 :]
                         return None
         return pickle.dumps(self.entries, pickle.HIGHEST_PROTOCOL)
-
-
-def seed_example(seed: int, epoch: int, index: int) -> None:
-    """Set ``random`` and ``numpy.random`` to a state that follows from the arguments alone."""
-    words = np.random.SeedSequence([seed, epoch, index % 2**64]).generate_state(4)
-    np.random.seed(words)  # the global stream is what datasets use
-    random.seed(words.tobytes())
 
 
 def _explained(error: BaseException, index: int, opened: Sequence[str]) -> ExampleError:

@@ -73,6 +73,12 @@ class SlotKeeper:
         if new.slot_bytes <= max(_WIDEN_TIMES * old.slot_bytes, _WIDEN_BYTES):
             self.adopt(new)
 
+    def lengthen(self, n_rows: int) -> None:
+        """Use slots for mini-batches of at least ``n_rows`` examples from now on."""
+        layout = self._layouts[self.layout_id]
+        if layout.n_rows < n_rows:
+            self.adopt(layout.lengthened(n_rows))
+
     def acquire(self) -> Slot:
         """Return a free slot of the current layout.
 

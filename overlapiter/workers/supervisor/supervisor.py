@@ -8,7 +8,7 @@ the trainer:
     ("advance", consumed_id, [slot, …],       ("ready",), ("fatal", error, traceback)
         first_id, [index list, …])            ("layout", id, layout), ("segment", id, bytes) + fd
     ("orders", {epoch: order, …}, {…})        ("batch", id, layout_id, slot, parts)
-    ("reset", next_id), ("keep memory",)
+    ("reset", next_id, renewal), ("keep memory",)
     ("describe",)                             ("failed", id, pickled error), ("forget", …)
     ("close",)                                ("description", who, index), ("trouble", text)
 
@@ -83,7 +83,10 @@ class Supervisor:
         self._board = board
         self._selector = selectors.DefaultSelector()
         self._trainer = TrainerEnd(channel, self._selector)
-        self._schedule = Schedule(is_staging=plan.staging is not None)
+        face = plan.face
+        self._reads_whole = face is not None and (face.collates or face.deals_in_turn)
+        n_turns = plan.n_readers if face is not None and face.deals_in_turn else 1
+        self._schedule = Schedule(is_staging=plan.staging is not None, n_turns=n_turns)
         # For those that are being built or ready, the next one, and the one that the user holds.
         self._keeper = SlotKeeper(n_expected=plan.n_build_ahead + 2)
         self._costs = CostEstimate(plan.n_readers, len(os.sched_getaffinity(0)))
@@ -136,6 +139,7 @@ class Supervisor:
             self._costs,
             self._residency,
             is_skipping=plan.is_skipping,
+            collates=plan.face is not None and plan.face.collates,
         )
 
     # --- life ---------------------------------------------------------------------------------
@@ -219,7 +223,9 @@ class Supervisor:
             for slot in released:
                 self._release(Slot(*slot))
             for batch_id, (indices, epochs, position) in enumerate(index_lists, first_id):
-                part_size = self._costs.part_size(len(indices), self._plan.n_build_ahead)
+                part_size = len(indices)
+                if not self._reads_whole:
+                    part_size = self._costs.part_size(part_size, self._plan.n_build_ahead)
                 self._schedule.admit(batch_id, indices, epochs, part_size, position)
         elif kind == "orders":
             self._residency.learn(*message[1:])
@@ -230,6 +236,8 @@ class Supervisor:
             for batch in self._schedule.drop_all(message[1]):
                 self.settle(batch)
             self._residency.restart()
+            if message[2] is not None:
+                self._renew_readers(message[2])
         elif kind == "keep memory":
             self._keeper.keep_memory()
         elif kind == "describe":
@@ -321,6 +329,16 @@ class Supervisor:
         except ChannelClosedError:
             self._reap(stage, worker)
             return False
+
+    def _renew_readers(self, renewal: object) -> None:
+        """Put new processes in the places of all file readers, with the dataset as it came."""
+        assert self._plan.face is not None
+        self._plan.face.renewal = renewal
+        for worker in self._reading.team:
+            if worker.pid:
+                self._end(worker)
+            self._reading.drop(worker.take_all_back())
+            self._refill(self._reading, worker)
 
     def _reap(self, stage: Stage, worker: Worker) -> None:
         """Put a new process in the place of one that died, and have exactly its parts redone."""
