@@ -13,6 +13,7 @@
     ├── SharedMemoryError (also MemoryError)  no memory for the mini-batch slots
     ├── NoMpiError (also RuntimeError)     a worker process called MPI
     ├── NoChainerError (also ImportError)  Chainer is missing, or does not run here
+    ├── TrainingError                      a training over MPI could not begin or go on
     └── PipelineError                      the worker processes could not start or were lost
 
     StagingWarning (RuntimeWarning)        staging is degraded; training goes on
@@ -299,3 +300,7 @@ class BindingWarning(RuntimeWarning):
 
 class FailureWarning(RuntimeWarning):
     """A rank that fails would leave the other ranks of the job waiting for ever."""
+
+
+class TrainingError(OverlapError):
+    """A training over MPI could not begin, or could not go on; the message says why."""

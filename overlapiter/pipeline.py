@@ -112,6 +112,7 @@ class Pipeline:
         plan: SupervisorPlan,
         preload: Sequence[str],
         created_ns: int,
+        *,
         trace: Tracing = OFF,
         views: Views | None = None,
     ) -> None:

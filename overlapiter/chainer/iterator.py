@@ -275,7 +275,7 @@ class OverlapIterator(ProgressAttributes):
             names_source=staging is not None and names_source(parcel, staging.source),
             trace=self._trace.file,
         )
-        self._pipeline = Pipeline(parcel, plan, preload, created_ns, self._trace)
+        self._pipeline = Pipeline(parcel, plan, preload, created_ns, trace=self._trace)
         self._submit_first()
 
     def _submit_first(self) -> None:

@@ -34,7 +34,10 @@ COMMANDS = {
     "check": "look whether staged files are right, and mend what is not",
     "evict": "remove staged files",
     "export": "copy staged files out, to a tree like that of their source",
+    "train": "train a model on many processes, with MPI or without",
+    "search": "search good settings for train",
     "doctor": "measure the slow store and this node, and recommend settings",
+    "simulate": "simulate a training run under different ways to feed it data",
 }
 _DESCRIPTION = (
     "See how trainings load their data, and work with overlapiter's staging directory: the\n"
