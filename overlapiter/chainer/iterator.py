@@ -273,7 +273,6 @@ class OverlapIterator(ProgressAttributes):
             staging=staging,
             imports=preload,
             names_source=staging is not None and names_source(parcel, staging.source),
-            trace=self._trace.file,
         )
         self._pipeline = Pipeline(parcel, plan, preload, created_ns, trace=self._trace)
         self._submit_first()
