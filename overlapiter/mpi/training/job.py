@@ -75,11 +75,15 @@ class Job:
     def server_side(self, model: Model) -> ServerSide:
         """Return the algorithm's part on the server, with the first weights."""
         settings = self.settings
-        more = {"momentum": settings.momentum} if settings.optimizer == "momentum" else {}
+        name, rate = settings.optimizer, settings.learning_rate
+        if name == "momentum":
+            optimizer = make_optimizer(name, rate, momentum=settings.momentum)
+        else:
+            optimizer = make_optimizer(name, rate)
         side = make_server_side(
             settings.algorithm,
             settings.masters or self.plan.n_workers,
-            make_optimizer(settings.optimizer, settings.learning_rate, **more),
+            optimizer,
             is_synchronous=settings.synchronous,
             n_state=model.n_state,
             **self._algorithm_settings(),
@@ -153,5 +157,3 @@ class NoListener:
 
     def epoch(self, record: dict[str, Any], line: str) -> object:
         """Take the record of an epoch, and its summary; a true answer stops the run."""
-
-

@@ -7,8 +7,6 @@ import os
 import time
 from typing import Any
 
-import numpy as np
-
 from overlapiter.errors import OptionError, TrainingError
 
 from . import checkpoint
@@ -123,10 +121,10 @@ class Outputs:
             return
         facts, arrays = self._found
         state = checkpoint.part("side", arrays)
-        if np.shape(state.get("weights")) != side.weights.shape:
+        if state["weights"].shape != side.weights.shape:
             raise TrainingError(
                 f"the model has {side.weights.size:,} values, and the one of the checkpoint in "
-                f"{self._out} {np.size(state.get('weights')):,}; begin anew with --restart"
+                f"{self._out} {state['weights'].size:,}; begin anew with --restart"
             )
         side.load_state(state)
         if facts["plan"]["pieces"] != self._job.plan.facts()["pieces"]:

@@ -287,7 +287,7 @@ class Server:
             lease = self._queue.take(worker, self._epochs.current)
             if lease is None:
                 break
-            granted.append(tuple(lease))
+            granted.append((lease.epoch, lease.piece, lease.position))
         return tuple(granted)
 
     def _park(self, worker: int) -> None:
