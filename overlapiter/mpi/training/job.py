@@ -11,6 +11,7 @@ from overlapiter.errors import OptionError, TrainingError
 from overlapiter.tracing import OFF, Tracing
 
 from .algorithms import ALGORITHMS, make_server_side, make_worker_side
+from .checkpoint import WorkerStates
 from .data import Source
 from .model import Builder, Model, wrapped
 from .optimizers import make_optimizer
@@ -124,6 +125,7 @@ class Job:
             self.evaluator(model),
             batch=settings.batch,
             seed=settings.seed,
+            states=None if settings.algorithm == "downpour" else WorkerStates(settings.out, rank),
             rate_in=lambda epoch: ratio * settings.rate_in(epoch),
             trace=self.trace,
         )

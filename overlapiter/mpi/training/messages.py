@@ -51,7 +51,9 @@ class Message(NamedTuple):
         origin: The worker that it is from, or for; a sub-server passes it on.
         epoch: Of the report, or of the validation.
         piece: Of the report, or to validate.
-        position: Up to which of its examples; of a worker that joins, the digest of its model.
+        position: Up to which of its examples; of a worker that joins, the digest of its model; of
+            the server, the number of the checkpoint that the worker's own state is to be kept with,
+            or to be taken from.
         n_examples: That the measures are about.
         leases: Granted ones, at most :data:`MOST_LEASES`: epoch, piece and position.
         doubles: Measures, as sums over examples.
