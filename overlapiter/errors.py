@@ -12,6 +12,7 @@
     ├── StagingError (also OSError)        the staging directory cannot be used
     ├── SharedMemoryError (also MemoryError)  no memory for the mini-batch slots
     ├── NoMpiError (also RuntimeError)     a worker process called MPI
+    ├── NoChainerError (also ImportError)  Chainer is missing, or does not run here
     ├── TrainingError                      a training over MPI could not begin or go on
     └── PipelineError                      the worker processes could not start or were lost
 
@@ -268,6 +269,21 @@ class NoMpiError(OverlapError, RuntimeError):
             f'below `if __name__ == "__main__":`'
         )
         self.name = name
+
+
+class NoChainerError(OverlapError, ImportError):
+    """Chainer is missing, or does not run with this Python, NumPy or setuptools.
+
+    Attributes:
+        obstacle: What is in the way.
+    """
+
+    def __init__(self, obstacle: str, remedy: str) -> None:
+        super().__init__(
+            f"OverlapIterator, LoadingReport and concat_examples need Chainer, and {obstacle}; "
+            f"{remedy}. All the rest of overlapiter runs without Chainer"
+        )
+        self.obstacle = obstacle
 
 
 class StagingWarning(RuntimeWarning):

@@ -18,27 +18,32 @@ Source: "Trace Event Format", Google, 2016: the phases X, i, C, s, t, f and M of
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import heapq
 import json
 import os
+import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+
+from overlapiter.errors import OptionError
 
 #: Bound of a file: that of a rank. The files of 16 ranks remain below 1 GB.
 MAX_BYTES = 48 << 20
 #: A process keeps so many bytes, or lines for so long, before it writes them.
 _BUFFER_BYTES = 32 << 10
 _FLUSH_AFTER_NS = 500_000_000
-#: Counted from here, microseconds with three digits are exact as floating-point numbers.
-_EPOCH_NS = 1_735_689_600 * 10**9  # 2025-01-01 UTC
 #: Process numbers of Linux are below this; those of each rank have a range of their own.
 _PIDS = 1 << 22
 _RANKS = 1 << 10
 #: Rows of lanes are numbered from here, above the numbers of threads.
 _FIRST_LANE = 1 << 23
+_LANES = 1 << 12
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
 Value = str | int | float | bool | None | list[int] | list[str]
 
@@ -52,12 +57,14 @@ class TraceFile:
         rank: Of the process that began it.
         offset_ns: What is added to ``time.monotonic_ns()`` for a time of the trace.
         max_bytes: Bound of its size.
+        heading: What the name of each process begins with.
     """
 
     path: str
     rank: int
     offset_ns: int
     max_bytes: int = MAX_BYTES
+    heading: str = ""
 
     def open(self, process_name: str, order: int = 0) -> Trace:
         """Return the trace for this process, which is not its first.
@@ -70,7 +77,7 @@ class TraceFile:
             OSError: The file is gone, or cannot be written.
         """
         flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        return Trace(self, os.open(self.path, flags), process_name, order)
+        return Trace(self, os.open(self.path, flags), self.heading + process_name, order)
 
 
 def begin_trace(
@@ -94,15 +101,16 @@ def begin_trace(
     Raises:
         OSError: It cannot be made.
     """
-    begun_ns = time.time_ns() - _EPOCH_NS - time.monotonic_ns() + clock_offset_ns
-    file = TraceFile(path_of_rank(os.path.abspath(path), rank or 0), rank or 0, begun_ns, max_bytes)
+    begun_ns = time.time_ns() - time.monotonic_ns() + clock_offset_ns
+    own_path = path_of_rank(os.path.abspath(path), rank or 0)
+    heading = "" if rank is None else f"rank {rank}: "
+    file = TraceFile(own_path, rank or 0, begun_ns, max_bytes, heading)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(file.path)  # a process of an earlier trace goes on writing to that one
     fd = os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     os.write(fd, b"[\n")
     os.close(fd)
-    prefix = "" if rank is None else f"rank {rank}: "
-    return file.open(prefix + process_name)
+    return file.open(process_name)
 
 
 def path_of_rank(path: str, rank: int) -> str:
@@ -142,9 +150,9 @@ class Trace:
         self._n_bytes = 0
         self._flushed_ns = time.monotonic_ns()
         self._numbers: dict[str, int] = {}
-        self._free_lanes: list[int] = []
-        self._n_lanes = 0
+        self._lanes: dict[str, _Lanes] = {}
         self._stride = 0
+        _open_traces.add(self)
         self._name_process(process_name, order)
         self._look_at_size()
 
@@ -176,7 +184,9 @@ class Trace:
             return
         if self._stride > 1:
             args["recorded_1_of"] = self._stride
-        duration = f',"dur":{max(0, end_ns - begin_ns) / 1000:.3f}'
+        offset_ns = self.file.offset_ns
+        microseconds = (end_ns + offset_ns) // 1000 - (begin_ns + offset_ns) // 1000
+        duration = f',"dur":{max(0, microseconds)}'
         self._put("X", name, category, begin_ns, row, duration, args)
 
     def instant(self, name: str, category: str, key: int | None = None, /, **args: Value) -> None:
@@ -220,20 +230,31 @@ class Trace:
         self._put("M", "thread_name", "", self._flushed_ns, row, "", {"name": name})
 
     @contextlib.contextmanager
-    def lane(self) -> Iterator[int]:
-        """Give a row that no other lane has meanwhile: the lowest one that is free."""
-        with self._lock:
-            is_new = not self._free_lanes
-            number = self._n_lanes if is_new else heapq.heappop(self._free_lanes)
-            self._n_lanes += is_new
-        row = _FIRST_LANE + number
-        if is_new:
-            self.name_row(f"I/O slot {number}", row)
+    def lane(self, kind: str) -> Iterator[int]:
+        """Give a row that no other lane has meanwhile: the lowest one of its kind that is free."""
+        row = self.take_lane(kind)
         try:
             yield row
         finally:
-            with self._lock:
-                heapq.heappush(self._free_lanes, number)
+            self.give_lane_back(row)
+
+    def take_lane(self, kind: str) -> int:
+        """Return a row as :meth:`lane` gives it, until :meth:`give_lane_back`."""
+        with self._lock:
+            lanes = self._lanes.setdefault(kind, _Lanes(_FIRST_LANE + len(self._lanes) * _LANES))
+            if lanes.free:
+                return heapq.heappop(lanes.free)
+            lanes.number += 1
+        row = lanes.first + lanes.number
+        self.name_row(f"{kind} {lanes.number}", row)
+        return row
+
+    def give_lane_back(self, row: int) -> None:
+        """Let another lane of the same kind have a row."""
+        with self._lock:
+            for lanes in self._lanes.values():
+                if lanes.first < row <= lanes.first + lanes.number:
+                    heapq.heappush(lanes.free, row)
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -260,11 +281,12 @@ class Trace:
     ) -> None:
         if row is None:
             row = threading.get_native_id()
-        microseconds, nanoseconds = divmod(at_ns + self.file.offset_ns, 1000)
+        # Whole ones: exact as floating-point numbers, so that spans that meet do not overlap.
+        microseconds = (at_ns + self.file.offset_ns) // 1000
         told = f',"args":{json.dumps(args, separators=(",", ":"))}' if args else ""
         line = (
             f'{{"ph":"{phase}","name":{json.dumps(name)},"cat":"{category}",'
-            f'"ts":{microseconds}.{nanoseconds:03},"pid":{self._pid},"tid":{row}{more}{told}}},\n'
+            f'"ts":{microseconds},"pid":{self._pid},"tid":{row}{more}{told}}},\n'
         )
         with self._lock:
             self._lines.append(line)
@@ -317,17 +339,30 @@ class Trace:
                 return
             self._stride = 1
             if self.n_dropped:
-                self.instant(f"{self.n_dropped:,} events were left out", "trace")
+                self.instant("events were left out", "trace", None, left_out=self.n_dropped)
             self.flush()
             self.is_on, self._stride = False, 0
             os.close(self._fd)
             self._fd = -1
+
+    def __del__(self) -> None:
+        if sys is not None and not sys.is_finalizing():  # else it was closed before
+            self.close()
 
     def __enter__(self) -> Trace:
         return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+class _Lanes:
+    """The lanes of one kind: how many there are, and the rows of those that are free."""
+
+    def __init__(self, first: int) -> None:
+        self.first = first
+        self.number = 0
+        self.free: list[int] = []
 
 
 class _Span:
@@ -346,7 +381,18 @@ class _Span:
 
     def __exit__(self, *error: object) -> None:
         end_ns = time.monotonic_ns()
-        self._trace.add(self._name, self._category, self._begin_ns, end_ns, self._key, **self._args)
+        add: Callable[..., None] = self._trace.add
+        add(self._name, self._category, self._begin_ns, end_ns, self._key, **self._args)
+
+
+#: Closed when the interpreter ends.
+_open_traces: weakref.WeakSet[Trace] = weakref.WeakSet()
+
+
+@atexit.register
+def _close_all() -> None:
+    for each in [*_open_traces]:
+        each.close()
 
 
 _NOTHING = contextlib.nullcontext()
@@ -357,19 +403,24 @@ class NoTrace:
     """Has the methods of a trace, and records nothing."""
 
     is_on = False
+    file = None
 
     def span(self, *_: object, **__: object) -> contextlib.AbstractContextManager[object]:
         """Record nothing."""
         return _NOTHING
 
-    def lane(self) -> contextlib.AbstractContextManager[int]:
+    def lane(self, _kind: str) -> contextlib.AbstractContextManager[int]:
         """Give the one row there is."""
         return _ROW_0
+
+    def take_lane(self, _kind: str) -> int:
+        """Return the one row there is."""
+        return 0
 
     def add(self, *_: object, **__: object) -> None:
         """Record nothing."""
 
-    instant = counter = flow = name_row = flush = close = add
+    instant = counter = flow = name_row = give_lane_back = flush = close = add
 
     def __enter__(self) -> NoTrace:
         return self
@@ -382,6 +433,75 @@ Tracing = Trace | NoTrace
 
 #: For those who do not trace.
 OFF = NoTrace()
+
+
+#: Those of the ``with`` blocks of :func:`trace`, in this process.
+_begun: list[Trace] = []
+
+
+@contextlib.contextmanager
+def trace(
+    path: str | os.PathLike[str], *, rank: int | None = None, max_bytes: int = MAX_BYTES
+) -> Iterator[Trace]:
+    """Record what the iterators do that are made in this ``with`` block, and what you add.
+
+    ``with overlapiter.trace("out.json") as trace: ...`` makes a file for https://ui.perfetto.dev;
+    see :class:`Trace` for what can be added. It ends with the block.
+
+    Args:
+        path: Where. A rank above 0 puts its number before the ending: ``out.rank3.json``.
+        rank: Of this process in the job; None takes it from the variables of the MPI launcher.
+        max_bytes: Bound of the file's size, see the module's text.
+
+    Raises:
+        OSError: The file cannot be made.
+    """
+    with begin_trace(path, "trainer", rank=launched_rank(rank), max_bytes=max_bytes) as begun:
+        _begun.append(begun)
+        try:
+            yield begun
+        finally:
+            _begun.remove(begun)
+
+
+def chosen_trace(wanted: str | os.PathLike[str] | Trace | None) -> tuple[Tracing, bool]:
+    """Return the trace for an iterator, and whether it is the iterator's own.
+
+    Raises:
+        OptionError: The file cannot be made.
+    """
+    if wanted is None:
+        return (_begun[-1] if _begun else OFF), False
+    if isinstance(wanted, Trace):
+        return wanted, False
+    try:
+        return begin_trace(wanted, "trainer", rank=launched_rank(None)), True
+    except OSError as error:
+        raise OptionError("trace", f"{error}; name a file in a directory that exists") from error
+
+
+def launched_rank(rank: int | None) -> int | None:
+    """Return the rank that the launcher of an MPI job has told, unless it is given."""
+    if rank is not None:
+        return rank
+    told = (os.environ.get(name, "") for name in _RANK_VARIABLES)
+    return next((int(text) for text in told if text.isdecimal()), None)
+
+
+def open_trace(file: TraceFile | None, process_name: str, order: int) -> Tracing:
+    """Return the trace for a process that is not its rank's first; :data:`OFF` where there is none.
+
+    Args:
+        file: The trace of the rank, if it has one.
+        process_name: What the rows of this process are headed by.
+        order: Processes of a rank are shown in this order.
+    """
+    if file is None:
+        return OFF
+    try:
+        return file.open(process_name, order)
+    except OSError:  # it was removed, say: what the others record remains
+        return OFF
 
 
 # --- reading --------------------------------------------------------------------------------------

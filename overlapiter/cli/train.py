@@ -23,6 +23,7 @@ from overlapiter.errors import OptionError, OverlapError
 from overlapiter.mpi.training.job import NoListener
 from overlapiter.mpi.training.run import train
 from overlapiter.mpi.training.settings import Settings, read_toml, settings_of
+from overlapiter.mpi.training.worker import ServerLostError
 
 from .console import Progress, say
 
@@ -83,7 +84,7 @@ def run(arguments: argparse.Namespace) -> int:
                 **values,
             )
     except OverlapError as error:
-        if not rank:
+        if not rank or isinstance(error, ServerLostError):
             raise
         return 2 if isinstance(error, OptionError) else 1  # rank 0 says it
     return 0

@@ -50,13 +50,15 @@ class Host:
             self._epochs,
             workers,
             is_synchronous=settings.synchronous,
-            timeout_seconds=settings.worker_timeout,
+            # Sub-servers look after their workers themselves; only their own silence is left.
+            timeout_seconds=settings.worker_timeout * (2 if settings.masters else 1),
             validates=settings.validation,
             inline=job.evaluator(job.model()) if is_inline else None,
             trace=job.trace,
             say=job.say,
         )
         self._epoch = self._epochs.current
+        self._is_busy = False
         self._thread: ValidationThread | None = None
         if settings.validation == "thread" and plan.val_pieces:
             self._thread = ValidationThread(self._validation, self._evaluator)
@@ -66,7 +68,9 @@ class Host:
 
     def receive(self, message: Message) -> None:
         """Give a message to the server, and write a checkpoint if it is time."""
+        self._is_busy = True
         self.server.receive(message)
+        self._is_busy = False
         self._after()
 
     def lose(self, worker: int, reason: str) -> None:
@@ -107,7 +111,10 @@ class Host:
     def __enter__(self) -> Host:
         return self
 
-    def __exit__(self, *_exception: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_exception: object) -> None:
+        if kind is KeyboardInterrupt and not self._is_busy and not self.server.failure:
+            self.checkpoint()  # the launcher ends all ranks if one was killed, or the user does
+            self._job.say("interrupted; the same command goes on from here")
         self._validation.close()
         if self._thread is not None:
             self._thread.close()

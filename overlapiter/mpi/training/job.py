@@ -78,7 +78,7 @@ class Job:
         more = {"momentum": settings.momentum} if settings.optimizer == "momentum" else {}
         side = make_server_side(
             settings.algorithm,
-            self.plan.n_workers,
+            settings.masters or self.plan.n_workers,
             make_optimizer(settings.optimizer, settings.learning_rate, **more),
             is_synchronous=settings.synchronous,
             n_state=model.n_state,

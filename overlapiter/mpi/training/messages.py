@@ -35,6 +35,7 @@ class Kind(enum.IntEnum):
     VALIDATED = 5  # reports validation
     FAILED = 6  # it cannot go on; the text says why
     LOST = 7  # from a sub-server: a worker of its group is gone
+    GROUP = 8  # from a sub-server: mean of a group, and the reports of its workers
     # from the server
     BEGIN = 11  # the weights to begin with
     GO = 12  # reply to a report, with the reply of the algorithm

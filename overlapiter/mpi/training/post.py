@@ -18,7 +18,7 @@ import numpy as np
 from mpi4py import MPI
 
 from .messages import Buffer, Message, buffer_bytes, pack, unpack
-from .worker import StoppedError
+from .worker import ServerLostError
 
 _TAG = 17
 #: Pauses between looks: from the first, doubling, up to the second.
@@ -234,7 +234,7 @@ class ServerConnection:
         """Send a message and return the reply, whose arrays live until the next call. Blocks.
 
         Raises:
-            StoppedError: The server is dead.
+            ServerLostError: The server is dead.
         """
         self._post.send(self._server, message)
         if self._last is not None:  # only now: the message may have been a view of it
@@ -244,7 +244,7 @@ class ServerConnection:
             pauses.sleep()
         (self._last,) = arrivals
         if self._last.message is None:
-            raise StoppedError(
+            raise ServerLostError(
                 f"the server, rank {self._server}, is lost ({self._last.reason}); the same command "
                 f"goes on from its last checkpoint"
             )

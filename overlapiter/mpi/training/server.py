@@ -16,6 +16,7 @@ import numpy as np
 from overlapiter.tracing import OFF, Tracing
 
 from .epochs import Epochs
+from .groups import reports_in
 from .leases import LeaseQueue
 from .messages import Kind, Message, Vector
 from .model import Model
@@ -118,7 +119,8 @@ class Server:
     def receive(self, message: Message) -> None:
         """Work on a message of a worker."""
         worker = message.origin
-        self._heard[worker] = time.monotonic()
+        if worker in self._heard:  # not of a sub-server
+            self._heard[worker] = time.monotonic()
         if message.kind is Kind.JOIN:
             self._join(message)
         elif message.kind is Kind.FAILED:
@@ -131,6 +133,8 @@ class Server:
             self._begin(worker)
         elif message.kind is Kind.EXCHANGE:
             self._exchange(message)
+        elif message.kind is Kind.GROUP:
+            self._exchange_of_group(message)
         elif message.kind is Kind.VALIDATED:
             sums = message.doubles.copy()
             self._validation.add(message.epoch, message.piece, sums, message.n_examples)
@@ -232,6 +236,15 @@ class Server:
         with self._trace.span("apply", "training", None, rank=worker):
             due = self._side.apply(message.vector, worker)
         self._reply(due)
+
+    def _exchange_of_group(self, message: Message) -> None:
+        """Apply the mean of a group; each of its workers goes on."""
+        with self._trace.span("apply", "training", None, rank=message.origin):
+            (vector,) = self._side.apply(message.vector, message.origin).values()
+        for i, report in enumerate(reports_in(message, len(self._model.measure_names))):
+            self._heard[report.origin] = time.monotonic()
+            self._note(report)
+            self._go(report.origin, None if i else vector)  # the sub-server has it for the others
 
     def _note(self, message: Message) -> None:
         """Note what a worker has trained on."""
@@ -346,6 +359,7 @@ class Server:
                     self._inline, -1, is_waiting=False
                 ):
                     pass
+                self._heard = dict.fromkeys(self._heard, time.monotonic())  # all have waited
 
 
 def digest_of(model: Model) -> int:

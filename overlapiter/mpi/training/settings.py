@@ -96,6 +96,9 @@ class Settings:
             raise OptionError("staging", "needs --source, the root of the files, and vice versa")
         if self.masters and self.algorithm != "downpour":
             raise OptionError("masters", "work with --algorithm downpour only")
+        if self.masters and self.synchronous:
+            words = "are synchronous within their groups already; leave --synchronous out"
+            raise OptionError("masters", words)
         if self.quorum <= 0:
             raise OptionError("quorum", f"{self.quorum} is no share of the workers; give 0.5 to 1")
 

@@ -58,7 +58,11 @@ class Connection(Protocol):
 
 
 class StoppedError(TrainingError):
-    """The server ends the run, or is dead; the text says why if that is a failure."""
+    """The server ends the run; the text says why if that is a failure."""
+
+
+class ServerLostError(StoppedError):
+    """The server is dead; this rank is one that knows it."""
 
 
 class _BegunError(Exception):
