@@ -90,7 +90,7 @@ class Study:
             study_name="search",
             storage=optuna.storages.JournalStorage(backend),
             direction="maximize" if self.is_maximized else "minimize",
-            pruner=pruners.MedianPruner(n_warmup_steps=1) if is_pruning else pruners.NopPruner(),
+            pruner=pruners.MedianPruner(n_warmup_steps=2) if is_pruning else pruners.NopPruner(),
             load_if_exists=True,
         )
         for name, ours in (("space", space.to_json()), ("metric", metric)):
