@@ -7,11 +7,13 @@ package, does not import Chainer for nothing.
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from . import errors as errors
     from . import mpi as mpi
+    from . import torch as torch
     from .agreement import scatter_order as scatter_order
     from .chainer.convert import concat_examples as concat_examples
     from .chainer.extensions import LoadingReport as LoadingReport
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from .options import Tier as Tier
     from .redirection import redirect as redirect
     from .stats import Stats as Stats
+    from .tracing import trace as trace
 
 __version__ = "0.1.0.dev0"
 
@@ -38,6 +41,8 @@ __all__ = [
     "mpi",
     "redirect",
     "scatter_order",
+    "torch",
+    "trace",
 ]
 
 _HOMES = {
@@ -53,7 +58,13 @@ _HOMES = {
     "mpi": ".mpi",
     "redirect": ".redirection",
     "scatter_order": ".agreement",
+    "torch": ".torch",
+    "trace": ".tracing",
 }
+
+if find_spec("chainer") is None:  # for `import *` and `help`, which take all that is listed
+    for _name in ("LoadingReport", "OverlapIterator", "concat_examples"):
+        __all__.remove(_name)
 
 
 def __getattr__(name: str) -> object:
