@@ -15,7 +15,7 @@ def difference(one: Any, other: Any, where: str = "") -> str:
         return f"{where}: {type(one)} and {type(other)}"
     if isinstance(one, torch.Tensor):
         facts = [(t.dtype, t.shape, t.device, t.is_contiguous()) for t in (one, other)]
-        same = facts[0] == facts[1] and torch.equal(one.float(), other.float())
+        same = facts[0] == facts[1] and torch.equal(*(t.to(torch.complex128) for t in (one, other)))
         return "" if same else f"{where}: {one} and {other}"
     if isinstance(one, np.ndarray):
         same = one.dtype == other.dtype and np.array_equal(one, other)
