@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -42,11 +44,18 @@ def taken(loader: Any, n_epochs: int = 1) -> list[Any]:
     return found
 
 
+def seed_all(seed: int) -> None:
+    """Seed what a dataset draws from where there are no workers."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
 def assert_alike(pair: Pair, dataset: Any, n_epochs: int = 1, **options: Any) -> list[Any]:
     """Have both load the same; return what they gave."""
     found = []
     for make in pair.each():
-        torch.manual_seed(11)
+        seed_all(11)
         loader = make(dataset, **options)
         found.append((taken(loader, n_epochs), torch.rand(1)))
     assert_same(found[0], found[1])
