@@ -14,7 +14,7 @@ torch = pytest.importorskip("torch")
 from torch.utils import data  # noqa: E402
 
 from overlapiter.torch import DataLoader  # noqa: E402
-from tests.torch import torch_datasets as D  # noqa: E402, N812
+from tests.torch import torch_datasets as D  # noqa: E402
 from tests.torch.comparing import assert_same  # noqa: E402
 from tests.torch.conftest import Pair  # noqa: E402
 

@@ -125,11 +125,11 @@ def test_a_slot_is_locked_once_and_not_for_each_mini_batch(
     unlocked: list[int] = []
 
     class Counting:
-        def cudaHostRegister(self, address: int, size: int, flags: int) -> Any:  # noqa: N802
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> Any:
             locked.append(address)
             return runtime.cudaHostRegister(address, size, flags)
 
-        def cudaHostUnregister(self, address: int) -> Any:  # noqa: N802
+        def cudaHostUnregister(self, address: int) -> Any:
             unlocked.append(address)
             return runtime.cudaHostUnregister(address)
 
