@@ -59,6 +59,7 @@ EXPERIMENTS = tuple(
          "--examples 1600 --repeats 5", 150, "the cost where data are not the bottleneck"),
         ("faults", "faults", "", 3, "200 workers killed or stopped, and every ending"),
         ("shared-soak", "shared-soak", "--minutes 7", 8, "three jobs on one directory"),
+        ("updates", "updates", "", 3, "one update of the weights on a training server"),
         ("thousand-sweep", "thousand", "--whole --sweep", 60, "1 to 16 processes of a kind"),
     )
 )  # fmt: skip

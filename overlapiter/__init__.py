@@ -7,6 +7,7 @@ package, does not import Chainer for nothing.
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from .options import Tier as Tier
     from .redirection import redirect as redirect
     from .stats import Stats as Stats
+    from .tracing import trace as trace
 
 __version__ = "0.1.0.dev0"
 
@@ -40,6 +42,7 @@ __all__ = [
     "redirect",
     "scatter_order",
     "torch",
+    "trace",
 ]
 
 _HOMES = {
@@ -56,7 +59,12 @@ _HOMES = {
     "redirect": ".redirection",
     "scatter_order": ".agreement",
     "torch": ".torch",
+    "trace": ".tracing",
 }
+
+if find_spec("chainer") is None:  # for `import *` and `help`, which take all that is listed
+    for _name in ("LoadingReport", "OverlapIterator", "concat_examples"):
+        __all__.remove(_name)
 
 
 def __getattr__(name: str) -> object:

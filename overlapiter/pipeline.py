@@ -17,13 +17,17 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
+from overlapiter.board import Counter, StatsBoard
 from overlapiter.errors import ExampleError, PipelineError, StagingWarning, described
+from overlapiter.explain import Explanation, explain, setup_of
+from overlapiter.node import this_node
 from overlapiter.order import IndexList, Indices
 from overlapiter.sharedmem.layout import Array, Layout
 from overlapiter.sharedmem.pagelocks import PageLocker, PageLocks
 from overlapiter.sharedmem.segments import Segment, Slot
 from overlapiter.sharedmem.slots import MiniBatch, Report, view_batch, view_empty
-from overlapiter.stats import Stats, StatsBoard
+from overlapiter.stats import Stats, snapshot
+from overlapiter.tracing import OFF, Tracing
 from overlapiter.workers.ipc.channel import ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.parcel import Parcel
@@ -98,6 +102,7 @@ class Pipeline:
         plan: What the supervisor needs to know.
         preload: Modules for the forkserver to import, if it is started here.
         created_ns: ``time.monotonic_ns()`` when the user's constructor began.
+        trace: Where this process records what it does; the plan has its file.
         views: What it hands out.
     """
 
@@ -107,13 +112,19 @@ class Pipeline:
         plan: SupervisorPlan,
         preload: Sequence[str],
         created_ns: int,
+        *,
+        trace: Tracing = OFF,
         views: Views | None = None,
     ) -> None:
         self._views = views or Views()
         n_prefetchers = plan.staging.n_prefetchers if plan.staging else 0
         self._created_ns = created_ns
         self._plan = plan
+        self._trace = trace
         self._board, board_fd = StatsBoard.create(plan.n_readers, n_prefetchers)
+        self._row = self._board.trainer_row()
+        self._describe_setup()
+        self._taken_ns = 0  # when the trainer got its last mini-batch
         self._service = Service(parcel, plan, board_fd, preload)
         self._finalizer = weakref.finalize(self, Service.close, self._service)
         self._waiting: collections.OrderedDict[int, IndexList] = collections.OrderedDict()
@@ -128,6 +139,16 @@ class Pipeline:
         self._locks: PageLocks | None = None
         self._forget_memory()
         self._service.start()
+
+    def _describe_setup(self) -> None:
+        """Put on the board what explains its counters."""
+        plan, row = self._plan, self._row
+        row.put(Counter.CREATED_NS, self._created_ns)
+        row.put(Counter.N_CORES, this_node().cores)
+        row.put(Counter.DATASET_SIZE, plan.dataset_size)
+        if plan.staging is not None:
+            row.put(Counter.FIXED_READS, plan.staging.reads_in_flight or 0)
+            row.put(Counter.CAPACITY_BYTES, plan.staging.capacity_bytes or 0)
 
     def _forget_memory(self) -> None:
         if self._locks is not None:
@@ -144,6 +165,9 @@ class Pipeline:
 
     def submit(self, index_list: IndexList) -> None:
         """Queue an index list; it travels with the next :meth:`flush` or :meth:`take`."""
+        if self._trace.is_on:
+            with self._trace.span("index list", "trainer", self._next_id):
+                self._trace.flow("s", self._next_id)
         self._waiting[self._next_id] = index_list
         self._next_id += 1
         self._outgoing.append(index_list)
@@ -174,9 +198,16 @@ class Pipeline:
         """
         self._check_open()
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        self._send_all(announces_take=True)
-        while self._take_id not in self._ready:
-            self._receive(deadline)
+        begun_ns = time.monotonic_ns()
+        try:
+            self._send_all(announces_take=True)
+            if not self._was_ready:
+                self._await_start(deadline, begun_ns)
+            while self._take_id not in self._ready:
+                self._receive(deadline)
+        finally:
+            self._row.add(Counter.WAIT_NS, time.monotonic_ns() - begun_ns)
+        self._note_taken(begun_ns)
         message = self._ready.pop(self._take_id)
         indices = self._waiting.pop(self._take_id).indices
         self._take_id += 1
@@ -191,6 +222,31 @@ class Pipeline:
             reason = f"an example of this mini-batch, {first} to {last}, cannot be unpickled"
             context = ExampleError(int(first), (), f"{reason} ({described(error)[0]})", "")
             return FailedBatch(error, context)
+
+    def _await_start(self, deadline: float | None, begun_ns: int) -> None:
+        """Wait until the supervisor has the dataset."""
+        try:
+            while not self._was_ready:
+                self._receive(deadline)
+        finally:
+            self._row.add(Counter.WAIT_START_NS, time.monotonic_ns() - begun_ns)
+
+    def _note_taken(self, begun_ns: int) -> None:
+        """Count a mini-batch that has come, and record what was between it and the one before."""
+        row, batch_id, now_ns = self._row, self._take_id, time.monotonic_ns()
+        row.add(Counter.BATCHES_TAKEN, 1)
+        row.add(Counter.EXAMPLES_TAKEN, len(self._waiting[batch_id].indices))
+        if self._trace.is_on:
+            if self._taken_ns:
+                self._trace.add("train", "trainer", self._taken_ns, begun_ns, batch_id - 1)
+            self._trace.add("wait", "trainer", begun_ns, now_ns, batch_id)
+            self._trace.flow("f", batch_id, (begun_ns + now_ns) // 2)
+        self._taken_ns = now_ns
+
+    def count_index_lists(self, took_ns: int) -> None:
+        """Count how long the trainer made index lists, which is part of its waiting."""
+        self._row.add(Counter.WAIT_NS, took_ns)
+        self._row.add(Counter.WAIT_INDEX_NS, took_ns)
 
     def reset(self, renewal: object = None) -> None:
         """Drop every index list and mini-batch on its way; the workers live on.
@@ -342,6 +398,7 @@ class Pipeline:
             while True:  # its last words may say why it ended
                 self._hear(*self._service.channel.receive(wait=False))
         self._n_deaths += 1
+        self._row.add(Counter.SUPERVISORS_REPLACED, 1)
         if self._n_deaths >= (_MAX_DEATHS if self._was_ready else _MAX_DEATHS_AT_START):
             raise PipelineError(
                 f"the supervisor process ended {self._n_deaths} times in a row"
@@ -378,12 +435,19 @@ class Pipeline:
 
     def stats(self) -> Stats:
         """Return what the workers have done so far; works after closing too."""
-        return self._board.snapshot(self._created_ns)
+        return snapshot(self._board)
+
+    def explain(self, earlier: Stats | None = None) -> Explanation:
+        """Return what the trainer waits for, and what to change; as :func:`.explain`."""
+        return explain(setup_of(self._board), self.stats(), earlier)
 
     def close(self) -> None:
         """End all processes, within 2 seconds. Mini-batches that were taken stay valid."""
+        if self._finalizer.alive:
+            self._trace.flush()
         self._finalizer()  # does nothing the second time, nor after the end of the interpreter
         self._board.detach()
+        vars(self).pop("_row", None)
         if self._locks is not None:
             self._locks.unlock()
             self._locks = None

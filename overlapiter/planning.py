@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import warnings
+from importlib.util import find_spec
 from typing import Any
 
 from overlapiter.errors import OptionError, StagingError, StagingWarning
@@ -22,8 +23,9 @@ from overlapiter.workers.start.parcel import Parcel, PicklerFactory
 
 #: What a file takes of a disk is a multiple of this, and more where the blocks are larger.
 _BLOCK_BYTES = 4096
+_has_chainer = find_spec("chainer") is not None
 #: What the forkserver is to import: for any dataset, and for those that need Chainer.
-PRELOAD = ("overlapiter.workers.supervisor.main", "overlapiter.chainer.preload")
+PRELOAD = ("overlapiter.workers.supervisor.main", *["overlapiter.chainer.preload"] * _has_chainer)
 
 
 def pickled(dataset: Any, make_pickler: PicklerFactory) -> tuple[Parcel, tuple[str, ...]]:

@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,17 @@ from PIL import Image
 from bench.harness.family import mapped_inodes, memory_files
 
 GRACE_SECONDS = 10.0
+
+#: What drives the engine through Chainer or ChainerMN, which not every Python has.
+NEED_CHAINER = [
+    "bench",
+    "chainer",
+    "examples/test_imagenet.py",
+    "examples/test_imagenet_chainermn.py",
+    "mpi",
+    "remote/test_iterator.py",
+]
+collect_ignore = NEED_CHAINER if find_spec("chainer") is None else []
 
 # Inherited by every process that a test starts: one whose parent died is still recognized by it.
 MARK = f"OVERLAPITER_TESTS_{os.getpid()}"
@@ -150,6 +162,12 @@ def pytest_configure() -> None:
     # Who starts the tests in the background may have it ignored, and so would all that they start.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_report_header() -> str | None:
+    """Say what is left out."""
+    left_out = ", ".join(f"tests/{name}" for name in collect_ignore)
+    return f"without Chainer, which is not installed: {left_out} are left out" if left_out else None
 
 
 def pytest_unconfigure() -> None:

@@ -16,20 +16,23 @@ from typing import TYPE_CHECKING
 
 from bench.claims.misses_simulated import CLAIM as SIMULATED
 from bench.claims.misses_simulated import FRACTIONS, simulate
-from bench.loaders.epochs import add_epoch_options, epochs_of
-from bench.loaders.sources import prepare, run_in_turns, store_facts
+from bench.loaders.sources import EpochOptions, epochs_of, prepare, run_in_turns, store_facts
 
 if TYPE_CHECKING:
-    import argparse
     from pathlib import Path
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what is run."""
-    add_epoch_options(parser, epochs=4, open_ms=2.0, mb_per_s=1000.0, repeats=1)
+@dataclasses.dataclass
+class MeasuredOptions(EpochOptions):
+    """What is run."""
+
+    epochs: int = 4
+    open_ms: float = 2.0
+    mb_per_s: float = 1000.0
+    repeats: int = 1
 
 
-def measure(options: argparse.Namespace, scratch: Path) -> dict:
+def measure(options: MeasuredOptions, scratch: Path) -> dict:
     """Do all runs."""
     sources = prepare(options, scratch, options.examples)
     sizes = options.examples, options.epochs, options.seed
@@ -51,7 +54,7 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict:
 CLAIM = dataclasses.replace(
     SIMULATED,
     about=__doc__,
-    add_options=add_options,
+    options=MeasuredOptions,
     measure=measure,
     quick={"examples": 640, "epochs": 2, "batch_size": 8},
 )

@@ -13,7 +13,6 @@ import dataclasses
 import pickle
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -22,24 +21,26 @@ from bench.claims.policies import belady, epoch_orders
 from bench.harness import isolated
 from bench.harness.files import read_pairs
 from bench.harness.launching import YIELDS, launch
+from bench.harness.options import option
 from bench.harness.turns import take_turns
-from bench.loaders.epochs import add_epoch_options
 from bench.loaders.run import Heads
-from bench.loaders.sources import prepare, store_facts
+from bench.loaders.sources import EpochOptions, prepare, store_facts
 from bench.slow.store import SlowStore, attach
-
-if TYPE_CHECKING:
-    import argparse
 
 FRACTIONS = (0.25, 0.5, 0.75)
 KINDS = ("together", "apart")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what is run."""
-    usual = {"epochs": 3, "open_ms": 2.0, "mb_per_s": 1000.0, "batch_size": 8, "readers": 1}
-    add_epoch_options(parser, **usual, repeats=1)
-    parser.add_argument("--ranks", type=int, default=4, help="ranks of the node (%(default)s)")
+@dataclasses.dataclass
+class NodeOptions(EpochOptions):
+    """What is run."""
+
+    open_ms: float = 2.0
+    mb_per_s: float = 1000.0
+    batch_size: int = 8
+    readers: int = 1
+    repeats: int = 1
+    ranks: int = option(4, "ranks of the node")
 
 
 def take(request: dict) -> dict | None:
@@ -72,7 +73,7 @@ def take(request: dict) -> dict | None:
     return {"opens": np.diff(opens, prepend=0).tolist()} if comm.rank == 0 else None
 
 
-def measure(options: argparse.Namespace, scratch: Path) -> dict:
+def measure(options: NodeOptions, scratch: Path) -> dict:
     """Do all runs."""
     sources = prepare(options, scratch, options.examples)
     orders = epoch_orders("shuffled", options.examples, options.epochs, options.seed)
@@ -112,7 +113,7 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict:
 CLAIM = dataclasses.replace(
     SIMULATED,
     about=__doc__,
-    add_options=add_options,
+    options=NodeOptions,
     measure=measure,
     quick={"examples": 320, "epochs": 2, "ranks": 2},
 )

@@ -11,16 +11,17 @@ ones::
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench.claims.policies import ORDER_KINDS, POLICIES, WINDOW_SHARE, epoch_orders
 from bench.harness.claim import Claim
+from bench.harness.options import Options, option
 from bench.harness.text import aligned
 from bench.harness.turns import progress_bar
-from bench.loaders.epochs import check_epochs
+from bench.loaders.sources import check_epochs
 
 if TYPE_CHECKING:
-    import argparse
     from pathlib import Path
 
 FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -40,11 +41,16 @@ _NAMES = {
 }
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what is simulated."""
-    add = parser.add_argument
-    add("--examples", type=int, default=20_000, help="examples in the dataset (%(default)s)")
-    add("--epochs", type=int, default=6, help="epochs, at least 2 (%(default)s)")
+@dataclass
+class SimulationOptions(Options):
+    """What is simulated."""
+
+    examples: int = option(20_000, "examples in the dataset")
+    epochs: int = option(6, "epochs, at least 2")
+
+    def check(self) -> None:
+        """Refuse a single epoch."""
+        check_epochs(self.epochs)
 
 
 def simulate(kind: str, fraction: float, n_examples: int, n_epochs: int, seed: int) -> dict:
@@ -66,7 +72,7 @@ def simulate(kind: str, fraction: float, n_examples: int, n_epochs: int, seed: i
     return {"order": kind, "fraction": fraction, "room": room, "missed_by_epoch": shares}
 
 
-def measure(options: argparse.Namespace, _scratch: Path) -> dict:
+def measure(options: SimulationOptions, _scratch: Path) -> dict:
     """Simulate all."""
     cases = [(kind, fraction) for kind in ORDER_KINDS for fraction in FRACTIONS]
     sizes, points = (options.examples, options.epochs, options.seed), []
@@ -139,11 +145,10 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
 
 CLAIM = Claim(
     __doc__,
-    add_options,
+    SimulationOptions,
     measure,
     show,
     quick={"examples": 60, "epochs": 2},
-    check=check_epochs,
     tables={"misses": rows},
     figures=__name__,
 )

@@ -16,21 +16,19 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bench.harness.claim import Claim
+from bench.harness.options import Options, option
 from bench.harness.text import aligned, spread
 from bench.harness.turns import take_turns
 from bench.loaders.run import run_in_new_process
-from bench.loaders.sources import fresh, numbers
+from bench.loaders.sources import fresh
 from bench.loaders.spec import RunSpec
-
-if TYPE_CHECKING:
-    import argparse
 
 SELF_TUNED = "self-tuned"
 _FILE_BYTES = 20_000
@@ -39,18 +37,19 @@ _BATCH_SIZE = 32
 _WINDOW_SECONDS = 0.5
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what is run."""
-    add = parser.add_argument
-    add("--open-ms", type=numbers, default=[1, 10, 50], help="latencies of the emulated store")
-    add("--mb-per-s", type=float, default=100.0, help="emulated bandwidth (%(default)s)")
-    add("--reads", type=numbers, default=[8, 16, 32, 64, 128, 256], help="the fixed numbers")
-    add("--prefetchers", type=numbers, default=[1, 2, 4], help="numbers of prefetchers")
-    add("--files", type=int, default=40_000, help="files to stage, at most (%(default)s)")
-    add("--seconds", type=float, default=6.0, help="length of a run (%(default)s)")
+@dataclass
+class ReadsOptions(Options):
+    """What is run."""
+
+    open_ms: list[int] = option([1, 10, 50], "latencies of the emulated store")
+    mb_per_s: float = option(100.0, "emulated bandwidth")
+    reads: list[int] = option([16, 64, 256], "the fixed numbers")
+    prefetchers: list[int] = option([1, 2, 4], "numbers of prefetchers")
+    files: int = option(40_000, "files to stage, at most")
+    seconds: float = option(6.0, "length of a run")
     # Not ext4: it avoids the inodes of files removed in the last minute, and looking past thousands
     # of them slows down every create of the next run.
-    parser.set_defaults(local=Path("/dev/shm"))
+    local: Path = option(Path("/dev/shm"), "folder for files and staging (/dev/shm)", type=Path)
 
 
 def make_files(root: Path, n_files: int) -> Path:
@@ -70,7 +69,7 @@ def make_files(root: Path, n_files: int) -> Path:
     return pairs
 
 
-def points_of(options: argparse.Namespace) -> list[dict]:
+def points_of(options: ReadsOptions) -> list[dict]:
     """Return the settings, in the order in which they run."""
     settings = [(reads, None) for reads in (None, *options.reads)]
     more = [(None, number) for number in options.prefetchers]
@@ -79,7 +78,7 @@ def points_of(options: argparse.Namespace) -> list[dict]:
     return [dict(zip(names, triple, strict=True)) for triple in triples]
 
 
-def measure(options: argparse.Namespace, scratch: Path) -> dict:
+def measure(options: ReadsOptions, scratch: Path) -> dict:
     """Do all runs."""
     root = scratch / "source"
     pairs = str(make_files(root, options.files))
@@ -96,13 +95,13 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict:
         spec = fresh(spec)
         found = run_in_new_process(spec)
         shutil.rmtree(spec.staging)
-        n_staged = found.statistics["files_staged"]
-        cpu_seconds = found.cpu["prefetcher"]["seconds"]
+        n_staged = found["statistics"]["files_staged"]
+        cpu_seconds = found["cpu"]["prefetcher"]["seconds"]
         return {
-            "taken_at": [round(float(s), 4) for s in itertools.accumulate(found.waits_seconds)],
-            "reads": found.reads_in_flight,
+            "taken_at": [round(float(s), 4) for s in itertools.accumulate(found["waits_seconds"])],
+            "reads": found["reads_in_flight"],
             "files_staged": n_staged,
-            "n_prefetchers": found.statistics["n_prefetchers"],
+            "n_prefetchers": found["statistics"]["n_prefetchers"],
             "cpu_us_per_file": cpu_seconds / max(1, n_staged) * 1e6,
         }
 
@@ -225,7 +224,7 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
 
 CLAIM = Claim(
     __doc__,
-    add_options,
+    ReadsOptions,
     measure,
     show,
     quick={"open_ms": [1], "reads": [8], "prefetchers": [1], "files": 640, "repeats": 1},

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bench.harness.figures import BLUE, DARK, GREEN, GREY, ORANGE, RED, SKY, errors, plt, save
-from bench.loaders.report import PARTS
+from bench.loaders.spec import PARTS
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Colours that remain distinct for colour-blind readers (Okabe and Ito, 2008).
@@ -38,6 +39,32 @@ def errors(spreads: Sequence[dict]) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return the medians of spreads, and the distances of minimum and maximum from them."""
     low, middle, high = (np.array([s[key] for s in spreads]) for key in ("min", "median", "max"))
     return middle, [middle - low, high - middle]
+
+
+def grouped_bars(
+    axes: Axes,
+    groups: Sequence[str],
+    place: tuple[int, int],
+    heights: Sequence[float],
+    bars: Sequence | None = None,
+    **style: object,
+) -> np.ndarray:
+    """Draw one bar in each group, the one at ``place[0]`` of ``place[1]``; return where they are.
+
+    Args:
+        axes: The panel.
+        groups: Their names.
+        place: Which of the bars of a group, and how many these are.
+        heights: One for each group.
+        bars: Distances of minimum and maximum, if any.
+        style: Of the bars.
+    """
+    width = 0.8 / place[1]
+    middles = np.arange(len(groups)) + (place[0] - (place[1] - 1) / 2) * width
+    axes.bar(middles, heights, width, yerr=bars, capsize=3, **style)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.grid(visible=False, axis="x")
+    return middles
 
 
 def save(figure: Figure, path: Path, result: dict, *lines: str, space_inches: float = 0.4) -> Path:

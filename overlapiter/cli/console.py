@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-
-from tqdm import tqdm
+from typing import Literal
 
 from overlapiter.store.index import IndexBusyError, IndexDamagedError
 
@@ -18,6 +18,8 @@ _QUIET_SECONDS = 60.0
 #: For terminals that do not say how large they are.
 _SHAPE = {"ncols": 80, "nrows": 24}
 _SHOWN_NAMES = 3
+#: A table is never cut off.
+_WIDEST = 10_000
 _OWNER = "run the command as the user whose directory it is"
 #: What to do about errors that say no more than what they are.
 _ADVICE = {
@@ -78,6 +80,8 @@ class Progress:
     """
 
     def __init__(self, total: int, unit: str = "files") -> None:
+        from tqdm import tqdm  # takes a while
+
         tqdm.monitor_interval = 0  # no thread for it
         shape: dict[str, int | bool] = {"dynamic_ncols": True}
         with contextlib.suppress(OSError, ValueError):
@@ -183,12 +187,17 @@ def printable(name: str) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, n_left: int = 1) -> str:
     """Lay out a table; all columns but the first ``n_left`` are aligned to the right."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = []
-    for row in (head, *rows):
-        cells = [
-            cell.ljust(width) if i < n_left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  " + "   ".join(cells).rstrip())
-    return "\n".join(lines)
+    from rich.console import Console  # takes a while
+    from rich.table import Table
+    from rich.text import Text
+
+    laid = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_edge=False)
+    for number, name in enumerate(head):
+        side: Literal["left", "right"] = "left" if number < n_left else "right"
+        laid.add_column(Text(name), justify=side, no_wrap=True)
+    for row in rows:
+        laid.add_row(*map(Text, row))
+    console = Console(file=io.StringIO(), width=_WIDEST, color_system=None)
+    with console.capture() as shown:
+        console.print(laid)
+    return "\n".join(f"  {line.rstrip()}" for line in shown.get().splitlines())

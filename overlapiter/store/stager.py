@@ -45,7 +45,8 @@ class Stager:
             nothing.
         submit: Has a job done by another thread; jobs wait for the slow store.
         warn: Called with what the user should know. The text does not depend on the file.
-        note_answer: Called with how long a job has waited for the source, or for others, in ns.
+        note_answer: Called with how long a job has waited for the source, or for others, in ns, and
+            with the bytes that the source gave; 0 where it was only looked at.
     """
 
     def __init__(
@@ -55,7 +56,7 @@ class Stager:
         validate: Validation,
         submit: Callable[[Callable[[], None]], None],
         warn: Callable[[str], None],
-        note_answer: Callable[[int], None] = lambda _took_ns: None,
+        note_answer: Callable[[int, int], None] = lambda _took_ns, _n_bytes: None,
     ) -> None:
         self.stores = stores
         self._origin = origin
@@ -188,7 +189,7 @@ class Stager:
                 answer = Staged(Outcome.SOURCE_FAILED)
             finally:
                 self._reading.pop(file.key, None)  # another part may have the same file
-                self._note_answer(time.monotonic_ns() - began_ns)
+                self._note_answer(time.monotonic_ns() - began_ns, 0)
         needs_reading = self._validate == "checksum" or not found.is_verified or is_suspect
         if answer is None and is_valid and needs_reading:
             is_valid = self._mover.is_right(extent, is_suspect=is_suspect)
@@ -285,7 +286,7 @@ class Stager:
             while not wait.is_over():
                 if self._stuck.issuperset(wait.owners):
                     raise TimeoutError
-                self._note_answer(int(wait.pause() * 1e9))
+                self._note_answer(int(wait.pause() * 1e9), 0)
                 if part.partly is not None:
                     self._submit(functools.partial(self._wait, part, by_key, wait))
                     return

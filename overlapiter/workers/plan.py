@@ -11,6 +11,7 @@ from overlapiter.origins.origin import LocalOrigin, Origin
 from overlapiter.origins.outages import Outages
 from overlapiter.redirection import Reader
 from overlapiter.store.site import Run, Site
+from overlapiter.tracing import TraceFile
 from overlapiter.urls import is_url
 
 if TYPE_CHECKING:  # the trainer loads no database, and only what stages from URLs loads their code
@@ -160,6 +161,7 @@ class SupervisorPlan:
         renewal: What the face is told for the first processes.
         face: What a framework adds, in the workers; None in the trainer, or where there is none.
         imports: Modules to import before the dataset is unpickled.
+        trace: Where the processes record what they do; None for nowhere.
         trainer_pid: The trainer; when it ends, the supervisor and its workers do.
     """
 
@@ -174,6 +176,7 @@ class SupervisorPlan:
     staging: StagingPlan | None
     imports: tuple[str, ...]
     names_source: bool = False
+    trace: TraceFile | None = None
     trainer_pid: int = 0
     run_number: int = 0
     renewal: Any = None

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 
 from bench.claims.shared_soak.rank import Board, Row, file_name, is_right, make_files
-from bench.claims.shared_soak.watch import Opens, Watch
+from bench.claims.shared_soak.watch import Watch
 from bench.harness import claim
+from bench.harness.opens import Opens
 from bench.harness.store_access import stage_bytes
 from tests.chainer.scripts import wait_until
 from tests.support.staged import another_run

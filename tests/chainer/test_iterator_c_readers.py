@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.claims.shared_soak.watch import Opens
+from bench.harness.opens import Opens
 from overlapiter import OverlapIterator, Staging
 from overlapiter.errors import StagingWarning
 from tests.chainer.c_readers import (

@@ -9,15 +9,25 @@ from __future__ import annotations
 from statistics import median
 from typing import TYPE_CHECKING
 
-import numpy as np
 from matplotlib.ticker import PercentFormatter
 
 from bench.claims.data_parallel.summary import seconds_of, words_of
-from bench.harness.figures import BLUE, GREEN, GREY, RED, errors, legend_below, plt, save
+from bench.harness.figures import (
+    BLUE,
+    GREEN,
+    GREY,
+    RED,
+    errors,
+    grouped_bars,
+    legend_below,
+    plt,
+    save,
+)
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import numpy as np
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -27,6 +37,11 @@ _BARS = {
     "local": ("MultiprocessIterator, local disk", GREEN),
     "synthetic": ("data in memory, no loader", GREY),
 }
+
+
+_NAN = float("nan")
+#: Where a loader did not run with some number of ranks.
+_NOTHING = {"seconds": dict.fromkeys(("median", "min", "max"), _NAN), "wait_share": _NAN}
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
@@ -49,20 +64,24 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
 def _draw(points: list[dict], title: str, *, is_waiting: bool) -> Figure:
     """Draw a panel for each epoch with groups of bars: a group is a number of nodes and ranks."""
     sizes = sorted({(point["n_nodes"], point["n_ranks"]) for point in points})
+    by_key = {(p["loader"], p["n_nodes"], p["n_ranks"]): p for p in points}
     loaders = [name for name in _BARS if any(point["loader"] == name for point in points)]
-    n_epochs, width = len(points[0]["summary"]), 0.8 / len(loaders)
+    n_epochs = len(points[0]["summary"])
     shape = {"sharey": True, "squeeze": False, "figsize": (max(4.7 * n_epochs, 7.0), 4.3)}
     figure, grid = plt.subplots(1, n_epochs, **shape)
     for epoch, axes in enumerate(grid[0]):
         for number, loader in enumerate(loaders):
-            found = [point for point in points if point["loader"] == loader]
-            groups = [sizes.index((point["n_nodes"], point["n_ranks"])) for point in found]
-            places = np.array(groups) + (number - (len(loaders) - 1) / 2) * width
             label, colour = _BARS[loader]
-            bars = {"width": width, "color": colour, "label": label}
-            (_draw_waiting if is_waiting else _draw_seconds)(axes, places, found, epoch, bars)
-        axes.set_xticks(range(len(sizes)), [words_of(*size) for size in sizes])
-        axes.grid(visible=False, axis="x")
+            found = [by_key.get((loader, *size)) for size in sizes]
+            over = [point["summary"][epoch] if point else _NOTHING for point in found]
+            heights, bars = errors([each["seconds"] for each in over])
+            if is_waiting:
+                heights, bars = [each["wait_share"] for each in over], None
+            style = {"color": colour, "label": label}
+            words, place = [words_of(*size) for size in sizes], (number, len(loaders))
+            middles = grouped_bars(axes, words, place, heights, bars, **style)
+            if is_waiting:
+                _mark_ranks(axes, middles, found, epoch)
         axes.set_title(f"Epoch {epoch + 1}: {title}", loc="left")
         if is_waiting:
             axes.yaxis.set_major_formatter(PercentFormatter(xmax=1))
@@ -70,21 +89,11 @@ def _draw(points: list[dict], title: str, *, is_waiting: bool) -> Figure:
     return figure
 
 
-def _draw_seconds(
-    axes: Axes, places: np.ndarray, points: list[dict], epoch: int, bars: dict
-) -> None:
-    """Draw the median over the runs, with minimum and maximum."""
-    middle, spread = errors([point["summary"][epoch]["seconds"] for point in points])
-    axes.bar(places, middle, yerr=spread, capsize=3, **bars)
-
-
-def _draw_waiting(
-    axes: Axes, places: np.ndarray, points: list[dict], epoch: int, bars: dict
-) -> None:
-    """Draw the mean over the ranks, and each rank as a mark; medians over the runs."""
-    axes.bar(places, [point["summary"][epoch]["wait_share"] for point in points], **bars)
+def _mark_ranks(axes: Axes, places: np.ndarray, points: list, epoch: int) -> None:
+    """Draw a mark for each rank: the median over the runs."""
     for place, point in zip(places, points, strict=True):
-        by_run = [[rank["epochs"][epoch] for rank in run["ranks"]] for run in point["runs"]]
+        runs = point["runs"] if point else ()
+        by_run = [[rank["epochs"][epoch] for rank in run["ranks"]] for run in runs]
         shares = [[e["wait_seconds"] / seconds_of(e) for e in ranks] for ranks in by_run]
         medians = [median(of_rank) for of_rank in zip(*shares, strict=True)]
         axes.plot([place] * len(medians), medians, "k_", markersize=6)

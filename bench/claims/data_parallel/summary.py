@@ -6,10 +6,10 @@ from collections import Counter
 from statistics import mean, median
 from typing import TYPE_CHECKING
 
-from bench.harness.text import aligned, extremes, spread
+from bench.harness.text import aligned, extremes, spread, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from bench.slow.ledger import OpenRecord
 
@@ -165,33 +165,45 @@ def show(result: dict) -> str:
         f"{options['model']!r}, order {options['order']!r}; medians of {options['repeats']} runs"
     )
     names = dict.fromkeys(point["loader"] for point in points)
-    rows = [["loader", "nodes x ranks", "readers", "epoch", "seconds", "[min, max]", "images/s"]]
-    rows[0] += ["waiting", "worst rank", "staged", "files read/node", "MB/node", "of a file"]
-    rows[0] += ["worker CPU ms/image"]
-    rows += [_row(point, number) for point in points for number in range(len(point["summary"]))]
-    sections = [head, "\n".join(f"{name}: {LOADERS[name]}" for name in names), aligned(rows)]
+    pairs = [(point, number) for point in points for number in range(len(point["summary"]))]
+    sections = [head, "\n".join(f"{name}: {LOADERS[name]}" for name in names)]
+    sections.append(aligned(table(pairs, _columns())))
     if result["overheads"]:
         sections.append(f"overlap over synthetic:\n{aligned(overhead_rows(result))}")
     return "\n\n".join(sections)
 
 
-def _row(point: dict, number: int) -> list[str]:
-    def text(name: str, form: str, factor: float = 1) -> str:
-        return "-" if summary[name] is None else form.format(summary[name] * factor)
+def _columns() -> dict[str, Callable[[tuple[dict, int]], str]]:
+    """Return the columns of a table with a row for each point and epoch."""
 
-    summary = point["summary"][number]
-    seconds, reads = summary["seconds"], [run["reads"] for run in point["runs"]]
-    most = [node["most_opens"] for each in reads for node in each or ()]
-    return [
-        *(point["loader"], _size(point), str(point["n_readers"]), str(number + 1)),
-        *(f"{seconds['median']:.2f}", extremes(seconds)),
-        f"{summary['images_per_second']['median']:.0f}",
-        *(text("wait_share", "{:.1%}"), text("worst_wait_share", "{:.1%}")),
-        *(text("staged_share", "{:.1%}"), text("node_opens", "{:g}")),
-        text("node_bytes", "{:.1f}", 1e-6),
-        str(max(most)) if most and most[0] is not None else "-",
-        text("worker_cpu_seconds_per_image", "{:.2f}", 1e3),
-    ]
+    def text(name: str, form: str, factor: float = 1) -> Callable[[tuple[dict, int]], str]:
+        def cell(pair: tuple[dict, int]) -> str:
+            value = pair[0]["summary"][pair[1]][name]
+            value = value["median"] if isinstance(value, dict) else value
+            return "-" if value is None else form.format(value * factor)
+
+        return cell
+
+    def most(pair: tuple[dict, int]) -> str:
+        reads = [node for run in pair[0]["runs"] for node in run["reads"] or ()]
+        return str(max((node["most_opens"] or 0 for node in reads), default=0) or "-")
+
+    return {
+        "loader": lambda pair: pair[0]["loader"],
+        "nodes x ranks": lambda pair: _size(pair[0]),
+        "readers": lambda pair: str(pair[0]["n_readers"]),
+        "epoch": lambda pair: str(pair[1] + 1),
+        "seconds": text("seconds", "{:.2f}"),
+        "[min, max]": lambda pair: extremes(pair[0]["summary"][pair[1]]["seconds"]),
+        "images/s": text("images_per_second", "{:.0f}"),
+        "waiting": text("wait_share", "{:.1%}"),
+        "worst rank": text("worst_wait_share", "{:.1%}"),
+        "staged": text("staged_share", "{:.1%}"),
+        "files read/node": text("node_opens", "{:g}"),
+        "MB/node": text("node_bytes", "{:.1f}", 1e-6),
+        "of a file": most,
+        "worker CPU ms/image": text("worker_cpu_seconds_per_image", "{:.2f}", 1e3),
+    }
 
 
 def overhead_rows(result: dict) -> list[list[str]]:

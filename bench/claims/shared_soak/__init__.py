@@ -24,7 +24,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.claims.shared_soak import watch
@@ -41,11 +40,11 @@ from bench.harness.family import (
 )
 from bench.harness.isolated import CHECKOUT, Program, call
 from bench.harness.launching import launch
-from bench.harness.text import aligned
+from bench.harness.options import Options, OptionsError, option
 from bench.harness.turns import progress_bar
 
 if TYPE_CHECKING:
-    import argparse
+    from pathlib import Path
 
 #: How often each thing befalls a job, compared with the others.
 _WEIGHTS = {"job": 3, "rank": 4, "supervisor": 12, "prefetcher": 30, "reader": 24, "stop": 12}
@@ -60,34 +59,24 @@ _GRACE_SECONDS = 20.0
 _END_SECONDS = 90.0
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what runs, and what is done to it."""
-    add = parser.add_argument
-    add("--minutes", type=float, default=10.0, help="under fire (%(default)s)")
-    add("--jobs", type=int, default=3, help="at the same time (%(default)s)")
-    add("--small-files", type=int, default=1500, help="0.5 to 40 kB each (%(default)s)")
-    add("--large-files", type=int, default=20, help="1.1 to 1.7 MB each (%(default)s)")
-    add("--capacity-share", type=float, default=0.4, help="of the data (%(default)s)")
-    add("--look-ahead", type=int, default=16, help="mini-batches (%(default)s)")
-    add("--pause-ms", type=float, default=500.0, help="mean between hits (%(default)s)")
-    add("--job-batches", type=int, default=400, help="most of a rank (%(default)s)")
-    add("--hang-seconds", type=float, default=60.0, help="without a mini-batch (%(default)s)")
+@dataclasses.dataclass
+class SoakOptions(Options):
+    """What runs, and what is done to it."""
 
+    minutes: float = option(10.0, "under fire")
+    jobs: int = option(3, "at the same time")
+    small_files: int = option(1500, "0.5 to 40 kB each")
+    large_files: int = option(20, "1.1 to 1.7 MB each")
+    capacity_share: float = option(0.4, "of the data")
+    look_ahead: int = option(16, "mini-batches")
+    pause_ms: float = option(500.0, "mean between hits")
+    job_batches: int = option(400, "most of a rank")
+    hang_seconds: float = option(60.0, "without a mini-batch")
 
-def check(_options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """End the program if it cannot work here."""
-    command = launch([], N_RANKS)[0]
-    if shutil.which(command) is None:
-        parser.error(f"{command} is not found: install an MPI, such as the package openmpi")
-
-
-def measure(options: argparse.Namespace, scratch: Path) -> dict:
-    """Do all of it, once."""
-    memory_before = set(memory_files())
-    result = Soak(options, scratch).run()
-    result["left_memory"] = new_shared_memory(memory_before)
-    result["violations"] += [f"left in /dev/shm: {name}" for name in result["left_memory"]]
-    return result
+    def check(self) -> None:
+        """Find the launcher."""
+        if shutil.which(launch([], N_RANKS)[0]) is None:
+            raise OptionsError("mpiexec is not found: install an MPI, such as the package openmpi")
 
 
 @dataclasses.dataclass
@@ -120,20 +109,14 @@ class Job:
 
 
 class Soak:
-    """All of it, once.
+    """All of it, once, in an empty folder."""
 
-    Args:
-        options: Of the command line.
-        folder: An empty folder, for everything.
-    """
-
-    def __init__(self, options: argparse.Namespace, folder: Path) -> None:
+    def __init__(self, options: SoakOptions, folder: Path) -> None:
         self._options = options
         self._folder = folder
         self._random = random.Random(options.seed)
         self._n_files = options.small_files + options.large_files
         self._stop = folder / "stop"
-        self._n_started = 0
         self._jobs: list[Job] = []
         self._ended: list[Job] = []
         self._stopped: list[tuple[float, int, Process]] = []
@@ -147,25 +130,32 @@ class Soak:
         options = self._options
         folders = [self._folder / "source", self._folder / "reference"]
         data_bytes = make_files(folders, options.small_files, options.large_files)
-        self._capacity_bytes = int(data_bytes * options.capacity_share)
         (self._folder / "tmp").mkdir()
-        watcher, watching = self._watch()
+        self._request = {
+            **{name: str(self._folder / name) for name in ("source", "reference", "staging")},
+            "capacity_bytes": int(data_bytes * options.capacity_share),
+        }
+        watching = Program(watch.watch, self._request, self._folder)
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+        watcher = subprocess.Popen(watching.command, cwd=CHECKOUT, text=True, **pipes)
         try:
+            watcher.stdout.readline()  # it counts from now on
             self._under_fire()
-            self._end_in_order()
-            whole = -(-self._n_files // (N_RANKS * BATCH_SIZE))
+            self._stop.touch()
+            self._wait_for_end()
+            self._stop.unlink()
             watcher.communicate()  # what the next job opens is not counted
             watched = watching.answer(watcher.returncode)
-            fresh = self._read_all(whole)
+            fresh = self._read_all(-(-self._n_files // (N_RANKS * BATCH_SIZE)))
         finally:
             watcher.kill()
             watcher.wait()
             self._kill_all()
-        settled = call(watch.settled, self._request())
+        settled = call(watch.settled, self._request)
         self._judge(watched, settled)
         return {
             "data_bytes": data_bytes,
-            "capacity_bytes": self._capacity_bytes,
+            "capacity_bytes": self._request["capacity_bytes"],
             "kills": dict(self.kills),
             "counts": dict(self.counts),
             "longest": self.longest,
@@ -178,14 +168,13 @@ class Soak:
     # --- jobs ---------------------------------------------------------------------------------
 
     def _start(self, number: int, n_batches: int) -> None:
-        self._n_started += 1
         self.counts["jobs"] += 1
-        mark = f"{os.getpid()}-{self._n_started}"
-        paths = [self._folder / f"{mark}.{kind}" for kind in ("board", "txt")]
+        mark = f"{os.getpid()}-{self.counts['jobs']}"
+        board, output = (self._folder / f"{mark}.{kind}" for kind in ("board", "txt"))
         request = {
-            **self._request(),
-            "board": str(paths[0]),
-            "seed": self._options.seed + 1000 * number + self._n_started,
+            **self._request,
+            "board": str(board),
+            "seed": self._options.seed + 1000 * number + self.counts["jobs"],
             "n_files": self._n_files,
             "n_batches": n_batches,
             "look_ahead": self._options.look_ahead,
@@ -195,31 +184,27 @@ class Soak:
         variables = {MARK: mark, "TMPDIR": str(self._folder / "tmp"), "OMP_NUM_THREADS": "1"}
         # What Open MPI leaves when it is killed is not ours.
         variables["OMPI_MCA_btl_sm_backing_directory"] = variables["TMPDIR"]
-        with paths[1].open("w") as output:
+        with output.open("w") as streams:
             launcher = subprocess.Popen(
                 launch(program, N_RANKS), cwd=CHECKOUT, env={**os.environ, **variables},
-                stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL, stdout=streams, stderr=subprocess.STDOUT,
                 start_new_session=True,
             )  # fmt: skip
         now = time.monotonic()
-        shown = [(Row(0, 0, 0, 0, 0), now)] * N_RANKS
-        self._jobs.append(Job(number, mark, launcher, Board(paths[0]), paths[1], now, shown))
-
-    def _request(self) -> dict:
-        return {
-            "source": str(self._folder / "source"),
-            "reference": str(self._folder / "reference"),
-            "staging": str(self._folder / "staging"),
-            "capacity_bytes": self._capacity_bytes,
-        }
+        self._jobs.append(
+            Job(number, mark, launcher, Board(board), output, now, [(Row(), now)] * N_RANKS)
+        )
 
     def _look_at_jobs(self) -> None:
         """Note how far the ranks are, and which jobs have ended."""
         now = time.monotonic()
-        self._continue_stopped(now)
+        for item in [item for item in self._stopped if now >= item[0]]:
+            self._stopped.remove(item)
+            send(item[2], signal.SIGCONT)
         stopped = {process.pid for _, _, process in self._stopped}
         for job in list(self._jobs):
-            self._look_at_ranks(job, now, stopped)
+            for rank, row in enumerate(job.board.rows()):
+                self._look_at_rank(job, rank, row, now, is_stopped=row.pid in stopped)
             if job.launcher.poll() is not None:
                 self._note_end(job, now)
             elif job.killed_at and now - job.killed_at > _GRACE_SECONDS:
@@ -228,46 +213,37 @@ class Soak:
         for job in list(self._ended):
             self._look_for_rest(job, now)
 
-    def _look_at_ranks(self, job: Job, now: float, stopped: set[int]) -> None:
-        for rank, row in enumerate(job.board.rows()):
-            before, since = job.shown[rank]
-            if row == before and (row.has_ended or row.pid in stopped or job.killed_at):
-                since = now  # it does not wait
-            self._note_wait(job, rank, now - since, "wait_seconds" if before.n_taken else "")
-            if row != before:
-                if row.n_taken and not before.n_taken:
-                    self._note_wait(job, rank, now - job.started_at, "start_seconds")
-                job.shown[rank] = row, now
-                continue
-            job.shown[rank] = row, since
-
-    def _note_wait(self, job: Job, rank: int, seconds: float, name: str) -> None:
-        if name:
-            self.longest[name] = max(self.longest[name], seconds)
-        limit_seconds = self._options.hang_seconds * (1 if name else 2)  # a start takes longer
-        if seconds > limit_seconds:
-            self._violate(f"job {job.mark}, rank {rank}: no mini-batch for {seconds:.0f} s", job)
+    def _look_at_rank(self, job: Job, rank: int, row: Row, now: float, *, is_stopped: bool) -> None:
+        before, since = job.shown[rank]
+        if row == before and (row.has_ended or is_stopped or job.killed_at):
+            since = now  # it does not wait
+        if before.n_taken:
+            self.longest["wait_seconds"] = max(self.longest["wait_seconds"], now - since)
+        elif row.n_taken:
+            start_seconds = now - job.started_at
+            self.longest["start_seconds"] = max(self.longest["start_seconds"], start_seconds)
+        job.shown[rank] = row, since if row == before else now
+        limit_seconds = self._options.hang_seconds * (1 if before.n_taken else 2)  # for a start
+        if now - since > limit_seconds:
             for process in marked(job.mark):
                 if process.pid in {row.pid for row in job.board.rows()}:
                     os.kill(process.pid, signal.SIGUSR1)  # prints where it is
             time.sleep(1)
+            self._violate(f"job {job.mark}, rank {rank}: none for {now - since:.0f} s", job)
             self._kill_job(job)
 
     def _note_end(self, job: Job, now: float) -> None:
         rows = job.board.rows()
+        n_wrong = sum(row.n_wrong for row in rows)
         self.counts["mini_batches"] += sum(row.n_taken for row in rows)
         self.counts["examples"] += sum(row.n_examples for row in rows)
-        n_wrong = sum(row.n_wrong for row in rows)
         self.counts["wrong_mini_batches"] += n_wrong
         status = job.launcher.returncode
         if n_wrong:
             self._violate(f"job {job.mark}: {n_wrong} wrong mini-batches", job)
-        if job.killed_at:
-            self.counts["jobs_killed"] += 1
-        elif status or not all(row.has_ended for row in rows):
+        if not job.killed_at and (status or not all(row.has_ended for row in rows)):
             self._violate(f"job {job.mark} ended with {status}, though it was not killed", job)
-        else:
-            self.counts["jobs_ended_in_order"] += 1
+        self.counts["jobs_killed" if job.killed_at else "jobs_not_killed"] += 1
         job.board.close()
         job.ended_at = now
         self._jobs.remove(job)
@@ -275,8 +251,7 @@ class Soak:
 
     def _look_for_rest(self, job: Job, now: float) -> None:
         """See all processes of a job end."""
-        left = marked(job.mark)
-        late = now - job.ended_at
+        left, late = marked(job.mark), now - job.ended_at
         if left and late < _GRACE_SECONDS:
             return
         self.longest["end_seconds"] = max(self.longest["end_seconds"], late)
@@ -295,9 +270,8 @@ class Soak:
     # --- fire ---------------------------------------------------------------------------------
 
     def _under_fire(self) -> None:
-        begin = time.monotonic()
+        begin = fire_at = time.monotonic()
         end = begin + 60 * self._options.minutes
-        fire_at = begin
         with progress_bar(int(60 * self._options.minutes), "s") as progress:
             while (now := time.monotonic()) < end:
                 running = {job.number for job in self._jobs}
@@ -319,19 +293,18 @@ class Soak:
             self.kills["job"] += 1
             self._kill_job(job)
             return
-        number = signal.SIGSTOP if kind == "stop" else signal.SIGKILL
         wanted = self._random.choice(_STOPPABLE) if kind == "stop" else kind
         candidates = self._candidates(job, wanted)
         if not candidates:
             return
         rank, victim = self._random.choice(candidates)
-        if not send(victim, number):
+        if not send(victim, signal.SIGSTOP if kind == "stop" else signal.SIGKILL):
             return
-        if kind == "rank":
-            job.killed_at = time.monotonic()
         self.kills[f"{wanted} stopped" if kind == "stop" else kind] += 1
         job.calm_until[rank, wanted] = job.shown[rank][0].n_taken + _CALM_BATCHES
-        if kind == "stop":
+        if kind == "rank":
+            job.killed_at = time.monotonic()
+        elif kind == "stop":
             until = time.monotonic() + self._random.uniform(*_STOP_SECONDS)
             self._stopped.append((until, rank, victim))
 
@@ -339,8 +312,7 @@ class Soak:
         """Return the processes of a kind that may be hit, each with its rank."""
         family = {process.pid: process for process in marked(job.mark)}
         ranks = {row.pid: rank for rank, (row, _) in enumerate(job.shown) if row.n_taken}
-        kinds = dict(workers([*family.values()]))
-        kinds |= {family[pid]: "rank" for pid in ranks if pid in family}
+        kinds = workers(family.values()) | {family[p]: "rank" for p in ranks if p in family}
         stopped = {process.identity for _, _, process in self._stopped}
         found = []
         for process, name in kinds.items():
@@ -357,7 +329,7 @@ class Soak:
     def _kill_job(self, job: Job) -> None:
         """Kill mpiexec and its ranks; half of the time all other processes of the job, too."""
         job.killed_at = time.monotonic()
-        ranks = {row.pid for row in job.board.rows()}
+        ranks = {row.pid for row in job.board.rows()} if not job.ended_at else set()
         kills_all = self._random.random() < 0.5
         family = marked(job.mark)
         with contextlib.suppress(ProcessLookupError):
@@ -366,19 +338,7 @@ class Soak:
             if kills_all or process.pid in ranks or not process.name.startswith("ovl-"):
                 send(process, signal.SIGKILL)
 
-    def _continue_stopped(self, now: float) -> None:
-        for item in list(self._stopped):
-            if now >= item[0]:
-                self._stopped.remove(item)
-                send(item[2], signal.SIGCONT)
-
     # --- the end ------------------------------------------------------------------------------
-
-    def _end_in_order(self) -> None:
-        """Have all jobs stop, and see them end."""
-        self._stop.touch()
-        self._wait_for_end()
-        self._stop.unlink()
 
     def _wait_for_end(self) -> None:
         deadline = time.monotonic() + _END_SECONDS + self._options.hang_seconds
@@ -407,29 +367,17 @@ class Soak:
             for process in marked(job.mark):
                 send(process, signal.SIGKILL)
 
-    # --- the watcher --------------------------------------------------------------------------
-
-    def _watch(self) -> tuple[subprocess.Popen, Program]:
-        """Start the watcher; it counts from now on."""
-        program = Program(watch.watch, self._request(), self._folder)
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-        process = subprocess.Popen(program.command, cwd=CHECKOUT, text=True, **pipes)
-        process.stdout.readline()
-        return process, program
-
     def _judge(self, watched: dict, settled: dict) -> None:
         """Name what is not as it has to be."""
         surplus = settled["disk_bytes"] - settled["total_bytes"]
+        is_off = not 0 <= surplus <= settled["tree_bytes"]
         facts = {
             "more than the capacity was charged or on the disk": watched["n_over_capacity"],
             "the total was not the sum of the charges": watched["n_miscounted"],
             "events of the source were lost": watched["n_lost_events"],
             "an index was thrown away": len(watched["generations"]) != 1,
-            "at the end the total is not the sum": settled["total_bytes"]
-            != settled["charged_bytes"],
-            "at the end the disk has other bytes than are charged": not (
-                0 <= surplus <= settled["tree_bytes"]
-            ),
+            "the total is not the sum": settled["total_bytes"] != settled["charged_bytes"],
+            "at the end the disk has other bytes than are charged": is_off,
         }
         names = ("miscounted", "left", "copying", "going", "wrong_copies", "local_folders")
         facts |= {f"at the end: {name}": settled[f"n_{name}"] for name in names}
@@ -438,9 +386,18 @@ class Soak:
                 self._violate(f"{text} ({int(found)})")
 
 
+def measure(options: SoakOptions, scratch: Path) -> dict:
+    """Do all of it, once."""
+    memory_before = memory_files()
+    result = Soak(options, scratch).run()
+    left = new_shared_memory(memory_before)
+    result["violations"] += [f"left in /dev/shm: {name}" for name in left]
+    return result
+
+
 def rows(result: dict) -> list[list[str]]:
-    """Return the result in short."""
-    counts, watched, longest = result["counts"], result["watched"], result["longest"]
+    """Return a row for each thing that was counted."""
+    watched, counts, longest = result["watched"], result["counts"], result["longest"]
     capacity = result["capacity_bytes"]
     opens = watched["n_source_opens"] / max(counts["examples"], 1)
     kills = ", ".join(f"{n} x {kind}" for kind, n in sorted(result["kills"].items()))
@@ -464,14 +421,10 @@ def rows(result: dict) -> list[list[str]]:
 
 CLAIM = Claim(
     __doc__,
-    add_options,
+    SoakOptions,
     measure,
-    lambda result: aligned(rows(result)),
-    quick={
-        "jobs": 2, "small_files": 300, "large_files": 6, "job_batches": 200, "minutes": 0.5,
-        "pause_ms": 300.0,
-    },
-    check=check,
+    quick={"jobs": 2, "small_files": 300, "large_files": 6, "job_batches": 200, "minutes": 0.5}
+    | {"pause_ms": 300.0},
     tables={"soak": rows},
     faults=lambda result: result["violations"],
-)  # fmt: skip
+)

@@ -30,8 +30,9 @@ def make_files(folders: list[Path], n_small: int, n_large: int) -> int:
     for folder in folders:
         folder.mkdir(parents=True)
     for index in range(n_small + n_large):
-        least, most = _SMALL_BYTES if index < n_small else _LARGE_BYTES
-        data = numbers.randbytes(numbers.randint(least, most))
+        data = numbers.randbytes(
+            numbers.randint(*(_SMALL_BYTES if index < n_small else _LARGE_BYTES))
+        )
         n_bytes += len(data)
         for folder in folders:
             (folder / file_name(index)).write_bytes(data)
@@ -54,25 +55,21 @@ class Row(NamedTuple):
         has_ended: 1 once its iterator was finalized in order.
     """
 
-    pid: int
-    n_taken: int
-    n_wrong: int
-    n_examples: int
-    has_ended: int
+    pid: int = 0
+    n_taken: int = 0
+    n_wrong: int = 0
+    n_examples: int = 0
+    has_ended: int = 0
 
 
 class Board:
-    """A file that the ranks of a job and the killer map: a row for each rank.
-
-    Args:
-        path: The file; made if need be.
-    """
+    """A file that the ranks of a job and the killer map: a row for each rank."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        os.ftruncate(fd, _ROW.size * N_RANKS)
-        self._memory = mmap.mmap(fd, _ROW.size * N_RANKS)
-        os.close(fd)
+        with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600), "r+b") as file:
+            file.truncate(_ROW.size * N_RANKS)
+            self._memory = mmap.mmap(file.fileno(), _ROW.size * N_RANKS)
+        self.close = self._memory.close
 
     def put(self, rank: int, row: Row) -> None:
         """Show something."""
@@ -82,18 +79,9 @@ class Board:
         """Return what the ranks show."""
         return [Row(*_ROW.unpack_from(self._memory, _ROW.size * r)) for r in range(N_RANKS)]
 
-    def close(self) -> None:
-        """Drop the mapping."""
-        self._memory.close()
-
 
 class Whole(DatasetMixin):
-    """Gives all bytes of a file, and its index.
-
-    Args:
-        folder: Where the files are.
-        n_files: How many.
-    """
+    """Gives all bytes of a file, and its index."""
 
     def __init__(self, folder: str, n_files: int) -> None:
         self._folder = folder
@@ -120,9 +108,7 @@ def is_right(batch: list, indices: list[int], reference: str) -> bool:
         indices: What the order has there.
         reference: A folder with the same files as the source.
     """
-    if [int(index) for _, index in batch] != indices:
-        return False
-    return all(
+    return [int(index) for _, index in batch] == indices and all(
         pixels.tobytes() == Path(reference, file_name(index)).read_bytes()
         for (pixels, _), index in zip(batch, indices, strict=True)
     )
@@ -136,28 +122,18 @@ def train(request: dict) -> None:
 
     faulthandler.register(signal.SIGUSR1)
     comm, n_files = MPI.COMM_WORLD, request["n_files"]
-    order = overlapiter.scatter_order(comm, request["seed"])
-    board = Board(request["board"])
-    n_taken = n_wrong = n_examples = position = epoch = 0
-    indices = order.of_epoch(0, n_files)
-    iterator = overlapiter.OverlapIterator(
-        Whole(request["source"], n_files),
-        BATCH_SIZE,
-        n_processes=1,
-        n_prefetch=2,
-        order_sampler=order,
-        staging=overlapiter.Staging(
-            request["staging"],
-            source=request["source"],
-            n_prefetchers=1,
-            capacity=request["capacity_bytes"],
-            keep_free=0,
-            look_ahead=request["look_ahead"],
-        ),
-    )
-    with iterator:
-        board.put(comm.rank, Row(os.getpid(), 0, 0, 0, 0))
-        while n_taken < request["n_batches"] and not os.path.exists(request["stop"]):
+    order, board = overlapiter.scatter_order(comm, request["seed"]), Board(request["board"])
+    indices, position, epoch = order.of_epoch(0, n_files), 0, 0
+    staging = overlapiter.Staging(
+        request["staging"], source=request["source"], n_prefetchers=1, keep_free=0,
+        capacity=request["capacity_bytes"], look_ahead=request["look_ahead"],
+    )  # fmt: skip
+    dataset = Whole(request["source"], n_files)
+    options = {"n_processes": 1, "n_prefetch": 2, "order_sampler": order, "staging": staging}
+    with overlapiter.OverlapIterator(dataset, BATCH_SIZE, **options) as iterator:
+        row = Row(os.getpid())
+        board.put(comm.rank, row)
+        while row.n_taken < request["n_batches"] and not os.path.exists(request["stop"]):
             batch = next(iterator)
             wanted = [int(index) for index in indices[position : position + BATCH_SIZE]]
             position += BATCH_SIZE
@@ -165,10 +141,10 @@ def train(request: dict) -> None:
                 epoch, position = epoch + 1, position - len(indices)
                 indices = order.of_epoch(epoch, n_files)
                 wanted += [int(index) for index in indices[:position]]
-            n_taken, n_examples = n_taken + 1, n_examples + len(batch)
-            if not is_right(batch, wanted, request["reference"]):
-                n_wrong += 1
-                print(f"rank {comm.rank}: mini-batch {n_taken} is wrong: {wanted}", flush=True)
-            board.put(comm.rank, Row(os.getpid(), n_taken, n_wrong, n_examples, 0))
+            is_wrong = not is_right(batch, wanted, request["reference"])
+            row = Row(row.pid, row.n_taken + 1, row.n_wrong + is_wrong, row.n_examples + len(batch))
+            if is_wrong:
+                print(f"rank {comm.rank}: mini-batch {row.n_taken} is wrong: {wanted}", flush=True)
+            board.put(comm.rank, row)
             del batch
-    board.put(comm.rank, Row(os.getpid(), n_taken, n_wrong, n_examples, 1))
+    board.put(comm.rank, row._replace(has_ended=1))

@@ -6,16 +6,13 @@ standard input is closed, then tells what it has seen.
 
 from __future__ import annotations
 
-import collections
 import contextlib
-import ctypes
 import os
 import select
-import struct
 import sys
-import threading
 from pathlib import Path
 
+from bench.harness.opens import Opens
 from bench.harness.store_access import store_in
 from overlapiter.store.extents import Extent, ExtentReader
 from overlapiter.store.generation import generation_of, segments_folder
@@ -27,8 +24,6 @@ _BLOCK_BYTES = 4096
 #: An inode of ext4 names this many pieces; more are in blocks of this many each, which may be half
 #: empty, since they are split, and which count as blocks of the file.
 _INODE_PIECES, _LEAF_PIECES = 4, 340
-_IN_OPEN = 0x20
-_EVENT = struct.Struct("iIII")
 _TOTAL = (
     "SELECT (SELECT value FROM fact WHERE name='total'), "
     "(SELECT COALESCE(SUM(charged), 0) FROM segment)"
@@ -42,9 +37,9 @@ def on_disk(directory: str) -> tuple[int, int]:
     """
     taken_bytes = tree_bytes = 0
     with contextlib.suppress(FileNotFoundError):  # no generation yet
-        for name in os.listdir(folder := segments_folder(directory)):
+        for entry in os.scandir(segments_folder(directory)):
             with contextlib.suppress(FileNotFoundError):  # it went meanwhile
-                size_bytes = os.stat(os.path.join(folder, name)).st_blocks * 512
+                size_bytes = entry.stat().st_blocks * 512
                 taken_bytes += size_bytes
                 n_pieces = size_bytes // _BLOCK_BYTES
                 if n_pieces > _INODE_PIECES:
@@ -52,67 +47,17 @@ def on_disk(directory: str) -> tuple[int, int]:
     return taken_bytes, tree_bytes
 
 
-class Opens(threading.Thread):
-    """Counts how often each file of a folder is opened.
-
-    Two opens of one file with nothing between them may be counted as one: the kernel merges them.
-
-    Args:
-        folder: The folder.
-
-    Attributes:
-        counts: How often, by name.
-        n_lost: How often the kernel had to drop events.
-    """
-
-    def __init__(self, folder: str) -> None:
-        super().__init__(daemon=True)
-        self.counts: collections.Counter[str] = collections.Counter()
-        self.n_lost = 0
-        self._has_ended = threading.Event()
-        libc = ctypes.CDLL(None, use_errno=True)
-        self._fd = libc.inotify_init1(os.O_CLOEXEC)
-        if self._fd < 0 or libc.inotify_add_watch(self._fd, os.fsencode(folder), _IN_OPEN) < 0:
-            raise OSError(ctypes.get_errno(), f"cannot watch {folder}: is inotify used up?")
-
-    def run(self) -> None:
-        """Count."""
-        while not self._has_ended.is_set():
-            if not select.select([self._fd], [], [], _LOOK_SECONDS)[0]:
-                continue
-            events, start = os.read(self._fd, 1 << 16), 0
-            while start < len(events):
-                watch, _, _, n_bytes = _EVENT.unpack_from(events, start)
-                start += _EVENT.size
-                self.n_lost += watch < 0
-                if n_bytes:
-                    self.counts[events[start : start + n_bytes].rstrip(b"\0").decode()] += 1
-                start += n_bytes
-
-    def end(self) -> None:
-        """Stop counting."""
-        self._has_ended.set()
-        self.join()
-        os.close(self._fd)
-
-
 class Watch:
-    """What was seen of a staging directory.
-
-    Args:
-        directory: The staging directory.
-        capacity_bytes: What may lie there.
-    """
+    """What was seen of a staging directory in which ``capacity_bytes`` may lie."""
 
     def __init__(self, directory: str, capacity_bytes: int) -> None:
         self._directory = directory
         self._capacity_bytes = capacity_bytes
         self._inventory: Inventory | None = None
         self._generation = ""
-        self.seen = {
-            "n_looks": 0, "n_busy": 0, "largest_total_bytes": 0, "largest_disk_bytes": 0,
-            "largest_disk_less_trees_bytes": 0, "n_over_capacity": 0, "n_miscounted": 0,
-        }  # fmt: skip
+        names = ("n_looks", "n_busy", "largest_total_bytes", "largest_disk_bytes")
+        names += ("largest_disk_less_trees_bytes", "n_over_capacity", "n_miscounted")
+        self.seen = dict.fromkeys(names, 0)
         self.generations: list[str] = []
 
     def look(self) -> None:
@@ -124,14 +69,10 @@ class Watch:
                 self._inventory = Inventory(self._directory)
                 self._generation = generation
                 self.generations.append(os.path.basename(generation))
-            assert self._inventory is not None
             ((total, charged),) = self._inventory.select(_TOTAL)
         except FileNotFoundError:  # the first job is starting
             return
-        except (
-            IndexBusyError,
-            IndexDamagedError,
-        ):  # a new generation tells of damage
+        except (IndexBusyError, IndexDamagedError):  # a new generation tells of damage
             seen["n_busy"] += 1
             self._generation = ""
             return
@@ -178,10 +119,11 @@ def settled(request: dict) -> dict:
     store.sweep()
     store.close()
     inventory = Inventory(directory)
-    accounts = inventory.accounts()
-    n_copying, going = (
-        inventory.select(f"SELECT COUNT(*) FROM {table}")[0][0] for table in ("copying", "going")
-    )
+    counts = {
+        f"n_{name}": inventory.select(f"SELECT COUNT(*) FROM {name}")[0][0]
+        for name in ("copying", "going", "staged")
+    }
+    counts |= {**inventory.accounts()._asdict(), "tree_bytes": on_disk(directory)[1]}
     select = "SELECT path, key, segment, start, size, mtime, checksum FROM staged"
     rows = inventory.select(select)
     inventory.close()
@@ -193,12 +135,5 @@ def settled(request: dict) -> dict:
         n_wrong += data != Path(source, os.fsdecode(path)).read_bytes()
     reader.close()
     local = Path(generation_of(directory), "local")
-    return {
-        **accounts._asdict(),
-        "tree_bytes": on_disk(directory)[1],
-        "n_copying": n_copying,
-        "n_going": going,
-        "n_staged": len(rows),
-        "n_wrong_copies": n_wrong,
-        "n_local_folders": len(list(local.iterdir())) if local.exists() else 0,
-    }
+    n_folders = len(list(local.iterdir())) if local.exists() else 0
+    return {**counts, "n_wrong_copies": n_wrong, "n_local_folders": n_folders}

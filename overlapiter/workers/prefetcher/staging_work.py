@@ -18,6 +18,7 @@ class StageTask(NamedTuple):
         suspects: Those of which a file reader has found a copy damaged or gone.
         trusted: Extents that this run has compared with their sources already, packed.
         victims: What may be evicted for it; None as long as no directory is known to be full.
+        batches: The mini-batches that they are of, for the trace.
     """
 
     task_id: int
@@ -27,6 +28,7 @@ class StageTask(NamedTuple):
     suspects: list[int]
     trusted: bytes
     victims: list[Victim] | None
+    batches: list[int]
 
 
 class Finding(NamedTuple):

@@ -11,18 +11,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from overlapiter.board import N_TIERS, Counter, Row
 from overlapiter.errors import ExampleError, described
 from overlapiter.openhook import OpenHook
 from overlapiter.sharedmem.layout import layout_of
 from overlapiter.sharedmem.segments import Segment, Slot
 from overlapiter.sharedmem.slots import SlotWriter
 from overlapiter.sources import Dataset, declared_paths
-from overlapiter.stats import Counter, Row
 from overlapiter.store.extents import unpacked
+from overlapiter.tracing import open_trace
 from overlapiter.workers.copies import StagedCopies
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.processes import BusyClock, keep_freed_memory
+from overlapiter.workers.usage import Usage
 
 from .face import Face
 from .unseen import UnseenReads
@@ -40,6 +42,7 @@ class ReadTask(NamedTuple):
         slot: Where to write; None asks for the layout first.
         layout_id: Which layout the slot has.
         given_up: Why not to read an example again, by index.
+        batch: The mini-batch, for the trace.
     """
 
     part_id: int
@@ -50,6 +53,7 @@ class ReadTask(NamedTuple):
     slot: Slot | None
     layout_id: int
     given_up: dict[int, ExampleError]
+    batch: int = -1
 
 
 class FileReader:
@@ -70,13 +74,15 @@ class FileReader:
         self._begin_error: BaseException | None = None
         self._index_type = np.dtype(plan.index_type).type
         self._row = row
+        self._usage = Usage(row)
+        self._trace = open_trace(plan.trace, f"file reader {row.number}", 200 + row.number)
         self._clock = BusyClock()
         self._segments: dict[int, Segment] = {}
         self._writers: dict[int, SlotWriter] = {}
         self._copies: StagedCopies | None = None
         self._direct = None
         if plan.staging is not None:
-            self._copies = StagedCopies(plan.staging)
+            self._copies = StagedCopies(plan.staging, self._note_copy)
             self._direct = plan.staging.direct()
             source = plan.staging.source
             self._unseen = UnseenReads(
@@ -98,17 +104,30 @@ class FileReader:
         try:
             while True:
                 before_ns = time.monotonic_ns()
+                if self._trace.is_on and not self._channel.is_readable(0):
+                    self._trace.flush()  # this process may be killed while it waits
                 message, fds = self._channel.receive()
                 after_ns = time.monotonic_ns()
                 row.add(Counter.DEQUEUE_NS, after_ns - before_ns)
                 if message[0] == "read":
-                    fetch_ns = self._read(ReadTask(*message[1:]))
+                    task = ReadTask(*message[1:])
+                    with self._trace.span("read part", "reading", task.batch, n=len(task.indices)):
+                        self._trace.flow("t", task.batch)
+                        fetch_ns = self._read(task)
                     row.add(Counter.FETCH_NS, fetch_ns)
                     row.add(Counter.OTHER_NS, time.monotonic_ns() - after_ns - fetch_ns)
                 else:
                     self._take_note(message, fds)
         except ChannelClosedError:
             return
+
+    def _note_copy(self, tier: int, n_bytes: int, took_ns: int) -> None:
+        """Note that a staged copy was read."""
+        row = self._row
+        row.add(Counter.OPENS_TIER_0 + min(tier, N_TIERS - 1), 1)
+        row.add(Counter.BYTES_READ_STAGED, n_bytes)
+        row.add(Counter.DISK_READ_NS, took_ns)
+        row.add_latency(took_ns)
 
     def _warn(self, text: str) -> None:
         self._channel.send(("trouble", text))
@@ -131,7 +150,7 @@ class FileReader:
             copies.begin_part(unpacked(task.extents))
             counted = copies.opens_staged, copies.opens_source
         reading = _Reading(task)
-        before = self._clock.now()
+        before = time.monotonic_ns(), *self._clock.now()
         for number, index in enumerate(task.indices[: 1 if self._face.fetches_whole else None]):
             row.put(Counter.CURRENT, index + 1 if isinstance(index, int) else 0)
             self._begin_example()
@@ -147,6 +166,7 @@ class FileReader:
                     reading.failure = self._face.failure(error)
             if copies is not None and copies.has_missed:
                 reading.missed.append(index)
+                row.add(Counter.COPIES_LOST, 1)
             if reading.failure is not None:
                 break
             if copies is not None and len(copies.opened) > reading.n_files:
@@ -183,7 +203,9 @@ class FileReader:
         try:
             example = self._fetch(task, number, index)
         finally:
-            reading.fetch_ns += time.monotonic_ns() - before_ns
+            after_ns = time.monotonic_ns()
+            reading.fetch_ns += after_ns - before_ns
+            self._trace.add("dataset[i]", "reading", before_ns, after_ns, task.batch, index=index)
         reading.n_read += len(example) if self._face.fetches_whole else 1
         if self._copies is not None and not self._copies.opened:
             reading.unopened.append(index)
@@ -251,12 +273,11 @@ class FileReader:
                 return task._replace(slot=message[1], layout_id=message[2])
             self._take_note(message, fds)
 
-    def _report(self, reading: _Reading, before: tuple[int, int]) -> None:
+    def _report(self, reading: _Reading, before: tuple[int, int, int]) -> None:
         payload = reading.pickled_entries(self._plan.is_skipping)
         n_bad = sum(isinstance(entry, ExampleError) for entry in reading.entries)
         self._row.add(Counter.EXAMPLES_READ, reading.n_read)
-        busy_ns, cpu_ns = self._clock.now()
-        cost = reading.n_files, busy_ns - before[0], cpu_ns - before[1]
+        cost = reading.n_files, *self._count_time(before)
         answer = reading.task.part_id, cost, reading.missed
         if reading.failure is not None:
             failure = _pickled_error(reading.failure, reading.entries[-1])
@@ -268,6 +289,16 @@ class FileReader:
         if payload is not None and writer is not None and writer.wants_wider_rows():
             wanted = writer.wanted_row_bytes
         self._channel.send(("read", answer, payload, wanted))
+
+    def _count_time(self, before: tuple[int, int, int]) -> tuple[int, int]:
+        """Count how the time of a part divides; return for how long it was busy, and on a core."""
+        now = time.monotonic_ns(), *self._clock.now()
+        took_ns, busy_ns, cpu_ns = (a - b for a, b in zip(now, before, strict=True))
+        self._row.add(Counter.DECODE_NS, cpu_ns)
+        self._row.add(Counter.FILE_WAIT_NS, max(0, busy_ns - cpu_ns))
+        self._row.add(Counter.CORE_WAIT_NS, max(0, took_ns - busy_ns))
+        self._usage.note()
+        return busy_ns, cpu_ns
 
 
 class _Reading:

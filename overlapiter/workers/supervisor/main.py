@@ -10,8 +10,8 @@ import signal
 import traceback
 from collections.abc import Callable
 
+from overlapiter.board import StatsBoard
 from overlapiter.redirection import install
-from overlapiter.stats import StatsBoard
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.reader.face import Face

@@ -62,6 +62,11 @@ class ReadingStage:
         self._given_up: dict[int, ExampleError] = {}
         self._probe: Part | None = None  # the part whose reader is to propose the layout
 
+    @property
+    def is_probing(self) -> bool:
+        """Whether an example is being read to learn how large they are."""
+        return self._probe is not None
+
     def hand_out(self, before_id: int) -> None:
         """As for prefetchers, with parts of the mini-batches before ``before_id``."""
         if self._schedule.n_turns > 1:
@@ -116,6 +121,7 @@ class ReadingStage:
             batch.slot,
             batch.layout_id,
             {i: self._given_up[i] for i in part.indices if i in self._given_up},
+            batch.batch_id,
         )
         worker.send(("read", *task))
 

@@ -138,6 +138,26 @@ class Schedule:
         """Readers to which mini-batches are dealt in turn."""
         return len(self._to_read)
 
+    @property
+    def next_batch_id(self) -> int:
+        """The number of the next mini-batch to be taken up."""
+        return self._next_batch_id
+
+    @property
+    def n_batches(self) -> int:
+        """Mini-batches that are not settled."""
+        return len(self._batches)
+
+    @property
+    def n_to_stage(self) -> int:
+        """Parts that no prefetcher has yet."""
+        return len(self._to_stage)
+
+    @property
+    def n_to_read(self) -> int:
+        """Parts that are staged, as far as they can be, and that no file reader has yet."""
+        return len(self._to_read)
+
     def batch(self, batch_id: int) -> Batch | None:
         """Return a mini-batch that is not settled, or None."""
         return self._batches.get(batch_id)

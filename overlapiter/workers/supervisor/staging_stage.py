@@ -150,7 +150,9 @@ class StagingStage:
         avoid = [index for index in indices if index in self._avoided]
         suspects = residency.suspects_among(indices)
         trusted = residency.trusted(indices)
-        task = StageTask(task_id, indices, self._costs.n_files, avoid, suspects, trusted, victims)
+        batches = list(dict.fromkeys(part.batch.batch_id for part in parts))
+        n_files = self._costs.n_files
+        task = StageTask(task_id, indices, n_files, avoid, suspects, trusted, victims, batches)
         worker.send(("stage", *task))
         return True
 

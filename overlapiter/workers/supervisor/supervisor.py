@@ -31,18 +31,19 @@ A task may be reported in pieces; ``moved`` is None in all of them but the last.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 import selectors
 import time
 from collections.abc import Iterator
 
+from overlapiter.board import Counter, StatsBoard
 from overlapiter.errors import PipelineError
 from overlapiter.sharedmem.segments import Slot
 from overlapiter.sources import Dataset
-from overlapiter.stats import Counter, StatsBoard
+from overlapiter.stats import snapshot
 from overlapiter.store.site import Run
+from overlapiter.tracing import open_trace
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.processes import is_running
@@ -57,6 +58,7 @@ from overlapiter.workers.supervisor.staging_stage import StagingStage
 from overlapiter.workers.supervisor.team import Team, Worker
 from overlapiter.workers.supervisor.trainer_end import TrainerEnd
 from overlapiter.workers.supervisor.tuner import Tuner, credit_examples
+from overlapiter.workers.supervisor.watch import Watch
 
 #: How often to look whether the trainer is still there, and the workers are able to work.
 _LOOK_AFTER_SECONDS = 1.0
@@ -79,7 +81,6 @@ class Supervisor:
     ) -> None:
         self._plan = plan
         self._board = board
-        self._created_ns = time.monotonic_ns()
         self._selector = selectors.DefaultSelector()
         self._trainer = TrainerEnd(channel, self._selector)
         face = plan.face
@@ -105,6 +106,8 @@ class Supervisor:
         self._tuner: Tuner | None = None
         if staging is not None and staging.reads_in_flight is None:
             self._tuner = Tuner(self._staging.team.workers, staging, time.monotonic())
+        trace = self._trace = open_trace(plan.trace, "supervisor", 10)
+        self._watch = Watch(board, self._schedule, self._costs, trace)
         self._stages: tuple[Stage, ...] = (self._staging, self._reading)
 
     def _staging_stage(self, dataset: Dataset, run: Run) -> StagingStage:
@@ -174,6 +177,7 @@ class Supervisor:
         self._staging.hand_out(before_id)
         self._reading.hand_out(before_id)
         self._tune()
+        self._watch.note_turn(self._consumed_id, is_probing=self._reading.is_probing)
 
     def _tune(self) -> None:
         """Have as many reads of the slow store in flight as are of use."""
@@ -182,6 +186,8 @@ class Supervisor:
         is_waiting = self._schedule.batch(self._consumed_id - 1) is not None
         if self._tuner.look(time.monotonic(), is_waiting=is_waiting):
             self._staging.credit_examples = credit_examples(self._tuner.reads_per_prefetcher)
+        in_vain = self._tuner.is_more_in_vain
+        self._board.supervisor_row().put(Counter.MORE_READS_IN_VAIN, in_vain)
 
     def _look_around(self) -> None:
         """Look for what no message reports: processes that ended or stopped, vacant places."""
@@ -203,9 +209,10 @@ class Supervisor:
         Args:
             ending: How the run has ended, for its record in the staging directory.
         """
-        self._staging.end(ending, dataclasses.asdict(self._board.snapshot(self._created_ns)))
+        self._staging.end(ending, snapshot(self._board).as_dict())
         self._reading.team.end()
         self._staging.team.end(grace_seconds=_GRACE_SECONDS)
+        self._trace.close()
 
     # --- the trainer --------------------------------------------------------------------------
 
@@ -270,7 +277,9 @@ class Supervisor:
             for sending in self._keeper.make_known(self._trainer.known, batch.layout_id, slot):
                 self._trainer.tell(*sending)
         parts = [(part.start, part.stop, part.report) for part in batch.parts]
-        self._trainer.tell(("batch", batch.batch_id, batch.layout_id, slot, parts))
+        with self._trace.span("deliver", "supervisor", batch.batch_id):
+            self._trace.flow("t", batch.batch_id)
+            self._trainer.tell(("batch", batch.batch_id, batch.layout_id, slot, parts))
 
     def _release(self, slot: Slot) -> None:
         for message in self._reading.release(slot):
