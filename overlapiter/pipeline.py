@@ -11,6 +11,7 @@ import collections
 import contextlib
 import os
 import pickle
+import socket
 import time
 import warnings
 import weakref
@@ -19,6 +20,7 @@ from typing import NamedTuple
 
 from overlapiter.errors import ExampleError, PipelineError, StagingWarning, described
 from overlapiter.order import IndexList, Indices
+from overlapiter.peers.holders import Sharing
 from overlapiter.sharedmem.layout import Array, Layout
 from overlapiter.sharedmem.segments import Segment, Slot
 from overlapiter.sharedmem.slots import MiniBatch, view_batch, view_empty
@@ -39,6 +41,10 @@ _MAX_DEATHS_AT_START = 2
 #: Appends itself to the released slots when the last view of its slot, the key, is gone. It does so
 #: without any code of Python's, in which an interrupt could arrive, to be printed and forgotten.
 _Loan = weakref.KeyedRef[Slot, Array]
+
+
+#: By epoch: the orders, what the node's other ranks read meanwhile; and what nodes hold.
+Orders = tuple[dict[int, Indices | None], dict[int, Indices], Sharing | None]
 
 
 class WaitTimeoutError(Exception):
@@ -78,22 +84,28 @@ class Pipeline:
         plan: What the supervisor needs to know.
         preload: Modules for the forkserver to import, if it is started here.
         created_ns: ``time.monotonic_ns()`` when the user's constructor began.
+        listener: Where other nodes come for staged files; the pipeline takes it over.
     """
 
     def __init__(
-        self, parcel: Parcel, plan: SupervisorPlan, preload: Sequence[str], created_ns: int
+        self,
+        parcel: Parcel,
+        plan: SupervisorPlan,
+        preload: Sequence[str],
+        created_ns: int,
+        listener: socket.socket | None = None,
     ) -> None:
         n_prefetchers = plan.staging.n_prefetchers if plan.staging else 0
         self._created_ns = created_ns
         self._plan = plan
         self._board, board_fd = StatsBoard.create(plan.n_readers, n_prefetchers)
-        self._service = Service(parcel, plan, board_fd, preload)
+        self._service = Service(parcel, plan, board_fd, preload, listener)
         self._finalizer = weakref.finalize(self, Service.close, self._service)
         self._waiting: collections.OrderedDict[int, IndexList] = collections.OrderedDict()
         self._next_id = 0  # of the next index list
         self._take_id = 0  # of the next mini-batch
         self._outgoing: list[IndexList] = []
-        self._orders: tuple[dict[int, Indices | None], dict[int, Indices]] = {}, {}
+        self._orders: Orders = {}, {}, None
         self._n_deaths = 0
         self._warned: set[str] = set()
         self._was_ready = False  # a supervisor, at any time: the dataset can be read
@@ -117,17 +129,23 @@ class Pipeline:
         self._next_id += 1
         self._outgoing.append(index_list)
 
-    def announce(self, orders: dict[int, Indices | None], others: dict[int, Indices]) -> None:
+    def announce(
+        self,
+        orders: dict[int, Indices | None],
+        others: dict[int, Indices],
+        sharing: Sharing | None = None,
+    ) -> None:
         """Send the orders of epochs, by which the supervisor chooses which staged files to keep.
 
         Args:
             orders: By epoch, ascending; None for ascending order.
             others: By epoch, what the other ranks of the node read meanwhile, where it is known:
                 a row of examples for each of the order.
+            sharing: What the nodes hold for each other; None if they hold nothing.
         """
         if orders and self._plan.staging is not None:
-            self._orders = orders, others
-            self._send(("orders", orders, others))
+            self._orders = orders, others, sharing
+            self._send(("orders", *self._orders))
 
     def flush(self) -> None:
         """Send what was queued. Does not wait for an answer."""
@@ -166,7 +184,7 @@ class Pipeline:
         self._check_open()
         self._waiting.clear()
         self._outgoing.clear()
-        self._orders = {}, {}
+        self._orders = {}, {}, None
         while self._ready:  # each is released once, whatever interrupts this
             self._release_unseen(self._ready.popitem()[1])
         self._take_id = self._next_id

@@ -37,6 +37,9 @@ class Counter(enum.IntEnum):
     READS_IN_FLIGHT = 15
     FILES_EVICTED = 16
     EXAMPLES_UNSEEN = 17
+    FILES_PEER = 18
+    BYTES_PEER = 19
+    PEER_FAULTS = 20
 
 
 _ROW_CELLS = 24  # three cache lines, so that no two workers write to the same one
@@ -103,6 +106,10 @@ class Stats:
         files_evicted: Staged files that were removed to make room. Near ``files_staged`` in
             steady state: the staging directory is smaller than the data set.
         workers_replaced: Workers that died and were replaced.
+        files_peer: Files that came from another node of the job, where it was asked for them.
+        bytes_peer: Their bytes.
+        peer_faults: How often another node did not answer, or sent what is not right. Grows in
+            steady state: look at the network, and at the nodes' ``ovl-peer`` processes.
     """
 
     n_readers: int
@@ -124,6 +131,9 @@ class Stats:
     files_refused: int
     files_evicted: int
     workers_replaced: int
+    files_peer: int
+    bytes_peer: int
+    peer_faults: int
 
 
 class StatsBoard:
@@ -144,7 +154,7 @@ class StatsBoard:
     @staticmethod
     def size_bytes(n_readers: int, n_prefetchers: int) -> int:
         """Return the bytes that a board takes."""
-        return (n_readers + n_prefetchers) * _ROW_CELLS * 8
+        return (n_readers + n_prefetchers + 1) * _ROW_CELLS * 8
 
     @classmethod
     def create(cls, n_readers: int, n_prefetchers: int) -> tuple[StatsBoard, int]:
@@ -160,6 +170,10 @@ class StatsBoard:
     def prefetcher_row(self, number: int) -> Row:
         """Return the row of a prefetcher."""
         return self._row(self._n_readers + number)
+
+    def peer_row(self) -> Row:
+        """Return the row of the server for other nodes."""
+        return self._row(self._n_readers + self._n_prefetchers)
 
     def _row(self, number: int) -> Row:
         return Row(self._cells[number * _ROW_CELLS : (number + 1) * _ROW_CELLS], number)
@@ -177,7 +191,7 @@ class StatsBoard:
             created_ns: ``time.monotonic_ns()`` of the constructor of the iterator.
         """
         readers = [self.reader_row(i) for i in range(self._n_readers)]
-        rows = readers + [self.prefetcher_row(i) for i in range(self._n_prefetchers)]
+        rows = [*readers, *map(self.prefetcher_row, range(self._n_prefetchers)), self.peer_row()]
 
         def total(counter: Counter) -> int:
             return sum(row.get(counter) for row in rows)
@@ -204,4 +218,7 @@ class StatsBoard:
             files_refused=total(Counter.FILES_REFUSED),
             files_evicted=total(Counter.FILES_EVICTED),
             workers_replaced=total(Counter.DEATHS),
+            files_peer=total(Counter.FILES_PEER),
+            bytes_peer=total(Counter.BYTES_PEER),
+            peer_faults=total(Counter.PEER_FAULTS),
         )

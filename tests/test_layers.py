@@ -23,6 +23,7 @@ LAYERS = (
     ("stats", "tracing"),
     ("origins",),
     ("store",),
+    ("peers",),
     ("sharedmem",),
     ("workers",),
     ("planning",),

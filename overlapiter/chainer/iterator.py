@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import socket
 import time
 import warnings
 from collections.abc import Iterable
@@ -27,16 +29,19 @@ from overlapiter.chainer.arguments import (
 )
 from overlapiter.chainer.datasets import DatasetPickler
 from overlapiter.chainer.progress import Progress, ProgressAttributes
-from overlapiter.errors import ExampleError
+from overlapiter.errors import ExampleError, OptionError
 from overlapiter.faults import SkippedExamples, explain_stall, warn_if_failure_hangs
 from overlapiter.options import Staging, check_count
 from overlapiter.order import IterationState, Step
+from overlapiter.peers.holders import NodeShare
+from overlapiter.peers.rendezvous import join
 from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
 from overlapiter.planning import names_source, pickled, staging_plan
+from overlapiter.scatter import ScatteredOrder
 from overlapiter.sharedmem.slots import MiniBatch
 from overlapiter.snapshot import exchange, is_same
 from overlapiter.stats import Stats
-from overlapiter.workers.plan import SupervisorPlan
+from overlapiter.workers.plan import StagingPlan, SupervisorPlan
 
 
 class OverlapIterator(ProgressAttributes):
@@ -85,6 +90,7 @@ class OverlapIterator(ProgressAttributes):
     #: The attributes that the constructor sets.
     _own_names: frozenset[str] = frozenset()
     _pipeline: Pipeline
+    _share: NodeShare | None = None
 
     def __init__(
         self,
@@ -227,7 +233,8 @@ class OverlapIterator(ProgressAttributes):
         if self.staging is not None:
             orders = self._progress.ahead.take_orders(includes_known=includes_known)
             others = neighbour_orders(self.order_sampler, orders, self._dataset_size)
-            self._pipeline.announce(orders, others)
+            sharing = None if self._share is None else self._share.sharing(orders)
+            self._pipeline.announce(orders, others, sharing)
 
     def _submit(self, steps: Iterable[Step]) -> None:
         for step in steps:
@@ -243,6 +250,7 @@ class OverlapIterator(ProgressAttributes):
         first_indices = [int(index) for index in indices[: self.batch_size]]
         try:
             staging = staging_plan(self.staging, self.dataset, first_indices)
+            staging, listener = self._join_peers(staging)
         except BaseException:
             parcel.close()
             raise
@@ -260,8 +268,37 @@ class OverlapIterator(ProgressAttributes):
             imports=preload,
             names_source=staging is not None and names_source(parcel, staging.source),
         )
-        self._pipeline = Pipeline(parcel, plan, preload, created_ns)
+        self._pipeline = Pipeline(parcel, plan, preload, created_ns, listener)
         self._submit_first()
+
+    def _join_peers(
+        self, staging: StagingPlan | None
+    ) -> tuple[StagingPlan | None, socket.socket | None]:
+        """Have the nodes of the job find each other, if they are to. Collective then."""
+        self._share = None
+        if self.staging is None or staging is None or self.staging.peers is None:
+            return staging, None
+        if not isinstance(self.order_sampler, ScatteredOrder):
+            raise OptionError(
+                "peers",
+                "needs the orders of all ranks; give order_sampler=overlapiter.scatter_order(comm)",
+            )
+        joined = join(self.staging.peers, self.order_sampler.rank, staging.n_prefetchers)
+        if joined is None:
+            return staging, None
+        self._share = NodeShare(self.order_sampler, joined.node_of_rank, self._dataset_size)
+        self._plan_share()
+        return dataclasses.replace(staging, peers=joined.plan), joined.listener
+
+    def _plan_share(self) -> None:
+        """Plan which node holds what, from where the run begins or goes on."""
+        if self._share is not None:
+            state, sampler = self._state, self.order_sampler
+            assert isinstance(sampler, ScatteredOrder)
+            reached = sampler.state_of(
+                state.epoch, state.current_position, state.order, self._dataset_size
+            )
+            self._share.begin(state.epoch, max(0, reached.global_position))
 
     def _submit_first(self) -> None:
         """Send the workers their first index lists."""
@@ -279,6 +316,7 @@ class OverlapIterator(ProgressAttributes):
         self._restart()
 
     def _restart(self) -> None:
+        self._plan_share()
         self._pipeline.reset()
         self._submit_first()
 

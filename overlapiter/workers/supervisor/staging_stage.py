@@ -150,7 +150,8 @@ class StagingStage:
         avoid = [index for index in indices if index in self._avoided]
         suspects = residency.suspects_among(indices)
         trusted = residency.trusted(indices)
-        task = StageTask(task_id, indices, self._costs.n_files, avoid, suspects, trusted, victims)
+        n_files, holders = self._costs.n_files, residency.holders_of(indices)
+        task = StageTask(task_id, indices, n_files, avoid, suspects, trusted, victims, holders)
         worker.send(("stage", *task))
         return True
 
