@@ -58,26 +58,54 @@ class Finds(Protocol):
         """Return the staged ones of some files, and those that are being copied."""
 
 
+class _Segment:
+    """A segment that is open.
+
+    Attributes:
+        fd: Its descriptor.
+        length: Its length in bytes when it was last looked at; segments grow.
+        n_users: Files of it that are on their way.
+    """
+
+    __slots__ = ("fd", "length", "n_users")
+
+    def __init__(self, path: str) -> None:
+        self.fd = os.open(path, READ_FLAGS)
+        self.length = os.fstat(self.fd).st_size
+        self.n_users = 0
+
+    def reaches(self, end: int) -> bool:
+        """Return whether it has so many bytes."""
+        if end > self.length:
+            self.length = os.fstat(self.fd).st_size
+        return end <= self.length
+
+
 class _Segments:
     """Open segments; the one that was used longest ago is closed for another one."""
 
     def __init__(self) -> None:
-        self._open: collections.OrderedDict[str, int] = collections.OrderedDict()
+        self._open: collections.OrderedDict[str, _Segment] = collections.OrderedDict()
 
-    def fd_of(self, path: str) -> int:
-        """Return the descriptor of a segment. Raises OSError if it is gone."""
-        fd = self._open.get(path, -1)
-        if fd < 0:
-            fd = self._open[path] = os.open(path, READ_FLAGS)
-            if len(self._open) > _MOST_SEGMENTS:
-                os.close(self._open.popitem(last=False)[1])
+    def at(self, path: str) -> _Segment:
+        """Return a segment. Raises OSError if it is gone."""
+        found = self._open.get(path)
+        if found is None:
+            found = self._open[path] = _Segment(path)
+            self._close_idle()
         self._open.move_to_end(path)
-        return fd
+        return found
+
+    def _close_idle(self) -> None:
+        n_surplus = len(self._open) - _MOST_SEGMENTS
+        idle = [path for path, segment in self._open.items() if not segment.n_users]
+        for path in idle[: max(0, n_surplus)]:
+            os.close(self._open.pop(path).fd)
 
     def close(self) -> None:
         """Close all."""
         while self._open:
-            os.close(self._open.popitem()[1])
+            os.close(self._open.popitem()[1].fd)
 
 
 class _Connection:
@@ -89,8 +117,7 @@ class _Connection:
         received: What has come and is not used yet.
         deadline: When the present step has lasted too long; 0 if there is none.
         head: What is to be sent next.
-        pieces: What is to be sent after it: descriptors, starts and sizes of bytes. The
-            descriptors are this connection's own.
+        pieces: What is to be sent after it: segments, starts and sizes of bytes.
     """
 
     def __init__(self, end: socket.socket, nonce: bytes) -> None:
@@ -100,7 +127,7 @@ class _Connection:
         self.received = bytearray()
         self.deadline = time.monotonic() + STEP_SECONDS
         self.head = memoryview(nonce)
-        self.pieces: collections.deque[tuple[int, int, int]] = collections.deque()
+        self.pieces: collections.deque[tuple[_Segment, int, int]] = collections.deque()
         self.requests: Seal
         self.answers: Seal
 
@@ -113,7 +140,7 @@ class _Connection:
         """Close the socket, and what was to be sent."""
         self.socket.close()
         while self.pieces:
-            os.close(self.pieces.popleft()[0])
+            self.pieces.popleft()[0].n_users -= 1
 
 
 class Server:
@@ -287,12 +314,13 @@ class Server:
         """Have the bytes of a file sent; return whether they are there, right or wrong."""
         start, size = max(entry.extent.start, 0), entry.extent.size
         try:
-            fd = self._segments.fd_of(entry.path)
-            if start + size > os.fstat(fd).st_size:
+            segment = self._segments.at(entry.path)
+            if not segment.reaches(start + size):
                 return False
-            connection.pieces.append((os.dup(fd), start, size))
         except OSError:  # it was evicted a moment ago
             return False
+        segment.n_users += 1
+        connection.pieces.append((segment, start, size))
         return True
 
     # --- sending ------------------------------------------------------------------------------
@@ -307,17 +335,17 @@ class Server:
             flags = socket.MSG_MORE if pieces else 0
             connection.head = connection.head[end.send(connection.head, flags) :]
         while pieces:
-            fd, start, size = pieces[0]
+            segment, start, size = pieces[0]
             while size:
-                n_sent = os.sendfile(end.fileno(), fd, start, size)
+                n_sent = os.sendfile(end.fileno(), segment.fd, start, size)
                 if not n_sent:
                     raise PeerError("a segment was cut")
                 start, size, n_left = start + n_sent, size - n_sent, n_left - n_sent
-                pieces[0] = fd, start, size
+                pieces[0] = segment, start, size
                 if n_left <= 0 and (size or len(pieces) > 1):
                     self._ready[connection] = None
                     return
-            os.close(pieces.popleft()[0])
+            pieces.popleft()[0].n_users -= 1
         if connection.is_known and not connection.received:
             connection.deadline = 0.0  # it may rest for as long as it likes
 

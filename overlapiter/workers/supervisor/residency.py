@@ -22,6 +22,9 @@ from overlapiter.workers.supervisor.schedule import Part
 #: take is lost to files that are kept for the next epoch: with a share ``f`` of the data set
 #: staged, at most ``f (1 - f) / 16`` of the reads, 1.6 %, miss that would not otherwise.
 _AHEAD_SHARE = 1 / 16
+#: The same where nodes hold files for each other: nearly all that a rank stages ahead is held by
+#: another node, so it takes room here even if the job has all files.
+_AHEAD_SHARE_OF_HOLDERS = 1 / 32
 #: Victims are offered for so many times the bytes that are expected, and the largest file.
 _GENEROSITY = 1.25
 #: How often a part is staged again since there was no room; then it is read from the source.
@@ -167,7 +170,8 @@ class Residency:
             own_bytes = self._eviction.staged_bytes  # so much the disk has room for, of this rank's
         else:
             return True
-        return self._eviction.mean_bytes > 0 and self._ahead_bytes() < _AHEAD_SHARE * own_bytes
+        share = _AHEAD_SHARE if self._holders is None else _AHEAD_SHARE_OF_HOLDERS
+        return self._eviction.mean_bytes > 0 and self._ahead_bytes() < share * own_bytes
 
     def _ahead_bytes(self) -> float:
         return self._eviction.n_in_window * self._eviction.mean_bytes
