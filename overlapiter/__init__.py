@@ -28,6 +28,7 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "LoadingReport",
     "OverlapIterator",
+    "Rendezvous",
     "Skip",
     "Staging",
     "Stats",
@@ -43,6 +44,7 @@ __all__ = [
 _HOMES = {
     "LoadingReport": ".chainer.extensions",
     "OverlapIterator": ".chainer.iterator",
+    "Rendezvous": ".peers.meeting",
     "Skip": ".options",
     "Staging": ".options",
     "Tier": ".options",

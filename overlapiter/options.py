@@ -170,9 +170,10 @@ class Staging:
             one that has room, move down if their next use is far, and move up to the first one
             while that has free room. A ``directory`` that is none of them comes last.
         peers: How the ranks of a job find each other, so that their nodes give each other what
-            they have staged: a communicator of ChainerMN or of mpi4py. Needs ``scatter_order``;
-            making the iterator is collective then. None reads from the source what is not staged
-            on this node.
+            they have staged: the communicator that ``scatter_order`` was given, a directory that
+            all ranks see, or a store of ``torch.distributed``. Needs ``scatter_order``; making the
+            iterator is collective then. None reads from the source what is not staged on this
+            node.
 
     Raises:
         OptionError: A value cannot work.

@@ -34,7 +34,7 @@ from overlapiter.faults import SkippedExamples, explain_stall, warn_if_failure_h
 from overlapiter.options import Staging, check_count
 from overlapiter.order import IterationState, Step
 from overlapiter.peers.holders import NodeShare
-from overlapiter.peers.rendezvous import join
+from overlapiter.peers.rendezvous import communicator_of, join
 from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
 from overlapiter.planning import names_source, pickled, staging_plan
 from overlapiter.scatter import ScatteredOrder
@@ -283,7 +283,9 @@ class OverlapIterator(ProgressAttributes):
                 "peers",
                 "needs the orders of all ranks; give order_sampler=overlapiter.scatter_order(comm)",
             )
-        joined = join(self.staging.peers, self.order_sampler.rank, staging.n_prefetchers)
+        rank, size = self.order_sampler.rank, self.order_sampler.size
+        comm = communicator_of(self.staging.peers, rank, size)
+        joined = join(comm, rank, staging.n_prefetchers)
         if joined is None:
             return staging, None
         self._share = NodeShare(self.order_sampler, joined.node_of_rank, self._dataset_size)

@@ -122,10 +122,15 @@ class Peers:
             if node != self._plan.own and self._lanes[node].breaker.is_passable(now_seconds):
                 is_first = len(want.left) == len(want.holders.nodes) - 1
                 is_coming = want.holders.is_coming and is_first
-                want.deadline = now_seconds + _PATIENCE_SECONDS * is_coming
+                want.deadline = now_seconds + _PATIENCE_SECONDS if is_coming else 0.0
                 self._lanes[node].put(want)
                 return
         want.take(None)
+
+    def close(self) -> None:
+        """End the connections, once nothing waits for them."""
+        for lane in self._lanes:
+            lane.close()
 
     def connect(self, node: int, n_failures: int) -> Connection:
         """Return a connection to a server of a node, another one after each failure."""
@@ -135,7 +140,12 @@ class Peers:
 
 
 class _Lane:
-    """The way to one node."""
+    """The way to one node.
+
+    Attributes:
+        breaker: Says when the node may be asked.
+        is_closed: Whether the connection is to end as soon as nothing waits for it.
+    """
 
     def __init__(self, peers: Peers, node: int) -> None:
         self._peers = peers
@@ -145,7 +155,7 @@ class _Lane:
         self._waiting: collections.deque[_Want] = collections.deque()
         self._later: list[tuple[float, int, _Want]] = []  # to be asked for again, and when
         self._numbers = itertools.count()
-        self._is_running = False
+        self._is_running = self.is_closed = False
         self._mean_bytes = 0.0
         self._n_failures = 0
         self._connection: Connection | None = None
@@ -158,6 +168,12 @@ class _Lane:
             if not self._is_running:
                 self._is_running = True
                 threading.Thread(target=self._run, daemon=True).start()
+            self._wakes.notify()
+
+    def close(self) -> None:
+        """End the thread and the connection once nothing waits; what is put later opens them."""
+        with self._wakes:
+            self.is_closed = True
             self._wakes.notify()
 
     # --- the thread ---------------------------------------------------------------------------
@@ -188,10 +204,13 @@ class _Lane:
                     return [self._waiting.popleft() for _ in range(n_files)]
                 if self._later:
                     self._wakes.wait(self._later[0][0] - now_seconds)
-                elif not self._wakes.wait_for(lambda: self._waiting, _REST_SECONDS):
+                elif self.is_closed or not self._wakes.wait_for(self._is_wanted, _REST_SECONDS):
                     self._close()
                     self._is_running = False
                     return None
+
+    def _is_wanted(self) -> bool:
+        return bool(self._waiting or self.is_closed)
 
     def _files_at_once(self) -> int:
         return max(1, min(MOST_NAMES, int(_REQUEST_BYTES / max(self._mean_bytes, 1.0))))

@@ -13,11 +13,13 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from overlapiter.agreement import Communicator, allgather
+from overlapiter.errors import OptionError
 from overlapiter.node import this_host
 
 from .client import PeersPlan
 from .connection import Address
 from .interfaces import address_among, own_addresses
+from .meeting import Rendezvous, StoreCommunicator
 from .protocol import SECRET_BYTES
 
 #: Connections beside those of all prefetchers: those of processes that were just replaced.
@@ -34,8 +36,8 @@ class _Card(NamedTuple):
         n_prefetchers: Prefetcher processes of this rank.
     """
 
-    node: tuple[str, str]
-    network: tuple[str, int]
+    node: str
+    network: str
     addresses: dict[str, str]
     n_prefetchers: int
 
@@ -52,6 +54,38 @@ class Joined(NamedTuple):
     plan: PeersPlan
     node_of_rank: tuple[int, ...]
     listener: socket.socket
+
+
+def communicator_of(peers: object, rank: int, size: int) -> Communicator:
+    """Return the communicator that ``Staging.peers`` stands for.
+
+    Args:
+        peers: A communicator of ChainerMN or of mpi4py, a directory that all ranks see, or a store
+            of ``torch.distributed``.
+        rank: Of this process.
+        size: The number of ranks.
+
+    Raises:
+        OptionError: It is none of these, or of other ranks.
+    """
+    if isinstance(peers, (str, os.PathLike)):
+        return Rendezvous(peers, rank, size)
+    if hasattr(peers, "gather_obj") or hasattr(peers, "allgather"):
+        comm: Communicator = peers  # type: ignore[assignment]  # as far as can be seen
+        if (comm.rank, comm.size) == (rank, size):
+            return comm
+        raise OptionError(
+            "peers",
+            f"is a communicator of rank {comm.rank} of {comm.size}, but scatter_order was given "
+            f"one of rank {rank} of {size}; give both the same",
+        )
+    if hasattr(peers, "set") and hasattr(peers, "get"):
+        return StoreCommunicator(peers, rank, size)
+    raise OptionError(
+        "peers",
+        f"{peers!r} is no communicator, no directory and no store; give the communicator that "
+        f"scatter_order was given",
+    )
 
 
 def join(comm: Communicator, rank: int, n_prefetchers: int) -> Joined | None:
@@ -71,10 +105,11 @@ def join(comm: Communicator, rank: int, n_prefetchers: int) -> Joined | None:
         OSError: No socket can be opened.
     """
     host = this_host()
-    network = host.machine, os.stat("/proc/self/ns/net").st_ino
+    network = f"{host.machine} {os.stat('/proc/self/ns/net').st_ino}"
+    node = " ".join(host.key)
     cards = [
         _Card(*fields)
-        for fields in allgather(comm, (host.key, network, own_addresses(), n_prefetchers))
+        for fields in allgather(comm, (node, network, own_addresses(), n_prefetchers))
     ]
     names = list(dict.fromkeys(card.node for card in cards))
     if len(names) == 1:
@@ -82,12 +117,13 @@ def join(comm: Communicator, rank: int, n_prefetchers: int) -> Joined | None:
     node_of_rank = tuple(names.index(card.node) for card in cards)
     is_one_host = len({card.network for card in cards}) == 1
     listener = _listener(address_among([card.addresses for card in cards], rank, is_one_host))
-    offers = allgather(comm, (listener.getsockname()[:2], secrets.token_bytes(SECRET_BYTES)))
+    secret = secrets.token_hex(SECRET_BYTES)
+    offers = allgather(comm, (listener.getsockname()[:2], secret))
     plan = PeersPlan(
         own=node_of_rank[rank],
         nodes=_servers(node_of_rank, [address for address, _ in offers]),
         rank=rank,
-        secret=offers[0][1],
+        secret=bytes.fromhex(offers[0][1]),
         since=int(time.time()),
         most_peers=_SPARE_CONNECTIONS + sum(card.n_prefetchers for card in cards),
     )
