@@ -308,11 +308,12 @@ def test_many_threads_ask_many_files_of_a_real_server(
 ) -> None:
     with served(tmp_path / "fast", 100) as (address, _):
         asking = ask(address)
-        threads = [
-            threading.Thread(target=lambda first: [asking.fetch(n, 1) for n in range(first, 100, 4)],
-                             args=(first,))
-            for first in range(4)
-        ]  # fmt: skip
+
+        def fetch_some(first: int) -> None:
+            for number in range(first, 100, 4):
+                asking.fetch(number, 1)
+
+        threads = [threading.Thread(target=fetch_some, args=(first,)) for first in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -112,5 +112,5 @@ def test_the_address_of_a_rank(
 
 
 def test_nodes_without_a_common_network_are_told_what_to_do() -> None:
-    with pytest.raises(OptionError, match="OVERLAPITER_INTERFACE.*no network interface in common"):
+    with pytest.raises(OptionError, match=r"OVERLAPITER_INTERFACE.*no network interface in common"):
         address_among([{"eth0": "10.0.0.1"}, {"ens1": "10.0.0.2"}], 1, False)

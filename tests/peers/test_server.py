@@ -7,7 +7,6 @@ import os
 import socket
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
