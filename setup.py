@@ -1,5 +1,18 @@
-"""All metadata is in setup.cfg."""
+"""All metadata is in setup.cfg; whether Chainer comes with a plain install is decided here.
 
-from setuptools import setup
+Chainer builds and runs only with a setuptools before 74, beside which PyTorch cannot be installed.
+So it is required where such a one builds this package: ``pip install --build-constraint
+requirements/build.txt .`` brings Chainer, and ``pip install .[torch]`` does not.
+"""
 
-setup()
+import configparser
+
+import setuptools
+
+if int(setuptools.__version__.split(".")[0]) < 74:
+    config = configparser.ConfigParser(interpolation=None)
+    config.read("setup.cfg")
+    plain, chainer = config["options"], config["options.extras_require"]["chainer"]
+    setuptools.setup(install_requires=plain["install_requires"] + chainer)
+else:
+    setuptools.setup()

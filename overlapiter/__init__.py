@@ -7,27 +7,34 @@ package, does not import Chainer for nothing.
 from __future__ import annotations
 
 import importlib
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from . import errors as errors
     from . import mpi as mpi
+    from . import torch as torch
     from .agreement import scatter_order as scatter_order
     from .chainer.convert import concat_examples as concat_examples
     from .chainer.extensions import LoadingReport as LoadingReport
     from .chainer.iterator import OverlapIterator as OverlapIterator
+    from .chainer.watching import PrintExplanation as PrintExplanation
+    from .chainer.watching import ProgressBar as ProgressBar
     from .openhook import local_path as local_path
     from .options import Skip as Skip
     from .options import Staging as Staging
     from .options import Tier as Tier
     from .redirection import redirect as redirect
     from .stats import Stats as Stats
+    from .tracing import trace as trace
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
     "LoadingReport",
     "OverlapIterator",
+    "PrintExplanation",
+    "ProgressBar",
     "Rendezvous",
     "Skip",
     "Staging",
@@ -39,11 +46,15 @@ __all__ = [
     "mpi",
     "redirect",
     "scatter_order",
+    "torch",
+    "trace",
 ]
 
 _HOMES = {
     "LoadingReport": ".chainer.extensions",
     "OverlapIterator": ".chainer.iterator",
+    "PrintExplanation": ".chainer.watching",
+    "ProgressBar": ".chainer.watching",
     "Rendezvous": ".peers.meeting",
     "Skip": ".options",
     "Staging": ".options",
@@ -55,7 +66,12 @@ _HOMES = {
     "mpi": ".mpi",
     "redirect": ".redirection",
     "scatter_order": ".agreement",
+    "torch": ".torch",
+    "trace": ".tracing",
 }
+
+if find_spec("chainer") is None:  # for `import *` and `help`, which take all that is listed
+    __all__ = [name for name in __all__ if not _HOMES[name].startswith(".chainer.")]
 
 
 def __getattr__(name: str) -> object:

@@ -12,6 +12,8 @@
     ├── StagingError (also OSError)        the staging directory cannot be used
     ├── SharedMemoryError (also MemoryError)  no memory for the mini-batch slots
     ├── NoMpiError (also RuntimeError)     a worker process called MPI
+    ├── NoChainerError (also ImportError)  Chainer is missing, or does not run here
+    ├── TrainingError                      a training over MPI could not begin or go on
     └── PipelineError                      the worker processes could not start or were lost
 
     StagingWarning (RuntimeWarning)        staging is degraded; training goes on
@@ -269,6 +271,21 @@ class NoMpiError(OverlapError, RuntimeError):
         self.name = name
 
 
+class NoChainerError(OverlapError, ImportError):
+    """Chainer is missing, or does not run with this Python, NumPy or setuptools.
+
+    Attributes:
+        obstacle: What is in the way.
+    """
+
+    def __init__(self, obstacle: str, remedy: str) -> None:
+        super().__init__(
+            f"OverlapIterator, LoadingReport and concat_examples need Chainer, and {obstacle}; "
+            f"{remedy}. All the rest of overlapiter runs without Chainer"
+        )
+        self.obstacle = obstacle
+
+
 class StagingWarning(RuntimeWarning):
     """Staging is degraded: files are read from the source until it works again."""
 
@@ -283,3 +300,7 @@ class BindingWarning(RuntimeWarning):
 
 class FailureWarning(RuntimeWarning):
     """A rank that fails would leave the other ranks of the job waiting for ever."""
+
+
+class TrainingError(OverlapError):
+    """A training over MPI could not begin, or could not go on; the message says why."""

@@ -5,7 +5,8 @@ replaces that. If the variables are incomplete, the process counts as alone on i
 part costs speed only, and MPI corrects it.
 
 Source: the variables are those of Open MPI 5 ("Environment variables set for MPI applications"),
-of Hydra, which MPICH and Intel MPI share, of MVAPICH2, of Cray's PALS and PMI, and of srun(1).
+of Hydra, which MPICH and Intel MPI share, of MVAPICH2, of Cray's PALS and PMI, of torchrun, and of
+srun(1).
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _LAUNCHERS = (
     ("MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE"),
     ("PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
     ("PMI_LOCAL_RANK", "PMI_LOCAL_SIZE"),
+    ("LOCAL_RANK", "LOCAL_WORLD_SIZE"),
 )
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 #: One process: local rank, local size, index of the node, nodes.

@@ -79,6 +79,11 @@ def check_count(option: str, value: object, *, minimum: int = 1) -> int:
     return int(count)
 
 
+def count_or_none(option: str, value: int | None, minimum: int = 1) -> int | None:
+    """Return an optional count; OptionError if it is less than ``minimum`` or no integer."""
+    return None if value is None else check_count(option, value, minimum=minimum)
+
+
 @dataclasses.dataclass(frozen=True)
 class Skip:
     """Leave out examples that cannot be read, up to a limit.
@@ -236,3 +241,31 @@ class Staging:
             raise OptionError("storage_options", f"is for URLs, but {source} is a directory")
         if not 0 <= self.retry_seconds < math.inf:
             raise OptionError("retry_seconds", f"{self.retry_seconds!r} s is no time; 0 for never")
+
+
+BadExamples = Literal["raise", "skip"] | Skip
+
+
+def check_staging(staging: Staging | None) -> Staging | None:
+    """Return the argument; OptionError if it is neither None nor a Staging."""
+    if staging is not None and not isinstance(staging, Staging):
+        raise OptionError("staging", f"{staging!r} is no overlapiter.Staging")
+    return staging
+
+
+def skip_limit(bad_examples: BadExamples, dataset_size: int) -> int | None:
+    """Return how many examples may be left out; None if none is ever left out.
+
+    Raises:
+        OptionError: The value is unknown.
+    """
+    if bad_examples == "raise":
+        return None
+    if bad_examples == "skip":
+        bad_examples = Skip()
+    if not isinstance(bad_examples, Skip):
+        raise OptionError(
+            "bad_examples",
+            f"{bad_examples!r} is unknown; use 'raise', 'skip' or overlapiter.Skip(limit=...)",
+        )
+    return bad_examples.max_examples(dataset_size)

@@ -9,22 +9,28 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import os
 import pickle
 import socket
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
 
+from overlapiter.board import Counter, StatsBoard
 from overlapiter.errors import ExampleError, PipelineError, StagingWarning, described
+from overlapiter.explain import Explanation, explain, setup_of
+from overlapiter.node import this_node
 from overlapiter.order import IndexList, Indices
 from overlapiter.peers.holders import Sharing
 from overlapiter.sharedmem.layout import Array, Layout
+from overlapiter.sharedmem.pagelocks import PageLocker, PageLocks
 from overlapiter.sharedmem.segments import Segment, Slot
-from overlapiter.sharedmem.slots import MiniBatch, view_batch, view_empty
-from overlapiter.stats import Stats, StatsBoard
+from overlapiter.sharedmem.slots import MiniBatch, Report, view_batch, view_empty
+from overlapiter.stats import Stats, snapshot
+from overlapiter.tracing import OFF, Tracing, chosen_trace
 from overlapiter.workers.ipc.channel import ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.parcel import Parcel
@@ -73,6 +79,25 @@ class FailedBatch(NamedTuple):
     context: ExampleError | None
 
 
+class Views:
+    """How the trainer sees a slot; this one, of no framework, as NumPy arrays."""
+
+    def view(
+        self,
+        layout: Layout,
+        segment: Segment | None,
+        slot: Slot,
+        reports: Sequence[tuple[int, int, Report]],
+        lend: Callable[[Array | None], None],
+    ) -> Any:
+        """Return the mini-batch in a slot; the arguments are those of ``view_batch``."""
+        return view_batch(layout, segment, slot, reports, lend)
+
+    def view_empty(self, reports: Sequence[tuple[int, int, Report]]) -> Any:
+        """Return the mini-batch of an index list all of whose examples are left out."""
+        return view_empty(reports)
+
+
 class Pipeline:
     """Mini-batches for index lists, in the order in which these are submitted.
 
@@ -84,6 +109,9 @@ class Pipeline:
         plan: What the supervisor needs to know.
         preload: Modules for the forkserver to import, if it is started here.
         created_ns: ``time.monotonic_ns()`` when the user's constructor began.
+        trace: Where all processes record what they do; by default in the trace of the
+            ``with overlapiter.trace(...)`` block around this call, if there is one.
+        views: What it hands out.
         listener: Where other nodes come for staged files; the pipeline takes it over.
     """
 
@@ -93,12 +121,22 @@ class Pipeline:
         plan: SupervisorPlan,
         preload: Sequence[str],
         created_ns: int,
+        *,
+        trace: Tracing = OFF,
+        views: Views | None = None,
         listener: socket.socket | None = None,
     ) -> None:
+        self._views = views or Views()
         n_prefetchers = plan.staging.n_prefetchers if plan.staging else 0
         self._created_ns = created_ns
-        self._plan = plan
+        trace = trace if trace.is_on else chosen_trace(None)[0]
+        self._plan = plan = dataclasses.replace(plan, trace=trace.file)
+        self._trace = trace
         self._board, board_fd = StatsBoard.create(plan.n_readers, n_prefetchers)
+        self._row = self._board.trainer_row()
+        self._describe_setup()
+        self._taken_ns = 0  # when the trainer got its last mini-batch
+        self._first: Stats | None = None  # when it got its first one
         self._service = Service(parcel, plan, board_fd, preload, listener)
         self._finalizer = weakref.finalize(self, Service.close, self._service)
         self._waiting: collections.OrderedDict[int, IndexList] = collections.OrderedDict()
@@ -108,11 +146,25 @@ class Pipeline:
         self._orders: Orders = {}, {}, None
         self._n_deaths = 0
         self._warned: set[str] = set()
+        self._renewal: object = None
         self._was_ready = False  # a supervisor, at any time: the dataset can be read
+        self._locks: PageLocks | None = None
         self._forget_memory()
         self._service.start()
 
+    def _describe_setup(self) -> None:
+        """Put on the board what explains its counters."""
+        plan, row = self._plan, self._row
+        row.put(Counter.CREATED_NS, self._created_ns)
+        row.put(Counter.N_CORES, this_node().cores)
+        row.put(Counter.DATASET_SIZE, plan.dataset_size)
+        if plan.staging is not None:
+            row.put(Counter.FIXED_READS, plan.staging.reads_in_flight or 0)
+            row.put(Counter.CAPACITY_BYTES, plan.staging.capacity_bytes or 0)
+
     def _forget_memory(self) -> None:
+        if self._locks is not None:
+            self._locks.unlock()
         self._ready: dict[int, Message] = {}
         self._layouts: dict[int, Layout] = {}
         self._segments: dict[int, Segment] = {}
@@ -125,6 +177,9 @@ class Pipeline:
 
     def submit(self, index_list: IndexList) -> None:
         """Queue an index list; it travels with the next :meth:`flush` or :meth:`take`."""
+        if self._trace.is_on:
+            with self._trace.span("index list", "trainer", self._next_id):
+                self._trace.flow("s", self._next_id)
         self._waiting[self._next_id] = index_list
         self._next_id += 1
         self._outgoing.append(index_list)
@@ -151,8 +206,8 @@ class Pipeline:
         """Send what was queued. Does not wait for an answer."""
         self._send_all(announces_take=False)
 
-    def take(self, timeout_seconds: float | None) -> MiniBatch | FailedBatch:
-        """Return the mini-batch of the oldest index list. Blocks until it is there.
+    def take(self, timeout_seconds: float | None) -> Any:
+        """Return the mini-batch of the oldest index list, or a FailedBatch. Blocks until then.
 
         Raises:
             WaitTimeoutError: It did not come within ``timeout_seconds``; calling again waits on.
@@ -161,9 +216,16 @@ class Pipeline:
         """
         self._check_open()
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        self._send_all(announces_take=True)
-        while self._take_id not in self._ready:
-            self._receive(deadline)
+        begun_ns = time.monotonic_ns()
+        try:
+            self._send_all(announces_take=True)
+            if not self._was_ready:
+                self._await_start(deadline, begun_ns)
+            while self._take_id not in self._ready:
+                self._receive(deadline)
+        finally:
+            self._row.add(Counter.WAIT_NS, time.monotonic_ns() - begun_ns)
+        self._note_taken(begun_ns)
         message = self._ready.pop(self._take_id)
         indices = self._waiting.pop(self._take_id).indices
         self._take_id += 1
@@ -179,35 +241,85 @@ class Pipeline:
             context = ExampleError(int(first), (), f"{reason} ({described(error)[0]})", "")
             return FailedBatch(error, context)
 
-    def reset(self) -> None:
-        """Drop every index list and mini-batch on its way; the workers live on."""
+    def _await_start(self, deadline: float | None, begun_ns: int) -> None:
+        """Wait until the supervisor has the dataset."""
+        try:
+            while not self._was_ready:
+                self._receive(deadline)
+        finally:
+            self._row.add(Counter.WAIT_START_NS, time.monotonic_ns() - begun_ns)
+
+    def _note_taken(self, begun_ns: int) -> None:
+        """Count a mini-batch that has come, and record what was between it and the one before."""
+        row, batch_id, now_ns = self._row, self._take_id, time.monotonic_ns()
+        row.add(Counter.BATCHES_TAKEN, 1)
+        row.add(Counter.EXAMPLES_TAKEN, len(self._waiting[batch_id].indices))
+        if self._trace.is_on:
+            if self._taken_ns:
+                self._trace.add("train", "trainer", self._taken_ns, begun_ns, batch_id - 1)
+            self._trace.add("wait", "trainer", begun_ns, now_ns, batch_id)
+            self._trace.flow("f", batch_id, (begun_ns + now_ns) // 2)
+        self._taken_ns = now_ns
+        if self._first is None:
+            self._first = self.stats()
+
+    def count_index_lists(self, took_ns: int) -> None:
+        """Count how long the trainer made index lists, which is part of its waiting."""
+        self._row.add(Counter.WAIT_NS, took_ns)
+        self._row.add(Counter.WAIT_INDEX_NS, took_ns)
+
+    def reset(self, renewal: object = None) -> None:
+        """Drop every index list and mini-batch on its way; the workers live on.
+
+        Args:
+            renewal: What to tell the face of new processes, which take the file readers' places;
+                None to keep these.
+        """
         self._check_open()
+        if renewal is not None:
+            self._renewal = renewal
         self._waiting.clear()
         self._outgoing.clear()
         self._orders = {}, {}, None
         while self._ready:  # each is released once, whatever interrupts this
             self._release_unseen(self._ready.popitem()[1])
         self._take_id = self._next_id
-        self._send(("reset", self._next_id))
+        self._send(("reset", self._next_id, renewal))
 
     def _release_unseen(self, message: Message) -> None:
         if message[0] == "batch":
             self._released.append(message[3])
 
-    def _view(self, message: Message) -> MiniBatch:
+    def _view(self, message: Message) -> Any:
         _, _, layout_id, slot, parts = message
         reports = [(a, b, None if data is None else pickle.loads(data)) for a, b, data in parts]
         if layout_id < 0:
-            return view_empty(reports)
+            return self._views.view_empty(reports)
 
         def lend(memory: Array | None) -> None:
             if memory is None:
                 self._released.append(slot)
-            else:
-                self._loans[slot] = weakref.KeyedRef(memory, self._released.append, slot)
+                return
+            self._loans[slot] = weakref.KeyedRef(memory, self._released.append, slot)
+            if self._locks is not None:
+                self._locks.lock(slot, memory)
 
         segment = self._segments.get(slot[0])
-        return view_batch(self._layouts[layout_id], segment, slot, reports, lend)
+        batch = self._views.view(self._layouts[layout_id], segment, slot, reports, lend)
+        if self._locks is None and isinstance(batch, MiniBatch):
+            batch.lock_pages = weakref.WeakMethod(self.lock_pages)
+        return batch
+
+    def lock_pages(self, locker: PageLocker) -> None:
+        """Lock the pages of all slots from the next mini-batch on; their memory is kept.
+
+        Args:
+            locker: The driver of the device that the mini-batches go to.
+        """
+        if self._locks is None and self._finalizer.alive:
+            self._locks = PageLocks(locker)
+            weakref.finalize(self, self._locks.unlock).atexit = False  # the driver may be gone
+            self._send(("keep memory",))
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -219,6 +331,8 @@ class Pipeline:
             released = self._released.popleft()
             slots.append(released if isinstance(released, Slot) else released.key)
             self._loans.pop(slots[-1], None)
+        if self._locks is not None:
+            slots = self._locks.drained(slots)
         self._outgoing = []
         self._send(("advance", self._take_id + announces_take, slots, first_id, lists))
 
@@ -280,6 +394,8 @@ class Pipeline:
             segment = self._segments[message[1]] = Segment(fds[0], message[2])
             segment.close()  # the mapping is enough
         elif kind == "forget":
+            if self._locks is not None:
+                self._locks.unlock(message[1])
             self._segments.pop(message[1], None)
             self._layouts.pop(message[2], None)
         elif kind == "trouble":
@@ -302,6 +418,7 @@ class Pipeline:
             while True:  # its last words may say why it ended
                 self._hear(*self._service.channel.receive(wait=False))
         self._n_deaths += 1
+        self._row.add(Counter.SUPERVISORS_REPLACED, 1)
         if self._n_deaths >= (_MAX_DEATHS if self._was_ready else _MAX_DEATHS_AT_START):
             raise PipelineError(
                 f"the supervisor process ended {self._n_deaths} times in a row"
@@ -319,7 +436,9 @@ class Pipeline:
         self._service.start()
         self._outgoing = []
         lost = [self._waiting[i] for i in range(self._take_id, self._next_id)]
-        self._send(("reset", self._take_id))
+        self._send(("reset", self._take_id, self._renewal))
+        if self._locks is not None:
+            self._send(("keep memory",))
         self._send(("advance", self._take_id + 1, [], self._take_id, _plain(lost, self._plan.seed)))
         self.announce(*self._orders)
 
@@ -336,12 +455,22 @@ class Pipeline:
 
     def stats(self) -> Stats:
         """Return what the workers have done so far; works after closing too."""
-        return self._board.snapshot(self._created_ns)
+        return snapshot(self._board)
+
+    def explain(self, earlier: Stats | None = None) -> Explanation:
+        """Return what the trainer waits for, and what to change; as :func:`.explain`."""
+        return explain(setup_of(self._board), self.stats(), earlier or self._first)
 
     def close(self) -> None:
         """End all processes, within 2 seconds. Mini-batches that were taken stay valid."""
+        if self._finalizer.alive:
+            self._trace.flush()
         self._finalizer()  # does nothing the second time, nor after the end of the interpreter
         self._board.detach()
+        vars(self).pop("_row", None)
+        if self._locks is not None:
+            self._locks.unlock()
+            self._locks = None
         for things in (self._waiting, self._outgoing, self._ready, self._layouts, self._segments):
             things.clear()
 

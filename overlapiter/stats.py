@@ -1,81 +1,89 @@
-"""Counters of the worker processes, and frozen snapshots of them.
-
-Each worker writes to its own row of a small piece of shared memory, so a snapshot costs the
-workers nothing. A row outlives its worker: a replacement counts on in the same row.
-"""
+"""Statistics: frozen snapshots of what the processes of an iterator have done."""
 
 from __future__ import annotations
 
+import array
 import dataclasses
-import enum
-import mmap
-import os
+import functools
 import time
+from typing import Any
+
+from overlapiter.board import N_CLASSES, N_TIERS, Counter, StatsBoard, class_seconds
 
 
-class Counter(enum.IntEnum):
-    """A cell of a row. Times are nanoseconds; everything counts from the start."""
-
-    STARTED_NS = 0
-    DEQUEUE_NS = 1
-    FETCH_NS = 2
-    OTHER_NS = 3
-    EXAMPLES_READ = 4
-    OPENS_STAGED = 5
-    OPENS_SOURCE = 6
-    FILES_STAGED = 7
-    BYTES_STAGED = 8
-    FILES_FOUND_STAGED = 9
-    FILES_REFUSED = 10
-    DEATHS = 11
-    #: What the worker is at, for the message about a stalled one: index + 1, or 0.
-    CURRENT = 12
-    EXAMPLES_SKIPPED = 13
-    #: Copying files from the slow store, summed over the threads of a prefetcher.
-    READ_NS = 14
-    #: How many of them it may copy at the same time, at present.
-    READS_IN_FLIGHT = 15
-    FILES_EVICTED = 16
-    EXAMPLES_UNSEEN = 17
-    FILES_PEER = 18
-    BYTES_PEER = 19
-    PEER_FAULTS = 20
-
-
-_ROW_CELLS = 24  # three cache lines, so that no two workers write to the same one
-
-
-class Row:
-    """The writing end: one worker's counters. Only that worker writes to it.
+@dataclasses.dataclass(frozen=True)
+class Latencies:
+    """How long something took, each time.
 
     Attributes:
-        number: Of the row.
+        rows: How often it took how long, of each process, as the board holds it.
     """
 
-    def __init__(self, cells: memoryview, number: int = 0) -> None:
-        self._cells = cells
-        self.number = number
+    rows: bytes = dataclasses.field(default=b"", repr=False)
 
-    def add(self, counter: Counter, amount: int) -> None:
-        """Count."""
-        self._cells[counter] += amount
+    @functools.cached_property
+    def counts(self) -> tuple[int, ...]:
+        """How often it took how long: four classes for each doubling, from 8 microseconds."""
+        cells = memoryview(self.rows).cast("q")
+        return tuple(sum(cells[i::N_CLASSES]) for i in range(N_CLASSES))
 
-    def put(self, counter: Counter, value: int) -> None:
-        """Replace the value."""
-        self._cells[counter] = value
+    def percentile(self, percent: float) -> float:
+        """Return the seconds within which so many percent of them were done, to about 10%; or 0."""
+        left = percent / 100 * sum(self.counts)
+        for number, count in enumerate(self.counts):
+            if count and left <= count:
+                return class_seconds(number + left / count)
+            left -= count
+        return 0.0
 
-    def get(self, counter: Counter) -> int:
-        """Return the value."""
-        return int(self._cells[counter])
+    def since(self, earlier: Latencies) -> Latencies:
+        """Return those that came since an earlier snapshot."""
+        pairs = zip(self.counts, earlier.counts, strict=True)
+        return Latencies(array.array("q", [now - before for now, before in pairs]).tobytes())
+
+
+#: Fields that hold what is at present: the difference of two of them means nothing.
+GAUGES = frozenset(
+    [
+        "n_readers",
+        "n_prefetchers",
+        "least_read_seconds",
+        "reads_in_flight",
+        "more_reads_in_vain",
+        "parts_to_stage",
+        "parts_to_read",
+        "batches_ready",
+        "memory_bytes",
+    ]
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class Stats:
-    """What the workers of one iterator have done since it was made; a snapshot.
+    """What the processes of one iterator have done since it was made; a snapshot.
+
+    ``now.since(before)`` gives what was done between two of them: rates and shares of the whole
+    run hide what is the matter now.
 
     Attributes:
         n_readers: File reader processes.
         n_prefetchers: Prefetcher processes; 0 without staging.
+        seconds: How long that took: since the iterator was made, or between the two snapshots.
+        batches_taken: Mini-batches that ``next()`` has returned.
+        examples_taken: Examples in them. Divided by ``seconds``: ``examples_per_second``.
+        wait_seconds: The trainer inside ``next()``. Near 0: data is there in time; near
+            ``seconds``: loading is the bottleneck. The seven fields that follow are its parts.
+        wait_start_seconds: Of these, until the processes had started and had the dataset.
+        wait_index_seconds: Of these, asking the order sampler for index lists.
+        wait_staging_seconds: Of these, while files of the very mini-batch were being staged: the
+            slow store is the bottleneck, or the prefetchers' cores.
+        wait_reading_seconds: Of these, while file readers waited for files: staged copies, or, if
+            ``opens_source`` grows, the slow store.
+        wait_decoding_seconds: Of these, while file readers computed: decoding is the bottleneck.
+        wait_slot_seconds: Of these, while parts that could be read had no memory to be read into:
+            at the start, until the first example shows how large they are.
+        wait_assembling_seconds: Of these, the rest: messages, and putting the mini-batch together.
+            Should be small; grows where the cores are busy with something else.
         initialize_seconds: From the constructor until a file reader was ready, summed over them.
         dequeue_seconds: File readers waiting for an index list, summed. Near the whole run time:
             the trainer or the slow store is the bottleneck, not decoding.
@@ -83,29 +91,62 @@ class Stats:
             decoding is the bottleneck; add readers while there are cores.
         other_seconds: File readers storing arrays into slots and reporting, summed. Should be
             small beside ``fetch_seconds``.
+        decode_seconds: Cores that file readers used while they read examples, summed.
+        file_wait_seconds: File readers waiting for files meanwhile, summed. Above
+            ``decode_seconds``: more readers than cores are of use.
+        core_wait_seconds: File readers waiting for a core meanwhile, summed. Above
+            ``decode_seconds``: there are more busy processes than cores.
         examples_read: Examples that file readers have read; above what the trainer took by the
             mini-batches that are ready or were redone.
         examples_skipped: Examples that could not be read and were left out, each time; above the
             iterator's ``skipped`` by those that come again and those that are ready.
-        opens_staged: Opens of source files that went to a staged copy.
-        opens_source: Opens of source files that went to the slow store. Grows in steady state:
-            something is not staged (see ``files_refused``).
+        opens_staged: Opens of source files that went to a staged copy: the hits.
+        opens_by_tier: The same for each tier, the fastest first; the fourth holds further ones.
+        bytes_read_staged: Bytes of these copies; without large files, which have paths.
+        opens_source: Opens of source files that went to the slow store: the misses. Grows in
+            steady state: something is not staged (see ``files_refused``).
         examples_unseen: Examples that file readers have read without opening a file below the
             source where overlapiter sees it, though the dataset names some; none is counted any
             more once one is opened. Above 0: C code reads the slow store itself (see
             ``overlapiter.redirect``), or the files are in memory.
+        disk_read_seconds: Reading staged copies from the disk, summed over them.
+        disk_latency: The same for each copy. The median of a local disk is below a millisecond;
+            far above: the disk is shared, or fails.
         files_staged: Files copied from the slow store.
         bytes_staged: Bytes copied from the slow store.
         read_seconds: Copying files from the slow store, summed over them. Divided by
             ``files_staged``: how long one takes, the wait for the store and for a core included.
+        store_latency: The same for each file. Where the median is near ``least_read_seconds``,
+            the store is limited by its latency: more reads in flight bring more. Far above: they
+            wait for each other, for its bandwidth or for requests that it serves at once.
+        least_read_seconds: The shortest of them in the whole run; 0 before the first.
         reads_in_flight: Files that the prefetchers may copy at the same time, at present. At 256
             while the trainer waits for the slow store: give a higher number yourself.
+        more_reads_in_vain: 1 if more reads in flight were tried and brought nothing.
+        store_busy_seconds: For how long files were being read from the slow store.
+            ``bytes_staged`` divided by it: what the store gives while it is asked.
+        rate_changes: How often the rates of the slow store were compared, each time those of some
+            24 files with those of the ones before.
+        file_rate_changes: Sum of the squares of the relative changes of files per second, in
+            millionths. Below ``byte_rate_changes``: the store serves so many requests at once.
+        byte_rate_changes: The same of bytes per second. Below ``file_rate_changes``: its bandwidth
+            is the limit. Both alike: neither is, or all files have one size.
         files_found_staged: How often a prefetcher looked a file up that was staged before: mostly
             once for each file, since a run looks up anew only what may have changed.
         files_refused: Files not staged for lack of room or because the staging disk failed.
         files_evicted: Staged files that were removed to make room. Near ``files_staged`` in
             steady state: the staging directory is smaller than the data set.
+        parts_to_stage: Parts of mini-batches that no prefetcher has yet, at present. Many while
+            the trainer waits: the slow store is behind; 0: the look-ahead is staged.
+        parts_to_read: Staged parts that no file reader has yet, at present. Many: readers are
+            behind; these wait for decoding, or for the trainer to take what is ready.
+        batches_ready: Mini-batches that the trainer could take at once, at present. 0: it waits.
+        cpu_seconds: Cores that all these processes used, the trainer's not included.
+        memory_bytes: Memory of these processes, at present, without what they share in files:
+            slots and staged copies. Objects of the dataset that they share count for each.
         workers_replaced: Workers that died and were replaced.
+        supervisors_replaced: Supervisors that died and were replaced.
+        copies_lost: Examples of which a staged copy was damaged or gone, and the source was read.
         files_peer: Files that came from another node of the job, where it was asked for them.
         bytes_peer: Their bytes.
         peer_faults: How often another node did not answer, or sent what is not right. Grows in
@@ -114,111 +155,167 @@ class Stats:
 
     n_readers: int
     n_prefetchers: int
+    seconds: float
+    batches_taken: int
+    examples_taken: int
+    wait_seconds: float
+    wait_start_seconds: float
+    wait_index_seconds: float
+    wait_staging_seconds: float
+    wait_reading_seconds: float
+    wait_decoding_seconds: float
+    wait_slot_seconds: float
+    wait_assembling_seconds: float
     initialize_seconds: float
     dequeue_seconds: float
     fetch_seconds: float
     other_seconds: float
+    decode_seconds: float
+    file_wait_seconds: float
+    core_wait_seconds: float
     examples_read: int
     examples_skipped: int
     opens_staged: int
+    opens_by_tier: tuple[int, ...]
+    bytes_read_staged: int
     opens_source: int
     examples_unseen: int
+    disk_read_seconds: float
+    disk_latency: Latencies
     files_staged: int
     bytes_staged: int
     read_seconds: float
+    store_latency: Latencies
+    least_read_seconds: float
     reads_in_flight: int
+    more_reads_in_vain: int
+    store_busy_seconds: float
+    rate_changes: int
+    file_rate_changes: int
+    byte_rate_changes: int
     files_found_staged: int
     files_refused: int
     files_evicted: int
+    parts_to_stage: int
+    parts_to_read: int
+    batches_ready: int
+    cpu_seconds: float
+    memory_bytes: int
     workers_replaced: int
+    supervisors_replaced: int
+    copies_lost: int
     files_peer: int
     bytes_peer: int
     peer_faults: int
 
+    def since(self, earlier: Stats) -> Stats:
+        """Return what was done since an earlier snapshot; what is at present stays."""
+        values: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            now, before = getattr(self, field.name), getattr(earlier, field.name)
+            if field.name in GAUGES:
+                values[field.name] = now
+            elif isinstance(now, Latencies):
+                values[field.name] = now.since(before)
+            elif isinstance(now, tuple):
+                values[field.name] = tuple(a - b for a, b in zip(now, before, strict=True))
+            else:
+                values[field.name] = now - before
+        return Stats(**values)
 
-class StatsBoard:
-    """The shared rows of all workers: file readers first, then prefetchers.
+    @property
+    def examples_per_second(self) -> float:
+        """Examples that the trainer took each second; images, say."""
+        return self.examples_taken / self.seconds if self.seconds else 0.0
 
-    Args:
-        fd: Descriptor of the memory, made by :meth:`create`; the board keeps its own duplicate.
-        n_readers: Number of file reader rows.
-        n_prefetchers: Number of prefetcher rows.
-    """
+    @property
+    def store_bytes_per_second(self) -> float:
+        """Bytes that the slow store delivered each second to be staged."""
+        return self.bytes_staged / self.seconds if self.seconds else 0.0
 
-    def __init__(self, fd: int, n_readers: int, n_prefetchers: int) -> None:
-        self._n_readers = n_readers
-        self._n_prefetchers = n_prefetchers
-        self._memory: mmap.mmap | None = mmap.mmap(fd, self.size_bytes(n_readers, n_prefetchers))
-        self._cells = memoryview(self._memory).cast("q")
+    @property
+    def wait_share(self) -> float:
+        """The part of the time for which the trainer waited.
 
-    @staticmethod
-    def size_bytes(n_readers: int, n_prefetchers: int) -> int:
-        """Return the bytes that a board takes."""
-        return (n_readers + n_prefetchers + 1) * _ROW_CELLS * 8
-
-    @classmethod
-    def create(cls, n_readers: int, n_prefetchers: int) -> tuple[StatsBoard, int]:
-        """Return a zeroed board and its descriptor, which the caller owns."""
-        fd = os.memfd_create("overlapiter-stats", os.MFD_CLOEXEC)
-        os.ftruncate(fd, cls.size_bytes(n_readers, n_prefetchers))
-        return cls(fd, n_readers, n_prefetchers), fd
-
-    def reader_row(self, number: int) -> Row:
-        """Return the row of a file reader."""
-        return self._row(number)
-
-    def prefetcher_row(self, number: int) -> Row:
-        """Return the row of a prefetcher."""
-        return self._row(self._n_readers + number)
-
-    def peer_row(self) -> Row:
-        """Return the row of the server for other nodes."""
-        return self._row(self._n_readers + self._n_prefetchers)
-
-    def _row(self, number: int) -> Row:
-        return Row(self._cells[number * _ROW_CELLS : (number + 1) * _ROW_CELLS], number)
-
-    def detach(self) -> None:
-        """Go on with a copy of what has been counted, and let go of the memory."""
-        if self._memory is not None:  # nothing global: the interpreter may be ending
-            self._cells = memoryview(bytes(self._cells)).cast("q")
-            self._memory = None
-
-    def snapshot(self, created_ns: int) -> Stats:
-        """Return the sums over all rows.
-
-        Args:
-            created_ns: ``time.monotonic_ns()`` of the constructor of the iterator.
+        At 0.3 the training would be 1.4 times as fast, 1 / (1 - 0.3), if data were always there.
         """
-        readers = [self.reader_row(i) for i in range(self._n_readers)]
-        rows = [*readers, *map(self.prefetcher_row, range(self._n_prefetchers)), self.peer_row()]
+        return min(1.0, self.wait_seconds / self.seconds) if self.seconds else 0.0
 
-        def total(counter: Counter) -> int:
-            return sum(row.get(counter) for row in rows)
+    @property
+    def mean_reads(self) -> float:
+        """Files that were being copied at the same time, on average; by Little's law."""
+        return self.read_seconds / self.seconds if self.seconds else 0.0
 
-        now_ns = time.monotonic_ns()
-        started = [row.get(Counter.STARTED_NS) or now_ns for row in readers]
-        return Stats(
-            n_readers=self._n_readers,
-            n_prefetchers=self._n_prefetchers,
-            initialize_seconds=sum(ns - created_ns for ns in started) / 1e9,
-            dequeue_seconds=total(Counter.DEQUEUE_NS) / 1e9,
-            fetch_seconds=total(Counter.FETCH_NS) / 1e9,
-            other_seconds=total(Counter.OTHER_NS) / 1e9,
-            examples_read=total(Counter.EXAMPLES_READ),
-            examples_skipped=total(Counter.EXAMPLES_SKIPPED),
-            opens_staged=total(Counter.OPENS_STAGED),
-            opens_source=total(Counter.OPENS_SOURCE),
-            examples_unseen=total(Counter.EXAMPLES_UNSEEN),
-            files_staged=total(Counter.FILES_STAGED),
-            bytes_staged=total(Counter.BYTES_STAGED),
-            read_seconds=total(Counter.READ_NS) / 1e9,
-            reads_in_flight=total(Counter.READS_IN_FLIGHT),
-            files_found_staged=total(Counter.FILES_FOUND_STAGED),
-            files_refused=total(Counter.FILES_REFUSED),
-            files_evicted=total(Counter.FILES_EVICTED),
-            workers_replaced=total(Counter.DEATHS),
-            files_peer=total(Counter.FILES_PEER),
-            bytes_peer=total(Counter.BYTES_PEER),
-            peer_faults=total(Counter.PEER_FAULTS),
-        )
+    @property
+    def staged_share(self) -> float | None:
+        """Hits of all opens; None if none was seen. Below 1 in steady state: something misses."""
+        n_opens = self.opens_staged + self.opens_source
+        return self.opens_staged / n_opens if n_opens else None
+
+    @property
+    def faults_survived(self) -> int:
+        """Processes that were replaced, and staged copies that were lost."""
+        return self.workers_replaced + self.supervisors_replaced + self.copies_lost
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain values for JSON: latencies as seconds at 50, 90 and 99 percent."""
+        facts: dict[str, Any] = {}
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if isinstance(value, Latencies):
+                for percent in (50, 90, 99):
+                    facts[f"{field.name}_p{percent}_seconds"] = value.percentile(percent)
+            else:
+                facts[field.name] = [*value] if isinstance(value, tuple) else value
+        derived = ("examples_per_second", "store_bytes_per_second", "wait_share", "mean_reads")
+        return facts | {name: getattr(self, name) for name in (*derived, "faults_survived")}
+
+
+_PARTS_OF_WAIT = (
+    Counter.WAIT_START_NS,
+    Counter.WAIT_INDEX_NS,
+    Counter.WAIT_STAGING_NS,
+    Counter.WAIT_READING_NS,
+    Counter.WAIT_DECODING_NS,
+    Counter.WAIT_SLOT_NS,
+)
+
+
+def _counter_of(name: str) -> Counter | None:
+    """Return the counter that a field is the sum of, if there is one."""
+    if name == "workers_replaced":
+        return Counter.DEATHS
+    cell = name.removesuffix("_seconds").upper() + "_NS" * name.endswith("_seconds")
+    return Counter.__members__.get(cell)
+
+
+_COUNTERS = {field.name: _counter_of(field.name) for field in dataclasses.fields(Stats)}
+_SUMS = {name: counter for name, counter in _COUNTERS.items() if counter is not None}
+
+
+def snapshot(board: StatsBoard) -> Stats:
+    """Return the sums over all rows of a board."""
+    created_ns = board.trainer_row().get(Counter.CREATED_NS)
+    now_ns = time.monotonic_ns()
+    rows = board.counters()
+    totals = [sum(column) for column in zip(*rows, strict=True)]
+    started = [row[Counter.STARTED_NS] or now_ns for row in rows[: board.n_readers]]
+    least_ns = [ns for row in rows if (ns := row[Counter.LEAST_READ_NS])]
+    tiers = totals[Counter.OPENS_TIER_0 : Counter.OPENS_TIER_0 + N_TIERS]
+    waited_ns = sum(totals[counter] for counter in _PARTS_OF_WAIT)
+    values: dict[str, Any] = {
+        "n_readers": board.n_readers,
+        "n_prefetchers": board.n_prefetchers,
+        "seconds": (now_ns - created_ns) / 1e9,
+        "wait_assembling_seconds": max(0, totals[Counter.WAIT_NS] - waited_ns) / 1e9,
+        "initialize_seconds": sum(ns - created_ns for ns in started) / 1e9,
+        "opens_by_tier": tuple(tiers),
+        "least_read_seconds": min(least_ns, default=0) / 1e9,
+        "disk_latency": Latencies(board.latencies(of_prefetchers=False)),
+        "store_latency": Latencies(board.latencies(of_prefetchers=True)),
+    }
+    for name, counter in _SUMS.items():
+        if name not in values:
+            is_time = name.endswith("_seconds")
+            values[name] = totals[counter] / 1e9 if is_time else totals[counter]
+    return Stats(**values)

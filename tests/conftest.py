@@ -10,6 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from importlib.util import find_spec
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
 from typing import NamedTuple
@@ -22,6 +23,17 @@ from PIL import Image
 from bench.harness.family import mapped_inodes, memory_files
 
 GRACE_SECONDS = 10.0
+
+#: What drives the engine through Chainer or ChainerMN, which not every Python has.
+NEED_CHAINER = [
+    "bench",
+    "chainer",
+    "examples/test_imagenet.py",
+    "examples/test_imagenet_chainermn.py",
+    "mpi",
+    "remote/test_iterator.py",
+]
+collect_ignore = NEED_CHAINER if find_spec("chainer") is None else []
 
 # Inherited by every process that a test starts: one whose parent died is still recognized by it.
 MARK = f"OVERLAPITER_TESTS_{os.getpid()}"
@@ -152,16 +164,23 @@ def pytest_configure() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+def pytest_report_header() -> str | None:
+    """Say what is left out."""
+    left_out = ", ".join(f"tests/{name}" for name in collect_ignore)
+    return f"without Chainer, which is not installed: {left_out} are left out" if left_out else None
+
+
 def pytest_unconfigure() -> None:
     """Remove the mark."""
     os.environ.pop(MARK, None)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test marked gpu where CuPy or the GPU is missing."""
-    if item.get_closest_marker("gpu"):
-        cupy = pytest.importorskip("cupy")
-        if not cupy.cuda.is_available():
+    """Skip a test marked gpu where the library that it names, else CuPy, or the GPU is missing."""
+    marker = item.get_closest_marker("gpu")
+    if marker:
+        library = pytest.importorskip(*marker.args or ["cupy"])
+        if not library.cuda.is_available():
             pytest.skip("needs a GPU")
 
 

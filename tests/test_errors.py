@@ -26,6 +26,7 @@ ERRORS = [
     ),
     errors.EmptyBatchError([errors.ExampleError(3, ("/lustre/a.jpg",), "OSError: gone", "")]),
     errors.NoMpiError("MPI.COMM_WORLD.bcast"),
+    errors.NoChainerError("it is not installed", "install it with pip"),
 ]
 BUILTIN = {
     "OptionError": ValueError,
@@ -36,6 +37,7 @@ BUILTIN = {
     "SharedMemoryError": MemoryError,
     "EmptyBatchError": Exception,
     "NoMpiError": RuntimeError,
+    "NoChainerError": ImportError,
     "PipelineError": Exception,
     "TooManyBadExamplesError": Exception,
 }

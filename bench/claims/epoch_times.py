@@ -15,17 +15,17 @@ the store that are not overlapped. ``unlimited`` does not even read them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
 from bench.harness.claim import Claim
-from bench.harness.text import aligned, extremes, spread
+from bench.harness.options import option
+from bench.harness.text import extremes, spread, table
 from bench.loaders.checks import forget_checksums
-from bench.loaders.epochs import add_epoch_options, check_epochs, epochs_of
-from bench.loaders.sources import names_of, prepare, run_in_turns, store_facts
+from bench.loaders.sources import EpochOptions, epochs_of, prepare, run_in_turns, store_facts
 
 if TYPE_CHECKING:
-    import argparse
     from pathlib import Path
 
 MEANINGS = {
@@ -38,15 +38,16 @@ MEANINGS = {
 _LIMITS = ("ideal", "unlimited")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what is run."""
-    add_epoch_options(parser, examples=1600)
-    add = parser.add_argument
-    add("--fraction", type=float, default=0.5, help="that fits (%(default)s)")
-    add("--loaders", type=names_of(MEANINGS), default=list(MEANINGS), help="some of them (all)")
+@dataclass
+class EpochTimesOptions(EpochOptions):
+    """What is run."""
+
+    examples: int = 1600
+    fraction: float = option(0.5, "that fits")
+    loaders: list[str] = option(list(MEANINGS), "some of them", known=MEANINGS)
 
 
-def measure(options: argparse.Namespace, scratch: Path) -> dict:
+def measure(options: EpochTimesOptions, scratch: Path) -> dict:
     """Do all runs."""
     sources = prepare(options, scratch, options.examples)
     kinds = {
@@ -55,8 +56,7 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict:
         "ideal": ("overlap", None, {"beside_fraction": 1 - options.fraction}),
         "multiprocess": ("slow", None, {}),
     }
-    points = [{"loader": loader} for loader in options.loaders]
-    specs = []
+    points, specs = [{"loader": loader} for loader in options.loaders], []
     for name in options.loaders:
         loader, fraction, others = kinds[name]
         specs.append(epochs_of(options, sources, loader, fraction, **others))
@@ -94,63 +94,45 @@ def _later(run: dict) -> float:
 
 def rows(result: dict) -> list[list[str]]:
     """Return a row for each loader and epoch."""
-    table = [["loader", "epoch", "seconds", "[min, max]", "files read", "MB read"]]
+    lines = [["loader", "epoch", "seconds", "[min, max]", "files read", "MB read"]]
     for point in result["points"]:
         columns = zip(*point["summary"].values(), strict=True)
         for epoch, (seconds, opens, n_bytes) in enumerate(columns, 1):
             numbers = [f"{seconds['median']:.2f}", extremes(seconds), f"{opens:g}"]
-            table.append([point["loader"], str(epoch), *numbers, f"{n_bytes / 1e6:.1f}"])
-    return table
+            lines.append([point["loader"], str(epoch), *numbers, f"{n_bytes / 1e6:.1f}"])
+    return lines
 
 
-def show(result: dict) -> str:
-    """Return what is printed."""
-    lines = [f"{point['loader']}: {MEANINGS[point['loader']]}" for point in result["points"]]
-    lines += ["", aligned(rows(result))]
-    for limit, values in result["later_shares"].items():
-        if values:
-            lines.append(f"epoch 2 and later: {limit} / capacity = {median(values):.2f}")
-    return "\n".join(lines)
-
-
-_WIDTH = 0.2
+def share_rows(result: dict) -> list[list[str]]:
+    """Return what the later epochs of the limits take, of those of ``capacity``."""
+    found = {limit: values for limit, values in result["later_shares"].items() if values}
+    columns = {"epoch 2 and later": lambda item: f"{item[0]} / capacity"}
+    columns["median"] = lambda item: f"{median(item[1]):.2f}"
+    columns["[min, max]"] = lambda item: extremes(spread(item[1]))
+    return table(found.items(), columns)
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
-    """Draw the seconds of each epoch, and what each read from the slow store."""
-    from bench.harness.figures import BLUE, GREY, RED, SKY, errors, legend_below, plt, save
+    """Draw the seconds of each epoch."""
+    from bench.harness.figures import BLUE, GREY, RED, SKY, bar_panels, save
 
     colours = {"multiprocess": RED, "capacity": SKY, "ideal": GREY, "unlimited": BLUE}
-    found = {point["loader"]: point["summary"] for point in result["points"]}
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.3, 4.3))
-    for place, loader in enumerate(name for name in colours if name in found):
-        seconds, bars = errors(found[loader]["epoch_seconds"])
-        epochs = [number + (place - 1) * _WIDTH for number in range(len(seconds))]
-        shape = {"width": _WIDTH, "color": colours[loader]}
-        left.bar(epochs, seconds, yerr=bars, capsize=3, label=MEANINGS[loader], **shape)
-        right.bar(epochs, [size / 1e6 for size in found[loader]["store_bytes"]], **shape)
-    for axes, title, unit in (
-        (left, "Time of an epoch", "seconds"), (right, "Read from the slow store", "MB")
-    ):  # fmt: skip
-        axes.set_xticks(range(len(seconds)), [f"epoch {n + 1}" for n in range(len(seconds))])
-        axes.grid(visible=False, axis="x")
-        axes.set_title(title, loc="left")
-        axes.set_ylabel(unit)
-    legend_below(figure, *left.get_legend_handles_labels(), n_columns=2)
-    options = result["options"]
-    line = f"{result['store']}; {options['examples']:,} photographs of 256x256 pixels; "
-    line += f"median of {options['repeats']} runs; epoch 1 with the start; "
-    line += f"a part is {options['fraction']:.0%}"
-    return [save(figure, stem.with_suffix(".png"), result, line, space_inches=0.9)]
+    found = {point["loader"]: point["summary"]["epoch_seconds"] for point in result["points"]}
+    series = {(MEANINGS[n], colour): found[n] for n, colour in colours.items() if n in found}
+    n_epochs, options = max(map(len, found.values())), result["options"]
+    names = [f"epoch {number + 1}" for number in range(n_epochs)]
+    figure = bar_panels({"Seconds of an epoch": series}, names)
+    words = f"{result['store']}; {options['examples']:,} photographs of 256x256 pixels; "
+    words += f"median of {options['repeats']} runs; epoch 1 with the start; "
+    words += f"a part is {options['fraction']:.0%}"
+    return [save(figure, stem.with_suffix(".png"), result, words, space_inches=0.9)]
 
 
 CLAIM = Claim(
     __doc__,
-    add_options,
+    EpochTimesOptions,
     measure,
-    show,
     quick={"examples": 64, "batch_size": 8, "repeats": 1},
-    check=check_epochs,
-    tables={"epochs": rows},
+    tables={"epochs": rows, "shares": share_rows},
     figures=__name__,
 )

@@ -18,17 +18,17 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench.harness import isolated
 from bench.harness.claim import Claim
-from bench.harness.text import aligned, extremes, spread
+from bench.harness.options import option
+from bench.harness.text import aligned, extremes, spread, table
 from bench.harness.turns import take_turns
-from bench.loaders.epochs import add_epoch_options, check_epochs, epochs_of
-from bench.loaders.sources import names_of, prepare, run_once
+from bench.loaders.sources import EpochOptions, epochs_of, prepare, run_once
 
 if TYPE_CHECKING:
-    import argparse
     from pathlib import Path
 
 _PART_FILES = 8
@@ -36,12 +36,15 @@ _FILE_BYTES = 20_800
 STATES = ("dirty", "written")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what is run."""
-    add_epoch_options(parser, examples=8000, epochs=2, repeats=5)
-    add, ways = parser.add_argument, ("pipeline", "store")
-    add("--fraction", type=float, default=0.5, help="of the data that fits (%(default)s)")
-    add("--ways", type=names_of(ways), default=list(ways), help="of measuring (both)")
+@dataclass
+class EvictingOptions(EpochOptions):
+    """What is run."""
+
+    examples: int = 8000
+    epochs: int = 2
+    repeats: int = 5
+    fraction: float = option(0.5, "of the data that fits")
+    ways: list[str] = option(["pipeline", "store"], "of measuring", known=("pipeline", "store"))
 
 
 def drive(request: dict) -> dict:
@@ -92,7 +95,7 @@ def evicting_us(whole: dict, part: dict) -> float:
     return beyond_seconds / part["statistics"]["files_evicted"] * 1e6
 
 
-def measure(options: argparse.Namespace, scratch: Path) -> dict:
+def measure(options: EvictingOptions, scratch: Path) -> dict:
     """Do all runs."""
     sources = prepare(options, scratch, options.examples)
     fractions = {"whole": None, "part": options.fraction}
@@ -129,19 +132,18 @@ def values(points: list[dict]) -> dict[str, list[float]]:
 
 def rows(result: dict) -> list[list[str]]:
     """Return a row for each thing that was measured."""
-    table = [["", "µs of CPU for a file", "[min, max]"]]
-    for what, numbers in result["us"].items():
-        over = spread(numbers)
-        table.append([what, f"{over['median']:.1f}", extremes(over, 1)])
-    return table
+    over = {what: spread(numbers) for what, numbers in result["us"].items()}
+    columns = {"": lambda item: item[0]}
+    columns["µs of CPU for a file"] = lambda item: f"{item[1]['median']:.1f}"
+    columns["[min, max]"] = lambda item: extremes(item[1], 1)
+    return table(over.items(), columns)
 
 
 CLAIM = Claim(
     __doc__,
-    add_options,
+    EvictingOptions,
     measure,
     lambda result: f"{result['staging_filesystem']}\n\n{aligned(rows(result))}",
     quick={"examples": 320, "repeats": 1},
-    check=check_epochs,
     tables={"evicting": rows},
 )

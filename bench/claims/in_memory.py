@@ -6,44 +6,49 @@ that the trainer process spends on it in all its threads, flat out and beside an
 step::
 
     python -m bench in-memory
+
+Code that runs after a pause finds cold caches and costs several times as much CPU; how much, shows
+the ``control``: a piece of Python code that parses and prints two lines and is always the same.
 """
 
 from __future__ import annotations
 
+import ast
 import time
-from statistics import median
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from bench.harness import isolated
 from bench.harness.claim import Claim
-from bench.harness.text import aligned, spread
+from bench.harness.options import Options, option, picked
+from bench.harness.text import median_of, spread, table
 from bench.harness.turns import take_turns
 
 if TYPE_CHECKING:
-    import argparse
     from pathlib import Path
 
 MEANINGS = {
     "overlap": "OverlapIterator and overlapiter.concat_examples",
     "multiprocess": "MultiprocessIterator and chainer.dataset.concat_examples",
+    "control": "a fixed piece of Python code, no loader",
 }
+_SOURCE = "def f(a, b):\n    return [x + 1 for x in a if x > b]\n"
 _WARM_UP_BATCHES = 20
-_NAMES = {
-    "examples": (256, "examples in memory"),
-    "batch-size": (32, "examples in a mini-batch"),
-    "batches": (200, "mini-batches of a run"),
-    "readers": (2, "file reader processes"),
-    "n-prefetch": (1, "this argument of both"),
-}
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what is run."""
-    for name, (usual, words) in _NAMES.items():
-        parser.add_argument(f"--{name}", type=int, default=usual, help=f"{words} (%(default)s)")
-    text = "step in the second half (%(default)s)"
-    parser.add_argument("--compute-ms", type=float, default=40.0, help=text)
-    parser.set_defaults(repeats=5)
+@dataclass
+class InMemoryOptions(Options):
+    """What is run."""
+
+    examples: int = option(256, "examples in memory")
+    batch_size: int = option(32, "examples in a mini-batch")
+    batches: int = option(200, "mini-batches of a run")
+    readers: int = option(2, "file reader processes")
+    n_prefetch: int = option(1, "this argument of both")
+    compute_ms: float = option(40.0, "step in the second half")
+    repeats: int = 5
 
 
 def take(request: dict) -> dict:
@@ -57,7 +62,6 @@ def take(request: dict) -> dict:
         ``batch_ms`` and ``trainer_cpu_ms`` per mini-batch, without the time for computing, and
         ``step_ms`` with it: the list of all.
     """
-    import numpy as np
     from chainer.datasets import TupleDataset
 
     shape = (request["examples"], 3, 256, 256)
@@ -92,9 +96,10 @@ def take(request: dict) -> dict:
 def _open(request: dict, dataset: object) -> tuple:
     """Return the iterator and the converter that belongs to it."""
     if request["loader"] == "overlap":
-        import overlapiter
-
-        make, concat_examples = overlapiter.OverlapIterator, overlapiter.concat_examples
+        from overlapiter import OverlapIterator as make
+        from overlapiter import concat_examples
+    elif request["loader"] == "control":
+        return _Control(dataset[: request["batch_size"]]), tuple
     else:
         from chainer.dataset import concat_examples
         from chainer.iterators import MultiprocessIterator as make
@@ -102,32 +107,51 @@ def _open(request: dict, dataset: object) -> tuple:
     return make(dataset, request["batch_size"], **options), concat_examples
 
 
-def measure(options: argparse.Namespace, _scratch: Path) -> dict:
+class _Control:
+    """In the place of an iterator: the same piece of Python code for each mini-batch."""
+
+    def __init__(self, examples: list) -> None:
+        self._arrays = tuple(map(np.array, zip(*examples, strict=True)))
+
+    def __next__(self) -> tuple:
+        ast.unparse(ast.parse(_SOURCE))
+        return self._arrays
+
+    def finalize(self) -> None:
+        """Do nothing."""
+
+
+def measure(options: InMemoryOptions, _scratch: Path) -> dict:
     """Do all runs."""
     points = [
         {"loader": loader, "compute_ms": compute_ms}
         for compute_ms in (0.0, options.compute_ms)
         for loader in MEANINGS
     ]
-    common = {name: vars(options)[name] for name in (key.replace("-", "_") for key in _NAMES)}
-
-    def run(point: dict) -> dict:
-        return isolated.call(take, {**common, **point, "runs": None})
-
-    take_turns(points, options.repeats, run)
+    common = picked(options, ("examples", "batch_size", "readers", "n_prefetch", "batches"))
+    take_turns(
+        points,
+        options.repeats,
+        lambda point: isolated.call(take, {**common, **point, "runs": None}),
+    )
     return {"points": points}
 
 
 def rows(result: dict) -> list[list[str]]:
     """Return a row for each loader, flat out and beside a step."""
-    table = [["", "step, ms", "ms of a mini-batch, beyond the step", "min to max"]]
-    table[0].append("trainer's CPU, ms")
-    for point in result["points"]:
+
+    def extremes(point: dict) -> str:
         cost = spread(run["batch_ms"] for run in point["runs"])
-        cpu = median(run["trainer_cpu_ms"] for run in point["runs"])
-        row = [MEANINGS[point["loader"]], f"{point['compute_ms']:g}", f"{cost['median']:.2f}"]
-        table.append([*row, f"{cost['min']:.2f} to {cost['max']:.2f}", f"{cpu:.2f}"])
-    return table
+        return f"{cost['min']:.2f} to {cost['max']:.2f}"
+
+    columns = {
+        "": lambda point: MEANINGS[point["loader"]],
+        "step, ms": lambda point: f"{point['compute_ms']:g}",
+        "ms of a mini-batch, beyond the step": lambda point: f"{median_of(point, 'batch_ms'):.2f}",
+        "min to max": extremes,
+        "trainer's CPU, ms": lambda point: f"{median_of(point, 'trainer_cpu_ms'):.2f}",
+    }
+    return table(result["points"], columns)
 
 
 def faults(result: dict) -> list[str]:
@@ -138,9 +162,8 @@ def faults(result: dict) -> list[str]:
 
 CLAIM = Claim(
     __doc__,
-    add_options,
+    InMemoryOptions,
     measure,
-    lambda result: aligned(rows(result)),
     quick={"examples": 8, "batch_size": 4, "batches": 5, "repeats": 1},
     tables={"in-memory": rows},
     faults=faults,

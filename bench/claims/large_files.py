@@ -15,30 +15,32 @@ import os
 import resource
 import subprocess
 import tempfile
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench.harness.claim import Claim
 from bench.harness.files import read_files
+from bench.harness.options import Options, option
 from bench.harness.targets import target_of, target_rows
-from bench.harness.text import aligned, spread
+from bench.harness.text import median_of, spread, table
 from bench.harness.turns import take_turns
-from bench.loaders.sources import numbers, run_once
+from bench.loaders.sources import run_once
 from bench.loaders.spec import RunSpec
 
 if TYPE_CHECKING:
-    import argparse
     from pathlib import Path
 
 WANTED = 0.9
 _FILES_IN_FOLDER = 100
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what is run."""
-    add, usual = parser.add_argument, [110_000, 1_000_000, 10_000_000]
-    add("--sizes", type=numbers, default=usual, help="bytes of a file, separated by commas")
-    add("--total-mb", type=int, default=300, help="MB of each size (%(default)s)")
-    parser.set_defaults(repeats=5)
+@dataclass
+class LargeFilesOptions(Options):
+    """What is run."""
+
+    sizes: list[int] = option([110_000, 1_000_000, 10_000_000], "bytes of a file")
+    total_mb: int = option(300, "MB of each size")
+    repeats: int = 5
 
 
 def make_files(root: Path, size_bytes: int, total_bytes: int) -> list[str]:
@@ -76,7 +78,7 @@ def copy(root: Path, scratch: Path) -> dict[str, float]:
     return {**seconds, "bytes": n_bytes}
 
 
-def measure(options: argparse.Namespace, scratch: Path) -> dict:
+def measure(options: LargeFilesOptions, scratch: Path) -> dict:
     """Do all runs."""
     paths, points = {}, []
     for size in options.sizes:
@@ -107,21 +109,28 @@ def rate(run: dict[str, float]) -> float:
 
 def rows(result: dict) -> list[list[str]]:
     """Return a row for each size."""
-    table = [["bytes of a file", "files", "staging: MB for a CPU second", "cp -r"]]
-    table[0].append("µs of CPU for a file")
-    for staged, copied in zip(result["points"][::2], result["points"][1::2], strict=True):
-        rates = [spread(map(rate, point["runs"]))["median"] / 1e6 for point in (staged, copied)]
-        cost = spread(run["seconds"] for run in staged["runs"])["median"] / staged["n_files"] * 1e6
-        row = [f"{staged['file_bytes']:,}", str(staged["n_files"])]
-        table.append([*row, *(f"{number:.0f}" for number in (*rates, cost))])
-    return table
+
+    def mb_per_second(point: dict) -> str:
+        return f"{spread(map(rate, point['runs']))['median'] / 1e6:.0f}"
+
+    def us_per_file(pair: tuple[dict, dict]) -> str:
+        return f"{median_of(pair[0], 'seconds') / pair[0]['n_files'] * 1e6:.0f}"
+
+    columns = {
+        "bytes of a file": lambda pair: f"{pair[0]['file_bytes']:,}",
+        "files": lambda pair: pair[0]["n_files"],
+        "staging: MB for a CPU second": lambda pair: mb_per_second(pair[0]),
+        "cp -r": lambda pair: mb_per_second(pair[1]),
+        "µs of CPU for a file": us_per_file,
+    }
+    points = result["points"]
+    return table(zip(points[::2], points[1::2], strict=True), columns)
 
 
 CLAIM = Claim(
     __doc__,
-    add_options,
+    LargeFilesOptions,
     measure,
-    lambda result: f"{aligned(rows(result))}\n\n{aligned(target_rows(result))}",
     quick={"sizes": [20_000, 2_000_000], "total_mb": 4, "repeats": 1},
     tables={"large-files": rows, "targets": target_rows},
 )

@@ -16,27 +16,25 @@ one more process read every file once from the store and forget it.
 
 from __future__ import annotations
 
-from statistics import median
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench.harness.claim import Claim
+from bench.harness.options import names_of, option
 from bench.harness.targets import target_of, target_rows
+from bench.harness.text import median_of, table
 from bench.loaders import report
 from bench.loaders.checks import verify
 from bench.loaders.sources import (
-    add_source_options,
-    check_source_options,
-    names_of,
+    MountOptions,
     prepare,
     prepare_local,
     run_in_turns,
     spec_of,
     store_facts,
 )
-from bench.loaders.spec import LOADERS
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
@@ -64,25 +62,24 @@ LINES: dict[str, tuple[str, dict[str, object], str]] = {
 _OF_MOUNT = "staged, slow stat"
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what is run, and how often."""
-    add = parser.add_argument
-    add_source_options(parser)
-    add("--batch-size", type=int, default=32, help="images in a mini-batch (%(default)s)")
-    add("--batches", type=int, default=250, help="mini-batches (%(default)s)")
-    add("--slow-batches", type=int, default=60, help="of the slow (%(default)s)")
-    add("--readers", type=int, default=2, help="file reader processes (%(default)s)")
-    add("--lines", type=names_of(LINES, ";"), help="some of them, separated by ';'")
+@dataclass
+class PipelineOptions(MountOptions):
+    """What is run, and how often."""
+
+    batch_size: int = option(32, "images in a mini-batch")
+    batches: int = option(250, "mini-batches")
+    slow_batches: int = option(60, "of the slow")
+    readers: int = option(2, "file reader processes")
+    lines: list[str] = option([], "some of them, separated by ';'", type=names_of(LINES, ";"))
+
+    def check(self) -> None:
+        """Complete the options."""
+        super().check()
+        is_mount = self.mount == "fuse" and not self.source  # where a stat can be slow
+        self.lines = self.lines or [name for name in LINES if is_mount or name != _OF_MOUNT]
 
 
-def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Complete the options."""
-    check_source_options(options, parser)
-    is_mount = options.mount == "fuse" and not options.source  # where a stat can be slow
-    options.lines = options.lines or [name for name in LINES if is_mount or name != _OF_MOUNT]
-
-
-def measure(options: argparse.Namespace, scratch: Path) -> dict:
+def measure(options: PipelineOptions, scratch: Path) -> dict:
     """Do all runs."""
     n_examples = options.batches * options.batch_size
     sources = prepare(options, scratch, n_examples)
@@ -182,26 +179,25 @@ _TARGETS: tuple[tuple[str, str, float | None, tuple[str, ...], Callable[..., flo
 
 def rows(result: dict) -> list[list[str]]:
     """Return a row for each line: its rates, and the CPU of the usual kinds of processes."""
-    table = [["", "mini-batches", "images/s", "after the first", "first, s"]]
+    columns: dict[str, Callable[[dict], object]] = {
+        "": report.meaning_of,
+        "mini-batches": lambda point: point["n_batches"],
+        "images/s": lambda point: f"{median_of(point, RATE):,.0f}",
+        "after the first": lambda point: f"{median_of(point, STEADY):,.0f}",
+        "first, s": lambda point: f"{median_of(point, FIRST):.2f}",
+    }
     cpu = report.cpu_rows(result)
-    table[0] += cpu[0][1:6]
-    for point, used in zip(result["points"], cpu[1:], strict=True):
-        rate, steady, first = (
-            median(run[name] for run in point["runs"]) for name in (RATE, STEADY, FIRST)
-        )
-        words = LOADERS[point["loader"]] + LINES[point["name"]][2]
-        row = [words, str(point["n_batches"])]
-        table.append([*row, f"{rate:,.0f}", f"{steady:,.0f}", f"{first:.2f}", *used[1:6]])
-    return table
+    return [
+        row + used[1:6] for row, used in zip(table(result["points"], columns), cpu, strict=True)
+    ]
 
 
 CLAIM = Claim(
     __doc__,
-    add_options,
+    PipelineOptions,
     measure,
     report.show,
     quick={"batch_size": 4, "batches": 12, "slow_batches": 4, "repeats": 1},
-    check=check,
     tables={"pipeline": rows, "targets": target_rows},
     faults=report.faults,
 )

@@ -9,44 +9,37 @@ mini-batches the private memory of every process (the pages that no other proces
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from statistics import median
 from typing import TYPE_CHECKING
 
 from bench.harness.claim import Claim
-from bench.harness.text import aligned, extremes, spread
+from bench.harness.options import option
+from bench.harness.text import extremes, median_of, spread, table
 from bench.loaders.checks import forget_checksums
-from bench.loaders.sources import (
-    add_source_options,
-    check_source_options,
-    names_of,
-    numbers,
-    prepare,
-    run_in_turns,
-    spec_of,
-    store_facts,
-)
+from bench.loaders.sources import MountOptions, prepare, run_in_turns, spec_of, store_facts
 
 if TYPE_CHECKING:
-    import argparse
+    from collections.abc import Callable
     from pathlib import Path
 
 _LOADERS = ("overlap", "slow")
 _KINDS = ("reader", "prefetcher", "supervisor", "trainer")
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what is run."""
-    add_source_options(parser)
-    add = parser.add_argument
-    add("--files", type=int, default=8_000, help="different ones, of the short list (%(default)s)")
-    add("--lengths", type=numbers, default=[8_000, 1_280_000], help="of the lists of files")
-    add("--readers", type=numbers, default=[2, 4, 8, 16], help="file readers (2,4,8,16)")
-    add("--batch-size", type=int, default=32, help="images in a mini-batch (%(default)s)")
-    add("--batches", type=int, default=200, help="before memory is measured (%(default)s)")
-    add("--loaders", type=names_of(_LOADERS), default=list(_LOADERS), help="some of them (both)")
+@dataclass
+class StartupOptions(MountOptions):
+    """What is run."""
+
+    files: int = option(8_000, "different ones, of the short list")
+    lengths: list[int] = option([8_000, 1_280_000], "of the lists of files")
+    readers: list[int] = option([2, 4, 8, 16], "file readers")
+    batch_size: int = option(32, "images in a mini-batch")
+    batches: int = option(100, "before memory is measured")
+    loaders: list[str] = option(list(_LOADERS), "some of them", known=_LOADERS)
 
 
-def measure(options: argparse.Namespace, scratch: Path) -> dict:
+def measure(options: StartupOptions, scratch: Path) -> dict:
     """Do all runs."""
     sources = prepare(options, scratch, options.files)
     points = [
@@ -65,27 +58,31 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict:
 
 def rows(result: dict) -> list[list[str]]:
     """Return a row for each loader, list and number of readers."""
-    table = [["loader", "files", "readers", "first mini-batch, s", "[min, max]", "finalize, s"]]
-    table[0] += [f"MB of a {kind}" for kind in _KINDS]
-    for point in result["points"]:
-        runs = point["runs"]
-        first = spread(run["first_batch_seconds"] for run in runs)
-        row = [point["loader"], f"{point['n_examples']:,}", str(point["n_readers"])]
-        row += [f"{first['median']:.2f}", extremes(first)]
-        row.append(f"{median(run['finalize_seconds'] for run in runs):.2f}")
-        for kind in _KINDS:
-            sizes = [size for run in runs for size in run["private_bytes"].get(kind, ())]
-            row.append(f"{median(sizes) / 1e6:.1f}" if sizes else "-")
-        table.append(row)
-    return table
+
+    def megabytes(kind: str) -> Callable[[dict], str]:
+        def cell(point: dict) -> str:
+            sizes = [size for run in point["runs"] for size in run["private_bytes"].get(kind, ())]
+            return f"{median(sizes) / 1e6:.1f}" if sizes else "-"
+
+        return cell
+
+    first = "first_batch_seconds"
+    columns: dict[str, Callable[[dict], object]] = {
+        "loader": lambda point: point["loader"],
+        "files": lambda point: f"{point['n_examples']:,}",
+        "readers": lambda point: point["n_readers"],
+        "first mini-batch, s": lambda point: f"{median_of(point, first):.2f}",
+        "[min, max]": lambda point: extremes(spread(run[first] for run in point["runs"])),
+        "finalize, s": lambda point: f"{median_of(point, 'finalize_seconds'):.2f}",
+        **{f"MB of a {kind}": megabytes(kind) for kind in _KINDS},
+    }
+    return table(result["points"], columns)
 
 
 CLAIM = Claim(
     __doc__,
-    add_options,
+    StartupOptions,
     measure,
-    lambda result: aligned(rows(result)),
     quick={"files": 64, "lengths": [100], "readers": [3], "batches": 8, "repeats": 1},
-    check=check_source_options,
     tables={"startup": rows},
 )

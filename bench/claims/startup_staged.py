@@ -17,13 +17,15 @@ import os
 import signal
 import sqlite3
 import subprocess
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench.harness import isolated
 from bench.harness.claim import Claim
 from bench.harness.files import make_folder, read_pairs
+from bench.harness.options import Options, option
 from bench.harness.targets import target_of, target_rows
-from bench.harness.text import aligned, extremes, spread
+from bench.harness.text import extremes, median_of, spread, table
 from bench.harness.turns import progress_bar, take_turns
 from bench.loaders.run import run_in_new_process
 from bench.loaders.sources import PHOTOGRAPHS, fresh
@@ -31,7 +33,6 @@ from bench.loaders.spec import RunSpec
 from bench.photographs import make_photographs
 
 if TYPE_CHECKING:
-    import argparse
     from pathlib import Path
 
 STATES = ("empty", "closed", "killed", "another boot")
@@ -41,13 +42,14 @@ _PART_FILES = 1_000
 _FOLDER_FILES = 1_280
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what is run."""
-    add = parser.add_argument
-    add("--files", type=int, default=1_280_000, help="staged files (%(default)s)")
-    add("--batches", type=int, default=50, help="mini-batches to take (%(default)s)")
-    add("--photographs", type=int, default=8_000, help="to take from (%(default)s)")
-    parser.set_defaults(repeats=5)
+@dataclass
+class StartupStagedOptions(Options):
+    """What is run."""
+
+    files: int = option(1_280_000, "staged files")
+    batches: int = option(50, "mini-batches to take")
+    photographs: int = option(8_000, "to take from")
+    repeats: int = 5
 
 
 def name_of(number: int) -> str:
@@ -88,7 +90,7 @@ def leave(request: dict) -> dict:
     return {}
 
 
-def measure(options: argparse.Namespace, scratch: Path) -> dict:
+def measure(options: StartupStagedOptions, scratch: Path) -> dict:
     """Do all runs."""
     root = str(make_photographs(PHOTOGRAPHS, options.photographs).root.resolve())
     found = read_pairs(os.path.join(root, "pairs.txt"), options.photographs)
@@ -120,7 +122,7 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict:
 
 
 def _run(spec: RunSpec) -> dict:
-    run = run_in_new_process(spec).as_dict()
+    run = run_in_new_process(spec)
     return {name: run[name] for name in (*_SECONDS, "cpu")}
 
 
@@ -139,19 +141,21 @@ def _targets(runs: dict[str, list[dict]]) -> list[dict]:
 
 def rows(result: dict) -> list[list[str]]:
     """Return a row for each state."""
-    table = [["seconds", "constructor", "first mini-batch", "[min, max]", "all mini-batches"]]
-    for point in result["points"]:
-        over = [spread(run[name] for run in point["runs"]) for name in _SECONDS]
-        constructor, first, whole = (f"{each['median']:.2f}" for each in over)
-        table.append([point["name"], constructor, first, extremes(over[1]), whole])
-    return table
+    constructor, first, whole = _SECONDS
+    columns = {
+        "seconds": lambda point: point["name"],
+        "constructor": lambda point: f"{median_of(point, constructor):.2f}",
+        "first mini-batch": lambda point: f"{median_of(point, first):.2f}",
+        "[min, max]": lambda point: extremes(spread(run[first] for run in point["runs"])),
+        "all mini-batches": lambda point: f"{median_of(point, whole):.2f}",
+    }
+    return table(result["points"], columns)
 
 
 CLAIM = Claim(
     __doc__,
-    add_options,
+    StartupStagedOptions,
     measure,
-    lambda result: f"{aligned(rows(result))}\n\n{aligned(target_rows(result))}",
     quick={"files": 5_000, "photographs": 400, "batches": 2, "repeats": 1},
     tables={"startup-staged": rows, "targets": target_rows},
 )

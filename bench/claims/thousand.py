@@ -19,16 +19,15 @@ inside ``dataset[i]``; "others", the rest until the last mini-batch was delivere
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from bench.harness.claim import Claim
+from bench.harness.options import OptionsError, numbers, option, picked
 from bench.loaders import report
 from bench.loaders.checks import verify
 from bench.loaders.sources import (
-    add_source_options,
-    check_source_options,
-    names_of,
-    numbers,
+    MountOptions,
     prepare,
     prepare_local,
     run_in_turns,
@@ -38,7 +37,6 @@ from bench.loaders.sources import (
 from bench.loaders.spec import LOADERS
 
 if TYPE_CHECKING:
-    import argparse
     from pathlib import Path
 
 _SWEPT = [1, 2, 4, 8, 12, 16]
@@ -48,42 +46,40 @@ _LOADERS = ["overlap", "slow", "fast", "copy", "floor", "overlap-staged"]
 _LENGTHS = {"first look": (120, 20, 50, 2), "whole": (1000, 60, 300, 3)}
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what is run, and how often."""
-    add = parser.add_argument
-    add_source_options(parser)
-    add("--whole", action="store_true", help="as published: 1,000 mini-batches, 3 repeats")
-    add("--sweep", action="store_true", help="vary prefetchers, then readers with 12 prefetchers")
-    add("--batch-size", type=int, default=32, help="images in a mini-batch (%(default)s)")
-    add("--batches", type=int, help="of overlap and overlap-staged (120; whole: 1000)")
-    add("--slow-batches", type=int, help="of slow and torch (20; whole: 60)")
-    add("--steady-batches", type=int, help="of all others (50; whole: 300)")
-    add("--n-prefetch", type=int, default=1, help="this argument of the iterators (%(default)s)")
-    add("--compute-ms", type=float, default=0.0, help="sleep per mini-batch (%(default)s)")
-    add("--copy-streams", type=int, default=64, help="files in flight in copy (%(default)s)")
-    add("--prefetchers", type=numbers, help="prefetcher processes (4; sweep: 1,2,4,8,12,16)")
-    add("--readers", type=numbers, help="file reader processes (2; sweep: 1,2,4,8,12,16)")
-    add("--fixed-readers", type=int, default=2, help="while prefetchers vary (%(default)s)")
-    add("--loaders", type=names_of(LOADERS), default=_LOADERS, help=f"of {', '.join(LOADERS)}")
-    parser.set_defaults(repeats=None)
+@dataclass
+class ThousandOptions(MountOptions):
+    """What is run, and how often."""
+
+    whole: bool = option(False, "as published: 1,000 mini-batches, 3 repeats")
+    sweep: bool = option(False, "vary prefetchers, then readers with 12 prefetchers")
+    batch_size: int = option(32, "images in a mini-batch")
+    batches: int | None = option(None, "of overlap, overlap-staged (120; whole: 1000)", type=int)
+    slow_batches: int | None = option(None, "of slow and torch (20; whole: 60)", type=int)
+    steady_batches: int | None = option(None, "of all others (50; whole: 300)", type=int)
+    repeats: int | None = option(None, "interleaved runs of each (2; whole: 3)", type=int)
+    n_prefetch: int = option(1, "this argument of the iterators")
+    compute_ms: float = option(0.0, "sleep per mini-batch")
+    copy_streams: int = option(64, "files in flight in copy")
+    prefetchers: list[int] = option([], "prefetchers (4; sweep: 1,2,4,8,12,16)", type=numbers)
+    readers: list[int] = option([], "file readers (2; sweep: 1,2,4,8,12,16)", type=numbers)
+    fixed_readers: int = option(2, "while prefetchers vary")
+    loaders: list[str] = option(_LOADERS, f"of {', '.join(LOADERS)}", known=LOADERS)
+
+    def check(self) -> None:
+        """Complete the options."""
+        names = ("batches", "slow_batches", "steady_batches", "repeats")
+        usual = _LENGTHS["whole" if self.whole else "first look"]
+        for name, value in zip(names, usual, strict=True):
+            if getattr(self, name) is None:
+                setattr(self, name, value)
+        self.prefetchers = self.prefetchers or (_SWEPT if self.sweep else [4])
+        self.readers = self.readers or (_SWEPT if self.sweep else [2])
+        if not self.sweep and max(len(self.prefetchers), len(self.readers)) > 1:
+            raise OptionsError("several numbers of processes need --sweep")
+        super().check()
 
 
-def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Complete the options."""
-    usual = _LENGTHS["whole" if options.whole else "first look"]
-    for name, value in zip(
-        ("batches", "slow_batches", "steady_batches", "repeats"), usual, strict=True
-    ):
-        if getattr(options, name) is None:
-            setattr(options, name, value)
-    options.prefetchers = options.prefetchers or (_SWEPT if options.sweep else [4])
-    options.readers = options.readers or (_SWEPT if options.sweep else [2])
-    if not options.sweep and max(len(options.prefetchers), len(options.readers)) > 1:
-        parser.error("several numbers of processes need --sweep")
-    check_source_options(options, parser)
-
-
-def points_of(options: argparse.Namespace) -> list[dict]:
+def points_of(options: ThousandOptions) -> list[dict]:
     """Return the lines of the table in the order in which they run."""
     fixed = options.fixed_readers if options.sweep else options.readers[0]
     points = []
@@ -108,24 +104,14 @@ def points_of(options: argparse.Namespace) -> list[dict]:
     return points
 
 
-def measure(options: argparse.Namespace, scratch: Path) -> dict:
+def measure(options: ThousandOptions, scratch: Path) -> dict:
     """Do all runs."""
     points = points_of(options)
     n_examples = max(point["n_batches"] for point in points) * options.batch_size
     sources = prepare(options, scratch, n_examples)
-    specs = [
-        spec_of(
-            options,
-            sources,
-            **point,
-            n_examples=n_examples,
-            batch_size=options.batch_size,
-            n_prefetch=options.n_prefetch,
-            compute_seconds=options.compute_ms / 1e3,
-            copy_streams=options.copy_streams,
-        )
-        for point in points
-    ]
+    usual = picked(options, ("batch_size", "n_prefetch", "copy_streams"))
+    usual |= {"n_examples": n_examples, "compute_seconds": options.compute_ms / 1e3}
+    specs = [spec_of(options, sources, **point, **usual) for point in points]
     prepare_local(specs, sources)
     run_in_turns(points, specs, options)
     verified = verify(points)
@@ -136,11 +122,10 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict:
 
 CLAIM = Claim(
     __doc__,
-    add_options,
+    ThousandOptions,
     measure,
     report.show,
     quick={"batch_size": 4, "batches": 12, "slow_batches": 4, "steady_batches": 6, "repeats": 1},
-    check=check,
     tables={"loaders": report.rate_rows, "cpu": report.cpu_rows},
     figures="bench.claims.thousand_figures",
     faults=report.faults,

@@ -11,18 +11,21 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from bench.harness.isolated import CHECKOUT, call
 from bench.harness.machine import commit_facts, filesystem_of, machine_facts
+from bench.harness.options import Options, OptionsError, add_arguments
+from bench.harness.text import aligned
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from bench.harness.text import Rows
+
 RESULTS = CHECKOUT / "bench/results"
 #: Where a run of one's own writes; ignored by git.
 OWN_RESULTS = RESULTS / "own"
-_CACHE = CHECKOUT / ".cache/bench"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,25 +34,31 @@ class Claim:
 
     Attributes:
         about: The docstring of the module.
-        add_options: Adds its own options to a parser.
+        options: Its class of options, or a function that adds arguments to a parser.
         measure: Takes the options and an empty folder on the fast disk; returns the result.
-        show: Returns a result as the text that is printed.
+        show: Returns a result as the text that is printed; None: all its tables.
         quick: Values of options with which it only shows that all of it runs.
-        check: Takes options and parser; completes the options, or ends the program.
+        check: Takes options and parser, where ``options`` is a function that adds arguments.
         tables: Makers of rows, the first one being the header, for documents, by name.
         figures: A module whose ``draw_all`` takes a result and the stem of the files to write.
         faults: Returns every reason for which a run fails.
     """
 
     about: str | None
-    add_options: Callable[[argparse.ArgumentParser], None]
-    measure: Callable[[argparse.Namespace, Path], dict | None]
-    show: Callable[[dict], str]
-    quick: dict[str, object]
-    check: Callable[[argparse.Namespace, argparse.ArgumentParser], None] = lambda *_: None
-    tables: dict[str, Callable[[dict], list[list[str]]]] = dataclasses.field(default_factory=dict)
+    options: type[Options] | Callable[[argparse.ArgumentParser], None]
+    measure: Callable[[Any, Path], dict | None]
+    show: Callable[[dict], str] | None = None
+    quick: dict[str, object] = dataclasses.field(default_factory=dict)
+    check: Callable[[Any, argparse.ArgumentParser], None] = lambda *_: None
+    tables: dict[str, Callable[[dict], Rows]] = dataclasses.field(default_factory=dict)
     figures: str = ""
     faults: Callable[[dict], list[str]] = lambda _: []
+
+    def text_of(self, result: dict) -> str:
+        """Return what is printed of a result."""
+        if self.show is not None:
+            return self.show(result)
+        return "\n\n".join(aligned(make(result)) for make in self.tables.values())
 
 
 def claim_of(name: str) -> Claim:
@@ -58,29 +67,28 @@ def claim_of(name: str) -> Claim:
     return importlib.import_module(f"bench.claims.{module}").CLAIM
 
 
-def parse(name: str, arguments: Sequence[str]) -> argparse.Namespace:
+def parse(name: str, arguments: Sequence[str]) -> Any:
     """Return the checked options of a claim; ends the program if they cannot work."""
     claim = claim_of(name)
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
         prog=f"python -m bench {name}", description=claim.about, formatter_class=form
     )
-    add = parser.add_argument
-    add(
-        "--out",
-        type=Path,
-        default=OWN_RESULTS / f"{name}.json",
-        help="JSON file (bench/results/own)",
-    )
-    add("--local", "--staging", type=Path, default=_CACHE, help="folder on the fast disk (.cache)")
-    add("--repeats", type=int, default=3, help="interleaved runs of each (%(default)s)")
-    add("--seed", type=int, default=0, help="orders follow from it (%(default)s)")
-    add("--quick", action="store_true", help="very few and small runs: it works, no more")
-    claim.add_options(parser)
-    options = parser.parse_args(arguments)
+    kind = claim.options if isinstance(claim.options, type) else None
+    add_arguments(parser, kind or Options)
+    if kind is None:
+        claim.options(parser)
+    parser.set_defaults(out=OWN_RESULTS / f"{name}.json")
+    found = parser.parse_args(arguments)
+    options: Any = kind(**vars(found)) if kind else found
     if options.quick:
         vars(options).update(claim.quick)
-    claim.check(options, parser)
+    try:
+        claim.check(options, parser)
+        if kind:
+            options.check()
+    except OptionsError as error:
+        parser.error(str(error))
     return options
 
 
@@ -111,7 +119,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result) + "\n")
-    print(f"{head(result)}\n\n{claim.show(result)}\n")
+    print(f"{head(result)}\n\n{claim.text_of(result)}\n")
     print(f"Every number is in {os.path.relpath(options.out)}.")
     for figure in draw([options.out]):
         print(f"A figure: {os.path.relpath(figure)}")
@@ -123,7 +131,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
 def command_of(name: str, arguments: Sequence[str]) -> str:
     """Return a command as it may be published: places of the user's own are left out."""
     words = [Path(word).name if word.startswith("/") else word for word in arguments]
-    if "--out" in words:
+    while "--out" in words:
         place = words.index("--out")
         del words[place : place + 2]
     return " ".join(["python -m bench", name, *words])

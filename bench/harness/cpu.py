@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bench.harness.family import Family, workers
+from bench.harness.family import descendants, workers
 
 if TYPE_CHECKING:
     from bench.harness.family import Process
@@ -31,7 +31,7 @@ def cpu_by_kind(unnamed: str = OTHER) -> dict[str, dict[str, float]]:
         For each kind ``n_processes``, ``seconds``, exact to the microsecond, and ``user_seconds``
         and ``system_seconds``, each in ticks of the kernel, usually 10 ms.
     """
-    family = Family(os.getpid()).look()
+    family = descendants(os.getpid())
     kinds = _kinds(family, unnamed)
     found: dict[str, dict[str, float]] = {}
     for process in family:
@@ -62,7 +62,7 @@ def cpu_of(pid: int) -> dict[str, float]:
 
 def private_bytes_by_kind(unnamed: str = OTHER) -> dict[str, list[int]]:
     """Return for each kind the bytes of memory that each process shares with no other."""
-    family = Family(os.getpid()).look()
+    family = descendants(os.getpid())
     found: dict[str, list[int]] = {"trainer": [_private_bytes(os.getpid())]}
     for pid, kind in _kinds(family, unnamed).items():
         with contextlib.suppress(OSError):  # ended just now

@@ -1,8 +1,4 @@
-"""What a process has: its descendants, as ``/proc`` shows them, threads, descriptors and files.
-
-A look at the descendants costs well below a millisecond, so that a killer can look a thousand
-times a second.
-"""
+"""Processes of a program and what they leave, as ``/proc`` shows it."""
 
 from __future__ import annotations
 
@@ -18,11 +14,10 @@ if TYPE_CHECKING:
 
 #: The names of the workers, as ``/proc/PID/comm`` shows them.
 KINDS = {"ovl-reader": "reader", "ovl-prefetcher": "prefetcher", "ovl-supervisor": "supervisor"}
-#: A variable in the environment of whoever is watched: all that it starts inherit it, so that one
+#: A variable in the environment of a watched program: all that it starts inherit it, so that one
 #: whose parent has died is still recognized.
 MARK = "OVERLAPITER_FAULTS"
 _GRACE_SECONDS = 2.0
-_FORGET_AFTER_SECONDS = 1.0
 
 
 class Process(NamedTuple):
@@ -83,34 +78,15 @@ def send(process: Process, number: int) -> bool:
     return False
 
 
-class Family:
-    """The descendants of a process, looked at again and again.
-
-    Args:
-        ancestor_pid: The process.
-    """
-
-    def __init__(self, ancestor_pid: int) -> None:
-        self._ancestor_pid = ancestor_pid
-        self._strangers: set[int] = set()  # not looked at each time
-        self._forget_at = 0.0
-
-    def look(self) -> list[Process]:
-        """Return the descendants of now."""
-        if time.monotonic() > self._forget_at:
-            self._strangers.clear()
-            self._forget_at = time.monotonic() + _FORGET_AFTER_SECONDS
-        pids = (int(name) for name in os.listdir("/proc") if name.isdecimal())
-        looks = (look_at(pid) for pid in pids if pid not in self._strangers)
-        others = [process for process in looks if process is not None]
-        family: list[Process] = []
-        pids_of_family = {self._ancestor_pid}
-        while found := [process for process in others if process.parent_pid in pids_of_family]:
-            family += found
-            pids_of_family |= {process.pid for process in found}
-            others = [process for process in others if process.pid not in pids_of_family]
-        self._strangers |= {process.pid for process in others}
-        return family
+def descendants(pid: int) -> list[Process]:
+    """Return all processes below one; takes a millisecond or two."""
+    looks = (look_at(int(name)) for name in os.listdir("/proc") if name.isdecimal())
+    others = [process for process in looks if process is not None]
+    family, pids = [], {pid}
+    while found := [process for process in others if process.parent_pid in pids]:
+        family += found
+        pids = {process.pid for process in found}
+    return family
 
 
 def workers(family: list[Process]) -> dict[Process, str]:
@@ -126,7 +102,7 @@ def workers(family: list[Process]) -> dict[Process, str]:
 
 
 def marked(value: str) -> list[Process]:
-    """Return all processes that were started with ``MARK=value``, whoever their parent is."""
+    """Return all processes that were started with ``MARK=value``, of whatever parent."""
     found = []
     for name in filter(str.isdecimal, os.listdir("/proc")):
         try:
@@ -137,46 +113,6 @@ def marked(value: str) -> list[Process]:
         if process is not None and not process.has_ended:
             found.append(process)
     return found
-
-
-class Belongings(NamedTuple):
-    """What exists because of this process, each thing with its description."""
-
-    processes: dict[object, str]
-    threads: dict[object, str]
-    descriptors: dict[object, str]
-    shared_memory: dict[object, str]
-
-    @classmethod
-    def now(cls) -> Belongings:
-        """Look around. Takes some milliseconds."""
-        own_pid = os.getpid()
-        found = [*Family(own_pid).look(), *marked(os.environ.get(MARK, ""))]
-        processes = {p.identity: f"{p.name} ({p.state})" for p in found if p.pid != own_pid}
-        threads = {tid: _first_line(f"/proc/self/task/{tid}/comm") for tid in _list("task")}
-        descriptors = {(fd, target): target for fd, target in _descriptors()}
-        memory = {name: name for name in memory_files()}
-        return cls(processes, threads, descriptors, memory)
-
-    def beyond(self, before: Belongings) -> dict[str, list[str]]:
-        """Return the descriptions of what exists now and did not before."""
-        triples = zip(self._fields, self, before, strict=True)
-        return {name: [now[key] for key in now.keys() - was] for name, now, was in triples}
-
-
-def leftovers(before: Belongings) -> dict[str, list[str]]:
-    """Return what exists now and did not before; waits up to 2 s for it to vanish.
-
-    What other programs keep in ``/dev/shm`` is none of it.
-    """
-    deadline = time.monotonic() + _GRACE_SECONDS
-    while True:
-        found = Belongings.now().beyond(before)
-        if found["shared_memory"]:
-            found["shared_memory"] = _none_of_others(found["shared_memory"])
-        if not any(found.values()) or time.monotonic() > deadline:
-            return found
-        time.sleep(0.01)
 
 
 def memory_files() -> dict[str, int]:
@@ -202,60 +138,19 @@ def mapped_inodes(pids: Iterable[int]) -> set[int]:
     return inodes
 
 
-def new_shared_memory(before: set[str]) -> list[str]:
-    """Return the names in ``/dev/shm`` that were not there before; waits as :func:`leftovers`."""
+def new_shared_memory(before: Iterable[str]) -> list[str]:
+    """Return the names in ``/dev/shm`` that were not there before; waits up to 2 s for none.
+
+    What other programs have mapped is none of it.
+    """
     deadline = time.monotonic() + _GRACE_SECONDS
-    while new := _none_of_others(memory_files().keys() - before):
-        if time.monotonic() > deadline:
+    while True:
+        files = memory_files()
+        if new := sorted(files.keys() - set(before)):
+            ours = {process.pid for process in marked(os.environ.get(MARK, ""))} | {os.getpid()}
+            others = {int(pid) for pid in filter(str.isdecimal, os.listdir("/proc"))} - ours
+            mapped = mapped_inodes(others)
+            new = [name for name in new if files[name] not in mapped]
+        if not new or time.monotonic() > deadline:
             return new
         time.sleep(0.01)
-    return []
-
-
-def usage(pid: int) -> dict[str, int]:
-    """Return the descriptors, threads and resident memory of a process.
-
-    Raises:
-        OSError: It has ended.
-    """
-    wanted = {"VmRSS": "rss_bytes", "RssAnon": "anonymous_bytes", "RssShmem": "shared_bytes"}
-    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
-    pairs = (line.split(":", 1) for line in lines)
-    return {
-        "n_descriptors": len(os.listdir(f"/proc/{pid}/fd")),
-        "n_threads": len(os.listdir(f"/proc/{pid}/task")),
-        **{wanted[k]: int(v.split()[0]) * 1024 for k, v in pairs if k in wanted},
-    }
-
-
-def _list(folder: str) -> list[str]:
-    return os.listdir(f"/proc/self/{folder}")
-
-
-def _descriptors() -> list[tuple[str, str]]:
-    found = []
-    for fd in _list("fd"):
-        try:
-            found.append((fd, os.readlink(f"/proc/self/fd/{fd}")))
-        except OSError:  # the one that listed the folder
-            continue
-    return found
-
-
-def _first_line(path: str) -> str:
-    try:
-        return Path(path).read_text().strip()
-    except OSError:
-        return ""
-
-
-def _none_of_others(names: Iterable[str]) -> list[str]:
-    """Return those of the names in ``/dev/shm`` that no unmarked process has mapped."""
-    files = memory_files()
-    found = sorted(name for name in names if name in files)
-    if not found:
-        return found
-    ours = {process.pid for process in marked(os.environ.get(MARK, ""))} | {os.getpid()}
-    others = {int(pid) for pid in filter(str.isdecimal, os.listdir("/proc"))} - ours
-    mapped = mapped_inodes(others)
-    return [name for name in found if files[name] not in mapped]

@@ -12,9 +12,10 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 # Colours that remain distinct for colour-blind readers (Okabe and Ito, 2008).
@@ -32,12 +33,44 @@ STYLE = {
     "grid.linewidth": 0.6,
     "legend.frameon": False,
 }
+_KEYS = ("min", "median", "max")
 
 
 def errors(spreads: Sequence[dict]) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return the medians of spreads, and the distances of minimum and maximum from them."""
-    low, middle, high = (np.array([s[key] for s in spreads]) for key in ("min", "median", "max"))
+    low, middle, high = (np.array([s[key] for s in spreads]) for key in _KEYS)
     return middle, [middle - low, high - middle]
+
+
+def bar_panels(
+    panels: Mapping[str, Mapping[tuple[str, str], Sequence]], groups: Sequence[str]
+) -> Figure:
+    """Draw panels of grouped bars with one legend below.
+
+    Args:
+        panels: For each title the series, by label and colour; of each a spread for each group, or
+            None for no bar.
+        groups: Their names.
+    """
+    shape = {"sharey": True, "squeeze": False, "figsize": (max(4.7 * len(panels), 7.0), 4.3)}
+    figure, grid = plt.subplots(1, len(panels), **shape)
+    for axes, (title, series) in zip(grid[0], panels.items(), strict=True):
+        width = 0.8 / len(series)
+        for number, ((label, colour), spreads) in enumerate(series.items()):
+            places = np.arange(len(groups)) + (number - (len(series) - 1) / 2) * width
+            middle, bars = errors([each or dict.fromkeys(_KEYS, np.nan) for each in spreads])
+            axes.bar(places, middle, width, yerr=bars, capsize=3, color=colour, label=label)
+        axes.set_xticks(range(len(groups)), groups)
+        axes.grid(visible=False, axis="x")
+        axes.set_title(title, loc="left")
+    legend_below(figure, *axes.get_legend_handles_labels(), n_columns=2)
+    return figure
+
+
+def line(axes: Axes, places: Sequence[float], spreads: Sequence[dict], **style: object) -> None:
+    """Draw the medians of spreads as a line, with minimum and maximum."""
+    middle, bars = errors(spreads)
+    axes.errorbar(places, middle, bars, capsize=3, **style)
 
 
 def save(figure: Figure, path: Path, result: dict, *lines: str, space_inches: float = 0.4) -> Path:

@@ -1,14 +1,16 @@
-"""Numbers as text."""
+"""Numbers as text, and tables."""
 
 from __future__ import annotations
 
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     Rows = Sequence[Sequence[str]]
+
+ItemT = TypeVar("ItemT")
 
 
 def spread(values: Iterable[float]) -> dict[str, float]:
@@ -20,6 +22,23 @@ def spread(values: Iterable[float]) -> dict[str, float]:
 def extremes(over: dict[str, float], digits: int = 2) -> str:
     """Return minimum and maximum of a spread."""
     return f"[{over['min']:.{digits}f}, {over['max']:.{digits}f}]"
+
+
+def median_of(point: dict, *keys: str) -> float:
+    """Return the median over the runs of a point; several keys lead into the run."""
+
+    def value(run: dict) -> float:
+        for key in keys:
+            run = run[key]
+        return run
+
+    return median(map(value, point["runs"]))
+
+
+def table(items: Iterable[ItemT], columns: Mapping[str, Callable[[ItemT], object]]) -> Rows:
+    """Return a header and a row for each item; a column is its head and what makes its cells."""
+    rows = [[str(cell(item)) for cell in columns.values()] for item in items]
+    return [list(columns), *rows]
 
 
 def aligned(rows: Rows) -> str:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bench.harness.files import copy_files
-from bench.loaders.spec import FixedOrder, Parts
+from bench.loaders.spec import PARTS, FixedOrder
 from bench.slow.store import attach
 
 if TYPE_CHECKING:
@@ -17,61 +16,61 @@ if TYPE_CHECKING:
     from bench.loaders.spec import RunSpec
     from bench.slow.store import SlowStore
 
-    Snapshot = dict[str, float]
 
+class Iterating:
+    """What the adapters of Chainer's iterators have in common."""
 
-def order_options(spec: RunSpec) -> dict[str, object]:
-    """Return the arguments of an iterator for the order of a run."""
-    if spec.order == "fixed":
-        return {"repeat": False, "order_sampler": FixedOrder(spec.indices())}
-    return {"shuffle": spec.order == "own"}
-
-
-class Overlap:
-    """``overlapiter.OverlapIterator``."""
-
-    def __init__(self, spec: RunSpec, dataset: object, store: SlowStore | None) -> None:
-        import overlapiter
-
-        options = order_options(spec)
-        if spec.order == "own":
-            options = {"seed": spec.seed}
-        if spec.loader != "overlap-local":
-            options["staging"] = overlapiter.Staging(
-                spec.staging,
-                source=spec.root,
-                n_prefetchers=spec.n_prefetchers,
-                reads_in_flight=spec.reads_in_flight,
-                capacity=spec.capacity,
-            )
-        self._iterator = overlapiter.OverlapIterator(
-            dataset if store is None else attach(dataset, store),
-            spec.batch_size,
-            n_processes=spec.n_readers,
-            n_prefetch=spec.n_prefetch,
-            **options,
-        )
+    def __init__(self, spec: RunSpec, make: type, dataset: object, **options: object) -> None:
+        if spec.order == "fixed":
+            options |= {"repeat": False, "order_sampler": FixedOrder(spec.indices())}
+        elif "seed" not in options:
+            options["shuffle"] = spec.order == "own"
+        options |= {"n_processes": spec.n_readers, "n_prefetch": spec.n_prefetch}
+        self._iterator = make(dataset, spec.batch_size, **options)
         self.next_batch = self._iterator.__next__
-        self.close = self._iterator.finalize
 
     @property
     def is_new_epoch(self) -> bool:
         """Whether the last mini-batch ended an epoch."""
         return self._iterator.is_new_epoch
 
-    def parts(self, _start: float, _end: float, /) -> Parts:
+    def statistics(self) -> dict[str, float]:
+        """Return nothing: it counts nothing."""
+        return {}
+
+    def close(self) -> None:
+        """End all processes."""
+        self._iterator.finalize()
+
+
+class Overlap(Iterating):
+    """``overlapiter.OverlapIterator``."""
+
+    def __init__(self, spec: RunSpec, dataset: object, store: SlowStore | None) -> None:
+        import overlapiter
+
+        options: dict[str, object] = {"seed": spec.seed} if spec.order == "own" else {}
+        if spec.loader != "overlap-local":
+            names = ("n_prefetchers", "reads_in_flight", "capacity")
+            chosen = {name: getattr(spec, name) for name in names}
+            options["staging"] = overlapiter.Staging(spec.staging, source=spec.root, **chosen)
+        dataset = dataset if store is None else attach(dataset, store)
+        super().__init__(spec, overlapiter.OverlapIterator, dataset, **options)
+
+    def parts(self, _start: float, _end: float, /) -> dict[str, float]:
         """Return the sums of the snapshot, divided by the number of readers."""
         found = self._iterator.stats()
         names = ("initialize", "dequeue", "fetch", "other")
-        return Parts(*(getattr(found, f"{name}_seconds") / found.n_readers for name in names))
+        seconds = (getattr(found, f"{name}_seconds") / found.n_readers for name in names)
+        return dict(zip(PARTS, seconds, strict=True))
 
-    def statistics(self) -> Snapshot:
+    def statistics(self) -> dict[str, float]:
         """Return the numbers of the snapshot."""
         found = dataclasses.asdict(self._iterator.stats())
         return {name: value for name, value in found.items() if isinstance(value, (int, float))}
 
 
-class Stock:
+class Stock(Iterating):
     """``chainer.iterators.MultiprocessIterator``."""
 
     def __init__(self, spec: RunSpec, dataset: object, _store: SlowStore | None) -> None:
@@ -80,32 +79,15 @@ class Stock:
         from bench.loaders.stock_timing import StockTiming
 
         np.random.seed(spec.seed)
-        self._resources = ExitStack()
         self._timing = StockTiming(spec.n_readers)
-        self._resources.enter_context(self._timing.installed())
-        self._iterator = MultiprocessIterator(
-            dataset,
-            spec.batch_size,
-            n_processes=spec.n_readers,
-            n_prefetch=spec.n_prefetch,
-            **order_options(spec),
-        )
-        self.next_batch = self._iterator.__next__
+        self._timing.install()
         self.parts = self._timing.parts
-
-    @property
-    def is_new_epoch(self) -> bool:
-        """Whether the last mini-batch ended an epoch."""
-        return self._iterator.is_new_epoch
-
-    def statistics(self) -> Snapshot:
-        """Return nothing: it counts nothing."""
-        return {}
+        super().__init__(spec, MultiprocessIterator, dataset)
 
     def close(self) -> None:
         """End the pool."""
-        self._iterator.finalize()
-        self._resources.close()
+        super().close()
+        self._timing.uninstall()
 
 
 class CopyFirst(Stock):
@@ -140,9 +122,7 @@ class Torch:
     def parts(self, _start: float, _end: float, /) -> None:
         """Return None: these workers cannot be observed."""
 
-    def statistics(self) -> Snapshot:
-        """Return nothing: it counts nothing."""
-        return {}
+    statistics = Iterating.statistics
 
     def close(self) -> None:
         """End the workers."""

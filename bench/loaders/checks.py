@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bench.loaders.spec import RunResult
-
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -21,15 +19,11 @@ def fingerprint(batch: Sequence[Example]) -> int:
     It costs some 0.1 ms per mini-batch, the same for each loader, and is taken between two calls
     of ``next()``.
     """
-    return _crc32((values.reshape(-1)[::4001], label) for values, label in batch)
+    return checksum((values.reshape(-1)[::4001], label) for values, label in batch)
 
 
 def checksum(batch: Sequence[Example]) -> int:
     """Return a CRC-32 of all bytes of a mini-batch."""
-    return _crc32(batch)
-
-
-def _crc32(batch: Sequence[Example]) -> int:
     value = 0
     for values, label in batch:
         value = zlib.crc32(np.ascontiguousarray(values), value)
@@ -37,37 +31,34 @@ def _crc32(batch: Sequence[Example]) -> int:
     return value
 
 
-def differences(reference: RunResult, other: RunResult) -> list[int]:
+def differences(reference: dict, other: dict) -> list[int]:
     """Return the positions of the mini-batches that two runs delivered with different content.
 
     Of two runs of different length, the mini-batches that both delivered are compared.
     """
-    both = zip(reference.fingerprints, other.fingerprints, strict=False)
+    both = zip(reference["fingerprints"], other["fingerprints"], strict=False)
     different = {position for position, (one, two) in enumerate(both) if one != two}
-    shared = set(reference.checksums) & set(other.checksums)
-    different |= {key for key in shared if reference.checksums[key] != other.checksums[key]}
-    return sorted(different)
+    one, two = reference["checksums"], other["checksums"]
+    return sorted(different | {int(key) for key in one.keys() & two.keys() if one[key] != two[key]})
 
 
 def verify(points: list[dict]) -> dict[str, object]:
-    """Compare every run with the reference: the floor where there is one, else the first run.
+    """Compare every run with the reference: the floor where there is one, else the longest run.
 
     The checksums are removed from the points: they have served, and would be most of the file.
     """
     ordered = sorted(points, key=lambda point: (point["loader"] != "floor", -point["n_batches"]))
-    references: list[RunResult] = []
+    references: list[dict] = []
     compared, different = 0, {}
     for point in ordered:
         for number, run in enumerate(point["runs"]):
-            result = RunResult.from_dict(run)
-            wrong: set[int] = set()
-            for reference in references:
-                wrong.update(differences(reference, result))
-                compared += min(len(reference.fingerprints), len(result.fingerprints))
+            length = len(run["fingerprints"])
+            wrong = {at for reference in references for at in differences(reference, run)}
+            compared += sum(min(len(each["fingerprints"]), length) for each in references)
             if wrong:
                 different[f"{point['loader']}, run {number}"] = sorted(wrong)
-            if not references or len(result.fingerprints) > len(references[-1].fingerprints):
-                references.append(result)
+            if not references or length > len(references[-1]["fingerprints"]):
+                references.append({**run})
     forget_checksums(points)
     return {"batches": compared, "different": different}
 

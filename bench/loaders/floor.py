@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from dataclasses import replace
 from multiprocessing import get_context
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,8 @@ from chainer.datasets import LabeledImageDataset
 
 from bench.harness.cpu import MOUNT, cpu_by_kind
 from bench.loaders.checks import checksum, fingerprint
-from bench.loaders.opening import crossed, emulated, root_of, slow_store
-from bench.loaders.spec import KEPT_POSITIONS, Parts, RunResult
+from bench.loaders.spec import KEPT_POSITIONS, RunResult
+from bench.slow import SlowStore, crossed, slow_store
 from bench.slow.bare_reader import BareReader
 
 if TYPE_CHECKING:
@@ -35,9 +36,10 @@ def run_floor(spec: RunSpec) -> RunResult:
     """Build all mini-batches of ``spec`` and return how long that took; blocks until then."""
     if spec.loader == "floor":
         return _summary(spec, *_run_loops(spec))
-    with slow_store(spec) as store:
-        root = root_of(store, spec.slow_root or spec.root)
-        reader = BareReader(root, emulated(store))
+    with slow_store(replace(spec, root=spec.slow_root or spec.root), spec.mount) as store:
+        # Installed in that process alone: the loops read local files.
+        is_emulated = isinstance(store, SlowStore)
+        reader = BareReader(store.root if store else spec.slow_root, store if is_emulated else None)
         try:
             paths = spec.paths()
             start = time.monotonic()
@@ -47,12 +49,10 @@ def run_floor(spec: RunSpec) -> RunResult:
             cpu = cpu_by_kind()
         finally:
             reader.close()
-        result = _summary(spec, start, reports, read["end"])
+        result = replace(_summary(spec, start, reports, read["end"]), **crossed(store))
         result.cpu[BARE_READER] = {"n_processes": 1, "seconds": read["seconds"]}
         result.cpu |= {MOUNT: cpu[MOUNT]} if MOUNT in cpu else {}
         result.statistics["bare_reader_seconds"] = read["end"] - start
-        for name, count in crossed(store).items():
-            setattr(result, name, count)
         return result
 
 
@@ -65,7 +65,7 @@ def _run_loops(spec: RunSpec) -> tuple[float, list[dict]]:
     workers = []
     for first in range(n_processes):
         receive, send = context.Pipe(duplex=False)
-        arguments = (spec, dataset, range(first, spec.n_batches, n_processes), start, send)
+        arguments = (spec, dataset, range(first, spec.n_batches, n_processes), send)
         process = context.Process(target=_build, args=arguments)
         process.start()
         send.close()
@@ -77,40 +77,28 @@ def _run_loops(spec: RunSpec) -> tuple[float, list[dict]]:
 
 
 def _summary(spec: RunSpec, start: float, reports: list[dict], read_end: float = 0.0) -> RunResult:
-    end = max(read_end, *(report["end"] for report in reports))
-    fingerprints: dict[int, int] = {}
-    checksums: dict[int, int] = {}
-    for report in reports:
-        fingerprints.update(report["fingerprints"])
-        checksums.update(report["checksums"])
-    initialize = float(np.mean([report["initialize"] for report in reports]))
-    fetch = float(np.mean([report["fetch"] for report in reports]))
-    n_loops = len(reports)
+    end, n_loops = max(read_end, *(report["end"] for report in reports)), len(reports)
+    fingerprints = {key: value for each in reports for key, value in each["fingerprints"].items()}
+    initialize, fetch = (float(np.mean([r[name] for r in reports])) for name in ("begin", "fetch"))
+    initialize -= start
     # From when each loop has built one mini-batch: the first of one alone is no pace.
     n_images = max(spec.n_batches - n_loops, 0) * spec.batch_size
-    all_have_one = max(report["first_end"] for report in reports)
+    firsts = [report["first_end"] for report in reports]
+    others = end - start - initialize - fetch
     cpu_seconds = sum(report["cpu_seconds"] for report in reports)
     return RunResult(
         wall_seconds=end - start,
-        first_batch_seconds=min(report["first_end"] for report in reports) - start,
-        finalize_seconds=0.0,
-        trainer_cpu_seconds=0.0,
+        first_batch_seconds=min(firsts) - start,
         n_images=spec.n_batches * spec.batch_size,
-        parts=Parts(initialize, 0.0, fetch, end - start - initialize - fetch),
-        rate_after_first=n_images / max(end - all_have_one, 1e-9),
+        parts={"initialize": initialize, "dequeue": 0.0, "fetch": fetch, "others": others},
+        rate_after_first=n_images / max(end - max(firsts), 1e-9),
         cpu={LOOP: {"n_processes": n_loops, "seconds": cpu_seconds}},
         fingerprints=[fingerprints[position] for position in range(spec.n_batches)],
-        checksums=checksums,
+        checksums={key: value for each in reports for key, value in each["checksums"].items()},
     )
 
 
-def _build(
-    spec: RunSpec,
-    dataset: LabeledImageDataset,
-    positions: range,
-    start: float,
-    send: Connection,
-) -> None:
+def _build(spec: RunSpec, dataset: LabeledImageDataset, positions: range, send: Connection) -> None:
     """Build the mini-batches at ``positions`` one after the other, and report to ``send``."""
     begin, cpu_begin = time.monotonic(), time.process_time()
     order, size = spec.indices(), spec.batch_size
@@ -131,19 +119,17 @@ def _build(
         fingerprints[position] = fingerprint(list(zip(images, labels, strict=True)))
         check_seconds += time.process_time() - before_check
         if position in KEPT_POSITIONS:
-            kept[position] = (images, labels)
+            kept[position] = list(zip(images, labels, strict=True))
             images, labels = np.empty_like(images), np.empty_like(labels)
     end, cpu_end = time.monotonic(), time.process_time()
     send.send(
         {
-            "initialize": begin - start,
+            "begin": begin,
             "fetch": fetch_seconds,
             "first_end": first_end or end,
             "end": end,
             "cpu_seconds": cpu_end - cpu_begin - check_seconds,
             "fingerprints": fingerprints,
-            "checksums": {
-                key: checksum(list(zip(*batch, strict=True))) for key, batch in kept.items()
-            },
+            "checksums": {key: checksum(batch) for key, batch in kept.items()},
         }
     )

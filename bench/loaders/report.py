@@ -8,18 +8,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from bench.harness.targets import target_rows
-from bench.harness.text import aligned, extremes, spread
-from bench.loaders.spec import LOADERS
+from bench.harness.text import aligned, median_of, spread, table
+from bench.loaders.spec import LOADERS, PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-PARTS = {
-    "initialize": "initialize",
-    "dequeue": "dequeue an index list",
-    "fetch": "fetch data",
-    "others": "others",
-}
 #: Kinds of processes whose CPU counts most, in this order.
 _KINDS = ("prefetcher", "supervisor", "reader", "trainer", "loop")
 
@@ -30,7 +24,7 @@ def summarize(point: dict) -> dict[str, object]:
     names = ("images_per_second", "rate_after_first", "first_batch_seconds", "trainer_cpu_seconds")
     summary: dict[str, object] = {name: spread(run[name] for run in runs) for name in names}
     if all(run["parts"] for run in runs):
-        summary["parts"] = {name: median(run["parts"][name] for run in runs) for name in PARTS}
+        summary["parts"] = {name: median_of(point, "parts", name) for name in PARTS}
     if all(run["waits_seconds"] for run in runs):
         waits = np.concatenate([run["waits_seconds"] for run in runs])
         percentiles = np.percentile(waits, (50, 99, 100)).tolist()
@@ -67,9 +61,10 @@ def show(result: dict) -> str:
     points, options = result["points"], result["options"]
     head = f"page cache of the source: {result['page_cache']}; medians of {options['repeats']} runs"
     meanings = dict.fromkeys(f"{name_of(point)}: {meaning_of(point)}" for point in points)
-    parts = "Seconds of the mean file reader process, and the trainer's CPU seconds"
+    parts = "Seconds of the mean file reader process, waits in next(), opens of the slow store"
     cpu = "Microseconds of CPU for an image, by kind of process, the start of each included"
-    sections = [head + ", ratios within a repeat", "\n".join(meanings), _rates(points)]
+    sections = [head + ", ratios within a repeat", "\n".join(meanings)]
+    sections.append(aligned(rate_rows(result, name_of)))
     sections += [f"{parts}:\n{_parts(points)}", f"{cpu}:\n{aligned(cpu_rows(result, name_of))}"]
     if "targets" in result:
         sections.append(aligned(target_rows(result)))
@@ -85,39 +80,29 @@ def faults(result: dict) -> list[str]:
     return [f"DIFFERENT EXAMPLES by {name}: {positions}" for name, positions in different.items()]
 
 
-def _rates(points: Sequence[dict]) -> str:
-    rows = [["", "prefetch.", "readers", "batches", "images/s", "[min, max]", "after first"]]
-    rows[0] += ["/floor", "/slow", "/fast", "first s", "wait ms: median", "p99", "max", "opens"]
-    for point in points:
-        summary = point.get("summary") or summarize(point)
-        rate, steady, first = (
-            summary[name]
-            for name in ("images_per_second", "rate_after_first", "first_batch_seconds")
-        )
-        numbers = (str(point[name] or "-") for name in ("n_prefetchers", "n_readers", "n_batches"))
-        row = [name_of(point), *numbers, f"{rate['median']:.0f}", extremes(rate, 0)]
-        row.append(f"{steady['median']:.0f}")
-        for other in ("floor", "slow", "fast"):
-            times = ratio(point, points, other)
-            row.append(f"{times:.2f}" if times else "-")
-        waits = summary.get("wait_seconds", {})
-        row.append(f"{first['median']:.2f}")
-        row += [f"{waits[key] * 1e3:.1f}" if waits else "-" for key in ("median", "p99", "max")]
-        opens = point["runs"][0]["store_opens"]
-        rows.append([*row, "-" if opens is None else str(opens)])
-    return aligned(rows)
+def _or_dash(value: object) -> object:
+    return "-" if value is None else value
 
 
 def _parts(points: Sequence[dict]) -> str:
-    rows = [["", "prefetch.", "readers", *PARTS.values(), "trainer CPU"]]
-    for point in points:
-        summary = point.get("summary") or summarize(point)
-        parts = summary.get("parts")
-        cells = [f"{parts[name]:.2f}" if parts else "-" for name in PARTS]
-        counts = (str(point[name] or "-") for name in ("n_prefetchers", "n_readers"))
-        cpu = summary["trainer_cpu_seconds"]["median"]
-        rows.append([name_of(point), *counts, *cells, f"{cpu:.2f}"])
-    return aligned(rows)
+    def of_summary(name: str, key: str, factor: float = 1) -> Callable[[dict], str]:
+        def cell(point: dict) -> str:
+            found = summarize(point).get(name)
+            return f"{found[key] * factor:.2f}" if found else "-"
+
+        return cell
+
+    columns: dict[str, Callable[[dict], object]] = {
+        "": name_of,
+        "prefetch.": lambda point: point["n_prefetchers"] or "-",
+        "readers": lambda point: point["n_readers"],
+        **{words: of_summary("parts", name) for name, words in PARTS.items()},
+        "wait ms: median": of_summary("wait_seconds", "median", 1e3),
+        "p99": of_summary("wait_seconds", "p99", 1e3),
+        "max": of_summary("wait_seconds", "max", 1e3),
+        "opens": lambda point: _or_dash(point["runs"][0]["store_opens"]),
+    }
+    return aligned(table(points, columns))
 
 
 def cpu_rows(result: dict, words: Callable[[dict], str] = meaning_of) -> list[list[str]]:
@@ -137,19 +122,29 @@ def cpu_rows(result: dict, words: Callable[[dict], str] = meaning_of) -> list[li
     return rows
 
 
-def rate_rows(result: dict) -> list[list[str]]:
+def rate_rows(result: dict, words: Callable[[dict], str] = meaning_of) -> list[list[str]]:
     """Return a row for each point: its rate beside those of the floor and the stock iterator."""
-    rows = [["loader", "mini-batches", "images/s", "min to max", "of the floor"]]
-    rows[0] += ["times slow", "times local disk", "first mini-batch, s"]
-    for point in result["points"]:
-        rate, first = (
-            spread(run[name] for run in point["runs"])
-            for name in ("images_per_second", "first_batch_seconds")
-        )
-        row = [meaning_of(point), str(point["n_batches"]), f"{rate['median']:,.0f}"]
-        row.append(f"{rate['min']:,.0f} to {rate['max']:,.0f}")
-        for other, digits in (("floor", 2), ("slow", 1), ("fast", 2)):
-            times = ratio(point, result["points"], other)
-            row.append(f"{times:.{digits}f}" if times else "-")
-        rows.append([*row, f"{first['median']:.2f}"])
-    return rows
+    points = result["points"]
+
+    def times(loader: str, digits: int) -> Callable[[dict], str]:
+        def cell(point: dict) -> str:
+            found = ratio(point, points, loader)
+            return f"{found:.{digits}f}" if found else "-"
+
+        return cell
+
+    def extremes(point: dict) -> str:
+        over = spread(run["images_per_second"] for run in point["runs"])
+        return f"{over['min']:,.0f} to {over['max']:,.0f}"
+
+    columns: dict[str, Callable[[dict], object]] = {
+        "loader": words,
+        "mini-batches": lambda point: point["n_batches"],
+        "images/s": lambda point: f"{median_of(point, 'images_per_second'):,.0f}",
+        "min to max": extremes,
+        "of the floor": times("floor", 2),
+        "times slow": times("slow", 1),
+        "times local disk": times("fast", 2),
+        "first mini-batch, s": lambda point: f"{median_of(point, 'first_batch_seconds'):.2f}",
+    }
+    return table(points, columns)

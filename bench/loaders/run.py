@@ -16,14 +16,14 @@ from chainer.datasets import LabeledImageDataset
 from bench.harness import isolated
 from bench.harness.cpu import OTHER, cpu_by_kind, private_bytes_by_kind
 from bench.loaders.checks import checksum, fingerprint
-from bench.loaders.opening import crossed, emulated, root_of, slow_store
-from bench.loaders.spec import KEPT_POSITIONS, RunResult, RunSpec
+from bench.loaders.spec import KEPT_POSITIONS, OF_STORE, RunResult, RunSpec
+from bench.slow import SlowStore, crossed, slow_store
 from bench.slow.bare_reader import BareReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from bench.loaders.opening import Store
+    from bench.slow import Store
 
 HEAD_BYTES = 64
 
@@ -54,13 +54,13 @@ class Heads(DatasetMixin):
         return np.frombuffer(data[:HEAD_BYTES], np.uint8), np.int32(self._pairs[i][1])
 
 
-def run_in_new_process(spec: RunSpec) -> RunResult:
-    """Do one run in a fresh process and return what it measured; blocks until it ended.
+def run_in_new_process(spec: RunSpec) -> dict:
+    """Do one run in a fresh process and return its result as JSON has it; blocks until it ended.
 
     Raises:
         isolated.RunFailedError: The run did not end well.
     """
-    return RunResult.from_dict(isolated.call(run, asdict(spec)))
+    return isolated.call(run, asdict(spec))
 
 
 def run(request: dict) -> dict:
@@ -69,21 +69,31 @@ def run(request: dict) -> dict:
     if spec.loader in ("floor", "ceiling"):
         from bench.loaders.floor import run_floor
 
-        return asdict(run_floor(spec))
-    pairs = spec.examples()
-    with slow_store(spec) as store, _beside(spec, pairs, store) as beside:
-        spec = replace(spec, root=root_of(store, spec.root))
-        make = LabeledImageDataset if spec.is_decoding else Heads
-        return asdict(_drive(spec, make(pairs, spec.root), store, beside))
+        return run_floor(spec).as_dict()
+    pairs, kind = spec.examples(), spec.mount if spec.loader in OF_STORE else "given"
+    with slow_store(spec, kind) as store:
+        if isinstance(store, SlowStore):
+            store.install()
+        spec = replace(spec, root=store.root if store else spec.root)
+        with _beside(spec, [path for path, _ in pairs], store) as beside:
+            make = LabeledImageDataset if spec.is_decoding else Heads
+            return _drive(spec, make(pairs, spec.root), store, beside).as_dict()
 
 
-def _drive(spec: RunSpec, dataset: object, store: Store, beside: _Beside) -> RunResult:
+def _drive(spec: RunSpec, dataset: object, store: Store, beside: Iterator[None]) -> RunResult:
+    """Time one loader.
+
+    Args:
+        spec: What is asked.
+        dataset: What it reads.
+        store: The slow store, if it is not given.
+        beside: Has another process begin and end its reading, by turns.
+    """
     from bench.loaders.adapters import ADAPTERS
 
-    result = RunResult(0.0, 0.0, 0.0, 0.0)
-    kept, marks = {}, [(0.0, 0, 0)]
+    result, kept, marks = RunResult(), {}, [(0.0, 0, 0)]
     cpu_start, start = time.process_time(), time.monotonic()
-    loader = ADAPTERS[spec.loader](spec, dataset, emulated(store))
+    loader = ADAPTERS[spec.loader](spec, dataset, store if isinstance(store, SlowStore) else None)
     result.constructor_seconds = time.monotonic() - start
     for position in itertools.count():
         asked = time.monotonic()
@@ -101,12 +111,11 @@ def _drive(spec: RunSpec, dataset: object, store: Store, beside: _Beside) -> Run
         if spec.seconds:
             result.reads_in_flight.append(loader.statistics()["reads_in_flight"])
         if spec.n_epochs and loader.is_new_epoch:
-            beside.wait()
-            counts = crossed(store).values()
-            marks.append((time.monotonic() - start, *(counts or (0, 0))))
+            next(beside)
+            marks.append((time.monotonic() - start, *(crossed(store).values() or (0, 0))))
             if len(marks) > spec.n_epochs:
                 break
-            beside.begin()
+            next(beside)
         is_late = spec.seconds and delivered - first_delivered > spec.seconds
         if is_late or position + 1 == spec.n_batches:
             break
@@ -116,8 +125,7 @@ def _drive(spec: RunSpec, dataset: object, store: Store, beside: _Beside) -> Run
     result.cpu["trainer"] = {"n_processes": 1, "seconds": result.trainer_cpu_seconds}
     if spec.measures_memory:
         result.private_bytes = private_bytes_by_kind(unnamed)
-    result.parts = loader.parts(start, delivered)
-    result.statistics = loader.statistics()
+    result.parts, result.statistics = loader.parts(start, delivered), loader.statistics()
     result.checksums = {key: checksum(batch) for key, batch in kept.items()}
     del batch, kept
     closing = time.monotonic()
@@ -127,47 +135,33 @@ def _drive(spec: RunSpec, dataset: object, store: Store, beside: _Beside) -> Run
     result.first_batch_seconds = first_delivered - start
     after_first = max(delivered - first_delivered, 1e-9)
     result.rate_after_first = (result.n_images - n_first) / after_first
-    epochs = np.diff(marks, axis=0).tolist() if len(marks) > 1 else []
-    names = ("seconds", "opens", "bytes")
+    epochs, names = np.diff(marks, axis=0).tolist(), ("seconds", "opens", "bytes")
     result.epochs = [dict(zip(names, epoch, strict=True)) for epoch in epochs]
     return replace(result, **crossed(store))
 
 
-class _Beside:
-    """Reads a part of the data set from the store in another process, once in an epoch.
-
-    Args:
-        reader: That process; None where nothing is to be read.
-        paths: The files, anew in another order each time.
-        n_files: How many of them are read.
-    """
-
-    def __init__(self, reader: BareReader | None, paths: list[str], n_files: int) -> None:
-        self._reader = reader
-        self._paths = np.array(paths)
-        self._n_files = n_files
-        self._random = np.random.RandomState(0)
-        self._is_reading = False
-
-    def begin(self) -> None:
-        """Begin with as many files as an epoch has to read at the least."""
-        if self._reader:
-            self._reader.start(self._random.permutation(self._paths)[: self._n_files].tolist())
-            self._is_reading = True
-
-    def wait(self) -> None:
-        """Block until they have been read."""
-        if self._is_reading:
-            self._reader.wait()
-            self._is_reading = False
-
-
 @contextlib.contextmanager
-def _beside(spec: RunSpec, pairs: list[tuple[str, int]], store: Store) -> Iterator[_Beside]:
-    with contextlib.ExitStack() as resources:
-        reader = None
-        if spec.beside_fraction:
-            reader = BareReader(root_of(store, spec.root), emulated(store))
-            resources.callback(reader.close)
-        n_files = round(spec.beside_fraction * len(pairs))
-        yield _Beside(reader, [path for path, _ in pairs] if reader else [], n_files)
+def _beside(spec: RunSpec, paths: list[str], store: Store) -> Iterator[Iterator[None]]:
+    """Have another process read a part of the data set in each epoch after the first.
+
+    Yields:
+        An iterator whose steps wait until it has read, if it does, and begin again, by turns.
+    """
+    if not spec.beside_fraction:
+        yield itertools.repeat(None)
+        return
+    reader = BareReader(spec.root, store if isinstance(store, SlowStore) else None)
+    random, n_files = np.random.RandomState(0), round(spec.beside_fraction * len(paths))
+
+    def steps() -> Iterator[None]:
+        yield  # nothing is read in the first epoch
+        while True:
+            reader.start(random.permutation(paths)[:n_files].tolist())
+            yield
+            reader.wait()
+            yield
+
+    try:
+        yield steps()
+    finally:
+        reader.close()

@@ -7,24 +7,86 @@ import math
 import os
 import shutil
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from bench.harness.files import copy_files, drop_page_cache, make_folder, read_files, read_pairs
 from bench.harness.isolated import CHECKOUT
+from bench.harness.options import Options, OptionsError, option
 from bench.harness.turns import take_turns
 from bench.loaders.run import run_in_new_process
 from bench.loaders.spec import OF_STORE, RunSpec
 from bench.photographs import make_photographs
 from bench.slow.mount import MountUnavailableError, build
 
-if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Callable
-
 PHOTOGRAPHS = CHECKOUT / ".cache/bench/photographs"
 _BLOCK_BYTES = 4096
 _ROOM_BYTES = 5 * 10**9
+
+
+@dataclass
+class SourceOptions(Options):
+    """Where the images are, and how slow an emulated store is."""
+
+    pairs: Path | None = option(None, "list file of 'path label' lines (made images)", type=Path)
+    root: Path | None = option(None, "folder of the files of --pairs, on the local disk", type=Path)
+    source: Path | None = option(None, "their folder on a real slow store: no emulation", type=Path)
+    open_ms: float = option(10.0, "latency of an open")
+    mb_per_s: float = option(100.0, "bandwidth of the store")
+
+    def check(self) -> None:
+        """Refuse options that contradict each other."""
+        if self.source and self.root:
+            raise OptionsError(
+                "--source is the place of the files; --root is for an emulated slow store"
+            )
+        if bool(self.source or self.root) != bool(self.pairs):
+            raise OptionsError("own data need --pairs, and either --root or --source")
+
+    @property
+    def bytes_per_second(self) -> float:
+        """The bandwidth; none is no limit."""
+        return self.mb_per_s * 1e6 if self.mb_per_s > 0 else math.inf
+
+
+@dataclass
+class MountOptions(SourceOptions):
+    """Options of the benchmarks whose slow store may be a mount, too."""
+
+    mount: str = option("emulated", "slow store (emulated)", choices=("emulated", "fuse"))
+    stat_ms: float = option(0.0, "latency of a stat, with fuse")
+    drop_caches: bool = option(False, "drop the page cache before each run (root)")
+
+    def check(self) -> None:
+        """Build the mount, too, if there is to be one."""
+        super().check()
+        if self.mount == "fuse" and not self.source:
+            try:
+                build()
+            except MountUnavailableError as error:
+                raise OptionsError(f"--mount fuse: {error}") from error
+
+
+@dataclass
+class EpochOptions(MountOptions):
+    """Some epochs over photographs."""
+
+    examples: int = option(3200, "photographs")
+    batch_size: int = option(32, "examples in a mini-batch")
+    epochs: int = option(3, "epochs, at least 2")
+    readers: int = option(2, "file reader processes")
+
+    def check(self) -> None:
+        """Refuse a single epoch, too."""
+        super().check()
+        check_epochs(self.epochs)
+
+
+def check_epochs(n_epochs: int) -> None:
+    """Refuse a single epoch."""
+    if n_epochs < 2:
+        raise OptionsError("--epochs: give at least 2: the first one has the start of the workers")
 
 
 class Sources(NamedTuple):
@@ -53,34 +115,7 @@ class Sources(NamedTuple):
         return int(fraction * n_blocks) * _BLOCK_BYTES
 
 
-def add_source_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say where the images are, and how slow the store is."""
-    add = parser.add_argument
-    add("--pairs", type=Path, help="list file of 'path label' lines (default: made images)")
-    add("--root", type=Path, help="directory of the files of --pairs, on the local disk")
-    add("--source", type=Path, help="directory of the files on a real slow store: no emulation")
-    kinds = ("emulated", "fuse")
-    add("--mount", choices=kinds, default=kinds[0], help="slow store (%(default)s)")
-    add("--open-ms", type=float, default=10.0, help="latency of an open (%(default)s)")
-    add("--stat-ms", type=float, default=0.0, help="latency of a stat, with fuse (%(default)s)")
-    add("--mb-per-s", type=float, default=100.0, help="bandwidth of the store (%(default)s)")
-    add("--drop-caches", action="store_true", help="drop the page cache before each run (root)")
-
-
-def check_source_options(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """End the program if the options of :func:`add_source_options` contradict each other."""
-    if options.source and options.root:
-        parser.error("--source is the place of the files; --root is for an emulated slow store")
-    if bool(options.source or options.root) != bool(options.pairs):
-        parser.error("own data need --pairs, and either --root or --source")
-    if getattr(options, "mount", "") == "fuse" and not options.source:
-        try:
-            build()
-        except MountUnavailableError as error:
-            parser.error(f"--mount fuse: {error}")
-
-
-def prepare(options: argparse.Namespace, scratch: Path, n_examples: int) -> Sources:
+def prepare(options: SourceOptions, scratch: Path, n_examples: int) -> Sources:
     """Make the images or find them; blocks until they are all there."""
     if options.pairs:
         pairs = str(options.pairs.resolve())
@@ -95,24 +130,23 @@ def prepare(options: argparse.Namespace, scratch: Path, n_examples: int) -> Sour
     return Sources(root, root, os.path.join(root, "pairs.txt"), scratch, label)
 
 
-def store_label(options: argparse.Namespace) -> str:
+def store_label(options: SourceOptions) -> str:
     """Return what to write next to a result."""
     if options.source:
         return "slow store given by the user"
-    kind = "FUSE mount" if getattr(options, "mount", "") == "fuse" else "emulated store"
-    stat = f", {options.stat_ms:g} ms per stat" if getattr(options, "stat_ms", 0) else ""
+    mount, stat_ms = getattr(options, "mount", ""), getattr(options, "stat_ms", 0)
+    kind = "FUSE mount" if mount == "fuse" else "emulated store"
+    stat = f", {stat_ms:g} ms per stat" if stat_ms else ""
     return f"{kind}: {options.open_ms:g} ms per open, {options.mb_per_s:g} MB/s{stat}"
 
 
-def store_facts(options: argparse.Namespace) -> dict[str, object]:
+def store_facts(options: MountOptions) -> dict[str, object]:
     """Return what to say of store and page cache in a result."""
     cache = "dropped before each run" if options.drop_caches else "warm before each run"
     return {"store": store_label(options), "page_cache": cache}
 
 
-def spec_of(
-    options: argparse.Namespace, sources: Sources, loader: str, **others: object
-) -> RunSpec:
+def spec_of(options: MountOptions, sources: Sources, loader: str, **others: object) -> RunSpec:
     """Return what to run for a loader: what the options say, and ``others``."""
     is_of_store = loader in OF_STORE and loader != "ceiling"
     spec = RunSpec(
@@ -126,10 +160,25 @@ def spec_of(
         mount_point=str(sources.scratch / "mount"),
         open_seconds=options.open_ms / 1e3,
         stat_seconds=options.stat_ms / 1e3,
-        bytes_per_second=options.mb_per_s * 1e6 if options.mb_per_s > 0 else math.inf,
+        bytes_per_second=options.bytes_per_second,
         seed=options.seed,
     )
     return dataclasses.replace(spec, **others)
+
+
+def epochs_of(
+    options: EpochOptions, sources: Sources, loader: str, fraction: float | None, **others: object
+) -> RunSpec:
+    """Return some epochs with a staging directory for a part of the data set, or all if None."""
+    usual = {
+        "n_examples": options.examples,
+        "batch_size": options.batch_size,
+        "n_epochs": options.epochs,
+        "n_readers": options.readers,
+        "order": "own",
+        "capacity": sources.capacity_of(fraction, options.examples),
+    }
+    return spec_of(options, sources, loader, **{**usual, **others})
 
 
 def prepare_local(specs: list[RunSpec], sources: Sources) -> None:
@@ -164,36 +213,14 @@ def run_once(spec: RunSpec, *, drops_caches: bool = False) -> dict:
         drop_page_cache()
     else:
         read_files(spec.paths(), spec.root)
-    return run_in_new_process(spec).as_dict()
+    return run_in_new_process(spec)
 
 
-def run_in_turns(
-    points: list[dict], specs: list[RunSpec], options: argparse.Namespace, repeats: int = 0
-) -> None:
+def run_in_turns(points: list[dict], specs: list[RunSpec], options: MountOptions) -> None:
     """Do all runs in turns, each in a process of its own, and add them to their points."""
     by_point = {id(point): spec for point, spec in zip(points, specs, strict=True)}
 
     def run(point: dict) -> dict:
         return run_once(by_point[id(point)], drops_caches=options.drop_caches)
 
-    take_turns(points, repeats or options.repeats, run)
-
-
-def names_of(known: object, separator: str = ",") -> Callable[[str], list[str]]:
-    """Return what makes a list of names of an argument, all of which have to be known."""
-
-    def parse(text: str) -> list[str]:
-        import argparse
-
-        names = [name.strip() for name in text.split(separator)]
-        if unknown := sorted(set(names) - set(known)):
-            there = f"{separator} ".join(known)
-            raise argparse.ArgumentTypeError(f"unknown: {unknown}; there are {there}")
-        return names
-
-    return parse
-
-
-def numbers(text: str) -> list[int]:
-    """Return the integers of an argument, separated by commas."""
-    return [int(float(word)) for word in text.split(",") if word]
+    take_turns(points, options.repeats, run)

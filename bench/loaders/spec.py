@@ -103,38 +103,33 @@ class RunSpec:
         return [path for path, _ in pairs]
 
 
-@dataclass(frozen=True)
-class Parts:
-    """Mean seconds per file reader process: the four parts that a reader's time has.
-
-    Attributes:
-        initialize: Start of the run until the reader begins its first wait for an index list.
-        dequeue: Waiting for index lists.
-        fetch: Inside ``dataset[i]``: reading and decoding.
-        others: The rest of its time until the last mini-batch was delivered.
-    """
-
-    initialize: float
-    dequeue: float
-    fetch: float
-    others: float
+#: The parts of a reader's time, and what each is called in what is published.
+PARTS = {
+    "initialize": "initialize",
+    "dequeue": "dequeue an index list",
+    "fetch": "fetch data",
+    "others": "others",
+}
 
 
 @dataclass
 class RunResult:
-    """What one run measured.
+    """What one run measured, in seconds.
 
     Attributes:
         wall_seconds: Constructor to the delivery of the last mini-batch.
         first_batch_seconds: Constructor to the delivery of the first mini-batch.
+        n_images: How many were delivered.
         finalize_seconds: Ending all processes.
         trainer_cpu_seconds: CPU time of the trainer process, all its threads, within the wall.
-        n_images: How many were delivered.
         constructor_seconds: In the constructor alone.
         waits_seconds: Time inside ``next()`` of each mini-batch; empty for the floor.
-        parts: Mean per file reader process; None where the loader cannot be observed.
+        parts: Seconds of the mean file reader process, by :data:`PARTS`: until it begins to wait
+            for its first index list, waiting for one, inside ``dataset[i]``, and the rest until the
+            last mini-batch was delivered; None where the loader cannot be observed.
         store_opens: Files that crossed the slow store; None where nothing counts them.
         store_bytes: Bytes that crossed it.
+        images_per_second: All included.
         rate_after_first: Images per second from the first mini-batch on.
         epochs: ``seconds``, ``opens`` and ``bytes`` of each, the first one with the start, with
             what is read ahead of the trainer meanwhile.
@@ -147,16 +142,17 @@ class RunResult:
         statistics: What the loader itself reports, if it does.
     """
 
-    wall_seconds: float
-    first_batch_seconds: float
-    finalize_seconds: float
-    trainer_cpu_seconds: float
+    wall_seconds: float = 0.0
+    first_batch_seconds: float = 0.0
     n_images: int = 0
+    finalize_seconds: float = 0.0
+    trainer_cpu_seconds: float = 0.0
     constructor_seconds: float = 0.0
     waits_seconds: list[float] = field(default_factory=list)
-    parts: Parts | None = None
+    parts: dict[str, float] | None = None
     store_opens: int | None = None
     store_bytes: int | None = None
+    images_per_second: float = 0.0
     rate_after_first: float = 0.0
     epochs: list[dict[str, float]] = field(default_factory=list)
     reads_in_flight: list[int] = field(default_factory=list)
@@ -168,17 +164,8 @@ class RunResult:
 
     def as_dict(self) -> dict:
         """Return it as JSON has it, with its rate."""
-        rate = self.n_images / self.wall_seconds
-        return {"images_per_second": rate, **dataclasses.asdict(self)}
-
-    @classmethod
-    def from_dict(cls, found: dict) -> RunResult:
-        """Return the result that :meth:`as_dict` and JSON have made a dict of."""
-        names = {each.name for each in dataclasses.fields(cls)}
-        own = {name: value for name, value in found.items() if name in names}
-        own["parts"] = own["parts"] and Parts(**own["parts"])
-        own["checksums"] = {int(key): value for key, value in own["checksums"].items()}
-        return cls(**own)
+        self.images_per_second = self.n_images / self.wall_seconds
+        return dataclasses.asdict(self)
 
 
 class FixedOrder:

@@ -8,7 +8,6 @@ readings of the clock per task and two per example.
 
 from __future__ import annotations
 
-import contextlib
 import mmap
 import multiprocessing
 import multiprocessing.pool
@@ -18,10 +17,10 @@ from typing import TYPE_CHECKING
 import chainer.iterators.multiprocess_iterator as stock
 import numpy as np
 
-from bench.loaders.spec import Parts
+from bench.loaders.spec import PARTS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
 # Columns of the shared table: one row per worker, seconds of the monotonic clock.
 _FIRST_WAIT, _DEQUEUE, _FETCH, _WAITING_SINCE = range(4)
@@ -49,19 +48,17 @@ class StockTiming:
             self._next_row.value += 1
         return self._rows[row]
 
-    @contextlib.contextmanager
-    def installed(self) -> Iterator[None]:
-        """Observe the pools that are started within the ``with`` block."""
-        plain_worker, plain_setup = multiprocessing.pool.worker, stock._fetch_setup
-        multiprocessing.pool.worker = _observed(plain_worker, self)
+    def install(self) -> None:
+        """Observe the pools that are started until :meth:`uninstall`."""
+        self._plain = multiprocessing.pool.worker, stock._fetch_setup
+        multiprocessing.pool.worker = _observed(self._plain[0], self)
         stock._fetch_setup = _observed_setup
-        try:
-            yield
-        finally:
-            multiprocessing.pool.worker = plain_worker
-            stock._fetch_setup = plain_setup
 
-    def parts(self, start: float, end: float) -> Parts:
+    def uninstall(self) -> None:
+        """Put back what was there before."""
+        multiprocessing.pool.worker, stock._fetch_setup = self._plain
+
+    def parts(self, start: float, end: float) -> dict[str, float]:
         """Return the means over all workers, for a run from ``start`` to ``end``.
 
         Args:
@@ -75,7 +72,8 @@ class StockTiming:
         dequeue = rows[:, _DEQUEUE] + np.where(waiting > 0, np.maximum(end - waiting, 0), 0)
         fetch = rows[:, _FETCH]
         others = (end - start) - initialize - dequeue - fetch
-        return Parts(*(float(part.mean()) for part in (initialize, dequeue, fetch, others)))
+        parts = (initialize, dequeue, fetch, others)
+        return {name: float(part.mean()) for name, part in zip(PARTS, parts, strict=True)}
 
 
 class _TimedQueue:

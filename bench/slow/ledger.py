@@ -1,7 +1,8 @@
 """The state that all processes share which use one emulated slow store: a clock and a log.
 
 The log holds one record per open. A record lies within one memory page and is written by one
-system call, so the log is exact, also when processes are killed at any moment.
+system call, so the log is exact, also when processes are killed at any moment. All of it is
+memory without a name: it is gone when the last process that uses it is, however that ends.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    State = tuple[str, int]
 
 # One record of the log, and the header of the file, which holds the shared clock. 256 divides the
 # page size: a write of one record is never split by a signal.
@@ -44,20 +47,19 @@ class OpenRecord(NamedTuple):
 class Ledger:
     """The state that all processes share: one clock, and the log of opens.
 
-    There is one ledger per state file in a process, because POSIX locks belong to processes:
+    There is one ledger per state in a process, because POSIX locks belong to processes:
     closing a second descriptor of the same file would drop the lock held through the first.
+
+    Args:
+        fd: The state; it is closed with the ledger.
     """
 
-    def __init__(self, state_path: str) -> None:
-        self._fd = os.open(state_path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
-        self._memory = mmap.mmap(self._fd, _RECORD_BYTES)
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._memory = mmap.mmap(fd, _RECORD_BYTES)
         # A memoryview stores an aligned double at once: a kill cannot leave half of one.
         self._busy_until = memoryview(self._memory).cast("d")
-        self._lock = threading.Lock()
-
-    def renew_lock_after_fork(self) -> None:
-        """Replace the thread lock: the thread that held it does not exist in a forked child."""
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
 
     def reserve(self, latency_seconds: float, transfer_seconds: float) -> float:
         """Return when a transfer that is requested now will be complete (monotonic clock)."""
@@ -75,8 +77,7 @@ class Ledger:
 
     def records(self) -> list[OpenRecord]:
         """Return the log, oldest first."""
-        end = os.fstat(self._fd).st_size
-        data = os.pread(self._fd, end - _RECORD_BYTES, _RECORD_BYTES)
+        data = os.pread(self._fd, self.count() * _RECORD_BYTES, _RECORD_BYTES)
         found = []
         for start in range(0, len(data), _RECORD_BYTES):
             ready, size, pid, length = _RECORD_HEAD.unpack_from(data, start)
@@ -103,7 +104,7 @@ class Ledger:
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
         """Exclude the other threads, then the other processes. A killed holder lets go."""
-        with self._lock:
+        with self.lock:
             fcntl.lockf(self._fd, fcntl.LOCK_EX)
             try:
                 yield
@@ -111,27 +112,45 @@ class Ledger:
                 fcntl.lockf(self._fd, fcntl.LOCK_UN)
 
 
-_ledgers: dict[str, Ledger] = {}
+_ledgers: dict[State, Ledger] = {}
 _registry_lock = threading.Lock()
 
 
-def create_ledger(state_path: str) -> None:
-    """Make the file ``state_path``, which exists and is empty, an empty ledger."""
-    os.truncate(state_path, _RECORD_BYTES)
+def create_ledger() -> State:
+    """Make a ledger that lives as long as this process, and what has opened it by then.
+
+    Returns:
+        What other processes of this user find it by.
+    """
+    fd = os.memfd_create("slowstore")
+    os.ftruncate(fd, _RECORD_BYTES)
+    fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
+    state = f"/proc/{os.getpid()}/fd/{fd}", os.fstat(fd).st_ino
+    _ledgers[state] = Ledger(fd)
+    return state
 
 
-def ledger_of(state_path: str) -> Ledger:
-    """Return this process's only ledger of ``state_path``, opening it if need be."""
+def ledger_of(state: State) -> Ledger:
+    """Return this process's only ledger of a state, opening it if need be.
+
+    Raises:
+        FileNotFoundError: The process that made it has closed it, or is gone.
+    """
     with _registry_lock:
-        if state_path not in _ledgers:
-            _ledgers[state_path] = Ledger(state_path)
-        return _ledgers[state_path]
+        if state not in _ledgers:
+            path, inode = state
+            fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+            if os.fstat(fd).st_ino != inode:  # another file has got the number since
+                os.close(fd)
+                raise FileNotFoundError(f"{path}: the slow store has been closed")
+            _ledgers[state] = Ledger(fd)
+        return _ledgers[state]
 
 
-def close_ledger(state_path: str) -> None:
-    """Close this process's ledger of ``state_path``, if it has one."""
+def close_ledger(state: State) -> None:
+    """Close this process's ledger of a state, if it has one."""
     with _registry_lock:
-        ledger = _ledgers.pop(state_path, None)
+        ledger = _ledgers.pop(state, None)
     if ledger is not None:
         ledger.close()
 
@@ -140,7 +159,7 @@ def _renew_locks_after_fork() -> None:
     global _registry_lock
     _registry_lock = threading.Lock()  # a thread that is gone may have held the old one
     for ledger in _ledgers.values():
-        ledger.renew_lock_after_fork()
+        ledger.lock = threading.Lock()
 
 
 os.register_at_fork(after_in_child=_renew_locks_after_fork)

@@ -9,19 +9,13 @@ file system would let it wait::
         ...
     print(store.opens, store.bytes_read, store.opens_by_path())
 
-What is emulated
-    * Latency: each open waits ``open_seconds``. These waits overlap, between threads as well as
-      between processes.
-    * Bandwidth: all processes and threads of the machine that use the same store, or a pickled
-      copy of it, share ``bytes_per_second``, first come, first served.
-
-Both are paid by one sleep inside ``open``: the transfer time of the whole file is reserved there,
-and an ordinary file object comes back, whose reads cost nothing extra. ``os.open``, ``os.stat``
-and directory listings are not delayed, nor are C libraries that open files by themselves.
-
-What is counted
-    Each successful open appends one record to a log shared by all processes, which stays exact
-    when processes are killed at any moment.
+Each open waits ``open_seconds``; these waits overlap, between threads as well as between processes.
+All processes and threads of the machine that use the same store, or a pickled copy of it, share
+``bytes_per_second``, first come, first served. Both are paid by one sleep inside ``open``: the
+transfer time of the whole file is reserved there, and an ordinary file object comes back, whose
+reads cost nothing extra. ``os.open``, ``os.stat`` and directory listings are not delayed, nor are C
+libraries that open files by themselves. Each successful open is counted in a log that all processes
+share, and which stays exact when processes are killed at any moment.
 """
 
 from __future__ import annotations
@@ -32,11 +26,9 @@ import copy
 import io
 import math
 import os
-import tempfile
 import time
 import weakref
 from collections import Counter
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, TypeVar
 
 from bench.slow.ledger import OpenRecord, close_ledger, create_ledger, ledger_of
@@ -44,9 +36,13 @@ from bench.slow.ledger import OpenRecord, close_ledger, create_ledger, ledger_of
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from bench.slow.ledger import State
+
+    AnyPath = str | bytes | os.PathLike[str]
+
 DatasetT = TypeVar("DatasetT")
 
-_openers: dict[str, _SlowOpen] = {}
+_openers: dict[State, _SlowOpen] = {}
 
 
 class _SlowOpen:
@@ -56,18 +52,12 @@ class _SlowOpen:
     ``open`` as an attribute, just as the built-in does not.
     """
 
-    def __init__(self, store: SlowStore, below: Callable[..., IO[str] | IO[bytes]]) -> None:
+    def __init__(self, store: SlowStore, below: Callable[..., IO]) -> None:
         self.store = store
         self.below = below
         self.is_active = True
 
-    def __call__(
-        self,
-        file: str | bytes | os.PathLike[str] | int,
-        mode: str = "r",
-        *args: object,
-        **kwargs: object,
-    ) -> IO[str] | IO[bytes]:
+    def __call__(self, file: AnyPath | int, mode: str = "r", *args: object, **kwargs: object) -> IO:
         relative = None
         if self.is_active and not isinstance(file, int) and not set("wax") & set(mode):
             relative = self.store.relative_path(file)
@@ -86,7 +76,7 @@ class _SlowOpen:
             raise
         return opened
 
-    def _is_from_store(self, opened: IO[str] | IO[bytes], asked: object) -> bool:
+    def _is_from_store(self, opened: IO, asked: object) -> bool:
         """Tell whether the opened file is the one asked for.
 
         A redirection to a staged copy may be installed above this object or below it. In the
@@ -99,13 +89,12 @@ class _SlowOpen:
 
 
 class SlowStore:
-    """A directory tree that is slow to open and whose bandwidth everybody shares.
+    """A directory tree that is slow to open, and whose bandwidth all its users share.
 
     Nothing is slow until :meth:`install` is called in a process. Pickled copies share the clock
-    and the log with the original. The process that created the store owns its state, a small
-    file: it is removed by :meth:`close`, or when the original is garbage-collected. Copies in
-    use in other processes then go on working, but no new ones can be unpickled, and neither the
-    original nor a copy in its process can be used.
+    and the log with the original; the process that made it has to live while they are unpickled.
+    After :meth:`close`, or once the original is garbage-collected, copies in other processes go on
+    working, and neither the original nor a copy in its process can be used.
 
     Args:
         root: The directory that is slow; it need not exist yet.
@@ -121,34 +110,19 @@ class SlowStore:
     ) -> None:
         if open_seconds < 0 or not bytes_per_second > 0:
             raise ValueError("open_seconds must be 0 or more and bytes_per_second more than 0")
-        self.root = os.path.abspath(root)
-        self.open_seconds = float(open_seconds)
-        self.bytes_per_second = float(bytes_per_second)
-        # In memory where possible: writing the log is to cost the processes next to nothing.
-        place = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-        fd, self._state_path = tempfile.mkstemp(prefix="slowstore-", dir=place)
-        os.close(fd)
-        create_ledger(self._state_path)
-        self._set_prefixes()
-        self._ledger = ledger_of(self._state_path)
-        self._release = weakref.finalize(self, _release, self._state_path, os.getpid())
+        state = create_ledger()
+        root = os.path.abspath(root)
+        self.__setstate__((root, float(open_seconds), float(bytes_per_second), state))
+        self._release = weakref.finalize(self, _release, state, os.getpid())
 
-    def _set_prefixes(self) -> None:
+    def __getstate__(self) -> tuple[str, float, float, State]:
+        return self.root, self.open_seconds, self.bytes_per_second, self._state
+
+    def __setstate__(self, state: tuple[str, float, float, State]) -> None:
+        self.root, self.open_seconds, self.bytes_per_second, self._state = state
         names = {self.root, os.path.realpath(self.root)}
         self._prefixes = tuple(name.rstrip(os.sep) + os.sep for name in names)
-
-    def __getstate__(self) -> dict[str, object]:
-        return {
-            "root": self.root,
-            "open_seconds": self.open_seconds,
-            "bytes_per_second": self.bytes_per_second,
-            "_state_path": self._state_path,
-        }
-
-    def __setstate__(self, state: dict[str, object]) -> None:
-        self.__dict__.update(state)
-        self._set_prefixes()
-        self._ledger = ledger_of(self._state_path)
+        self._ledger = ledger_of(self._state)
 
     def __copy__(self) -> SlowStore:
         """Return the store itself: there is one store, however many objects refer to it."""
@@ -166,10 +140,9 @@ class SlowStore:
         Idempotent, also between copies of one store. Another replacement may be installed later
         on top of this one. Processes forked afterwards have it too. Call it from one thread.
         """
-        opener = _openers.get(self._state_path)
+        opener = _openers.get(self._state)
         if opener is None:
-            opener = _SlowOpen(self, builtins.open)
-            _openers[self._state_path] = opener
+            opener = _openers[self._state] = _SlowOpen(self, builtins.open)
             _replace_open(opener)
         opener.is_active = True
 
@@ -179,18 +152,18 @@ class SlowStore:
         If something was installed on top meanwhile, it stays, and the opener below it becomes a
         plain passage.
         """
-        opener = _openers.get(self._state_path)
+        opener = _openers.get(self._state)
         if opener is None:
             return
         opener.is_active = False
         if all(found is opener for found in (builtins.open, io.open)):
             _replace_open(opener.below)
-            del _openers[self._state_path]
+            del _openers[self._state]
 
     @property
     def is_installed(self) -> bool:
         """Whether opens of this process are slow."""
-        opener = _openers.get(self._state_path)
+        opener = _openers.get(self._state)
         return opener is not None and opener.is_active
 
     @contextlib.contextmanager
@@ -202,7 +175,7 @@ class SlowStore:
         finally:
             self.uninstall()
 
-    def relative_path(self, path: str | bytes | os.PathLike[str]) -> str | None:
+    def relative_path(self, path: AnyPath) -> str | None:
         """Return ``path`` relative to the root, or None if it lies elsewhere."""
         name = path if type(path) is str else os.fsdecode(path)
         if not name.startswith("/") or "/." in name or "//" in name:
@@ -225,25 +198,29 @@ class SlowStore:
         if left > 0:
             time.sleep(left)
 
-    # -- counting -----------------------------------------------------------------------------
+    # -- counting, since the last reset -------------------------------------------------------
 
     @property
     def opens(self) -> int:
-        """Successful opens for reading by all processes since the last :meth:`reset`."""
+        """Successful opens for reading by all processes."""
         return self._ledger.count()
 
     @property
     def bytes_read(self) -> int:
-        """Bytes that crossed the store since the last :meth:`reset`: whole files."""
+        """Bytes that crossed the store: whole files."""
         return sum(record.size_bytes for record in self._ledger.records())
 
     def records(self) -> list[OpenRecord]:
-        """Return every open since the last :meth:`reset`, oldest first."""
+        """Return every open, oldest first."""
         return self._ledger.records()
 
     def opens_by_path(self) -> Counter[str]:
         """Return how often each file was opened; keys are relative to the root."""
         return Counter(record.path for record in self._ledger.records())
+
+    def counts(self) -> dict[str, int]:
+        """Return opens and bytes read, under the names that a mount has for them."""
+        return {"opens": self.opens, "bytes_read": self.bytes_read}
 
     def reset(self) -> None:
         """Forget all counts, for all processes."""
@@ -257,13 +234,9 @@ class SlowStore:
         return f"emulated store: {self.open_seconds * 1e3:g} ms per open, {shared}"
 
     def close(self) -> None:
-        """Uninstall in this process and remove the shared state. Idempotent.
-
-        Only the original removes it; closing a copy uninstalls.
-        """
+        """Uninstall in this process and, of the original, forget the state. Idempotent."""
         self.uninstall()
-        release = getattr(self, "_release", None)
-        if release is not None:
+        if release := getattr(self, "_release", None):
             release()
 
     def __enter__(self) -> SlowStore:
@@ -275,20 +248,19 @@ class SlowStore:
         self.close()
 
 
-def _replace_open(opener: Callable[..., IO[str] | IO[bytes]]) -> None:
+def _replace_open(opener: Callable[..., IO]) -> None:
     for module in (builtins, io):
         vars(module)["open"] = opener
 
 
-def _release(state_path: str, owner_pid: int) -> None:
-    """Close and remove the state file, unless this is a fork of the process that created it."""
+def _release(state: State, owner_pid: int) -> None:
+    """Close the state, unless this is a fork of the process that created it."""
     if os.getpid() == owner_pid:
-        close_ledger(state_path)
-        Path(state_path).unlink(missing_ok=True)
+        close_ledger(state)
 
 
 class InstallWhenUnpickled:
-    """Installs a store in whatever process unpickles this object. Unpickles as itself."""
+    """Installs a store in the process that unpickles this object. Unpickles as itself."""
 
     def __init__(self, store: SlowStore) -> None:
         self.store = store

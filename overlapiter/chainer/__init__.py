@@ -1,1 +1,39 @@
-"""The adapter to Chainer: the iterator, the converter, the files of Chainer's datasets."""
+"""Everything that needs Chainer, and nothing else; without Chainer it says what to do."""
+
+from __future__ import annotations
+
+import sys
+from importlib import metadata, util
+
+import numpy as np
+
+from overlapiter.errors import NoChainerError
+
+_RECIPE = (
+    "install it with `python -m pip install 'numpy<2' 'setuptools<74'` and then "
+    "`python -m pip install --no-build-isolation chainer==7.8.1`"
+)
+
+
+def _check() -> None:
+    """Raise NoChainerError with a remedy where the import of Chainer would fail.
+
+    Nothing is imported for it: ``preload`` has preparations to make before Chainer is.
+    """
+    if util.find_spec("chainer") is None:
+        if sys.version_info >= (3, 12):
+            here = "{}.{}".format(*sys.version_info)
+            obstacle = f"Chainer 7.8.1 needs Python 3.10 or 3.11, but this is Python {here}"
+            raise NoChainerError(obstacle, "make an environment with Python 3.11")
+        raise NoChainerError("it is not installed", _RECIPE)
+    try:
+        setuptools = metadata.version("setuptools")
+    except metadata.PackageNotFoundError:
+        raise NoChainerError("Chainer needs setuptools, which is not installed", _RECIPE) from None
+    for name, version, limit in (("NumPy", np.__version__, 2), ("setuptools", setuptools, 74)):
+        if int(version.partition(".")[0]) >= limit:
+            obstacle = f"Chainer 7.8.1 needs {name} below {limit}, but this is {name} {version}"
+            raise NoChainerError(obstacle, _RECIPE)
+
+
+_check()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Any
 
 import chainer
 import numpy as np
 
 from overlapiter.errors import OptionError
 from overlapiter.node import this_node
-from overlapiter.options import Skip, Staging, check_count
+from overlapiter.options import check_count
 from overlapiter.order import (
     EpochSampler,
     Indices,
@@ -23,7 +23,6 @@ from overlapiter.order import (
 from overlapiter.scatter import ScatteredOrder
 
 OrderSampler = Callable[[Any, int], Any]
-BadExamples = Literal["raise", "skip"] | Skip
 
 
 class DefaultSampler(chainer.iterators.ShuffleOrderSampler):
@@ -116,41 +115,11 @@ def count_readers(n_processes: int | None) -> int:
     return check_count("n_processes", n_processes)
 
 
-def count_or_none(name: str, value: int | None, minimum: int = 1) -> int | None:
-    """Return an optional count; OptionError if it is less than ``minimum`` or no integer."""
-    return None if value is None else check_count(name, value, minimum=minimum)
-
-
 def check_timeout(dataset_timeout: float | None) -> float | None:
     """Return the argument; OptionError if it is neither None nor above 0."""
     if dataset_timeout is not None and not dataset_timeout > 0:
         raise OptionError("dataset_timeout", f"{dataset_timeout!r} s is no time; use None")
     return dataset_timeout
-
-
-def check_staging(staging: Staging | None) -> Staging | None:
-    """Return the argument; OptionError if it is neither None nor a Staging."""
-    if staging is not None and not isinstance(staging, Staging):
-        raise OptionError("staging", f"{staging!r} is no overlapiter.Staging")
-    return staging
-
-
-def skip_limit(bad_examples: BadExamples, dataset_size: int) -> int | None:
-    """Return how many examples may be left out; None if none is ever left out.
-
-    Raises:
-        OptionError: The value is unknown.
-    """
-    if bad_examples == "raise":
-        return None
-    if bad_examples == "skip":
-        bad_examples = Skip()
-    if not isinstance(bad_examples, Skip):
-        raise OptionError(
-            "bad_examples",
-            f"{bad_examples!r} is unknown; use 'raise', 'skip' or overlapiter.Skip(limit=...)",
-        )
-    return bad_examples.max_examples(dataset_size)
 
 
 def choose_sampler(

@@ -9,6 +9,8 @@ import numpy as np
 
 from overlapiter.sharedmem.slots import MiniBatch
 
+from .cupylocks import CupyLocker
+
 
 @chainer.dataset.converter()  # type: ignore[untyped-decorator]  # Chainer has no types
 def concat_examples(batch: Any, device: Any = None, padding: Any = None) -> Any:
@@ -16,9 +18,11 @@ def concat_examples(batch: Any, device: Any = None, padding: Any = None) -> Any:
 
     For a mini-batch of an :class:`OverlapIterator` whose arrays lie contiguously in shared memory
     these very arrays are returned, without a copy, or sent to the device in one transfer each.
-    Such an array stays valid as long as it is referenced. Chainer's function does the rest:
-    padding of unequal shapes, lists that did not come from the iterator, mini-batches whose
-    examples were replaced.
+    Such an array stays valid as long as it is referenced. The first mini-batch that goes to a GPU
+    has the iterator lock the pages of its slots from then on, so that the processor copies
+    nothing and does not wait for the transfer. Chainer's function does the rest: padding of
+    unequal shapes, lists that did not come from the iterator, mini-batches whose examples were
+    replaced.
 
     Args:
         batch: The examples.
@@ -35,6 +39,7 @@ def concat_examples(batch: Any, device: Any = None, padding: Any = None) -> Any:
     if isinstance(batch, MiniBatch) and batch and batch.columns and batch.is_untouched():
         arrays = _columns(batch)
         if arrays is not None:
+            _lock_pages(batch, device)
             return _sent(arrays, device)
     return chainer.dataset.convert.concat_examples_func(batch, device, padding)
 
@@ -87,6 +92,14 @@ def _numbers(kind: str, values: Any) -> Any:
     if kind != "array" and len(types) == 1 and issubclass(types.pop(), (int, float, np.number)):
         return np.asarray(values)
     return None
+
+
+def _lock_pages(batch: MiniBatch, device: Any) -> None:
+    lock_pages = batch.lock_pages() if batch.lock_pages is not None else None
+    if lock_pages is not None and device is not None:
+        device = chainer.get_device(device)
+        if isinstance(device, chainer.backend.GpuDevice):
+            lock_pages(CupyLocker(device.device))
 
 
 def _sent(arrays: Any, device: Any) -> Any:

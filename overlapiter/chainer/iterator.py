@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import socket
+import os
 import time
 import warnings
 from collections.abc import Iterable
@@ -13,35 +12,38 @@ import chainer
 import numpy as np
 
 from overlapiter.chainer.arguments import (
-    BadExamples,
     OrderSampler,
     arguments_of,
-    check_staging,
     check_timeout,
     choose_sampler,
-    count_or_none,
     count_readers,
     first_state,
     is_shared,
     neighbour_orders,
     run_ahead_from,
-    skip_limit,
 )
 from overlapiter.chainer.datasets import DatasetPickler
 from overlapiter.chainer.progress import Progress, ProgressAttributes
-from overlapiter.errors import ExampleError, OptionError
+from overlapiter.errors import ExampleError
+from overlapiter.explain import Explanation
 from overlapiter.faults import SkippedExamples, explain_stall, warn_if_failure_hangs
-from overlapiter.options import Staging, check_count
+from overlapiter.options import (
+    BadExamples,
+    Staging,
+    check_count,
+    check_staging,
+    count_or_none,
+    skip_limit,
+)
 from overlapiter.order import IterationState, Step
 from overlapiter.peers.holders import NodeShare
-from overlapiter.peers.rendezvous import communicator_of, join
 from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
-from overlapiter.planning import names_source, pickled, staging_plan
-from overlapiter.scatter import ScatteredOrder
+from overlapiter.planning import join_peers, names_source, pickled, staging_plan
 from overlapiter.sharedmem.slots import MiniBatch
 from overlapiter.snapshot import exchange, is_same
 from overlapiter.stats import Stats
-from overlapiter.workers.plan import StagingPlan, SupervisorPlan
+from overlapiter.tracing import Trace, chosen_trace
+from overlapiter.workers.plan import SupervisorPlan
 
 
 class OverlapIterator(ProgressAttributes):
@@ -74,6 +76,9 @@ class OverlapIterator(ProgressAttributes):
         bad_examples: ``"raise"`` raises what the dataset raised. ``"skip"`` leaves out examples
             that cannot be read, up to 1% of the dataset; :class:`overlapiter.Skip` sets another
             limit. Mini-batches are then shorter, and ``skipped`` lists the examples.
+        trace: Where to record what all processes do: the path of a JSON file for
+            https://ui.perfetto.dev, or what :func:`overlapiter.trace` gave; by default that of the
+            ``with overlapiter.trace(...)`` block around this call, if there is one.
 
     Raises:
         OptionError: An argument cannot work.
@@ -108,6 +113,7 @@ class OverlapIterator(ProgressAttributes):
         staging: Staging | None = None,
         seed: int | None = None,
         bad_examples: BadExamples = "raise",
+        trace: str | os.PathLike[str] | Trace | None = None,
     ) -> None:
         created_ns = time.monotonic_ns()
         added = set(vars(self))  # by a subclass
@@ -129,6 +135,7 @@ class OverlapIterator(ProgressAttributes):
         self.order_sampler = choose_sampler(shuffle, order_sampler, seed)
         # As in the original, later changes of these attributes do not reach the workers.
         self._batch_size, self._repeat, self._dataset_size = self.batch_size, repeat, len(dataset)
+        self.trace = trace
         self._begin()
         self._start(created_ns)
         self._own_names = frozenset(vars(self)) - added
@@ -168,9 +175,11 @@ class OverlapIterator(ProgressAttributes):
         if self._unfinished_at is self._progress:
             self._submit_again()
         self._unfinished_at = self._progress
+        begun_ns = time.monotonic_ns()
         self._progress.drop_taken()
         self._run_ahead()
         self._announce_orders()
+        self._pipeline.count_index_lists(time.monotonic_ns() - begun_ns)
         step = self._progress.ahead.steps[0]
         if step.index_list is None:
             self._unfinished_at = None
@@ -244,13 +253,15 @@ class OverlapIterator(ProgressAttributes):
 
     def _start(self, created_ns: int) -> None:
         warn_if_failure_hangs()
+        self._trace, self._owns_trace = chosen_trace(self.trace)
         parcel, preload = pickled(self.dataset, DatasetPickler)
         order = self._state.order
         indices = range(len(self.dataset)) if order is None else order
         first_indices = [int(index) for index in indices[: self.batch_size]]
         try:
             staging = staging_plan(self.staging, self.dataset, first_indices)
-            staging, listener = self._join_peers(staging)
+            joined = join_peers(self.staging, staging, self.order_sampler, self._dataset_size)
+            staging, listener, self._share = joined
         except BaseException:
             parcel.close()
             raise
@@ -268,39 +279,17 @@ class OverlapIterator(ProgressAttributes):
             imports=preload,
             names_source=staging is not None and names_source(parcel, staging.source),
         )
-        self._pipeline = Pipeline(parcel, plan, preload, created_ns, listener)
-        self._submit_first()
-
-    def _join_peers(
-        self, staging: StagingPlan | None
-    ) -> tuple[StagingPlan | None, socket.socket | None]:
-        """Have the nodes of the job find each other, if they are to. Collective then."""
-        self._share = None
-        if self.staging is None or staging is None or self.staging.peers is None:
-            return staging, None
-        if not isinstance(self.order_sampler, ScatteredOrder):
-            raise OptionError(
-                "peers",
-                "needs the orders of all ranks; give order_sampler=overlapiter.scatter_order(comm)",
-            )
-        rank, size = self.order_sampler.rank, self.order_sampler.size
-        comm = communicator_of(self.staging.peers, rank, size)
-        joined = join(comm, rank, staging.n_prefetchers)
-        if joined is None:
-            return staging, None
-        self._share = NodeShare(self.order_sampler, joined.node_of_rank, self._dataset_size)
         self._plan_share()
-        return dataclasses.replace(staging, peers=joined.plan), joined.listener
+        self._pipeline = Pipeline(
+            parcel, plan, preload, created_ns, trace=self._trace, listener=listener
+        )
+        self._submit_first()
 
     def _plan_share(self) -> None:
         """Plan which node holds what, from where the run begins or goes on."""
         if self._share is not None:
-            state, sampler = self._state, self.order_sampler
-            assert isinstance(sampler, ScatteredOrder)
-            reached = sampler.state_of(
-                state.epoch, state.current_position, state.order, self._dataset_size
-            )
-            self._share.begin(state.epoch, max(0, reached.global_position))
+            state = self._state
+            self._share.begin(state.epoch, state.current_position, state.order)
 
     def _submit_first(self) -> None:
         """Send the workers their first index lists."""
@@ -350,14 +339,30 @@ class OverlapIterator(ProgressAttributes):
         return [*self._skipped.errors.values()]
 
     def stats(self) -> Stats:
-        """Return the counters of the workers, up to now or up to the end."""
+        """Return what all processes have done, up to now or up to the end.
+
+        It takes about 50 microseconds. ``now.since(before)`` gives what was done between two.
+        """
         return self._pipeline.stats()
+
+    def explain(self, since: Stats | None = None) -> Explanation:
+        """Say in plain words what the trainer waits for, what to change, and what that brings.
+
+        ``print(it.explain())`` prints the paragraph.
+
+        Args:
+            since: What :meth:`stats` gave when the time to be explained began; None for the first
+                mini-batch, since the first one waits for processes to start.
+        """
+        return self._pipeline.explain(since)
 
     def finalize(self) -> None:
         """End all worker processes. Mini-batches that were taken stay valid."""
         self._finalized = True
         if hasattr(self, "_pipeline"):  # else the constructor failed
             self._pipeline.close()
+        if getattr(self, "_owns_trace", False):
+            self._trace.close()
 
     def _refuse_if_finalized(self) -> None:
         if self._finalized:

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import os
 import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-
-from tqdm import tqdm
+from typing import TYPE_CHECKING, Literal
 
 from overlapiter.store.index import IndexBusyError, IndexDamagedError
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 _QUIET_SECONDS = 60.0
 #: For terminals that do not say how large they are.
 _SHAPE = {"ncols": 80, "nrows": 24}
 _SHOWN_NAMES = 3
+#: A table is never cut off.
+_WIDEST = 10_000
 _OWNER = "run the command as the user whose directory it is"
 #: What to do about errors that say no more than what they are.
 _ADVICE = {
@@ -78,13 +83,7 @@ class Progress:
     """
 
     def __init__(self, total: int, unit: str = "files") -> None:
-        tqdm.monitor_interval = 0  # no thread for it
-        shape: dict[str, int | bool] = {"dynamic_ncols": True}
-        with contextlib.suppress(OSError, ValueError):
-            if not os.get_terminal_size(sys.stderr.fileno()).columns:
-                shape = {**_SHAPE}
-        # Without a terminal it is disabled.
-        self._bar = tqdm(total=total, unit=f" {unit}", disable=None, smoothing=0.05, **shape)
+        self._bar = _bar(total, unit) if sys.stderr.isatty() else None
         self._what = f"{total:,} {unit}"
         self._n = self._bytes = 0
         self._started = time.monotonic()
@@ -94,7 +93,8 @@ class Progress:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
 
     def advance(self, size_bytes: int = 0, n: int = 1) -> None:
         """Count things, and the bytes that they took."""
@@ -102,12 +102,23 @@ class Progress:
         self._bytes += size_bytes
         speed = self._bytes / max(time.monotonic() - self._started, 1e-3)
         words = f"{size_words(self._bytes)}, {size_words(speed)}/s"
-        if not self._bar.disable:
+        if self._bar is not None:
             self._bar.set_postfix_str(words, refresh=self._n == self._bar.total)
             self._bar.update(n)
         elif time.monotonic() >= self._say_at:
             self._say_at = time.monotonic() + _QUIET_SECONDS
             say(f"{self._n:,} of {self._what}, {words}")
+
+
+def _bar(total: int, unit: str) -> tqdm:
+    from tqdm import tqdm  # takes a while, for terminals alone
+
+    tqdm.monitor_interval = 0  # no thread for it
+    shape: dict[str, int | bool] = {"dynamic_ncols": True}
+    with contextlib.suppress(OSError, ValueError):
+        if not os.get_terminal_size(sys.stderr.fileno()).columns:
+            shape = {**_SHAPE}
+    return tqdm(total=total, unit=f" {unit}", smoothing=0.05, **shape)
 
 
 def is_terminal() -> bool:
@@ -183,12 +194,17 @@ def printable(name: str) -> str:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]], *, n_left: int = 1) -> str:
     """Lay out a table; all columns but the first ``n_left`` are aligned to the right."""
-    widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-    lines = []
-    for row in (head, *rows):
-        cells = [
-            cell.ljust(width) if i < n_left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  " + "   ".join(cells).rstrip())
-    return "\n".join(lines)
+    from rich.console import Console  # takes a while
+    from rich.table import Table
+    from rich.text import Text
+
+    laid = Table(box=None, pad_edge=False, padding=(0, 3, 0, 0), show_edge=False)
+    for number, name in enumerate(head):
+        side: Literal["left", "right"] = "left" if number < n_left else "right"
+        laid.add_column(Text(name), justify=side, no_wrap=True)
+    for row in rows:
+        laid.add_row(*map(Text, row))
+    console = Console(file=io.StringIO(), width=_WIDEST, color_system=None)
+    with console.capture() as shown:
+        console.print(laid)
+    return "\n".join(f"  {line.rstrip()}" for line in shown.get().splitlines())

@@ -13,6 +13,7 @@ import signal
 import sys
 from collections.abc import Sequence
 from types import ModuleType
+from typing import Any
 
 from overlapiter.errors import OptionError, OverlapError
 from overlapiter.store.index import IndexBusyError, IndexDamagedError
@@ -22,18 +23,27 @@ from .console import CommandError, UsageError, error_words, say
 #: Each command is a module of this package, which is imported only to run it. Its docstring is what
 #: ``--help`` says; it has ``add_arguments(parser)``, and ``run(arguments)`` returns the exit code.
 COMMANDS = {
+    "top": "show how the trainings of this node load their data, live, and what to change",
+    "trace": "sum up traces, say what they show, and join those of several ranks",
+    "plot": "draw a trace",
+    "bench": "run the benchmarks and draw their figures, in a clone of the repository",
+    "completion": "print what makes a shell complete these commands",
     "stage": "copy files to the staging directory ahead of a job",
     "status": "show what is staged, who uses it, how full it is and how well it works",
     "ls": "list staged files",
     "check": "look whether staged files are right, and mend what is not",
     "evict": "remove staged files",
     "export": "copy staged files out, to a tree like that of their source",
+    "train": "train a model on many processes, with MPI or without",
+    "search": "search good settings for train",
     "doctor": "measure the slow store and this node, and recommend settings",
+    "simulate": "simulate a training run under different ways to feed it data",
 }
 _DESCRIPTION = (
-    "Work with overlapiter's staging directory: the copies, on this node's own fast disk, of\n"
-    "training files that live on a slow shared store.\n\n"
+    "See how trainings load their data, and work with overlapiter's staging directory: the\n"
+    "copies, on this node's own fast disk, of training files of a slow shared store.\n\n"
 )
+_STYLE = argparse.RawDescriptionHelpFormatter
 _EPILOG = "`overlapiter COMMAND --help` explains a command. More: docs/commands.md"
 _USAGE_STATUS = 2
 
@@ -71,30 +81,55 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _parsed(words: Sequence[str]) -> tuple[ModuleType, argparse.Namespace]:
     """Return the command and its arguments; raises SystemExit after help and mistakes."""
-    style = argparse.RawDescriptionHelpFormatter
     if not words or words[0] not in COMMANDS:
-        listed = "".join(f"  {name:8} {summary}\n" for name, summary in COMMANDS.items())
-        parser = argparse.ArgumentParser(
-            "overlapiter", description=_DESCRIPTION + listed, epilog=_EPILOG, formatter_class=style
-        )
-        version = importlib.import_module("overlapiter").__version__  # the façade stands above us
-        parser.add_argument("--version", action="version", version=f"overlapiter {version}")
+        parser = _front_parser()
         parser.add_argument("command", metavar="COMMAND", choices=COMMANDS)
         if not words:
             parser.print_help(sys.stderr)
             raise SystemExit(_USAGE_STATUS)
         parser.parse_args(words)
         parser.error("name the COMMAND first")
-    command = importlib.import_module(f"{__package__}.{words[0]}")
-    description, _, examples = str(command.__doc__).partition("\n\nExamples:")
-    parser = argparse.ArgumentParser(
-        f"overlapiter {words[0]}",
-        description=description,
-        epilog=f"examples:{examples}",
-        formatter_class=style,
-    )
+    command = _module(words[0])
+    parser = argparse.ArgumentParser(f"overlapiter {words[0]}", **_described(command))
     command.add_arguments(parser)
+    if getattr(command, "TAKES_ALL", False) and words[1:2] not in (["-h"], ["--help"]):
+        return command, argparse.Namespace(words=[*words[1:]])
     return command, parser.parse_intermixed_args(words[1:])
+
+
+def _front_parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line up to the command."""
+    listed = "".join(f"  {name:10} {summary}\n" for name, summary in COMMANDS.items())
+    parser = argparse.ArgumentParser(
+        "overlapiter", description=_DESCRIPTION + listed, epilog=_EPILOG, formatter_class=_STYLE
+    )
+    version = importlib.import_module("overlapiter").__version__  # the façade stands above us
+    parser.add_argument("--version", action="version", version=f"overlapiter {version}")
+    return parser
+
+
+def whole_parser() -> argparse.ArgumentParser:
+    """Return a parser that knows all commands at once, which takes a while."""
+    parser = _front_parser()
+    commands = parser.add_subparsers(metavar="COMMAND")
+    for name, summary in COMMANDS.items():
+        command = _module(name)
+        command.add_arguments(commands.add_parser(name, help=summary, **_described(command)))
+    return parser
+
+
+def _module(name: str) -> ModuleType:
+    return importlib.import_module(f"{__package__}.{name}")
+
+
+def _described(command: ModuleType) -> dict[str, Any]:
+    """Return what a command says of itself, as arguments of its parser."""
+    description, _, examples = str(command.__doc__).partition("\n\nExamples:")
+    return {
+        "description": description,
+        "epilog": f"examples:{examples}",
+        "formatter_class": _STYLE,
+    }
 
 
 def _run(name: str, command: ModuleType, arguments: argparse.Namespace) -> int:

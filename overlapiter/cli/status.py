@@ -13,16 +13,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import dataclasses
 import json
 import os
 import time
 
 from overlapiter.options import check_count
-from overlapiter.stats import StatsBoard
+from overlapiter.stats import snapshot
 from overlapiter.store.inventory import Facts, Inventory
 
 from .console import duration_words, printable, size_words, table
+from .jobs import boards_of
 from .place import add_directory, opened
 
 _SHOWN_RUNS = 10
@@ -86,18 +86,9 @@ def _user(run: Facts, directory: str) -> Facts:
 
 def _live_counters(run: Facts) -> Facts:
     """Read the counters where the trainer keeps them: in memory that it holds open."""
-    n_readers, n_prefetchers = run["n_readers"], run["staging"]["n_prefetchers"]
-    folder = f"/proc/{run['trainer_pid']}/fd"
-    for name in os.listdir(folder):
-        path = f"{folder}/{name}"
-        with contextlib.suppress(FileNotFoundError):  # it was closed meanwhile
-            found = os.stat(path)
-            is_board = found.st_ino == run["board_inode"] and "overlapiter" in os.readlink(path)
-            # One of another version has another size.
-            if is_board and found.st_size == StatsBoard.size_bytes(n_readers, n_prefetchers):
-                with open(path, "r+b", buffering=0) as memory:
-                    board = StatsBoard(memory.fileno(), n_readers, n_prefetchers)
-                return dataclasses.asdict(board.snapshot(time.monotonic_ns()))
+    for board, inode in boards_of(run["trainer_pid"]):
+        if inode == run["board_inode"]:
+            return snapshot(board).as_dict()
     return {}
 
 

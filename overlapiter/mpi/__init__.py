@@ -1,4 +1,4 @@
-"""Data-parallel training with ChainerMN: starting in the right order, and ending together.
+"""Training over MPI: with ChainerMN, data-parallel, or with a server and workers.
 
 The names are loaded on first use: importing this package alone starts no MPI.
 """
@@ -11,14 +11,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .communicator import create_communicator as create_communicator
     from .failure import abort_on_failure as abort_on_failure
+    from .searching.run import search as search
     from .startup import start_forkserver as start_forkserver
+    from .training.run import train as train
 
-__all__ = ["abort_on_failure", "create_communicator", "start_forkserver"]
+__all__ = ["abort_on_failure", "create_communicator", "search", "start_forkserver", "train"]
 
 _HOMES = {
     "abort_on_failure": ".failure",
     "create_communicator": ".communicator",
+    "search": ".searching.run",
     "start_forkserver": ".startup",
+    "train": ".training.run",
 }
 
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from overlapiter.nextuse import FAR, Served
+from overlapiter.order import Indices
 from overlapiter.scatter import ScatteredOrder
 from overlapiter.store.elsewhere import Holders
 
@@ -80,13 +81,16 @@ class NodeShare:
         self._start = 0, 0
         self._holder = np.empty(0, np.int16)
 
-    def begin(self, epoch: int, global_position: int) -> None:
+    def begin(self, epoch: int, position: int, order: Indices | None) -> None:
         """Plan for a run that begins, or goes on, somewhere in an epoch.
 
         Args:
             epoch: The epoch.
-            global_position: Entries of its order that all ranks have read before.
+            position: Examples that this rank has read in it.
+            order: The order of this rank in it.
         """
+        reached = self._order.state_of(epoch, position, order, self._dataset_size)
+        global_position = max(0, reached.global_position)  # that is -1 of an order of another's
         self._start = epoch, global_position
         n = self._dataset_size
         self._holder = np.full(n, -1, np.int16)

@@ -16,7 +16,7 @@ it fits; if not, it is pickled, and the next layout gets wider rows.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ Array = NDArray[Any]
 
 #: The kind of a leaf, or ``(kind, keys, children)`` of a container, with keys for a dict.
 Structure = str | tuple[Any, ...]
+#: Returns the structure of an example and its leaves. All but loose leaves have dtype and shape.
+Flatten = Callable[[object], tuple[Structure, list[Any]]]
 
 _ALIGNMENT_BYTES = 64
 
@@ -77,6 +79,12 @@ class Layout:
     n_rows: int
     slot_bytes: int
 
+    def lengthened(self, n_rows: int) -> Layout:
+        """Return a layout of the same rows for mini-batches of ``n_rows`` examples."""
+        row_types = [(column.dtype, column.shape) for column in self.columns]
+        rows = [column.row_bytes for column in self.columns]
+        return _arrange(self.structure, row_types, rows, n_rows)
+
     def widened(self, wanted_row_bytes: Sequence[int]) -> Layout:
         """Return a layout whose rows hold at least ``wanted_row_bytes``, column by column."""
         rows = [
@@ -87,9 +95,15 @@ class Layout:
         return _arrange(self.structure, row_types, rows, self.n_rows)
 
 
-def layout_of(example: object, n_rows: int) -> Layout:
-    """Return the layout for mini-batches of ``n_rows`` examples like this one."""
-    structure, leaves = flatten(example)
+def layout_of(example: object, n_rows: int, take_apart: Flatten | None = None) -> Layout:
+    """Return the layout for mini-batches of ``n_rows`` examples like this one.
+
+    Args:
+        example: The example.
+        n_rows: Examples in a mini-batch.
+        take_apart: Replaces :func:`flatten` where a framework has more than arrays.
+    """
+    structure, leaves = (take_apart or flatten)(example)
     arrays = [
         leaf for kind, leaf in zip(leaf_kinds(structure), leaves, strict=True) if kind != "loose"
     ]

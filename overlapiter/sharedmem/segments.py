@@ -101,9 +101,13 @@ class SlotPool:
     Args:
         slot_bytes: Size of a slot.
         n_expected: Slots in use in steady state; the memory of more free slots is freed.
+
+    Attributes:
+        keeps_memory: Whether no memory is freed, since its pages are locked for a device.
     """
 
-    def __init__(self, slot_bytes: int, n_expected: int) -> None:
+    def __init__(self, slot_bytes: int, n_expected: int, *, keeps_memory: bool = False) -> None:
+        self.keeps_memory = keeps_memory
         self._stride_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._n_expected = n_expected
         self.segments: dict[int, Segment] = {}
@@ -145,7 +149,7 @@ class SlotPool:
 
     def release(self, slot: Slot) -> None:
         """Take back a slot that has no views any more."""
-        if len(self._warm) < self._n_expected:
+        if len(self._warm) < self._n_expected or self.keeps_memory:
             self._warm.append(slot)
         else:
             self.segments[slot.segment_id].forget(slot.offset_bytes, self._stride_bytes)

@@ -16,7 +16,18 @@ import numpy as np
 
 from overlapiter.errors import ExampleError
 
-from .layout import Array, Column, Layout, Structure, assemble, flatten, leaf_kinds, unflatten
+from .layout import (
+    Array,
+    Column,
+    Flatten,
+    Layout,
+    Structure,
+    assemble,
+    flatten,
+    leaf_kinds,
+    unflatten,
+)
+from .pagelocks import PageLocker
 from .segments import Segment, Slot
 
 IN_COLUMN, IN_ROW, LOOSE = range(3)
@@ -29,12 +40,17 @@ Report = list[ExampleEntry | ExampleError | None] | None
 class SlotWriter:
     """Writes examples into slots of one layout; the file reader's end.
 
+    Args:
+        layout: The layout.
+        take_apart: Takes an example apart, as for :func:`~overlapiter.sharedmem.layout.layout_of`.
+
     Attributes:
         wanted_row_bytes: The size of the largest array so far, for each column.
     """
 
-    def __init__(self, layout: Layout) -> None:
+    def __init__(self, layout: Layout, take_apart: Flatten = flatten) -> None:
         self.layout = layout
+        self._take_apart = take_apart
         self.wanted_row_bytes = [column.row_bytes for column in layout.columns]
         self._kinds = leaf_kinds(layout.structure)
         self._is_flat_columns = "loose" not in self._kinds
@@ -53,7 +69,7 @@ class SlotWriter:
             row: Number of the example in the mini-batch, from 0.
             example: The example as the dataset returned it.
         """
-        structure, leaves = flatten(example)
+        structure, leaves = self._take_apart(example)
         same = structure == self.layout.structure
         if segment is None or slot is None:
             return (None if same else structure, [(LOOSE, leaf) for leaf in leaves])
@@ -137,7 +153,11 @@ class MiniBatch(list):  # type: ignore[type-arg]  # examples are whatever the da
         columns: For each leaf its values in all examples, an array of shape ``(len(batch), ...)``
             that views the slot; None if they do not lie contiguously.
         skipped: The error of each example of the index list that was left out, in order.
+        lock_pages: Gives the function that has the pages of slots locked, until they are; what it
+            gives is None once the iterator is gone.
     """
+
+    lock_pages: Callable[[], Callable[[PageLocker], None] | None] | None = None
 
     def __init__(
         self,
@@ -188,20 +208,34 @@ def view_batch(
         lend: Called at once with the array that all views of the slot refer to, so that it is
             garbage-collected with the last of them; with None if there are no views.
     """
-    n_examples = reports[-1][1]
-    columns: list[Array] = []
-    root: Array | None = None
-    if segment is not None:
-        # NumPy makes this array the base of every view.
-        root = np.frombuffer(segment.memory, np.uint8, layout.slot_bytes, slot.offset_bytes)
-        columns = [a[:n_examples] for a in column_arrays(layout, root, Slot(0, 0))]
-    lend(root)
+    root, columns = lent_columns(layout, segment, slot, reports[-1][1], lend)
     kinds = leaf_kinds(layout.structure)
     if all(report is None for _, _, report in reports) and columns:
         rows = [_rows(column, kind) for column, kind in zip(columns, kinds, strict=True)]
         contiguous = _contiguous(layout, columns)
         return MiniBatch(assemble(layout.structure, rows), layout.structure, contiguous)
     return _view_mixed(layout, root, columns, reports)
+
+
+def lent_columns(
+    layout: Layout,
+    segment: Segment | None,
+    slot: Slot,
+    n_rows: int,
+    lend: Callable[[Array | None], None],
+) -> tuple[Array | None, list[Array]]:
+    """Return the array that all views of a slot refer to, and the first rows of its columns.
+
+    The arguments are those of :func:`view_batch`.
+    """
+    columns: list[Array] = []
+    root: Array | None = None
+    if segment is not None:
+        # NumPy makes this array the base of every view.
+        root = np.frombuffer(segment.memory, np.uint8, layout.slot_bytes, slot.offset_bytes)
+        columns = [a[:n_rows] for a in column_arrays(layout, root, Slot(0, 0))]
+    lend(root)
+    return root, columns
 
 
 def _rows(column: Array, kind: str) -> Sequence[Any]:
@@ -231,7 +265,7 @@ def _view_mixed(
             if isinstance(entry, ExampleError):
                 skipped.append(entry)
                 continue
-            structure, leaves, in_column = _leaves(layout, root, columns, row, entry)
+            structure, leaves, in_column = row_leaves(layout, root, columns, row, entry)
             examples.append(unflatten(structure, leaves))
             if structure != layout.structure:
                 is_common = False
@@ -246,9 +280,18 @@ def _view_mixed(
     return MiniBatch(examples, layout.structure, kept)
 
 
-def _leaves(
+def row_leaves(
     layout: Layout, root: Array | None, columns: list[Array], row: int, entry: ExampleEntry | None
 ) -> tuple[Structure, list[Any], list[bool]]:
+    """Return the structure and the leaves of one example, and which of these lie in columns.
+
+    Args:
+        layout: The layout of the slot.
+        root: The array of the whole slot, of :func:`lent_columns`.
+        columns: Its columns.
+        row: Number of the example.
+        entry: What the report says of it.
+    """
     if entry is None:
         entry = (None, [(IN_COLUMN,)] * len(layout.columns))
     structure = layout.structure if entry[0] is None else entry[0]

@@ -80,7 +80,8 @@ class Copier:
         stores: One for each tier, the fastest first.
         origin: Gives the source files.
         health: Which tiers may be asked.
-        note_answer: Called with how long the source has taken for a file, in nanoseconds.
+        note_answer: Called with how long the source has taken for a file, in nanoseconds, and with
+            the bytes that it gave.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Copier:
         stores: Sequence[Store],
         origin: Origin,
         health: Health,
-        note_answer: Callable[[int], None],
+        note_answer: Callable[[int, int], None],
     ) -> None:
         self._stores = stores
         self._origin = origin
@@ -127,7 +128,7 @@ class Copier:
                     got = self._content(file, source, original, began_ns, promise)
         except (OSError, ValueError):  # no file can have a path with a null in it
             got = Staged(Outcome.SOURCE_FAILED)
-        self._note_answer(time.monotonic_ns() - began_ns)
+        self._note_answer(time.monotonic_ns() - began_ns, _read_bytes(got))
         if not isinstance(got, Content):
             self._release([promise])
         return got
@@ -406,6 +407,13 @@ class _Segment:
 
     def read(self, size_bytes: int) -> bytes:
         return os.read(self._fd, size_bytes)
+
+
+def _read_bytes(got: Content | Copy | Staged) -> int:
+    """Return the bytes of a file that was read; 0 if it was not."""
+    if isinstance(got, Content):
+        return len(got.data)
+    return got.extent.size if isinstance(got, Copy) else 0
 
 
 def _read(source: OriginalFile, size_bytes: int) -> bytes:

@@ -47,7 +47,8 @@ class Stager:
             nothing.
         submit: Has a job done by another thread; jobs wait for the slow store.
         warn: Called with what the user should know. The text does not depend on the file.
-        note_answer: Called with how long a job has waited for the source, or for others, in ns.
+        note_answer: Called with how long a job has waited for the source, or for others, in ns, and
+            with the bytes that the source gave; 0 where it was only looked at.
         peers: Fetches files from other nodes; None if there are none.
     """
 
@@ -58,7 +59,7 @@ class Stager:
         validate: Validation,
         submit: Callable[[Callable[[], None]], None],
         warn: Callable[[str], None],
-        note_answer: Callable[[int], None] = lambda _took_ns: None,
+        note_answer: Callable[[int, int], None] = lambda _took_ns, _n_bytes: None,
         peers: Fetches | None = None,
     ) -> None:
         self.stores = stores
@@ -195,7 +196,7 @@ class Stager:
                 answer = Staged(Outcome.SOURCE_FAILED)
             finally:
                 self._reading.pop(file.key, None)  # another part may have the same file
-                self._note_answer(time.monotonic_ns() - began_ns)
+                self._note_answer(time.monotonic_ns() - began_ns, 0)
         needs_reading = self._validate == "checksum" or not found.is_verified or is_suspect
         if answer is None and is_valid and needs_reading:
             is_valid = self._mover.is_right(extent, is_suspect=is_suspect)
@@ -293,7 +294,7 @@ class Stager:
             while not wait.is_over():
                 if self._stuck.issuperset(wait.owners):
                     raise TimeoutError
-                self._note_answer(int(wait.pause() * 1e9))
+                self._note_answer(int(wait.pause() * 1e9), 0)
                 if part.partly is not None:
                     self._submit(functools.partial(self._wait, part, by_key, wait))
                     return
@@ -410,7 +411,7 @@ class Stager:
             is_valid = self._origin.stat(file.path) == Original(len(got.data), got.mtime)
         except OSError:
             is_valid = False
-        self._note_answer(time.monotonic_ns() - began_ns)
+        self._note_answer(time.monotonic_ns() - began_ns, 0)
         if is_valid:
             self._end_copy(part, file, None, got)
         else:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import IO, Any
 
 from overlapiter.sources import normalised
@@ -12,6 +14,10 @@ from overlapiter.urls import is_url
 from overlapiter.workers.plan import StagingPlan
 
 
+def _note_nothing(_tier: int, _n_bytes: int, _took_ns: int) -> None:
+    """Take no note."""
+
+
 class StagedCopies:
     """Gives the staged copies of the files that are in its table; an open hook's handler.
 
@@ -20,6 +26,8 @@ class StagedCopies:
 
     Args:
         plan: Where files are staged, and from which source.
+        note_read: Called for each copy that is opened: with its tier, the bytes of it that were
+            read, and how many nanoseconds that took.
 
     Attributes:
         table: The extents that may be read, by the keys of their files.
@@ -29,10 +37,13 @@ class StagedCopies:
         opens_source: Opens that went to the slow store, since the start.
     """
 
-    def __init__(self, plan: StagingPlan) -> None:
+    def __init__(
+        self, plan: StagingPlan, note_read: Callable[[int, int, int], None] = _note_nothing
+    ) -> None:
         directories = [site.directory for site in plan.sites]
         self._key_of = keys_of(plan.source, plan.place, plan.real_source)
         self._is_url = is_url(plan.source)
+        self._note_read = note_read
         self._reader = ExtentReader(directories)
         self._files = LocalFiles(directories[-1], self._reader)
         self.table: dict[int, Extent] = {}
@@ -59,16 +70,19 @@ class StagedCopies:
         self.opened.append(path)
         extent = self._extent_of(path)
         if extent is not None:
+            began_ns, n_bytes = time.monotonic_ns(), 0
             try:
                 if extent.is_whole:
                     segment = self._reader.path_of(extent)
                     file = open_instead(segment, path, mode, *args, **kwargs)
                 else:
+                    n_bytes = extent.size
                     file = open_bytes(self._reader.read(extent), path, mode, *args, **kwargs)
             except (DamagedError, OSError):
                 self._miss(extent)
             else:
                 self.opens_staged += 1
+                self._note_read(extent.tier, n_bytes, time.monotonic_ns() - began_ns)
                 return file
         self.opens_source += 1
         return None
@@ -78,12 +92,14 @@ class StagedCopies:
         self.opened.append(path)
         extent = self._extent_of(path)
         if extent is not None:
+            began_ns = time.monotonic_ns()
             try:
                 found = self._files.path_of(extent, path)
             except (DamagedError, OSError):
                 self._miss(extent)
             else:
                 self.opens_staged += 1
+                self._note_read(extent.tier, extent.size, time.monotonic_ns() - began_ns)
                 return found
         self.opens_source += 1
         return None

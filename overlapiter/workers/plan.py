@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from overlapiter.options import FIRST_READS_IN_FLIGHT, MAX_READS_IN_FLIGHT, MIN_READS_IN_FLIGHT
 from overlapiter.origins.origin import LocalOrigin, Origin
 from overlapiter.origins.outages import Outages
 from overlapiter.redirection import Reader
 from overlapiter.store.site import Run, Site
+from overlapiter.tracing import TraceFile
 from overlapiter.urls import is_url
 
 if TYPE_CHECKING:  # the trainer loads no database, and only what stages from URLs loads their code
@@ -19,6 +20,7 @@ if TYPE_CHECKING:  # the trainer loads no database, and only what stages from UR
     from overlapiter.peers.client import PeersPlan
     from overlapiter.store.stager import Validation
     from overlapiter.store.store import Store
+    from overlapiter.workers.reader.face import Face
 
 #: A file reader reads one file at a time, for which it needs no more.
 _DIRECT_CONNECTIONS = 4
@@ -159,7 +161,10 @@ class SupervisorPlan:
         staging: None to read files where they are.
         names_source: Whether the dataset has paths below the source in it.
         run_number: By which the stores know this run.
+        renewal: What the face is told for the first processes.
+        face: What a framework adds, in the workers; None in the trainer, or where there is none.
         imports: Modules to import before the dataset is unpickled.
+        trace: Where the processes record what they do; None for nowhere.
         trainer_pid: The trainer; when it ends, the supervisor and its workers do.
     """
 
@@ -174,5 +179,8 @@ class SupervisorPlan:
     staging: StagingPlan | None
     imports: tuple[str, ...]
     names_source: bool = False
+    trace: TraceFile | None = None
     trainer_pid: int = 0
     run_number: int = 0
+    renewal: Any = None
+    face: Face | None = None

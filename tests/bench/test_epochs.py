@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from bench.claims import epoch_times, misses_simulated
+from bench.claims import epoch_times, misses_measured
 from bench.harness import claim
 from bench.loaders.run import run_in_new_process
 from bench.loaders.sources import Sources
-from bench.loaders.spec import RunResult, RunSpec
+from bench.loaders.spec import RunSpec
 from tests.bench.mounts import needs_fuse
 
 N_FILES = 64
 
 
-def epochs_of(image_folder: Path, tmp_path: Path, **others: object) -> RunResult:
+def epochs_of(image_folder: Path, tmp_path: Path, **others: object) -> dict:
     """Return two epochs from a fast store that is slow to open."""
     pairs, root = str(image_folder / "list.txt"), str(image_folder)
     usual = {"n_examples": N_FILES, "batch_size": 4, "n_epochs": 2, "n_readers": 1, "order": "own"}
@@ -49,8 +49,8 @@ def test_a_run_tells_what_each_epoch_read_from_the_store(
     capacity = sources.capacity_of(fraction, N_FILES)
     others = {"loader": loader, "capacity": capacity, "is_decoding": loader == "slow"}
     found = epochs_of(image_folder, tmp_path, **others)
-    assert found.cpu["prefetcher" if loader == "overlap" else "reader"]["seconds"] > 0
-    seconds, opens, sizes = zip(*(epoch.values() for epoch in found.epochs), strict=True)
+    assert found["cpu"]["prefetcher" if loader == "overlap" else "reader"]["seconds"] > 0
+    seconds, opens, sizes = zip(*(epoch.values() for epoch in found["epochs"]), strict=True)
     assert len(seconds) == 2
     assert min(seconds) > 0
     assert n_fewest <= sum(opens) <= n_most
@@ -64,7 +64,7 @@ def test_what_would_have_to_be_missed_is_read_beside_the_later_epochs(
 ) -> None:
     others = {"mount": mount, "mount_point": str(tmp_path / "mount"), "is_decoding": False}
     found = epochs_of(image_folder, tmp_path, beside_fraction=0.5, **others)
-    assert [epoch["opens"] for epoch in found.epochs] == [N_FILES, 0.5 * N_FILES]
+    assert [epoch["opens"] for epoch in found["epochs"]] == [N_FILES, 0.5 * N_FILES]
 
 
 def epoch(seconds: float, opens: int, n_bytes: float) -> dict:
@@ -105,6 +105,6 @@ def test_later_epochs_are_compared_within_a_repeat() -> None:
 def test_measured_misses_are_compared_with_the_optimum() -> None:
     shares = {"measured": [1.0, 0.6, 0.5], "belady": [1.0, 0.5, 0.5]}
     points = [{"order": "shuffled", "fraction": 0.5, "missed_by_epoch": shares}]
-    assert misses_simulated.rows({"points": points}) == [
+    assert misses_measured.rows({"points": points}) == [
         ["part", "50 %"], ["**OverlapIterator**", "55.0"], ["optimum (Belady)", "50.0"]
     ]  # fmt: skip

@@ -8,12 +8,16 @@ import multiprocessing
 import os
 import pickle
 import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from bench.harness.family import memory_files, new_shared_memory
+from bench.harness.isolated import CHECKOUT
 from bench.slow.store import SlowStore, attach
 
 FILE_BYTES = 10_000
@@ -274,18 +278,40 @@ def test_what_takes_no_attributes_is_refused_by_name(make_store):
         attach([1, 2], make_store())
 
 
-def test_reset_forgets_counts_and_close_removes_the_state(root, make_store):
+def test_reset_forgets_counts_and_close_forgets_the_state(root, make_store):
     store = make_store()
+    pickled = pickle.dumps(store)
     with store.installed():
         read_all([str(root / "1.bin")])
     assert store.records()[0].pid == os.getpid()
     store.reset()
     assert store.opens == store.bytes_read == 0
-    state = Path(store.__getstate__()["_state_path"])
-    assert state.exists()
     store.close()
     store.close()
-    assert not state.exists()
+    with pytest.raises(FileNotFoundError):
+        pickle.loads(pickled)
+
+
+def test_a_copy_of_a_closed_store_is_never_taken_for_a_later_one(make_store):
+    first = make_store()
+    pickled = pickle.dumps(first)
+    first.close()
+    second = make_store()  # has the descriptor that the first one had
+    with pytest.raises(FileNotFoundError, match="has been closed"):
+        pickle.loads(pickled)
+    assert pickle.loads(pickle.dumps(second)).opens == 0
+
+
+def test_nothing_is_left_of_a_store_whose_process_is_killed(root):
+    program = "import sys; from bench.slow.store import SlowStore; SlowStore(sys.argv[1]).install()"
+    program += "; open(sys.argv[1] + '/1.bin').close(); print('open', flush=True); input()"
+    before = memory_files()
+    command = [sys.executable, "-c", program, str(root)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=CHECKOUT, text=True, **pipes) as process:
+        assert process.stdout.readline() == "open\n"
+        process.kill()
+    assert new_shared_memory(before) == []
 
 
 @pytest.mark.parametrize(("open_seconds", "rate"), [(-1, 1e6), (0, 0), (0, -1)])

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
-import signal
-import subprocess
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +18,7 @@ from chainer.iterators import SerialIterator
 from overlapiter import OverlapIterator, Staging
 from tests.chainer.iterator_datasets import DeclaredFiles
 from tests.chainer.scripts import wait_until
+from tests.store.disks import run_as_root
 
 BATCH_SIZE = 4
 Content = list[tuple[bytes, int]]
@@ -129,30 +127,6 @@ class Run(contextlib.AbstractContextManager["Run"]):
                 self.warnings += [str(warning.message) for warning in heard]
 
 
-def run_as_root(*command: str) -> None:
-    """Run a command that root alone may, or skip the test."""
-    if os.geteuid() != 0:
-        pytest.skip(f"only root may {command[0]}")
-    done = subprocess.run(command, capture_output=True, check=False)
-    if done.returncode:
-        pytest.skip(f"cannot {' '.join(command)}: {done.stderr.decode()}")
-
-
-@contextlib.contextmanager
-def mounted(place: Path, *options: str) -> Iterator[Path]:
-    """Mount something, by the options of ``mount``, at a new folder."""
-    place.mkdir()
-    run_as_root("mount", *options, str(place))
-    try:
-        yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=False, capture_output=True)
-
-
-def mounted_tmpfs(place: Path, size_bytes: int) -> contextlib.AbstractContextManager[Path]:
-    return mounted(place, "-t", "tmpfs", "-o", f"size={size_bytes}", "none")
-
-
 def is_lost(fd: int) -> bool:
     """Forget what is in memory of a file; return whether its first byte cannot be read any more.
 
@@ -195,19 +169,3 @@ class Image:
 
     def recover(self) -> None:
         self.path.write_bytes(self._content)
-
-
-@contextlib.contextmanager
-def held_back(*paths: Path) -> Iterator[Callable[[Path], None]]:
-    """Have every open of these files block, by leases; gives the function that lets one go."""
-    before = signal.signal(signal.SIGIO, signal.SIG_IGN)  # sent when a process wants to open one
-    fds = {}
-    try:
-        for path in paths:
-            fds[path] = os.open(path, os.O_RDWR)
-            fcntl.fcntl(fds[path], fcntl.F_SETLEASE, fcntl.F_WRLCK)
-        yield lambda path: fcntl.fcntl(fds[path], fcntl.F_SETLEASE, fcntl.F_UNLCK) and None
-    finally:
-        for fd in fds.values():
-            os.close(fd)
-        signal.signal(signal.SIGIO, before)

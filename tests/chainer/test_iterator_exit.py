@@ -8,7 +8,6 @@ import psutil
 import pytest
 
 from bench.harness.family import memory_files
-from tests.chainer.faults import held_back
 from tests.chainer.scripts import (
     Program,
     abandoned_memory,
@@ -18,6 +17,7 @@ from tests.chainer.scripts import (
     wait_for_workers,
     wait_until,
 )
+from tests.support.leases import held_back
 from tests.support.staged import being_copied, blocks_on_disk, charged_bytes, mend
 
 START = """

@@ -11,8 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.chainer.faults import Image, SourceFiles, mounted, mounted_tmpfs
+from tests.chainer.faults import Image, SourceFiles
 from tests.chainer.scripts import PROMPT_SECONDS, wait_until
+from tests.store.disks import mounted, mounted_tmpfs
 from tests.support.staged import (
     DAMAGE,
     INDEX_DAMAGE,

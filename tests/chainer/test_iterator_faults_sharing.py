@@ -10,8 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.chainer.faults import SourceFiles, held_back
+from tests.chainer.faults import SourceFiles
 from tests.chainer.scripts import Program, kill_all, wait_until, workers
+from tests.support.leases import held_back
 from tests.support.staged import (
     assert_accounted,
     being_copied,

@@ -13,15 +13,9 @@ from typing import Any
 import pytest
 
 from overlapiter.errors import ExampleError
-from tests.chainer.faults import (
-    Image,
-    Run,
-    SourceFiles,
-    content,
-    mounted,
-    mounted_tmpfs,
-)
+from tests.chainer.faults import Image, Run, SourceFiles, content
 from tests.chainer.scripts import run_script, wait_until
+from tests.store.disks import mounted, mounted_tmpfs
 from tests.support.staged import evict, read_staged, staged_paths
 
 N_BATCHES = 3

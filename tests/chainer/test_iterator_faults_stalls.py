@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.chainer.faults import Run, SourceFiles, content, held_back
+from tests.chainer.faults import Run, SourceFiles, content
 from tests.chainer.scripts import PROMPT_SECONDS, wait_until
+from tests.support.leases import held_back
 
 
 def stalls(run: Run) -> str:

@@ -15,8 +15,8 @@ from overlapiter import OverlapIterator, Staging
 from overlapiter.errors import StagingWarning
 from overlapiter.order import seeded_order
 from tests.chainer.cache_datasets import FILE_BYTES, names_of, write_files
-from tests.chainer.faults import mounted_tmpfs
 from tests.chainer.iterator_datasets import DeclaredFiles
+from tests.store.disks import mounted_tmpfs
 
 N_FILES = 240
 N_RANKS = 4

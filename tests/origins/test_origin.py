@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from overlapiter.origins.origin import LocalOrigin, Original
-from tests.chainer.faults import held_back
+from tests.support.leases import held_back
 
 
 def make_fifo(path: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from overlapiter.order import Indices
 from overlapiter.peers.holders import NodeShare
-from overlapiter.scatter import ScatteredOrder
+from overlapiter.scatter import ScatteredOrder, ScatterState
 
 N = 97
 NODE_OF_RANK = (0, 0, 1, 2)
@@ -17,8 +18,16 @@ def shares(remainder: str = "fill", start: tuple[int, int] = (0, 0)) -> list[Nod
     for rank in range(len(NODE_OF_RANK)):
         order = ScatteredOrder(rank, len(NODE_OF_RANK), 5, remainder=remainder)  # type: ignore[arg-type]  # one of three
         found.append(NodeShare(order, NODE_OF_RANK, N))
-        found[-1].begin(*start)
+        found[-1].begin(*first_state(order, *start))
     return found
+
+
+def first_state(
+    order: ScatteredOrder, epoch: int, global_position: int
+) -> tuple[int, int, Indices]:
+    """Return epoch, position and order of a rank that goes on somewhere."""
+    state = ScatterState(5, N, 0, epoch, 0, global_position)
+    return epoch, *order.resume(state, N)
 
 
 @pytest.mark.parametrize("remainder", ["fill", "drop", "uneven"])

@@ -370,7 +370,7 @@ def test_what_is_not_installed_is_named(monkeypatch: Any, source: str, missing: 
 def test_without_a_url_nothing_of_fsspec_is_imported(tmp_path: Path) -> None:
     body = """
     import sys
-    import overlapiter.chainer.iterator, overlapiter.planning
+    import overlapiter.pipeline, overlapiter.planning
     import overlapiter.workers.supervisor.main
     print({"fsspec", "s3fs", "aiohttp", "botocore"} & set(sys.modules))
     """

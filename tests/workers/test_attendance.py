@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 
-from overlapiter.stats import StatsBoard
+from overlapiter.board import StatsBoard
 from overlapiter.store.site import Site
 from overlapiter.workers.plan import StagingPlan, SupervisorPlan
 from overlapiter.workers.supervisor.attendance import run_of

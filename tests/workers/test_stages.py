@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from overlapiter.stats import Row
+from overlapiter.board import Row
 from overlapiter.store.extents import Extent, packed, unpacked
 from overlapiter.workers.ipc.channel import Message
 from overlapiter.workers.prefetcher.staging_work import Finding, StageTask

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from overlapiter.stats import Counter, Row
+from overlapiter.board import Counter, Row
 from overlapiter.workers.ipc.channel import Message
 from overlapiter.workers.plan import StagingPlan
 from overlapiter.workers.supervisor.team import Worker

@@ -22,10 +22,10 @@ order. The runs are interleaved. ``python -m bench figures --together`` draws se
 
 from __future__ import annotations
 
-import math
 import os
 import pickle
 import shutil
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -35,55 +35,47 @@ from bench.harness import isolated
 from bench.harness.claim import Claim
 from bench.harness.files import read_files, read_pairs
 from bench.harness.launching import YIELDS, launch
+from bench.harness.options import OptionsError, names_of, option, picked
 from bench.harness.turns import take_turns
-from bench.loaders.sources import check_source_options, names_of, numbers, prepare, store_label
+from bench.loaders.sources import SourceOptions, check_epochs, prepare, store_label
 from bench.slow.store import SlowStore
 
 if TYPE_CHECKING:
-    import argparse
-
     from bench.loaders.sources import Sources
 
 MODELS = ("data", "compute", "resnet50")
-_ON_LOCAL_DISK = ("local", "synthetic")
+_KNOWN = names_of(summary.LOADERS)
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what is trained, where and how often."""
-    add = parser.add_argument
-    loaders = ",".join(summary.LOADERS)
-    add("--ranks", type=numbers, default=[1, 2, 4], help="per node (1,2,4)")
-    add("--nodes", type=numbers, default=[1], help="groups of ranks that share a directory (1)")
-    add("--loaders", type=names_of(summary.LOADERS), help=f"of {loaders} (what the model is for)")
-    add("--model", choices=MODELS, default="data", help="data: next to no computing (%(default)s)")
-    add("--order", choices=("global", "shards"), default="global", help="of examples (%(default)s)")
-    add("--examples", type=int, default=4096, help="images (%(default)s)")
-    add("--batch-size", type=int, default=32, help="images of a rank's mini-batch (%(default)s)")
-    add("--epochs", type=int, default=2, help="epochs (%(default)s)")
-    add("--readers", type=int, help="file readers of a rank (its share of the cores)")
-    add("--open-ms", type=float, default=10.0, help="emulated latency (%(default)s)")
-    add("--mb-per-s", type=float, default=100.0, help="emulated bandwidth (%(default)s)")
-    add("--source", type=Path, help="directory of the files on a real slow store: no emulation")
-    add("--root", type=Path, help="directory of the files on the local disk, for emulation")
-    add("--pairs", type=Path, help="list file of 'path label' lines (default: made images)")
-    add("--in-job", action="store_true", help="this is a rank of a job that a launcher started")
-    add("--communicator", default="naive", help="ChainerMN's name; GPUs unless %(default)s")
-    add("--mpiexec", default="", help="the launcher and its options (Open MPI's mpiexec)")
+@dataclass
+class TrainingOptions(SourceOptions):
+    """What is trained, where and how often."""
 
+    ranks: list[int] = option([1, 2, 4], "per node")
+    nodes: list[int] = option([1], "groups of ranks that share a directory")
+    loaders: list[str] = option([], f"of {', '.join(summary.LOADERS)}", type=_KNOWN)
+    model: str = option("data", "data: next to no computing (data)", choices=MODELS)
+    order: str = option("global", "of examples (global)", choices=("global", "shards"))
+    examples: int = option(4096, "images")
+    batch_size: int = option(32, "images of a rank's mini-batch")
+    epochs: int = option(2, "epochs")
+    readers: int | None = option(None, "readers of a rank (its share of the cores)", type=int)
+    in_job: bool = option(False, "this is a rank of a job that a launcher started")
+    communicator: str = option("naive", "ChainerMN's name; another one has GPUs")
+    mpiexec: str = option("", "the launcher and its options (Open MPI's mpiexec)")
 
-def check(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
-    """Complete the options."""
-    usual = ["overlap", "slow", "local"] if options.model == "data" else ["overlap", "synthetic"]
-    options.loaders = options.loaders or usual
-    check_source_options(options, parser)
-    if options.in_job and not options.source:
-        parser.error("--in-job needs --source and --pairs: the emulated store is for one machine")
-    if options.epochs < 2:
-        parser.error("--epochs: give at least 2: the first one has the start of the workers")
+    def check(self) -> None:
+        """Complete the options."""
+        usual = ["overlap", "slow", "local"] if self.model == "data" else ["overlap", "synthetic"]
+        self.loaders = self.loaders or usual
+        super().check()
+        if self.in_job and not self.source:
+            raise OptionsError("--in-job needs --source, --pairs: emulation is for one machine")
+        check_epochs(self.epochs)
 
 
 def request_of(
-    point: dict, options: argparse.Namespace, sources: Sources, staging: Path, store: Path | None
+    point: dict, options: TrainingOptions, sources: Sources, staging: Path, store: Path | None
 ) -> dict:
     """Return what all ranks of a run are asked for.
 
@@ -96,7 +88,7 @@ def request_of(
     """
     names = ("model", "batch_size", "order", "seed", "communicator")
     return {
-        **{name: getattr(options, name) for name in names},
+        **picked(options, names),
         **{name: point[name] for name in ("loader", "n_readers")},
         "pairs": sources.pairs,
         "n_examples": options.examples,
@@ -108,7 +100,7 @@ def request_of(
     }
 
 
-def measure(options: argparse.Namespace, scratch: Path) -> dict | None:
+def measure(options: TrainingOptions, scratch: Path) -> dict | None:
     """Do all runs; within a job, None on all ranks but the first."""
     if options.in_job:
         from bench.claims.data_parallel.rank import run_in_job
@@ -122,9 +114,9 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict | None:
     ]  # fmt: skip
     sources = prepare(options, scratch, options.examples)
     paths = [path for path, _ in read_pairs(sources.pairs, options.examples)]
-    bandwidth = options.mb_per_s * 1e6 if options.mb_per_s > 0 else math.inf
     pickled = None if options.source else scratch / "store.pickle"
-    with SlowStore(sources.slow, options.open_ms / 1e3, bandwidth) as store:
+    speed = options.open_ms / 1e3, options.bytes_per_second
+    with SlowStore(sources.slow, *speed) as store:
         if pickled is not None:
             pickled.write_bytes(pickle.dumps(store))
 
@@ -143,36 +135,33 @@ def measure(options: argparse.Namespace, scratch: Path) -> dict | None:
             return {"ranks": ranks, "reads": summary.staged_by_node(ranks)}
 
         take_turns(points, options.repeats, run)
-    return result_of(points, sources.label, store_label(options))
+    return result_of(points, sources, options)
 
 
 def run_ranks(request: dict, point: dict, launcher: str) -> list[dict]:
     """Run all ranks of one run and return what each reports; blocks until they have ended."""
     from bench.claims.data_parallel.rank import train_rank
 
-    n_nodes, n_ranks = point["n_nodes"], point["n_ranks"]
-    n_threads = max(1, len(os.sched_getaffinity(0)) // (n_nodes * n_ranks))
-    job = partial(launch, n_ranks=n_ranks, n_nodes=n_nodes, launcher=launcher)
-    return isolated.call(train_rank, request, job, **YIELDS, OMP_NUM_THREADS=str(n_threads))[
-        "ranks"
-    ]
+    sizes = {name: point[name] for name in ("n_ranks", "n_nodes")}
+    n_threads = max(1, len(os.sched_getaffinity(0)) // (sizes["n_nodes"] * sizes["n_ranks"]))
+    job = partial(launch, **sizes, launcher=launcher)
+    variables = {**YIELDS, "OMP_NUM_THREADS": str(n_threads)}
+    return isolated.call(train_rank, request, job, **variables)["ranks"]
 
 
-def result_of(points: list[dict], data: str, store: str) -> dict:
+def result_of(points: list[dict], sources: Sources, options: TrainingOptions) -> dict:
     """Return the result of points that have been run."""
     for point in points:
         point["summary"] = summary.summarize(point["runs"])
-    facts = {"data": data, "store": store}
+    facts = {"data": sources.label, "store": store_label(options)}
     return {**facts, "overheads": summary.overheads(points), "points": points}
 
 
 CLAIM = Claim(
     __doc__,
-    add_options,
+    TrainingOptions,
     measure,
-    summary.show,
     quick={"ranks": [2], "examples": 48, "batch_size": 4, "repeats": 1},
-    check=check,
     tables={
         "training": summary.training_rows,
         "node-reads": summary.node_read_rows,

@@ -11,13 +11,14 @@ import functools
 import os
 import sys
 import threading
+import time
 import traceback
 from collections.abc import Callable, Iterator
 
+from overlapiter.board import Counter, Row
 from overlapiter.errors import described
 from overlapiter.peers.client import Peers
 from overlapiter.sources import Dataset, declared_paths, paths_below
-from overlapiter.stats import Counter, Row
 from overlapiter.store.elsewhere import Holders
 from overlapiter.store.extents import Extent, packed, unpacked
 from overlapiter.store.index import IndexBusyError
@@ -25,15 +26,18 @@ from overlapiter.store.outcome import Outcome, Staged
 from overlapiter.store.site import Run
 from overlapiter.store.stager import Stager
 from overlapiter.store.store import Wanted
+from overlapiter.tracing import OFF, Tracing
 from overlapiter.workers.copies import StagedCopies
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
 from overlapiter.workers.plan import StagingPlan
 from overlapiter.workers.start.processes import keep_freed_memory
+from overlapiter.workers.usage import Usage
 
 from .discovery import Discovery
 from .evictor import Evictor, RoomForTask
 from .staging_work import Finding, StageTask
 from .threads import Threads
+from .traced import TracedOrigin
 
 #: How often to show which example a prefetcher is at, while it has work, and to report what is
 #: settled of a task that a file holds up.
@@ -69,6 +73,8 @@ class _AtHand:
         self.examples: list[_Example] = []
         self.answers: dict[int, Staged] = {}
         self.n_reported = 0
+        self.begun_ns = time.monotonic_ns()
+        self.row = 0  # of the trace
         self.n_waiting = 1  # answers: for all declared files, and for each other example
 
     def is_settled(self, example: _Example) -> bool:
@@ -87,6 +93,7 @@ class Prefetcher:
         index_type: As which the dataset is asked for an example: a character of NumPy's.
         row: Its counters.
         is_first: Whether it mends what dead processes left; one prefetcher of an iterator does.
+        trace: Where to record what it does.
     """
 
     def __init__(
@@ -99,11 +106,14 @@ class Prefetcher:
         row: Row,
         *,
         is_first: bool,
+        trace: Tracing = OFF,
     ) -> None:
         self._channel = channel
         self._dataset = dataset
         self._plan = plan
         self._row = row
+        self._trace = trace
+        self._usage = Usage(row)
         self._index_type = index_type
         self._is_first = is_first
         self._threads = Threads(self._work)
@@ -111,11 +121,11 @@ class Prefetcher:
         self._key_of = self._stores[0].key_of
         self._stager = Stager(
             self._stores,
-            plan.origin(),
+            TracedOrigin(plan.origin(), trace) if trace.is_on else plan.origin(),
             plan.validate,
             self._threads.put,
             self._warn,
-            self._threads.note_answer,
+            self._note_answer,
             None if plan.peers is None else Peers(plan.peers, self._count_peer_fault),
         )
         self._evictor = Evictor(dataset, self._stager, self._count_evicted)
@@ -144,8 +154,10 @@ class Prefetcher:
                         self._threads.look()
                         self._show_current()
                         self._report_settled()
+                        self._trace.flush()
                     else:
                         self._rest()
+                self._usage.note()
                 kind, *values = self._channel.receive()[0]
                 if kind == "reads":
                     self._resize(values[0])
@@ -165,6 +177,7 @@ class Prefetcher:
 
     def _rest(self) -> None:
         self._is_at_rest = True
+        self._trace.flush()
         for store in self._stores:
             with contextlib.suppress(OSError, IndexBusyError):  # it stays reserved
                 store.rest()
@@ -206,11 +219,14 @@ class Prefetcher:
                 with contextlib.suppress(OSError, IndexBusyError):  # nothing depends on it
                     store.record_end(ending, counters)
         self._stager.close()
+        self._trace.close()
 
     # --- tasks --------------------------------------------------------------------------------
 
     def _accept(self, task: StageTask) -> None:
         work = _AtHand(task, RoomForTask(self._evictor, task.victims))
+        if self._trace.is_on:
+            work.row = self._trace.take_lane("task")
         self._is_at_rest = False
         with self._lock:
             self._at_hand[task.task_id] = work
@@ -305,8 +321,20 @@ class Prefetcher:
             work.room.shrink()
         findings = [tuple(self._finding(work, example)) for example in work.examples]
         self._channel.send(("staged", work.task.task_id, findings, work.room.moved))
+        self._trace_task(work)
         if not self._at_hand:
             self._show_current()
+
+    def _trace_task(self, work: _AtHand) -> None:
+        if not self._trace.is_on:
+            return
+        task, begun_ns, row = work.task, work.begun_ns, work.row
+        n, key = len(task.indices), task.batches[0]
+        args: dict[str, int] = {"examples": n, "mini_batch": key}
+        self._trace.add("stage", "staging", begun_ns, time.monotonic_ns(), key, row=row, **args)
+        for batch in task.batches:
+            self._trace.flow("t", batch, begun_ns + 1000, row=row)
+        self._trace.give_lane_back(row)
 
     def _note(self, work: _AtHand, answers: dict[int, Staged]) -> None:
         with self._lock:
@@ -358,6 +386,21 @@ class Prefetcher:
     def _count_peer_fault(self) -> None:
         with self._lock:
             self._row.add(Counter.PEER_FAULTS, 1)
+
+    def _note_answer(self, took_ns: int, n_bytes: int) -> None:
+        """Count an answer of the slow store, and what tells by what it is limited."""
+        self._threads.note_answer(took_ns)
+        if not n_bytes:
+            return
+        with self._lock:
+            row = self._row
+            row.add_latency(took_ns)
+            row.add(Counter.ANSWERS, 1)
+            row.add(Counter.ANSWERED_KB, n_bytes // 1000)
+            row.put(Counter.ANSWERED_NS, time.monotonic_ns())
+            least_ns = row.get(Counter.LEAST_READ_NS)
+            if not least_ns or took_ns < least_ns:
+                row.put(Counter.LEAST_READ_NS, took_ns)
 
     def _count_evicted(self, n_files: int) -> None:
         with self._lock:

@@ -20,6 +20,7 @@ class StageTask(NamedTuple):
         trusted: Extents that this run has compared with their sources already, packed.
         victims: What may be evicted for it; None as long as no directory is known to be full.
         holders: Which other nodes may hold the files of which of the examples.
+        batches: The mini-batches that they are of, for the trace.
     """
 
     task_id: int
@@ -30,6 +31,7 @@ class StageTask(NamedTuple):
     trusted: bytes
     victims: list[Victim] | None
     holders: dict[int, Holders]
+    batches: list[int]
 
 
 class Finding(NamedTuple):

@@ -5,26 +5,28 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
-import random
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from overlapiter.board import N_TIERS, Counter, Row
 from overlapiter.errors import ExampleError, described
 from overlapiter.openhook import OpenHook
 from overlapiter.sharedmem.layout import layout_of
 from overlapiter.sharedmem.segments import Segment, Slot
 from overlapiter.sharedmem.slots import SlotWriter
 from overlapiter.sources import Dataset, declared_paths
-from overlapiter.stats import Counter, Row
 from overlapiter.store.extents import unpacked
+from overlapiter.tracing import open_trace
 from overlapiter.workers.copies import StagedCopies
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.processes import BusyClock, keep_freed_memory
+from overlapiter.workers.usage import Usage
 
+from .face import Face
 from .unseen import UnseenReads
 
 
@@ -40,6 +42,7 @@ class ReadTask(NamedTuple):
         slot: Where to write; None asks for the layout first.
         layout_id: Which layout the slot has.
         given_up: Why not to read an example again, by index.
+        batch: The mini-batch, for the trace.
     """
 
     part_id: int
@@ -50,6 +53,7 @@ class ReadTask(NamedTuple):
     slot: Slot | None
     layout_id: int
     given_up: dict[int, ExampleError]
+    batch: int = -1
 
 
 class FileReader:
@@ -66,15 +70,19 @@ class FileReader:
         self._channel = channel
         self._dataset = dataset
         self._plan = plan
+        self._face = plan.face or Face(dataset)
+        self._begin_error: BaseException | None = None
         self._index_type = np.dtype(plan.index_type).type
         self._row = row
+        self._usage = Usage(row)
+        self._trace = open_trace(plan.trace, f"file reader {row.number}", 200 + row.number)
         self._clock = BusyClock()
         self._segments: dict[int, Segment] = {}
         self._writers: dict[int, SlotWriter] = {}
         self._copies: StagedCopies | None = None
         self._direct = None
         if plan.staging is not None:
-            self._copies = StagedCopies(plan.staging)
+            self._copies = StagedCopies(plan.staging, self._note_copy)
             self._direct = plan.staging.direct()
             source = plan.staging.source
             self._unseen = UnseenReads(
@@ -90,19 +98,36 @@ class FileReader:
         if not row.get(Counter.STARTED_NS):
             row.put(Counter.STARTED_NS, time.monotonic_ns())
         try:
+            self._face.begin(row.number, self._plan.n_readers)
+        except BaseException as error:  # user code: its first part fails
+            self._begin_error = error
+        try:
             while True:
                 before_ns = time.monotonic_ns()
+                if self._trace.is_on and not self._channel.is_readable(0):
+                    self._trace.flush()  # this process may be killed while it waits
                 message, fds = self._channel.receive()
                 after_ns = time.monotonic_ns()
                 row.add(Counter.DEQUEUE_NS, after_ns - before_ns)
                 if message[0] == "read":
-                    fetch_ns = self._read(ReadTask(*message[1:]))
+                    task = ReadTask(*message[1:])
+                    with self._trace.span("read part", "reading", task.batch, n=len(task.indices)):
+                        self._trace.flow("t", task.batch)
+                        fetch_ns = self._read(task)
                     row.add(Counter.FETCH_NS, fetch_ns)
                     row.add(Counter.OTHER_NS, time.monotonic_ns() - after_ns - fetch_ns)
                 else:
                     self._take_note(message, fds)
         except ChannelClosedError:
             return
+
+    def _note_copy(self, tier: int, n_bytes: int, took_ns: int) -> None:
+        """Note that a staged copy was read."""
+        row = self._row
+        row.add(Counter.OPENS_TIER_0 + min(tier, N_TIERS - 1), 1)
+        row.add(Counter.BYTES_READ_STAGED, n_bytes)
+        row.add(Counter.DISK_READ_NS, took_ns)
+        row.add_latency(took_ns)
 
     def _warn(self, text: str) -> None:
         self._channel.send(("trouble", text))
@@ -113,7 +138,7 @@ class FileReader:
             self._segments[number] = Segment(fds[0], value)
             self._segments[number].close()  # the mapping is enough
         elif kind == "layout":
-            self._writers[number] = SlotWriter(value)
+            self._writers[number] = SlotWriter(value, self._face.take_apart)
         elif kind == "forget":
             self._segments.pop(number, None)
             self._writers.pop(value, None)
@@ -125,11 +150,12 @@ class FileReader:
             copies.begin_part(unpacked(task.extents))
             counted = copies.opens_staged, copies.opens_source
         reading = _Reading(task)
-        before = self._clock.now()
-        for number, index in enumerate(task.indices):
-            row.put(Counter.CURRENT, index + 1)
+        before = time.monotonic_ns(), *self._clock.now()
+        for number, index in enumerate(task.indices[: 1 if self._face.fetches_whole else None]):
+            row.put(Counter.CURRENT, index + 1 if isinstance(index, int) else 0)
             self._begin_example()
             try:
+                self._raise_begin_error()
                 self._read_example(reading, number, index)
             except ChannelClosedError:
                 raise
@@ -137,13 +163,16 @@ class FileReader:
                 paths = (copies and copies.opened) or self._likely_paths(error, index)
                 reading.entries.append(_explained(error, index, paths))
                 if not self._plan.is_skipping:
-                    reading.failure = error
+                    reading.failure = self._face.failure(error)
             if copies is not None and copies.has_missed:
                 reading.missed.append(index)
+                row.add(Counter.COPIES_LOST, 1)
             if reading.failure is not None:
                 break
             if copies is not None and len(copies.opened) > reading.n_files:
                 reading.n_files = max(reading.n_files, len(set(copies.opened)))
+        if reading.examples and reading.failure is None:
+            self._write_collated(reading)
         if copies is not None:
             row.add(Counter.OPENS_STAGED, copies.opens_staged - counted[0])
             row.add(Counter.OPENS_SOURCE, copies.opens_source - counted[1])
@@ -152,6 +181,11 @@ class FileReader:
         self._begin_example()  # what the last one opened is not needed any more
         row.put(Counter.CURRENT, 0)
         return reading.fetch_ns
+
+    def _raise_begin_error(self) -> None:
+        error, self._begin_error = self._begin_error, None
+        if error is not None:
+            raise error
 
     def _begin_example(self) -> None:
         if self._copies is not None:
@@ -169,12 +203,31 @@ class FileReader:
         try:
             example = self._fetch(task, number, index)
         finally:
-            reading.fetch_ns += time.monotonic_ns() - before_ns
+            after_ns = time.monotonic_ns()
+            reading.fetch_ns += after_ns - before_ns
+            self._trace.add("dataset[i]", "reading", before_ns, after_ns, task.batch, index=index)
+        reading.n_read += len(example) if self._face.fetches_whole else 1
+        if self._copies is not None and not self._copies.opened:
+            reading.unopened.append(index)
+        if self._face.collates:
+            reading.examples += example if self._face.fetches_whole else [example]
+            return
         if task.slot is None:
             task = reading.task = self._offer_layout(task, example)
         reading.entries.append(self._write(task, task.first_row + number, example))
-        if self._copies is not None and not self._copies.opened:
-            reading.unopened.append(index)
+
+    def _write_collated(self, reading: _Reading) -> None:
+        """Write what the face makes of the examples of a whole mini-batch to the slot."""
+        try:
+            batch = self._face.collate(reading.examples)
+            if reading.task.slot is None:
+                reading.task = self._offer_layout(reading.task, batch)
+            reading.entries.append(self._write(reading.task, 0, batch))
+        except ChannelClosedError:
+            raise
+        except BaseException as error:  # user code
+            reading.entries.append(_explained(error, reading.task.indices[0], ()))
+            reading.failure = self._face.failure(error)
 
     def _likely_paths(self, error: BaseException, index: int) -> Sequence[str]:
         """Return the files of an example that cannot be read, where no open was observed."""
@@ -186,14 +239,16 @@ class FileReader:
         except BaseException:  # user code, which has failed once already: the index must do
             return []
 
-    def _fetch(self, task: ReadTask, number: int, index: int) -> object:
+    def _fetch(self, task: ReadTask, number: int, index: int) -> Any:
         """Return an example; if the dataset fails on a staged copy, from the source instead."""
         copies = self._copies
         opens_before = 0 if copies is None else copies.opens_staged
         for is_last in (False, True):
             if task.epochs is not None and self._plan.seed is not None:
-                seed_example(self._plan.seed, task.epochs[number], index)
+                self._face.seed_example(self._plan.seed, task.epochs[number], index)
             try:
+                if self._face.fetches_whole:
+                    return self._dataset.__getitems__(task.indices)
                 return self._dataset[self._index_type(index)]
             except BaseException:
                 # The copy may be damaged, or its disk.
@@ -209,19 +264,20 @@ class FileReader:
 
     def _offer_layout(self, task: ReadTask, example: object) -> ReadTask:
         """Propose the layout that an example asks for; return the task with a slot to write to."""
-        self._channel.send(("layout", task.part_id, layout_of(example, self._plan.batch_size)))
+        n_rows = 1 if self._face.collates else self._plan.batch_size
+        layout = layout_of(example, n_rows, self._face.take_apart)
+        self._channel.send(("layout", task.part_id, layout))
         while True:
             message, fds = self._channel.receive()
             if message[0] == "slot":
                 return task._replace(slot=message[1], layout_id=message[2])
             self._take_note(message, fds)
 
-    def _report(self, reading: _Reading, before: tuple[int, int]) -> None:
+    def _report(self, reading: _Reading, before: tuple[int, int, int]) -> None:
         payload = reading.pickled_entries(self._plan.is_skipping)
         n_bad = sum(isinstance(entry, ExampleError) for entry in reading.entries)
-        self._row.add(Counter.EXAMPLES_READ, len(reading.entries) - n_bad)
-        busy_ns, cpu_ns = self._clock.now()
-        cost = reading.n_files, busy_ns - before[0], cpu_ns - before[1]
+        self._row.add(Counter.EXAMPLES_READ, reading.n_read)
+        cost = reading.n_files, *self._count_time(before)
         answer = reading.task.part_id, cost, reading.missed
         if reading.failure is not None:
             failure = _pickled_error(reading.failure, reading.entries[-1])
@@ -234,6 +290,16 @@ class FileReader:
             wanted = writer.wanted_row_bytes
         self._channel.send(("read", answer, payload, wanted))
 
+    def _count_time(self, before: tuple[int, int, int]) -> tuple[int, int]:
+        """Count how the time of a part divides; return for how long it was busy, and on a core."""
+        now = time.monotonic_ns(), *self._clock.now()
+        took_ns, busy_ns, cpu_ns = (a - b for a, b in zip(now, before, strict=True))
+        self._row.add(Counter.DECODE_NS, cpu_ns)
+        self._row.add(Counter.FILE_WAIT_NS, max(0, busy_ns - cpu_ns))
+        self._row.add(Counter.CORE_WAIT_NS, max(0, took_ns - busy_ns))
+        self._usage.note()
+        return busy_ns, cpu_ns
+
 
 class _Reading:
     """A part while it is being read.
@@ -241,6 +307,8 @@ class _Reading:
     Attributes:
         task: What to do; with a slot once that is known.
         entries: What the slot's writer said of each example so far, or why there is none.
+        examples: Those that are to be collated.
+        n_read: Examples read so far.
         failure: What ends the whole part; the last entry explains it.
         fetch_ns: Nanoseconds spent inside the dataset.
         n_files: Most files that one of its examples has opened.
@@ -251,6 +319,8 @@ class _Reading:
     def __init__(self, task: ReadTask) -> None:
         self.task = task
         self.entries: list[Any] = []
+        self.examples: list[Any] = []
+        self.n_read = 0
         self.failure: BaseException | None = None
         self.fetch_ns = 0
         self.n_files = 0
@@ -277,13 +347,6 @@ class _Reading:
                         del self.entries[number + 1 :]
                         return None
         return pickle.dumps(self.entries, pickle.HIGHEST_PROTOCOL)
-
-
-def seed_example(seed: int, epoch: int, index: int) -> None:
-    """Set ``random`` and ``numpy.random`` to a state that follows from the arguments alone."""
-    words = np.random.SeedSequence([seed, epoch, index % 2**64]).generate_state(4)
-    np.random.seed(words)  # the global stream is what datasets use
-    random.seed(words.tobytes())
 
 
 def _explained(error: BaseException, index: int, opened: Sequence[str]) -> ExampleError:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from overlapiter.board import Counter, Row
 from overlapiter.sources import Dataset, declared_paths, paths_below
-from overlapiter.stats import Counter, Row
 
 #: So many examples that open no file, though the dataset names some, are no accident.
 _ENOUGH = 16

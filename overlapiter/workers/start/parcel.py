@@ -34,6 +34,7 @@ class Parcel:
     Args:
         thing: What to pickle.
         make_pickler: The pickler to use.
+        name: What an error calls it; empty if its attributes have names that the user knows.
 
     Raises:
         DatasetPicklingError: It cannot be pickled.
@@ -43,13 +44,15 @@ class Parcel:
         size_bytes: Its size.
     """
 
-    def __init__(self, thing: object, make_pickler: PicklerFactory) -> None:
+    def __init__(
+        self, thing: object, make_pickler: PicklerFactory, *, name: str = "dataset"
+    ) -> None:
         buffers: list[pickle.PickleBuffer] = []
         stream = io.BytesIO()
         try:
             make_pickler(stream, buffers.append).dump(thing)
         except Exception as error:
-            raise _explained(thing, error) from error
+            raise _explained(thing, error, name) from error
         self._mentioned = stream.getvalue()
         pieces = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
         header = struct.pack(f"<{len(pieces) + 1}q", len(buffers), *(p.nbytes for p in pieces))
@@ -80,10 +83,11 @@ class Parcel:
             self.fd = -1
 
 
-def _explained(thing: object, error: Exception) -> DatasetPicklingError:
+def _explained(thing: object, error: Exception, name: str) -> DatasetPicklingError:
     """Find the attribute at fault by pickling the parts of ``thing`` one by one."""
     attribute, culprit = _culprit(thing, error, set()) or ("", error)
-    return DatasetPicklingError(f"dataset{attribute}", f"{type(culprit).__name__}: {culprit}")
+    where = f"{name}{attribute}".removeprefix(".")
+    return DatasetPicklingError(where, f"{type(culprit).__name__}: {culprit}")
 
 
 def _culprit(thing: object, error: Exception, seen: set[int]) -> tuple[str, Exception] | None:

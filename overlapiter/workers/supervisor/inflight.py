@@ -83,11 +83,15 @@ class InFlight:
         start: The number to begin with; it is brought within the bounds.
         minimum: Lower bound, at least 1.
         maximum: Upper bound.
+
+    Attributes:
+        is_more_in_vain: Whether more reads than these were tried, and brought nothing.
     """
 
     def __init__(self, start: int, minimum: int, maximum: int) -> None:
         self._minimum = minimum
         self._maximum = maximum
+        self.is_more_in_vain = False
         self._home = self._n_reads = max(minimum, min(start, maximum))
         self._rate = 0.0  # at home; 0 before it is known
         self._latency_seconds = 0.0
@@ -231,7 +235,9 @@ class InFlight:
                 self._factor, self._pause_seconds = _COARSE, _PAUSE_SECONDS
             self._rate = window.rate
             self._worse = {-direction}
+            self.is_more_in_vain = direction < 0 and self.is_more_in_vain
             self._paused_until = -math.inf
         else:
             self._worse.add(direction)
+            self.is_more_in_vain |= direction > 0
             self._move(self._home, reading)

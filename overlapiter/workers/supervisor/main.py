@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import importlib
 import os
 import signal
 import traceback
 from collections.abc import Callable
 
+from overlapiter.board import StatsBoard
 from overlapiter.redirection import install
-from overlapiter.stats import StatsBoard
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
 from overlapiter.workers.plan import SupervisorPlan
+from overlapiter.workers.reader.face import Face
 from overlapiter.workers.start.parcel import open_parcel
 from overlapiter.workers.start.processes import freeze, set_name
 from overlapiter.workers.supervisor.attendance import run_of
@@ -44,6 +46,10 @@ def main(
         for name in (*plan.imports, *(plan.staging.imports if plan.staging else ())):
             importlib.import_module(name)
         dataset = open_parcel(fds[1], dataset_bytes)
+        if isinstance(dataset, Face):  # of a framework, which holds the dataset
+            plan = dataclasses.replace(plan, face=dataset)
+            dataset.renewal = plan.renewal
+            dataset = dataset.dataset
         # If the program or an import ignored it, the supervisor could not wait for its workers.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         n_prefetchers = plan.staging.n_prefetchers if plan.staging else 0

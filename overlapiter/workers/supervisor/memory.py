@@ -36,6 +36,7 @@ class SlotKeeper:
 
     def __init__(self, n_expected: int) -> None:
         self._n_expected = n_expected
+        self._keeps_memory = False
         self._layouts: dict[int, Layout] = {}
         self._pools: dict[int, SlotPool] = {}
         self._layout_of_segment: dict[int, int] = {}
@@ -52,7 +53,15 @@ class SlotKeeper:
         self.layout_id += 1
         self._layouts[self.layout_id] = layout
         if layout.slot_bytes:
-            self._pools[self.layout_id] = SlotPool(layout.slot_bytes, self._n_expected)
+            self._pools[self.layout_id] = SlotPool(
+                layout.slot_bytes, self._n_expected, keeps_memory=self._keeps_memory
+            )
+
+    def keep_memory(self) -> None:
+        """Free no memory of a pool that is in use from now on: the trainer locks its pages."""
+        self._keeps_memory = True
+        for pool in self._pools.values():
+            pool.keeps_memory = True
 
     def widen(self, layout_id: int, wanted_row_bytes: list[int]) -> None:
         """Use wider rows from now on, unless that has been done since ``layout_id``."""
@@ -63,6 +72,12 @@ class SlotKeeper:
         # A single outlier is not to make all slots huge: what does not fit travels pickled.
         if new.slot_bytes <= max(_WIDEN_TIMES * old.slot_bytes, _WIDEN_BYTES):
             self.adopt(new)
+
+    def lengthen(self, n_rows: int) -> None:
+        """Use slots for mini-batches of at least ``n_rows`` examples from now on."""
+        layout = self._layouts[self.layout_id]
+        if layout.n_rows < n_rows:
+            self.adopt(layout.lengthened(n_rows))
 
     def acquire(self) -> Slot:
         """Return a free slot of the current layout.

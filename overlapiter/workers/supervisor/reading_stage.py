@@ -35,6 +35,7 @@ class ReadingStage:
         costs: Learns what reading an example costs.
         residency: What is staged.
         is_skipping: Whether examples that cannot be read are left out.
+        collates: Whether a slot has one row, for what is made of a whole mini-batch.
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class ReadingStage:
         residency: Residency,
         *,
         is_skipping: bool,
+        collates: bool = False,
     ) -> None:
         self.team = team
         self._schedule = schedule
@@ -55,12 +57,21 @@ class ReadingStage:
         self._costs = costs
         self._residency = residency
         self._is_skipping = is_skipping
+        self._collates = collates
         self._deaths = Deaths()
         self._given_up: dict[int, ExampleError] = {}
         self._probe: Part | None = None  # the part whose reader is to propose the layout
 
+    @property
+    def is_probing(self) -> bool:
+        """Whether an example is being read to learn how large they are."""
+        return self._probe is not None
+
     def hand_out(self, before_id: int) -> None:
         """As for prefetchers, with parts of the mini-batches before ``before_id``."""
+        if self._schedule.n_turns > 1:
+            self._deal(before_id)
+            return
         while worker := self.team.least_loaded(READER_CREDIT, UNBOUNDED, self._costs.n_busy):
             if self._probe is not None:  # until there is a layout, one reader reads
                 return
@@ -70,6 +81,16 @@ class ReadingStage:
             if self._find_slot(part):
                 self._give(worker, part)
 
+    def _deal(self, before_id: int) -> None:
+        """Hand to each reader the parts of the mini-batches whose turn it is."""
+        for turn, worker in enumerate(self.team):
+            while worker.pid and len(worker.parts) < READER_CREDIT and self._probe is None:
+                part = self._schedule.next_to_read(before_id, turn)
+                if part is None:
+                    break
+                if self._find_slot(part):
+                    self._give(worker, part)
+
     def _find_slot(self, part: Part) -> bool:
         """Make sure that a part has a slot to be read into; False if its mini-batch failed."""
         batch = part.batch
@@ -77,6 +98,8 @@ class ReadingStage:
             self._probe = part
         elif batch.slot is None:
             try:
+                if not self._collates:
+                    self._keeper.lengthen(len(batch.indices))
                 batch.slot = self._keeper.acquire()
             except OverlapError as error:
                 self._fail(part, error)
@@ -98,6 +121,7 @@ class ReadingStage:
             batch.slot,
             batch.layout_id,
             {i: self._given_up[i] for i in part.indices if i in self._given_up},
+            batch.batch_id,
         )
         worker.send(("read", *task))
 
@@ -160,6 +184,13 @@ class ReadingStage:
         self._make_known(worker, batch.layout_id, batch.slot)
         worker.send(("slot", batch.slot, batch.layout_id))
         return True
+
+    def drop(self, parts: list[Part]) -> None:
+        """Take back the parts, of dropped mini-batches, of a reader that was ended."""
+        for part in parts:
+            if part is self._probe:
+                self._probe = None
+            self._supervisor.settle(self._schedule.redo(part, PartState.TO_READ))
 
     def redo(self, parts: list[Part], death: Death) -> None:
         """Have the parts of a reader that died read by another one, or give up its example."""

@@ -6,9 +6,10 @@ import os
 import socket
 from collections.abc import Callable
 
+from overlapiter.board import Row
 from overlapiter.sources import Dataset
-from overlapiter.stats import Row
 from overlapiter.store.site import Run
+from overlapiter.tracing import open_trace
 from overlapiter.workers.ipc.channel import Channel
 from overlapiter.workers.plan import StagingPlan, SupervisorPlan
 from overlapiter.workers.prefetcher.prefetcher import Prefetcher
@@ -56,6 +57,10 @@ def prefetcher_role(dataset: Dataset, plan: SupervisorPlan, run: Run) -> Role:
         staging = plan.staging
         assert staging is not None
         is_first = row.number == plan.n_readers
-        Prefetcher(channel, dataset, staging, run, plan.index_type, row, is_first=is_first).run()
+        number = row.number - plan.n_readers
+        trace = open_trace(plan.trace, f"prefetcher {number}", 100 + number)
+        Prefetcher(
+            channel, dataset, staging, run, plan.index_type, row, is_first=is_first, trace=trace
+        ).run()
 
     return stage

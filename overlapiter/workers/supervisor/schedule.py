@@ -120,16 +120,43 @@ class Schedule:
 
     Args:
         is_staging: Whether parts are staged before they are read.
+        n_turns: Readers to which mini-batches are dealt in turn; 1 if any reader may read any part.
     """
 
-    def __init__(self, *, is_staging: bool) -> None:
+    def __init__(self, *, is_staging: bool, n_turns: int = 1) -> None:
         self._is_staging = is_staging
+        self._first_batch_id = 0
         self._next_batch_id = 0
         self._next_part_id = 0
         self._end_position = 0
         self._batches: dict[int, Batch] = {}
         self._to_stage: _Queue = []
-        self._to_read: _Queue = []
+        self._to_read: list[_Queue] = [[] for _ in range(n_turns)]
+
+    @property
+    def n_turns(self) -> int:
+        """Readers to which mini-batches are dealt in turn."""
+        return len(self._to_read)
+
+    @property
+    def next_batch_id(self) -> int:
+        """The number of the next mini-batch to be taken up."""
+        return self._next_batch_id
+
+    @property
+    def n_batches(self) -> int:
+        """Mini-batches that are not settled."""
+        return len(self._batches)
+
+    @property
+    def n_to_stage(self) -> int:
+        """Parts that no prefetcher has yet."""
+        return len(self._to_stage)
+
+    @property
+    def n_to_read(self) -> int:
+        """Parts that are staged, as far as they can be, and that no file reader has yet."""
+        return len(self._to_read)
 
     def batch(self, batch_id: int) -> Batch | None:
         """Return a mini-batch that is not settled, or None."""
@@ -168,9 +195,20 @@ class Schedule:
         """Take the part that is to be staged next, of the mini-batches before ``before_id``."""
         return self._pop(self._to_stage, PartState.TO_STAGE, PartState.STAGING, before_id)
 
-    def next_to_read(self, before_id: int) -> Part | None:
-        """Take the part that is to be read next, of the mini-batches before ``before_id``."""
-        return self._pop(self._to_read, PartState.TO_READ, PartState.READING, before_id)
+    def next_to_read(self, before_id: int, turn: int = 0) -> Part | None:
+        """Take the part that a reader is to read next, of the mini-batches before ``before_id``."""
+        if self.n_turns > 1:
+            before_id = min(before_id, self._due(turn) + 1)
+        return self._pop(self._to_read[turn], PartState.TO_READ, PartState.READING, before_id)
+
+    def _due(self, turn: int) -> int:
+        """Return the next mini-batch of a reader's turn, staged or not: it reads them in order."""
+        waiting = (PartState.TO_STAGE, PartState.STAGING, PartState.TO_READ)
+        for batch_id, batch in self._batches.items():
+            is_its = (batch_id - self._first_batch_id) % self.n_turns == turn
+            if is_its and any(part.state in waiting for part in batch.parts):
+                return batch_id
+        return -1
 
     def staged(self, part: Part, extents: bytes) -> Batch | None:
         """Note that a part may be read; return its mini-batch if that settles it."""
@@ -214,7 +252,7 @@ class Schedule:
 
     def drop_all(self, next_id: int) -> list[Batch]:
         """Abandon every mini-batch, and expect ``next_id`` next; return those settled by that."""
-        self._next_batch_id = next_id
+        self._next_batch_id = self._first_batch_id = next_id
         batches = list(self._batches.values())
         for batch in batches:
             batch.is_dropped = True
@@ -234,7 +272,10 @@ class Schedule:
 
     def _queue(self, part: Part, state: PartState) -> None:
         part.state = state
-        queue = self._to_stage if state is PartState.TO_STAGE else self._to_read
+        queue = self._to_stage
+        if state is PartState.TO_READ:
+            turn = part.batch.batch_id - self._first_batch_id
+            queue = self._to_read[turn % len(self._to_read)]
         heapq.heappush(queue, (part.part_id, part))
 
     def _pop(

@@ -150,8 +150,11 @@ class StagingStage:
         avoid = [index for index in indices if index in self._avoided]
         suspects = residency.suspects_among(indices)
         trusted = residency.trusted(indices)
+        batches = list(dict.fromkeys(part.batch.batch_id for part in parts))
         n_files, holders = self._costs.n_files, residency.holders_of(indices)
-        task = StageTask(task_id, indices, n_files, avoid, suspects, trusted, victims, holders)
+        task = StageTask(
+            task_id, indices, n_files, avoid, suspects, trusted, victims, holders, batches
+        )
         worker.send(("stage", *task))
         return True
 

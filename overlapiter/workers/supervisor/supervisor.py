@@ -8,7 +8,7 @@ the trainer:
     ("advance", consumed_id, [slot, …],       ("ready",), ("fatal", error, traceback)
         first_id, [index list, …])            ("layout", id, layout), ("segment", id, bytes) + fd
     ("orders", {epoch: order, …}, {…})        ("batch", id, layout_id, slot, parts)
-    ("reset", next_id)
+    ("reset", next_id, renewal), ("keep memory",)
     ("describe",)                             ("failed", id, pickled error), ("forget", …)
     ("close",)                                ("description", who, index), ("trouble", text)
 
@@ -33,18 +33,19 @@ A task may be reported in pieces; ``moved`` is None in all of them but the last.
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import os
 import selectors
 import time
 from collections.abc import Iterator
 
+from overlapiter.board import Counter, StatsBoard
 from overlapiter.errors import PipelineError
 from overlapiter.sharedmem.segments import Slot
 from overlapiter.sources import Dataset
-from overlapiter.stats import Counter, StatsBoard
+from overlapiter.stats import snapshot
 from overlapiter.store.site import Run
+from overlapiter.tracing import open_trace
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.processes import is_running
@@ -60,6 +61,7 @@ from overlapiter.workers.supervisor.staging_stage import StagingStage
 from overlapiter.workers.supervisor.team import Team, Worker
 from overlapiter.workers.supervisor.trainer_end import TrainerEnd
 from overlapiter.workers.supervisor.tuner import Tuner, credit_examples
+from overlapiter.workers.supervisor.watch import Watch
 
 #: How often to look whether the trainer is still there, and the workers are able to work.
 _LOOK_AFTER_SECONDS = 1.0
@@ -84,10 +86,12 @@ class Supervisor:
         self._plan = plan
         self._listener_fd = listener_fd
         self._board = board
-        self._created_ns = time.monotonic_ns()
         self._selector = selectors.DefaultSelector()
         self._trainer = TrainerEnd(channel, self._selector)
-        self._schedule = Schedule(is_staging=plan.staging is not None)
+        face = plan.face
+        self._reads_whole = face is not None and (face.collates or face.deals_in_turn)
+        n_turns = plan.n_readers if face is not None and face.deals_in_turn else 1
+        self._schedule = Schedule(is_staging=plan.staging is not None, n_turns=n_turns)
         # For those that are being built or ready, the next one, and the one that the user holds.
         self._keeper = SlotKeeper(n_expected=plan.n_build_ahead + 2)
         self._costs = CostEstimate(plan.n_readers, len(os.sched_getaffinity(0)))
@@ -107,6 +111,8 @@ class Supervisor:
         self._tuner: Tuner | None = None
         if staging is not None and staging.reads_in_flight is None:
             self._tuner = Tuner(self._staging.team.workers, staging, time.monotonic())
+        trace = self._trace = open_trace(plan.trace, "supervisor", 10)
+        self._watch = Watch(board, self._schedule, self._costs, trace)
         self._serving = self._serving_stage()
         self._stages: tuple[Stage, ...] = (self._staging, self._reading, self._serving)
 
@@ -139,6 +145,7 @@ class Supervisor:
             self._costs,
             self._residency,
             is_skipping=plan.is_skipping,
+            collates=plan.face is not None and plan.face.collates,
         )
 
     def _serving_stage(self) -> ServingStage:
@@ -147,7 +154,9 @@ class Supervisor:
         if staging is None or staging.peers is None:
             return ServingStage(Team("peer", [], lambda _channel, _row: None, self._leave), self)
         role = peer_role(staging, self._listener_fd)
-        return ServingStage(Team("peer", [self._board.peer_row()], role, self._leave_all), self)
+        return ServingStage(
+            Team("peer", [self._board.supervisor_row()], role, self._leave_all), self
+        )
 
     # --- life ---------------------------------------------------------------------------------
 
@@ -184,6 +193,7 @@ class Supervisor:
         self._staging.hand_out(before_id)
         self._reading.hand_out(before_id)
         self._tune()
+        self._watch.note_turn(self._consumed_id, is_probing=self._reading.is_probing)
 
     def _tune(self) -> None:
         """Have as many reads of the slow store in flight as are of use."""
@@ -192,6 +202,8 @@ class Supervisor:
         is_waiting = self._schedule.batch(self._consumed_id - 1) is not None
         if self._tuner.look(time.monotonic(), is_waiting=is_waiting):
             self._staging.credit_examples = credit_examples(self._tuner.reads_per_prefetcher)
+        in_vain = self._tuner.is_more_in_vain
+        self._board.supervisor_row().put(Counter.MORE_READS_IN_VAIN, in_vain)
 
     def _look_around(self) -> None:
         """Look for what no message reports: processes that ended or stopped, vacant places."""
@@ -213,10 +225,11 @@ class Supervisor:
         Args:
             ending: How the run has ended, for its record in the staging directory.
         """
-        self._staging.end(ending, dataclasses.asdict(self._board.snapshot(self._created_ns)))
+        self._staging.end(ending, snapshot(self._board).as_dict())
         self._reading.team.end()
         self._serving.team.end()
         self._staging.team.end(grace_seconds=_GRACE_SECONDS)
+        self._trace.close()
 
     # --- the trainer --------------------------------------------------------------------------
 
@@ -227,7 +240,9 @@ class Supervisor:
             for slot in released:
                 self._release(Slot(*slot))
             for batch_id, (indices, epochs, position) in enumerate(index_lists, first_id):
-                part_size = self._costs.part_size(len(indices), self._plan.n_build_ahead)
+                part_size = len(indices)
+                if not self._reads_whole:
+                    part_size = self._costs.part_size(part_size, self._plan.n_build_ahead)
                 self._schedule.admit(batch_id, indices, epochs, part_size, position)
         elif kind == "orders":
             self._residency.learn(*message[1:])
@@ -238,6 +253,10 @@ class Supervisor:
             for batch in self._schedule.drop_all(message[1]):
                 self.settle(batch)
             self._residency.restart()
+            if message[2] is not None:
+                self._renew_readers(message[2])
+        elif kind == "keep memory":
+            self._keeper.keep_memory()
         elif kind == "describe":
             self._trainer.tell(("description", *self._describe()))
         else:
@@ -275,7 +294,9 @@ class Supervisor:
             for sending in self._keeper.make_known(self._trainer.known, batch.layout_id, slot):
                 self._trainer.tell(*sending)
         parts = [(part.start, part.stop, part.report) for part in batch.parts]
-        self._trainer.tell(("batch", batch.batch_id, batch.layout_id, slot, parts))
+        with self._trace.span("deliver", "supervisor", batch.batch_id):
+            self._trace.flow("t", batch.batch_id)
+            self._trainer.tell(("batch", batch.batch_id, batch.layout_id, slot, parts))
 
     def _release(self, slot: Slot) -> None:
         for message in self._reading.release(slot):
@@ -331,6 +352,16 @@ class Supervisor:
         except ChannelClosedError:
             self._reap(stage, worker)
             return False
+
+    def _renew_readers(self, renewal: object) -> None:
+        """Put new processes in the places of all file readers, with the dataset as it came."""
+        assert self._plan.face is not None
+        self._plan.face.renewal = renewal
+        for worker in self._reading.team:
+            if worker.pid:
+                self._end(worker)
+            self._reading.drop(worker.take_all_back())
+            self._refill(self._reading, worker)
 
     def _reap(self, stage: Stage, worker: Worker) -> None:
         """Put a new process in the place of one that died, and have exactly its parts redone."""

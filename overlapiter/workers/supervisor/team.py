@@ -9,8 +9,8 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 
+from overlapiter.board import Counter, Row
 from overlapiter.errors import PipelineError
-from overlapiter.stats import Counter, Row
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
 from overlapiter.workers.ipc.outbox import Outbox
 from overlapiter.workers.start.processes import fork_worker

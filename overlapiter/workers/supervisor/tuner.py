@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from overlapiter.stats import Counter
+from overlapiter.board import Counter
 from overlapiter.workers.plan import StagingPlan
 from overlapiter.workers.supervisor.inflight import InFlight, Reading
 from overlapiter.workers.supervisor.team import Worker
@@ -51,6 +51,11 @@ class Tuner:
     def reads_per_prefetcher(self) -> int:
         """Reads that each prefetcher is to have in flight."""
         return self._in_flight.n_reads // len(self._workers)
+
+    @property
+    def is_more_in_vain(self) -> bool:
+        """Whether more reads than at present were tried, and brought nothing."""
+        return self._in_flight.is_more_in_vain
 
     def look(self, now_seconds: float, *, is_waiting: bool) -> bool:
         """Take note of the present; return whether the reads of each prefetcher change now.

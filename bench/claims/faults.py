@@ -1,0 +1,301 @@
+"""What a fault costs: a worker that is killed or stopped under a trainer, and the end of a program.
+
+A trainer takes mini-batches from ``OverlapIterator``, whose staging directory holds a part of the
+data, and hits one of its own file readers, prefetchers or its supervisor with SIGKILL, SIGSEGV or
+SIGSTOP, in a random order that follows from the seed. All bytes of all mini-batches are compared
+with those of an undisturbed run by one reader without staging::
+
+    python -m bench faults
+
+``notice`` is the time from the signal until a new process stood in the victim's place, by a look
+every two milliseconds or so; ``lost`` is the longest call of ``next()`` from then until three
+mini-batches after that, beyond what a call takes undisturbed. A stopped process is replaced by
+design when it is seen stopped at two looks in a row, a second apart. Then programs end, by
+``finalize``, Ctrl-C or ``kill -9``, and it is measured how long their children live on.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import itertools
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bench.harness import isolated
+from bench.harness.claim import Claim
+from bench.harness.family import (
+    Process,
+    descendants,
+    is_running,
+    memory_files,
+    new_shared_memory,
+    send,
+    workers,
+)
+from bench.harness.files import read_pairs
+from bench.harness.options import Options, option, picked
+from bench.harness.text import spread, table
+from bench.harness.turns import take_turns
+from bench.loaders.checks import checksum
+from bench.loaders.sources import PHOTOGRAPHS
+from bench.photographs import make_photographs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import overlapiter
+
+N_WORKERS = {"reader": 3, "prefetcher": 2, "supervisor": 1}
+SIGNALS = ("SIGKILL", "SIGSEGV", "SIGSTOP")
+#: Each way to end, with the seconds within which all children are to be gone.
+LIMIT_SECONDS = {"finalize": 2.0, "interrupt": 2.0, "kill": 5.0}
+_BATCH_SIZE = 16
+_N_FOLLOWING = 3  # mini-batches that may still wait because of a fault
+_N_CALM = 6  # between two faults
+_N_WARM_UP = 50
+_HANG_SECONDS = 60.0
+_LOOK_SECONDS = 0.001
+
+
+@dataclass
+class FaultOptions(Options):
+    """What is done how often."""
+
+    hits: int = option(10, "signals of each kind, to each kind of worker")
+    examples: int = option(400, "photographs, of which a third is staged at a time")
+    compute_ms: float = option(5.0, "of the trainer's step")
+    repeats: int = 5  # of each ending
+
+
+def open_iterator(request: dict, **options: object) -> overlapiter.OverlapIterator:
+    """Return an iterator over photographs; ``request`` says where they are, and what is staged."""
+    from chainer.datasets import LabeledImageDataset
+
+    import overlapiter
+
+    dataset = LabeledImageDataset(
+        read_pairs(request["pairs"], request["examples"]), request["root"]
+    )
+    if staged := request["staging"]:
+        most = {"n_prefetchers": N_WORKERS["prefetcher"], "capacity": request["capacity"]}
+        staging = overlapiter.Staging(staged, source=request["root"], keep_free=0, **most)
+        options = {**options, "staging": staging}
+    return overlapiter.OverlapIterator(dataset, _BATCH_SIZE, seed=request["seed"], **options)
+
+
+class Trainer:
+    """Takes mini-batches and notes what they were, and how long each took."""
+
+    def __init__(self, iterator: overlapiter.OverlapIterator, compute_ms: float) -> None:
+        self._iterator = iterator
+        self._compute_seconds = compute_ms / 1e3
+        self.checksums: list[int] = []
+        self.next_seconds: list[float] = []
+
+    def take(self, n_batches: int = 1) -> None:
+        """Take so many."""
+        for _ in range(n_batches):
+            start = time.monotonic()
+            batch = next(self._iterator)
+            self.next_seconds.append(round(time.monotonic() - start, 6))
+            self.checksums.append(checksum(batch))
+            time.sleep(self._compute_seconds)
+
+    def hit(self, kind: str, name: str, numbers: random.Random) -> dict:
+        """Hit a worker, and train until it is replaced and what it cost has been paid."""
+        faulthandler.dump_traceback_later(_HANG_SECONDS, exit=True)
+        while len(found := _workers_of(kind)) < N_WORKERS[kind] or not _all_are_there():
+            self.take()
+        self.take(_N_CALM)
+        victim, first = numbers.choice(found), len(self.next_seconds)
+        hit_at = time.monotonic()
+        send(victim, signal.Signals[name])
+        watch = _Watch(kind, found)
+        while watch.is_alive():
+            self.take()
+        self.take(_N_FOLLOWING)
+        longest = max(self.next_seconds[first:])
+        fault = {"kind": kind, "signal": name, "notice_seconds": watch.seen_at - hit_at}
+        return {**fault, "recover_seconds": longest}
+
+
+class _Watch(threading.Thread):
+    """Waits until there is a worker of a kind that was not there before."""
+
+    def __init__(self, kind: str, before: list[Process]) -> None:
+        super().__init__(daemon=True)
+        self._kind, self._before = kind, {process.identity for process in before}
+        self.seen_at = 0.0
+        self.start()
+
+    def run(self) -> None:
+        while all(process.identity in self._before for process in _workers_of(self._kind)):
+            time.sleep(_LOOK_SECONDS)
+        self.seen_at = time.monotonic()
+
+
+def _workers_of(kind: str) -> list[Process]:
+    found = workers(descendants(os.getpid())).items()
+    return [process for process, its in found if its == kind and not process.has_ended]
+
+
+def _all_are_there() -> bool:
+    return all(len(_workers_of(kind)) >= number for kind, number in N_WORKERS.items())
+
+
+def train(request: dict) -> dict:
+    """Train in this process, undisturbed for ``n_batches``, and then hit as ``hits`` says.
+
+    Returns:
+        ``hits``; the ``checksums`` of all mini-batches; ``calm_seconds`` of the undisturbed calls.
+    """
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no file for each SIGSEGV
+    numbers = random.Random(request["seed"])
+    planned = [*itertools.product(N_WORKERS, SIGNALS)] * request["hits"]
+    numbers.shuffle(planned)
+    options = {"n_processes": request["n_readers"], "n_prefetch": 2}
+    with open_iterator(request, **options) as iterator:
+        trainer = Trainer(iterator, request["compute_ms"])
+        trainer.take(request["n_batches"])
+        calm_seconds = trainer.next_seconds[_N_WARM_UP:]
+        hits = [trainer.hit(*each, numbers) for each in planned]
+        faulthandler.cancel_dump_traceback_later()
+    return {"hits": hits, "checksums": trainer.checksums, "calm_seconds": calm_seconds}
+
+
+# --- endings ----------------------------------------------------------------------------------
+
+
+def run_until_ended(request: dict) -> None:
+    """Be a program that trains until a line comes in, then finalizes, and waits for another."""
+    iterator = open_iterator(request, n_processes=N_WORKERS["reader"])
+    trainer = Trainer(iterator, request["compute_ms"])
+    trainer.take(_N_CALM)
+    has_come = threading.Thread(target=sys.stdin.readline, daemon=True)
+    has_come.start()
+    print("ready", flush=True)
+    while has_come.is_alive():
+        trainer.take()
+    iterator.finalize()
+    sys.stdin.readline()
+
+
+def end(request: dict, folder: Path) -> dict:
+    """Start a program and end it.
+
+    Returns:
+        ``children_seconds`` until all of its workers were gone; ``shared_memory`` that is left.
+    """
+    before = memory_files()
+    program = isolated.Program(run_until_ended, request, folder)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(program.command, cwd=isolated.CHECKOUT, text=True, **pipes) as process:
+        if process.stdout.readline() != "ready\n":
+            raise isolated.RunFailedError(f"{program.name} did not become ready")
+        children = workers(descendants(process.pid))
+        start = time.monotonic()
+        if request["ending"] == "finalize":
+            process.stdin.write("\n")
+            process.stdin.flush()
+        else:
+            is_kill = request["ending"] == "kill"
+            process.send_signal(signal.SIGKILL if is_kill else signal.SIGINT)
+        while any(map(is_running, children)) and time.monotonic() - start < _HANG_SECONDS:
+            time.sleep(_LOOK_SECONDS)
+        seconds = time.monotonic() - start
+    return {"children_seconds": seconds, "shared_memory": new_shared_memory(before)}
+
+
+# --- all --------------------------------------------------------------------------------------
+
+
+def measure(options: FaultOptions, scratch: Path) -> dict:
+    """Do all runs."""
+    made = make_photographs(PHOTOGRAPHS, options.examples)
+    request = {
+        **picked(options, ("examples", "seed", "compute_ms", "hits")),
+        "pairs": str(made.root / "pairs.txt"),
+        "root": str(made.root.resolve()),
+        "staging": str(scratch / "staging"),
+        "capacity": int(options.examples * made.mean_bytes / 3),
+        "n_readers": N_WORKERS["reader"],
+        "n_batches": 4 * _N_WARM_UP,
+    }
+    found = isolated.call(train, request)
+    sums = found.pop("checksums")
+    calm = {"staging": None, "n_readers": 1, "n_batches": len(sums), "hits": 0, "compute_ms": 0.0}
+    reference = isolated.call(train, {**request, **calm})["checksums"]
+    wrong = np.flatnonzero(np.not_equal(sums, reference)).tolist()
+    points = [{"name": name} for name in LIMIT_SECONDS]
+    take_turns(
+        points, options.repeats, lambda point: end({**request, "ending": point["name"]}, scratch)
+    )
+    return {**found, "n_batches": len(sums), "wrong": wrong, "points": points}
+
+
+def hit_rows(result: dict) -> list[list[str]]:
+    """Return a row for each kind of worker and each signal."""
+    calm_seconds, hits = median(result["calm_seconds"]), result["hits"]
+    groups = [
+        (*key, [hit for hit in hits if (hit["kind"], hit["signal"]) == key])
+        for key in itertools.product(N_WORKERS, SIGNALS)
+    ]
+
+    def seconds(name: str, *percents: int, less: float = 0.0):
+        return lambda group: " / ".join(
+            f"{max(value - less, 0):.3f}"
+            for value in np.percentile([hit[name] for hit in group[2]], percents)
+        )
+
+    columns = {"hit": lambda group: group[0], "signal": lambda group: group[1]}
+    columns["times"] = lambda group: len(group[2])
+    columns["replaced after, s: median / max"] = seconds("notice_seconds", 50, 100)
+    columns["lost, s: median / max"] = seconds("recover_seconds", 50, 100, less=calm_seconds)
+    return table([group for group in groups if group[2]], columns)
+
+
+def ending_rows(result: dict) -> list[list[str]]:
+    """Return a row for each way to end."""
+    over = {
+        p["name"]: spread(run["children_seconds"] for run in p["runs"]) for p in result["points"]
+    }
+    return table(
+        over.items(),
+        {
+            "ending": lambda item: item[0],
+            "all children gone after, s": lambda item: f"{item[1]['median']:.3f}",
+            "max": lambda item: f"{item[1]['max']:.3f}",
+            "limit": lambda item: f"{LIMIT_SECONDS[item[0]]:g}",
+        },
+    )
+
+
+def faults(result: dict) -> list[str]:
+    """Return every reason for which the benchmark fails."""
+    found = [f"wrong mini-batches at {result['wrong']}"] if result["wrong"] else []
+    runs = [(point["name"], run) for point in result["points"] for run in point["runs"]]
+    left = [(name, run["shared_memory"]) for name, run in runs if run["shared_memory"]]
+    found += [f"{name}: left in /dev/shm: {', '.join(names)}" for name, names in left]
+    hung = {name for name, run in runs if run["children_seconds"] > _HANG_SECONDS}
+    return found + [f"{name}: children that do not end" for name in sorted(hung)]
+
+
+CLAIM = Claim(
+    __doc__,
+    FaultOptions,
+    measure,
+    quick={"hits": 1, "repeats": 1},
+    tables={"hits": hit_rows, "endings": ending_rows},
+    faults=faults,
+)

@@ -1,0 +1,231 @@
+"""What one update of a model's weights costs the server of `overlapiter train`.
+
+The time of one update by optimizer, size of the model and means, beside plain NumPy and Chainer's
+own optimizer, each in one thread of a process of its own::
+
+    python -m bench updates
+
+``memory`` is the traffic that an update cannot do without, weights, gradient and slots read,
+weights and slots written, per second, as a share of what scaling a large array in place achieves.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from statistics import median
+from typing import TYPE_CHECKING
+
+from bench.harness import isolated
+from bench.harness.claim import Claim
+from bench.harness.text import aligned
+from bench.harness.turns import take_turns
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+MEANINGS = {
+    "plain": "plain NumPy",
+    "chainer": "Chainer's optimizer",
+    "numpy": "NumPy by blocks",
+    "numba": "Numba, one pass",
+}
+OPTIMIZERS = ("sgd", "momentum", "adam", "adadelta", "rmsprop")
+#: The published gain of NumExpr over NumPy for one update of Adam is 20 ms to 6 ms.
+_TARGET = 20 / 6
+_MILLION = 1_000_000
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what is run."""
+    add, names = parser.add_argument, list(OPTIMIZERS)
+    add("--millions", type=_numbers, default=[0.1, 1.0, 5.0, 20.0], help="of weights")
+    add("--optimizers", type=lambda text: text.split(","), default=names, help="(all)")
+    text = "seconds for which each repeats its updates (%(default)s)"
+    add("--seconds", type=float, default=0.5, help=text)
+
+
+def _numbers(text: str) -> list[float]:
+    return [float(word) for word in text.split(",")]
+
+
+def take(request: dict) -> dict:
+    """Time updates in this process.
+
+    Args:
+        request: ``optimizer``, ``means``, ``n`` and ``seconds``.
+
+    Returns:
+        ``update_ms`` and ``cpu_ms``, medians; ``memory_gb_per_s``, read and written.
+    """
+    import numpy as np
+
+    random, n = np.random.default_rng(0), request["n"]
+    weights = random.standard_normal(n, np.float32)
+    gradient = random.standard_normal(n, np.float32) * np.float32(0.01)
+    update = _updater(request["optimizer"], request["means"], weights, gradient)
+    times = _timed(update, request["seconds"])
+    large, one = np.ones(40 * _MILLION, np.float32), np.float32(1)
+    scaling = _timed(lambda: np.multiply(large, one, out=large), request["seconds"] / 2)
+    return {
+        "update_ms": median(wall for wall, _ in times) * 1e3,
+        "cpu_ms": median(cpu for _, cpu in times) * 1e3,
+        "memory_gb_per_s": 2 * large.nbytes / median(wall for wall, _ in scaling) / 1e9,
+    }
+
+
+def _updater(name, means, weights, gradient):
+    """Return what makes one update, beginning with it where that is slower the first time."""
+    from overlapiter.mpi.training.optimizers import make_optimizer
+    from overlapiter.mpi.training.rules import RULES
+
+    if means == "plain":
+        update = _plain(RULES[name], weights, gradient)
+    elif means == "chainer":
+        update = _of_chainer(name, weights, gradient)
+    else:
+        optimizer = make_optimizer(name, means=means)
+
+        def update() -> None:
+            optimizer.update(weights, gradient)
+
+    update()
+    return update
+
+
+def _plain(rule, weights, gradient):
+    """Return an update as the equations are written: whole arrays, and new ones for all results."""
+    news, n_updates = (weights, *(0 * weights for _ in rule.slots)), 0
+
+    def update() -> None:
+        nonlocal news, n_updates
+        n_updates += 1
+        constants = rule.constants(rule.learning_rate, n_updates, rule.settings)
+        news = rule.step(news[0], gradient, *news[1:], *constants)
+
+    return update
+
+
+def _of_chainer(name, weights, gradient):
+    import chainer
+    from chainer import optimizers
+
+    names = {"sgd": "SGD", "momentum": "MomentumSGD", "adam": "Adam", "adadelta": "AdaDelta"}
+    link = chainer.Link()
+    with link.init_scope():
+        link.weights = chainer.Parameter(weights)
+    link.weights.grad = gradient
+    return getattr(optimizers, names.get(name, "RMSprop"))().setup(link).update
+
+
+def _timed(call, seconds: float) -> list[tuple[float, float]]:
+    """Return the wall and CPU seconds of each of many calls, at least five."""
+    times, end = [], time.perf_counter() + seconds
+    while len(times) < 5 or time.perf_counter() < end:
+        wall, cpu = time.perf_counter(), time.process_time()
+        call()
+        times.append((time.perf_counter() - wall, time.process_time() - cpu))
+    return times
+
+
+def measure(options: argparse.Namespace, _scratch: Path) -> dict:
+    """Do all runs: Adam at every size, the others at the one that is nearest to 5 million."""
+    all_means = [m for m in MEANINGS if m != "numba" or importlib.util.find_spec("numba")]
+    middle = min(options.millions, key=lambda millions: abs(millions - 5))
+    points = [
+        {"optimizer": name, "means": means, "n": int(millions * _MILLION)}
+        for name in options.optimizers
+        for millions in (options.millions if name == "adam" else [middle])
+        for means in all_means
+    ]
+
+    def run(point: dict) -> dict:
+        return isolated.call(take, {**point, "runs": None, "seconds": options.seconds})
+
+    take_turns(points, options.repeats, run)
+    return {"points": points}
+
+
+def ms_of(point: dict) -> float:
+    """Return the median time of an update."""
+    return median(run["update_ms"] for run in point["runs"])
+
+
+def _gb_per_s(point: dict) -> float:
+    """Return the memory traffic of an update, as far as it is inevitable, per second."""
+    from overlapiter.mpi.training.rules import RULES
+
+    n_slots = len(RULES[point["optimizer"]].slots)
+    return 4 * point["n"] * (3 + 2 * n_slots) / ms_of(point) / 1e6
+
+
+def _gain(result: dict, point: dict) -> float:
+    """Return how many times faster than plain NumPy a point is."""
+    same = (point["optimizer"], point["n"])
+    for each in result["points"]:
+        if each["means"] == "plain" and (each["optimizer"], each["n"]) == same:
+            return ms_of(each) / ms_of(point)
+    raise ValueError(f"plain NumPy was not measured with {same}")
+
+
+def rows(result: dict) -> list[list[str]]:
+    """Return a row for each point."""
+    table = [["optimizer", "weights", "by", "ms", "times as fast", "updates/s", "memory"]]
+    for point in result["points"]:
+        possible = median(run["memory_gb_per_s"] for run in point["runs"])
+        table.append(
+            [
+                point["optimizer"],
+                f"{point['n'] / _MILLION:g} M",
+                MEANINGS[point["means"]],
+                f"{ms_of(point):.3g}",
+                f"{_gain(result, point):.1f}",
+                f"{1e3 / ms_of(point):,.0f}",
+                f"{_gb_per_s(point):.0f} GB/s, {_gb_per_s(point) / possible:.0%}",
+            ]
+        )
+    return table
+
+
+def faults(result: dict) -> list[str]:
+    """Return what falls short of the published gain: Adam on five million weights."""
+    for point in result["points"]:
+        if (point["optimizer"], point["means"], point["n"]) == ("adam", "numba", 5 * _MILLION):
+            gain = _gain(result, point)
+            text = f"one update of Adam is {gain:.1f} times as fast as NumPy, not {_TARGET:.1f}"
+            return [text] if gain < _TARGET else []
+    return []
+
+
+def draw_all(result: dict, stem: Path) -> list[Path]:
+    """Draw the time of one update of Adam by size of the model."""
+    from bench.harness import figures
+
+    figure, axes = figures.plt.subplots()
+    colours = (figures.BLACK, figures.GREY, figures.ORANGE, figures.BLUE)
+    for (means, words), colour in zip(MEANINGS.items(), colours, strict=True):
+        points = [p for p in result["points"] if p["optimizer"] == "adam" and p["means"] == means]
+        sizes = [p["n"] / _MILLION for p in points]
+        axes.plot(sizes, [ms_of(p) for p in points], "o-", color=colour, label=words)
+    possible = median(run["memory_gb_per_s"] for p in result["points"] for run in p["runs"])
+    sizes = sorted({p["n"] for p in result["points"]})
+    bound = [28 * n / possible / 1e6 for n in sizes]  # of the two slots of Adam
+    millions = [n / _MILLION for n in sizes]
+    axes.plot(millions, bound, "--", color=figures.RED, label="the memory alone")
+    axes.set(xscale="log", yscale="log", xlabel="millions of weights", ylabel="ms of one update")
+    axes.set_title("One update of Adam on the server, in one thread", loc="left")
+    axes.legend()
+    return [figures.save(figure, stem.with_suffix(".png"), result)]
+
+
+CLAIM = Claim(
+    __doc__,
+    add_options,
+    measure,
+    lambda result: aligned(rows(result)),
+    quick={"millions": [0.1], "optimizers": ["adam"], "seconds": 0.01, "repeats": 1},
+    tables={"updates": rows},
+    figures=__name__,
+    faults=faults,
+)

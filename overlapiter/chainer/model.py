@@ -1,0 +1,177 @@
+"""A Chainer link as the one flat vector of parameters that master/worker training works on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import chainer
+import chainer.functions as F  # Chainer's own way to write it
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float32]
+
+_LOSSES = {
+    "softmax_cross_entropy": F.softmax_cross_entropy,
+    "mean_squared_error": F.mean_squared_error,
+    "sigmoid_cross_entropy": F.sigmoid_cross_entropy,
+}
+
+
+class ChainerModel:
+    """A link; see :class:`overlapiter.mpi.training.model.Model` for what the methods do.
+
+    Args:
+        link: Maps features to outputs, or features and labels to the loss if ``loss`` is "model".
+        loss: Name of the loss.
+        metrics: Names of the metrics: "accuracy".
+        device: As :func:`chainer.get_device` takes it, or ``cpu``.
+        example: Features and labels of one example, to make parameters that wait for a shape.
+
+    Attributes:
+        layout: As in the protocol.
+        measure_names: As in the protocol.
+        n_state: As in the protocol.
+    """
+
+    def __init__(
+        self,
+        link: Any,
+        loss: str,
+        metrics: tuple[str, ...],
+        device: str,
+        example: tuple[Any, ...],
+    ) -> None:
+        self._link = link
+        self._loss = loss
+        self.measure_names = ("loss", *metrics)
+        self._device = chainer.get_device("@numpy" if device == "cpu" else device)
+        if any(param.array is None for param in link.params()):
+            with chainer.using_config("train", False), chainer.no_backprop_mode():
+                self._measures(example)
+        link.to_device(self._device)
+        self._params = [param for _, param in sorted(link.namedparams()) if param.array is not None]
+        self._names = [name for name, p in sorted(link.namedparams()) if p.array is not None]
+        self._flat = self._flattened()
+        self._persistent = _persistent(link)
+        self.n_state = sum(np.size(getattr(of, key)) for _, of, key in self._persistent)
+        self.layout = json.dumps(
+            [[name, list(p.shape)] for name, p in zip(self._names, self._params, strict=True)]
+            + [[name, list(np.shape(getattr(of, key)))] for name, of, key in self._persistent]
+        )
+
+    def _flattened(self) -> Any:
+        """Make all parameters views of one array, so that loading weights is one copy."""
+        xp = self._device.xp
+        flat = xp.empty(sum(param.size for param in self._params), np.float32)
+        begin = 0
+        for param in self._params:
+            view = flat[begin : begin + param.size].reshape(param.shape)
+            view[...] = param.array
+            param.array = view
+            begin += param.size
+        return flat
+
+    def weights(self) -> Vector:
+        """Return a copy of parameters and persistent values."""
+        vector = np.empty(self._flat.size + self.n_state, np.float32)
+        vector[: self._flat.size] = _on_host(self._flat)
+        self._write_state(vector)
+        return vector
+
+    def load(self, weights: Vector) -> None:
+        """Copy values into parameters and persistent values."""
+        if self._device.xp is np:
+            np.copyto(self._flat, weights[: self._flat.size])
+        else:
+            self._flat.set(weights[: self._flat.size])
+        begin = self._flat.size
+        for _, of, key in self._persistent:
+            value = getattr(of, key)
+            part = weights[begin : begin + np.size(value)]
+            begin += part.size
+            if np.ndim(value):
+                value[...] = self._device.xp.asarray(part.reshape(value.shape), value.dtype)
+            else:
+                setattr(of, key, type(value)(part[0]))
+
+    def _write_state(self, vector: Vector) -> None:
+        begin = self._flat.size
+        for _, of, key in self._persistent:
+            value = np.ravel(_on_host(getattr(of, key)))
+            vector[begin : begin + value.size] = value
+            begin += value.size
+
+    def gradient(self, batch: tuple[Any, ...], gradient: Vector, seed: int) -> Sequence[float]:
+        """Compute the gradient of the mean loss, and the measures, of a mini-batch."""
+        np.random.seed(seed & 0xFFFFFFFF)  # Chainer's dropout uses it
+        self._link.cleargrads()
+        with chainer.using_config("train", True):
+            loss, measures = self._measures(batch)
+            loss.backward()
+        begin = 0
+        for param in self._params:
+            part = gradient[begin : begin + param.size].reshape(param.shape)
+            if param.grad is None:  # it has no part in the loss
+                part[...] = 0
+            else:
+                part[...] = _on_host(param.grad)
+            begin += param.size
+        self._write_state(gradient)
+        return [float(each) for each in measures]
+
+    def evaluate(self, batch: tuple[Any, ...]) -> Sequence[float]:
+        """Return the measures of a mini-batch."""
+        with chainer.using_config("train", False), chainer.no_backprop_mode():
+            return [float(each) for each in self._measures(batch)[1]]
+
+    def _measures(self, batch: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+        *features, labels = (self._device.send(each) for each in batch)
+        if self._loss == "model":
+            reporter = chainer.Reporter()
+            observed: dict[str, Any] = {}
+            reporter.add_observer("main", self._link)
+            with reporter.scope(observed):
+                loss = self._link(*features, labels)
+            return loss, [loss.array, *(observed[f"main/{n}"] for n in self.measure_names[1:])]
+        outputs = self._link(*features)
+        if self._loss == "mean_squared_error":
+            labels = labels.astype(outputs.dtype, copy=False).reshape(outputs.shape)
+        elif self._loss == "sigmoid_cross_entropy":
+            labels = labels.reshape(outputs.shape)
+        loss = _LOSSES[self._loss](outputs, labels)
+        accuracies = [self._accuracy(outputs, labels) for _ in self.measure_names[1:]]
+        return loss, [loss.array, *accuracies]
+
+    def _accuracy(self, outputs: Any, labels: Any) -> Any:
+        if self._loss == "sigmoid_cross_entropy":
+            return F.binary_accuracy(outputs, labels).array
+        return F.accuracy(outputs, labels).array
+
+    def names_of_bad(self) -> list[str]:
+        """Return the names of the parameters that are not finite."""
+        xp = self._device.xp
+        pairs = zip(self._names, self._params, strict=True)
+        return [name for name, param in pairs if not xp.isfinite(param.array).all()]
+
+    def save(self, path: str) -> None:
+        """Write the link for :func:`chainer.serializers.load_npz`."""
+        chainer.serializers.save_npz(path, self._link)
+
+
+def _on_host(array: Any) -> Any:
+    return chainer.get_device("@numpy").send(array) if hasattr(array, "device") else array
+
+
+def _persistent(link: Any) -> list[tuple[str, Any, str]]:
+    """Return name, owner and attribute of the persistent values of all links that are numbers."""
+    found = []
+    for name, each in sorted(link.namedlinks()):
+        for key in sorted(each._persistent):
+            value = getattr(each, key)
+            dtype = getattr(value, "dtype", None) or np.asarray(value).dtype
+            if dtype.kind in "biuf":
+                found.append((f"{name}/{key}", each, key))
+    return found

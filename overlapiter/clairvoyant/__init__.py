@@ -1,0 +1,1 @@
+"""The whole run, known from the seed: accesses, placement, performance model, simulator."""

@@ -1,0 +1,161 @@
+"""Which rank reads which example when, over the whole run; all of it follows from the seed.
+
+The order is that of :class:`overlapiter.scatter.ScatteredOrder`: nothing here computes another.
+Each epoch is computed directly, and arrays are as long as an epoch or as the data set, so a longer
+run or more ranks take time, not memory. Pure.
+
+Source: Dryden et al., "Clairvoyant Prefetching for Distributed Machine Learning I/O", SC '21,
+section 3 (access frequency).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overlapiter.errors import OptionError
+from overlapiter.nextuse import FAR
+from overlapiter.options import check_count
+from overlapiter.order import Indices
+from overlapiter.scatter import Remainder, ScatteredOrder
+
+
+class AccessPlan:
+    """The accesses of all ranks of a job.
+
+    Args:
+        seed: That of ``overlapiter.scatter_order``.
+        n_examples: Examples in the data set.
+        n_ranks: Ranks of the job.
+        n_epochs: Epochs of the run.
+        batch_size: Examples in a mini-batch of one rank.
+        first_epoch: The epoch in which the run begins or goes on.
+        shuffle: As for ``overlapiter.scatter_order``.
+        remainder: As for ``overlapiter.scatter_order``.
+
+    Raises:
+        OptionError: An argument cannot work.
+    """
+
+    def __init__(
+        self,
+        seed: int,
+        n_examples: int,
+        n_ranks: int,
+        n_epochs: int,
+        batch_size: int = 1,
+        *,
+        first_epoch: int = 0,
+        shuffle: bool = True,
+        remainder: Remainder = "fill",
+    ) -> None:
+        self.n_examples = check_count("n_examples", n_examples)
+        self.n_ranks = check_count("n_ranks", n_ranks)
+        self.batch_size = check_count("batch_size", batch_size)
+        first = check_count("first_epoch", first_epoch, minimum=0)
+        self.epochs = range(first, first + check_count("n_epochs", n_epochs))
+        self._order = ScatteredOrder(0, n_ranks, seed, shuffle=shuffle, remainder=remainder)
+
+    @classmethod
+    def of_global_batch(
+        cls, seed: int, n_examples: int, n_ranks: int, n_epochs: int, global_batch_size: int
+    ) -> AccessPlan:
+        """Return the plan of a job whose ranks share mini-batches of ``global_batch_size``.
+
+        Raises:
+            OptionError: The ranks cannot have equal shares of a mini-batch.
+        """
+        batch_size, rest = divmod(global_batch_size, n_ranks)
+        if rest or not batch_size:
+            near = max(1, round(global_batch_size / n_ranks)) * n_ranks
+            raise OptionError(
+                "global_batch_size",
+                f"{n_ranks} ranks cannot share {global_batch_size} examples equally, and a rank "
+                f"with fewer mini-batches lets the others wait for ever; take {near}",
+            )
+        return cls(seed, n_examples, n_ranks, n_epochs, batch_size)
+
+    def of_rank(self, rank: int, epoch: int) -> Indices:
+        """Return what a rank reads in an epoch, in order; any epoch, at the same cost."""
+        return self._order.for_rank(rank).of_epoch(epoch, self.n_examples)
+
+    def epochs_of(self, ranks: Iterable[int]) -> Iterator[tuple[int, int, Indices]]:
+        """Yield (epoch, rank, what it reads then); the shuffle of an epoch is computed once."""
+        ranks = list(ranks)
+        for epoch in self.epochs:
+            self._order.of_epoch(epoch, self.n_examples)  # keeps the shuffle, for all ranks
+            for rank in ranks:
+                yield epoch, rank, self.of_rank(rank, epoch)
+
+    def first_reads(self, epoch: int) -> tuple[Indices, Indices]:
+        """Return which rank reads each example first in an epoch, and at which of its positions.
+
+        Returns:
+            Two arrays of shape ``(n_examples,)``; -1 for an example that is not read.
+        """
+        return self._order.first_reads(epoch, self.n_examples)
+
+    def frequencies(self, ranks: Iterable[int]) -> NDArray[np.int32]:
+        """Return how often these ranks together read each example; shape ``(n_examples,)``."""
+        counts = np.zeros(self.n_examples, np.int32)
+        for _epoch, _rank, order in self.epochs_of(ranks):
+            np.add.at(counts, order, 1)
+        return counts
+
+    def first_uses(self, ranks: Iterable[int]) -> NDArray[np.int64]:
+        """Return the position at which one of these ranks reads each example first, or FAR.
+
+        A position counts examples of one rank: ``epoch * epoch size + offset``; all ranks are at
+        the same one at the same time.
+        """
+        return self.next_uses(ranks, 0)
+
+    def next_uses(self, ranks: Iterable[int], position: int) -> NDArray[np.int64]:
+        """Return the first position from ``position`` on at which one of these ranks reads each.
+
+        Returns:
+            Positions of shape ``(n_examples,)``, FAR where none follows.
+        """
+        found = np.full(self.n_examples, FAR, np.int64)
+        for epoch, _rank, order in self.epochs_of(ranks):
+            at = epoch * len(order) + np.arange(len(order))
+            is_later = at >= position
+            np.minimum.at(found, order[is_later], at[is_later])
+        return found
+
+
+def binomial_tail(n: int, p: float, k: float) -> float:
+    """Return P[X > k] for X ~ Binomial(n, p)."""
+    first = math.floor(k) + 1
+    if first <= 0 or not 0 < p < 1:
+        return float(k < n * p)
+    successes = range(first, n + 1)
+    return math.fsum(
+        math.exp(
+            math.lgamma(n + 1)
+            - math.lgamma(i + 1)
+            - math.lgamma(n - i + 1)
+            + i * math.log(p)
+            + (n - i) * math.log1p(-p)
+        )
+        for i in successes
+    )
+
+
+def expected_often(n_examples: int, n_ranks: int, n_epochs: int, excess: float) -> float:
+    """Return how many examples a rank is expected to read far more often than on average.
+
+    Args:
+        n_examples: Examples in the data set.
+        n_ranks: Ranks.
+        n_epochs: Epochs.
+        excess: ``d`` of "more than (1 + d) times the mean".
+
+    Source: Dryden et al., section 3.1: the accesses of one rank to one example are
+    Binomial(epochs, 1 / ranks).
+    """
+    mean = n_epochs / n_ranks
+    return n_examples * binomial_tail(n_epochs, 1 / n_ranks, (1 + excess) * mean)

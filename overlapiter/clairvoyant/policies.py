@@ -1,0 +1,276 @@
+"""The policies that the simulator compares: what each example costs, and what comes first.
+
+Each takes a system and a workload and returns the seconds of the whole run, or None where it cannot
+run. How they read the published descriptions is in docs/clairvoyant.md. Pure.
+
+Source: Böhringer 2020 ([T]), chapter 4; Dryden et al., SC '21, table 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+
+from .model import Array, Clock, System, expected_store_seconds, naive_seconds
+from .placement import Placement
+from .workload import Workload
+
+Policy = Callable[[System, Workload], "float | None"]
+
+
+def lower_bound(system: System, workload: Workload) -> float:
+    """No example is waited for: each mini-batch takes what the slowest rank computes."""
+    bounds = (sizes.sum(axis=1).max(axis=1).sum() for _, sizes in workload.epochs())
+    return float(sum(bounds)) / system.compute_rate
+
+
+def naive(system: System, workload: Workload) -> float:
+    """Each example is fetched from the store, decoded and computed, one after another."""
+    return sum(naive_seconds(system, sizes) for _, sizes in workload.epochs())
+
+
+def staging_buffer(system: System, workload: Workload) -> float:
+    """The next example is read from the store while one is computed: double buffering.
+
+    The threads of a rank decode while others of it fetch, so reading takes as long as fetching,
+    from a store of which the rank is a client while it fetches.
+    """
+    seconds = max(expected_store_seconds(system, system.write_seconds), system.write_seconds)
+    clock = Clock(system)
+    for _, sizes in workload.epochs():
+        clock.consume_one_ahead(sizes, sizes * seconds)
+    return clock.now
+
+
+def _shard_seconds(system: System, workload: Workload, share: float = 1.0) -> float:
+    """Return how long the ranks take to read a shard each, or a part of it, from the store."""
+    shards = [workload.sizes[rank :: system.n_ranks].sum() for rank in range(system.n_ranks)]
+    return share * max(shards) * system.busy_store_seconds / system.buffer.n_threads
+
+
+def _memory_share(system: System, workload: Workload) -> float:
+    """Return which part of the data set fits into the memory, the first tier, of all ranks."""
+    return min(1.0, system.n_ranks * system.tiers[0].capacity / workload.total)
+
+
+def _from_memory(system: System, workload: Workload, started: float, cached_share: float) -> float:
+    """Return the end of a run that reads the memory of all ranks, and the rest from the store."""
+    clock = Clock(system, started=started)
+    memory = system.tiers[0]
+    n_cached = int(cached_share * workload.plan.n_examples)
+    for examples, sizes in workload.epochs():
+        is_own = examples % system.n_ranks == np.arange(system.n_ranks)
+        fetch = np.where(is_own, memory.read_seconds, system.peer_seconds(memory))
+        seconds = np.where(
+            examples < n_cached, fetch + system.write_seconds, system.busy_store_seconds
+        )
+        clock.consume(sizes, sizes * seconds)
+    return clock.now
+
+
+def deepio_ordered(system: System, workload: Workload) -> float:
+    """Each rank loads its shard into memory; the order is kept, so what does not fit is missed."""
+    share = _memory_share(system, workload)
+    return _from_memory(system, workload, _shard_seconds(system, workload, share), share)
+
+
+def deepio_opportunistic(system: System, workload: Workload) -> float:
+    """As ordered, but ranks take examples that are in their memory for those that are not."""
+    share = _memory_share(system, workload)
+    clock = Clock(system, started=_shard_seconds(system, workload, share))
+    seconds = system.tiers[0].read_seconds + system.write_seconds
+    n_cached = int(share * workload.plan.n_examples)
+    for examples, _ in workload.epochs():
+        # Any example of the rank's own part of the memory.
+        own = examples - examples % system.n_ranks + np.arange(system.n_ranks)
+        own %= max(n_cached - n_cached % system.n_ranks, system.n_ranks)
+        sizes = np.where(examples < 0, 0.0, workload.sizes[own])
+        clock.consume(sizes, sizes * seconds)
+    return clock.now
+
+
+def parallel_staging(system: System, workload: Workload) -> float | None:
+    """Each rank copies its shard, decoded, to its disk, and trains on that alone.
+
+    None if a shard does not fit on the disk, the last tier.
+    """
+    disk = system.tiers[-1]
+    if workload.total > disk.capacity * system.n_ranks:
+        return None
+    clock = Clock(system, disk.n_threads, started=_shard_seconds(system, workload))
+    for examples, _ in workload.epochs():
+        own = examples - examples % system.n_ranks + np.arange(system.n_ranks)
+        own %= workload.plan.n_examples - workload.plan.n_examples % system.n_ranks
+        sizes = np.where(examples < 0, 0.0, workload.sizes[own])
+        clock.consume_one_ahead(sizes, sizes * disk.read_seconds, waits=False)
+    return clock.now
+
+
+def lbann_dynamic(system: System, workload: Workload) -> float | None:
+    """The first epoch reads the store and fills the memory of the ranks; later ones read that."""
+    if _memory_share(system, workload) < 1.0:
+        return None
+    clock = Clock(system)
+    memory = system.tiers[0]
+    owner = np.empty(workload.plan.n_examples, np.intp)
+    for epoch, (examples, sizes) in enumerate(workload.epochs()):
+        ranks = np.arange(system.n_ranks)
+        if not epoch:
+            seconds = np.full(sizes.shape, system.busy_store_seconds)
+            owner[examples] = ranks  # an example -1 of no size changes nothing that is timed
+        else:
+            peer = system.peer_seconds(memory)
+            fetch = np.where(owner[examples] == ranks, memory.read_seconds, peer)
+            seconds = fetch + system.write_seconds
+        clock.consume(sizes, sizes * seconds)
+    return clock.now
+
+
+def lbann_preloading(system: System, workload: Workload) -> float | None:
+    """Each rank loads its shard into memory before the first epoch."""
+    if _memory_share(system, workload) < 1.0:
+        return None
+    return _from_memory(system, workload, _shard_seconds(system, workload), 1.0)
+
+
+def locality_aware(system: System, workload: Workload) -> float:
+    """Ranks load shards, then take of each mini-batch what they hold; the rest is exchanged.
+
+    So they fetch from peers what a mini-batch holds unevenly, and nothing else that fits.
+    """
+    share = _memory_share(system, workload)
+    return _from_memory(system, workload, _shard_seconds(system, workload, share), share)
+
+
+def _tier_schedules(
+    system: System, workload: Workload, stream: Array
+) -> tuple[Array, Array, Array, Array]:
+    """Return what a rank places where, and when its tiers have it, if they prefetch from the start.
+
+    Args:
+        system: The system.
+        workload: The workload.
+        stream: What the rank reads over the run.
+
+    Returns:
+        Its examples; the tier of each, or -1; when it is there; for each access, the number of its
+        example among those.
+    """
+    found, first, inverse, counts = np.unique(
+        stream, return_index=True, return_inverse=True, return_counts=True
+    )
+    sizes = workload.sizes[found]
+    order = np.lexsort((first, -counts))
+    tiers = np.full(len(found), -1, np.int8)
+    there = np.full(len(found), np.inf)
+    for number, tier in enumerate(system.tiers):
+        some = order[: np.searchsorted(np.cumsum(sizes[order]), tier.capacity, side="right")]
+        order = order[len(some) :]
+        by_use = some[np.argsort(first[some], kind="stable")]
+        seconds = system.busy_store_seconds + tier.write_seconds
+        there[by_use] = np.cumsum(sizes[by_use]) * seconds / tier.n_threads
+        tiers[some] = number
+    return found, tiers, there, inverse
+
+
+def clairvoyant(system: System, workload: Workload) -> float:
+    """The published policy: each rank places by its own frequencies, and prefetches by first use.
+
+    The threads of each tier fetch from the store from the start on, while those of the staging
+    buffer fetch each example from where it is soonest: the own tier, a peer's, or the store.
+    """
+    n_ranks, plan = system.n_ranks, workload.plan
+    streams = [[] for _ in range(n_ranks)]  # type: list[list[Array]]
+    for _epoch, rank, order in plan.epochs_of(range(n_ranks)):
+        streams[rank].append(order)
+    holder_there = np.full(plan.n_examples, np.inf)
+    holder_seconds = np.full(plan.n_examples, np.inf)
+    own_there, own_seconds = [], []
+    peer = np.array([system.peer_seconds(tier) for tier in system.tiers] + [np.inf])
+    local = np.array([tier.read_seconds for tier in system.tiers] + [np.inf])
+    for rank in range(n_ranks):
+        stream = np.concatenate(streams[rank])
+        found, tiers, there, inverse = _tier_schedules(system, workload, stream)
+        is_sooner = there < holder_there[found]
+        some = found[is_sooner]
+        holder_there[some], holder_seconds[some] = there[is_sooner], peer[tiers[is_sooner]]
+        own_there.append(there[inverse].astype(np.float32))
+        own_seconds.append(local[tiers][inverse].astype(np.float32))
+    own_there_at, own_seconds_at = np.stack(own_there, axis=1), np.stack(own_seconds, axis=1)
+    clock, position = Clock(system), 0
+    store = float(system.store_seconds(n_ranks))
+    for examples, sizes in workload.epochs():
+        n_batches, batch_size, _ = sizes.shape
+        size = len(streams[0][0])
+        for start in range(n_batches):
+            some, some_sizes = examples[start], sizes[start]
+            at = slice(
+                position + start * batch_size, position + min((start + 1) * batch_size, size)
+            )
+            begun = clock.begin()
+            n = at.stop - at.start
+            fetch = np.full(some.shape, store)
+            is_held = holder_there[some] <= begun
+            fetch[is_held] = np.minimum(store, holder_seconds[some][is_held])
+            own = np.where(own_there_at[at] <= begun, own_seconds_at[at], np.inf)
+            fetch[:n] = np.minimum(fetch[:n], own)
+            seconds = fetch + system.write_seconds
+            clock.consume(some_sizes[np.newaxis], (some_sizes * seconds)[np.newaxis])
+        position += size
+    return clock.now
+
+
+def ours(system: System, workload: Workload) -> float:
+    """Pooled placement: each example is read once from the store while the nodes have room.
+
+    All threads of a rank read what is needed next, from wherever it is; a tier serves no more than
+    its own threads can read.
+    """
+    clock = Clock(system)
+    for sizes, seconds, sources in ours_reads(system, workload):
+        work = np.cumsum((sizes * seconds).reshape(-1, system.n_ranks), axis=0) / system.n_threads
+        for number, tier in enumerate(system.tiers):
+            read = np.where(sources == number, sizes * seconds, 0.0).reshape(work.shape)
+            np.maximum(work, np.cumsum(read, axis=0) / tier.n_threads, out=work)
+        clock.consume_at(sizes, work)
+    return clock.now
+
+
+def ours_reads(system: System, workload: Workload) -> Iterator[tuple[Array, Array, Array]]:
+    """Yield, for each epoch, sizes, seconds per MB, and sources: a tier, or -1 for the store."""
+    plan = workload.plan
+    sizes_bytes = np.round(workload.sizes * 1e6).astype(np.int64)
+    rooms = [sum(system.capacities_bytes(len(ranks))) for ranks in system.nodes]
+    placement = Placement(plan, system.nodes, rooms, sizes_bytes)
+    tiers = placement.tiers(system.capacities_bytes(system.ranks_per_node))
+    holders = placement.holders()
+    node_of = np.arange(system.n_ranks) // system.ranks_per_node
+    store = float(system.store_seconds(system.n_ranks))
+    local = np.array([tier.read_seconds for tier in system.tiers] + [np.inf])
+    peer = np.array([system.peer_seconds(tier) for tier in system.tiers] + [np.inf])
+    for number, (examples, sizes) in enumerate(workload.epochs()):
+        fetch = np.full(sizes.shape, store)
+        sources = np.full(sizes.shape, -1, np.int8)
+        for copy in range(holders.shape[1] if number else 0):
+            tier = tiers[examples, copy]
+            is_local = holders[examples, copy] == node_of
+            seconds = np.where(is_local, local[tier], peer[tier])
+            is_faster = seconds < fetch
+            fetch[is_faster], sources[is_faster] = seconds[is_faster], tier[is_faster]
+        yield sizes, fetch + system.write_seconds, sources
+
+
+POLICIES: dict[str, Policy] = {
+    "lower bound": lower_bound,
+    "naive": naive,
+    "staging buffer": staging_buffer,
+    "deepio ordered": deepio_ordered,
+    "deepio opportunistic": deepio_opportunistic,
+    "parallel staging": parallel_staging,
+    "lbann dynamic": lbann_dynamic,
+    "lbann preloading": lbann_preloading,
+    "locality aware": locality_aware,
+    "clairvoyant": clairvoyant,
+    "ours": ours,
+}

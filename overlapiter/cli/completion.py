@@ -1,0 +1,29 @@
+"""Print what makes a shell complete `overlapiter` commands, their options and paths.
+
+Examples:
+  eval "$(overlapiter completion bash)"       in ~/.bashrc
+  overlapiter completion zsh > ~/.zfunc/_overlapiter
+
+exit code: 0
+"""
+
+from __future__ import annotations
+
+import argparse
+
+_SHELLS = ("bash", "zsh", "tcsh")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("shell", choices=_SHELLS, help="the shell")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print; return the exit code."""
+    import shtab
+
+    from .main import whole_parser
+
+    print(shtab.complete(whole_parser(), arguments.shell))
+    return 0

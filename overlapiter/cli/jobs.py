@@ -1,0 +1,64 @@
+"""The jobs of this user that run on this node, by the counters that their trainers hold open."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from overlapiter.board import StatsBoard
+
+_NAME = "/memfd:overlapiter-stats"
+
+
+class Job(NamedTuple):
+    """An iterator of a running process.
+
+    Attributes:
+        pid: The trainer.
+        inode: Of the counters; a trainer may have several iterators.
+        command: What it runs: the interpreter and the script.
+        board: The counters, which go on after the process has ended, without changing.
+    """
+
+    pid: int
+    inode: int
+    command: str
+    board: StatsBoard
+
+
+def boards_of(pid: int) -> Iterator[tuple[StatsBoard, int]]:
+    """Give the boards that a process holds open, with their inodes; those of this version."""
+    folder = f"/proc/{pid}/fd"
+    try:
+        names = os.listdir(folder)
+    except OSError:  # it has ended, or is another user's
+        return
+    for name in names:
+        with contextlib.suppress(OSError, ValueError):  # closed meanwhile, or another version
+            path = f"{folder}/{name}"
+            if os.readlink(path).startswith(_NAME):
+                with open(path, "r+b", buffering=0) as memory:
+                    yield StatsBoard.attached(memory.fileno()), os.fstat(memory.fileno()).st_ino
+
+
+def find_jobs(pid: int | None = None) -> list[Job]:
+    """Return the iterators of this user's processes, or of one process; the oldest first."""
+    pids = sorted(int(name) for name in os.listdir("/proc") if name.isdecimal())
+    jobs: dict[int, Job] = {}
+    for each in pids if pid is None else [pid]:
+        for board, inode in boards_of(each):
+            # A process forked from a trainer, which has a higher number mostly, holds it, too.
+            jobs.setdefault(inode, Job(each, inode, _command_of(each), board))
+    return [*jobs.values()]
+
+
+def _command_of(pid: int) -> str:
+    """Return the first two words of a command: further ones may be private."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            words = file.read().split(b"\0")
+    except OSError:
+        return ""
+    return os.fsdecode(b" ".join(words[:2]))

@@ -1,0 +1,149 @@
+"""Draw a trace over time: what the trainer did, what the slow store gave, and what was ready.
+
+The image shows at one look whether and when the trainer waited, and why: the store gave all it
+could, or nothing was asked of it. Needs matplotlib: pip install "overlapiter[plots]".
+
+Examples:
+  overlapiter plot out.json
+  overlapiter plot out.json --output figure.svg
+  overlapiter plot out.json --json | jq '.[0].waited'
+
+exit code: 0, or 1 if the trace cannot be read, or matplotlib is missing
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from typing import Any
+
+from overlapiter.tracing import events_of
+
+from .console import CommandError
+
+_STEPS = 100
+# Of Okabe and Ito, which the colour-blind can tell apart.
+_BLUE, _ORANGE, _GREEN, _GREY = "#0072b2", "#e69f00", "#009e73", "#999999"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("file", metavar="FILE", help="a trace")
+    where = "the image, .png, .svg or .pdf (default: beside the trace, .png)"
+    parser.add_argument("--output", metavar="IMAGE", help=where)
+    parser.add_argument("--title", default="", help="what stands above it")
+    parser.add_argument(
+        "--json", action="store_true", help="print what would be drawn, each step of time, as JSON"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Draw; return the exit code."""
+    try:
+        steps = steps_of([*events_of(arguments.file)])
+    except (UnicodeDecodeError, KeyError, TypeError) as error:
+        raise CommandError(f"{arguments.file} is no trace of overlapiter") from error
+    if not steps:
+        raise CommandError(f"{arguments.file} holds no mini-batch; trace a training for longer")
+    if arguments.json:
+        print(json.dumps(steps))
+        return 0
+    output = arguments.output or os.path.splitext(arguments.file)[0] + ".png"
+    _draw(steps, output, arguments.title)
+    print(output)
+    return 0
+
+
+def steps_of(events: list[dict[str, Any]]) -> list[dict[str, float]]:
+    """Return what happened in each of a hundred steps of time.
+
+    Args:
+        events: Of a trace, in any order.
+
+    Returns:
+        For each step: ``seconds`` since the first mini-batch was asked for, the share of the time
+        that the trainer ``waited``, ``reads`` of the slow store in flight, ``mb_per_second`` that
+        it gave, and mini-batches ``ready``; the last two as they were known last.
+    """
+    waits = [event for event in events if event["ph"] == "X" and event["name"] == "wait"]
+    if not waits:
+        return []
+    begin = min(event["ts"] for event in waits)
+    end = max(event["ts"] + event["dur"] for event in waits)
+    reads = [event for event in events if event["ph"] == "X" and event["name"] == _READ]
+    width = max(1.0, (end - begin) / _STEPS)
+    waited = _shares(waits, begin, width)
+    in_flight = _shares(reads, begin, width)
+    ready = _levels(events, "mini-batches ready", "ready", begin, width)
+    speed = _levels(events, "slow store, MB/s", "read", begin, width)
+    return [
+        {
+            "seconds": (step + 0.5) * width / 1e6,
+            "waited": waited[step],
+            "reads": in_flight[step],
+            "mb_per_second": speed[step],
+            "ready": ready[step],
+        }
+        for step in range(_STEPS)
+    ]
+
+
+_READ = "read slow store"
+
+
+def _shares(events: list[dict[str, Any]], begin: float, width: float) -> list[float]:
+    """Return how much of each step the events cover, added up."""
+    shares = [0.0] * _STEPS
+    for event in events:
+        weight = event.get("args", {}).get("recorded_1_of", 1)
+        left, right = event["ts"] - begin, event["ts"] + event["dur"] - begin
+        for step in range(max(0, int(left // width)), min(_STEPS, int(right // width) + 1)):
+            covered = min(right, (step + 1) * width) - max(left, step * width)
+            shares[step] += max(0.0, covered) / width * weight
+    return shares
+
+
+def _levels(
+    events: list[dict[str, Any]], name: str, key: str, begin: float, width: float
+) -> list[float]:
+    """Return the mean of a counter in each step; where it has none, that of the step before."""
+    sums, numbers = [0.0] * _STEPS, [0] * _STEPS
+    for event in events:
+        step = int((event.get("ts", 0) - begin) // width)
+        if event["ph"] == "C" and event["name"] == name and 0 <= step < _STEPS:
+            sums[step] += event["args"][key]
+            numbers[step] += 1
+    levels, last = [], 0.0
+    for total, number in zip(sums, numbers, strict=True):
+        last = total / number if number else last
+        levels.append(last)
+    return levels
+
+
+def _draw(steps: list[dict[str, float]], output: str, title: str) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise CommandError('drawing needs matplotlib: pip install "overlapiter[plots]"') from error
+    seconds = [step["seconds"] for step in steps]
+    figure = Figure(figsize=(8, 5.2), layout="constrained")
+    top, middle, bottom = figure.subplots(3, sharex=True)
+    waited = [100 * min(1.0, step["waited"]) for step in steps]
+    top.fill_between(seconds, waited, 100, color=_GREY, alpha=0.3, lw=0, label="trains")
+    top.fill_between(seconds, 0, waited, color=_ORANGE, lw=0, label="waits for data")
+    top.set(ylabel="trainer, % of time", ylim=(0, 100))
+    middle.plot(seconds, [step["mb_per_second"] for step in steps], color=_BLUE, label="MB/s")
+    middle.plot(
+        seconds, [step["reads"] for step in steps], color=_GREEN, ls="--", label="reads in flight"
+    )
+    middle.set(ylabel="slow store", ylim=(0, None))
+    bottom.plot(seconds, [step["ready"] for step in steps], color=_BLUE, label="ready")
+    bottom.set(ylabel="mini-batches ready", ylim=(0, None), xlabel="time, s")
+    for axes in (top, middle, bottom):
+        axes.legend(loc="upper right", fontsize=9, framealpha=0.9)
+        axes.margins(x=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    if title:
+        figure.suptitle(title)
+    figure.savefig(output, dpi=120)

@@ -1,0 +1,47 @@
+"""Figures of the commands; needs matplotlib, the extra ``plots``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from .console import CommandError
+
+_BLUE, _GREY, _RED, _SKY = "#0072B2", "#999999", "#D55E00", "#56B4E9"
+
+
+def _pyplot() -> Any:
+    """Return matplotlib's pyplot, for files."""
+    try:
+        import matplotlib as mpl
+    except ImportError:
+        raise CommandError(
+            "a figure needs matplotlib: pip install 'overlapiter[plots]', or leave out --to"
+        ) from None
+    mpl.use("agg")
+    from matplotlib import pyplot
+
+    return pyplot
+
+
+def _save(figure: Any, path: str) -> None:
+    try:
+        figure.savefig(path, dpi=150, bbox_inches="tight")
+    except ValueError as error:  # a kind of file that matplotlib does not write
+        raise CommandError(f"{path} cannot be drawn: {error}") from error
+    _pyplot().close(figure)
+
+
+def draw_seconds(seconds: dict[str, float | None], title: str, path: str) -> None:
+    """Draw a bar for each policy that can run, with the lower bound as a line."""
+    bars = {name: value for name, value in seconds.items() if value is not None}
+    figure, axes = _pyplot().subplots(figsize=(8, 0.9 + 0.36 * len(bars)))
+    colours = [_BLUE if name == "ours" else _SKY for name in bars]
+    drawn = axes.barh([*bars], [*bars.values()], color=colours)
+    axes.bar_label(drawn, fmt="%.4g", padding=3)
+    if "lower bound" in bars:
+        axes.axvline(bars["lower bound"], color=_GREY, linestyle=":")
+    axes.invert_yaxis()
+    axes.set_xlabel("seconds of the whole run")
+    axes.set_title(title, loc="left", fontsize=9)
+    axes.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)

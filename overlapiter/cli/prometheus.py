@@ -1,0 +1,69 @@
+"""Writes the statistics of iterators as Prometheus reads them: node_exporter's textfile format."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Mapping
+
+from overlapiter.stats import GAUGES, Stats
+
+from .console import CommandError
+
+_Labelled = tuple[Mapping[str, object], Stats]
+
+
+def write_metrics(path: str, jobs: Iterable[_Labelled]) -> None:
+    """Replace a file by the metrics of jobs, at once: its reader never sees a part.
+
+    Args:
+        path: The file; node_exporter takes those that end in ``.prom``.
+        jobs: The labels and the statistics of each.
+
+    Raises:
+        CommandError: It cannot be written.
+    """
+    part = f"{path}.{os.getpid()}"
+    try:
+        with open(part, "w", encoding="utf-8") as file:
+            file.write(metrics_text([*jobs]))
+        os.replace(part, path)
+    except OSError as error:
+        raise CommandError(f"{error}; name a file in a directory that you may write") from error
+
+
+def metrics_text(jobs: list[_Labelled]) -> str:
+    """Return the metrics of jobs.
+
+    Source: "Exposition formats", prometheus.io: the text format 0.0.4.
+    """
+    lines = []
+    values = [(labels, stats.as_dict()) for labels, stats in jobs]
+    for name in values[0][1] if values else ():
+        told = [(labels, facts[name]) for labels, facts in values]
+        told = [(labels, value) for labels, value in told if isinstance(value, (int, float))]
+        is_counter = name in _EXPLAINED and name not in GAUGES
+        metric = f"overlapiter_{name}" + "_total" * is_counter
+        if told:
+            lines.append(f"# HELP {metric} {_EXPLAINED.get(name, name.replace('_', ' '))}")
+            lines.append(f"# TYPE {metric} {'counter' if is_counter else 'gauge'}")
+        lines += [f"{metric}{{{_words(labels)}}} {value}" for labels, value in told]
+    return "\n".join(lines) + "\n"
+
+
+def _words(labels: Mapping[str, object]) -> str:
+    escaped = {
+        name: str(value).replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+        for name, value in labels.items()
+    }
+    return ",".join(f'{name}="{value}"' for name, value in escaped.items())
+
+
+def _explained() -> dict[str, str]:
+    """Return the first sentence of what each field means."""
+    text = str(Stats.__doc__).partition("Attributes:\n")[2]
+    found = re.findall(r"^        (\w+): (.*?)(?=^        \w|\Z)", text, re.MULTILINE | re.DOTALL)
+    return {name: " ".join(words.split()).partition(". ")[0] for name, words in found}
+
+
+_EXPLAINED = _explained()

@@ -1,0 +1,164 @@
+"""Simulate what a training run takes under different ways to feed it data.
+
+The four scenarios are those of the published simulations; options change single numbers of one, so
+that it is yours. Sizes are in MB, rates in MB/s, times in seconds. docs/clairvoyant.md says what
+each policy does, and which equations are used.
+
+Examples:
+  overlapiter simulate --scenario 2
+  overlapiter simulate --scenario 1 --json
+  overlapiter simulate --ranks 1024 --examples 1281167 --mean-size 0.11 --tiers 10000:20000 \\
+      --store 1:200,1024:20000 --to figure.png
+
+exit code: 0, or 2 if the scenario makes no sense
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+
+from overlapiter.clairvoyant.model import System, Tier
+from overlapiter.clairvoyant.policies import POLICIES
+from overlapiter.clairvoyant.simulator import simulate
+from overlapiter.clairvoyant.workload import SCENARIOS, Scenario
+from overlapiter.options import check_count
+
+from .console import Progress, UsageError, duration_words, table
+
+#: Options that replace a number of the scenario: of the system, and of the data set.
+_RATES = {
+    "compute_rate": "what the trainer of a rank consumes",
+    "preprocess_rate": "what a thread decodes",
+    "network_rate": "between two nodes",
+    "store_link_rate": "from the store to a node",
+}
+_DATA = {
+    "mean_size": "mean size of an example, in MB",
+    "size_deviation": "standard deviation of the sizes, in MB",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add = parser.add_argument
+    number = "a published scenario, 1 to 4 (default: 1), or what other options change"
+    add("--scenario", metavar="N", type=int, choices=sorted(SCENARIOS), default=1, help=number)
+    add("--seed", metavar="N", type=int, default=0, help="sizes and orders follow from it (0)")
+    add("--json", action="store_true", help="print JSON")
+    add("--to", metavar="FIGURE", help="draw a figure into this file, .png for example")
+    names = ", ".join(POLICIES)
+    add("--policies", metavar="NAMES", type=_names, help=f"some of: {names} (default: all)")
+    add("--ranks", metavar="N", type=int, help="ranks of the job")
+    add("--ranks-per-node", metavar="N", type=int, help="ranks that share a node")
+    add("--examples", metavar="N", type=int, help="examples in the data set")
+    add("--epochs", metavar="N", type=int, help="epochs")
+    batch = "examples in a mini-batch of all ranks (default: 25 for each rank)"
+    add("--global-batch", metavar="N", type=int, help=batch)
+    for name, words in _DATA.items():
+        add(f"--{name.replace('_', '-')}", metavar="MB", type=float, help=words)
+    for name, words in _RATES.items():
+        add(f"--{name.replace('_', '-')}", metavar="MB/S", type=float, help=words)
+    store = "what the store gives so many clients together, as 1:66,4:146, in MB/s"
+    add("--store", metavar="N:RATE,…", type=_store, help=store)
+    tiers = "tiers of a rank, the fastest first, as CAPACITY:RATE[:THREADS], in MB and MB/s"
+    add("--tiers", metavar="TIER,…", type=_tiers, help=tiers)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Simulate; return the exit code."""
+    scenario = _scenario(arguments)
+    policies = arguments.policies or list(POLICIES)
+    with Progress(len(policies), "policies") as shown:
+        seconds = simulate(scenario, arguments.seed, policies, lambda _name: shown.advance())
+    is_published = scenario == SCENARIOS[arguments.scenario]
+    if arguments.json:
+        number = arguments.scenario if is_published else None
+        print(json.dumps({"scenario": number, "seconds": seconds}))
+    else:
+        print(_title(scenario) + "\n\n" + _table(seconds))
+    if arguments.to:
+        from .plots import draw_seconds
+
+        draw_seconds(seconds, _title(scenario), arguments.to)
+    return 0
+
+
+def _scenario(arguments: argparse.Namespace) -> Scenario:
+    """Return the scenario, with the numbers that were given in the place of its own."""
+    given = {name: value for name, value in vars(arguments).items() if value is not None}
+    for name in (*_RATES, *_DATA):
+        if name in given and not given[name] >= 0:
+            raise UsageError(f"--{name.replace('_', '-')}: give a number that is not negative")
+    scenario = SCENARIOS[arguments.scenario]
+    system = scenario.system
+    n_ranks = check_count("--ranks", given.get("ranks", system.n_ranks))
+    changed = {
+        "n_ranks": n_ranks,
+        "ranks_per_node": check_count("--ranks-per-node", given.get("ranks_per_node", 1)),
+        "store_rates": given.get("store", system.store_rates),
+        "tiers": given.get("tiers", system.tiers),
+        **{name: given[name] for name in _RATES if name in given},
+    }
+    per_rank = scenario.global_batch_size // system.n_ranks
+    return scenario._replace(
+        system=dataclasses.replace(system, **changed),
+        n_examples=check_count("--examples", given.get("examples", scenario.n_examples)),
+        n_epochs=check_count("--epochs", given.get("epochs", scenario.n_epochs)),
+        global_batch_size=check_count(
+            "--global-batch", given.get("global_batch", per_rank * n_ranks)
+        ),
+        **{name: given[name] for name in _DATA if name in given},
+    )
+
+
+def _names(text: str) -> list[str]:
+    names = text.split(",")
+    for name in names:
+        if name not in POLICIES:
+            raise argparse.ArgumentTypeError(f"there is no {name!r}; known: {', '.join(POLICIES)}")
+    return names
+
+
+def _store(text: str) -> dict[int, float]:
+    pairs = [pair.split(":") for pair in text.split(",")]
+    try:
+        rates = {int(n): float(rate) for n, rate in pairs}
+    except ValueError:
+        rates = {}
+    if not rates or min(rates) < 1 or min(rates.values()) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: write clients and MB/s, as 1:66,4:146")
+    return rates
+
+
+def _tiers(text: str) -> tuple[Tier, ...]:
+    tiers = []
+    for words in text.split(","):
+        try:
+            capacity, rate, *n_threads = map(float, words.split(":"))
+            tiers.append(Tier(capacity, rate, None, *map(int, n_threads)))
+        except (ValueError, TypeError):
+            raise argparse.ArgumentTypeError(
+                f"{words!r}: write MB and MB/s, as 50000:21164 or 50000:21164:2"
+            ) from None
+    return tuple(tiers)
+
+
+def _title(scenario: Scenario) -> str:
+    system: System = scenario.system
+    tiers = " and ".join(f"{t.capacity:,.0f} MB at {t.read_rate:,.0f} MB/s" for t in system.tiers)
+    return (
+        f"{scenario.n_examples:,} examples of {scenario.mean_size:g} MB, {scenario.n_epochs} "
+        f"epochs, {system.n_ranks:,} ranks with {tiers or 'no tier'} each"
+    )
+
+
+def _table(seconds: dict[str, float | None]) -> str:
+    bound = seconds.get("lower bound")
+    rows = []
+    for name, value in seconds.items():
+        times = "-" if not bound or value is None else f"{value / bound:.2f}"
+        words = ("cannot run", "") if value is None else (f"{value:,.2f}", duration_words(value))
+        rows.append((name, *words, times))
+    return table(("policy", "seconds", "", "of the lower bound"), rows)

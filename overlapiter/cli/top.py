@@ -1,0 +1,200 @@
+"""Show how the trainings of this user on this node load their data, live.
+
+A table in a terminal, refreshed until Ctrl-C; elsewhere a block of lines each time. Rates are those
+of the time since the line before; below it, what each training waits for, and what to change. It
+reads counters that the trainings keep in memory: they take no notice of it.
+
+Examples:
+  overlapiter top
+  overlapiter top 12345 --interval 10
+  overlapiter top --once --json | jq '.[].stats.wait_share'
+  overlapiter top --prometheus /var/lib/node_exporter/overlapiter.prom > /dev/null
+
+exit code: 0, or 1 if there is no such training (with --once, or a PID)
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from overlapiter.explain import Explanation, explain, setup_of
+from overlapiter.stats import Stats, snapshot
+
+from .console import CommandError, UsageError, duration_words, printable, size_words, table
+from .jobs import Job, find_jobs
+from .prometheus import write_metrics
+
+if TYPE_CHECKING:
+    from rich.console import Group
+
+_HEAD = (
+    "program", "pid", "runs for", "examples/s", "waits", "for what", "ready", "slow store",
+    "latency", "in flight", "from staging", "cores", "memory", "faults",
+)  # fmt: skip
+_PARTS = ("start", "index", "staging", "reading", "decoding", "slot", "assembling")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("pid", metavar="PID", nargs="?", type=int, help="only this process")
+    interval = "seconds between two looks (default: %(default)g)"
+    parser.add_argument("--interval", metavar="S", type=float, default=2.0, help=interval)
+    parser.add_argument("--once", action="store_true", help="look once, at all since the start")
+    parser.add_argument("--json", action="store_true", help="print a list of JSON a line")
+    metrics = "write the counters there, too, each time, as node_exporter reads them (textfile)"
+    parser.add_argument("--prometheus", metavar="FILE", help=metrics)
+
+
+class _Seen(NamedTuple):
+    """A job at one look.
+
+    Attributes:
+        job: The job.
+        stats: What was done since the look before.
+        explanation: Of that time.
+        total: What was done since the start.
+    """
+
+    job: Job
+    stats: Stats
+    explanation: Explanation
+    total: Stats
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Show; return the exit code."""
+    if not arguments.interval > 0:
+        raise UsageError("--interval: give more than 0")
+    before: dict[int, Stats] = {}
+    seen = _look(arguments.pid, before)
+    if not seen and (arguments.once or arguments.pid is not None):
+        raise CommandError(
+            "no process of this user on this node trains with overlapiter; run it there, as the "
+            "user of the job, and with the PID of the trainer if one was given"
+        )
+    if arguments.once or not sys.stdout.isatty() or arguments.json:
+        return _print_on(arguments, seen, before)
+    return _refresh(arguments, seen, before)
+
+
+def _look(pid: int | None, before: dict[int, Stats]) -> list[_Seen]:
+    """Return the jobs as they are now; ``before`` holds, by job, the last snapshot of each."""
+    seen = []
+    for job in find_jobs(pid):
+        total, earlier = snapshot(job.board), before.get(job.inode)
+        explanation = explain(setup_of(job.board), total, earlier)
+        stats = total.since(earlier) if earlier else total
+        seen.append(_Seen(job, stats, explanation, total))
+        before[job.inode] = total
+    return seen
+
+
+def _print_on(arguments: argparse.Namespace, seen: list[_Seen], before: dict[int, Stats]) -> int:
+    """Print what is seen, again and again as long as the process that was named runs."""
+    while True:
+        _write_metrics(arguments, seen)
+        text = json.dumps([_facts(each) for each in seen]) if arguments.json else _words(seen)
+        print(text, flush=True)
+        if arguments.once or (arguments.pid is not None and not seen):
+            return 0
+        time.sleep(arguments.interval)
+        seen = _look(arguments.pid, before)
+
+
+def _refresh(arguments: argparse.Namespace, seen: list[_Seen], before: dict[int, Stats]) -> int:
+    """Show what is seen in a terminal, in the same place."""
+    from rich.live import Live
+
+    with Live(_screen(seen), auto_refresh=False, screen=True) as live:
+        while seen or arguments.pid is None:
+            _write_metrics(arguments, seen)
+            time.sleep(arguments.interval)
+            seen = _look(arguments.pid, before)
+            live.update(_screen(seen), refresh=True)
+    return 0
+
+
+def _write_metrics(arguments: argparse.Namespace, seen: list[_Seen]) -> None:
+    if arguments.prometheus:
+        totals = [({"pid": each.job.pid, "program": _name(each)}, each.total) for each in seen]
+        write_metrics(arguments.prometheus, totals)
+
+
+# --- words ----------------------------------------------------------------------------------------
+
+
+def _name(seen: _Seen) -> str:
+    words = seen.job.command.split()
+    return printable(os.path.basename(words[-1])) if words else "-"
+
+
+def _facts(seen: _Seen) -> dict[str, object]:
+    advice = seen.explanation
+    return {
+        "pid": seen.job.pid,
+        "command": seen.job.command,
+        "stats": seen.stats.as_dict(),
+        "cause": advice.cause.value,
+        "explanation": advice.text,
+        "change": advice.change,
+        "expected_examples_per_second": advice.expected,
+    }
+
+
+def _row(seen: _Seen) -> tuple[str, ...]:
+    stats = seen.stats
+    parts = {name: getattr(stats, f"wait_{name}_seconds") for name in _PARTS}
+    staged, store = stats.staged_share, stats.store_latency.percentile(50)
+    speed = f"{size_words(stats.store_bytes_per_second)}/s" if stats.n_prefetchers else "-"
+    return (
+        _name(seen),
+        str(seen.job.pid),
+        duration_words(seen.total.seconds),
+        f"{stats.examples_per_second:,.0f}",
+        f"{stats.wait_share:.0%}",
+        max(parts, key=lambda name: parts[name]) if stats.wait_seconds else "-",
+        str(stats.batches_ready),
+        speed,
+        duration_words(store) if store else "-",
+        f"{stats.mean_reads:,.0f} of {stats.reads_in_flight}" if stats.n_prefetchers else "-",
+        "-" if staged is None else f"{staged:.0%}",
+        f"{stats.cpu_seconds / max(stats.seconds, 1e-9):.1f}",
+        size_words(stats.memory_bytes),
+        str(seen.total.faults_survived),
+    )
+
+
+def _words(seen: list[_Seen]) -> str:
+    if not seen:
+        return "no training with overlapiter runs"
+    rows = [_row(each) for each in seen]
+    paragraphs = [f"{each.job.pid}: {each.explanation.text}" for each in seen]
+    return "\n".join([table(_HEAD, rows), "", *paragraphs, ""])
+
+
+def _screen(seen: list[_Seen]) -> Group:
+    """Return what a terminal shows: facts as rows, one column for each training."""
+    from rich.console import Group
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    title = f"overlapiter top   {time.strftime('%H:%M:%S')}   Ctrl-C ends it"
+    if not seen:
+        return Group(Text(title, style="bold"), Text("no training with overlapiter runs"))
+    facts = Table(box=None, padding=(0, 2))
+    facts.add_column("", style="dim")
+    rows = [_row(each) for each in seen]
+    for name, *_ in rows:
+        facts.add_column(name, justify="right", style="bold")
+    for head, *cells in list(zip(_HEAD, *rows, strict=True))[1:]:
+        facts.add_row(head, *cells)
+    advice = [
+        Padding(Text(f"{each.job.pid}: {each.explanation.text}"), (1, 2, 0, 2)) for each in seen
+    ]
+    return Group(Text(title, style="bold"), facts, *advice)

@@ -1,0 +1,156 @@
+"""Sum up traces: which process did what for how long; and join those of several ranks to one file.
+
+`overlapiter.OverlapIterator(..., trace="out.json")`, `with overlapiter.trace("out.json")` and
+`overlapiter train --trace` write them, one file for each rank. https://ui.perfetto.dev shows them;
+it opens one file at a time, so join those of several ranks first.
+
+Examples:
+  overlapiter trace out.json
+  overlapiter trace out.json out.rank*.json --output all.json
+  overlapiter trace out.json --json | jq '.spans[] | select(.name == "wait")'
+
+exit code: 0, or 1 if a file cannot be read, or holds no trace
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import defaultdict
+from typing import Any, NamedTuple
+
+from overlapiter.tracing import events_of, join_traces
+
+from .console import CommandError, count_words, duration_words, printable, table
+
+Event = dict[str, Any]
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("files", metavar="FILE", nargs="+", help="a trace; one of each rank")
+    parser.add_argument("--output", metavar="JOINED", help="write all events to this file, too")
+    parser.add_argument("--json", action="store_true", help="print JSON, all times in seconds")
+
+
+class Spans(NamedTuple):
+    """All that a process did under one name.
+
+    Attributes:
+        process: The process.
+        name: The name.
+        number: How often, those counted that a long trace left out.
+        seconds: How long, added up.
+        share: Of the time from the first to the last event of the trace; above 1 where several
+            rows did it at the same time.
+        median_seconds: How long each took, in the middle.
+        p99_seconds: How long 99 of 100 took at most.
+    """
+
+    process: str
+    name: str
+    number: int
+    seconds: float
+    share: float
+    median_seconds: float
+    p99_seconds: float
+
+
+class Summary(NamedTuple):
+    """What a trace shows.
+
+    Attributes:
+        seconds: From its first to its last event.
+        n_events: Events in it.
+        n_dropped: Those that were left out for its size.
+        spans: By process and name, in the order of the processes.
+    """
+
+    seconds: float
+    n_events: int
+    n_dropped: int
+    spans: list[Spans]
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Sum up, and join; return the exit code."""
+    if arguments.output in arguments.files:
+        raise CommandError("--output is one of the traces; give another name")
+    summary = summarize([event for path in arguments.files for event in _read(path)])
+    if arguments.output:
+        join_traces(arguments.files, arguments.output)
+    if arguments.json:
+        print(json.dumps({**summary._asdict(), "spans": [s._asdict() for s in summary.spans]}))
+        return 0
+    print(_words(summary))
+    return 0
+
+
+def _read(path: str) -> list[Event]:
+    try:
+        events = [*events_of(path)]
+    except UnicodeDecodeError as error:
+        raise CommandError(f"{path} is no text; name a trace") from error
+    if not events or not all(isinstance(event, dict) and "ph" in event for event in events):
+        raise CommandError(f"{path} holds no trace; name a file that overlapiter wrote")
+    return events
+
+
+def summarize(events: list[Event]) -> Summary:
+    """Sum up the events of a trace."""
+    names: dict[int, tuple[int, str]] = {}
+    took: dict[tuple[int, str], list[tuple[float, int]]] = defaultdict(list)
+    first, last, n_dropped = float("inf"), 0.0, 0
+    for event in events:
+        pid, args = event["pid"], event.get("args", {})
+        if event["ph"] == "M":
+            order, name = names.get(pid, (0, str(pid)))
+            names[pid] = args.get("sort_index", order), args.get("name", name)
+            if event["name"] == "thread_name":
+                names[pid] = order, name
+            continue
+        begin, duration = float(event["ts"]), float(event.get("dur", 0))
+        first, last = min(first, begin), max(last, begin + duration)
+        if event["ph"] == "X":
+            took[pid, event["name"]].append((duration / 1e6, args.get("recorded_1_of", 1)))
+        n_dropped += args.get("left_out", 0)
+    seconds = max(0.0, (last - first) / 1e6) if took else 0.0
+    keys = sorted(took, key=lambda key: (*names.get(key[0], (0, "")), key))
+    spans = [
+        _spans(names.get(pid, (0, str(pid)))[1], name, took[pid, name], seconds)
+        for pid, name in keys
+    ]
+    return Summary(seconds, len(events), n_dropped, spans)
+
+
+def _spans(process: str, name: str, took: list[tuple[float, int]], seconds: float) -> Spans:
+    durations = sorted(duration for duration, _ in took)
+    total_seconds = sum(duration * weight for duration, weight in took)
+    return Spans(
+        process,
+        name,
+        sum(weight for _, weight in took),
+        total_seconds,
+        total_seconds / seconds if seconds else 0.0,
+        durations[len(durations) // 2],
+        durations[min(len(durations) - 1, len(durations) * 99 // 100)],
+    )
+
+
+def _words(summary: Summary) -> str:
+    rows = [
+        (
+            printable(each.process),
+            printable(each.name),
+            f"{each.number:,}",
+            duration_words(each.seconds),
+            f"{each.share:.0%}",
+            duration_words(each.median_seconds),
+            duration_words(each.p99_seconds),
+        )
+        for each in summary.spans
+    ]
+    head = ("process", "what", "times", "took", "of the time", "each", "99% below")
+    left = f"; {summary.n_dropped:,} more were left out" if summary.n_dropped else ""
+    lasted = f"{count_words(summary.n_events, 'event')} in {duration_words(summary.seconds)}{left}"
+    return f"{lasted}\n{table(head, rows, n_left=2)}"

@@ -1,0 +1,134 @@
+"""Train a model on as many processes as mpiexec starts; without mpiexec, in this one.
+
+MODEL is a Python file with a function build_model(), which returns a chainer.Link or a
+torch.nn.Module. The lists are text files with one HDF5 file a line. The run writes its history, its
+weights, learning curves and checkpoints to --out; the same command goes on where it was ended.
+
+Examples:
+  overlapiter train model.py train.txt val.txt --epochs 5
+  mpiexec -n 5 overlapiter train model.py train.txt val.txt --epochs 5 --optimizer adam --batch 100
+  mpiexec -n 5 overlapiter train model.py train.txt val.txt --settings run.toml --out run1
+
+exit code: 0 if the run came to its end, 1 if not, 2 if the command line cannot work
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+from typing import Any
+
+from overlapiter.errors import OptionError, OverlapError
+from overlapiter.mpi.training.ending import set_status
+from overlapiter.mpi.training.job import NoListener
+from overlapiter.mpi.training.run import train
+from overlapiter.mpi.training.settings import Settings, read_toml, settings_of
+from overlapiter.mpi.training.worker import ServerLostError
+
+from .console import Progress, say
+
+#: What launchers of MPI jobs call the rank of a process.
+_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("model", metavar="MODEL", help="Python file with build_model()")
+    parser.add_argument("train_files", metavar="TRAIN_LIST", help="list of the training files")
+    parser.add_argument(
+        "val_files", metavar="VAL_LIST", nargs="?", help="list of the validation files"
+    )
+    parser.add_argument(
+        "--settings", metavar="TOML", help="file of settings; what is given here comes before it"
+    )
+    parser.add_argument(
+        "--restart", action="store_true", help="begin anew, whatever checkpoint is in --out"
+    )
+    for field in dataclasses.fields(Settings):
+        _add_setting(parser, field)
+
+
+def _add_setting(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None:
+    name = "--" + field.name.replace("_", "-")
+    about = field.metadata["help"].replace("%", "%%")
+    default: Any = field.default
+    kind = type(default)
+    more: dict[str, Any] = {"dest": field.name, "default": None}
+    if kind is bool:
+        parser.add_argument(name, action=argparse.BooleanOptionalAction, help=about, **more)
+        return
+    shown = ",".join(default) if kind is tuple else default
+    about += f" (default: {shown})" if shown != "" else ""
+    if "choices" in field.metadata and kind is str:
+        about = f"{', '.join(field.metadata['choices'])}: {about}"
+    more["type"] = str if kind is tuple else kind
+    parser.add_argument(name, metavar=kind.__name__.upper() if kind in (int, float) else "WORD",
+                        help=about, **more)  # fmt: skip
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Train; return the exit code."""
+    set_status(1)  # unless it comes to its end
+    status = _train(arguments)
+    set_status(status)
+    return status
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    rank = next((int(os.environ[name]) for name in _RANKS if name in os.environ), 0)
+    try:
+        values = read_toml(arguments.settings) if arguments.settings else {}
+        names = [field.name for field in dataclasses.fields(Settings)]
+        given = {name: getattr(arguments, name) for name in names}
+        values |= {name: value for name, value in given.items() if value is not None}
+        settings_of(values)  # before anything starts
+        with _Listener(rank) as listener:
+            train(
+                arguments.model,
+                arguments.train_files,
+                arguments.val_files or (),
+                listener=listener,
+                restart=arguments.restart,
+                **values,
+            )
+    except OverlapError as error:
+        if not rank or isinstance(error, ServerLostError):
+            raise
+        return 2 if isinstance(error, OptionError) else 1  # rank 0 says it
+    return 0
+
+
+class _Listener(NoListener):
+    """Shows a bar for each epoch in a terminal, and a line for each that is done."""
+
+    def __init__(self, rank: int) -> None:
+        self._rank = rank
+        self._bar: Progress | None = None
+        self._n_left = 0
+
+    def __enter__(self) -> _Listener:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        if self._bar is not None:
+            self._bar.__exit__()
+
+    def say(self, text: str) -> None:
+        """Say what the user should know."""
+        who = f"rank {self._rank}: " if self._rank else ""
+        say(f"note: {who}{text}")
+
+    def progress(self, n: int, total: int) -> None:
+        """Move the bar; a new one begins when the last is full."""
+        if self._bar is None:
+            self._bar, self._n_left = Progress(total, "examples"), total
+        self._bar.advance(n=n)
+        self._n_left -= n
+        if self._n_left <= 0:
+            self._bar.__exit__()
+            self._bar = None
+
+    def epoch(self, _record: dict[str, Any], line: str) -> None:
+        """Print a line for an epoch."""
+        print(line, flush=True)

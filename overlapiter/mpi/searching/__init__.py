@@ -1,0 +1,1 @@
+"""Searching settings: groups of ranks train trials, and Optuna proposes the next ones."""

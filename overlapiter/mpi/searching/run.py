@@ -1,0 +1,167 @@
+"""Searches settings: asks, trains and tells, in as many groups as there are ranks for."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from overlapiter.errors import OptionError, TrainingError
+from overlapiter.mpi.training.checkpoint import path_in
+from overlapiter.mpi.training.model import Builder, builder_from
+from overlapiter.mpi.training.run import train
+from overlapiter.mpi.training.settings import METRICS, read_toml
+
+from .groups import Alone, Group
+from .space import Values, is_of_model, space_of, split
+from .study import Asked, Study, Trial
+
+_LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+_LOOK_SECONDS = 0.2
+
+
+def search(
+    space: str | os.PathLike[str] | Mapping[str, Any],
+    model: str | os.PathLike[str] | Builder,
+    train_files: Any,
+    val_files: Any,
+    *,
+    out: str = "search",
+    n_trials: int = 20,
+    group_size: int = 1,
+    metric: str = "val_accuracy",
+    seed: int = 0,
+    is_pruning: bool = True,
+    comm: Any = None,
+    on_trial: Callable[[Trial, Study], object] = lambda _trial, _study: None,
+    **settings: Any,
+) -> Study | None:
+    """Find good settings for a training.
+
+    Every rank calls it with the same arguments. It blocks until all trials have ended, and goes on
+    with a search that was begun in ``out`` before. With ``mpiexec --with-ft ulfm`` it survives the
+    loss of ranks and of whole groups.
+
+    Args:
+        space: A TOML file, or its tables; see :mod:`.space`.
+        model: As for :func:`overlapiter.mpi.train`; ``build_model()`` takes the searched values
+            whose names begin with ``model.`` as keyword arguments.
+        train_files: As for :func:`overlapiter.mpi.train`.
+        val_files: The same; the trials are compared by them.
+        out: A directory on a file system that all ranks share.
+        n_trials: How many trials there are to be in all.
+        group_size: How many ranks train a trial, the server being one of them.
+        metric: The key of an epoch's record to be optimized: smaller is better if it ends in
+            ``loss``. Its value after the last epoch counts.
+        seed: The proposals follow from it.
+        is_pruning: Whether a trial ends early that is worse than the median of the others.
+        comm: An mpi4py communicator; None for all ranks of the job.
+        on_trial: Called by the leader of a group when it has ended a trial.
+        settings: Fixed settings of the training, which come before those in ``space``.
+
+    Returns:
+        The study on one rank, the first that is left; None on the others.
+
+    Raises:
+        OptionError: A setting or a file cannot work.
+        TrainingError: The trials fail whatever the settings, or this rank's leader was lost.
+    """
+    for option, number in (("trials", n_trials), ("group", group_size)):
+        if number < 1:
+            raise OptionError(option, f"{number}; give at least 1")
+    tables = read_toml(os.fspath(space)) if isinstance(space, (str, os.PathLike)) else space
+    chosen = space_of(tables, _with_metric(settings, metric))
+    builder = builder_from(model) if any(map(is_of_model, chosen.searched)) else model
+    run = functools.partial(_train, builder, train_files, val_files)
+    world = _world(comm)
+    name = uuid.uuid4().hex if world is None else world.bcast(uuid.uuid4().hex)
+    with Alone() if world is None else Group(world, group_size) as group:
+        if not group.is_leader:
+            for values in group.orders():
+                # The leader records it; and if the leader is lost, there are no more orders.
+                with contextlib.suppress(TrainingError, group.failure):
+                    run(group.comm, values, None)
+            return None
+        study = Study(out, chosen, metric, n_trials, seed, is_pruning=is_pruning)
+        _lead(group, study, name, run, on_trial)
+        return study if group.is_first() else None
+
+
+def _with_metric(settings: Values, metric: str) -> Values:
+    """Return settings with which an epoch's record has the metric."""
+    name = metric.removeprefix("val_")
+    if name in METRICS:
+        return {"metrics": (name,), **settings}
+    if name != "loss":
+        known = ", ".join(f"val_{each}" for each in ("loss", *METRICS))
+        raise OptionError("metric", f"there is no {metric!r}; choose one of {known}")
+    return settings
+
+
+def _world(comm: Any) -> Any:
+    """Return the communicator of all ranks; None for a process without MPI."""
+    if comm is None and any(int(os.environ.get(name, "1")) > 1 for name in _LAUNCHED):
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+    return comm if comm is not None and comm.size > 1 else None
+
+
+def _train(
+    model: str | os.PathLike[str] | Builder,
+    train_files: Any,
+    val_files: Any,
+    comm: Any,
+    values: Values,
+    asked: Asked | None,
+) -> None:
+    """Train one trial, as one rank of a group."""
+    settings, of_model = split(values)
+    build = functools.partial(model, **of_model) if callable(model) and of_model else model
+    records = train(
+        build,
+        train_files,
+        val_files,
+        comm=comm,
+        on_epoch=None if asked is None else asked.on_epoch,
+        restart=asked is not None and not asked.is_continued,
+        **settings,
+    )
+    if asked is not None and records:
+        asked.finish(records[-1])
+
+
+def _lead(
+    group: Group | Alone,
+    study: Study,
+    name: str,
+    run: Callable[[Any, Values, Asked | None], None],
+    on_trial: Callable[[Trial, Study], object],
+) -> None:
+    """Train trials as long as there are any."""
+
+    def is_lost(owner: str) -> bool:
+        of_run, _, number = owner.partition(":")
+        return of_run != name or int(number) in group.lost_leaders()
+
+    while not study.is_over():
+        asked = study.ask(f"{name}:{group.number}", is_lost)
+        if asked is None:  # the last ones are being trained; one may be lost yet
+            time.sleep(_LOOK_SECONDS)
+            continue
+        group.order(asked.values)
+        try:
+            run(group.comm, asked.values, asked)
+        except (TrainingError, group.failure) as error:
+            if group.has_lost_members():
+                study.put_back(asked)
+                continue
+            asked.reason = asked.reason or str(error)
+        trial = study.tell(asked)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(path_in(trial.out))
+        on_trial(trial, study)

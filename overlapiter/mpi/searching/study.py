@@ -1,0 +1,299 @@
+"""The trials of a search, in a journal that all groups and all later runs share.
+
+Groups meet in Optuna's journal file alone. Each asks for its next trial there, so a group that is
+lost leaves nothing behind but a trial that does not end; another group finds it, and trains its
+settings on from the last checkpoint.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+from overlapiter.errors import OptionError, TrainingError
+
+from .space import Space, Values
+
+_JOURNAL = "study.journal"
+#: A trial that has no owner after so long belongs to a group that was lost as it began.
+_OWNERLESS_SECONDS = 30.0
+#: So many trials may fail before any succeeds; then something else than the settings is wrong.
+_MOST_FAILURES = 5
+
+
+class Trial(NamedTuple):
+    """A trial, whatever became of it.
+
+    Attributes:
+        number: From 0, in the order of their starts.
+        state: ``"complete"``, ``"pruned"``, ``"failed"`` or ``"running"``.
+        value: Of the metric after the last epoch; None if there was none.
+        params: The searched settings.
+        n_epochs: How many epochs were trained.
+        seconds: From its start to its end.
+        reason: Why it failed.
+        out: Its directory.
+    """
+
+    number: int
+    state: str
+    value: float | None
+    params: Values
+    n_epochs: int
+    seconds: float
+    reason: str
+    out: str
+
+
+class Study:
+    """The trials of one search, seen by one group.
+
+    Args:
+        out: The directory of the search.
+        space: What is searched.
+        metric: The key of an epoch's record that is optimized.
+        n_trials: How many trials there are to be.
+        seed: What is proposed follows from it, and from the results so far.
+        is_pruning: Whether a trial is ended that is worse than the median of the others.
+
+    Raises:
+        OptionError: ``out`` holds another search.
+        ImportError: Optuna is missing.
+    """
+
+    def __init__(
+        self,
+        out: str,
+        space: Space,
+        metric: str,
+        n_trials: int,
+        seed: int,
+        *,
+        is_pruning: bool = True,
+    ) -> None:
+        import optuna
+
+        self._optuna = optuna
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        os.makedirs(out, exist_ok=True)
+        self._out, self.space, self.metric = out, space, metric
+        self._n_trials, self._seed = n_trials, seed
+        self.is_maximized = not metric.endswith("loss")
+        pruners = optuna.pruners
+        backend = optuna.storages.journal.JournalFileBackend(os.path.join(out, _JOURNAL))
+        self._study = optuna.create_study(
+            study_name="search",
+            storage=optuna.storages.JournalStorage(backend),
+            direction="maximize" if self.is_maximized else "minimize",
+            pruner=pruners.MedianPruner(n_warmup_steps=2) if is_pruning else pruners.NopPruner(),
+            load_if_exists=True,
+        )
+        for name, ours in (("space", space.to_json()), ("metric", metric)):
+            theirs = self._study.user_attrs.get(name)
+            if theirs is None:
+                self._study.set_user_attr(name, ours)
+            elif theirs != ours:
+                message = f"{out} holds a search with {name} {theirs}; name another --out"
+                raise OptionError("out", message)
+
+    # --- asking ---------------------------------------------------------------------------------
+
+    def ask(self, owner: str, is_lost: Callable[[str], bool]) -> Asked | None:
+        """Return the next trial; None when there is nothing to begin now.
+
+        Args:
+            owner: Who trains it.
+            is_lost: Takes an owner; says whether it will never end its trial.
+        """
+        self._recover(is_lost)
+        states = self._states()
+        if sum(states.values()) - states["waiting"] >= self._n_trials:
+            return None
+        trial = self._study.ask()
+        trial.set_user_attr("owner", owner)
+        earlier = (t for t in self._trials() if t.number < trial.number and _counts(t))
+        if sum(1 for _ in earlier) >= self._n_trials:  # another group was faster
+            self._fail(trial.number, "surplus", "")
+            return None
+        # So that what is proposed does not depend on which group asks.
+        with _experimental():
+            self._study.sampler = self._optuna.samplers.TPESampler(
+                seed=self._seed * 100_003 + trial.number, constant_liar=True
+            )
+        values = self.space.suggest(trial)
+        first = int(trial.user_attrs.get("continues", trial.number))
+        values["out"] = os.path.join(self._out, "trials", f"{first:04}")
+        trial.set_user_attr("out", values["out"])
+        return Asked(trial, values, self.metric)
+
+    def is_over(self) -> bool:
+        """Return whether all trials have ended."""
+        states = self._states()
+        n_ended = states["complete"] + states["pruned"] + states["failed"]
+        return n_ended >= self._n_trials and not states["running"]
+
+    def _states(self) -> dict[str, int]:
+        counts = dict.fromkeys(("complete", "pruned", "failed", "running", "waiting"), 0)
+        for trial in self._trials():
+            if _counts(trial):
+                counts[_state_of(trial)] += 1
+        return counts
+
+    def _trials(self) -> list[Any]:
+        found: list[Any] = self._study.get_trials(deepcopy=False)
+        return found
+
+    # --- telling --------------------------------------------------------------------------------
+
+    def tell(self, asked: Asked) -> Trial:
+        """Record how a trial has ended, by its last epoch; return it.
+
+        Raises:
+            TrainingError: It has failed, as all others before.
+        """
+        states = self._optuna.trial.TrialState
+        if asked.value is None or not math.isfinite(asked.value):
+            asked.reason = asked.reason or f"{self.metric} is {asked.value} after the last epoch"
+        if asked.reason:
+            self._fail(asked.number, "failure", asked.reason)
+        elif asked.is_pruned:
+            self._study.tell(asked.number, state=states.PRUNED)
+        else:
+            self._study.tell(asked.number, asked.value)
+        ended = {each.state for each in self.trials()}
+        if ended <= {"failed", "running"} and self._states()["failed"] >= _MOST_FAILURES:
+            raise TrainingError(
+                f"the first {self._states()['failed']} trials have all failed, the last one since "
+                f"{asked.reason}"
+            )
+        return next(each for each in self.trials() if each.number == asked.number)
+
+    def _fail(self, number: int, key: str, reason: str) -> bool:
+        """Record that a trial has failed; return False if it has ended otherwise meanwhile."""
+        storage = self._study._storage  # Optuna offers no other way to explain the failure
+        trial_id = storage.get_trial_id_from_study_id_trial_number(self._study._study_id, number)
+        try:
+            storage.set_trial_user_attr(trial_id, key, reason or True)
+            self._study.tell(number, state=self._optuna.trial.TrialState.FAIL)
+        except (ValueError, RuntimeError):  # another group has done so
+            return False
+        return True
+
+    def _recover(self, is_lost: Callable[[str], bool]) -> None:
+        """Have the trials of lost groups done again, from their last checkpoints."""
+        for trial in self._trials():
+            if not _counts(trial) or _state_of(trial) != "running":
+                continue
+            owner = trial.user_attrs.get("owner")
+            age_seconds = time.time() - trial.datetime_start.timestamp()
+            if age_seconds > _OWNERLESS_SECONDS if owner is None else is_lost(owner):
+                self._put_back(trial)
+
+    def put_back(self, asked: Asked) -> None:
+        """Have a trial done again, from its last checkpoint: ranks were lost that trained it."""
+        self._put_back(next(each for each in self._trials() if each.number == asked.number))
+
+    def _put_back(self, trial: Any) -> None:
+        if self._fail(trial.number, "lost", "") and trial.params:
+            first = trial.user_attrs.get("continues", trial.number)
+            more = {"continues": first, "epochs": trial.intermediate_values}
+            self._study.enqueue_trial(trial.params, user_attrs=more)
+
+    # --- results --------------------------------------------------------------------------------
+
+    def trials(self) -> list[Trial]:
+        """Return the trials by their numbers; those that were done again only once."""
+        return [_trial_of(each) for each in self._trials() if _is_shown(each)]
+
+    def best(self) -> Trial | None:
+        """Return the complete trial with the best value; None if there is none."""
+        complete = [each for each in self.trials() if each.state == "complete"]
+        sign = -1.0 if self.is_maximized else 1.0
+        return min(complete, key=lambda trial: sign * (trial.value or 0.0), default=None)
+
+
+class Asked:
+    """A trial that a group is to train.
+
+    Attributes:
+        number: Of the trial.
+        values: Its settings.
+        value: Of the metric after the last epoch so far.
+        is_pruned: Whether it was ended since others were better.
+        reason: Why it failed; empty otherwise. Whoever trains it sets it.
+        is_continued: Whether a group that was lost has begun it.
+    """
+
+    def __init__(self, trial: Any, values: Values, metric: str) -> None:
+        self.number: int = trial.number
+        self.values = values
+        self.value: float | None = None
+        self.is_pruned = False
+        self.reason = ""
+        self.is_continued = "continues" in trial.user_attrs
+        self._trial = trial
+        self._metric = metric
+        for epoch, value in trial.user_attrs.get("epochs", {}).items():
+            self._report(int(epoch), value)
+
+    def _report(self, epoch: int, value: float) -> None:
+        self.value = value
+        with warnings.catch_warnings():  # an epoch that was reported before counts once
+            warnings.simplefilter("ignore", UserWarning)
+            self._trial.report(value, epoch)
+
+    def on_epoch(self, record: dict[str, Any]) -> bool:
+        """Take the record of an epoch; return whether that is to be the last one."""
+        if self._metric not in record:
+            self.reason = f"an epoch has no {self._metric}; are there validation files?"
+            return True
+        self._report(record["epoch"], float(record[self._metric]))
+        self.is_pruned = bool(self._trial.should_prune())
+        return self.is_pruned
+
+    def finish(self, record: dict[str, Any]) -> None:
+        """Take the record of the last epoch, which may be from before it was continued."""
+        self.value = record.get(self._metric, self.value)
+
+
+def _counts(trial: Any) -> bool:
+    """Return whether a trial of Optuna's is one of those that were wanted."""
+    return not ({"lost", "surplus"} & trial.user_attrs.keys())
+
+
+def _is_shown(trial: Any) -> bool:
+    return _counts(trial) and _state_of(trial) != "waiting"
+
+
+def _state_of(trial: Any) -> str:
+    name = str(trial.state.name).lower()
+    return "failed" if name == "fail" else name
+
+
+def _trial_of(trial: Any) -> Trial:
+    values = trial.intermediate_values
+    ended = trial.datetime_complete or trial.datetime_start
+    return Trial(
+        number=trial.number,
+        state=_state_of(trial),
+        value=values[max(values)] if values else None,
+        params=trial.params,
+        n_epochs=max(values) if values else 0,
+        seconds=(ended - trial.datetime_start).total_seconds() if ended else 0.0,
+        reason=str(trial.user_attrs.get("failure", "")),
+        out=str(trial.user_attrs.get("out", "")),
+    )
+
+
+@contextlib.contextmanager
+def _experimental() -> Iterator[None]:
+    """Have Optuna 4 not warn of what Optuna 5 does by default."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=FutureWarning)
+        warnings.filterwarnings("ignore", message=".*experimental")
+        yield

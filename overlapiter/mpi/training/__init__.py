@@ -1,0 +1,13 @@
+"""Master/worker training over MPI: a server holds the weights, workers compute gradients.
+
+::
+
+    run          what the user calls: settings, model and files → a run on one or many processes
+    alone        server and worker in one process          ranks       one rank of an MPI job
+    server       what the server does with a message       hosting     its process: threads, files
+    worker       the training loop of a worker             reading     its input, in a thread
+    leases       which examples are whose                  epochs      what is known of an epoch
+    validation   beside training, by whoever has time      submaster   makes one message of many
+    post         messages between ranks                    messages    their flat form
+    algorithms, optimizers                                 the equations, pure
+"""

@@ -1,0 +1,136 @@
+"""Checkpoints: all that a run needs to go on as if it had not ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from overlapiter.errors import TrainingError
+
+_NAME = "checkpoint.npz"
+
+
+def path_in(out: str) -> str:
+    """Return the path of the checkpoint in the directory of a run."""
+    return os.path.join(out, _NAME)
+
+
+class Writer:
+    """Writes checkpoints in a thread, so that training goes on; the last one written counts.
+
+    Args:
+        out: Directory of the run.
+    """
+
+    def __init__(self, out: str) -> None:
+        self._path = path_in(out)
+        self._thread: threading.Thread | None = None
+        self._error: OSError | None = None
+
+    def write(self, facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
+        """Begin to write a checkpoint, once the one before is written.
+
+        Args:
+            facts: What JSON can hold.
+            arrays: The rest, copied here.
+
+        Raises:
+            TrainingError: The one before could not be written.
+        """
+        self.wait()
+        ready = {name: np.array(value) for name, value in arrays.items()}
+        ready["facts"] = np.array(json.dumps(facts))
+        self._thread = threading.Thread(target=self._write, args=(ready,), name="checkpoint")
+        self._thread.start()
+
+    def _write(self, arrays: Mapping[str, Any]) -> None:
+        new = f"{self._path}.new"
+        try:
+            with open(new, "wb") as file:
+                np.savez(file, **arrays)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(new, self._path)
+        except OSError as error:
+            self._error = error
+
+    def wait(self) -> None:
+        """Wait until what was begun is written.
+
+        Raises:
+            TrainingError: It could not be.
+        """
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._error is not None:
+            error, self._error = self._error, None
+            words = f"the checkpoint {self._path} cannot be written ({error}); make room there"
+            raise TrainingError(words) from error
+
+
+def read(out: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Return facts and arrays of the checkpoint in a directory; None if there is none.
+
+    Raises:
+        TrainingError: It cannot be read.
+    """
+    path = path_in(out)
+    if not os.path.exists(path):
+        return None
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            arrays = dict(file)
+        return json.loads(str(arrays.pop("facts"))), arrays
+    except (OSError, ValueError, KeyError) as error:
+        raise TrainingError(
+            f"the checkpoint {path} cannot be read ({error}); begin anew with --restart, or name "
+            f"another --out"
+        ) from error
+
+
+class WorkerStates:
+    """What a worker keeps of its own, beside each checkpoint of the server: EASGD and GEM need it.
+
+    Args:
+        out: Directory of the run.
+        rank: Of the worker.
+    """
+
+    def __init__(self, out: str, rank: int) -> None:
+        self._path = os.path.join(out, f"checkpoint-rank{rank}.npz")
+
+    def write(self, number: int, state: Mapping[str, Any]) -> None:
+        """Write the state that belongs to a checkpoint, in place of that of an earlier one."""
+        with open(f"{self._path}.new", "wb") as file:
+            np.savez(file, **flat("side", state), number=np.array(number))
+        os.replace(f"{self._path}.new", self._path)
+
+    def read(self, number: int) -> dict[str, Any] | None:
+        """Return the state that belongs to a checkpoint; None if there is none."""
+        with contextlib.suppress(OSError, ValueError, KeyError):  # the server's weights will do
+            with np.load(self._path, allow_pickle=False) as file:
+                arrays = dict(file)
+            if int(arrays["number"]) == number:
+                return part("side", arrays)
+        return None
+
+
+def flat(name: str, state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state with the keys of a checkpoint's arrays."""
+    return {f"{name}/{key}": value for key, value in state.items()}
+
+
+def part(name: str, arrays: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what :func:`flat` was given; numbers come back as numbers."""
+    found = {}
+    for key, value in arrays.items():
+        if key.startswith(f"{name}/"):
+            found[key[len(name) + 1 :]] = value.item() if value.ndim == 0 else value
+    return found

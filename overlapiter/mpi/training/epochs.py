@@ -1,0 +1,132 @@
+"""What is known of each epoch while it lasts, and its record once it is trained and validated."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from .history import History, Record
+from .messages import Doubles, Message
+from .settings import Settings
+
+
+class Epochs:
+    """Counts what the workers report, and makes records of it.
+
+    Args:
+        settings: Of the run.
+        history: Takes the records.
+        measure_names: Of what models report.
+        is_validating: Whether there are validation files.
+        on_record: Called with each record that is complete; a true answer stops the run.
+        on_progress: Called with how many more examples are trained on.
+
+    Attributes:
+        current: The earliest epoch that is not trained; one beyond the last when all are.
+        reason_to_stop: Why the run ends before its last epoch; empty if it does not.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        history: History,
+        measure_names: Sequence[str],
+        *,
+        is_validating: bool,
+        on_record: Callable[[Record], object] = lambda _record: None,
+        on_progress: Callable[[int], None] = lambda _n: None,
+    ) -> None:
+        self._settings = settings
+        self._history = history
+        self._names = measure_names
+        self.is_validating = is_validating
+        self._on_record = on_record
+        self._on_progress = on_progress
+        self.current = 1
+        self.reason_to_stop = ""
+        self._sums: dict[int, Doubles] = {}
+        self._n_examples: dict[int, int] = {}
+        self._open: dict[int, Record] = {}  # trained, and not validated
+        self._monitors: dict[int, tuple[int, int]] = {}
+        self._cpu_ms = 0
+        self._began = time.monotonic()
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more is trained on."""
+        return self.current > self._settings.epochs or bool(self.reason_to_stop)
+
+    @property
+    def learning_rate(self) -> float:
+        """That of the current epoch."""
+        return self._settings.rate_in(min(self.current, self._settings.epochs))
+
+    def note(self, message: Message) -> None:
+        """Count what a worker has trained on."""
+        epoch, sums = message.epoch, message.doubles
+        self._sums[epoch] = self._sums.get(epoch, 0) + sums
+        self._n_examples[epoch] = self._n_examples.get(epoch, 0) + message.n_examples
+        self._monitors[message.origin] = message.memory_bytes, message.cpu_ms
+        self._on_progress(message.n_examples)
+
+    def trained(self, n_updates: int, n_workers: int) -> None:
+        """Note that all examples of the current epoch were trained on."""
+        epoch, now = self.current, time.monotonic()
+        n = self._n_examples.pop(epoch, 0)
+        means = self._sums.pop(epoch, np.zeros(len(self._names))) / max(n, 1)
+        cpu_ms = sum(cpu for _, cpu in self._monitors.values())
+        record: Record = {"epoch": epoch}
+        record.update(zip(self._names, means.tolist(), strict=True))
+        record["examples"] = n
+        record["seconds"] = now - self._began
+        record["learning_rate"] = self.learning_rate
+        record["updates"] = n_updates
+        record["workers"] = n_workers
+        record["memory_bytes"] = max((m for m, _ in self._monitors.values()), default=0)
+        record["cpu_seconds"] = (cpu_ms - self._cpu_ms) / 1000
+        self._cpu_ms, self._began = cpu_ms, now
+        self.current += 1
+        if self.is_validating:
+            self._open[epoch] = record
+        else:
+            self._complete(record)
+
+    def validated(self, epoch: int, means: Doubles) -> None:
+        """Complete the record of an epoch by what its validation has given."""
+        record = self._open.pop(epoch)
+        values = zip(self._names, means.tolist(), strict=True)
+        self._complete(record | {f"val_{name}": value for name, value in values})
+
+    def _complete(self, record: Record) -> None:
+        if self.reason_to_stop:  # epochs that were being validated when an earlier one stopped it
+            return
+        self.reason_to_stop = self._history.add(record)
+        if self._on_record(record) and not self.reason_to_stop:
+            self.reason_to_stop = "the caller has stopped it"
+
+    # --- checkpoints --------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Return what :meth:`restore` needs."""
+        return {
+            "current": self.current,
+            "sums": {epoch: sums.tolist() for epoch, sums in self._sums.items()},
+            "examples": self._n_examples,
+            "open": self._open,
+            "records": self._history.records,
+            "seconds": time.monotonic() - self._began,
+            "reason_to_stop": self.reason_to_stop,
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Go on from a state that was written as JSON."""
+        self.current = state["current"]
+        self._sums = {int(epoch): np.array(sums) for epoch, sums in state["sums"].items()}
+        self._n_examples = {int(epoch): n for epoch, n in state["examples"].items()}
+        self._open = {int(epoch): record for epoch, record in state["open"].items()}
+        self._history.records[:] = state["records"]
+        self._began = time.monotonic() - state["seconds"]
+        self.reason_to_stop = self._history.reason_to_stop()

@@ -1,0 +1,125 @@
+"""The process of the server: the server with all that stands around it."""
+
+from __future__ import annotations
+
+from overlapiter.errors import TrainingError
+
+from .job import Job
+from .leases import LeaseQueue
+from .messages import Message
+from .outputs import Outputs
+from .server import Server
+from .validation import Evaluator, Validation, ValidationThread
+
+
+class Host:
+    """A server, its validation and its checkpoints; a context manager that ends them.
+
+    Args:
+        job: The run.
+        outputs: Its directory.
+        workers: Ranks of the workers.
+
+    Attributes:
+        server: The server.
+        model: A model to load weights into.
+    """
+
+    def __init__(self, job: Job, outputs: Outputs, workers: list[int]) -> None:
+        settings, plan = job.settings, job.plan
+        self._job = job
+        self._outputs = outputs
+        self.model = job.model()
+        bad = self.model.names_of_bad()
+        if bad:
+            words = ", ".join(bad[:3])
+            raise TrainingError(f"these parameters of the new model are not finite: {words}")
+        self._side = job.server_side(self.model)
+        self._queue = LeaseQueue(
+            plan.train_pieces, settings.epochs, settings.seed, shuffle=settings.shuffle
+        )
+        self._validation = Validation(len(plan.val_pieces))
+        self._epochs = outputs.epochs(self.model)
+        number = outputs.restore(self._side, self._queue, self._validation, self._epochs)
+        is_inline = settings.validation == "inline"
+        self.server = Server(
+            self.model,
+            self._side,
+            self._queue,
+            self._validation,
+            self._epochs,
+            workers,
+            is_synchronous=settings.synchronous,
+            # Sub-servers look after their workers themselves; only their own silence is left.
+            timeout_seconds=settings.worker_timeout * (2 if settings.masters else 1),
+            validates=settings.validation,
+            inline=job.evaluator(job.model()) if is_inline else None,
+            trace=job.trace,
+            say=job.say,
+        )
+        self.server.resume_from(number)
+        self._epoch = self._epochs.current
+        self._is_busy = False
+        self._thread: ValidationThread | None = None
+        if settings.validation == "thread" and plan.val_pieces:
+            self._thread = ValidationThread(self._validation, self._evaluator)
+
+    def _evaluator(self) -> Evaluator:
+        return self._job.evaluator(self._job.model())
+
+    def receive(self, message: Message) -> None:
+        """Give a message to the server, and write a checkpoint if it is time."""
+        self._is_busy = True
+        self.server.receive(message)
+        self._is_busy = False
+        self._after(is_report=bool(message.n_examples))
+
+    def lose(self, worker: int, reason: str) -> None:
+        """Tell the server that a worker is gone."""
+        self.server.lose(worker, reason)
+        self._after()
+
+    def tick(self) -> None:
+        """Have the server look around; to be called now and then."""
+        if self._thread is not None and self._thread.error is not None:
+            error = self._thread.error
+            self.server.fail(f"validation has failed ({type(error).__name__}: {error})")
+        self.server.tick()
+        self._after()
+
+    def pause(self, seconds: float) -> None:
+        """Wait for a while, or until the validation has something new."""
+        with self._validation.changed:
+            self._validation.changed.wait(seconds)
+
+    def _after(self, *, is_report: bool = False) -> None:
+        if self.server.failure:
+            return
+        is_new_epoch = self._epochs.current != self._epoch
+        self._epoch = self._epochs.current
+        if is_new_epoch or (is_report and self._outputs.is_checkpoint_due()):
+            self.checkpoint()
+
+    def checkpoint(self) -> None:
+        """Begin to write a checkpoint."""
+        number = self._outputs.write_checkpoint(
+            self._side, self._queue, self._validation, self._epochs
+        )
+        self.server.mark(number)
+
+    def finish(self) -> None:
+        """Write what a run that came to its end leaves behind."""
+        self.checkpoint()
+        self._outputs.finish(self.model, self._side.weights, self._epochs)
+
+    def __enter__(self) -> Host:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_exception: object) -> None:
+        if kind is KeyboardInterrupt and not self._is_busy and not self.server.failure:
+            self.checkpoint()  # the launcher ends all ranks if one was killed, or the user does
+            self._job.say("interrupted; the same command goes on from here")
+        self._validation.close()
+        if self._thread is not None:
+            self._thread.close()
+        self._outputs.close()

@@ -1,0 +1,161 @@
+"""What server and workers are made of, in one process or in many."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from overlapiter.errors import OptionError, TrainingError
+from overlapiter.tracing import OFF, Tracing
+
+from .algorithms import ALGORITHMS, make_server_side, make_worker_side
+from .checkpoint import WorkerStates
+from .data import Source
+from .model import Builder, Model, wrapped
+from .optimizers import make_optimizer
+from .plan import Plan
+from .reading import Reader
+from .server import ServerSide
+from .settings import Settings
+from .staging import StagedFiles
+from .validation import Evaluator
+from .worker import Connection, Worker, WorkerSide
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """Settings, model and data of a run.
+
+    Attributes:
+        settings: The settings.
+        build: Returns the user's model.
+        source: Opens the files.
+        plan: What all ranks know.
+        say: Called with what the user should know.
+        trace: Where spans go.
+    """
+
+    settings: Settings
+    build: Builder
+    source: Source
+    plan: Plan
+    say: Callable[[str], None] = lambda _text: None
+    trace: Tracing = OFF
+
+    def model(self) -> Model:
+        """Return a new model, the same on every rank.
+
+        Raises:
+            TrainingError: ``build_model()`` fails, or what it returns.
+        """
+        settings = self.settings
+        try:
+            return wrapped(
+                self.build,
+                settings.loss,
+                settings.metrics,
+                settings.device,
+                self.plan.example,
+                settings.seed,
+            )
+        except (OptionError, TrainingError):
+            raise
+        except Exception as error:
+            raise TrainingError(
+                f"the model does not work on the first example "
+                f"({type(error).__name__}: {error}); see whether features, labels and --loss fit it"
+            ) from error
+
+    def _algorithm_settings(self) -> dict[str, float]:
+        known = ALGORITHMS[self.settings.algorithm]
+        values = {"quorum": self.settings.quorum, "beta": self.settings.beta}
+        return {name: value for name, value in values.items() if name in known}
+
+    def server_side(self, model: Model) -> ServerSide:
+        """Return the algorithm's part on the server, with the first weights."""
+        settings = self.settings
+        name, rate = settings.optimizer, settings.learning_rate
+        if name == "momentum":
+            optimizer = make_optimizer(name, rate, momentum=settings.momentum)
+        else:
+            optimizer = make_optimizer(name, rate)
+        side = make_server_side(
+            settings.algorithm,
+            settings.masters or self.plan.n_workers,
+            optimizer,
+            is_synchronous=settings.synchronous,
+            n_state=model.n_state,
+            **self._algorithm_settings(),
+        )
+        side.begin(model.weights())
+        return side
+
+    def worker_side(self, model: Model) -> WorkerSide:
+        """Return the algorithm's part on a worker."""
+        settings = self.settings
+        known = self._algorithm_settings()
+        known.pop("quorum", None)
+        return make_worker_side(
+            settings.algorithm,
+            self.plan.n_workers,
+            settings.sync_every,
+            make_optimizer("sgd", settings.local_rate),
+            n_state=model.n_state,
+            **known,
+        )
+
+    def evaluator(self, model: Model) -> Evaluator:
+        """Return what evaluates the validation files with a model."""
+        return Evaluator(
+            model, self.source, self.plan.val_paths, self.plan.val_pieces, self.settings.batch
+        )
+
+    def worker(self, rank: int, model: Model, connection: Connection) -> Worker:
+        """Return the training loop of a worker."""
+        settings = self.settings
+        ratio = settings.local_rate / settings.learning_rate if settings.learning_rate else 0.0
+        return Worker(
+            rank,
+            model,
+            self.worker_side(model),
+            connection,
+            self._reader,
+            self.evaluator(model),
+            batch=settings.batch,
+            seed=settings.seed,
+            states=None if settings.algorithm == "downpour" else WorkerStates(settings.out, rank),
+            rate_in=lambda epoch: ratio * settings.rate_in(epoch),
+            trace=self.trace,
+        )
+
+    def _reader(self) -> Reader:
+        settings, plan = self.settings, self.plan
+        make_staged = None
+        if settings.staging:
+            make_staged = functools.partial(
+                StagedFiles, settings.staging, settings.source, self.say
+            )
+        return Reader(
+            self.source,
+            plan.train_paths,
+            plan.train_pieces,
+            settings.seed,
+            shuffle=settings.shuffle,
+            make_staged=make_staged,
+            trace=self.trace,
+        )
+
+
+class NoListener:
+    """Shows nothing; what shows something overrides it."""
+
+    def say(self, text: str) -> None:
+        """Take what the user should know."""
+
+    def progress(self, n: int, total: int) -> None:
+        """Take how many more of all examples of an epoch are trained on."""
+
+    def epoch(self, record: dict[str, Any], line: str) -> object:
+        """Take the record of an epoch, and its summary; a true answer stops the run."""

@@ -1,0 +1,125 @@
+"""One message is one flat buffer: a header, numbers of double precision, a vector.
+
+A message takes one transfer, however many layers the model has. The buffer is made once for each
+message in flight; a message without a vector sends only its beginning.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float32]
+Doubles = NDArray[np.float64]
+Buffer = NDArray[np.uint8]
+
+_N_INTEGERS = 24
+_HEADER_BYTES = 8 * _N_INTEGERS
+_EMPTY = np.empty(0, np.float32)
+_NO_DOUBLES = np.empty(0, np.float64)
+#: Room for a text in a message of a small model.
+_LEAST_BYTES = 16384
+
+
+class Kind(enum.IntEnum):
+    """What a message is about."""
+
+    # from a worker
+    JOIN = 1  # it has built its model, and asks for the weights
+    EXCHANGE = 2  # the vector is for the algorithm; reports training
+    REPORT = 3  # reports training
+    ASK = 4  # it has nothing to do
+    VALIDATED = 5  # reports validation
+    FAILED = 6  # it cannot go on; the text says why
+    LOST = 7  # from a sub-server: a worker of its group is gone
+    GROUP = 8  # from a sub-server: mean of a group, and the reports of its workers
+    # from the server
+    BEGIN = 11  # the weights to begin with
+    GO = 12  # reply to a report, with the reply of the algorithm
+    VALIDATE = 13  # evaluate a piece of the validation files with these weights
+    STOP = 14  # end; a text says why if that is a failure
+
+
+class Message(NamedTuple):
+    """What ranks send each other.
+
+    Attributes:
+        kind: What it is about.
+        origin: The worker that it is from, or for; a sub-server passes it on.
+        epoch: Of the report, or of the validation.
+        piece: Of the report, or to validate.
+        position: Up to which of its examples; of a worker that joins, the digest of its model; of
+            the server, the number of the checkpoint that the worker's own state is to be kept with,
+            or to be taken from.
+        n_examples: That the measures are about.
+        leases: Granted ones, at most :data:`MOST_LEASES`: epoch, piece and position.
+        doubles: Measures, as sums over examples.
+        vector: Gradients or weights; empty if the message needs none.
+        text: Of a failure.
+        memory_bytes: What the worker has of the memory.
+        cpu_ms: CPU time of the worker since its start.
+    """
+
+    kind: Kind
+    origin: int = 0
+    epoch: int = 0
+    piece: int = -1
+    position: int = 0
+    n_examples: int = 0
+    leases: tuple[tuple[int, int, int], ...] = ()
+    doubles: Doubles = _NO_DOUBLES
+    vector: Vector = _EMPTY
+    text: str = ""
+    memory_bytes: int = 0
+    cpu_ms: int = 0
+
+
+#: Leases that fit into a message.
+MOST_LEASES = 3
+
+
+def buffer_bytes(n_doubles: int, n_parameters: int) -> int:
+    """Return how large a buffer must be for the messages of a model."""
+    return max(_LEAST_BYTES, _HEADER_BYTES + 8 * n_doubles + 4 * n_parameters)
+
+
+def pack(message: Message, buffer: Buffer) -> Buffer:
+    """Write a message into a buffer; return the part of it that has to be sent."""
+    header = buffer[:_HEADER_BYTES].view(np.int64)
+    text = message.text.encode("utf-8", "replace")[: _LEAST_BYTES - _HEADER_BYTES - 8 * 64]
+    n_doubles, n_vector = message.doubles.size, message.vector.size
+    header[:12] = (
+        message.kind, message.origin, message.epoch, message.piece, message.position,
+        message.n_examples, n_doubles, n_vector, len(text), message.memory_bytes,
+        message.cpu_ms, len(message.leases),
+    )  # fmt: skip
+    for i, lease in enumerate(message.leases[:MOST_LEASES]):
+        header[12 + 3 * i : 15 + 3 * i] = lease
+    end = _HEADER_BYTES + 8 * n_doubles
+    buffer[_HEADER_BYTES:end].view(np.float64)[:] = message.doubles
+    if text:
+        buffer[end : end + len(text)] = np.frombuffer(text, np.uint8)
+        return buffer[: end + len(text)]
+    buffer[end : end + 4 * n_vector].view(np.float32)[:] = message.vector
+    return buffer[: end + 4 * n_vector]
+
+
+def unpack(buffer: Buffer) -> Message:
+    """Return the message in a buffer; its arrays are views of the buffer."""
+    header = buffer[:_HEADER_BYTES].view(np.int64)
+    kind, origin, epoch, piece, position, n_examples, *sizes = header[:12].tolist()
+    n_doubles, n_vector, n_text, memory_bytes, cpu_ms, n_leases = sizes
+    leases = header[12 : 12 + 3 * n_leases].reshape(-1, 3).tolist()
+    end = _HEADER_BYTES + 8 * n_doubles
+    return Message(
+        Kind(kind), origin, epoch, piece, position, n_examples,
+        tuple((epoch, piece, position) for epoch, piece, position in leases),
+        buffer[_HEADER_BYTES:end].view(np.float64),
+        buffer[end : end + 4 * n_vector].view(np.float32),
+        bytes(buffer[end : end + n_text]).decode("utf-8", "replace"),
+        memory_bytes,
+        cpu_ms,
+    )  # fmt: skip

@@ -1,0 +1,182 @@
+"""What a run writes to its directory, and how it finds its way back from there."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import Any
+
+from overlapiter.errors import OptionError, TrainingError
+
+from . import checkpoint
+from .epochs import Epochs
+from .history import History, Record, summary, write_atomically
+from .job import Job, NoListener
+from .leases import LeaseQueue
+from .messages import Vector
+from .model import Model
+from .server import ServerSide
+from .validation import Validation
+
+#: Settings that may change when a run is resumed.
+_FREE = {
+    "epochs", "out", "trace", "staging", "source", "worker_timeout", "checkpoint_seconds",
+    "validation", "early_stopping", "patience", "target", "masters", "device",
+}  # fmt: skip
+
+
+class Outputs:
+    """The directory of a run.
+
+    Args:
+        job: The run.
+        command: What repeats it.
+        listener: Shows how it goes on.
+        restart: Whether to leave a checkpoint that is there alone.
+
+    Raises:
+        OptionError: The directory cannot be made, or holds another run.
+        TrainingError: Its checkpoint cannot be read.
+    """
+
+    def __init__(
+        self, job: Job, command: str, listener: NoListener, *, restart: bool = False
+    ) -> None:
+        self._job = job
+        self._listener = listener
+        self._out = job.settings.out
+        try:
+            os.makedirs(self._out, exist_ok=True)
+            self._found = None if restart else checkpoint.read(self._out)
+            self._check_found()
+            text = f"# {command}\n{job.settings.to_toml()}"
+            write_atomically(os.path.join(self._out, "settings.toml"), text)
+        except OSError as error:
+            raise OptionError("out", f"{self._out} cannot be written ({error})") from error
+        self._writer = checkpoint.Writer(self._out)
+        self._written_at = time.monotonic()
+        self._history = History(job.settings)
+        self._number = 0
+
+    @property
+    def records(self) -> list[Record]:
+        """The records of all epochs."""
+        return self._history.records
+
+    def epochs(self, model: Model) -> Epochs:
+        """Return what counts the examples of this run."""
+        total = self._job.plan.n_examples
+        return Epochs(
+            self._job.settings,
+            self._history,
+            model.measure_names,
+            is_validating=bool(self._job.plan.val_pieces),
+            on_record=self._record,
+            on_progress=lambda n: self._listener.progress(n, total),
+        )
+
+    def _record(self, record: Record) -> object:
+        self.write_history()
+        return self._listener.epoch(record, summary(record, self._job.settings.epochs))
+
+    def write_history(self, stopped_because: str = "") -> None:
+        """Write ``history.json``."""
+        more = {"stopped_because": stopped_because} if stopped_because else {}
+        write_atomically(os.path.join(self._out, "history.json"), self._history.to_json(more))
+
+    # --- checkpoints --------------------------------------------------------------------------
+
+    def _check_found(self) -> None:
+        """Raise OptionError unless the checkpoint that was found is of this run."""
+        if self._found is None:
+            return
+        facts, ours = self._found[0], self._facts()
+        for name, value in ours["settings"].items():
+            theirs = facts["settings"].get(name)
+            if theirs != value:
+                raise OptionError(
+                    name,
+                    f"{self._out} holds the checkpoint of a run with {theirs!r}, not {value!r}; "
+                    f"name another --out, or begin anew with --restart",
+                )
+        if facts["plan"]["files"] != ours["plan"]["files"]:
+            raise OptionError(
+                "train_files",
+                f"{self._out} holds the checkpoint of a run on other files; name another --out, "
+                f"or begin anew with --restart",
+            )
+
+    def _facts(self) -> dict[str, Any]:
+        settings = vars(self._job.settings)
+        kept = {name: value for name, value in settings.items() if name not in _FREE}
+        facts = {"settings": kept, "plan": self._job.plan.facts()}
+        return json.loads(json.dumps(facts))  # type: ignore[no-any-return]  # as it is when read
+
+    def restore(
+        self, side: ServerSide, queue: LeaseQueue, validation: Validation, epochs: Epochs
+    ) -> int:
+        """Go on from the checkpoint, if there is one; return its number, 0 if there is none."""
+        if self._found is None:
+            return 0
+        facts, arrays = self._found
+        state = checkpoint.part("side", arrays)
+        if state["weights"].shape != side.weights.shape:
+            raise TrainingError(
+                f"the model has {side.weights.size:,} values, and the one of the checkpoint in "
+                f"{self._out} {state['weights'].size:,}; begin anew with --restart"
+            )
+        side.load_state(state)
+        if facts["plan"]["pieces"] != self._job.plan.facts()["pieces"]:
+            raise OptionError(
+                "piece_examples",
+                f"the checkpoint in {self._out} has other pieces; begin with as many workers as "
+                f"before, or give --piece-examples {facts['piece_examples']}",
+            )
+        queue.restore(facts["queue"])
+        epochs.restore(facts["epochs"])
+        for name, snapshot in checkpoint.part("snapshot", arrays).items():
+            validation.begin(int(name), snapshot)
+        n_done = len(self._history.records)
+        if epochs.is_over and not validation.snapshots:
+            self._listener.say(f"the run in {self._out} has ended before, after epoch {n_done}")
+        else:
+            self._listener.say(f"going on from the checkpoint in {self._out}, epoch {n_done + 1}")
+        self._number = int(facts["number"])
+        return self._number
+
+    def is_checkpoint_due(self) -> bool:
+        """Return whether the last checkpoint is old."""
+        return time.monotonic() - self._written_at > self._job.settings.checkpoint_seconds
+
+    def write_checkpoint(
+        self, side: ServerSide, queue: LeaseQueue, validation: Validation, epochs: Epochs
+    ) -> int:
+        """Write a checkpoint; the disk is not waited for. Returns its number."""
+        self._number += 1
+        self._written_at = time.monotonic()
+        with validation.changed:
+            snapshots = {str(epoch): each for epoch, each in validation.snapshots.items()}
+        facts = self._facts() | {"queue": queue.state(), "epochs": epochs.state()}
+        facts["piece_examples"] = max(map(len, self._job.plan.train_pieces))
+        arrays = checkpoint.flat("side", side.state()) | checkpoint.flat("snapshot", snapshots)
+        self._writer.write(facts | {"number": self._number}, arrays)
+        return self._number
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def finish(self, model: Model, weights: Vector, epochs: Epochs) -> None:
+        """Write what a run that came to its end leaves behind."""
+        self._writer.wait()
+        model.load(weights)
+        model.save(os.path.join(self._out, "weights.npz"))
+        self.write_history(epochs.reason_to_stop)
+        if epochs.reason_to_stop:
+            self._listener.say(f"stopped early: {epochs.reason_to_stop}")
+        from .curves import draw
+
+        draw(self._history.records, os.path.join(self._out, "curves.png"), self._listener.say)
+
+    def close(self) -> None:
+        """Wait until the last checkpoint is written."""
+        self._writer.wait()

@@ -1,0 +1,98 @@
+"""What all ranks of a run know: files, their lengths, the pieces that they are divided into."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from overlapiter.errors import TrainingError
+
+from .data import Source
+from .leases import Piece, default_piece_examples, pieces_of
+from .model import Batch
+from .reading import check_shapes
+from .settings import Settings
+
+#: What a piece may take of the memory, if nothing else is said.
+_PIECE_BYTES = 64 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What the server finds out at the start, and tells all ranks.
+
+    Attributes:
+        train_paths: The training files.
+        val_paths: The validation files; may be none.
+        train_pieces: Of the training files.
+        val_pieces: Of the validation files.
+        example: A mini-batch of one example.
+        n_workers: How many workers there are.
+    """
+
+    train_paths: Sequence[str]
+    val_paths: Sequence[str]
+    train_pieces: Sequence[Piece]
+    val_pieces: Sequence[Piece]
+    example: Batch
+    n_workers: int
+
+    @property
+    def n_examples(self) -> int:
+        """How many examples an epoch has."""
+        return sum(map(len, self.train_pieces))
+
+    def facts(self) -> dict[str, Any]:
+        """Return what must be the same when a run is resumed."""
+        return {
+            "pieces": [list(piece) for piece in self.train_pieces],
+            "files": [*self.train_paths],
+        }
+
+
+def make_plan(
+    settings: Settings,
+    source: Source,
+    train_paths: Sequence[str],
+    val_paths: Sequence[str],
+    n_workers: int,
+) -> Plan:
+    """Look at all files; takes some time where there are many.
+
+    Raises:
+        TrainingError: One cannot be read, or they have no examples, or differ in shape.
+    """
+    lengths = [source.length_of(path) for path in train_paths]
+    val_lengths = [source.length_of(path) for path in val_paths]
+    n, n_val = sum(lengths), sum(val_lengths)
+    if not n:
+        raise TrainingError("the training files have no examples; see whether the list is right")
+    if val_paths and not n_val:
+        raise TrainingError("the validation files have no examples; see whether the list is right")
+    full = [
+        (path, source.read(path, 0, 1))
+        for path, length in zip([*train_paths, *val_paths], [*lengths, *val_lengths], strict=True)
+        if length
+    ]
+    check_shapes(full)
+    example = full[0][1]
+    size = settings.piece_examples or _piece_examples(n, n_workers, settings, example)
+    step = settings.batch
+    val_size = default_piece_examples(n_val, n_workers, step) if n_val else step
+    return Plan(
+        tuple(train_paths),
+        tuple(val_paths),
+        pieces_of(lengths, size),
+        pieces_of(val_lengths, val_size),
+        example,
+        n_workers,
+    )
+
+
+def _piece_examples(n: int, n_workers: int, settings: Settings, example: Batch) -> int:
+    """Return a size of pieces that gives work to all workers, and is not too large to read."""
+    step = settings.batch * settings.sync_every
+    most: float = _PIECE_BYTES / max(1, sum(array.nbytes for array in example))
+    return min(default_piece_examples(n, n_workers, step), step * max(1, math.floor(most / step)))

@@ -1,0 +1,255 @@
+"""Messages between ranks: one flat buffer each, receives posted ahead, peers that may die.
+
+A rank that waits sleeps between looks instead of spinning: there may be more ranks than cores. What
+a dead peer leaves open shows as an error where MPI was started with fault tolerance
+(``mpiexec --with-ft ulfm``); else its launcher ends the job.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import numpy as np
+from mpi4py import MPI
+
+from .messages import Buffer, Message, buffer_bytes, pack, unpack
+from .worker import ServerLostError
+
+_TAG = 17
+#: Pauses between looks: from the first, doubling, up to the second.
+_FIRST_PAUSE_SECONDS, _LAST_PAUSE_SECONDS = 20e-6, 400e-6
+#: How long the last messages may take to leave.
+_FLUSH_SECONDS = 10.0
+
+
+class Arrival(NamedTuple):
+    """Something has come from a peer.
+
+    Attributes:
+        rank: The peer.
+        message: What it sent; None if it is dead. Its arrays live until :meth:`Post.release`.
+        buffer: Where it lies.
+        reason: Why the peer is taken for dead.
+    """
+
+    rank: int
+    message: Message | None
+    buffer: Buffer
+    reason: str = ""
+
+
+class Post:
+    """Messages from and to some ranks. For one thread beside that of :class:`Mail`.
+
+    Args:
+        comm: The communicator; errors are returned by it from now on.
+        peers: The ranks to hear.
+        n_doubles: Most numbers of double precision in a message.
+        n_values: Length of the vectors.
+    """
+
+    def __init__(self, comm: Any, peers: Iterable[int], n_doubles: int, n_values: int) -> None:
+        self._comm = comm
+        comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self._n_bytes = buffer_bytes(n_doubles, n_values)
+        self._lock = threading.Lock()
+        self._free: list[Buffer] = []
+        self._receiving: dict[int, tuple[Any, Buffer]] = {}
+        self._sending: list[tuple[int, Any, Buffer]] = []
+        self._dead: dict[int, str] = {}
+        for peer in peers:
+            self._listen(peer)
+
+    def _buffer(self) -> Buffer:
+        return self._free.pop() if self._free else np.empty(self._n_bytes, np.uint8)
+
+    def _listen(self, peer: int) -> None:
+        buffer = self._buffer()
+        self._receiving[peer] = self._comm.Irecv([buffer, MPI.BYTE], peer, _TAG), buffer
+
+    def send(self, peer: int, message: Message) -> None:
+        """Send a message; its arrays may change when this returns. Blocks for no peer."""
+        with self._lock:
+            if peer in self._dead:
+                return
+            buffer = self._buffer()
+            part = pack(message, buffer)
+            try:
+                request = self._comm.Isend([part, MPI.BYTE], peer, _TAG)
+            except MPI.Exception as error:
+                self._dead.setdefault(peer, _words(error))
+            else:
+                self._sending.append((peer, request, buffer))
+
+    def look(self) -> list[Arrival]:
+        """Return what has come since the last look."""
+        arrivals = []
+        status = MPI.Status()
+        with self._lock:
+            self._look_at_sending()
+            for peer, (request, buffer) in [*self._receiving.items()]:
+                try:
+                    if peer in self._dead:
+                        raise _DeadError(self._dead[peer])
+                    if not request.Test(status):
+                        continue
+                except (MPI.Exception, _DeadError) as error:
+                    del self._receiving[peer]
+                    self._dead.setdefault(peer, _words(error))
+                    arrivals.append(Arrival(peer, None, buffer, self._dead[peer]))
+                else:
+                    n_bytes = status.Get_count(MPI.BYTE)
+                    self._listen(peer)
+                    arrivals.append(Arrival(peer, unpack(buffer[:n_bytes]), buffer))
+        return arrivals
+
+    def _look_at_sending(self) -> None:
+        left = []
+        for peer, request, buffer in self._sending:
+            try:
+                if not request.Test():
+                    left.append((peer, request, buffer))
+                    continue
+            except MPI.Exception as error:
+                self._dead.setdefault(peer, _words(error))
+            self._free.append(buffer)
+        self._sending = left
+
+    def release(self, arrival: Arrival) -> None:
+        """Have the buffer of a message used again."""
+        with self._lock:
+            self._free.append(arrival.buffer)
+
+    def close(self, silent: Iterable[int] = ()) -> None:
+        """Wait until all messages have left, and receive nothing more.
+
+        Args:
+            silent: Peers that are not waited for.
+        """
+        silent = set(silent)
+        deadline = time.monotonic() + _FLUSH_SECONDS
+        while time.monotonic() < deadline:
+            with self._lock:
+                self._look_at_sending()
+                if all(peer in silent for peer, *_ in self._sending):
+                    break
+            time.sleep(_LAST_PAUSE_SECONDS)
+        for request, _ in self._receiving.values():
+            with contextlib.suppress(MPI.Exception):  # of a peer that died
+                request.Cancel()
+                request.Wait()
+        self._receiving.clear()
+
+
+class _DeadError(Exception):
+    """A message could not be sent."""
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, _DeadError):
+        return str(error)
+    is_death = "PROC_FAILED" in str(error)
+    return "its process has ended" if is_death else f"MPI reports {error}"
+
+
+class _Pauses:
+    """How long to sleep between looks: longer, the longer nothing comes."""
+
+    def __init__(self) -> None:
+        self._seconds = _FIRST_PAUSE_SECONDS
+
+    def sleep(self) -> None:
+        time.sleep(self._seconds)
+        self._seconds = min(2 * self._seconds, _LAST_PAUSE_SECONDS)
+
+    def reset(self) -> None:
+        self._seconds = _FIRST_PAUSE_SECONDS
+
+
+class Mail:
+    """A thread that looks for messages, so that the next ones arrive while one is worked on.
+
+    Args:
+        post: Where it looks.
+    """
+
+    def __init__(self, post: Post) -> None:
+        self._post = post
+        self._arrivals: queue.SimpleQueue[Arrival | Exception] = queue.SimpleQueue()
+        self._is_closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="mail", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        pauses = _Pauses()
+        try:
+            while not self._is_closed.is_set():
+                arrivals = self._post.look()
+                for arrival in arrivals:
+                    self._arrivals.put(arrival)
+                if arrivals:
+                    pauses.reset()
+                else:
+                    pauses.sleep()
+        except Exception as error:  # the thread that reads raises it
+            self._arrivals.put(error)
+
+    def next(self, timeout_seconds: float) -> Arrival | None:
+        """Return what has come first; None if nothing comes in time. Blocks."""
+        try:
+            arrival = self._arrivals.get(timeout=timeout_seconds)
+        except queue.Empty:
+            return None
+        if isinstance(arrival, Exception):
+            raise arrival
+        return arrival
+
+    def close(self) -> None:
+        """End the thread."""
+        self._is_closed.set()
+        self._thread.join()
+
+
+class ServerConnection:
+    """A worker's way to its server.
+
+    Args:
+        comm: The communicator.
+        server: Rank of the server, or of the sub-server.
+        n_doubles: Most numbers of double precision in a message.
+        n_values: Length of the vectors.
+    """
+
+    def __init__(self, comm: Any, server: int, n_doubles: int, n_values: int) -> None:
+        self._server = server
+        self._post = Post(comm, [server], n_doubles, n_values)
+        self._last: Arrival | None = None
+
+    def exchange(self, message: Message) -> Message:
+        """Send a message and return the reply, whose arrays live until the next call. Blocks.
+
+        Raises:
+            ServerLostError: The server is dead.
+        """
+        self._post.send(self._server, message)
+        if self._last is not None:  # only now: the message may have been a view of it
+            self._post.release(self._last)
+        pauses = _Pauses()
+        while not (arrivals := self._post.look()):
+            pauses.sleep()
+        (self._last,) = arrivals
+        if self._last.message is None:
+            raise ServerLostError(
+                f"the server, rank {self._server}, is lost ({self._last.reason}); the same command "
+                f"goes on from its last checkpoint"
+            )
+        return self._last.message
+
+    def close(self) -> None:
+        """Wait until the last message has left."""
+        self._post.close()

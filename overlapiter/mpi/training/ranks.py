@@ -1,0 +1,218 @@
+"""One rank of an MPI job: rank 0 is the server, then come sub-servers if any, then workers."""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import Any, Protocol
+
+from overlapiter.errors import OptionError, OverlapError, TrainingError
+from overlapiter.node import this_host
+from overlapiter.tracing import Tracing
+
+from .ending import leave_without_finalize
+from .groups import groups_of
+from .history import Record
+from .hosting import Host
+from .job import Job, NoListener
+from .messages import Kind, Message
+from .outputs import Outputs
+from .plan import Plan
+from .post import Mail, ServerConnection
+from .run import begin_tracing
+from .settings import Settings
+from .site import Site, world_size
+from .submaster import SubServer
+from .worker import StoppedError
+
+#: How often the server looks around when no message comes, or besides.
+_LOOK_SECONDS = 0.02
+#: Round trips by which the clocks of two ranks are compared.
+_N_PINGS = 8
+_CLOCK_TAG = 18
+
+
+class Preparation(Protocol):
+    """What :func:`.run.train` makes of its arguments."""
+
+    settings: Settings
+
+    @property
+    def command(self) -> str:
+        """What repeats the run."""
+
+    def plan(self, n_workers: int) -> Plan:
+        """Look at the files."""
+
+    def job(self, plan: Plan, trace: Tracing) -> Job:
+        """Return what server and workers are made of."""
+
+
+def train_as_rank(
+    comm: Any, preparation: Preparation, listener: NoListener, *, restart: bool
+) -> list[Record] | None:
+    """Train as one rank of a communicator; see :func:`.run.train`."""
+    leave_without_finalize()
+    world = comm
+    comm = comm.Dup()  # so that no message of the caller's is taken for ours
+    settings = preparation.settings
+    processes = comm.gather((this_host().key, os.getpid()))
+    plan = _shared_plan(comm, preparation)
+    offset_ns = _clock_offset_ns(comm) if settings.trace else 0
+    groups = groups_of(comm.size, settings.masters)
+    is_master = comm.rank in groups
+    name = "worker" if comm.rank else "server"
+    with begin_tracing(
+        settings, "sub-server" if is_master else name, comm.rank, offset_ns
+    ) as trace:
+        if is_master:
+            _pass_on(comm, groups[comm.rank], preparation, plan, trace)
+        elif comm.rank:
+            masters = [master for master, group in groups.items() if comm.rank in group]
+            _work(comm, masters[0] if masters else 0, preparation, plan, trace)
+        else:
+            site = Site(comm, groups, processes, is_world=world.size == world_size())
+            return _serve(site, preparation, plan, listener, trace, restart=restart)
+    return None
+
+
+def _shared_plan(comm: Any, preparation: Preparation) -> Plan:
+    """Return the plan that rank 0 makes. Collective.
+
+    Raises:
+        OptionError: On rank 0: a file, or the number of ranks, cannot work.
+        TrainingError: A file cannot be read; or rank 0 has failed.
+    """
+    if comm.rank:
+        plan, failure = comm.bcast(None)
+        if plan is None:
+            raise StoppedError(failure)
+        return plan  # type: ignore[no-any-return]  # as it was sent
+    try:
+        n_masters = preparation.settings.masters
+        n_workers = comm.size - 1 - n_masters
+        if n_masters and n_workers < n_masters:
+            words = f"{n_masters} of {comm.size} ranks; each needs a worker at least: start more"
+            raise OptionError("masters", words)
+        plan = preparation.plan(n_workers)
+    except Exception as error:
+        comm.bcast((None, str(error)))
+        raise
+    comm.bcast((plan, ""))
+    return plan
+
+
+def _clock_offset_ns(comm: Any) -> int:
+    """Return what to add to the clock of this rank to get that of rank 0. Collective.
+
+    The shortest of some round trips counts, in the middle of which rank 0 has read its clock.
+    """
+    best = (1 << 62, 0)
+    for rank in range(1, comm.size):
+        for _ in range(_N_PINGS):
+            if comm.rank == rank:
+                began = time.time_ns()
+                theirs = comm.sendrecv(0, 0, _CLOCK_TAG, source=0, recvtag=_CLOCK_TAG)
+                ended = time.time_ns()
+                best = min(best, (ended - began, theirs - (began + ended) // 2))
+            elif comm.rank == 0:
+                comm.recv(source=rank, tag=_CLOCK_TAG)
+                comm.send(time.time_ns(), rank, _CLOCK_TAG)
+    return best[1]
+
+
+# --- the server -------------------------------------------------------------------------------
+
+
+def _serve(
+    site: Site,
+    preparation: Preparation,
+    plan: Plan,
+    listener: NoListener,
+    trace: Tracing,
+    *,
+    restart: bool,
+) -> list[Record]:
+    try:
+        job = preparation.job(plan, trace)
+        outputs = Outputs(job, preparation.command, listener, restart=restart)
+        host = Host(job, outputs, site.workers)
+    except Exception as error:
+        site.turn_away(str(error) or "the server has failed")
+        raise
+    with host:
+        _run_server(site, host)
+        if host.server.failure:
+            raise TrainingError(host.server.failure)
+        host.finish()
+    return outputs.records
+
+
+def _run_server(site: Site, host: Host) -> None:
+    """Serve until all workers know that the run is over."""
+    server = host.server
+    post = site.post(len(host.model.measure_names), server.weights.size)
+    mail = Mail(post)
+    looked_at = time.monotonic()
+    try:
+        while not server.is_finished or site.has_hope(server):
+            arrival = mail.next(_LOOK_SECONDS)
+            if arrival is not None and arrival.message is not None:
+                host.receive(arrival.message)
+                post.release(arrival)
+            elif arrival is not None:
+                for worker in site.behind(arrival.rank):
+                    host.lose(worker, arrival.reason)
+            if arrival is None or time.monotonic() > looked_at + _LOOK_SECONDS:
+                host.tick()
+                looked_at = time.monotonic()
+            for worker, message in server.outbox:
+                post.send(site.way_to(worker), message)
+            server.outbox.clear()
+    except BaseException as error:
+        for worker in site.workers:
+            text = f"the server has failed: {error!r}"
+            post.send(site.way_to(worker), Message(Kind.STOP, worker, text=text))
+        raise
+    finally:
+        mail.close()
+        post.close(server.lost)
+        site.end_silent(server)
+
+
+# --- sub-servers and workers ------------------------------------------------------------------
+
+
+def _pass_on(
+    comm: Any, group: list[int], preparation: Preparation, plan: Plan, trace: Tracing
+) -> None:
+    model = preparation.job(plan, trace).model()
+    n_measures, n_values = len(model.measure_names), model.weights().size
+    timeout_seconds = preparation.settings.worker_timeout
+    SubServer(comm, group, n_measures, n_values, timeout_seconds, trace).run()
+
+
+def _work(comm: Any, server: int, preparation: Preparation, plan: Plan, trace: Tracing) -> None:
+    try:
+        job = preparation.job(plan, trace)
+        model = job.model()
+    except Exception as error:
+        _fail(ServerConnection(comm, server, 0, 0), comm.rank, error)
+        raise
+    n_measures = len(model.measure_names)
+    connection = ServerConnection(comm, server, n_measures, model.weights().size)
+    try:
+        job.worker(comm.rank, model, connection).run()
+    except StoppedError:
+        raise
+    except Exception as error:
+        _fail(connection, comm.rank, error)
+        raise
+    finally:
+        connection.close()
+
+
+def _fail(connection: ServerConnection, rank: int, error: Exception) -> None:
+    """Tell the server why this worker cannot go on."""
+    text = str(error) if isinstance(error, OverlapError) else f"{type(error).__name__}: {error}"
+    connection.exchange(Message(Kind.FAILED, origin=rank, text=text))

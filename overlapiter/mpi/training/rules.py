@@ -1,0 +1,129 @@
+"""The equations by which optimizers change weights, each written once for NumPy, Numba and CuPy.
+
+A rule is elementwise. It takes a weight, its gradient, what is remembered of it (its slots) and
+the constants of the step, all float32, and returns the new weight and slots. It works on numbers as
+on arrays, so NumPy runs it on blocks, Numba compiles it into a loop and CuPy into one kernel.
+They are Chainer's rules, in the order of its operations.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# Numbers of NumPy or Numba, or arrays of NumPy or CuPy.
+Value = Any
+
+
+def _sgd(weight: Value, gradient: Value, rate: Value) -> tuple[Value, ...]:
+    return (weight - rate * gradient,)
+
+
+def _momentum(
+    weight: Value, gradient: Value, velocity: Value, momentum: Value, rate: Value
+) -> tuple[Value, ...]:
+    velocity = momentum * velocity - rate * gradient
+    return weight + velocity, velocity
+
+
+def _adam(
+    weight: Value,
+    gradient: Value,
+    mean: Value,
+    square: Value,
+    gain1: Value,
+    gain2: Value,
+    rate: Value,
+    epsilon: Value,
+) -> tuple[Value, ...]:
+    mean = mean + gain1 * (gradient - mean)
+    square = square + gain2 * (gradient * gradient - square)
+    return weight - rate / (np.sqrt(square) + epsilon) * mean, mean, square
+
+
+def _adadelta(
+    weight: Value,
+    gradient: Value,
+    square: Value,
+    square_step: Value,
+    rho: Value,
+    gain: Value,
+    rate: Value,
+    epsilon: Value,
+) -> tuple[Value, ...]:
+    square = rho * square + gain * gradient * gradient
+    step = np.sqrt((square_step + epsilon) / (square + epsilon)) * gradient
+    return weight - rate * step, square, rho * square_step + gain * step * step
+
+
+def _rmsprop(
+    weight: Value,
+    gradient: Value,
+    square: Value,
+    rho: Value,
+    gain: Value,
+    rate: Value,
+    epsilon: Value,
+) -> tuple[Value, ...]:
+    square = rho * square + gain * gradient * gradient
+    return weight - rate * gradient / (np.sqrt(square) + epsilon), square
+
+
+def _adam_constants(rate: float, n: int, settings: Mapping[str, float]) -> tuple[float, ...]:
+    """Return the constants of the ``n``-th update: the first ones are corrected for the zeros."""
+    beta1, beta2 = settings["beta1"], settings["beta2"]
+    corrected = rate * math.sqrt(1 - beta2**n) / (1 - beta1**n)
+    return 1 - beta1, 1 - beta2, corrected, settings["epsilon"]
+
+
+def _rho_constants(rate: float, _n: int, settings: Mapping[str, float]) -> tuple[float, ...]:
+    rho = settings["rho"]
+    return rho, 1 - rho, rate, settings["epsilon"]
+
+
+class Rule(NamedTuple):
+    """An optimizer's equation.
+
+    Attributes:
+        step: The elementwise function.
+        slots: The names of what it remembers for each weight; zero at first.
+        constants: Takes the learning rate, the number of the update, counted from 1, and the
+            settings; returns the constants of the step.
+        learning_rate: The default.
+        settings: The defaults of the others.
+    """
+
+    step: Callable[..., tuple[Value, ...]]
+    slots: tuple[str, ...]
+    constants: Callable[[float, int, Mapping[str, float]], tuple[float, ...]]
+    learning_rate: float
+    settings: Mapping[str, float]
+
+
+#: Sources: Adam, Kingma and Ba, arXiv 1412.6980, section 2, last paragraph; AdaDelta, Zeiler, arXiv
+#: 1212.5701, algorithm 1 (with a learning rate, which is 1 there); RMSProp, Tieleman and Hinton,
+#: Neural Networks for Machine Learning, lecture 6.5.
+RULES = {
+    "sgd": Rule(_sgd, (), lambda rate, _n, _settings: (rate,), 0.01, {}),
+    "momentum": Rule(
+        _momentum,
+        ("velocity",),
+        lambda rate, _n, settings: (settings["momentum"], rate),
+        0.01,
+        {"momentum": 0.9},
+    ),
+    "adam": Rule(
+        _adam,
+        ("mean", "square"),
+        _adam_constants,
+        0.001,
+        {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
+    ),
+    "adadelta": Rule(
+        _adadelta, ("square", "square_step"), _rho_constants, 1.0, {"rho": 0.95, "epsilon": 1e-6}
+    ),
+    "rmsprop": Rule(_rmsprop, ("square",), _rho_constants, 0.01, {"rho": 0.99, "epsilon": 1e-8}),
+}

@@ -1,0 +1,382 @@
+"""The server: holds the weights, gives out leases, and says when an epoch and the run are over.
+
+It knows nothing of MPI: messages of the workers come in by :meth:`Server.receive`, replies lie in
+:attr:`Server.outbox`. So one process alone runs the same steps.
+"""
+
+from __future__ import annotations
+
+import time
+import zlib
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import numpy as np
+
+from overlapiter.tracing import OFF, Tracing
+
+from .epochs import Epochs
+from .groups import reports_in
+from .leases import LeaseQueue
+from .messages import Kind, Message, Vector
+from .model import Model
+from .validation import Evaluator, Validation
+
+#: Leases that a worker holds: the one it trains on, and the one that is read meanwhile.
+_HELD_LEASES = 2
+_NONE = np.empty(0, np.float32)
+
+
+class ServerSide(Protocol):
+    """The algorithm's part on the server; see :mod:`.algorithms`."""
+
+    weights: Vector
+    learning_rate: float
+    n_updates: int
+
+    def apply(self, message: Vector, rank: int) -> dict[int, Vector]:
+        """Work on a message; return the replies that are due, by rank."""
+
+    def set_workers(self, n: int) -> dict[int, Vector]:
+        """Note how many workers take part now; return the replies that are due thereby."""
+
+    def forget(self, rank: int) -> None:
+        """Drop what waits of a worker that is gone."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+
+
+class Server:
+    """What the server does with each message.
+
+    Args:
+        model: Says what parameters are not finite; it is not trained.
+        side: The algorithm's part.
+        queue: The leases.
+        validation: Snapshots to validate.
+        epochs: What is known of each epoch.
+        workers: The ranks of the workers.
+        is_synchronous: Whether the algorithm waits for a quorum.
+        timeout_seconds: After which silence a worker is given up.
+        validates: Whether workers validate: ``workers`` at once, else when they have nothing to do.
+        inline: Evaluates in this process, while all wait; None unless that is wanted.
+        trace: Where spans go.
+
+    Attributes:
+        outbox: Replies, with the worker that each is for; to be sent, or copied, before the next
+            call, for their vectors change.
+        failure: Why the run has failed; empty if it has not.
+        lost: The workers that are gone, with the reason.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        side: ServerSide,
+        queue: LeaseQueue,
+        validation: Validation,
+        epochs: Epochs,
+        workers: list[int],
+        *,
+        is_synchronous: bool = False,
+        timeout_seconds: float = 300.0,
+        validates: str = "thread",
+        inline: Evaluator | None = None,
+        trace: Tracing = OFF,
+        say: Callable[[str], None] = lambda _text: None,
+    ) -> None:
+        self._model = model
+        self._side = side
+        self._queue = queue
+        self._validation = validation
+        self._epochs = epochs
+        self._is_synchronous = is_synchronous
+        self._timeout_seconds = timeout_seconds
+        self._validates = validates
+        self._inline = inline
+        self._trace = trace
+        self._say = say
+        self._workers = set(workers)
+        self._heard = dict.fromkeys(workers, time.monotonic())
+        self._parked: dict[int, None] = {}
+        self._exchanging: set[int] = set()
+        self._idle: set[int] = set()  # have waited for work: their weights are old
+        self._told_to_stop: set[int] = set()
+        self._knows_snapshot: dict[int, int] = {}
+        self._reports: dict[int, Message] = {}  # of those that exchange: they count when applied
+        self._marks: dict[int, int] = {}
+        self._resumes: dict[int, int] = {}
+        self.outbox: list[tuple[int, Message]] = []
+        self.failure = ""
+        self.lost: dict[int, str] = {}
+        side.learning_rate = epochs.learning_rate
+        self._end_of_epochs()
+
+    # --- what happens -------------------------------------------------------------------------
+
+    def receive(self, message: Message) -> None:
+        """Work on a message of a worker."""
+        worker = message.origin
+        if worker in self._heard:  # not of a sub-server
+            self._heard[worker] = time.monotonic()
+        if message.kind is Kind.JOIN:
+            self._join(message)
+        elif message.kind is Kind.FAILED:
+            self._told_to_stop.add(worker)
+            self.fail(f"rank {worker} cannot go on: {message.text}")
+            self._send(worker, Message(Kind.STOP, text=self.failure))
+        elif message.kind is Kind.LOST:
+            self.lose(worker, message.text)
+        elif worker in self.lost:  # it was given up, and speaks again
+            self._begin(worker)
+        elif message.kind is Kind.EXCHANGE:
+            self._exchange(message)
+        elif message.kind is Kind.GROUP:
+            self._exchange_of_group(message)
+        elif message.kind is Kind.VALIDATED:
+            sums = message.doubles.copy()
+            self._validation.add(message.epoch, message.piece, sums, message.n_examples)
+            self._park(worker)
+        else:
+            if message.kind is Kind.REPORT:
+                self._note(message)
+                self._go(worker)
+            else:
+                self._park(worker)
+        self._settle()
+
+    def lose(self, worker: int, reason: str) -> None:
+        """Give up a worker: what it holds goes to the others."""
+        if worker in self.lost or worker in self._told_to_stop:
+            self.lost.setdefault(worker, reason)
+            return
+        self.lost[worker] = reason
+        leases = self._queue.give_back(worker)
+        self._validation.give_back(worker)
+        self._side.forget(worker)
+        self._exchanging.discard(worker)
+        self._parked.pop(worker, None)
+        self._reports.pop(worker, None)
+        n_left = len(self._workers - self.lost.keys())
+        if not self.is_over:
+            parts = f"{len(leases)} part{'s' * (len(leases) != 1)} of the data"
+            self._say(f"rank {worker} is lost ({reason}); {parts} go to the other {n_left} workers")
+        if not n_left and not self.is_over:
+            words = "; ".join(f"rank {each}: {why}" for each, why in sorted(self.lost.items()))
+            self.fail(f"all workers are lost ({words})")
+        self._settle()
+
+    def tick(self) -> None:
+        """Look for workers that are silent, and for validations that are done."""
+        latest = time.monotonic() - self._timeout_seconds
+        waiting = self._parked.keys() | self._exchanging | self._told_to_stop | self.lost.keys()
+        for worker in sorted(self._workers - waiting):
+            if self._heard[worker] < latest:
+                self.lose(worker, f"silent for {self._timeout_seconds:g} s")
+        self._settle()
+
+    def fail(self, reason: str) -> None:
+        """End the run with a failure."""
+        self.failure = self.failure or reason
+        self._queue.close()
+        self._validation.close()
+
+    def mark(self, number: int) -> None:
+        """Have each worker keep its own state with its next reply, for a checkpoint."""
+        self._marks = dict.fromkeys(self._workers - self.lost.keys(), number)
+        for i, (worker, message) in enumerate(self.outbox):
+            if message.kind is Kind.GO:
+                marked = message._replace(position=self._marks.pop(worker, 0))
+                self.outbox[i] = worker, marked
+
+    def resume_from(self, number: int) -> None:
+        """Have each worker begin with the state that it kept with a checkpoint."""
+        self._resumes = dict.fromkeys(self._workers, number)
+
+    # --- how it stands ------------------------------------------------------------------------
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing is left to do: trained, validated, or failed."""
+        return bool(self.failure) or (self._epochs.is_over and not self._validation.snapshots)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all workers know that, too."""
+        return self.is_over and not self._workers - self._told_to_stop - self.lost.keys()
+
+    @property
+    def weights(self) -> Vector:
+        """The weights as they are now."""
+        return self._side.weights
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def _join(self, message: Message) -> None:
+        worker = message.origin
+        n, digest = self._side.weights.size, digest_of(self._model)
+        if (message.n_examples, message.position) != (n, digest):
+            self.fail(
+                f"rank {worker} has built another model than the server: {message.n_examples:,} "
+                f"parameters instead of {n:,}, or others; build_model() must build the same on "
+                f"every rank"
+            )
+            self._send(worker, Message(Kind.STOP, text=self.failure))
+            self._told_to_stop.add(worker)
+            return
+        self._begin(worker)
+
+    def _begin(self, worker: int) -> None:
+        """Have a worker begin with the weights as they are."""
+        if self.lost.pop(worker, None) is not None and not self.is_over:
+            self._say(f"rank {worker} is back")
+        self._parked.pop(worker, None)
+        begin = Message(Kind.BEGIN, vector=self._side.weights, leases=self._grant(worker))
+        self._send(worker, begin._replace(position=self._resumes.pop(worker, 0)))
+
+    def _exchange(self, message: Message) -> None:
+        worker = message.origin
+        if message.n_examples and not self._queue.holds(worker, message.epoch, message.piece):
+            self._begin(worker)
+            return
+        self._exchanging.add(worker)
+        if message.n_examples:
+            self._reports[worker] = message._replace(doubles=message.doubles.copy(), vector=_NONE)
+        with self._trace.span("apply", "training", None, rank=worker):
+            due = self._side.apply(message.vector, worker)
+        self._reply(due)
+
+    def _exchange_of_group(self, message: Message) -> None:
+        """Apply the mean of a group; each of its workers goes on."""
+        with self._trace.span("apply", "training", None, rank=message.origin):
+            (vector,) = self._side.apply(message.vector, message.origin).values()
+        for i, report in enumerate(reports_in(message, len(self._model.measure_names))):
+            self._heard[report.origin] = time.monotonic()
+            self._note(report)
+            self._go(report.origin, None if i else vector)  # the sub-server has it for the others
+
+    def _note(self, message: Message) -> None:
+        """Note what a worker has trained on."""
+        if self._queue.holds(message.origin, message.epoch, message.piece):
+            self._queue.advance(message.origin, message.epoch, message.piece, message.position)
+            self._epochs.note(message)
+
+    def _reply(self, due: dict[int, Vector]) -> None:
+        """Reply to workers whose messages are applied."""
+        for worker, vector in due.items():
+            self._exchanging.discard(worker)
+            report = self._reports.pop(worker, None)
+            if report is not None:
+                self._note(report)
+            self._go(worker, vector)
+
+    def _go(self, worker: int, vector: Vector | None = None) -> None:
+        """Reply to a worker that has work, or had some."""
+        reply = Message(Kind.GO, leases=self._grant(worker))
+        self._send(worker, reply if vector is None else reply._replace(vector=vector))
+
+    def _send(self, worker: int, message: Message) -> None:
+        if self.is_over:
+            self._told_to_stop.add(worker)
+            message = Message(Kind.STOP, text=self.failure)
+        elif message.kind is Kind.GO:
+            message = message._replace(position=self._marks.pop(worker, 0))
+        self.outbox.append((worker, message._replace(origin=worker)))
+
+    # --- work for workers ---------------------------------------------------------------------
+
+    def _grant(self, worker: int) -> tuple[tuple[int, int, int], ...]:
+        """Give a worker leases; not a second one if others would have none."""
+        if self._validates == "workers" and self._validation.n_waiting:
+            return ()  # it is to ask, and gets a piece to validate
+        granted = []
+        n_others = len(self._workers) - len(self.lost) - 1
+        while (n_held := len(self._queue.held.get(worker, ()))) < _HELD_LEASES:
+            is_last = not self._queue.can_spare(n_others, self._epochs.current)
+            if n_held and is_last:
+                break
+            lease = self._queue.take(worker, self._epochs.current)
+            if lease is None:
+                break
+            granted.append((lease.epoch, lease.piece, lease.position))
+        return tuple(granted)
+
+    def _park(self, worker: int) -> None:
+        """Let a worker wait until there is something for it to do."""
+        self._parked[worker] = None
+
+    def _offer(self) -> None:
+        """Give work to the workers that wait for some."""
+        for worker in [*self._parked]:
+            message = None
+            if self.is_over:
+                message = Message(Kind.STOP)
+            elif leases := self._grant(worker):
+                message = Message(Kind.GO, leases=leases)
+                if worker in self._idle:
+                    message = message._replace(vector=self._side.weights)
+            elif self._may_validate and (taken := self._validation.take(worker)):
+                message = self._to_validate(worker, *taken)
+            if message is not None:
+                del self._parked[worker]
+                self._idle.discard(worker)
+                self._send(worker, message)
+            else:
+                self._idle.add(worker)
+
+    @property
+    def _may_validate(self) -> bool:
+        return self._validates == "workers" or (
+            self._validates == "thread" and self._epochs.is_over
+        )
+
+    def _to_validate(self, worker: int, epoch: int, piece: int) -> Message:
+        """Return the order to validate a piece; the snapshot is sent once."""
+        message = Message(Kind.VALIDATE, epoch=epoch, piece=piece)
+        if self._knows_snapshot.get(worker) == epoch:
+            return message
+        self._knows_snapshot[worker] = epoch
+        return message._replace(vector=self._validation.snapshots[epoch])
+
+    # --- epochs -------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Draw the conclusions: epochs that are over, replies that are due, work for who waits."""
+        self._end_of_epochs()
+        if self._is_synchronous:
+            held = {worker for worker, leases in self._queue.held.items() if leases}
+            if n_active := len(held | self._exchanging):
+                self._reply(self._side.set_workers(n_active))
+        for epoch, means in self._validation.done():
+            self._epochs.validated(epoch, means)
+        if self._epochs.reason_to_stop:
+            self._queue.close()
+            self._validation.close()
+        self._offer()
+
+    def _end_of_epochs(self) -> None:
+        while not self._epochs.is_over and not self._queue.has_open(self._epochs.current):
+            epoch = self._epochs.current
+            if not np.isfinite(self._side.weights).all():
+                self._model.load(self._side.weights)
+                names = ", ".join(self._model.names_of_bad()[:3])
+                self.fail(f"after epoch {epoch} these parameters are not finite: {names}")
+                return
+            self._epochs.trained(self._side.n_updates, len(self._workers) - len(self.lost))
+            self._side.learning_rate = self._epochs.learning_rate
+            if self._epochs.is_validating:
+                self._validation.begin(epoch, self._side.weights.copy())
+                while self._inline is not None and self._validation.evaluate_next(
+                    self._inline, -1, is_waiting=False
+                ):
+                    pass
+                self._heard = dict.fromkeys(self._heard, time.monotonic())  # all have waited
+
+
+def digest_of(model: Model) -> int:
+    """Return a number by which ranks compare their models."""
+    return zlib.crc32(model.layout.encode())

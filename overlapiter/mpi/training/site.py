@@ -1,0 +1,112 @@
+"""The other ranks as the server sees them: the way to each, and what becomes of silent ones."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import time
+from typing import Any
+
+from mpi4py import MPI
+
+from overlapiter.node import this_host
+
+from .ending import is_tolerant
+from .groups import n_doubles_of
+from .messages import Kind, Message
+from .post import Post
+from .server import Server
+
+#: How long a stopped process may take to come back, once it is continued.
+_HOPE_SECONDS = 5.0
+
+
+def world_size() -> int:
+    """Return how many ranks the job has."""
+    return int(MPI.COMM_WORLD.size)
+
+
+class Site:
+    """The ranks of a run, seen from rank 0.
+
+    Args:
+        comm: The communicator.
+        groups: The workers of each sub-server; empty if there are none.
+        processes: Host and process of each rank.
+        is_world: Whether these are all ranks of the job.
+    """
+
+    def __init__(
+        self, comm: Any, groups: dict[int, list[int]], processes: list[Any], *, is_world: bool
+    ) -> None:
+        self._comm = comm
+        self._groups = groups
+        self._ways = {worker: master for master, group in groups.items() for worker in group}
+        self._pids = {
+            rank: pid for rank, (host, pid) in enumerate(processes) if host == this_host().key
+        }
+        self._is_world = is_world
+        self._hope_until = 0.0
+        self.workers = [rank for rank in range(1, comm.size) if rank not in groups]
+
+    def way_to(self, worker: int) -> int:
+        """Return the rank to which a message for a worker is sent."""
+        return self._ways.get(worker, worker)
+
+    def behind(self, rank: int) -> list[int]:
+        """Return the workers that are lost with a rank."""
+        return self._groups.get(rank, [rank])
+
+    def post(self, n_measures: int, n_values: int) -> Post:
+        """Return the server's post."""
+        n_doubles = max([n_measures, *(n_doubles_of(g, n_measures) for g in self._groups.values())])
+        peers = self._groups or self.workers
+        return Post(self._comm, peers, n_doubles, n_values)
+
+    def turn_away(self, reason: str) -> None:
+        """Tell all workers that the run does not begin."""
+        post = self.post(0, 0)
+        for worker in self.workers:
+            post.send(self.way_to(worker), Message(Kind.STOP, worker, text=reason))
+        post.close()
+
+    # --- silent ranks -------------------------------------------------------------------------
+
+    def has_hope(self, server: Server) -> bool:
+        """Return whether to wait for silent workers at the end: they are continued, for a while."""
+        silent = _silent(server)
+        if not silent:
+            return False
+        if not self._hope_until:
+            self._hope_until = time.monotonic() + _HOPE_SECONDS
+            self._signal(silent, signal.SIGCONT)
+        return time.monotonic() < self._hope_until
+
+    def _signal(self, ranks: list[int], number: signal.Signals) -> None:
+        for rank in ranks:
+            if rank in self._pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self._pids[rank], number)
+
+    def end_silent(self, server: Server) -> None:
+        """End the workers that do not answer: MPI's end, and so the launcher, would wait for them.
+
+        With fault tolerance they are killed, those of this node; else the whole job is ended when
+        this process has done the rest, with its exit status.
+        """
+        silent = _silent(server)
+        if not silent:
+            return
+        if is_tolerant():
+            self._signal(silent, signal.SIGKILL)
+        elif self._is_world:
+            status = 1 if server.failure or sys.exc_info()[0] is not None else 0
+            atexit.register(lambda: self._comm.Abort(status))
+
+
+def _silent(server: Server) -> list[int]:
+    """Return the workers that were given up and, as far as is known, live."""
+    return [rank for rank, why in server.lost.items() if why.startswith("silent")]

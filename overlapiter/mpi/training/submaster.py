@@ -1,0 +1,142 @@
+"""A sub-server: makes one message to the server of those of a group of workers.
+
+The server then has as many messages as there are groups. A group is synchronous: the sub-server
+waits for those of its workers that are training, and passes on the mean of their gradients, with
+the report of each. Everything else passes through it unchanged, leases too, so that the one queue
+of the server serves all groups and no file is left out.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+from overlapiter.tracing import OFF, Tracing
+
+from .groups import n_doubles_of, rows_of
+from .messages import Kind, Message, Vector
+from .post import Mail, Post
+from .worker import ServerLostError, StoppedError
+
+_LOOK_SECONDS = 0.02
+
+
+class SubServer:
+    """One sub-server.
+
+    Args:
+        comm: The communicator.
+        group: Ranks of its workers.
+        n_measures: How many measures a report has.
+        n_values: Length of the vectors.
+        timeout_seconds: After which silence a worker is given up.
+        trace: Where spans go.
+    """
+
+    def __init__(
+        self,
+        comm: Any,
+        group: list[int],
+        n_measures: int,
+        n_values: int,
+        timeout_seconds: float,
+        trace: Tracing = OFF,
+    ) -> None:
+        self._rank = comm.rank
+        self._group = group
+        self._timeout_seconds = timeout_seconds
+        self._trace = trace
+        self._post = Post(comm, [0, *group], n_doubles_of(group, n_measures), n_values)
+        self._centre: Vector = np.zeros(n_values, np.float32)
+        self._heard = dict.fromkeys(group, time.monotonic())
+        self._training: set[int] = set()
+        self._waiting: dict[int, tuple[Vector, Message]] = {}
+        self._awaiting: set[int] = set()  # the server's reply to the message of the group
+        self._lost: set[int] = set()
+        self._stopped: set[int] = set()
+        self._failure = ""
+
+    def run(self) -> None:
+        """Pass messages on until all workers of the group are told to stop.
+
+        Raises:
+            StoppedError: The run has failed, or the server is dead.
+        """
+        mail = Mail(self._post)
+        try:
+            while set(self._group) - self._stopped - self._lost:
+                arrival = mail.next(_LOOK_SECONDS)
+                if arrival is None:
+                    self._look_for_silent()
+                elif arrival.message is None:
+                    self._lose(arrival.rank, arrival.reason)
+                else:
+                    if arrival.rank:
+                        self._from_worker(arrival.message)
+                    else:
+                        self._from_server(arrival.message)
+                    self._post.release(arrival)
+                if self._waiting and not self._training:
+                    self._pass_on_mean()
+        finally:
+            mail.close()
+            self._post.close(self._lost)
+        if self._failure:
+            raise StoppedError(self._failure)
+
+    def _from_worker(self, message: Message) -> None:
+        worker = message.origin
+        self._heard[worker] = time.monotonic()
+        self._training.discard(worker)
+        if worker in self._lost:  # the server has it begin anew
+            self._lost.discard(worker)
+            self._post.send(0, Message(Kind.ASK, origin=worker))
+        elif message.kind is Kind.EXCHANGE:
+            report = message._replace(doubles=message.doubles.copy())
+            self._waiting[worker] = message.vector.copy(), report
+        else:
+            self._post.send(0, message)
+
+    def _from_server(self, message: Message) -> None:
+        worker = message.origin
+        if message.vector.size and message.kind is Kind.GO and worker in self._awaiting:
+            self._centre[:] = message.vector
+        if message.kind is Kind.GO and worker in self._awaiting:
+            message = message._replace(vector=self._centre)
+        self._awaiting.discard(worker)
+        if message.kind in (Kind.BEGIN, Kind.GO):
+            self._training.add(worker)
+            self._heard[worker] = time.monotonic()
+        elif message.kind is Kind.STOP:
+            self._stopped.add(worker)
+            self._failure = message.text
+        self._post.send(worker, message)
+
+    def _pass_on_mean(self) -> None:
+        workers = sorted(self._waiting)
+        mean = self._waiting[workers[0]][0]
+        for worker in workers[1:]:
+            mean += self._waiting[worker][0]
+        mean /= np.float32(len(workers))
+        doubles = rows_of([self._waiting[worker][1] for worker in workers])
+        with self._trace.span("send", "mpi", None, workers=len(workers)):
+            message = Message(Kind.GROUP, self._rank, doubles=doubles, vector=mean)
+            self._post.send(0, message)
+        self._awaiting |= self._waiting.keys()
+        self._waiting.clear()
+
+    def _look_for_silent(self) -> None:
+        latest = time.monotonic() - self._timeout_seconds
+        for worker in sorted(self._training):
+            if self._heard[worker] < latest:
+                self._lose(worker, f"silent for {self._timeout_seconds:g} s")
+
+    def _lose(self, rank: int, reason: str) -> None:
+        if not rank:
+            raise ServerLostError(f"the server, rank 0, is lost ({reason})")
+        self._lost.add(rank)
+        self._training.discard(rank)
+        self._waiting.pop(rank, None)
+        self._post.send(0, Message(Kind.LOST, origin=rank, text=reason))

@@ -1,0 +1,188 @@
+"""Validation beside training: pieces of the validation files, each evaluated by whoever has time.
+
+An epoch that ends leaves a snapshot of the weights here, and training goes on. The sums of a piece
+do not depend on who evaluates it, and are added in the order of the pieces: all ways of validating
+give the same numbers, bit for bit.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from .data import Source
+from .leases import Piece
+from .messages import Doubles, Vector
+from .model import Model
+from .reading import cut
+
+
+class Evaluator:
+    """Evaluates pieces with snapshots.
+
+    Args:
+        model: That snapshots are loaded into.
+        source: Opens the files.
+        paths: Of the validation files.
+        pieces: Of all of them.
+        batch: Examples of a mini-batch.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        source: Source,
+        paths: Sequence[str],
+        pieces: Sequence[Piece],
+        batch: int,
+    ) -> None:
+        self._model = model
+        self._source = source
+        self._paths = paths
+        self._pieces = pieces
+        self._batch = batch
+
+    def sums(self, snapshot: Vector, piece: int) -> tuple[Doubles, int]:
+        """Return the sums of the measures over the examples of a piece, and how many these are."""
+        self._model.load(snapshot)
+        file, start, stop = self._pieces[piece]
+        total = np.zeros(len(self._model.measure_names))
+        arrays = self._source.read(self._paths[file], start, stop)
+        for _, batch in cut(arrays, 0, self._batch):
+            total += np.array(self._model.evaluate(batch)) * len(batch[-1])
+        return total, stop - start
+
+
+class Validation:
+    """Which pieces of which snapshots are to be evaluated, and what came out. Safe for threads.
+
+    Args:
+        n_pieces: Of the validation files; 0 if there are none.
+
+    Attributes:
+        changed: Notified when a snapshot comes, a piece is done, or :meth:`close` is called.
+    """
+
+    def __init__(self, n_pieces: int) -> None:
+        self._n_pieces = n_pieces
+        self._snapshots: dict[int, Vector] = {}
+        self._waiting: list[tuple[int, int]] = []
+        self._taken: dict[tuple[int, int], int] = {}
+        self._sums: dict[int, dict[int, tuple[Doubles, int]]] = {}
+        self._is_closed = False
+        self.changed = threading.Condition(threading.RLock())
+
+    def begin(self, epoch: int, snapshot: Vector) -> None:
+        """Have a snapshot validated; it must not change any more."""
+        with self.changed:
+            self._snapshots[epoch] = snapshot
+            self._sums[epoch] = {}
+            self._waiting += [(epoch, piece) for piece in range(self._n_pieces)]
+            self.changed.notify_all()
+
+    def take(self, taker: int) -> tuple[int, int] | None:
+        """Return epoch and number of a piece to evaluate; None if none is left."""
+        with self.changed:
+            if not self._waiting:
+                return None
+            self._taken[self._waiting[0]] = taker
+            return self._waiting.pop(0)
+
+    @property
+    def n_waiting(self) -> int:
+        """How many pieces nobody has taken."""
+        return len(self._waiting)
+
+    @property
+    def snapshots(self) -> dict[int, Vector]:
+        """What is not validated yet, by epoch."""
+        return self._snapshots
+
+    def add(self, epoch: int, piece: int, sums: Doubles, n_examples: int) -> None:
+        """Note what came of a piece."""
+        with self.changed:
+            if self._taken.pop((epoch, piece), None) is not None:
+                self._sums[epoch][piece] = sums, n_examples
+            self.changed.notify_all()
+
+    def give_back(self, taker: int) -> None:
+        """Have the pieces of a worker that is gone evaluated by others."""
+        with self.changed:
+            lost = sorted(key for key, by in self._taken.items() if by == taker)
+            for key in lost:
+                del self._taken[key]
+            self._waiting = lost + self._waiting
+            self.changed.notify_all()
+
+    def done(self) -> list[tuple[int, Doubles]]:
+        """Return the means of the epochs that are validated, in their order, once."""
+        found = []
+        with self.changed:
+            for epoch in sorted(self._snapshots):
+                sums = self._sums[epoch]
+                if len(sums) < self._n_pieces:
+                    break
+                total = np.sum([sums[piece][0] for piece in sorted(sums)], axis=0)
+                found.append((epoch, total / sum(n for _, n in sums.values())))
+                del self._snapshots[epoch], self._sums[epoch]
+        return found
+
+    def close(self) -> None:
+        """Have nothing more evaluated."""
+        with self.changed:
+            self._is_closed = True
+            for each in (self._waiting, self._taken, self._snapshots, self._sums):
+                each.clear()
+            self.changed.notify_all()
+
+    def evaluate_next(self, evaluator: Evaluator, taker: int, *, is_waiting: bool) -> bool:
+        """Evaluate one piece in this thread; return False if there is none.
+
+        Args:
+            evaluator: Does it.
+            taker: Who that is.
+            is_waiting: Whether to wait for a piece, until :meth:`close`.
+        """
+        with self.changed:
+            while (taken := self.take(taker)) is None:
+                if self._is_closed or not is_waiting:
+                    return False
+                self.changed.wait()
+            snapshot = self._snapshots[taken[0]]
+        self.add(*taken, *evaluator.sums(snapshot, taken[1]))
+        return True
+
+
+#: Who takes pieces in the server's process: no rank.
+SERVER = -1
+
+
+class ValidationThread:
+    """Evaluates in a thread of the server.
+
+    Args:
+        validation: Where the pieces are.
+        make_evaluator: Makes an evaluator with a model of its own, in the thread.
+    """
+
+    def __init__(self, validation: Validation, make_evaluator: Callable[[], Evaluator]) -> None:
+        self._validation = validation
+        self._make_evaluator = make_evaluator
+        self.error: Exception | None = None
+        self._thread = threading.Thread(target=self._run, name="validation", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            evaluator = self._make_evaluator()
+            while self._validation.evaluate_next(evaluator, SERVER, is_waiting=True):
+                pass
+        except Exception as error:  # the server ends the run by it
+            self.error = error
+
+    def close(self) -> None:
+        """End the thread, after the piece that it evaluates."""
+        self._validation.close()
+        self._thread.join()

@@ -1,0 +1,268 @@
+"""The training loop of a worker: trains on its leases, exchanges vectors, validates when asked."""
+
+from __future__ import annotations
+
+import collections
+import math
+import os
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from overlapiter.errors import TrainingError
+from overlapiter.tracing import OFF, Tracing
+
+from .checkpoint import WorkerStates
+from .leases import Lease
+from .messages import Kind, Message, Vector
+from .model import Model
+from .reading import Reader, cut
+from .server import digest_of
+from .validation import Evaluator
+
+
+class WorkerSide(Protocol):
+    """The algorithm's part on a worker; see :mod:`.algorithms`."""
+
+    weights: Vector
+    learning_rate: float
+
+    def begin(self, weights: Vector) -> None:
+        """Begin with the weights of the server."""
+
+    def step(self, gradient: Vector) -> Vector | None:
+        """Make a step; return what is to be sent, if that is due."""
+
+    def flush(self) -> Vector | None:
+        """Return what is to be sent at the end of a lease, if anything."""
+
+    def receive(self, reply: Vector) -> Vector | None:
+        """Take a reply; return what is to be sent thereupon, if anything."""
+
+    def refresh(self, weights: Vector) -> None:
+        """Take the weights of the server after a while without work."""
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs."""
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from a state."""
+
+
+class Connection(Protocol):
+    """The way to the server."""
+
+    def exchange(self, message: Message) -> Message:
+        """Send a message and return the reply, whose arrays live until the next call. Blocks."""
+
+
+class StoppedError(TrainingError):
+    """The server ends the run; the text says why if that is a failure."""
+
+
+class ServerLostError(StoppedError):
+    """The server is dead; this rank is one that knows it."""
+
+
+class _BegunError(Exception):
+    """The server has given this worker up before, and has it begin anew."""
+
+
+class Worker:
+    """Trains until the server ends the run.
+
+    Args:
+        rank: Its rank.
+        model: The model, which is its own.
+        side: The algorithm's part.
+        connection: The way to the server.
+        make_reader: Makes what reads the pieces of leases.
+        evaluator: Evaluates pieces of the validation files; may share the model.
+        batch: Examples of a mini-batch.
+        seed: What is random in the model follows from it, the epoch, the piece and the position.
+        rate_in: Returns the learning rate of an epoch.
+        states: Keeps the state of the algorithm's part with checkpoints; None if it has none.
+        trace: Where spans go.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        model: Model,
+        side: WorkerSide,
+        connection: Connection,
+        make_reader: Callable[[], Reader],
+        evaluator: Evaluator,
+        *,
+        batch: int,
+        seed: int,
+        rate_in: Callable[[int], float],
+        states: WorkerStates | None = None,
+        trace: Tracing = OFF,
+    ) -> None:
+        self._rank = rank
+        self._model = model
+        self._side = side
+        self._connection = connection
+        self._make_reader = make_reader
+        self._evaluator = evaluator
+        self._batch = batch
+        self._seed = seed
+        self._rate_in = rate_in
+        self._states = states
+        self._mark = 0
+        self._trace = trace
+        self._reader: Reader | None = None
+        self._leases: collections.deque[Lease] = collections.deque()
+        self._snapshot: Vector | None = None
+        self._sums = np.zeros(len(model.measure_names))
+        self._n_examples = 0
+
+    def run(self) -> None:
+        """Train until the server ends the run.
+
+        Raises:
+            StoppedError: The run has failed elsewhere.
+            TrainingError: It cannot go on here.
+        """
+        weights = self._model.weights()
+        join = Message(Kind.JOIN, n_examples=weights.size, position=digest_of(self._model))
+        try:
+            self._again(lambda: self._exchange(join))
+            while True:
+                self._again(self._train if self._leases else self._ask)
+        except StoppedError as stopped:
+            if str(stopped):
+                raise
+        finally:
+            if self._reader is not None:
+                self._reader.close()
+
+    def _again(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except _BegunError:
+            self._sums[:] = self._n_examples = 0
+
+    # --- work ---------------------------------------------------------------------------------
+
+    def _train(self) -> None:
+        """Train on what is left of the first lease."""
+        lease = self._leases[0]
+        assert self._reader is not None
+        with self._trace.span("wait for data", "training", None, piece=lease.piece):
+            arrays = self._reader.next()
+        self._side.learning_rate = self._rate_in(lease.epoch)
+        gradient = np.empty_like(self._side.weights)
+        for end, batch in cut(arrays, lease.position, self._batch):
+            self._compute(lease, end, batch, gradient)
+            message = self._side.step(gradient)
+            is_last = end == len(arrays[-1])
+            if message is None and is_last:
+                message = self._side.flush()
+            if message is not None or is_last:
+                self._report(lease, end, message)
+        self._leases.popleft()
+
+    def _compute(self, lease: Lease, end: int, batch: Sequence[Any], gradient: Vector) -> None:
+        """Compute a gradient, and count its examples."""
+        self._model.load(self._side.weights)
+        seed = hash((self._seed, lease.epoch, lease.piece, end))
+        with self._trace.span("compute", "training", None, epoch=lease.epoch, piece=lease.piece):
+            measures = self._model.gradient(tuple(batch), gradient, seed)
+        if not math.isfinite(measures[0]):
+            names = ", ".join(self._model.names_of_bad()[:3])
+            words = f"these parameters are not finite: {names}" if names else "the parameters are"
+            raise TrainingError(
+                f"the loss of a mini-batch is {measures[0]} ({words}{'' if names else ' finite'}); "
+                f"look at the data and the initial weights, or lower --learning-rate"
+            )
+        self._sums += np.array(measures) * len(batch[-1])
+        self._n_examples += len(batch[-1])
+
+    def _report(self, lease: Lease, position: int, message: Vector | None) -> None:
+        """Exchange what the algorithm has, and report what was trained on since the last time."""
+        report = Message(
+            Kind.REPORT,
+            epoch=lease.epoch,
+            piece=lease.piece,
+            position=position,
+            n_examples=self._n_examples,
+            doubles=self._sums.copy(),
+        )
+        while message is not None:
+            if message.size and report.n_examples:
+                exchange = report._replace(kind=Kind.EXCHANGE, vector=message)
+                report = report._replace(n_examples=0)
+            else:
+                exchange = Message(Kind.EXCHANGE, vector=message)
+            reply = self._exchange(exchange)
+            message = self._side.receive(reply.vector)
+        if report.n_examples:
+            self._exchange(report)
+        self._sums[:] = self._n_examples = 0
+        if self._mark and self._states is not None:
+            self._states.write(self._mark, self._side.state())
+        self._mark = 0
+
+    def _ask(self) -> None:
+        """Ask for work, and wait until there is some."""
+        reply = self._exchange(Message(Kind.ASK))
+        while reply.kind is Kind.VALIDATE:
+            if reply.vector.size:
+                self._snapshot = reply.vector.copy()
+            assert self._snapshot is not None
+            epoch, piece = reply.epoch, reply.piece
+            with self._trace.span("validate", "validation", None, epoch=epoch, piece=piece):
+                sums, n = self._evaluator.sums(self._snapshot, piece)
+            done = Message(Kind.VALIDATED, epoch=epoch, piece=piece, n_examples=n, doubles=sums)
+            reply = self._exchange(done)
+        if reply.vector.size:
+            self._side.refresh(reply.vector)
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def _exchange(self, message: Message) -> Message:
+        """Send a message, and take from the reply what is not the algorithm's."""
+        message = message._replace(
+            origin=self._rank, memory_bytes=_memory_bytes(), cpu_ms=time.process_time_ns() // 10**6
+        )
+        with self._trace.span("exchange", "mpi", None, kind=message.kind.name.lower()):
+            reply = self._connection.exchange(message)
+        if reply.kind is Kind.STOP:
+            raise StoppedError(reply.text)
+        if reply.kind is Kind.BEGIN:
+            self._begin(reply)
+            raise _BegunError
+        self._mark = reply.position or self._mark
+        self._take(reply)
+        return reply
+
+    def _begin(self, reply: Message) -> None:
+        """Begin with the server's weights, whatever was before."""
+        self._side.begin(reply.vector)
+        if reply.position and self._states is not None:
+            state = self._states.read(reply.position)
+            if state is not None:
+                self._side.load_state(state)
+        self._leases.clear()
+        if self._reader is not None:
+            self._reader.close()
+        self._reader = self._make_reader()
+        self._take(reply)
+
+    def _take(self, reply: Message) -> None:
+        """Take leases, and have their pieces read."""
+        for values in reply.leases:
+            lease = Lease(*values)
+            self._leases.append(lease)
+            assert self._reader is not None
+            self._reader.ask(lease)
+
+
+def _memory_bytes() -> int:
+    """Return how much of the memory this process has."""
+    with open("/proc/self/statm", encoding="ascii") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

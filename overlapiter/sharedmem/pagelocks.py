@@ -1,0 +1,77 @@
+"""Page-locked slots: a GPU reads them without a copy by the processor, while the trainer goes on.
+
+A device may still be reading a slot when the trainer has dropped its last view: the copy to the
+device was only queued. So a slot is given back when the device has done all that was queued before.
+"""
+
+from __future__ import annotations
+
+import collections
+import mmap
+from collections.abc import Callable
+from typing import Protocol
+
+from .layout import Array
+from .segments import Slot
+
+
+class PageLocker(Protocol):
+    """The driver of a device, in the trainer process."""
+
+    def lock(self, address: int, length_bytes: int) -> bool:
+        """Lock the pages of a range of memory; return whether it could."""
+
+    def unlock(self, address: int) -> None:
+        """Unlock the range that begins at this address, after the device has done with it."""
+
+    def mark(self) -> Callable[[], bool]:
+        """Return a function that tells whether all that is queued on the device now is done."""
+
+
+class PageLocks:
+    """The slots of one iterator whose pages are locked.
+
+    Args:
+        locker: The driver.
+    """
+
+    def __init__(self, locker: PageLocker) -> None:
+        self._locker = locker
+        self._addresses: dict[Slot, int] = {}
+        self._draining: collections.deque[tuple[Callable[[], bool], list[Slot]]] = (
+            collections.deque()
+        )
+
+    def lock(self, slot: Slot, memory: Array) -> None:
+        """Lock the pages of a slot, if they are not locked yet.
+
+        Args:
+            slot: Its name.
+            memory: Its bytes in this process.
+        """
+        if slot in self._addresses:
+            return
+        address = memory.__array_interface__["data"][0]
+        length_bytes = -(-memory.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
+        if self._locker.lock(address, length_bytes):
+            self._addresses[slot] = address
+
+    def drained(self, slots: list[Slot]) -> list[Slot]:
+        """Return the slots that the device has done with, of these and of earlier ones.
+
+        Args:
+            slots: Slots that have no views any more.
+        """
+        if slots:
+            self._draining.append((self._locker.mark(), slots))
+        done: list[Slot] = []
+        while self._draining and self._draining[0][0]():
+            done += self._draining.popleft()[1]
+        return done
+
+    def unlock(self, segment_id: int | None = None) -> None:
+        """Unlock the slots of a segment, or all of them, which then are never given back."""
+        if segment_id is None:
+            self._draining.clear()  # unlocking waits for the device
+        for slot in [s for s in self._addresses if segment_id in (None, s.segment_id)]:
+            self._locker.unlock(self._addresses.pop(slot))

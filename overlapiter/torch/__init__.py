@@ -1,0 +1,5 @@
+"""The DataLoader of PyTorch, on the engine of overlapiter. Needs PyTorch, and no Chainer."""
+
+from overlapiter.torch.loader import DataLoader as DataLoader
+
+__all__ = ["DataLoader"]

@@ -1,0 +1,221 @@
+"""Mini-batches of tensors that are views of slots: how the trainer sees them."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import default_collate
+
+from overlapiter.errors import ExampleError, described
+from overlapiter.pipeline import FailedBatch, Views
+from overlapiter.sharedmem.layout import Array, Layout, Structure, leaf_kinds
+from overlapiter.sharedmem.segments import Segment, Slot
+from overlapiter.sharedmem.slots import IN_COLUMN, LOOSE, Report, lent_columns, row_leaves
+from overlapiter.torch.face import RAW, RemoteError
+
+_ORIGINALS: dict[str, Callable[[Any], Any]] = {
+    "float": float,
+    "int": int,
+    "bool": bool,
+    "number": lambda array: array[()],
+    "array": lambda array: array,
+    "loose": lambda thing: thing,
+}
+
+
+class Collated(NamedTuple):
+    """A mini-batch.
+
+    Attributes:
+        data: What the user gets.
+        skipped: The error of each example that was left out.
+        n_examples: How many were not.
+    """
+
+    data: Any
+    skipped: Sequence[ExampleError]
+    n_examples: int
+
+    def __bool__(self) -> bool:
+        """Return whether there is any example in it."""
+        return self.n_examples > 0
+
+
+class TensorViews(Views):
+    """Shows slots as what PyTorch's collation makes of the examples in them."""
+
+    def view(
+        self,
+        layout: Layout,
+        segment: Segment | None,
+        slot: Slot,
+        reports: Sequence[tuple[int, int, Report]],
+        lend: Callable[[Array | None], None],
+    ) -> Collated | FailedBatch:
+        """Return the collated mini-batch; copies nothing where all examples are alike."""
+        root, columns = lent_columns(layout, segment, slot, reports[-1][1], lend)
+        if columns and all(report is None for _, _, report in reports):
+            kinds = leaf_kinds(layout.structure)
+            tensors = [_tensor(kind, array) for kind, array in zip(kinds, columns, strict=True)]
+            data = _collated(layout.structure, iter(tensors), list)
+            return Collated(data, (), reports[-1][1])
+        return _view_mixed(layout, root, columns, reports)
+
+    def view_empty(self, reports: Sequence[tuple[int, int, Report]]) -> Collated:
+        """Return the mini-batch all of whose examples were left out."""
+        return Collated(None, _skipped(reports), 0)
+
+
+class WholeViews(TensorViews):
+    """Shows slots as what a ``collate_fn`` has returned, in a file reader."""
+
+    def view(
+        self,
+        layout: Layout,
+        segment: Segment | None,
+        slot: Slot,
+        reports: Sequence[tuple[int, int, Report]],
+        lend: Callable[[Array | None], None],
+    ) -> Collated | FailedBatch:
+        """Return the mini-batch; its tensors and arrays are views."""
+        root, columns = lent_columns(layout, segment, slot, 1, lend)
+        (_, n_indices, report), skipped = reports[0], _skipped(reports)
+        written = [entry for entry in report or [None] if not isinstance(entry, ExampleError)]
+        if not written:
+            return Collated(None, skipped, 0)
+        structure, leaves, _ = row_leaves(layout, root, columns, 0, written[0])
+        values = [
+            _original(kind, leaf) for kind, leaf in zip(leaf_kinds(structure), leaves, strict=True)
+        ]
+        data = _Filling(structure[0], values).load()
+        return Collated(data, skipped, n_indices - len(skipped))
+
+
+class _Filling(pickle.Unpickler):
+    """Unpickles a skeleton with its tensors and arrays."""
+
+    def __init__(self, skeleton: Any, values: list[Any]) -> None:
+        super().__init__(io.BytesIO(skeleton))
+        self._values = values
+
+    def persistent_load(self, pid: int) -> Any:
+        """Return a leaf."""
+        return self._values[pid]
+
+
+def _skipped(reports: Sequence[tuple[int, int, Report]]) -> list[ExampleError]:
+    entries = [entry for _, _, report in reports for entry in report or []]
+    return [entry for entry in entries if isinstance(entry, ExampleError)]
+
+
+def _tensor(kind: str, column: Array) -> torch.Tensor:
+    """Return a column as the tensor that its rows collate to."""
+    if not column.flags.c_contiguous:  # rows that were made wider for larger ones
+        column = np.ascontiguousarray(column)
+    tensor = torch.from_numpy(column)
+    return tensor.view(getattr(torch, kind.removeprefix(RAW))) if kind.startswith(RAW) else tensor
+
+
+def _original(kind: str, leaf: Any) -> Any:
+    """Return a leaf of an example as what the dataset gave."""
+    if kind in _ORIGINALS:
+        return _ORIGINALS[kind](leaf)
+    return leaf if isinstance(leaf, torch.Tensor) else _tensor(kind, leaf)
+
+
+def _collated(structure: Structure, values: Iterator[Any], sequence: type) -> Any:
+    """Return what PyTorch collates examples to that have this structure.
+
+    Args:
+        structure: The structure.
+        values: For each leaf a tensor, or a list of what is to be collated by PyTorch.
+        sequence: As which PyTorch's collation would see the examples, list or tuple.
+    """
+    if isinstance(structure, str):
+        value = next(values)
+        return default_collate(sequence(value)) if structure == "loose" else value
+    kind, keys, children = structure
+    inner = list if kind == "dict" else tuple
+    parts = [_collated(child, values, inner) for child in children]
+    if kind == "dict":
+        return dict(zip(keys, parts, strict=True))
+    return parts if isinstance(kind, str) else kind(*parts)
+
+
+def _view_mixed(
+    layout: Layout,
+    root: Array | None,
+    columns: list[Array],
+    reports: Sequence[tuple[int, int, Report]],
+) -> Collated | FailedBatch:
+    """Return a mini-batch in which some example is not ordinary."""
+    entries = [
+        (row, None if report is None else report[row - start])
+        for start, stop, report in reports
+        for row in range(start, stop)
+    ]
+    rows = [(row, entry) for row, entry in entries if not isinstance(entry, ExampleError)]
+    skipped = _skipped(reports)
+    try:
+        if all(_is_regular(layout, entry) for _, entry in rows):
+            data = _collate_columns(layout, columns, rows, are_all=not skipped)
+        else:
+            data = default_collate(
+                [_rebuilt(layout, root, columns, row, entry) for row, entry in rows]
+            )
+    except Exception as error:  # these examples do not go together
+        remote = RemoteError(type(error), described(error)[1], "")
+        return FailedBatch(remote, None)
+    return Collated(data, skipped, len(rows))
+
+
+def _is_regular(layout: Layout, entry: Any) -> bool:
+    """Return whether an example has the layout's structure, and its arrays lie in columns."""
+    if entry is None:
+        return True
+    kinds = leaf_kinds(layout.structure)
+    return entry[0] is None and all(
+        leaf[0] == (LOOSE if kind == "loose" else IN_COLUMN)
+        for kind, leaf in zip(kinds, entry[1], strict=True)
+    )
+
+
+def _collate_columns(
+    layout: Layout, columns: list[Array], rows: list[tuple[int, Any]], *, are_all: bool
+) -> Any:
+    """Return the mini-batch of regular examples."""
+    numbers = [row for row, _ in rows]
+    values: list[Any] = []
+    remaining = iter(columns)
+    for position, kind in enumerate(leaf_kinds(layout.structure)):
+        if kind == "loose":
+            values.append([entry[1][position][1] for _, entry in rows])
+        else:
+            column = next(remaining)
+            values.append(_tensor(kind, column if are_all else column[numbers]))
+    return _collated(layout.structure, iter(values), list)
+
+
+def _rebuilt(layout: Layout, root: Array | None, columns: list[Array], row: int, entry: Any) -> Any:
+    """Return an example as the dataset gave it."""
+    structure, leaves, _ = row_leaves(layout, root, columns, row, entry)
+    kinds = leaf_kinds(structure)
+    originals = (_original(kind, leaf) for kind, leaf in zip(kinds, leaves, strict=True))
+    return _unflatten(structure, originals)
+
+
+def _unflatten(structure: Structure, leaves: Iterator[Any]) -> Any:
+    if isinstance(structure, str):
+        return next(leaves)
+    kind, keys, children = structure
+    parts = [_unflatten(child, leaves) for child in children]
+    if kind == "dict":
+        return dict(zip(keys, parts, strict=True))
+    if kind == "list":
+        return parts
+    return tuple(parts) if kind == "tuple" else kind(*parts)

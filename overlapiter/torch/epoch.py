@@ -1,0 +1,341 @@
+"""An iteration over a loader: one epoch."""
+
+from __future__ import annotations
+
+import collections
+import itertools
+import warnings
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from torch._utils import ExceptionWrapper
+from torch.utils.data import _utils
+from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
+
+from overlapiter.errors import ExampleError, OptionError, described
+from overlapiter.faults import SkippedExamples, explain_stall
+from overlapiter.order import IndexList, Indices
+from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
+from overlapiter.torch.batches import Collated
+from overlapiter.torch.face import RemoteError, Renewal, Seeded
+from overlapiter.torch.feed import Feed, begin
+from overlapiter.torch.orders import (
+    Draws,
+    Foresight,
+    Keys,
+    OrderedSampler,
+    as_indices,
+    draws_of,
+    foresee,
+    order_of,
+    put_draws,
+    samplers_of,
+)
+
+if TYPE_CHECKING:
+    from overlapiter.torch.loader import DataLoader
+
+#: Without a timeout of the user's, how long a mini-batch may take before a warning.
+STALL_SECONDS = 30.0
+
+
+class TimeoutWarning(RuntimeWarning):
+    """No mini-batch has come for a while."""
+
+
+class Progress:
+    """How far an iteration is.
+
+    Attributes:
+        number: Of the epoch.
+        n_taken: Mini-batches taken, those included that failed.
+        n_examples: Examples in them, of those taken since the start or the resumption.
+        draws: The generators before the epoch.
+        sampler_epoch: The epoch that the sampler was at, where it has one.
+        scattered: Its order, its place of resumption, and the order of the whole epoch, where the
+            sampler is an :class:`OrderedSampler`.
+        is_over: Whether the epoch is.
+        has_base_seed: Whether it drew a base seed from the generators.
+    """
+
+    draws: Draws
+    n_taken = n_examples = number = 0
+    is_over = False
+    has_base_seed = True
+
+    def _set_out(self, loader: DataLoader[Any]) -> None:
+        """Note where the samplers and generators are, before anything is drawn for the epoch."""
+        self.number = loader._begin_epoch()
+        self.draws = draws_of(loader)
+        sampler = samplers_of(loader)[-1]
+        self.sampler_epoch = getattr(sampler, "epoch", None)
+        self.scattered = None
+        if isinstance(sampler, OrderedSampler):
+            start = sampler.resumed[0] if sampler.resumed else 0
+            self.scattered = sampler.order, start, sampler.whole()
+        self.n_taken = self.n_examples = 0
+        self.is_over = False
+
+    def _count(self, keys: Keys) -> None:
+        self.n_taken += 1
+        self.n_examples += len(keys) if isinstance(keys, (list, tuple)) else 1
+
+
+class LocalEpoch(Progress, _SingleProcessDataLoaderIter):
+    """Asks the dataset in this process, as PyTorch does without workers.
+
+    Args:
+        loader: The loader.
+        state: Where to go on; None for the start.
+    """
+
+    def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None) -> None:
+        self._set_out(loader)
+        super().__init__(loader)
+        if loader.seed is not None:
+            self._dataset_fetcher.dataset = Seeded(loader.dataset, loader.seed, self.number)
+        for _ in range(0 if state is None else state["n_taken"]):
+            self._next_index()
+
+    def _next_index(self) -> Any:
+        try:
+            keys = super()._next_index()
+        except StopIteration:
+            self.is_over = True
+            raise
+        self._count(keys)
+        return keys
+
+
+class Epoch(Progress, _BaseDataLoaderIter):
+    """Gives the mini-batches of an epoch, as PyTorch's own iterator does.
+
+    It takes index lists from the sampler exactly as early as PyTorch does. Where staging needs them
+    earlier, they are foreseen; what cannot be foreseen is taken early.
+
+    Args:
+        loader: The loader.
+        state: Where to go on; None for the start.
+    """
+
+    _feed: Feed | None = None
+
+    def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None) -> None:
+        self._shelf = loader._shelf  # not the loader, which may hold this
+        self._skipped: SkippedExamples = loader._skipped
+        self._set_out(loader)
+        super().__init__(loader)
+        has_base_seed = state is None or state["has_base_seed"]
+        if not has_base_seed:
+            put_draws(loader, self.draws)
+        super()._reset(loader, first_iter=True)
+        self._begin(loader, 0 if state is None else state["n_taken"])
+        self.has_base_seed = has_base_seed
+
+    # --- the beginning ------------------------------------------------------------------------
+
+    def _reset(self, loader: Any, first_iter: bool = False) -> None:
+        """Start over, with the same workers; PyTorch calls this where these are persistent."""
+        self._set_out(loader)
+        super()._reset(loader, first_iter)
+        self.has_base_seed = False
+        self._begin(loader, 0)
+
+    def _begin(self, loader: DataLoader[Any], n_to_skip: int) -> None:
+        self._pending: collections.deque[Keys] = collections.deque()  # taken from the sampler
+        self._foreseen: Iterator[Keys] | None = None
+        self._submitted: collections.deque[Keys] = collections.deque()  # foreseen, not yet taken
+        self._is_exhausted = self._is_unfinished = False
+        self._order_size = self._position = 0
+        staging = loader.staging
+        n_wanted = n_ahead = loader.prefetch_factor * loader.num_workers
+        foresight = None
+        if staging is not None:
+            n_wanted = max(n_ahead, staging.look_ahead)
+            foresight = foresee(loader, draws_base_seed=not loader.persistent_workers)
+            n_ahead = n_ahead if foresight is not None else n_wanted
+        for keys in itertools.islice(self._keys(), n_to_skip):
+            self._count(keys)
+            self._position += len(self._flat(keys))
+        self._pending.clear()
+        first = list(itertools.islice(self._keys(), n_ahead))
+        self._feed = self._feed_of(loader, first)
+        if foresight is not None:
+            self._announce(foresight)
+        self._first_position = self._position  # of the next mini-batch to be taken
+        self._submit_all(first)
+        if foresight is not None:
+            self._foreseen = batches = iter(foresight.batches[n_to_skip + len(first) :])
+            for keys in itertools.islice(batches, n_wanted - len(first)):
+                self._submit_foreseen(keys)
+        self._pipeline.flush()
+
+    def _feed_of(self, loader: DataLoader[Any], first: list[Keys]) -> Feed:
+        if self._feed is not None:
+            self._pipeline.reset()
+            return self._feed
+        indices = as_indices(self._flat(first[0]) if first else [])
+        if loader.staging is not None and indices.dtype != np.intp:
+            raise OptionError("staging", f"needs whole numbers as keys, not {indices[0]!r}")
+        return begin(loader, Renewal(self._base_seed), indices.tolist())
+
+    def _announce(self, foresight: Foresight) -> None:
+        """Tell the pipeline the orders, by which it chooses which staged files to keep."""
+        order = order_of(foresight.batches)
+        if order is None or not len(order):
+            return
+        if self.scattered is not None:  # what was read before a resumption belongs to the epoch
+            _, start, whole = self.scattered
+            order = np.concatenate([whole[:start], order])
+            self._position = start
+        self._order_size = len(order)
+        orders: dict[int, Indices | None] = {self.number: order}
+        if foresight.next_order is not None and len(foresight.next_order) == len(order):
+            orders[self.number + 1] = foresight.next_order
+        others = foresight.others
+        self._pipeline.announce(
+            orders, {} if others is None else {self.number: others[: len(order)]}
+        )
+
+    # --- index lists --------------------------------------------------------------------------
+
+    @property
+    def _pipeline(self) -> Pipeline:
+        assert self._feed is not None
+        return self._feed.pipeline
+
+    def _keys(self) -> Iterator[Keys]:
+        """Take from the sampler until its end."""
+        while not self._is_exhausted:
+            try:
+                keys = self._next_index()
+            except StopIteration:
+                self._is_exhausted = True
+                return
+            self._pending.append(keys)
+            yield keys
+
+    def _pull(self) -> None:
+        """Take one index list from the sampler, and submit it or another one that is foreseen."""
+        for keys in itertools.islice(self._keys(), 1):
+            if not self._submitted:
+                self._submit(keys)
+                continue
+            if self._submitted.popleft() == keys:
+                for ahead in itertools.islice(self._foreseen or (), 1):
+                    self._submit_foreseen(ahead)
+                continue
+            self._foreseen = None  # the sampler has changed its mind
+            self._submit_again()
+
+    def _flat(self, keys: Keys) -> list[Any]:
+        return list(keys) if self._auto_collation else [keys]
+
+    def _submit_all(self, batches: list[Keys]) -> None:
+        for keys in batches:
+            self._submit(keys)
+
+    def _submit_foreseen(self, keys: Keys) -> None:
+        self._submitted.append(keys)
+        self._submit(keys)
+
+    def _submit(self, keys: Keys) -> None:
+        indices = as_indices(self._flat(keys))
+        if not len(indices):  # collated here
+            return
+        epochs = np.full(len(indices), self.number, np.int64)
+        position = self.number * self._order_size + self._position
+        self._pipeline.submit(IndexList(indices, epochs, position))
+        self._position += len(indices)
+
+    def _submit_again(self) -> None:
+        """Drop all that was sent, half of a message perhaps, and submit again what is pending."""
+        self._pipeline.reset()
+        self._submitted.clear()
+        self._foreseen = None
+        self._position = self._first_position
+        self._submit_all(list(self._pending))
+        self._is_unfinished = False
+
+    # --- mini-batches -------------------------------------------------------------------------
+
+    def _next_data(self) -> Any:
+        """Return the next mini-batch. Blocks until it is there."""
+        while True:
+            if self._is_unfinished:
+                self._submit_again()
+            self._pull()
+            if not self._pending:
+                self._finish()
+            self._is_unfinished = True  # until the index list is taken off, too
+            batch = self._wait() if len(self._flat(self._pending[0])) else self._collate_nothing()
+            worker = self.n_taken % self._num_workers
+            keys = self._pending.popleft()
+            self._first_position += len(self._flat(keys))
+            self._count(keys)
+            self._is_unfinished = False
+            if isinstance(batch, FailedBatch) and isinstance(batch.error, RemoteError):
+                _reraise(batch.error, batch.context, worker)
+            error, is_passed_over = self._skipped.judge(batch)
+            if error is not None:
+                raise error
+            if not is_passed_over:
+                return self._pinned(batch.data)
+
+    def _collate_nothing(self) -> Collated | FailedBatch:
+        try:
+            return Collated(self._collate_fn([]), (), 0)
+        except Exception as error:
+            return FailedBatch(RemoteError(type(error), described(error)[1], ""), None)
+
+    def _pinned(self, data: Any) -> Any:
+        if not self._pin_memory:
+            return data
+        return _utils.pin_memory.pin_memory(data, self._pin_memory_device)
+
+    def _wait(self) -> Collated | FailedBatch:
+        while True:
+            try:
+                return self._pipeline.take(self._timeout or STALL_SECONDS)
+            except WaitTimeoutError as stall:
+                seconds = self._timeout or STALL_SECONDS
+                text = explain_stall(stall, self._dataset, seconds).replace(
+                    "dataset_timeout", "timeout"
+                )
+                self._is_unfinished = False  # nothing is lost
+                if self._timeout > 0:
+                    message = f"DataLoader timed out after {self._timeout} seconds"
+                    raise RuntimeError(message) from TimeoutError(text)
+                warnings.warn(text, TimeoutWarning, stacklevel=5)
+                self._is_unfinished = True
+
+    # --- the end ------------------------------------------------------------------------------
+
+    def _finish(self) -> NoReturn:
+        self.is_over = True
+        if not self._persistent_workers:
+            self._release()
+        raise StopIteration
+
+    def _release(self) -> None:
+        """Give the workers back to the loader."""
+        feed, self._feed = self._feed, None
+        if feed is not None:
+            self._shelf.put(feed)
+
+    def __del__(self) -> None:
+        """Give the workers back to the loader, where the user does not go on to the end."""
+        self._release()
+
+
+def _reraise(remote: RemoteError, context: ExampleError | None, worker: int) -> NoReturn:
+    """Raise what a worker has raised, with the words of PyTorch."""
+    wrapper = ExceptionWrapper.__new__(ExceptionWrapper)
+    wrapper.exc_type, wrapper.exc_msg = remote.kind, remote.text
+    wrapper.where = remote.where or f"in DataLoader worker process {worker}"
+    try:
+        wrapper.reraise()
+    except Exception as error:
+        raise error from context
+    raise AssertionError

@@ -1,0 +1,263 @@
+"""What PyTorch adds to the work of a file reader: tensors, collation, seeds, worker info."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import random
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils.data import _utils
+
+from overlapiter.errors import described
+from overlapiter.sharedmem.layout import Structure
+from overlapiter.sources import Dataset
+from overlapiter.torch.datasets import register_known
+from overlapiter.workers.reader.face import Face
+
+#: Types of elements that NumPy has and PyTorch, too, so that an array becomes a tensor as it is.
+SHARED_DTYPES = frozenset(
+    np.dtype(name)
+    for name in (
+        *("bool", "uint8", "int8", "int16", "int32", "int64"),
+        *("uint16", "uint32", "uint64", "float16", "float32", "float64"),
+        *("complex64", "complex128"),
+    )
+)
+#: Element types that NumPy lacks travel as integers of their size.
+_RAW_TYPES = {1: torch.uint8, 2: torch.int16}
+RAW = "raw:"
+
+
+class Renewal(NamedTuple):
+    """What the processes of an epoch are told.
+
+    Attributes:
+        base_seed: From which PyTorch derives the seeds of its workers.
+    """
+
+    base_seed: int
+
+
+class RemoteError(Exception):
+    """An exception of a file reader on its way to the trainer, which raises it as PyTorch does.
+
+    Attributes:
+        kind: Its class.
+        text: Its traceback.
+        where: In which worker it was raised.
+    """
+
+    def __init__(self, kind: type[BaseException], text: str, where: str) -> None:
+        super().__init__(kind, text, where)
+        self.kind = kind
+        self.text = text
+        self.where = where
+
+
+class TorchFace(Face):
+    """Has file readers work as the workers of PyTorch's DataLoader.
+
+    Args:
+        dataset: The dataset.
+        collate_fn: Makes a mini-batch of examples; None for PyTorch's default.
+        worker_init_fn: Called with the number of the worker; may be None.
+        is_batched: Whether an index list is a mini-batch, and not one example.
+        deals_in_turn: Whether mini-batches are dealt to the workers as PyTorch does.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        collate_fn: Callable[[Any], Any] | None,
+        worker_init_fn: Callable[[int], None] | None,
+        *,
+        is_batched: bool,
+        deals_in_turn: bool,
+    ) -> None:
+        super().__init__(dataset)
+        self.collate_fn = collate_fn
+        self.worker_init_fn = worker_init_fn
+        self.is_batched = is_batched
+        self.deals_in_turn = deals_in_turn
+        self.fetches_whole = is_batched and fetches_whole(dataset)
+        self.collates = collate_fn is not None or self.fetches_whole
+        self._number = -1
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Learn, in the workers, which files the dataset's classes read."""
+        vars(self).update(state)
+        register_known()
+
+    def begin(self, number: int, n_readers: int) -> None:
+        """Seed this process, set ``get_worker_info()`` and call ``worker_init_fn``."""
+        self._number = number
+        torch.set_num_threads(1)
+        base_seed = self.renewal.base_seed
+        seed = base_seed + number
+        random.seed(seed)
+        torch.manual_seed(seed)
+        np.random.seed(_utils.worker._generate_state(base_seed, number))
+        _utils.worker._worker_info = _utils.worker.WorkerInfo(
+            id=number, num_workers=n_readers, seed=seed, dataset=self.dataset
+        )
+        if self.worker_init_fn is not None:
+            self.worker_init_fn(number)
+
+    def seed_example(self, seed: int, epoch: int, index: int) -> bytes:
+        """Seed ``torch.random`` besides."""
+        more = super().seed_example(seed, epoch, index)
+        seed_torch(more)
+        return more
+
+    def take_apart(self, example: object) -> tuple[Structure, list[Any]]:
+        """Return an example's structure and leaves, or those of a collated mini-batch."""
+        leaves: list[Any] = []
+        if self.collates:
+            return _skeleton(example, leaves), leaves
+        return _walk(example, leaves), leaves
+
+    def collate(self, examples: list[Any]) -> object:
+        """Call ``collate_fn`` as PyTorch does."""
+        collate = self.collate_fn or _utils.collate.default_collate
+        return collate(examples if self.is_batched else examples[0])
+
+    def failure(self, error: BaseException) -> BaseException:
+        """Wrap what the trainer is to raise as PyTorch does; the rest keeps its own way."""
+        if not isinstance(error, Exception) or isinstance(error, StopIteration):
+            return error
+        where = f"in DataLoader worker process {self._number}"
+        return RemoteError(type(error), described(error)[1], where)
+
+
+class Seeded:
+    """A dataset whose examples each see a random state of their own, in this process.
+
+    Args:
+        dataset: The dataset.
+        seed: From which these states follow.
+        epoch: The epoch.
+    """
+
+    def __init__(self, dataset: Dataset, seed: int, epoch: int) -> None:
+        self._face = Face(dataset)
+        self._seed = seed
+        self._epoch = epoch
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return an example, and leave the random states of this process as they are."""
+        states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        try:
+            seed_torch(self._face.seed_example(self._seed, self._epoch, index))
+            return self._face.dataset[index]
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            torch.set_rng_state(states[2])
+
+
+def seed_torch(words: bytes) -> None:
+    """Set ``torch.random`` to a state that follows from 16 bytes alone."""
+    torch.default_generator.manual_seed(int.from_bytes(words[:8], "little") >> 1)
+
+
+def fetches_whole(dataset: object) -> bool:
+    """Return whether a dataset has a way of its own to give several examples at once."""
+    if type(dataset) is torch.utils.data.Subset:  # it passes that on
+        return fetches_whole(dataset.dataset)
+    return bool(getattr(dataset, "__getitems__", None))
+
+
+# --- examples, one row each -------------------------------------------------------------------
+
+
+def _walk(node: Any, leaves: list[Any]) -> Structure:
+    """Return the structure of an example for PyTorch's default collation.
+
+    The leaves that collate to tensors are arrays in ``leaves``; their kind says what they were.
+    """
+    kind = type(node)
+    if kind is torch.Tensor:
+        return _tensor_leaf(node, leaves)
+    if kind is tuple or kind is list:
+        return (kind.__name__, None, tuple([_walk(child, leaves) for child in node]))
+    if kind is dict:
+        return ("dict", tuple(node), tuple([_walk(child, leaves) for child in node.values()]))
+    if isinstance(node, tuple) and hasattr(node, "_fields"):
+        return (kind, None, tuple([_walk(child, leaves) for child in node]))
+    return _plain_leaf(node, kind, leaves)
+
+
+def _tensor_leaf(tensor: torch.Tensor, leaves: list[Any]) -> str:
+    if _is_dense(tensor):
+        try:
+            leaves.append(tensor.resolve_conj().resolve_neg().numpy())
+        except TypeError:  # NumPy lacks this type of element
+            raw = _RAW_TYPES.get(tensor.element_size())
+            if raw is not None:
+                leaves.append(tensor.view(raw).numpy())
+                return RAW + str(tensor.dtype).removeprefix("torch.")
+        else:
+            return "tensor"
+    leaves.append(tensor)
+    return "loose"
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor is an array in memory, and nothing besides."""
+    is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided
+    return is_plain and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
+
+
+def _plain_leaf(node: Any, kind: type, leaves: list[Any]) -> str:
+    name = "loose"
+    if kind is np.ndarray:
+        name = "array" if node.dtype in SHARED_DTYPES else "loose"
+    elif kind is float:
+        name, node = "float", np.float64(node)
+    elif kind is bool:
+        name, node = "bool", np.bool_(node)
+    elif kind is int:
+        if -(2**63) <= node < 2**63:
+            name, node = "int", np.int64(node)
+    elif isinstance(node, np.generic) and node.dtype in SHARED_DTYPES:
+        name = "number"
+    leaves.append(node)
+    return name
+
+
+# --- what a collate_fn returns, as one row ----------------------------------------------------
+
+
+class _SkeletonPickler(pickle.Pickler):
+    """Pickles anything, and leaves tensors and arrays out."""
+
+    def __init__(self, stream: io.BytesIO, leaves: list[Any]) -> None:
+        super().__init__(stream, pickle.HIGHEST_PROTOCOL)
+        self.kinds: list[str] = []
+        self._leaves = leaves
+
+    def persistent_id(self, thing: Any) -> int | None:
+        """Return the number of a leaf; None for what is pickled."""
+        if type(thing) is torch.Tensor:
+            kind = _tensor_leaf(thing, self._leaves)
+        elif type(thing) is np.ndarray and not thing.dtype.hasobject:
+            kind = "array"
+            self._leaves.append(thing)
+        else:
+            return None
+        if kind == "loose":
+            self._leaves.pop()
+            return None
+        self.kinds.append(kind)
+        return len(self.kinds) - 1
+
+
+def _skeleton(batch: object, leaves: list[Any]) -> Structure:
+    stream = io.BytesIO()
+    pickler = _SkeletonPickler(stream, leaves)
+    pickler.dump(batch)
+    return (stream.getvalue(), None, tuple(pickler.kinds))

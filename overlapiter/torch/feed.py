@@ -1,0 +1,209 @@
+"""The pipeline of a loader, from its options; it is used again as long as these are the same."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import pickle
+import time
+from collections.abc import Callable
+from typing import IO, TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import xxhash
+from torch.utils.data import default_collate
+
+from overlapiter.errors import OptionError
+from overlapiter.pipeline import Pipeline
+from overlapiter.planning import names_source, staging_plan
+from overlapiter.torch.batches import TensorViews, WholeViews
+from overlapiter.torch.face import Renewal, TorchFace
+from overlapiter.torch.pinned import TorchLocker
+from overlapiter.workers.plan import SupervisorPlan
+from overlapiter.workers.start.launch import start_forkserver
+from overlapiter.workers.start.parcel import Parcel
+
+if TYPE_CHECKING:
+    from overlapiter.torch.loader import DataLoader
+
+#: What the forkserver is to import, so that the processes forked from it need not.
+PRELOAD = ("overlapiter.workers.supervisor.main", "overlapiter.torch.face")
+
+
+class FacePickler(pickle.Pickler):
+    """Pickles a face with the tensors in its dataset as buffers, which are not copied twice.
+
+    Args:
+        file: Where to write.
+        buffer_callback: Called with each array, which stays out of the pickle.
+    """
+
+    def __init__(
+        self, file: IO[bytes], buffer_callback: Callable[[pickle.PickleBuffer], Any]
+    ) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=buffer_callback)
+
+    def reducer_override(self, thing: Any) -> Any:
+        """Pickle dense tensors of the CPU as arrays, and the rest as it is."""
+        if type(thing) is not torch.Tensor or thing.requires_grad:
+            return NotImplemented
+        with contextlib.suppress(TypeError, RuntimeError):  # NumPy has nothing like it
+            if thing.is_contiguous() and not thing.is_quantized:
+                return torch.from_numpy, (thing.numpy(),)
+        return NotImplemented
+
+
+class Feed(NamedTuple):
+    """A pipeline and what it was made for.
+
+    Attributes:
+        pipeline: The pipeline.
+        options: What it depends on besides the dataset.
+        digest: Of the pickled dataset.
+    """
+
+    pipeline: Pipeline
+    options: tuple[Any, ...]
+    digest: bytes
+
+
+class Shelf:
+    """Where a loader keeps a feed that no iterator uses."""
+
+    def __init__(self) -> None:
+        self._feed: Feed | None = None
+        self.latest: Pipeline | None = None  # that an epoch began with, for its counters
+
+    def put(self, feed: Feed) -> None:
+        """Keep a feed for the next iterator, or end it if there is one already."""
+        if self._feed is None:
+            self._feed = feed
+        else:
+            feed.pipeline.close()
+
+    def take(self) -> Feed | None:
+        """Return the feed; the shelf is then empty."""
+        feed, self._feed = self._feed, None
+        return feed
+
+    def close(self) -> None:
+        """End the feed, if there is one."""
+        feed = self.take()
+        if feed is not None:
+            feed.pipeline.close()
+
+
+def begin(loader: DataLoader[Any], renewal: Renewal, first_indices: list[int]) -> Feed:
+    """Return a feed for an epoch of a loader: the one on its shelf if that will do, or a new one.
+
+    Its file readers are fresh processes in either case, with the dataset as it is now.
+
+    Args:
+        loader: The loader.
+        renewal: What they are told.
+        first_indices: The first mini-batch, which must fit into the staging directory.
+
+    Raises:
+        DatasetPicklingError: The dataset, or a function of the loader, cannot be pickled.
+        OptionError: A value cannot work here.
+        StagingError: The staging directory cannot be used.
+    """
+    face = _face_of(loader)
+    options = _options_of(loader)
+    old = loader._shelf.take()
+    if old is not None:
+        with contextlib.suppress(Exception):  # explained below
+            if old.options == options and old.digest == digest_of(face):
+                old.pipeline.reset(renewal)
+                return old
+        old.pipeline.close()
+    feed = _new_feed(loader, face, options, renewal, first_indices)
+    loader._shelf.latest = feed.pipeline
+    return feed
+
+
+def _face_of(loader: DataLoader[Any]) -> TorchFace:
+    return TorchFace(
+        loader.dataset,
+        None if loader.collate_fn is default_collate else loader.collate_fn,
+        loader.worker_init_fn,
+        is_batched=loader._auto_collation,
+        deals_in_turn=loader.seed is None,
+    )
+
+
+def _options_of(loader: DataLoader[Any]) -> tuple[Any, ...]:
+    """Return what a pipeline depends on besides the dataset."""
+    skipping = loader.bad_examples != "raise"
+    is_pinned = bool(loader.pin_memory) and torch.cuda.is_available()
+    return (
+        loader.num_workers,
+        loader.prefetch_factor,
+        loader.batch_size or 1,
+        loader.seed,
+        skipping,
+        loader.staging,
+        is_pinned,
+    )
+
+
+def _new_feed(
+    loader: DataLoader[Any],
+    face: TorchFace,
+    options: tuple[Any, ...],
+    renewal: Renewal,
+    first_indices: list[int],
+) -> Feed:
+    created_ns = time.monotonic_ns()
+    n_workers, prefetch_factor, batch_size, seed, is_skipping, staging, is_pinned = options
+    start_forkserver(PRELOAD)
+    parcel = Parcel(face, FacePickler, name="")
+    try:
+        staged = staging_plan(staging, loader.dataset, first_indices)
+    except BaseException:
+        parcel.close()
+        raise
+    plan = SupervisorPlan(
+        n_readers=n_workers,
+        n_build_ahead=prefetch_factor * n_workers,
+        batch_size=batch_size,
+        dataset_size=_size_of(loader, staged is not None),
+        index_type="O",  # as they come
+        seed=seed,
+        is_skipping=is_skipping,
+        max_parts_per_reader=None,
+        staging=staged,
+        imports=PRELOAD,
+        names_source=staged is not None and names_source(parcel, staged.source),
+        renewal=renewal,
+    )
+    views = WholeViews() if face.collates else TensorViews()
+    pipeline = Pipeline(parcel, plan, PRELOAD, created_ns, views=views)
+    if is_pinned:
+        pipeline.lock_pages(TorchLocker())
+    return Feed(pipeline, options, digest_of(face))
+
+
+def _size_of(loader: DataLoader[Any], is_staging: bool) -> int:
+    """Return the examples in the dataset; 0 where it does not say and that is not needed."""
+    try:
+        return len(loader.dataset)
+    except TypeError:
+        if is_staging:
+            raise OptionError(
+                "staging", "needs a dataset with a length; give it a __len__"
+            ) from None
+        return 0
+
+
+def digest_of(face: TorchFace) -> bytes:
+    """Return a digest of a pickled face: another one where the dataset has changed."""
+    digest = xxhash.xxh3_128()
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    FacePickler(stream, buffers.append).dump(face)
+    digest.update(stream.getbuffer())
+    for buffer in buffers:
+        digest.update(buffer.raw())
+    return digest.digest() + os.getpid().to_bytes(8, "little")

@@ -1,0 +1,221 @@
+"""The loader: a drop-in for ``torch.utils.data.DataLoader``."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import torch.utils.data
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from overlapiter.errors import ExampleError, OptionError
+from overlapiter.faults import SkippedExamples, warn_if_failure_hangs
+from overlapiter.options import BadExamples, Staging, check_staging, count_or_none, skip_limit
+from overlapiter.order import EpochSampler
+from overlapiter.stats import Stats
+from overlapiter.torch.datasets import register_known
+from overlapiter.torch.epoch import Epoch, LocalEpoch, TimeoutWarning
+from overlapiter.torch.feed import PRELOAD, Shelf
+from overlapiter.torch.orders import OrderedSampler, samplers_of
+from overlapiter.torch.states import State, begun_state, resumed, state_between
+from overlapiter.workers.start.launch import start_forkserver
+
+T = TypeVar("T", covariant=True)
+
+
+class DataLoader(torch.utils.data.DataLoader[T]):
+    """Loads the mini-batches of a map-style dataset, and stages their files.
+
+    A drop-in for ``torch.utils.data.DataLoader``: the same arguments, attributes, draws from the
+    generators and mini-batches. The workers come from a forkserver, whatever the
+    ``multiprocessing_context``; they live until the loader is dropped or closed, and each iteration
+    has fresh file readers unless ``persistent_workers`` is set. Tensors are views of shared memory,
+    valid as long as they are kept.
+
+    Args:
+        dataset: A map-style dataset. It is pickled at each iteration, or once for
+            ``persistent_workers``.
+        batch_size: As in PyTorch, and so are all further arguments that are not described here.
+        shuffle: See there.
+        sampler: Besides PyTorch's, what ``overlapiter.scatter_order`` returns.
+        batch_sampler: See there.
+        num_workers: File readers. With 0 the dataset is asked in this process.
+        collate_fn: Called in a file reader, with all examples of a mini-batch.
+        pin_memory: Has CUDA lock the memory that the tensors are views of, so nothing is copied.
+        drop_last: See there.
+        timeout: See there. With 0, a :class:`TimeoutWarning` after 30 s says what is waited for.
+        worker_init_fn: See there.
+        multiprocessing_context: Checked, and not used.
+        generator: See there.
+        prefetch_factor: See there.
+        persistent_workers: See there.
+        pin_memory_device: See there.
+        in_order: Accepted: mini-batches always come in order.
+        staging: Where to stage files; None reads them where they are.
+        seed: With it, the state of ``random``, ``numpy.random`` and ``torch.random`` that each
+            example sees follows from (seed, epoch, index) alone, and any worker may read any
+            example. Without it mini-batch ``b`` is read by worker ``b % num_workers``, whose
+            random streams are those of PyTorch's.
+        bad_examples: ``"raise"``, ``"skip"`` or :class:`overlapiter.Skip`, as for
+            :class:`overlapiter.OverlapIterator`.
+
+    Raises:
+        OptionError: An argument cannot work.
+        ValueError: PyTorch refuses an argument.
+    """
+
+    TimeoutWarning = TimeoutWarning
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Any = None,
+        batch_sampler: Any = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[Any], Any] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], None] | None = None,
+        multiprocessing_context: Any = None,
+        generator: Any = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+        staging: Staging | None = None,
+        seed: int | None = None,
+        bad_examples: BadExamples = "raise",
+    ) -> None:
+        _refuse_iterable(dataset)
+        if isinstance(sampler, EpochSampler):
+            sampler = OrderedSampler(sampler, len(dataset))
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        self.staging = check_staging(staging)
+        self.seed = count_or_none("seed", seed, minimum=0)
+        self.bad_examples = bad_examples
+        self._check_workers()
+        limit = None if bad_examples == "raise" else skip_limit(bad_examples, len(dataset))
+        self._skipped = SkippedExamples(limit, dataset, keeps_step=_is_in_step(self))
+        self._shelf = Shelf()
+        self._n_begun = 0  # epochs
+        self._latest: weakref.ref[Epoch | LocalEpoch] | None = None
+        self._resume: State | None = None
+        register_known()
+        if num_workers:
+            warn_if_failure_hangs()
+            start_forkserver(PRELOAD)  # it imports PyTorch meanwhile
+
+    def _check_workers(self) -> None:
+        for option, given in (
+            ("staging", self.staging is not None),
+            ("bad_examples", self.bad_examples != "raise"),
+        ):
+            if given and not self.num_workers:
+                raise OptionError(option, "needs worker processes; give num_workers, 2 for example")
+
+    # --- iteration ----------------------------------------------------------------------------
+
+    def _get_iterator(self) -> _BaseDataLoaderIter:
+        """Return an iterator over one epoch; PyTorch's ``__iter__`` calls this."""
+        self._check_workers()
+        if self.num_workers:
+            self.check_worker_number_rationality()
+        kind = Epoch if self.num_workers else LocalEpoch
+        with resumed(self) as state:
+            iterator = kind(self, state)
+        self._latest = weakref.ref(iterator)
+        return iterator
+
+    def _begin_epoch(self) -> int:
+        """Return the number of the epoch that begins."""
+        sampler = samplers_of(self)[-1]
+        epoch = getattr(sampler, "epoch", 0)
+        number = epoch if isinstance(sampler, OrderedSampler) else max(self._n_begun, epoch)
+        self._n_begun = number + 1
+        return int(number)
+
+    # --- saving -------------------------------------------------------------------------------
+
+    def state_dict(self) -> State:
+        """Return where the latest iteration is, for :meth:`load_state_dict`.
+
+        It describes the mini-batch that was given last, however far the workers are ahead.
+        """
+        latest = None if self._latest is None else self._latest()
+        if self._resume is not None:
+            return self._resume
+        if latest is not None and not latest.is_over:
+            return begun_state(self, latest)
+        return state_between(self)
+
+    def load_state_dict(self, state_dict: State) -> None:
+        """Have the next iteration go on where :meth:`state_dict` was called.
+
+        Raises:
+            OptionError: It is of another dataset or order.
+        """
+        State.check(self, state_dict)
+        self._resume = state_dict
+        self._iterator = None  # of persistent workers; they go on with the next one
+
+    # --- looking and ending -------------------------------------------------------------------
+
+    @property
+    def skipped(self) -> list[ExampleError]:
+        """The error of each example left out so far, with ``index``, ``paths`` and ``reason``."""
+        return [*self._skipped.errors.values()]
+
+    def stats(self) -> Stats | None:
+        """Return the counters of the workers; None before the first iteration with workers."""
+        return None if self._shelf.latest is None else self._shelf.latest.stats()
+
+    def close(self) -> None:
+        """End the workers of finished iterations; the loader can be used again."""
+        self._iterator = None
+        self._shelf.close()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Pickle the loader without its workers."""
+        return {**vars(self), "_iterator": None, "_shelf": Shelf(), "_latest": None}
+
+
+def _refuse_iterable(dataset: Any) -> None:
+    is_iterable = isinstance(dataset, torch.utils.data.IterableDataset)
+    if is_iterable or not hasattr(type(dataset), "__getitem__"):
+        raise OptionError(
+            "dataset",
+            f"{type(dataset).__name__} is an iterable-style dataset: which files the coming "
+            f"mini-batches read is not known before it reads them, so nothing can be staged ahead; "
+            f"give it __len__ and __getitem__, or keep torch.utils.data.DataLoader for it",
+        )
+
+
+def _is_in_step(loader: DataLoader[Any]) -> bool:
+    """Return whether other ranks take a mini-batch for each one of this loader."""
+    sampler = samplers_of(loader)[-1]
+    if isinstance(sampler, OrderedSampler):
+        return sampler.order.size > 1
+    return getattr(sampler, "num_replicas", 1) > 1

@@ -1,0 +1,196 @@
+"""What a sampler of PyTorch is going to give, found out without drawing anything from it."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils import data
+from torch.utils.data.distributed import DistributedSampler
+
+from overlapiter.order import Indices
+from overlapiter.scatter import ScatteredOrder
+
+#: What a sampler gives for one mini-batch: a list of keys, or one key without batching.
+Keys = Any
+
+_KNOWN = (
+    data.SequentialSampler,
+    data.RandomSampler,
+    data.SubsetRandomSampler,
+    data.WeightedRandomSampler,
+    DistributedSampler,
+)
+
+
+class OrderedSampler(data.Sampler[int]):
+    """The order of an :class:`~overlapiter.scatter.ScatteredOrder` as a sampler of PyTorch.
+
+    Args:
+        order: Gives the order of every epoch.
+        dataset_size: Examples in the dataset.
+
+    Attributes:
+        order: The same.
+        epoch: The epoch that the next iteration gives; each whole iteration leads to the next.
+    """
+
+    def __init__(self, order: ScatteredOrder, dataset_size: int) -> None:
+        self.order = order
+        self.epoch = 0
+        self._dataset_size = dataset_size
+        #: Of the epoch in which a snapshot was taken: where to go on, and in which order.
+        self.resumed: tuple[int, Indices] | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Choose the epoch that the next iteration gives."""
+        if epoch != self.epoch:
+            self.resumed = None
+        self.epoch = epoch
+
+    def whole(self) -> Indices:
+        """Return the order of the epoch; what precedes a place of resumption has no meaning."""
+        if self.resumed is not None:
+            return self.resumed[1]
+        return self.order.of_epoch(self.epoch, self._dataset_size)
+
+    def __iter__(self) -> Iterator[int]:
+        """Give the indices of the epoch."""
+        epoch, start = self.epoch, self.resumed[0] if self.resumed else 0
+        yield from self.whole()[start:].tolist()
+        if self.epoch == epoch:  # nobody chose another one meanwhile
+            self.set_epoch(epoch + 1)
+
+    def __len__(self) -> int:
+        """Return the number of indices that an iteration gives."""
+        return len(self.whole()) - (self.resumed[0] if self.resumed else 0)
+
+
+class Draws(NamedTuple):
+    """The generators that an epoch draws from, as they were before it.
+
+    Attributes:
+        global_state: That of PyTorch's own generator.
+        states: Those of the loader's and its samplers' generators, in order.
+    """
+
+    global_state: torch.Tensor
+    states: list[torch.Tensor]
+
+
+def samplers_of(loader: Any) -> list[Any]:
+    """Return the samplers of a loader, the outer one first."""
+    found = [loader._index_sampler]
+    while (inner := getattr(found[-1], "sampler", None)) is not None:
+        found.append(inner)
+    return found
+
+
+def generators_of(loader: Any) -> list[torch.Generator]:
+    """Return the different generators of a loader and its samplers, in order."""
+    found = [getattr(thing, "generator", None) for thing in (loader, *samplers_of(loader))]
+    return list(dict.fromkeys(filter(None, found)))
+
+
+def draws_of(loader: Any) -> Draws:
+    """Return the states of the generators as they are now."""
+    return Draws(torch.get_rng_state(), [g.get_state() for g in generators_of(loader)])
+
+
+def put_draws(loader: Any, draws: Draws) -> None:
+    """Bring the generators into a state of before."""
+    torch.set_rng_state(draws.global_state)
+    for generator, state in zip(generators_of(loader), draws.states, strict=True):
+        generator.set_state(state)
+
+
+@contextlib.contextmanager
+def undrawn(loader: Any) -> Iterator[None]:
+    """Leave the generators as they are, whatever is drawn inside."""
+    before = draws_of(loader)
+    try:
+        yield
+    finally:
+        put_draws(loader, before)
+
+
+class Foresight(NamedTuple):
+    """What a loader is going to give.
+
+    Attributes:
+        batches: What its sampler gives in this epoch.
+        next_order: The order of the following one; None where that is not known.
+        others: For each example of this epoch's order a row of what the other ranks of the node
+            read at the same time; None if there are none, or that is not known.
+    """
+
+    batches: list[Keys]
+    next_order: Indices | None
+    others: Indices | None
+
+
+def foresee(loader: Any, *, draws_base_seed: bool) -> Foresight | None:
+    """Find out what the samplers of a loader are about to give; None where that is not known.
+
+    Args:
+        loader: The loader, before anything was drawn for the epoch but the base seed.
+        draws_base_seed: Whether the following epoch draws a base seed, too.
+    """
+    samplers = samplers_of(loader)
+    innermost = samplers[-1]
+    are_known = all(type(sampler) is data.BatchSampler for sampler in samplers[:-1])
+    if not are_known or type(innermost) not in (*_KNOWN, OrderedSampler):
+        return None
+    with undrawn(loader):
+        index_sampler = copy.copy(loader._index_sampler)
+        inner = copy.copy(innermost)
+        if len(samplers) > 1:
+            index_sampler.sampler = inner
+        else:
+            index_sampler = inner
+        batches = list(index_sampler)
+        next_order = None
+        if _knows_next(innermost):
+            if draws_base_seed:
+                torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
+            if isinstance(inner, DistributedSampler):
+                inner.epoch += 1
+            next_order = order_of(list(index_sampler))
+    return Foresight(batches, next_order, _others(inner, innermost))
+
+
+def _knows_next(sampler: Any) -> bool:
+    """Return whether what a sampler gives next does not depend on what else is drawn meanwhile."""
+    if isinstance(sampler, (data.SequentialSampler, DistributedSampler, OrderedSampler)):
+        return True
+    return sampler.generator is not None
+
+
+def _others(_inner: Any, sampler: Any) -> Indices | None:
+    if isinstance(sampler, OrderedSampler) and sampler.resumed is None:
+        return sampler.order.of_neighbours(sampler.epoch, sampler._dataset_size)
+    return None
+
+
+def order_of(batches: Sequence[Keys]) -> Indices | None:
+    """Return the indices of mini-batches one after the other; None if they are no integers."""
+    flat: list[Any] = []
+    for keys in batches:
+        flat += keys if isinstance(keys, (list, tuple)) else [keys]
+    order = as_indices(flat)
+    return order if order.dtype == np.intp else None
+
+
+def as_indices(keys: Sequence[Any]) -> Any:
+    """Return keys as an array: of integers, or of objects if some are none."""
+    if all(type(key) is int for key in keys):
+        with contextlib.suppress(OverflowError):
+            return np.array(keys, np.intp)
+    array = np.empty(len(keys), object)
+    for number, key in enumerate(keys):
+        array[number] = int(key) if isinstance(key, np.integer) else key
+    return array

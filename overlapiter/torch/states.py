@@ -1,0 +1,138 @@
+"""What a loader saves amid an epoch, and how it goes on from there."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from overlapiter.errors import OptionError
+from overlapiter.scatter import ScatterState
+from overlapiter.torch.orders import (
+    Draws,
+    OrderedSampler,
+    draws_of,
+    generators_of,
+    put_draws,
+    samplers_of,
+)
+
+if TYPE_CHECKING:
+    from overlapiter.torch.epoch import Epoch, LocalEpoch
+    from overlapiter.torch.loader import DataLoader
+
+_VERSION = 1
+
+
+class State(dict[str, Any]):
+    """What :meth:`DataLoader.state_dict` returns: plain numbers and tensors.
+
+    Keys: ``version``; ``epoch``; ``n_taken``, the mini-batches of it that were taken; ``draws``,
+    the states of the generators before the epoch; ``has_base_seed``, whether it drew a base seed
+    from them; ``dataset_size``, ``sampler_epoch`` and
+    ``scattered`` where there are such.
+    """
+
+    @staticmethod
+    def check(loader: DataLoader[Any], state: dict[str, Any]) -> None:
+        """Refuse what does not fit a loader.
+
+        Raises:
+            OptionError: It is of another dataset or order, or no state at all.
+        """
+        if state.get("version") != _VERSION:
+            raise OptionError("state_dict", "is none of overlapiter.torch.DataLoader's; give one")
+        size = _size_of(loader)
+        if state["dataset_size"] != size:
+            raise OptionError(
+                "state_dict",
+                f"is of a dataset of {state['dataset_size']} examples, this one has {size}; resume "
+                f"with the dataset that it was taken with",
+            )
+        is_scattered = isinstance(samplers_of(loader)[-1], OrderedSampler)
+        if is_scattered != (state["scattered"] is not None):
+            raise OptionError("state_dict", "is of another kind of sampler; give the same one")
+        n_draws = None if state["draws"] is None else len(state["draws"][1])
+        if n_draws is not None and n_draws != len(generators_of(loader)):
+            raise OptionError(
+                "state_dict", f"is of {n_draws} generators; give the loader and sampler as many"
+            )
+
+
+def _size_of(loader: DataLoader[Any]) -> int:
+    return len(loader.dataset) if hasattr(type(loader.dataset), "__len__") else -1
+
+
+def _state(loader: DataLoader[Any], epoch: int, n_taken: int, draws: Draws | None) -> State:
+    sampler = samplers_of(loader)[-1]
+    return State(
+        version=_VERSION,
+        epoch=epoch,
+        n_taken=n_taken,
+        draws=None if draws is None else tuple(draws),
+        dataset_size=_size_of(loader),
+        sampler_epoch=getattr(sampler, "epoch", None),
+        scattered=None,
+        has_base_seed=True,
+    )
+
+
+def begun_state(loader: DataLoader[Any], epoch: Epoch | LocalEpoch) -> State:
+    """Return the state amid an epoch."""
+    state = _state(loader, epoch.number, epoch.n_taken, epoch.draws)
+    state["sampler_epoch"] = epoch.sampler_epoch
+    state["has_base_seed"] = epoch.has_base_seed
+    if epoch.scattered is not None:
+        order, start, whole = epoch.scattered
+        position = start + epoch.n_examples
+        found = order.state_of(epoch.number, position, whole, _size_of(loader))
+        state["scattered"], state["draws"] = tuple(found), None
+    return state
+
+
+def state_between(loader: DataLoader[Any]) -> State:
+    """Return the state before an epoch."""
+    state = _state(loader, loader._n_begun, 0, draws_of(loader))
+    state["draws"] = (None, state["draws"][1])
+    sampler = samplers_of(loader)[-1]
+    if isinstance(sampler, OrderedSampler):
+        whole = sampler.whole()
+        found = sampler.order.state_of(sampler.epoch, 0, whole, _size_of(loader))
+        state["scattered"], state["draws"] = tuple(found), None
+    return state
+
+
+@contextlib.contextmanager
+def resumed(loader: DataLoader[Any]) -> Iterator[dict[str, Any] | None]:
+    """Bring samplers and generators to where the epoch of a loaded state began.
+
+    What the epoch draws is drawn again inside; afterwards PyTorch's own generator is as before.
+    """
+    state, loader._resume = loader._resume, None
+    if state is None:
+        yield None
+        return
+    loader._n_begun = state["epoch"]
+    sampler = samplers_of(loader)[-1]
+    if isinstance(sampler, OrderedSampler):
+        _resume_order(sampler, ScatterState(*state["scattered"]))
+    elif state["sampler_epoch"] is not None:
+        sampler.set_epoch(state["sampler_epoch"])
+    if state["draws"] is None:
+        yield {**state, "n_taken": 0}
+        return
+    before = torch.get_rng_state()
+    global_state, states = state["draws"]
+    put_draws(loader, Draws(before if global_state is None else global_state, states))
+    try:
+        yield state
+    finally:
+        if global_state is not None:
+            torch.set_rng_state(before)
+
+
+def _resume_order(sampler: OrderedSampler, state: ScatterState) -> None:
+    sampler.set_epoch(state.epoch)
+    sampler.resumed = sampler.order.resume(state, sampler._dataset_size)

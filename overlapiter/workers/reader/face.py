@@ -1,0 +1,65 @@
+"""What a framework adds to the work of a file reader."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+
+from overlapiter.sharedmem.layout import Structure, flatten
+from overlapiter.sources import Dataset
+
+
+class Face:
+    """What file readers do besides ``dataset[i]``; this one, of no framework, does little.
+
+    A framework's own one is pickled in the place of the dataset, which it holds.
+
+    Args:
+        dataset: The dataset.
+
+    Attributes:
+        dataset: The dataset.
+        collates: Whether a mini-batch is read by one file reader, as a whole, and what
+            :meth:`collate` makes of it is written to the slot in the place of its examples.
+        deals_in_turn: Whether reader ``k`` of ``n`` reads the mini-batches ``k``, ``k + n``, …
+            since the start of an epoch, each as a whole.
+        fetches_whole: Whether such a mini-batch is asked of the dataset with one call of its own
+            ``__getitems__``.
+        renewal: What the trainer has sent for the processes of this epoch; None for nothing.
+    """
+
+    collates = False
+    deals_in_turn = False
+    fetches_whole = False
+    renewal: Any = None
+
+    def __init__(self, dataset: Dataset) -> None:
+        self.dataset = dataset
+
+    def begin(self, number: int, n_readers: int) -> None:
+        """Prepare the process of file reader ``number``; what it raises its first part raises."""
+
+    def seed_example(self, seed: int, epoch: int, index: int) -> bytes:
+        """Set ``random`` and ``numpy.random`` to a state that follows from the arguments alone.
+
+        Returns:
+            16 bytes that follow from them, too, to seed more.
+        """
+        words = np.random.SeedSequence([seed, epoch, index % 2**64]).generate_state(4)
+        np.random.seed(words)  # the global stream is what datasets use
+        random.seed(words.tobytes())
+        return words.tobytes()
+
+    def take_apart(self, example: object) -> tuple[Structure, list[Any]]:
+        """Return the structure of an example and its leaves, as arrays where it has some."""
+        return flatten(example)
+
+    def collate(self, examples: list[Any]) -> object:
+        """Return what is made of a mini-batch."""
+        return examples
+
+    def failure(self, error: BaseException) -> BaseException:
+        """Return what is to travel to the trainer for what the user's code raised."""
+        return error

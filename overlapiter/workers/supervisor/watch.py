@@ -1,0 +1,117 @@
+"""Watches the supervisor: what the trainer waits for, and how much is queued."""
+
+from __future__ import annotations
+
+import time
+
+from overlapiter.board import Counter, StatsBoard
+from overlapiter.tracing import Tracing
+from overlapiter.workers.supervisor.rates import StoreRates
+from overlapiter.workers.supervisor.schedule import Batch, PartState, Schedule
+from overlapiter.workers.supervisor.stages import CostEstimate
+from overlapiter.workers.usage import Usage
+
+#: How often to note how much is queued.
+_SAMPLE_AFTER_NS = 20_000_000
+
+
+class Watch:
+    """Notes, at the end of each turn of the supervisor, what is in the way of the trainer.
+
+    Nothing changes between two turns, so the time until the next one counts for that.
+
+    Args:
+        board: The counters of all processes.
+        schedule: The schedule.
+        costs: What reading an example costs.
+        trace: Where to record it as well.
+    """
+
+    def __init__(
+        self, board: StatsBoard, schedule: Schedule, costs: CostEstimate, trace: Tracing
+    ) -> None:
+        self._row = board.supervisor_row()
+        self._schedule = schedule
+        self._costs = costs
+        self._trace = trace
+        self._usage = Usage(self._row)
+        self._cause: Counter | None = None
+        self._since_ns = time.monotonic_ns()
+        self._sample_at_ns = 0
+        self._sampled = 0, 0
+        self._rates = StoreRates()
+        self._readers = [board.prefetcher_row(number) for number in range(board.n_prefetchers)]
+
+    def note_turn(self, consumed_id: int, *, is_probing: bool) -> None:
+        """Note what the trainer waits for from now on.
+
+        Args:
+            consumed_id: The trainer has, or waits for, the mini-batches before this one.
+            is_probing: Whether an example is being read to learn how large they are.
+        """
+        now_ns = time.monotonic_ns()
+        self._count(now_ns - self._since_ns)
+        self._since_ns = now_ns
+        batch = self._schedule.batch(consumed_id - 1)
+        self._cause = None if batch is None else _cause_of(batch, is_probing=is_probing)
+        if now_ns >= self._sample_at_ns:
+            self._sample(now_ns, consumed_id, is_waiting=batch is not None)
+
+    def _count(self, ns: int) -> None:
+        if self._cause is Counter.WAIT_READING_NS:
+            decoding_ns = int(ns * self._costs.cpu_share)
+            self._row.add(Counter.WAIT_DECODING_NS, decoding_ns)
+            ns -= decoding_ns
+        if self._cause is not None:
+            self._row.add(self._cause, ns)
+
+    def _sample(self, now_ns: int, consumed_id: int, *, is_waiting: bool) -> None:
+        schedule = self._schedule
+        n_ready = max(0, schedule.next_batch_id - consumed_id - schedule.n_batches + is_waiting)
+        self._row.put(Counter.PARTS_TO_STAGE, schedule.n_to_stage)
+        self._row.put(Counter.PARTS_TO_READ, schedule.n_to_read)
+        self._row.put(Counter.BATCHES_READY, n_ready)
+        self._usage.note()
+        if self._readers:
+            self._note_store()
+        self._sample_at_ns = now_ns + _SAMPLE_AFTER_NS
+        if self._trace.is_on:
+            self._trace.counter("parts waiting", stage=schedule.n_to_stage, read=schedule.n_to_read)
+            self._trace.counter("mini-batches ready", ready=n_ready)
+            self._trace_store(now_ns)
+
+    def _note_store(self) -> None:
+        """Note how steady the slow store is."""
+        ended_ns = max(row.get(Counter.ANSWERED_NS) for row in self._readers)
+        n_files, n_kb = self._total(Counter.ANSWERS), self._total(Counter.ANSWERED_KB)
+        rates, row = self._rates, self._row
+        rates.add(ended_ns, n_files, n_kb)
+        row.put(Counter.STORE_BUSY_NS, rates.busy_ns)
+        row.put(Counter.RATE_CHANGES, rates.n_changes)
+        row.put(Counter.FILE_RATE_CHANGES, round(rates.file_changes * 1e6))
+        row.put(Counter.BYTE_RATE_CHANGES, round(rates.byte_changes * 1e6))
+
+    def _total(self, counter: Counter) -> int:
+        return sum(row.get(counter) for row in self._readers)
+
+    def _trace_store(self, now_ns: int) -> None:
+        """Record what the slow store gives."""
+        n_bytes = self._total(Counter.BYTES_STAGED)
+        n_reads = self._total(Counter.READS_IN_FLIGHT)
+        before_bytes, before_ns = self._sampled
+        if now_ns - before_ns > 5 * _SAMPLE_AFTER_NS and self._readers:
+            self._sampled = n_bytes, now_ns
+            if before_ns:
+                speed = (n_bytes - before_bytes) * 1e3 / (now_ns - before_ns)
+                self._trace.counter("slow store, MB/s", read=round(speed, 1))
+                self._trace.counter("reads in flight, at most", allowed=n_reads)
+
+
+def _cause_of(batch: Batch, *, is_probing: bool) -> Counter:
+    """Return what a mini-batch that is not ready waits for."""
+    states = {part.state for part in batch.parts}
+    if PartState.TO_STAGE in states or PartState.STAGING in states:
+        return Counter.WAIT_STAGING_NS
+    if is_probing and PartState.READING not in states:
+        return Counter.WAIT_SLOT_NS
+    return Counter.WAIT_READING_NS

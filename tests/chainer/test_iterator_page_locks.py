@@ -1,0 +1,153 @@
+"""Page-locked slots: which are locked, when they are used again, and when they are unlocked."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+
+import chainer
+import numpy as np
+import pytest
+
+import overlapiter
+from tests.chainer.test_iterator_kills import wait_and_kill
+
+BATCH_SIZE = 4
+SHAPE = (64, 64)
+
+
+class Numbered(chainer.dataset.DatasetMixin):
+    """Example ``i`` is full of ``i``."""
+
+    def __len__(self) -> int:
+        return 400
+
+    def get_example(self, i: int) -> np.ndarray:
+        return np.full(SHAPE, i, np.float32)
+
+
+class Device:
+    """Stands for a GPU: it locks what it is told to, and is done with what it was given when it is.
+
+    Args:
+        refuses: Whether it can lock nothing.
+    """
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        self.refuses = refuses
+        self.locked: dict[int, int] = {}
+        self.n_marks = 0
+        self.n_done = 10**9
+
+    def lock(self, address: int, length_bytes: int) -> bool:
+        if not self.refuses:
+            assert address not in self.locked
+            self.locked[address] = length_bytes
+        return not self.refuses
+
+    def unlock(self, address: int) -> None:
+        del self.locked[address]
+
+    def mark(self) -> Callable[[], bool]:
+        self.n_marks += 1
+        mark = self.n_marks
+        return lambda: mark <= self.n_done
+
+
+@pytest.fixture
+def iterator():
+    it = overlapiter.OverlapIterator(Numbered(), BATCH_SIZE, n_processes=2, shuffle=False)
+    yield it
+    it.finalize()
+
+
+def address_of(batch) -> int:
+    return batch.columns[0].__array_interface__["data"][0]
+
+
+def lock_all(iterator, device: Device) -> None:
+    batch = next(iterator)
+    batch.lock_pages()(device)
+
+
+def test_a_slot_is_locked_once_and_all_are_unlocked_at_the_end(iterator):
+    device = Device()
+    lock_all(iterator, device)
+    for _ in range(40):
+        batch = next(iterator)
+        assert device.locked[address_of(batch)] >= batch.columns[0].nbytes
+        assert batch.lock_pages is None
+    assert len(device.locked) < 12
+    iterator.finalize()
+    assert device.locked == {}
+    assert (batch[0] == 160).all()
+
+
+def test_a_slot_is_not_written_to_while_the_device_reads_it(iterator):
+    device = Device()
+    lock_all(iterator, device)
+    device.n_done = 0
+    seen = {}
+    for k in range(1, 20):  # every view is dropped, and yet no slot comes twice
+        batch = next(iterator)
+        assert address_of(batch) not in seen
+        seen[address_of(batch)] = k
+        assert (batch.columns[0][:, 0, 0] == np.arange(k * BATCH_SIZE, (k + 1) * BATCH_SIZE)).all()
+        del batch
+    device.n_done = 10**9
+    assert any(address_of(next(iterator)) in seen for _ in range(20))
+
+
+def test_locked_memory_is_kept_when_many_slots_become_free(iterator):
+    device = Device()
+    lock_all(iterator, device)
+    kept = [next(iterator) for _ in range(30)]
+    locked = set(device.locked)
+    kept.clear()
+    gc.collect()
+    for k in range(31, 90):
+        batch = next(iterator)
+        assert (batch[0] == k * BATCH_SIZE % 400).all()
+    assert locked <= set(device.locked)
+
+
+def test_slots_are_unlocked_when_the_supervisor_dies_and_locked_again(iterator):
+    device = Device()
+    lock_all(iterator, device)
+    for k in range(1, 60):
+        if k == 20:
+            wait_and_kill("ovl-supervisor")
+        batch = next(iterator)
+        assert (batch[0] == k * BATCH_SIZE).all()
+        assert address_of(batch) in device.locked
+    assert len(device.locked) < 12
+
+
+def test_a_device_that_cannot_lock_changes_nothing(iterator):
+    lock_all(iterator, Device(refuses=True))
+    for k in range(1, 30):
+        assert (next(iterator)[0] == k * BATCH_SIZE).all()
+
+
+def test_a_mini_batch_outlives_the_iterator_that_could_lock_it():
+    it = overlapiter.OverlapIterator(Numbered(), BATCH_SIZE, n_processes=1)
+    batch = next(it)
+    it.finalize()
+    del it
+    gc.collect()
+    assert batch.lock_pages() is None
+
+
+@pytest.mark.gpu
+def test_mini_batches_go_to_a_gpu_right_from_locked_memory():
+    cupy = chainer.backends.cuda.cupy
+    device = chainer.get_device("@cupy:0")
+    device.use()
+    with overlapiter.OverlapIterator(Numbered(), 64, n_processes=4, shuffle=False) as it:
+        slow = cupy.full((4096, 4096), 1e-4, np.float32)
+        arrived = []
+        for _ in range(60):
+            slow = slow @ slow  # the copies stand in a queue behind this
+            arrived.append(overlapiter.concat_examples(next(it), device)[:, -1, -1].copy())
+        numbers = np.concatenate([array.get() for array in arrived])
+    assert (numbers == np.arange(len(numbers)) % 400).all()

@@ -1,0 +1,114 @@
+"""Files to train on, and the command ``overlapiter train``, alone and under mpiexec."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import numpy as np
+from sklearn.datasets import load_digits
+
+from tests.chainer.scripts import ENVIRONMENT
+
+HERE = Path(__file__).parent
+COUNTING, DIGITS = HERE / "counting.py", HERE / "digits.py"
+
+#: Files of a size that no number of workers and no mini-batch divides.
+LENGTHS = (37, 5, 1, 40, 17)
+
+#: With these the weights of the counting model are minus how often each example was used.
+COUNTED = ("--loss", "model", "--optimizer", "sgd", "--learning-rate", "1", "--batch", "2")
+
+
+class Ended(NamedTuple):
+    """A command that has ended: exit status, and all that it has printed."""
+
+    exit_status: int
+    output: str
+
+
+def write_file(path: Path, features: Any, labels: Any) -> None:
+    """Write an HDF5 file."""
+    with h5py.File(path, "w") as file:
+        file["features"], file["labels"] = features, labels
+
+
+def write_numbers(folder: Path, lengths: Sequence[int] = LENGTHS) -> Path:
+    """Write files whose examples are the numbers from 0 on; return their list."""
+    ends = np.cumsum(lengths).tolist()
+    for i, (end, length) in enumerate(zip(ends, lengths, strict=True)):
+        numbers = np.arange(end - length, end, dtype=np.int32)
+        write_file(folder / f"numbers{i}.h5", numbers, np.zeros(length, np.int32))
+    listing = folder / "numbers.txt"
+    listing.write_text("".join(f"numbers{i}.h5\n" for i in range(len(lengths))))
+    return listing
+
+
+def write_digits(folder: Path) -> tuple[Path, Path]:
+    """Write 600 digits to train on and 201 to validate with; return the two lists."""
+    pixels, labels = load_digits(return_X_y=True)
+    pixels = (pixels / 16).astype(np.float32)
+    for name, start, stop in (("a", 0, 290), ("b", 290, 600), ("v", 600, 735), ("w", 735, 801)):
+        write_file(folder / f"{name}.h5", pixels[start:stop], labels[start:stop])
+    (folder / "train.txt").write_text("# two files\na.h5\nb.h5\n")
+    (folder / "val.txt").write_text("v.h5\nw.h5\n")
+    return folder / "train.txt", folder / "val.txt"
+
+
+def run_training(
+    folder: Path,
+    n_ranks: int,
+    *words: object,
+    is_tolerant: bool = False,
+    environment: Mapping[str, str] | None = None,
+) -> Ended:
+    """Run ``overlapiter train`` with some words; on 0 ranks without mpiexec."""
+    command = [sys.executable, "-m", "overlapiter", "train", *map(str, words)]
+    if n_ranks:
+        tolerance = ["--with-ft", "ulfm"] if is_tolerant else []
+        launcher = ["mpiexec", "--allow-run-as-root", "--oversubscribe", *tolerance]
+        command = [*launcher, "-n", str(n_ranks), *command]
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        env={**ENVIRONMENT, **(environment or {})},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    return Ended(done.returncode, done.stdout)
+
+
+def counts(out: Path) -> list[int]:
+    """Return how often each example was used, by the weights of the counting model."""
+    used = -weights(out)["used/W"].ravel()
+    assert (used == used.round()).all(), used
+    return used.astype(int).tolist()
+
+
+def weights(out: Path) -> dict[str, Any]:
+    """Return the arrays of ``weights.npz``."""
+    with np.load(out / "weights.npz") as file:
+        return dict(file)
+
+
+def same_weights(one: Path, other: Path) -> bool:
+    """Return whether two runs have ended with the same weights, bit for bit."""
+    first, second = weights(one), weights(other)
+    return first.keys() == second.keys() and all(
+        np.array_equal(first[name], second[name]) for name in first
+    )
+
+
+def epochs(out: Path) -> list[dict[str, Any]]:
+    """Return the records of ``history.json``."""
+    records: list[dict[str, Any]] = json.loads((out / "history.json").read_text())["epochs"]
+    return records

@@ -1,0 +1,350 @@
+"""Each algorithm does what its published equations say, in any order of arrivals."""
+
+from __future__ import annotations
+
+import math
+import pickle
+
+import numpy as np
+import pytest
+
+from overlapiter.errors import OptionError
+from overlapiter.mpi.training.algorithms import make_server_side, make_worker_side
+from overlapiter.mpi.training.optimizers import make_optimizer
+
+N, N_STATE = 12, 3
+RATE = 0.05
+#: Which worker takes its next mini-batch; each is as likely to be slow as fast.
+SCHEDULES = {
+    1: [0] * 24,
+    3: [0, 1, 2, 2, 0, 2, 2, 1, 1, 1, 1, 0, 0, 2, 1, 0, 2, 1, 2, 0, 1, 0, 2, 0],
+}
+
+
+def initial() -> np.ndarray:
+    return np.random.default_rng(1).standard_normal(N + N_STATE).astype(np.float32)
+
+
+def gradient_at(weights: np.ndarray, step: int) -> np.ndarray:
+    """Return a gradient that depends on weights and mini-batch, and the statistics after it."""
+    target = np.random.default_rng(step).standard_normal(N + N_STATE)
+    gradient = weights - target  # of half the squared distance
+    gradient[N:] = 0.9 * weights[N:] + 0.1 * target[N:]  # as BatchNormalization does it
+    return gradient.astype(weights.dtype)
+
+
+def optimizer_of(name: str = "sgd") -> object:
+    return make_optimizer(name, RATE, means="numpy")
+
+
+def sides(name: str, n_workers: int, sync_every: int, *, is_synchronous=False, **settings) -> tuple:
+    """Return a server and its workers, which have begun."""
+    here = {k: v for k, v in settings.items() if k != "optimizer"}
+    kind = settings.get("optimizer", "sgd")
+    server = make_server_side(
+        name, n_workers, optimizer_of(kind), is_synchronous=is_synchronous, n_state=N_STATE, **here
+    )
+    server.begin(initial())
+    workers = []
+    for _ in range(n_workers):
+        worker = make_worker_side(
+            name, n_workers, sync_every, optimizer_of(kind), n_state=N_STATE, **here
+        )
+        worker.begin(server.weights)
+        workers.append(worker)
+    return server, workers
+
+
+def exchange(server, worker, rank: int, message) -> None:
+    """Carry messages and replies until neither has any more."""
+    while message is not None:
+        (reply,) = server.apply(message, rank).values()
+        message = worker.receive(reply)
+
+
+def run(server, workers, schedule: list[int], first: int = 0) -> None:
+    """Train with a fixed order of arrivals."""
+    for step, rank in enumerate(schedule, first):
+        message = workers[rank].step(gradient_at(workers[rank].weights, step))
+        exchange(server, workers[rank], rank, message)
+
+
+# --- the equations, in float64, as plainly as can be ----------------------------------------------
+
+
+def downpour_reference(schedule: list[int], n_workers: int, tau: int) -> tuple:
+    c = initial().astype(float)
+    x = [c.copy() for _ in range(n_workers)]
+    total = [np.zeros(N + N_STATE) for _ in range(n_workers)]
+    count = [0] * n_workers
+    for step, i in enumerate(schedule):
+        g = gradient_at(x[i], step)
+        total[i][:N] += g[:N]
+        x[i][:N] -= RATE * g[:N]
+        x[i][N:] = g[N:]
+        count[i] += 1
+        if count[i] % tau == 0:
+            c[:N] -= RATE * total[i][:N]
+            c[N:] += (x[i][N:] - c[N:]) / n_workers
+            x[i], total[i] = c.copy(), np.zeros(N + N_STATE)
+    return c, x
+
+
+def easgd_reference(schedule: list[int], n_workers: int, tau: int, beta: float = 0.9) -> tuple:
+    alpha = beta / n_workers
+    c = initial().astype(float)
+    x = [c.copy() for _ in range(n_workers)]
+    count = [0] * n_workers
+    for step, i in enumerate(schedule):
+        g = gradient_at(x[i], step)
+        x[i][:N] -= RATE * g[:N]
+        x[i][N:] = g[N:]
+        count[i] += 1
+        if count[i] % tau == 0:
+            old_x, old_c = x[i].copy(), c.copy()
+            x[i] = old_x - alpha * (old_x - old_c)
+            c = old_c - alpha * (old_c - old_x)
+    return c, x
+
+
+def gem_reference(schedule: list[int], n_workers: int, tau: int, eta: float = 0.01) -> tuple:
+    c = initial().astype(float)
+    x, before, last = ([c.copy() for _ in range(n_workers)] for _ in range(3))
+    m = [np.zeros(N) for _ in range(n_workers)]
+    count = [0] * n_workers
+    for step, i in enumerate(schedule):
+        g = gradient_at(x[i], step)
+        x[i][:N] -= RATE * g[:N]
+        x[i][N:] = g[N:]
+        count[i] += 1
+        if count[i] % tau == 0:
+            delta = -eta * (before[i][:N] - x[i][:N])
+            m[i] = 0.9 * m[i] + delta
+            v = c[:N] - last[i][:N]
+            pi = np.clip((2 * np.abs(m[i]) - np.abs(v)) / np.abs(delta + 1e-12), 0, 5)
+            last[i] = c.copy()
+            c[:N] += pi * delta
+            c[N:] += (x[i][N:] - c[N:]) / n_workers
+            x[i], before[i] = c.copy(), c.copy()
+    return c, x
+
+
+REFERENCES = {
+    "downpour": downpour_reference,
+    "easgd": easgd_reference,
+    "gem": gem_reference,
+}
+
+
+@pytest.mark.parametrize("tau", [1, 3])
+@pytest.mark.parametrize("n_workers", SCHEDULES)
+@pytest.mark.parametrize("name", REFERENCES)
+def test_weights_follow_the_equations(name: str, n_workers: int, tau: int) -> None:
+    schedule = SCHEDULES[n_workers]
+    server, workers = sides(name, n_workers, tau)
+    run(server, workers, schedule)
+    centre, others = REFERENCES[name](schedule, n_workers, tau)
+    np.testing.assert_allclose(server.weights, centre, rtol=1e-4, atol=1e-5)
+    for worker, expected in zip(workers, others, strict=True):
+        np.testing.assert_allclose(worker.weights, expected, rtol=1e-4, atol=1e-5)
+
+
+def test_gem_follows_its_equations_where_workers_disagree() -> None:
+    # With eta = 1 the centre moves as far as the momentum allows: the clipping binds.
+    server, workers = sides("gem", 3, 2, eta=1.0)
+    run(server, workers, SCHEDULES[3])
+    centre, _ = gem_reference(SCHEDULES[3], 3, 2, eta=1.0)
+    np.testing.assert_allclose(server.weights, centre, rtol=1e-3, atol=1e-4)
+    assert np.abs(server.weights - initial()).max() > 0.1
+
+
+@pytest.mark.parametrize("kind", ["sgd", "momentum", "adam"])
+def test_downpour_with_one_worker_is_plain_training(kind: str) -> None:
+    server, workers = sides("downpour", 1, 1, optimizer=kind)
+    run(server, workers, SCHEDULES[1])
+    weights, optimizer = initial(), optimizer_of(kind)
+    for step in range(len(SCHEDULES[1])):
+        gradient = gradient_at(weights, step)
+        optimizer.update(weights[:N], gradient[:N])
+        weights[N:] = gradient[N:]
+    np.testing.assert_array_equal(server.weights[:N], weights[:N])
+    np.testing.assert_allclose(server.weights[N:], weights[N:], rtol=1e-6)
+
+
+def test_one_worker_moves_the_server_as_far_as_its_own_steps_led() -> None:
+    server, (worker,) = sides("downpour", 1, 4)
+    for step in range(3):
+        worker.step(gradient_at(worker.weights, step))
+    own = worker.weights.copy()
+    own[:N] -= RATE * gradient_at(own, 3)[:N]
+    exchange(server, worker, 0, worker.step(gradient_at(worker.weights, 3)))
+    np.testing.assert_allclose(server.weights[:N], own[:N], rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_what_tau_has_not_completed_is_flushed(name: str) -> None:
+    server, (worker,) = sides(name, 1, 5)
+    assert worker.flush() is None
+    assert worker.step(gradient_at(worker.weights, 0)) is None
+    exchange(server, worker, 0, worker.flush())
+    assert worker.flush() is None
+    centre, _ = REFERENCES[name]([0], 1, 1)
+    np.testing.assert_allclose(server.weights, centre, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_a_resumed_run_goes_on_exactly(name: str) -> None:
+    schedule = SCHEDULES[3]
+    expected, workers = sides(name, 3, 2, optimizer="adam")
+    run(expected, workers, schedule)
+    one, workers = sides(name, 3, 2, optimizer="adam")
+    run(one, workers, schedule[:11])
+    states = pickle.loads(pickle.dumps([one.state(), *(worker.state() for worker in workers)]))
+    other, others = sides(name, 3, 2, optimizer="adam")
+    for side, state in zip((other, *others), states, strict=True):
+        side.load_state(state)
+    assert other.n_updates == one.n_updates > 0
+    run(other, others, schedule[11:], 11)
+    np.testing.assert_array_equal(other.weights, expected.weights)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_an_empty_message_fetches_the_centre(name: str) -> None:
+    server, workers = sides(name, 3, 1)
+    run(server, workers, [1])
+    n_updates = server.n_updates
+    (fetched,) = server.apply(np.empty(0, np.float32), 2).values()
+    np.testing.assert_array_equal(fetched, server.weights)
+    assert server.n_updates == n_updates == 1
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_a_message_of_another_model_is_refused(name: str) -> None:
+    server, _ = sides(name, 3, 1)
+    with pytest.raises(ValueError, match="rank 2 sent 4 values"):
+        server.apply(np.ones(4, np.float32), 2)
+
+
+@pytest.mark.parametrize("name", REFERENCES)
+def test_after_a_pause_only_downpour_takes_the_weights_of_the_server(name: str) -> None:
+    server, workers = sides(name, 3, 2)
+    run(server, workers, [0, 0])
+    own = workers[1].weights.copy()
+    workers[1].refresh(server.weights)
+    expected = server.weights if name == "downpour" else own
+    np.testing.assert_array_equal(workers[1].weights, expected)
+
+
+def test_steps_that_are_still_to_be_sent_outlast_a_pause() -> None:
+    server, (worker,) = sides("downpour", 1, 2)
+    worker.step(gradient_at(worker.weights, 0))
+    own = worker.weights.copy()
+    worker.refresh(server.weights)
+    np.testing.assert_array_equal(worker.weights, own)
+
+
+# --- synchronous ----------------------------------------------------------------------------------
+
+
+def ones(value: float) -> np.ndarray:
+    return np.full(N + N_STATE, value, np.float32)
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1), (1, 2, 0)])
+def test_the_mean_is_applied_when_all_are_there(order: tuple[int, ...]) -> None:
+    server, workers = sides("downpour", 3, 1, is_synchronous=True)
+    for step in range(4):
+        gradients = [gradient_at(worker.weights, 10 * step + i) for i, worker in enumerate(workers)]
+        before = server.weights.copy()
+        for rank in order[:-1]:
+            assert server.apply(workers[rank].step(gradients[rank]), rank) == {}
+            np.testing.assert_array_equal(server.weights, before)
+        replies = server.apply(workers[order[-1]].step(gradients[order[-1]]), order[-1])
+        assert sorted(replies) == [0, 1, 2]
+        mean = (gradients[0] + gradients[1] + gradients[2]) / np.float32(3)
+        np.testing.assert_array_equal(server.weights[:N], before[:N] - np.float32(RATE) * mean[:N])
+        np.testing.assert_array_equal(server.weights[N:], mean[N:])
+        for rank, reply in replies.items():
+            workers[rank].receive(reply)
+    assert server.n_updates == 4
+
+
+def test_equal_workers_in_synchronous_mode_are_one_worker() -> None:
+    one, (single,) = sides("downpour", 1, 1)
+    three, workers = sides("downpour", 3, 1, is_synchronous=True)
+    for step in range(5):
+        exchange(one, single, 0, single.step(gradient_at(single.weights, step)))
+        replies = {}
+        for rank, worker in enumerate(workers):
+            replies = three.apply(worker.step(gradient_at(worker.weights, step)), rank)
+        for rank, reply in replies.items():
+            workers[rank].receive(reply)
+    np.testing.assert_allclose(three.weights, one.weights, rtol=1e-5)
+
+
+def test_a_quorum_does_not_wait_for_stragglers_whose_gradients_join_the_next_mean() -> None:
+    server, _ = sides("downpour", 3, 1, is_synchronous=True, quorum=0.6)
+    before = server.weights.copy()
+    assert server.apply(ones(1), 0) == {}
+    assert sorted(server.apply(ones(3), 2)) == [0, 2]
+    np.testing.assert_allclose(server.weights[:N], before[:N] - RATE * 2, rtol=1e-6)
+    assert server.apply(ones(5), 1) == {}  # too late for that mean
+    assert sorted(server.apply(ones(7), 0)) == [0, 1]
+    np.testing.assert_allclose(server.weights[:N], before[:N] - RATE * 8, rtol=1e-6)
+
+
+@pytest.mark.parametrize(("share", "n_workers"), [(0.95, 20), (0.95, 4), (1.0, 7), (0.1, 3)])
+def test_the_quorum_is_its_share_of_the_workers_rounded_up(share: float, n_workers: int) -> None:
+    server, _ = sides("downpour", n_workers, 1, is_synchronous=True, quorum=share)
+    needed = max(1, math.ceil(share * n_workers))
+    assert [bool(server.apply(ones(1), rank)) for rank in range(needed)][-2:] == (
+        [False, True] if needed > 1 else [True]
+    )
+
+
+def test_workers_that_have_left_are_not_waited_for() -> None:
+    server, _ = sides("downpour", 3, 1, is_synchronous=True)
+    assert server.apply(ones(1), 0) == {}
+    assert server.apply(ones(3), 1) == {}
+    assert sorted(server.set_workers(2)) == [0, 1]
+    assert server.apply(ones(3), 1) == {}
+    assert sorted(server.set_workers(0)) == [1]
+    assert server.set_workers(0) == {}
+    assert server.n_updates == 2
+
+
+def test_the_message_of_a_worker_that_died_is_not_part_of_the_mean() -> None:
+    server, _ = sides("downpour", 3, 1, is_synchronous=True)
+    before = server.weights.copy()
+    server.apply(ones(100), 0)
+    server.apply(ones(2), 1)
+    server.forget(0)
+    assert server.set_workers(2) == {}
+    assert sorted(server.apply(ones(4), 2)) == [1, 2]
+    np.testing.assert_allclose(server.weights[:N], before[:N] - RATE * 3, rtol=1e-6)
+
+
+# --- settings -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "n_workers", "tau", "settings", "option"),
+    [
+        ("hogwild", 1, 1, {}, "algorithm"),
+        ("downpour", 0, 1, {}, "n_workers"),
+        ("downpour", 1, 0, {}, "sync_every"),
+        ("downpour", 1, 1, {"beta": 0.9}, "beta"),
+        ("downpour", 1, 1, {"quorum": 0}, "quorum"),
+        ("easgd", 1, 1, {"beta": 1.5}, "beta"),
+        ("gem", 1, 1, {"eta": float("nan")}, "eta"),
+    ],
+)
+def test_a_setting_that_cannot_work_is_refused(name, n_workers, tau, settings, option) -> None:
+    with pytest.raises(OptionError) as raised:
+        make_worker_side(name, n_workers, tau, optimizer_of(), **settings)
+    assert raised.value.option == option
+
+
+def test_only_downpour_is_synchronous() -> None:
+    with pytest.raises(OptionError, match="easgd has no such mode"):
+        make_server_side("easgd", 3, optimizer_of(), is_synchronous=True)

@@ -1,0 +1,181 @@
+"""Training on several ranks: the same as on one, every example once, whoever dies or hangs."""
+
+from __future__ import annotations
+
+import json
+import signal
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from tests.chainer.mpi_jobs import NEEDS_MPIEXEC
+
+from .jobs import (
+    COUNTED,
+    COUNTING,
+    DIGITS,
+    counts,
+    epochs,
+    run_training,
+    same_weights,
+    write_digits,
+    write_file,
+    write_numbers,
+)
+
+pytestmark = NEEDS_MPIEXEC
+
+TWICE = [2] * 100
+
+
+def test_one_worker_ends_with_the_weights_of_a_single_process_bit_for_bit(tmp_path: Path) -> None:
+    lists = write_digits(tmp_path)
+    words = (DIGITS, *lists, "--epochs", 2, "--metrics", "accuracy")
+    assert run_training(tmp_path, 0, *words, "--out", "alone").exit_status == 0
+    assert run_training(tmp_path, 2, *words, "--out", "ranks").exit_status == 0
+    assert same_weights(tmp_path / "alone", tmp_path / "ranks")
+    for one, other in zip(epochs(tmp_path / "alone"), epochs(tmp_path / "ranks"), strict=True):
+        assert [one[key] for key in ("loss", "val_loss", "val_accuracy")] == [
+            other[key] for key in ("loss", "val_loss", "val_accuracy")
+        ]
+
+
+def test_every_example_is_used_once_per_epoch_by_three_workers(tmp_path: Path) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 2, "--trace", "trace.json")
+    ended = run_training(tmp_path, 4, *words)
+    assert ended.exit_status == 0, ended.output
+    assert counts(tmp_path / "result") == TWICE
+    assert [record["examples"] for record in epochs(tmp_path / "result")] == [100, 100]
+    assert ended.output.count("epoch") == 2
+    assert "3 workers" in ended.output
+    _check_trace(tmp_path)
+
+
+def _check_trace(folder: Path) -> None:
+    names = {}
+    for rank, path in enumerate(("trace.json", "trace.rank1.json")):
+        text = (folder / path).read_text().rstrip().rstrip(",")
+        events = json.loads(text if text.endswith("]") else text + "]")
+        names[rank] = {event["name"] for event in events if event["ph"] == "X"}
+    assert "apply" in names[0]
+    assert {"compute", "exchange", "read"} <= names[1]
+
+
+def test_a_killed_worker_returns_its_lease_and_no_example_is_lost_or_used_twice(
+    tmp_path: Path,
+) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 2)
+    fault = {"TRAINING_FAULT": "kill:2:5"}
+    ended = run_training(tmp_path, 4, *words, is_tolerant=True, environment=fault)
+    assert ended.exit_status == 0, ended.output
+    assert "rank 2 is lost (its process has ended)" in ended.output
+    assert counts(tmp_path / "result") == TWICE
+    assert epochs(tmp_path / "result")[-1]["workers"] == 2
+
+
+def test_without_fault_tolerance_the_next_start_goes_on_exactly_where_the_job_ended(
+    tmp_path: Path,
+) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 2)
+    ended = run_training(tmp_path, 3, *words, environment={"TRAINING_FAULT": "kill:2:20"})
+    assert ended.exit_status == 128 + signal.SIGKILL
+    assert "process rank 2" in ended.output
+    assert "the same command goes on from here" in ended.output
+    ended = run_training(tmp_path, 3, *words)
+    assert ended.exit_status == 0, ended.output
+    assert "going on from the checkpoint" in ended.output
+    assert counts(tmp_path / "result") == TWICE
+
+
+@pytest.mark.parametrize(
+    "is_tolerant", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["plain", "ulfm"]
+)
+def test_a_stopped_worker_is_given_up_and_does_not_keep_the_job_from_ending(
+    tmp_path: Path, is_tolerant: bool
+) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 2, "--worker-timeout", 1)
+    fault = {"TRAINING_FAULT": "stop:2:5"}
+    ended = run_training(tmp_path, 3, *words, is_tolerant=is_tolerant, environment=fault)
+    assert ended.exit_status == 0, ended.output
+    assert "rank 2 is lost (silent for 1 s)" in ended.output
+    assert counts(tmp_path / "result") == TWICE
+
+
+def test_sub_servers_leave_no_file_out(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 2, "--masters", 2)
+    log = {"TRAINING_LOG": str(tmp_path / "log")}
+    ended = run_training(tmp_path, 6, *words, environment=log)
+    assert ended.exit_status == 0, ended.output
+    used = Counter(
+        word for each in (tmp_path / "log").iterdir() for word in each.read_text().split()
+    )
+    assert sorted(used.values()) == TWICE
+    assert {each.name for each in (tmp_path / "log").iterdir()} == {"3", "4", "5"}
+    assert [record["examples"] for record in epochs(tmp_path / "result")] == [100, 100]
+
+
+@pytest.mark.slow
+def test_a_worker_of_a_sub_server_may_die(tmp_path: Path) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 2, "--masters", 2)
+    fault = {"TRAINING_FAULT": "kill:4:5"}
+    ended = run_training(tmp_path, 6, *words, is_tolerant=True, environment=fault)
+    assert ended.exit_status == 0, ended.output
+    assert [record["examples"] for record in epochs(tmp_path / "result")] == [100, 100]
+
+
+@pytest.mark.parametrize("mode", ["workers", pytest.param("inline", marks=pytest.mark.slow)])
+def test_synchronous_workers_validate_with_exact_sums(tmp_path: Path, mode: str) -> None:
+    lists = write_digits(tmp_path)
+    words = (DIGITS, *lists, "--epochs", 2, "--synchronous", "--validation", mode, "--metrics",
+             "accuracy", "--piece-examples", 50, "--learning-rate", 0.01)  # fmt: skip
+    assert run_training(tmp_path, 4, *words, "--out", "ranks").exit_status == 0
+    (last,) = epochs(tmp_path / "ranks")[-1:]
+    assert last["val_accuracy"] > 0.6
+    assert last["workers"] == 3
+    # The sums do not depend on who has evaluated which piece.
+    from overlapiter.mpi.training.data import Source, listed
+    from overlapiter.mpi.training.model import builder_from, wrapped
+    from overlapiter.mpi.training.settings import Settings
+
+    source = Source(Settings(metrics=("accuracy",)))
+    files = listed(lists[1], "val")
+    batches = [source.read(path, 0, source.length_of(path)) for path in files]
+    model = wrapped(builder_from(DIGITS), "softmax_cross_entropy", ("accuracy",), "cpu",
+                    tuple(each[:1] for each in batches[0]), 0)  # fmt: skip
+    import chainer
+
+    chainer.serializers.load_npz(tmp_path / "ranks" / "weights.npz", model._link)  # type: ignore[attr-defined]  # Chainer's
+    n = [len(batch[-1]) for batch in batches]
+    accuracy = sum(model.evaluate(b)[1] * k for b, k in zip(batches, n, strict=True)) / sum(n)
+    assert last["val_accuracy"] == pytest.approx(accuracy, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("nan:2:3", "rank 2 cannot go on: the loss of a mini-batch is nan"),
+        pytest.param("other:2:0", "rank 2 has built another model", marks=pytest.mark.slow),
+    ],
+)
+def test_a_run_that_makes_no_sense_ends_in_order_with_a_message(
+    tmp_path: Path, fault: str, words: str
+) -> None:
+    arguments = (COUNTING, write_numbers(tmp_path), *COUNTED)
+    ended = run_training(tmp_path, 3, *arguments, environment={"TRAINING_FAULT": fault})
+    assert ended.exit_status == 1
+    assert words in ended.output
+    assert "Traceback" not in ended.output
+
+
+@pytest.mark.slow
+def test_a_dead_server_ends_the_workers_with_a_message(tmp_path: Path) -> None:
+    # The server evaluates in line, and is killed there by its model.
+    write_file(tmp_path / "v.h5", [0, 1], [0, 0])
+    (tmp_path / "val.txt").write_text("v.h5\n")
+    words = (COUNTING, write_numbers(tmp_path), "val.txt", *COUNTED, "--validation", "inline")
+    fault = {"TRAINING_FAULT": "evaluate:0:0"}
+    ended = run_training(tmp_path, 3, *words, is_tolerant=True, environment=fault)
+    assert ended.exit_status != 0
+    assert "the server, rank 0, is lost" in ended.output

@@ -1,0 +1,65 @@
+"""The public names, with Chainer and without it."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from tests.chainer.scripts import run_script
+
+WITHOUT = """
+import sys
+sys.modules["chainer"] = None  # as if it were not installed
+import overlapiter
+from overlapiter import *
+
+help(overlapiter)
+print(Staging, scatter_order)
+try:
+    overlapiter.OverlapIterator
+except overlapiter.errors.NoChainerError as error:
+    assert isinstance(error, ImportError)
+    print(error)
+"""
+
+
+def test_without_chainer_the_iterator_says_what_to_do_and_all_the_rest_is_there(
+    tmp_path: Path,
+) -> None:
+    done = run_script(tmp_path, WITHOUT)
+
+    assert done.stderr == ""
+    assert "class 'overlapiter.options.Staging'" in done.stdout
+    message = done.stdout.splitlines()[-1]
+    assert message.startswith("OverlapIterator, LoadingReport and concat_examples need Chainer")
+    if sys.version_info >= (3, 12):
+        assert "this is Python 3.1" in message
+        assert "an environment with Python 3.11" in message
+    else:
+        assert "pip install --no-build-isolation chainer==7.8.1" in message
+
+
+@pytest.mark.skipif(not find_spec("chainer"), reason="needs Chainer")
+@pytest.mark.parametrize(
+    ("package", "newer"), [("numpy", "NumPy 2.1.0"), ("setuptools", "setuptools 80.0.1")]
+)
+def test_what_is_too_new_for_chainer_is_named(tmp_path: Path, package: str, newer: str) -> None:
+    version = newer.split()[1]
+    done = run_script(
+        tmp_path,
+        f"""
+        import numpy
+        from importlib import metadata
+        versions = {{"numpy": "1.26.4", "setuptools": "73.0.1", "{package}": "{version}"}}
+        numpy.__version__ = versions["numpy"]
+        metadata.version = versions.get
+        from overlapiter import OverlapIterator
+        """,
+    )
+
+    message = done.stderr.splitlines()[-1]
+    assert "NoChainerError: OverlapIterator" in message
+    assert f"but this is {newer}; install it with" in message
