@@ -25,6 +25,7 @@ LAYERS = (
     ("explain",),
     ("origins",),
     ("store",),
+    ("peers",),
     ("sharedmem",),
     ("workers",),
     ("planning",),

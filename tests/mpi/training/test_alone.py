@@ -57,9 +57,7 @@ def test_a_run_leaves_all_that_it_promises_and_chainer_loads_its_weights(
     assert np.abs(weights(out)["norm/avg_mean"]).max() > 0.01
 
 
-def test_the_settings_that_a_run_writes_repeat_it(
-    tmp_path: Path, lists: tuple[Path, Path]
-) -> None:
+def test_the_settings_that_a_run_writes_repeat_it(tmp_path: Path, lists: tuple[Path, Path]) -> None:
     overlapiter.mpi.train(DIGITS, *lists, epochs=1, seed=5, features="features", out=tmp_path / "1")
     ended = run_training(
         tmp_path, 0, DIGITS, *lists, "--settings", tmp_path / "1/settings.toml", "--out", "2"
@@ -204,7 +202,10 @@ def test_a_run_stops_early(
 ) -> None:
     out = tmp_path / "run"
     overlapiter.mpi.train(
-        DIGITS, *lists, **{"epochs": 9, "optimizer": "sgd", "validation": "inline"} | chosen, out=out
+        DIGITS,
+        *lists,
+        **{"epochs": 9, "optimizer": "sgd", "validation": "inline"} | chosen,
+        out=out,
     )
     assert len(epochs(out)) == n_epochs
     assert reason in json.loads((out / "history.json").read_text())["stopped_because"]
