@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import chainer
-import chainer.functions as F  # noqa: N812  # Chainer's own way to write it
+import chainer.functions as F  # Chainer's own way to write it
 import numpy as np
 from numpy.typing import NDArray
 
@@ -53,7 +53,7 @@ class ChainerModel:
                 self._measures(example)
         link.to_device(self._device)
         self._params = [param for _, param in sorted(link.namedparams()) if param.array is not None]
-        self._names = [name for name, param in sorted(link.namedparams()) if param.array is not None]
+        self._names = [name for name, p in sorted(link.namedparams()) if p.array is not None]
         self._flat = self._flattened()
         self._persistent = _persistent(link)
         self.n_state = sum(np.size(getattr(of, key)) for _, of, key in self._persistent)
@@ -106,7 +106,7 @@ class ChainerModel:
 
     def gradient(self, batch: tuple[Any, ...], gradient: Vector, seed: int) -> Sequence[float]:
         """Compute the gradient of the mean loss, and the measures, of a mini-batch."""
-        np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # Chainer's dropout uses it
+        np.random.seed(seed & 0xFFFFFFFF)  # Chainer's dropout uses it
         self._link.cleargrads()
         with chainer.using_config("train", True):
             loss, measures = self._measures(batch)
@@ -130,7 +130,8 @@ class ChainerModel:
     def _measures(self, batch: tuple[Any, ...]) -> tuple[Any, list[Any]]:
         *features, labels = (self._device.send(each) for each in batch)
         if self._loss == "model":
-            reporter, observed = chainer.Reporter(), {}
+            reporter = chainer.Reporter()
+            observed: dict[str, Any] = {}
             reporter.add_observer("main", self._link)
             with reporter.scope(observed):
                 loss = self._link(*features, labels)
@@ -141,7 +142,8 @@ class ChainerModel:
         elif self._loss == "sigmoid_cross_entropy":
             labels = labels.reshape(outputs.shape)
         loss = _LOSSES[self._loss](outputs, labels)
-        return loss, [loss.array, *(self._accuracy(outputs, labels) for _ in self.measure_names[1:])]
+        accuracies = [self._accuracy(outputs, labels) for _ in self.measure_names[1:]]
+        return loss, [loss.array, *accuracies]
 
     def _accuracy(self, outputs: Any, labels: Any) -> Any:
         if self._loss == "sigmoid_cross_entropy":

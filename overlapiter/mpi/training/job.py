@@ -11,6 +11,7 @@ from overlapiter.errors import OptionError, TrainingError
 from overlapiter.tracing import OFF, Tracing
 
 from .algorithms import ALGORITHMS, make_server_side, make_worker_side
+from .checkpoint import WorkerStates
 from .data import Source
 from .model import Builder, Model, wrapped
 from .optimizers import make_optimizer
@@ -75,11 +76,15 @@ class Job:
     def server_side(self, model: Model) -> ServerSide:
         """Return the algorithm's part on the server, with the first weights."""
         settings = self.settings
-        more = {"momentum": settings.momentum} if settings.optimizer == "momentum" else {}
+        name, rate = settings.optimizer, settings.learning_rate
+        if name == "momentum":
+            optimizer = make_optimizer(name, rate, momentum=settings.momentum)
+        else:
+            optimizer = make_optimizer(name, rate)
         side = make_server_side(
             settings.algorithm,
             settings.masters or self.plan.n_workers,
-            make_optimizer(settings.optimizer, settings.learning_rate, **more),
+            optimizer,
             is_synchronous=settings.synchronous,
             n_state=model.n_state,
             **self._algorithm_settings(),
@@ -120,6 +125,7 @@ class Job:
             self.evaluator(model),
             batch=settings.batch,
             seed=settings.seed,
+            states=None if settings.algorithm == "downpour" else WorkerStates(settings.out, rank),
             rate_in=lambda epoch: ratio * settings.rate_in(epoch),
             trace=self.trace,
         )
@@ -153,5 +159,3 @@ class NoListener:
 
     def epoch(self, record: dict[str, Any], line: str) -> object:
         """Take the record of an epoch, and its summary; a true answer stops the run."""
-
-

@@ -127,7 +127,7 @@ def wrapped(
     Raises:
         OptionError: It is something else.
     """
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # Chainer's initializers use it
+    np.random.seed(seed & 0xFFFFFFFF)  # Chainer's initializers use it
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)
     built = build()
@@ -142,7 +142,7 @@ def wrapped(
         make = getattr(importlib.import_module(home), adapter)
         return make(built, loss, tuple(metrics), device, example)  # type: ignore[no-any-return]  # by name
     if all(hasattr(built, name) for name in ("gradient", "evaluate", "weights", "load")):
-        return built  # type: ignore[return-value]  # as far as can be seen
+        return built  # type: ignore[no-any-return]  # as far as can be seen
     raise OptionError(
         "model",
         f"build_model() returned a {type(built).__name__}; return a chainer.Link, a "
