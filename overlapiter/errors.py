@@ -280,7 +280,7 @@ class NoChainerError(OverlapError, ImportError):
 
     def __init__(self, obstacle: str, remedy: str) -> None:
         super().__init__(
-            f"OverlapIterator, LoadingReport, concat_examples and mpi.create_communicator need "
+            f"OverlapIterator, its extensions and converter, and mpi.create_communicator need "
             f"Chainer, and {obstacle}; {remedy}. All the rest of overlapiter runs without Chainer"
         )
         self.obstacle = obstacle
