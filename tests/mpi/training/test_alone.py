@@ -331,6 +331,7 @@ def test_a_model_with_nan_is_refused(tmp_path: Path, lists: tuple[Path, Path]) -
         overlapiter.mpi.train(build, *lists, out=tmp_path / "run")
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy: overflows
 def test_a_model_that_explodes_ends_the_run_with_the_names_of_its_parameters(
     tmp_path: Path, lists: tuple[Path, Path]
 ) -> None:
