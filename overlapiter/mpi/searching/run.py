@@ -82,7 +82,8 @@ def search(
     with Alone() if world is None else Group(world, group_size) as group:
         if not group.is_leader:
             for values in group.orders():
-                with contextlib.suppress(TrainingError):  # the leader records it
+                # The leader records it; and if the leader is lost, there are no more orders.
+                with contextlib.suppress(TrainingError, group.failure):
                     run(group.comm, values, None)
             return None
         study = Study(out, chosen, metric, n_trials, seed, is_pruning=is_pruning)
@@ -155,7 +156,10 @@ def _lead(
         group.order(asked.values)
         try:
             run(group.comm, asked.values, asked)
-        except TrainingError as error:
+        except (TrainingError, group.failure) as error:
+            if group.has_lost_members():
+                study.put_back(asked)
+                continue
             asked.reason = asked.reason or str(error)
         trial = study.tell(asked)
         with contextlib.suppress(FileNotFoundError):
