@@ -120,11 +120,11 @@ class TorchModel:
         *features, labels = (torch.from_numpy(each).to(self._device) for each in batch)
         if self._loss == "model":
             loss = self._module(*features, labels)
-            return loss, [float(loss)]
+            return loss, [float(loss.detach())]
         outputs = self._module(*features)
         loss = _LOSSES[self._loss](outputs, labels)
         accuracies = [self._accuracy(outputs, labels) for _ in self.measure_names[1:]]
-        return loss, [float(loss), *accuracies]
+        return loss, [float(loss.detach()), *accuracies]
 
     def _accuracy(self, outputs: Any, labels: Any) -> float:
         if self._loss == "sigmoid_cross_entropy":

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import overlapiter.mpi
-from overlapiter.mpi.training.curves import draw
 from overlapiter.errors import OptionError, TrainingError
+from overlapiter.mpi.training.curves import draw
 
 from .digits import build_model
 from .jobs import (
@@ -65,9 +65,7 @@ def test_a_run_leaves_all_that_it_promises_and_chainer_loads_its_weights(
     assert np.abs(weights(out)["norm/avg_mean"]).max() > 0.01
 
 
-def test_the_settings_that_a_run_writes_repeat_it(
-    tmp_path: Path, lists: tuple[Path, Path]
-) -> None:
+def test_the_settings_that_a_run_writes_repeat_it(tmp_path: Path, lists: tuple[Path, Path]) -> None:
     overlapiter.mpi.train(DIGITS, *lists, epochs=1, seed=5, features="features", out=tmp_path / "1")
     ended = run_training(
         tmp_path, 0, DIGITS, *lists, "--settings", tmp_path / "1/settings.toml", "--out", "2"
@@ -212,7 +210,10 @@ def test_a_run_stops_early(
 ) -> None:
     out = tmp_path / "run"
     overlapiter.mpi.train(
-        DIGITS, *lists, **{"epochs": 9, "optimizer": "sgd", "validation": "inline"} | chosen, out=out
+        DIGITS,
+        *lists,
+        **{"epochs": 9, "optimizer": "sgd", "validation": "inline"} | chosen,
+        out=out,
     )
     assert len(epochs(out)) == n_epochs
     assert reason in json.loads((out / "history.json").read_text())["stopped_because"]
@@ -343,7 +344,7 @@ def test_a_model_with_nan_is_refused(tmp_path: Path, lists: tuple[Path, Path]) -
 def test_a_model_that_explodes_ends_the_run_with_the_names_of_its_parameters(
     tmp_path: Path, lists: tuple[Path, Path]
 ) -> None:
-    with pytest.raises(TrainingError, match="the loss of a mini-batch is (nan|inf)"):
+    with pytest.raises(TrainingError, match=r"the loss of a mini-batch is (nan|inf)"):
         overlapiter.mpi.train(
             DIGITS, *lists, optimizer="sgd", learning_rate=1e38, out=tmp_path / "run"
         )
