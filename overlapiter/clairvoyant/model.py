@@ -230,6 +230,8 @@ def naive_seconds(system: System, sizes: Array) -> float:
     """
     n_batches, batch_size, n_ranks = sizes.shape
     rows = np.arange(n_batches)
+    fetch_seconds = system.store_seconds(1.0 + np.arange(n_ranks))  # by the other clients
+    n_fetching = np.zeros(n_batches, np.intp)
     at = np.zeros((n_batches, n_ranks))  # the next event of each rank
     is_fetching = np.zeros((n_batches, n_ranks), bool)
     index = np.zeros((n_batches, n_ranks), np.intp)
@@ -240,9 +242,9 @@ def naive_seconds(system: System, sizes: Array) -> float:
         here = rows, rank
         size = sizes[rows, index[here], rank]
         ends_fetch = is_fetching[here]
-        n_clients = is_fetching.sum(axis=1) + 1.0
-        fetch = np.asarray(system.store_seconds(n_clients))
-        at[here] += size * np.where(ends_fetch, other_seconds, fetch)
+        n_fetching -= ends_fetch
+        at[here] += size * np.where(ends_fetch, other_seconds, fetch_seconds[n_fetching])
+        n_fetching += ~ends_fetch
         is_fetching[here] = ~ends_fetch
         index[here] += ends_fetch
         is_over = index[here] == batch_size
