@@ -14,6 +14,8 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from .plan import binomial
+
 Array = NDArray[np.float64]
 
 
@@ -135,18 +137,8 @@ def expected_store_seconds(system: System, idle_seconds: float) -> float:
     seconds = float(by_number[-1])
     for _ in range(100):  # a contraction: it has converged long before
         share = seconds / (seconds + idle_seconds)
-        seconds = float(_binomial(system.n_ranks - 1, share) @ by_number)
+        seconds = float(binomial(system.n_ranks - 1, share) @ by_number)
     return seconds
-
-
-def _binomial(n: int, p: float) -> Array:
-    """Return P[X = k] for k from 0 to n and X ~ Binomial(n, p)."""
-    k = np.arange(n + 1)
-    steps = np.log(np.maximum(n - k[:-1], 1)) - np.log(k[:-1] + 1.0)
-    logs = np.concatenate([[0.0], np.cumsum(steps)])  # of the binomial coefficients
-    with np.errstate(divide="ignore"):
-        logs += k * np.log(p) + np.where(k < n, (n - k) * np.log1p(-p), 0.0)
-    return np.asarray(np.exp(logs))
 
 
 class Clock:

@@ -89,8 +89,8 @@ def _scenario(arguments: argparse.Namespace) -> Scenario:
     """Return the scenario, with the numbers that were given in the place of its own."""
     given = {name: value for name, value in vars(arguments).items() if value is not None}
     for name in (*_RATES, *_DATA):
-        if name in given and not given[name] >= 0:
-            raise UsageError(f"--{name.replace('_', '-')}: give a number that is not negative")
+        if name in given and not 0 < given[name] + (name == "size_deviation") < 1e15:
+            raise UsageError(f"--{name.replace('_', '-')}: give more than 0")
     scenario = SCENARIOS[arguments.scenario]
     system = scenario.system
     n_ranks = check_count("--ranks", given.get("ranks", system.n_ranks))
