@@ -53,7 +53,9 @@ class ChainerModel:
                 self._measures(example)
         link.to_device(self._device)
         self._params = [param for _, param in sorted(link.namedparams()) if param.array is not None]
-        self._names = [name for name, param in sorted(link.namedparams()) if param.array is not None]
+        self._names = [
+            name for name, param in sorted(link.namedparams()) if param.array is not None
+        ]
         self._flat = self._flattened()
         self._persistent = _persistent(link)
         self.n_state = sum(np.size(getattr(of, key)) for _, of, key in self._persistent)
@@ -141,7 +143,10 @@ class ChainerModel:
         elif self._loss == "sigmoid_cross_entropy":
             labels = labels.reshape(outputs.shape)
         loss = _LOSSES[self._loss](outputs, labels)
-        return loss, [loss.array, *(self._accuracy(outputs, labels) for _ in self.measure_names[1:])]
+        return loss, [
+            loss.array,
+            *(self._accuracy(outputs, labels) for _ in self.measure_names[1:]),
+        ]
 
     def _accuracy(self, outputs: Any, labels: Any) -> Any:
         if self._loss == "sigmoid_cross_entropy":

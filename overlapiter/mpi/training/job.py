@@ -153,5 +153,3 @@ class NoListener:
 
     def epoch(self, record: dict[str, Any], line: str) -> object:
         """Take the record of an epoch, and its summary; a true answer stops the run."""
-
-

@@ -46,7 +46,10 @@ class Plan:
 
     def facts(self) -> dict[str, Any]:
         """Return what must be the same when a run is resumed."""
-        return {"pieces": [list(piece) for piece in self.train_pieces], "files": [*self.train_paths]}
+        return {
+            "pieces": [list(piece) for piece in self.train_pieces],
+            "files": [*self.train_paths],
+        }
 
 
 def make_plan(
@@ -92,6 +95,4 @@ def _piece_examples(n: int, n_workers: int, settings: Settings, example: Batch) 
     """Return a size of pieces that gives work to all workers, and is not too large to read."""
     step = settings.batch * settings.sync_every
     most = _PIECE_BYTES / max(1, sum(array.nbytes for array in example))
-    return min(
-        default_piece_examples(n, n_workers, step), step * max(1, math.floor(most / step))
-    )
+    return min(default_piece_examples(n, n_workers, step), step * max(1, math.floor(most / step)))

@@ -60,7 +60,9 @@ def train_as_rank(
     groups = groups_of(comm.size, settings.masters)
     is_master = comm.rank in groups
     name = "worker" if comm.rank else "server"
-    with begin_tracing(settings, "sub-server" if is_master else name, comm.rank, offset_ns) as trace:
+    with begin_tracing(
+        settings, "sub-server" if is_master else name, comm.rank, offset_ns
+    ) as trace:
         if is_master:
             _pass_on(comm, groups[comm.rank], preparation, plan, trace)
         elif comm.rank:

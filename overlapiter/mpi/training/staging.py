@@ -40,9 +40,7 @@ class StagedFiles:
         assert plan is not None
         facts = {"command": "overlapiter train", "trainer_pid": os.getpid(), "staging": {}}
         self._stores = plan.stores(Run(secrets.randbits(62), facts), warn)
-        self._stager = Stager(
-            self._stores, plan.origin(), plan.validate, lambda job: job(), warn
-        )
+        self._stager = Stager(self._stores, plan.origin(), plan.validate, lambda job: job(), warn)
         self._copies = StagedCopies(plan)
 
     def stage(self, path: str) -> Staged:

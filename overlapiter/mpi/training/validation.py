@@ -31,7 +31,12 @@ class Evaluator:
     """
 
     def __init__(
-        self, model: Model, source: Source, paths: Sequence[str], pieces: Sequence[Piece], batch: int
+        self,
+        model: Model,
+        source: Source,
+        paths: Sequence[str],
+        pieces: Sequence[Piece],
+        batch: int,
     ) -> None:
         self._model = model
         self._source = source
@@ -181,5 +186,3 @@ class ValidationThread:
         """End the thread, after the piece that it evaluates."""
         self._validation.close()
         self._thread.join()
-
-

@@ -209,9 +209,7 @@ class Worker:
             epoch, piece = reply.epoch, reply.piece
             with self._trace.span("validate", "validation", None, epoch=epoch, piece=piece):
                 sums, n = self._evaluator.sums(self._snapshot, piece)
-            done = Message(
-                Kind.VALIDATED, epoch=epoch, piece=piece, n_examples=n, doubles=sums
-            )
+            done = Message(Kind.VALIDATED, epoch=epoch, piece=piece, n_examples=n, doubles=sums)
             reply = self._exchange(done)
         if reply.vector.size:
             self._side.refresh(reply.vector)

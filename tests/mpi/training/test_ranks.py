@@ -108,7 +108,9 @@ def test_sub_servers_leave_no_file_out(tmp_path: Path) -> None:
     log = {"TRAINING_LOG": str(tmp_path / "log")}
     ended = run_training(tmp_path, 6, *words, environment=log)
     assert ended.exit_status == 0, ended.output
-    used = Counter(word for each in (tmp_path / "log").iterdir() for word in each.read_text().split())
+    used = Counter(
+        word for each in (tmp_path / "log").iterdir() for word in each.read_text().split()
+    )
     assert sorted(used.values()) == TWICE
     assert {each.name for each in (tmp_path / "log").iterdir()} == {"3", "4", "5"}
     assert [record["examples"] for record in epochs(tmp_path / "result")] == [100, 100]
