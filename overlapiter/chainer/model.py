@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import chainer
-import chainer.functions as F  # noqa: N812  # Chainer's own way to write it
+import chainer.functions as F  # Chainer's own way to write it
 import numpy as np
 from numpy.typing import NDArray
 
@@ -108,7 +108,7 @@ class ChainerModel:
 
     def gradient(self, batch: tuple[Any, ...], gradient: Vector, seed: int) -> Sequence[float]:
         """Compute the gradient of the mean loss, and the measures, of a mini-batch."""
-        np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # Chainer's dropout uses it
+        np.random.seed(seed & 0xFFFFFFFF)  # Chainer's dropout uses it
         self._link.cleargrads()
         with chainer.using_config("train", True):
             loss, measures = self._measures(batch)

@@ -127,7 +127,7 @@ def wrapped(
     Raises:
         OptionError: It is something else.
     """
-    np.random.seed(seed & 0xFFFFFFFF)  # noqa: NPY002  # Chainer's initializers use it
+    np.random.seed(seed & 0xFFFFFFFF)  # Chainer's initializers use it
     if "torch" in sys.modules:
         sys.modules["torch"].manual_seed(seed)
     built = build()

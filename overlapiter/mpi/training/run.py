@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from overlapiter.errors import OptionError, TrainingError
-from overlapiter.node import this_node
+from overlapiter.errors import OptionError
 from overlapiter.tracing import OFF, Tracing, begin_trace
 
 from . import data
