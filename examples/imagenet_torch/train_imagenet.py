@@ -135,7 +135,7 @@ class Training:
 
     def run(self) -> None:
         """Train and validate for all epochs that are left."""
-        for self.epoch in range(self.epoch, self.args.epochs):
+        while self.epoch < self.args.epochs:
             if isinstance(self.train_loader.sampler, DistributedSampler):
                 self.train_loader.sampler.set_epoch(self.epoch)
             loss = self.train_epoch()
@@ -172,9 +172,8 @@ class Training:
         counts = torch.zeros(2, device=self.device)
         for images, labels in self.val_loader:
             found = self.model(self.prepared(images)).argmax(1)
-            counts += torch.stack(
-                [(found == labels.to(self.device)).sum(), counts.new_tensor(len(labels))]
-            )
+            n_right = (found == labels.to(self.device)).sum()
+            counts += torch.stack([n_right, torch.tensor(len(labels), device=self.device)])
         if dist.is_initialized():
             dist.all_reduce(counts)
         return float(counts[0] / counts[1])

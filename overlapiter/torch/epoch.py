@@ -242,7 +242,7 @@ class Epoch(_BaseDataLoaderIter):
             error, is_passed_over = self._skipped.judge(batch)
             if error is not None:
                 raise error
-            if not is_passed_over:
+            if not is_passed_over and isinstance(batch, Collated):
                 return self._pinned(batch.data)
 
     def _collate_nothing(self) -> Collated | FailedBatch:
@@ -259,7 +259,8 @@ class Epoch(_BaseDataLoaderIter):
     def _wait(self) -> Collated | FailedBatch:
         while True:
             try:
-                return self._pipeline.take(self._timeout or STALL_SECONDS)
+                batch: Collated | FailedBatch = self._pipeline.take(self._timeout or STALL_SECONDS)
+                return batch
             except WaitTimeoutError as stall:
                 seconds = self._timeout or STALL_SECONDS
                 text = explain_stall(stall, self._dataset, seconds).replace(

@@ -172,7 +172,8 @@ def seed_torch(words: bytes) -> None:
 def fetches_whole(dataset: object) -> bool:
     """Return whether a dataset has a way of its own to give several examples at once."""
     if type(dataset) is torch.utils.data.Subset:  # it passes that on
-        return fetches_whole(dataset.dataset)
+        inner: Any = dataset
+        return fetches_whole(inner.dataset)
     return bool(getattr(dataset, "__getitems__", None))
 
 

@@ -11,7 +11,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from overlapiter.errors import ExampleError, OptionError
 from overlapiter.faults import SkippedExamples, warn_if_failure_hangs
 from overlapiter.options import BadExamples, Staging, check_staging, count_or_none, skip_limit
-from overlapiter.order import EpochSampler
+from overlapiter.scatter import ScatteredOrder
 from overlapiter.stats import Stats
 from overlapiter.torch.datasets import register_known
 from overlapiter.torch.epoch import Epoch, LocalEpoch, TimeoutWarning
@@ -91,7 +91,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         bad_examples: BadExamples = "raise",
     ) -> None:
         _refuse_iterable(dataset)
-        if isinstance(sampler, EpochSampler):
+        if isinstance(sampler, ScatteredOrder):
             sampler = OrderedSampler(sampler, len(dataset))
         super().__init__(
             dataset,
