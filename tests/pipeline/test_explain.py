@@ -44,5 +44,7 @@ def test_the_bottleneck_of_a_training_is_found_and_the_change_is_named(
     reason, change = WORDS[cause]
     assert found.cause is Cause(cause), found.text
     assert reason in found.text
-    assert change.lower() in found.text.lower() or "smaller images" in found.text
+    # On a node that is busy otherwise, or has one core, more readers are of no use.
+    others = ("smaller images", "leave them more cores") if cause == "decoding" else ()
+    assert any(words in found.text.lower() for words in (change.lower(), *others))
     assert found.text.startswith("The trainer waited for data ")
