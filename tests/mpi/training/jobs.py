@@ -23,7 +23,7 @@ COUNTING, DIGITS = HERE / "counting.py", HERE / "digits.py"
 LENGTHS = (37, 5, 1, 40, 17)
 
 #: With these the weights of the counting model are minus how often each example was used.
-COUNTED = ("--loss", "model", "--optimizer", "sgd", "--learning-rate", "1", "--batch", "2")
+COUNTED = ("--optimizer", "sgd", "--learning-rate", "1", "--batch", "2")
 
 
 class Ended(NamedTuple):
@@ -104,7 +104,7 @@ def run_training(folder: Path, n_ranks: int, *words: object, **more: Any) -> End
 
 def counts(out: Path) -> list[int]:
     """Return how often each example was used, by the weights of the counting model."""
-    used = -weights(out)["used/W"].ravel()
+    used = -weights(out)["used"]
     assert (used == used.round()).all(), used
     return used.astype(int).tolist()
 
