@@ -21,13 +21,13 @@ ERRORS = [
     errors.StagingError("/nvme/me", "is not writable; choose a directory that you may write"),
     errors.SharedMemoryError(12_000_000, "No space left on device"),
     errors.PipelineError("the supervisor was killed; look at the system log"),
-    errors.TrainingError("/lustre/a.h5 cannot be read; mend it, or take it out of the list"),
     errors.TooManyBadExamplesError(
         1, [errors.ExampleError(i, (f"/lustre/{i}.jpg",), "OSError: gone", "") for i in range(5)]
     ),
     errors.EmptyBatchError([errors.ExampleError(3, ("/lustre/a.jpg",), "OSError: gone", "")]),
     errors.NoMpiError("MPI.COMM_WORLD.bcast"),
     errors.NoChainerError("it is not installed", "install it with pip"),
+    errors.TrainingError("/lustre/a.h5 cannot be read; mend it, or take it out of the list"),
 ]
 BUILTIN = {
     "OptionError": ValueError,
