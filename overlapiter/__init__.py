@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .chainer.convert import concat_examples as concat_examples
     from .chainer.extensions import LoadingReport as LoadingReport
     from .chainer.iterator import OverlapIterator as OverlapIterator
+    from .chainer.watching import PrintExplanation as PrintExplanation
+    from .chainer.watching import ProgressBar as ProgressBar
     from .openhook import local_path as local_path
     from .options import Skip as Skip
     from .options import Staging as Staging
@@ -31,6 +33,8 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "LoadingReport",
     "OverlapIterator",
+    "PrintExplanation",
+    "ProgressBar",
     "Skip",
     "Staging",
     "Stats",
@@ -48,6 +52,8 @@ __all__ = [
 _HOMES = {
     "LoadingReport": ".chainer.extensions",
     "OverlapIterator": ".chainer.iterator",
+    "PrintExplanation": ".chainer.watching",
+    "ProgressBar": ".chainer.watching",
     "Skip": ".options",
     "Staging": ".options",
     "Tier": ".options",
@@ -63,8 +69,7 @@ _HOMES = {
 }
 
 if find_spec("chainer") is None:  # for `import *` and `help`, which take all that is listed
-    for _name in ("LoadingReport", "OverlapIterator", "concat_examples"):
-        __all__.remove(_name)
+    __all__ = [name for name in __all__ if not _HOMES[name].startswith(".chainer.")]
 
 
 def __getattr__(name: str) -> object:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import os
 import pickle
 import time
@@ -27,7 +28,7 @@ from overlapiter.sharedmem.pagelocks import PageLocker, PageLocks
 from overlapiter.sharedmem.segments import Segment, Slot
 from overlapiter.sharedmem.slots import MiniBatch, Report, view_batch, view_empty
 from overlapiter.stats import Stats, snapshot
-from overlapiter.tracing import OFF, Tracing
+from overlapiter.tracing import OFF, Tracing, chosen_trace
 from overlapiter.workers.ipc.channel import ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.parcel import Parcel
@@ -102,7 +103,8 @@ class Pipeline:
         plan: What the supervisor needs to know.
         preload: Modules for the forkserver to import, if it is started here.
         created_ns: ``time.monotonic_ns()`` when the user's constructor began.
-        trace: Where this process records what it does; the plan has its file.
+        trace: Where all processes record what they do; by default in the trace of the
+            ``with overlapiter.trace(...)`` block around this call, if there is one.
         views: What it hands out.
     """
 
@@ -112,18 +114,21 @@ class Pipeline:
         plan: SupervisorPlan,
         preload: Sequence[str],
         created_ns: int,
+        *,
         trace: Tracing = OFF,
         views: Views | None = None,
     ) -> None:
         self._views = views or Views()
         n_prefetchers = plan.staging.n_prefetchers if plan.staging else 0
         self._created_ns = created_ns
-        self._plan = plan
+        trace = trace if trace.is_on else chosen_trace(None)[0]
+        self._plan = plan = dataclasses.replace(plan, trace=trace.file)
         self._trace = trace
         self._board, board_fd = StatsBoard.create(plan.n_readers, n_prefetchers)
         self._row = self._board.trainer_row()
         self._describe_setup()
         self._taken_ns = 0  # when the trainer got its last mini-batch
+        self._first: Stats | None = None  # when it got its first one
         self._service = Service(parcel, plan, board_fd, preload)
         self._finalizer = weakref.finalize(self, Service.close, self._service)
         self._waiting: collections.OrderedDict[int, IndexList] = collections.OrderedDict()
@@ -241,6 +246,8 @@ class Pipeline:
             self._trace.add("wait", "trainer", begun_ns, now_ns, batch_id)
             self._trace.flow("f", batch_id, (begun_ns + now_ns) // 2)
         self._taken_ns = now_ns
+        if self._first is None:
+            self._first = self.stats()
 
     def count_index_lists(self, took_ns: int) -> None:
         """Count how long the trainer made index lists, which is part of its waiting."""
@@ -438,7 +445,7 @@ class Pipeline:
 
     def explain(self, earlier: Stats | None = None) -> Explanation:
         """Return what the trainer waits for, and what to change; as :func:`.explain`."""
-        return explain(setup_of(self._board), self.stats(), earlier)
+        return explain(setup_of(self._board), self.stats(), earlier or self._first)
 
     def close(self) -> None:
         """End all processes, within 2 seconds. Mini-batches that were taken stay valid."""

@@ -141,6 +141,7 @@ class ScatteredOrder:
         """Return the same order as another rank has it; cheap, what was computed is shared."""
         other = copy.copy(self)
         other.rank = rank
+        other._latest = self._latest  # a copy leaves it out
         return other
 
     def first_reads(self, epoch: int, dataset_size: int) -> tuple[Indices, Indices]:

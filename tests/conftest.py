@@ -176,10 +176,11 @@ def pytest_unconfigure() -> None:
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Skip a test marked gpu where CuPy or the GPU is missing."""
-    if item.get_closest_marker("gpu"):
-        cupy = pytest.importorskip("cupy")
-        if not cupy.cuda.is_available():
+    """Skip a test marked gpu where the library that it names, else CuPy, or the GPU is missing."""
+    marker = item.get_closest_marker("gpu")
+    if marker:
+        library = pytest.importorskip(*marker.args or ["cupy"])
+        if not library.cuda.is_available():
             pytest.skip("needs a GPU")
 
 

@@ -47,7 +47,7 @@ HOMES = {
     "mpi4py": ("mpi",),
     "numba": ("mpi",),
     "optuna": ("mpi",),
-    "matplotlib": ("cli",),
+    "matplotlib": ("cli", "mpi"),  # a training draws its curves, from Python, too
     "aiohttp": ("origins",),
     "fsspec": ("origins",),
     "s3fs": ("origins",),
@@ -156,7 +156,7 @@ def plant(folder: Path, sources: dict[str, str]) -> Path:
         ("pipeline.py", "import cupy", "which only overlapiter.chainer and overlapiter.mpi"),
         ("__init__.py", "import torch", "torch, which only overlapiter.chainer may"),
         ("store/store.py", "from mpi4py import MPI", "mpi4py, which only overlapiter.mpi may"),
-        ("mpi/plots.py", "import matplotlib.pyplot", "matplotlib, which only overlapiter.cli may"),
+        ("store/plots.py", "import matplotlib", "matplotlib, which only overlapiter.cli and"),
         ("helpers.py", "", "overlapiter.helpers stands in no layer"),
         ("store/copier.py", "from overlapiter.store import store", "import cycle"),
     ],

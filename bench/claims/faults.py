@@ -72,7 +72,7 @@ _LOOK_SECONDS = 0.001
 class FaultOptions(Options):
     """What is done how often."""
 
-    hits: int = option(22, "signals of each kind, to each kind of worker")
+    hits: int = option(10, "signals of each kind, to each kind of worker")
     examples: int = option(400, "photographs, of which a third is staged at a time")
     compute_ms: float = option(5.0, "of the trainer's step")
     repeats: int = 5  # of each ending

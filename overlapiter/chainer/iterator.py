@@ -273,9 +273,8 @@ class OverlapIterator(ProgressAttributes):
             staging=staging,
             imports=preload,
             names_source=staging is not None and names_source(parcel, staging.source),
-            trace=self._trace.file,
         )
-        self._pipeline = Pipeline(parcel, plan, preload, created_ns, self._trace)
+        self._pipeline = Pipeline(parcel, plan, preload, created_ns, trace=self._trace)
         self._submit_first()
 
     def _submit_first(self) -> None:
@@ -337,7 +336,8 @@ class OverlapIterator(ProgressAttributes):
         ``print(it.explain())`` prints the paragraph.
 
         Args:
-            since: What :meth:`stats` gave when the time to be explained began; None for the start.
+            since: What :meth:`stats` gave when the time to be explained began; None for the first
+                mini-batch, since the first one waits for processes to start.
         """
         return self._pipeline.explain(since)
 

@@ -13,7 +13,7 @@ from torch._utils import ExceptionWrapper
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
-from overlapiter.errors import ExampleError, OptionError
+from overlapiter.errors import ExampleError, OptionError, described
 from overlapiter.faults import SkippedExamples, explain_stall
 from overlapiter.order import IndexList, Indices
 from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
@@ -242,6 +242,8 @@ class Epoch(Progress, _BaseDataLoaderIter):
 
     def _submit(self, keys: Keys) -> None:
         indices = as_indices(self._flat(keys))
+        if not len(indices):  # collated here
+            return
         epochs = np.full(len(indices), self.number, np.int64)
         position = self.number * self._order_size + self._position
         self._pipeline.submit(IndexList(indices, epochs, position))
@@ -267,7 +269,7 @@ class Epoch(Progress, _BaseDataLoaderIter):
             if not self._pending:
                 self._finish()
             self._is_unfinished = True  # until the index list is taken off, too
-            batch = self._wait()
+            batch = self._wait() if len(self._flat(self._pending[0])) else self._collate_nothing()
             worker = self.n_taken % self._num_workers
             keys = self._pending.popleft()
             self._first_position += len(self._flat(keys))
@@ -280,6 +282,12 @@ class Epoch(Progress, _BaseDataLoaderIter):
                 raise error
             if not is_passed_over:
                 return self._pinned(batch.data)
+
+    def _collate_nothing(self) -> Collated | FailedBatch:
+        try:
+            return Collated(self._collate_fn([]), (), 0)
+        except Exception as error:
+            return FailedBatch(RemoteError(type(error), described(error)[1], ""), None)
 
     def _pinned(self, data: Any) -> Any:
         if not self._pin_memory:

@@ -179,7 +179,7 @@ def _new_feed(
         renewal=renewal,
     )
     views = WholeViews() if face.collates else TensorViews()
-    pipeline = Pipeline(parcel, plan, PRELOAD, created_ns, views)
+    pipeline = Pipeline(parcel, plan, PRELOAD, created_ns, views=views)
     if is_pinned:
         pipeline.lock_pages(TorchLocker())
     return Feed(pipeline, options, digest_of(face))

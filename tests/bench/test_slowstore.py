@@ -292,7 +292,7 @@ def test_reset_forgets_counts_and_close_forgets_the_state(root, make_store):
         pickle.loads(pickled)
 
 
-def test_a_copy_of_a_closed_store_is_never_taken_for_a_later_one(root, make_store):
+def test_a_copy_of_a_closed_store_is_never_taken_for_a_later_one(make_store):
     first = make_store()
     pickled = pickle.dumps(first)
     first.close()

@@ -119,7 +119,12 @@ class Job:
     def evaluator(self, model: Model) -> Evaluator:
         """Return what evaluates the validation files with a model."""
         return Evaluator(
-            model, self.source, self.plan.val_paths, self.plan.val_pieces, self.settings.batch
+            model,
+            self.source,
+            self.plan.val_paths,
+            self.plan.val_pieces,
+            self.settings.batch,
+            self.trace,
         )
 
     def worker(self, rank: int, model: Model, connection: Connection) -> Worker:

@@ -197,7 +197,18 @@ class Schedule:
 
     def next_to_read(self, before_id: int, turn: int = 0) -> Part | None:
         """Take the part that a reader is to read next, of the mini-batches before ``before_id``."""
+        if self.n_turns > 1:
+            before_id = min(before_id, self._due(turn) + 1)
         return self._pop(self._to_read[turn], PartState.TO_READ, PartState.READING, before_id)
+
+    def _due(self, turn: int) -> int:
+        """Return the next mini-batch of a reader's turn, staged or not: it reads them in order."""
+        waiting = (PartState.TO_STAGE, PartState.STAGING, PartState.TO_READ)
+        for batch_id, batch in self._batches.items():
+            is_its = (batch_id - self._first_batch_id) % self.n_turns == turn
+            if is_its and any(part.state in waiting for part in batch.parts):
+                return batch_id
+        return -1
 
     def staged(self, part: Part, extents: bytes) -> Batch | None:
         """Note that a part may be read; return its mini-batch if that settles it."""

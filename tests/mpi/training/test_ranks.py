@@ -59,7 +59,7 @@ def _check_trace(folder: Path) -> None:
         events = json.loads(text if text.endswith("]") else text + "]")
         names[rank] = {event["name"] for event in events if event["ph"] == "X"}
     assert "apply" in names[0]
-    assert {"compute", "exchange", "read"} <= names[1]
+    assert {"train", "compute", "send", "receive", "read"} <= names[1]
 
 
 def test_a_killed_worker_returns_its_lease_and_no_example_is_lost_or_used_twice(

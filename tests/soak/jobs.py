@@ -5,11 +5,9 @@ mini-batch byte for byte with the source. At seeded random moments a killer kill
 supervisors, prefetchers and file readers, and stops some for seconds; jobs that have ended are
 started again. A watcher compares what is charged, and what lies on the disk, with the capacity
 meanwhile. Then the jobs end in order, another one reads the whole data set, and nothing may be
-left::
+left. Each thing that is not as it has to be is named::
 
-    python -m bench shared-soak --minutes 10
-
-The exit status is 1 if anything is not as it has to be; each such thing is named.
+    SOAK_MINUTES=10 python -m pytest tests/soak -m slow --timeout 1200
 """
 
 from __future__ import annotations
@@ -19,16 +17,12 @@ import contextlib
 import dataclasses
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from typing import TYPE_CHECKING
 
-from bench.claims.shared_soak import watch
-from bench.claims.shared_soak.rank import BATCH_SIZE, N_RANKS, Board, Row, make_files, train
-from bench.harness.claim import Claim
 from bench.harness.family import (
     MARK,
     Process,
@@ -40,8 +34,8 @@ from bench.harness.family import (
 )
 from bench.harness.isolated import CHECKOUT, Program, call
 from bench.harness.launching import launch
-from bench.harness.options import Options, OptionsError, option
-from bench.harness.turns import progress_bar
+from tests.soak import watch
+from tests.soak.rank import BATCH_SIZE, N_RANKS, Board, Row, make_files, train
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,23 +54,32 @@ _END_SECONDS = 90.0
 
 
 @dataclasses.dataclass
-class SoakOptions(Options):
-    """What runs, and what is done to it."""
+class Options:
+    """What runs, and what is done to it.
 
-    minutes: float = option(10.0, "under fire")
-    jobs: int = option(3, "at the same time")
-    small_files: int = option(1500, "0.5 to 40 kB each")
-    large_files: int = option(20, "1.1 to 1.7 MB each")
-    capacity_share: float = option(0.4, "of the data")
-    look_ahead: int = option(16, "mini-batches")
-    pause_ms: float = option(500.0, "mean between hits")
-    job_batches: int = option(400, "most of a rank")
-    hang_seconds: float = option(60.0, "without a mini-batch")
+    Attributes:
+        minutes: Under fire.
+        seed: What is hit when follows from it, as far as the machine repeats itself.
+        jobs: At the same time.
+        small_files: Of 0.5 to 40 kB each.
+        large_files: Of 1.1 to 1.7 MB each.
+        capacity_share: Of the data.
+        look_ahead: Mini-batches.
+        pause_ms: Mean between hits.
+        job_batches: Most of a rank.
+        hang_seconds: Without a mini-batch.
+    """
 
-    def check(self) -> None:
-        """Find the launcher."""
-        if shutil.which(launch([], N_RANKS)[0]) is None:
-            raise OptionsError("mpiexec is not found: install an MPI, such as the package openmpi")
+    minutes: float
+    seed: int = 1
+    jobs: int = 3
+    small_files: int = 1500
+    large_files: int = 20
+    capacity_share: float = 0.4
+    look_ahead: int = 16
+    pause_ms: float = 500.0
+    job_batches: int = 400
+    hang_seconds: float = 60.0
 
 
 @dataclasses.dataclass
@@ -111,7 +114,7 @@ class Job:
 class Soak:
     """All of it, once, in an empty folder."""
 
-    def __init__(self, options: SoakOptions, folder: Path) -> None:
+    def __init__(self, options: Options, folder: Path) -> None:
         self._options = options
         self._folder = folder
         self._random = random.Random(options.seed)
@@ -265,24 +268,22 @@ class Soak:
     def _violate(self, text: str, job: Job | None = None) -> None:
         self.violations.append(text)
         tail = job.output.read_text(errors="replace")[-6000:] if job else ""
-        print(f"\n{text}\n{tail}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"\n{text}\n{tail}\n")
 
     # --- fire ---------------------------------------------------------------------------------
 
     def _under_fire(self) -> None:
-        begin = fire_at = time.monotonic()
-        end = begin + 60 * self._options.minutes
-        with progress_bar(int(60 * self._options.minutes), "s") as progress:
-            while (now := time.monotonic()) < end:
-                running = {job.number for job in self._jobs}
-                for number in set(range(self._options.jobs)) - running:
-                    self._start(number, self._random.randint(20, self._options.job_batches))
-                self._look_at_jobs()
-                if now >= fire_at:
-                    fire_at = now + self._random.expovariate(1e3 / self._options.pause_ms)
-                    self._fire()
-                progress.update(int(now - begin) - progress.n)
-                time.sleep(_TICK_SECONDS)
+        fire_at = time.monotonic()
+        end = fire_at + 60 * self._options.minutes
+        while (now := time.monotonic()) < end:
+            running = {job.number for job in self._jobs}
+            for number in set(range(self._options.jobs)) - running:
+                self._start(number, self._random.randint(20, self._options.job_batches))
+            self._look_at_jobs()
+            if now >= fire_at:
+                fire_at = now + self._random.expovariate(1e3 / self._options.pause_ms)
+                self._fire()
+            time.sleep(_TICK_SECONDS)
 
     def _fire(self) -> None:
         kind = self._random.choices(list(_WEIGHTS), [*_WEIGHTS.values()])[0]
@@ -386,45 +387,10 @@ class Soak:
                 self._violate(f"{text} ({int(found)})")
 
 
-def measure(options: SoakOptions, scratch: Path) -> dict:
-    """Do all of it, once."""
+def soak(options: Options, folder: Path) -> dict:
+    """Do all of it, once; ``violations`` of the result are to be empty."""
     memory_before = memory_files()
-    result = Soak(options, scratch).run()
+    result = Soak(options, folder).run()
     left = new_shared_memory(memory_before)
     result["violations"] += [f"left in /dev/shm: {name}" for name in left]
     return result
-
-
-def rows(result: dict) -> list[list[str]]:
-    """Return a row for each thing that was counted."""
-    watched, counts, longest = result["watched"], result["counts"], result["longest"]
-    capacity = result["capacity_bytes"]
-    opens = watched["n_source_opens"] / max(counts["examples"], 1)
-    kills = ", ".join(f"{n} x {kind}" for kind, n in sorted(result["kills"].items()))
-    facts = {
-        "killed or stopped": f"{sum(result['kills'].values())}: {kills}",
-        "jobs": f"{counts['jobs']}, of which {counts.get('jobs_killed', 0)} were killed",
-        "mini-batches compared": f"{counts['mini_batches']:,}",
-        "wrong": counts["wrong_mini_batches"],
-        "longest wait for a mini-batch": f"{longest['wait_seconds']:.1f} s",
-        "longest start": f"{longest['start_seconds']:.1f} s",
-        "capacity / data": f"{capacity / result['data_bytes']:.3f}",
-        "largest charge / capacity": f"{watched['largest_total_bytes'] / capacity:.4f}",
-        "most on the disk / capacity": f"{watched['largest_disk_bytes'] / capacity:.4f}",
-        "looks at the directory": f"{watched['n_looks']:,}",
-        "opens of the source / examples": f"{opens:.3f}",
-        "left at the end": f"{result['settled']['n_left']}",
-        "violations": len(result["violations"]),
-    }
-    return [["", ""], *([name, str(value)] for name, value in facts.items())]
-
-
-CLAIM = Claim(
-    __doc__,
-    SoakOptions,
-    measure,
-    quick={"jobs": 2, "small_files": 300, "large_files": 6, "job_batches": 200, "minutes": 0.5}
-    | {"pause_ms": 300.0},
-    tables={"soak": rows},
-    faults=lambda result: result["violations"],
-)

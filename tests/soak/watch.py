@@ -12,12 +12,12 @@ import select
 import sys
 from pathlib import Path
 
-from bench.harness.opens import Opens
 from bench.harness.store_access import store_in
 from overlapiter.store.extents import Extent, ExtentReader
 from overlapiter.store.generation import generation_of, segments_folder
 from overlapiter.store.index import IndexBusyError, IndexDamagedError
 from overlapiter.store.inventory import Inventory
+from tests.support.opens import Opens
 
 _LOOK_SECONDS = 0.01
 _BLOCK_BYTES = 4096
@@ -96,7 +96,7 @@ def watch(request: dict) -> dict:
     opens = Opens(request["source"])
     opens.start()
     watched = Watch(request["staging"], request["capacity_bytes"])
-    print("watching", flush=True)
+    os.write(1, b"watching\n")
     while not select.select([sys.stdin], [], [], _LOOK_SECONDS)[0]:
         watched.look()
     watched.close()

@@ -1,0 +1,348 @@
+"""Our loader does what PyTorch's does: each statement is held against both."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.utils import data  # noqa: E402
+
+from overlapiter.torch import DataLoader  # noqa: E402
+from tests.torch import torch_datasets as D  # noqa: E402
+from tests.torch.comparing import assert_same  # noqa: E402
+from tests.torch.conftest import Pair  # noqa: E402
+
+REFUSED = (
+    "None",
+    "unequal tensors",
+    "unequal lists",
+    "custom",
+    "object array",
+    "string array",
+    "date",
+)
+
+
+def taken(loader: Any, n_epochs: int = 1) -> list[Any]:
+    """Return the mini-batches of some epochs, and the error with which one ended."""
+    found: list[Any] = []
+    for _ in range(n_epochs):
+        iterator = iter(loader)
+        while True:
+            try:
+                found.append(next(iterator))
+            except StopIteration:
+                break
+            except Exception as error:
+                found.append((type(error), str(error).split("\n")[0], str(error).split("\n")[-2:]))
+    return found
+
+
+def seed_all(seed: int) -> None:
+    """Seed what a dataset draws from where there are no workers."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)
+
+
+def assert_alike(pair: Pair, dataset: Any, n_epochs: int = 1, **options: Any) -> list[Any]:
+    """Have both load the same; return what they gave."""
+    found = []
+    for make in pair.each():
+        seed_all(11)
+        loader = make(dataset, **options)
+        found.append((taken(loader, n_epochs), torch.rand(1)))
+    assert_same(found[0], found[1])
+    return found[1][0]
+
+
+# --- mini-batches -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", D.MAKERS)
+def test_examples_of_any_kind_are_collated_as_pytorch_does(plain_pair: Pair, kind: str) -> None:
+    found = assert_alike(plain_pair, D.Made(kind), batch_size=4)
+    assert (type(found[0]) is tuple) == (kind in REFUSED)
+
+
+@pytest.mark.parametrize("kind", ["tuple", "nested", "array", "string", "float"])
+def test_without_batching_examples_are_converted_as_pytorch_does(
+    plain_pair: Pair, kind: str
+) -> None:
+    assert len(assert_alike(plain_pair, D.Made(kind), batch_size=None)) == 11
+
+
+@pytest.mark.parametrize(
+    ("kind", "collate_fn"),
+    [
+        ("unequal tensors", D.padded),
+        ("custom", D.to_list),
+        ("nested", D.to_list),
+        ("array", D.to_arrays),
+        ("tuple", D.Batch),
+        ("tuple", D.fail_to_collate),
+        ("bfloat16", torch.stack),
+    ],
+)
+def test_a_collate_fn_runs_in_the_workers_once_for_each_mini_batch(
+    plain_pair: Pair, kind: str, collate_fn: Any
+) -> None:
+    found = assert_alike(plain_pair, D.Made(kind), n_epochs=2, batch_size=4, collate_fn=collate_fn)
+    assert len(found) == 6
+    if collate_fn is D.padded:
+        assert all(batch["process"] for batch in found)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"shuffle": True},
+        {"shuffle": True, "drop_last": True},
+        {"shuffle": True, "num_workers": 1, "prefetch_factor": 1},
+        {"shuffle": True, "num_workers": 0},
+        {"shuffle": True, "persistent_workers": True},
+        {"sampler": [5, 1, 1, 9, -1]},
+        {"sampler": D.Doubling(5)},
+        {"batch_size": 1, "batch_sampler": D.Sizes()},
+        {"batch_size": 1, "batch_sampler": [[3], [], [1, 2, 2]]},
+        {"batch_size": None, "shuffle": True},
+        {"batch_size": 50},
+    ],
+)
+def test_the_order_is_that_of_pytorch(pair: Pair, image_folder: Path, options: Any) -> None:
+    dataset = D.Images(image_folder, 11, draws=True)
+    if options.get("batch_sampler") == [[3], [], [1, 2, 2]]:
+        dataset = D.Made("int")
+    assert_alike(pair, dataset, n_epochs=3, **{"batch_size": 3, **options})
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        lambda d, g: data.RandomSampler(d, generator=g),
+        lambda d, g: data.RandomSampler(d, replacement=True, num_samples=70, generator=g),
+        lambda _, g: data.SubsetRandomSampler([1, 3, 5, 7, 9], generator=g),
+        lambda _, g: data.WeightedRandomSampler([0.1] * 8, 40, generator=g),
+        lambda _, g: data.BatchSampler(data.SubsetRandomSampler(range(9), generator=g), 2, True),
+    ],
+)
+@pytest.mark.parametrize("is_own", [True, False])
+def test_a_generator_is_drawn_from_as_pytorch_does_though_an_epoch_is_left_early(
+    pair: Pair, image_folder: Path, sampler: Any, is_own: bool
+) -> None:
+    found = []
+    for make in pair.each():
+        torch.manual_seed(3)
+        own = torch.Generator().manual_seed(5) if is_own else None
+        dataset = D.Images(image_folder, 32)
+        loader = make(dataset, 2, sampler=sampler(dataset, own), generator=own)
+        seen: list[Any] = []
+        for n_taken in (1, 3, 100, 0, 2):
+            for number, batch in enumerate(loader):
+                if number == n_taken:
+                    break
+                seen.append(batch)
+            seen.append(torch.rand(1, generator=own))
+        found.append(seen)
+    assert_same(*found)
+
+
+def test_two_iterators_at_once_go_their_own_ways(pair: Pair, image_folder: Path) -> None:
+    found = []
+    for make in pair.each():
+        torch.manual_seed(3)
+        loader = make(D.Images(image_folder, 16, draws=True), 4, shuffle=True)
+        one, other = iter(loader), iter(loader)
+        seen = [next(one), next(other), next(one)]
+        found.append([*seen, *other, *one, *loader])
+    assert_same(*found)
+
+
+def test_each_iteration_sees_the_dataset_as_it_is_then(plain_pair: Pair) -> None:
+    found = []
+    for make in plain_pair.each():
+        loader, seen = make(D.Counting(), 2), []
+        for offset in (0, 0, 100):
+            loader.dataset.offset = offset
+            seen.append(list(loader))
+        found.append(seen)
+    assert_same(*found)
+
+
+def test_persistent_workers_keep_what_they_know_of_the_dataset(plain_pair: Pair) -> None:
+    found = []
+    for make in plain_pair.each():
+        loader = make(D.Counting(), 2, persistent_workers=True)
+        found.append([list(loader), list(loader)])
+    assert_same(*found)
+
+
+@pytest.mark.parametrize("dataset", [D.Whole(), data.Subset(D.Whole(), [4, 2, 0, 6])])
+def test_a_dataset_that_gives_several_examples_at_once_is_asked_so(
+    plain_pair: Pair, dataset: Any
+) -> None:
+    assert_alike(plain_pair, dataset, batch_size=3)
+
+
+@pytest.mark.parametrize(
+    "keys", [["a", "b", "c"], [("a", 1), ("b", 2)], [1.5], torch.arange(3), [2**70, True]]
+)
+def test_keys_may_be_anything_that_the_dataset_takes(plain_pair: Pair, keys: Any) -> None:
+    assert_alike(plain_pair, D.Keyed(), sampler=keys, batch_size=2)
+
+
+# --- workers ----------------------------------------------------------------------------------
+
+
+def test_workers_know_who_they_are_and_have_the_seeds_of_pytorch(plain_pair: Pair) -> None:
+    found = []
+    for make in plain_pair.each():
+        torch.manual_seed(2)
+        batches = list(make(D.Informed(), 2, worker_init_fn=D.prepare, collate_fn=D.to_list))
+        for example in sum(batches, []):
+            del example["process"]
+        found.append(batches)
+    assert_same(*found)
+    assert found[1][0][0]["is own"]
+    assert data.get_worker_info() is None
+
+
+def test_a_worker_init_fn_that_raises_is_reported_once_by_each_worker(plain_pair: Pair) -> None:
+    assert_alike(plain_pair, D.Made("int", 12), batch_size=2, worker_init_fn=D.refuse)
+
+
+@pytest.mark.parametrize(
+    "error", [ValueError("bad"), KeyError("key"), OSError(2, "no"), IndexError(), UnicodeError("x")]
+)
+def test_what_the_dataset_raises_comes_with_the_words_of_pytorch_and_iteration_goes_on(
+    plain_pair: Pair, error: Exception
+) -> None:
+    found = assert_alike(plain_pair, D.Failing(error, (5, 7)), batch_size=2)
+    assert len(found) == 6
+
+
+def test_an_error_that_cannot_be_made_of_a_text_is_a_runtime_error(plain_pair: Pair) -> None:
+    assert_alike(plain_pair, D.TwoArgumentsAt5(), batch_size=2)
+
+
+def test_a_timeout_is_pytorchs_and_says_why(plain_pair: Pair) -> None:
+    texts = []
+    for make in plain_pair.each():
+        with pytest.raises(RuntimeError) as caught:
+            next(iter(make(D.Slow(), 2, timeout=0.3)))
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1] == "DataLoader timed out after 0.3 seconds"
+    assert "is at example 0" in str(caught.value.__cause__)
+
+
+# --- arguments and attributes -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_workers": -1},
+        {"timeout": -1},
+        {"prefetch_factor": 2},
+        {"num_workers": 1, "prefetch_factor": -2},
+        {"persistent_workers": True},
+        {"shuffle": True, "sampler": [1]},
+        {"batch_sampler": [[1]], "batch_size": 2},
+        {"batch_size": None, "drop_last": True},
+        {"batch_size": 0},
+        {"batch_size": 2.5},
+        {"drop_last": 1},
+        {"multiprocessing_context": "spawn"},
+        {"num_workers": 1, "multiprocessing_context": "thread"},
+        {"num_workers": 1, "multiprocessing_context": 3},
+    ],
+)
+def test_arguments_that_do_not_go_together_are_refused_in_pytorchs_words(options: Any) -> None:
+    with pytest.raises((ValueError, TypeError)) as original:
+        data.DataLoader([1, 2, 3], **options)
+    with pytest.raises(type(original.value)) as ours:
+        DataLoader([1, 2, 3], **options)
+    assert str(ours.value) == str(original.value)
+
+
+@pytest.mark.parametrize("name", ["batch_size", "batch_sampler", "sampler", "drop_last", "dataset"])
+def test_attributes_that_may_not_be_set_are_the_same(name: str) -> None:
+    texts = []
+    for kind in (data.DataLoader, DataLoader):
+        loader = kind([1, 2, 3])
+        with pytest.raises(ValueError, match="should not be set") as caught:
+            setattr(loader, name, 1)
+        texts.append(str(caught.value))
+    assert texts[0] == texts[1]
+
+
+def test_all_attributes_of_pytorchs_are_there_with_the_same_values() -> None:
+    original, ours = data.DataLoader([1, 2, 3], 2), DataLoader([1, 2, 3], 2)
+    for name, value in vars(original).items():
+        if not name.endswith("sampler"):
+            assert getattr(ours, name) == value
+    assert isinstance(ours, data.DataLoader)
+    assert len(ours) == len(original) == len(iter(ours)) == 2
+
+
+def test_the_class_can_be_subscripted_and_subclassed(plain_pair: Pair) -> None:
+    class Own(DataLoader[int]):
+        def __init__(self, dataset: Any, extra: str) -> None:
+            super().__init__(dataset, 2, num_workers=1)
+            self.extra = extra
+
+        def __iter__(self) -> Any:
+            for batch in super().__iter__():
+                yield self.extra, batch
+
+    assert str(DataLoader[int]).endswith("DataLoader[int]")
+    loader = Own([4, 5, 6], "x")
+    assert_same(list(loader), [("x", torch.tensor([4, 5])), ("x", torch.tensor([6]))])
+    loader.close()
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_every_start_method_is_accepted(plain_pair: Pair, context: str) -> None:
+    loader = plain_pair.ours(D.Made("int"), 4, multiprocessing_context=context)
+    assert_same(list(loader), list(data.DataLoader(D.Made("int"), 4)))
+
+
+def test_too_many_workers_give_the_warning_of_pytorch() -> None:
+    texts = []
+    for kind in (data.DataLoader, DataLoader):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            kind([1, 2, 3], num_workers=1000)
+        texts.append([(each.category, str(each.message)) for each in caught])
+    assert texts[0] == texts[1]
+    assert "1000 worker processes" in texts[0][0][1]
+
+
+@pytest.mark.skipif(torch.accelerator.is_available(), reason="is about machines without a GPU")
+def test_pin_memory_without_a_gpu_warns_as_pytorch_does_and_changes_nothing(
+    plain_pair: Pair,
+) -> None:
+    found = []
+    for make in plain_pair.each():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            batches = list(make(D.Made("tuple"), 4, pin_memory=True))
+        found.append((batches, [str(each.message) for each in caught]))
+    assert_same(*found)
+
+
+def test_an_iterable_style_dataset_is_refused_with_the_reason() -> None:
+    class Stream(data.IterableDataset[int]):
+        def __iter__(self) -> Any:
+            return iter([1])
+
+    with pytest.raises(ValueError, match="Stream is an iterable-style dataset.*keep torch.utils"):
+        DataLoader(Stream())
+    with pytest.raises(ValueError, match="iterable-style"):
+        DataLoader(iter([1]))

@@ -1,0 +1,299 @@
+"""Datasets and functions for the loaders to be compared; the workers import them by name."""
+
+from __future__ import annotations
+
+import collections
+import os
+import random
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch.utils import data
+
+
+class Pair(NamedTuple):
+    """An example with names."""
+
+    image: torch.Tensor
+    label: int
+
+
+class Made(data.Dataset):
+    """Examples of one shape, made by a function of this module.
+
+    Args:
+        kind: Its name.
+        n: Examples.
+    """
+
+    def __init__(self, kind: str, n: int = 11) -> None:
+        self.kind = kind
+        self.n = n
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> Any:
+        return MAKERS[self.kind](index)
+
+
+class Custom:
+    """Something that PyTorch's default collation refuses."""
+
+    def __init__(self, value: int) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Custom) and self.value == other.value
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def drawn(_index: int) -> tuple[float, float, torch.Tensor]:
+    return random.random(), float(np.random.random()), torch.rand(2)
+
+
+MAKERS = {
+    "tensor": lambda i: torch.full((2, 3), float(i)),
+    "scalar tensor": lambda i: torch.tensor(i),
+    "empty tensor": lambda _: torch.empty(0, 3),
+    "bfloat16": lambda i: torch.full((3,), i, dtype=torch.bfloat16),
+    "float8": lambda i: torch.full((3,), i, dtype=torch.float32).to(torch.float8_e4m3fn),
+    "strided": lambda i: torch.arange(6).reshape(2, 3).t() + i,
+    "array": lambda i: np.full((3, 2), i, np.uint8),
+    "0-d array": lambda i: np.array(i, np.int16),
+    "NumPy number": lambda i: np.float32(i),
+    "bool": lambda i: i % 2 == 0,
+    "int": lambda i: i,
+    "float": lambda i: i / 3,
+    "complex array": lambda i: np.full(2, 1j * i),
+    "mixed numbers": lambda i: i if i % 2 else i / 2,
+    "large int": lambda i: 2**62 + i,
+    "string": lambda i: f"example {i}",
+    "bytes": lambda i: b"%d" % i,
+    "tuple": lambda i: (torch.ones(2) * i, i),
+    "list": lambda i: [torch.ones(2) * i, float(i)],
+    "dict": lambda i: {"image": torch.ones(2) * i, "label": i, "name": str(i)},
+    "ordered dict": lambda i: collections.OrderedDict(b=torch.ones(2) * i, a=i),
+    "namedtuple": lambda i: Pair(torch.ones(2) * i, i),
+    "nested": lambda i: ({"a": [i, (np.ones(2) * i, "x")]}, [Pair(torch.ones(1), i)], 0.5),
+    "empty tuple": lambda _: (),
+    "drawn": drawn,
+    "of keys in turn": lambda i: {"a": i, "b": 2 * i} if i % 2 else {"b": 2 * i, "a": i},
+    # Which PyTorch refuses.
+    "None": lambda i: (i, None),
+    "unequal tensors": lambda i: torch.ones(i + 1),
+    "unequal lists": lambda i: [0] * (i + 1),
+    "custom": Custom,
+    "object array": lambda i: np.array([i, "a"], object),
+    "string array": lambda i: np.array([str(i)]),
+    "date": lambda i: np.datetime64("2026-01-01") + i,
+}
+
+
+class TwoArguments(Exception):
+    """An exception that cannot be made of a text alone."""
+
+    def __init__(self, one: int, other: int) -> None:
+        super().__init__(f"{one} and {other}")
+
+
+class Failing(data.Dataset):
+    """Raises at some examples.
+
+    Args:
+        error: What to raise there.
+        bad: Which ones.
+    """
+
+    def __init__(self, error: BaseException, bad: tuple[int, ...] = (5,)) -> None:
+        self.error = error
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return 12
+
+    def __getitem__(self, index: int) -> int:
+        if index in self.bad:
+            raise self.error
+        return index
+
+
+class TwoArgumentsAt5(Failing):
+    """Raises what cannot be pickled, either."""
+
+    def __init__(self) -> None:
+        super().__init__(KeyError())
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5:
+            raise TwoArguments(1, 2)
+        return index
+
+
+class Whole(data.Dataset):
+    """Gives several examples at once, by a way of its own."""
+
+    def __len__(self) -> int:
+        return 11
+
+    def __getitem__(self, index: int) -> int:
+        return -index
+
+    def __getitems__(self, indices: list[int]) -> list[int]:
+        return [index + 100 * len(indices) for index in indices]
+
+
+class Keyed(data.Dataset):
+    """Has keys that are no numbers."""
+
+    def __getitem__(self, key: Any) -> str:
+        return f"{type(key).__name__} {key}"
+
+
+class Counting(data.Dataset):
+    """Counts how often this copy of it was asked."""
+
+    def __init__(self) -> None:
+        self.offset = 0
+        self.n_asked = 0
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        self.n_asked += 1
+        return self.offset + index, self.n_asked
+
+
+class Informed(data.Dataset):
+    """Tells which worker it is in."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        info = data.get_worker_info()
+        assert info is not None
+        return {
+            "worker": (info.id, info.num_workers, info.seed),
+            "is own": info.dataset is self,
+            "threads": torch.get_num_threads(),
+            "prepared": getattr(self, "prepared", -1),
+            "process": os.getpid(),
+        }
+
+
+def prepare(worker: int) -> None:
+    info = data.get_worker_info()
+    assert info is not None
+    info.dataset.prepared = 10 * worker + torch.randint(10, ()).item()
+
+
+def refuse(worker: int) -> None:
+    raise ValueError(f"worker {worker} refuses")
+
+
+class Slow(data.Dataset):
+    """Takes long for an example."""
+
+    def __init__(self, n: int = 8, at: int = 0, seconds: float = 60.0) -> None:
+        self.n = n
+        self.at = at
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> int:
+        if index == self.at:
+            time.sleep(self.seconds)
+        return index
+
+
+class Images(data.Dataset):
+    """Reads files, which it does not declare.
+
+    Args:
+        folder: Where they are; their names are numbers.
+        n: How many there are.
+        draws: Whether it adds random numbers.
+    """
+
+    def __init__(self, folder: Path, n: int, *, draws: bool = False) -> None:
+        self.folder = folder
+        self.n = n
+        self.draws = draws
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int, torch.Tensor]:
+        with open(self.folder / f"{index:05}.jpg", "rb") as file:
+            content = file.read()
+        noise = torch.rand(3) + random.random() + np.random.random()
+        sums = torch.tensor([len(content), sum(content)])
+        return sums, index, noise if self.draws else torch.zeros(3)
+
+
+class Batch:
+    """What a ``collate_fn`` may return: an object with tensors in it, and memory to lock."""
+
+    def __init__(self, examples: list[Any]) -> None:
+        self.images = torch.stack([torch.as_tensor(example[0]) for example in examples])
+        self.names = [str(example[1]) for example in examples]
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Batch)
+            and torch.equal(self.images, other.images)
+            and self.names == other.names
+        )
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def padded(examples: list[Any]) -> dict[str, Any]:
+    lengths = [len(example) for example in examples]
+    values = torch.nn.utils.rnn.pad_sequence(list(examples), batch_first=True)
+    return {"values": values, "lengths": lengths, "process": data.get_worker_info() is not None}
+
+
+def to_list(examples: list[Any]) -> list[Any]:
+    return list(examples)
+
+
+def to_arrays(examples: list[Any]) -> tuple[Any, ...]:
+    return np.stack([np.asarray(e) for e in examples]), np.float32(len(examples)), "text", None
+
+
+def fail_to_collate(examples: list[Any]) -> Any:
+    raise LookupError(f"cannot collate {len(examples)}")
+
+
+class Doubling(data.Sampler[int]):
+    """A sampler of the user's, which draws from PyTorch's generator when it is iterated over."""
+
+    def __init__(self, n: int) -> None:
+        self.n = n
+        self.n_begun = 0
+
+    def __iter__(self) -> Any:
+        self.n_begun += 1
+        return iter(torch.randperm(self.n).tolist() * 2)
+
+    def __len__(self) -> int:
+        return 2 * self.n
+
+
+class Sizes(data.Sampler[list[int]]):
+    """A batch sampler whose mini-batches grow."""
+
+    def __iter__(self) -> Any:
+        start = 0
+        for size in (1, 3, 2, 5):
+            yield list(range(start, start + size))
+            start += size
