@@ -58,6 +58,8 @@ EXPERIMENTS = tuple(
         ("faults", "faults", "", 3, "90 workers killed or stopped, and the end of programs"),
         ("training", "training", "", 4, "a server and workers: scaling, validation, a death"),
         ("updates", "updates", "", 3, "one update of the weights on a training server"),
+        ("grid", "grid", "", 12, "a search of settings beside a grid"),
+        ("algorithms", "algorithms", "", 3, "accuracy over time by algorithm"),
     )
 )  # fmt: skip
 
