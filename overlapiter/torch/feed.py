@@ -112,7 +112,7 @@ def begin(loader: data.DataLoader[Any], renewal: Renewal, first_indices: list[in
     face = _face_of(loader)
     options = _options_of(loader)
     loader._shelf.is_closed = False
-    old = loader._shelf.take()
+    old: Feed | None = loader._shelf.take()
     if old is not None:
         with contextlib.suppress(Exception):  # explained below
             if old.options == options and old.digest == digest_of(face):
