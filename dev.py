@@ -45,7 +45,8 @@ sys.exit("%d.%d" % sys.version_info[:2] != "{}.{}")
 # What the Python in .venv runs for each command.
 COMMANDS = {
     "bench": [["-m", "bench"]],
-    "test": [["-m", "pytest"]],
+    # Many tests wait; a file of tests stays together, for what its tests share.
+    "test": [["-m", "pytest", "-n", "2", "--dist", "loadfile", "--no-loadscope-reorder"]],
     "lint": [["-m", "ruff", "check"], ["-m", "ruff", "format", "--check"], ["-m", "mypy"]],
     "setup": [],
 }

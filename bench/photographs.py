@@ -17,6 +17,7 @@ import json
 import os
 import sys
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -39,13 +40,7 @@ _PAIRS = "pairs.txt"
 
 
 class Photographs(NamedTuple):
-    """A finished set of images.
-
-    Attributes:
-        root: Directory that the paths are relative to.
-        pairs: ``(path, label)`` of each image.
-        mean_bytes: Mean size of a file.
-    """
+    """A finished set of images: ``pairs`` of path below ``root`` and label, mean size of a file."""
 
     root: Path
     pairs: list[tuple[str, int]]
@@ -135,20 +130,17 @@ def make_photographs(
 
 
 def _write_missing(root: Path, count: int, seed: int, n_processes: int | None) -> None:
-    folders = [
-        range(start, min(start + FILES_PER_FOLDER, count))
-        for start in range(0, count, FILES_PER_FOLDER)
-    ]
+    starts = range(0, count, FILES_PER_FOLDER)
+    folders = [range(start, min(start + FILES_PER_FOLDER, count)) for start in starts]
     write = partial(_write_folder, load_sources(), root, seed)
-    with progress_bar(count, "image") as progress:
-        if n_processes == 1:
-            for folder in folders:
-                progress.update(write(folder))
-            return
-        workers = n_processes or len(os.sched_getaffinity(0))
-        with ProcessPoolExecutor(workers, get_context("forkserver")) as pool:
-            for written in pool.map(write, folders):
-                progress.update(written)
+    with progress_bar(count, "image") as progress, ExitStack() as resources:
+        each = map
+        if n_processes != 1:
+            workers = n_processes or len(os.sched_getaffinity(0))
+            pool = ProcessPoolExecutor(workers, get_context("forkserver"))
+            each = resources.enter_context(pool).map
+        for written in each(write, folders):
+            progress.update(written)
 
 
 def _read_manifest(root: Path) -> dict | None:
@@ -162,18 +154,16 @@ def _write_manifest(root: Path, manifest: dict) -> None:
     unfinished.rename(root / _MANIFEST)
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str]) -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description="Make the images of the benchmarks.")
     parser.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="where (%(default)s)")
     parser.add_argument("--count", type=int, default=DEFAULT_COUNT, help="images (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="other images (%(default)s)")
     options = parser.parse_args(arguments)
     made = make_photographs(options.root, options.count, seed=options.seed)
-    sys.stdout.write(f"{len(made.pairs)} images, {made.mean_bytes / 1e3:.1f} kB on average\n")
+    print(f"{len(made.pairs)} images, {made.mean_bytes / 1e3:.1f} kB on average")
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -28,39 +28,36 @@ class Experiment(NamedTuple):
     what: str
 
 
-_SHARDS = "--nodes 2 --ranks 2 --loaders overlap,slow --repeats 1 --examples 512"
-_READS = "--prefetchers= --mb-per-s 20"
+_NODES = "--nodes 2 --ranks 2 --loaders overlap,slow --repeats 1 --examples 512"
 EXPERIMENTS = tuple(
     Experiment(*row)
     for row in (
         ("thousand", "thousand", "--whole", 6, "1,000 mini-batches, every loader"),
+        ("thousand-sweep", "thousand", "--sweep --batches 300 --steady-batches 100 "
+         "--loaders overlap,slow,fast,floor", 8, "1 to 16 processes of a kind"),
         ("pipeline-fuse", "pipeline", "--mount fuse --repeats 5", 10, "where the time goes"),
-        ("pipeline-emulated", "pipeline", "--repeats 5", 10, "the same, without FUSE"),
         ("in-memory", "in-memory", "", 2, "the loader itself, examples in memory"),
-        ("epoch-times", "epoch-times", "", 3, "a staging directory for half of the data"),
         ("epoch-times-fuse", "epoch-times", "--mount fuse --examples 4000 --repeats 5 "
-         "--loaders capacity,unlimited,ideal", 5, "the same, and what misses cost"),
-        ("misses-simulated", "misses-simulated", "", 3, "what four policies miss"),
+         "--loaders capacity,unlimited,ideal", 5, "room for half of the data, what misses cost"),
         ("misses-measured", "misses-measured", "", 2, "what the pipeline misses"),
-        ("misses-node", "misses-node", "", 3, "what the ranks of a node miss"),
+        ("misses-node", "misses-node", "", 2, "what the ranks of a node miss"),
         ("evicting", "evicting", "", 3, "CPU of evicting a file"),
         ("large-files", "large-files", "", 3, "staging larger files, beside cp"),
-        ("startup", "startup", "", 15, "the first mini-batch, and memory"),
-        ("startup-staged", "startup-staged", "", 8, "a start over 1.28 million staged files"),
-        ("reads-in-flight", "reads-in-flight", "", 13, "reads in flight that tune themselves"),
-        ("reads-in-flight-20-mb", "reads-in-flight", _READS, 9, "the same at 20 MB/s"),
-        ("reads-in-flight-16-s", "reads-in-flight",
-         f"{_READS} --seconds 16 --open-ms 10 --reads 32,64,128", 4, "a longer search"),
+        ("startup", "startup", "", 6, "the first mini-batch, and memory"),
+        ("startup-staged", "startup-staged", "--repeats 3", 5,
+         "a start over 1.28 million staged files"),
+        ("reads-in-flight", "reads-in-flight", "", 6, "reads in flight that tune themselves"),
+        ("reads-in-flight-20-mb", "reads-in-flight", "--mb-per-s 20", 6, "the same at 20 MB/s"),
         ("data-parallel", "data-parallel", "--examples 2048", 6, "ChainerMN, 1 to 4 ranks"),
-        ("data-parallel-2-nodes", "data-parallel", _SHARDS, 1, "two nodes"),
-        ("data-parallel-2-nodes-shards", "data-parallel", f"{_SHARDS} --order shards", 1,
+        ("data-parallel-2-nodes", "data-parallel", _NODES, 1, "two nodes"),
+        ("data-parallel-2-nodes-shards", "data-parallel", f"{_NODES} --order shards", 1,
          "two nodes, a shard for each rank"),
-        ("data-parallel-compute", "data-parallel", "--model compute --ranks 2,4 --batch-size 2 "
-         "--examples 1600 --repeats 5", 150, "the cost where data are not the bottleneck"),
-        ("faults", "faults", "", 3, "200 workers killed or stopped, and every ending"),
-        ("shared-soak", "shared-soak", "--minutes 7", 8, "three jobs on one directory"),
+        ("data-parallel-compute", "data-parallel", "--model compute --ranks 2 --batch-size 1 "
+         "--examples 200", 8, "the cost where data are not the bottleneck"),
+        ("explained", "explained", "", 4, "whether explain() is right, and what watching costs"),
+        ("faults", "faults", "", 3, "90 workers killed or stopped, and the end of programs"),
+        ("training", "training", "", 4, "a server and workers: scaling, validation, a death"),
         ("updates", "updates", "", 3, "one update of the weights on a training server"),
-        ("thousand-sweep", "thousand", "--whole --sweep", 60, "1 to 16 processes of a kind"),
     )
 )  # fmt: skip
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from .chainer.convert import concat_examples as concat_examples
     from .chainer.extensions import LoadingReport as LoadingReport
     from .chainer.iterator import OverlapIterator as OverlapIterator
+    from .chainer.watching import PrintExplanation as PrintExplanation
+    from .chainer.watching import ProgressBar as ProgressBar
     from .openhook import local_path as local_path
     from .options import Skip as Skip
     from .options import Staging as Staging
@@ -31,6 +33,9 @@ __version__ = "0.1.0.dev0"
 __all__ = [
     "LoadingReport",
     "OverlapIterator",
+    "PrintExplanation",
+    "ProgressBar",
+    "Rendezvous",
     "Skip",
     "Staging",
     "Stats",
@@ -48,6 +53,9 @@ __all__ = [
 _HOMES = {
     "LoadingReport": ".chainer.extensions",
     "OverlapIterator": ".chainer.iterator",
+    "PrintExplanation": ".chainer.watching",
+    "ProgressBar": ".chainer.watching",
+    "Rendezvous": ".peers.meeting",
     "Skip": ".options",
     "Staging": ".options",
     "Tier": ".options",
@@ -62,9 +70,9 @@ _HOMES = {
     "trace": ".tracing",
 }
 
-if find_spec("chainer") is None:  # for `import *` and `help`, which take all that is listed
-    for _name in ("LoadingReport", "OverlapIterator", "concat_examples"):
-        __all__.remove(_name)
+for _framework in ("chainer", "torch"):
+    if find_spec(_framework) is None:  # for `import *` and `help`, which take all that is listed
+        __all__ = [name for name in __all__ if _HOMES[name].split(".")[1] != _framework]
 
 
 def __getattr__(name: str) -> object:

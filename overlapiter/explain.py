@@ -25,6 +25,8 @@ from overlapiter.stats import Stats
 _LITTLE = 0.05
 #: A median of reads above so many times the shortest one: they wait for each other.
 _QUEUED = 1.8
+#: Of the files: a few may be new or refused.
+_NEARLY_ALL = 0.99
 
 
 class Cause(enum.Enum):
@@ -268,6 +270,13 @@ def _trainer(facts: _Facts) -> _Advice:
     return reason, "", None
 
 
+def _on_hold(facts: _Facts, change: str) -> str:
+    """Return a change, which all staged files make needless."""
+    if facts.staged_share > _NEARLY_ALL:
+        return "let it run on: all files are staged now"
+    return change
+
+
 def _latency(facts: _Facts) -> _Advice:
     span, setup = facts.span, facts.setup
     reason = (
@@ -279,9 +288,9 @@ def _latency(facts: _Facts) -> _Advice:
     elif span.reads_in_flight >= 256:
         change = f"give a reads_in_flight above {span.reads_in_flight}"
     else:
-        reason += f" {facts.staged_share:.0%} of the data set is staged."
         change = "let it run on: the number of reads in flight grows by itself"
-    return reason, change, facts.expected_rate()
+    reason += f" {facts.staged_share:.0%} of the data set is staged."
+    return reason, _on_hold(facts, change), facts.expected_rate()
 
 
 def _saturated(facts: _Facts, limit: str, more: str) -> _Advice:
@@ -291,7 +300,7 @@ def _saturated(facts: _Facts, limit: str, more: str) -> _Advice:
         f"{facts.staged_share:.0%} of the data set is staged; what is staged does not wait."
     )
     change = "stage it before the job (`overlapiter stage`), or keep the directory for the next one"
-    return reason, change, facts.expected_rate()
+    return reason, _on_hold(facts, change), facts.expected_rate()
 
 
 def _bandwidth(facts: _Facts) -> _Advice:
@@ -319,11 +328,13 @@ def _decoding(facts: _Facts) -> _Advice:
     span, n_cores = facts.span, facts.setup.n_cores
     each = span.decode_seconds / max(1, span.examples_read)
     reason = (
-        f"Decoding an example takes {each * 1e3:,.1f} ms of a core, and there are "
-        f"{span.n_readers} file readers on {n_cores} cores."
+        f"Decoding an example takes {each * 1e3:,.1f} ms of a core; file readers: "
+        f"{span.n_readers}, cores: {n_cores}."
     )
-    if span.core_wait_seconds > 0.3 * span.decode_seconds:
-        reason += " They wait for cores that other processes use."
+    if span.core_wait_seconds > span.decode_seconds and span.n_readers <= n_cores:
+        each = span.core_wait_seconds / max(1, span.examples_read)
+        reason += f" They wait {each * 1e3:,.1f} ms for a core, which others use."
+        return reason, "leave them more cores: fewer other processes on this node", None
     if span.n_readers < n_cores:
         change = f"give n_processes={n_cores}"
         return reason, change, facts.expected_rate(n_cores)

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import dataclasses
 import os
 import pickle
+import socket
 import time
 import warnings
 import weakref
@@ -22,12 +24,13 @@ from overlapiter.errors import ExampleError, PipelineError, StagingWarning, desc
 from overlapiter.explain import Explanation, explain, setup_of
 from overlapiter.node import this_node
 from overlapiter.order import IndexList, Indices
+from overlapiter.peers.holders import Sharing
 from overlapiter.sharedmem.layout import Array, Layout
 from overlapiter.sharedmem.pagelocks import PageLocker, PageLocks
 from overlapiter.sharedmem.segments import Segment, Slot
 from overlapiter.sharedmem.slots import MiniBatch, Report, view_batch, view_empty
 from overlapiter.stats import Stats, snapshot
-from overlapiter.tracing import OFF, Tracing
+from overlapiter.tracing import OFF, Tracing, chosen_trace
 from overlapiter.workers.ipc.channel import ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.parcel import Parcel
@@ -44,6 +47,10 @@ _MAX_DEATHS_AT_START = 2
 #: Appends itself to the released slots when the last view of its slot, the key, is gone. It does so
 #: without any code of Python's, in which an interrupt could arrive, to be printed and forgotten.
 _Loan = weakref.KeyedRef[Slot, Array]
+
+
+#: By epoch: the orders, what the node's other ranks read meanwhile; and what nodes hold.
+Orders = tuple[dict[int, Indices | None], dict[int, Indices], Sharing | None]
 
 
 class WaitTimeoutError(Exception):
@@ -102,8 +109,10 @@ class Pipeline:
         plan: What the supervisor needs to know.
         preload: Modules for the forkserver to import, if it is started here.
         created_ns: ``time.monotonic_ns()`` when the user's constructor began.
-        trace: Where this process records what it does; the plan has its file.
+        trace: Where all processes record what they do; by default in the trace of the
+            ``with overlapiter.trace(...)`` block around this call, if there is one.
         views: What it hands out.
+        listener: Where other nodes come for staged files; the pipeline takes it over.
     """
 
     def __init__(
@@ -115,23 +124,26 @@ class Pipeline:
         *,
         trace: Tracing = OFF,
         views: Views | None = None,
+        listener: socket.socket | None = None,
     ) -> None:
         self._views = views or Views()
         n_prefetchers = plan.staging.n_prefetchers if plan.staging else 0
         self._created_ns = created_ns
-        self._plan = plan
+        trace = trace if trace.is_on else chosen_trace(None)[0]
+        self._plan = plan = dataclasses.replace(plan, trace=trace.file)
         self._trace = trace
         self._board, board_fd = StatsBoard.create(plan.n_readers, n_prefetchers)
         self._row = self._board.trainer_row()
         self._describe_setup()
         self._taken_ns = 0  # when the trainer got its last mini-batch
-        self._service = Service(parcel, plan, board_fd, preload)
+        self._first: Stats | None = None  # when it got its first one
+        self._service = Service(parcel, plan, board_fd, preload, listener)
         self._finalizer = weakref.finalize(self, Service.close, self._service)
         self._waiting: collections.OrderedDict[int, IndexList] = collections.OrderedDict()
         self._next_id = 0  # of the next index list
         self._take_id = 0  # of the next mini-batch
         self._outgoing: list[IndexList] = []
-        self._orders: tuple[dict[int, Indices | None], dict[int, Indices]] = {}, {}
+        self._orders: Orders = {}, {}, None
         self._n_deaths = 0
         self._warned: set[str] = set()
         self._renewal: object = None
@@ -172,17 +184,23 @@ class Pipeline:
         self._next_id += 1
         self._outgoing.append(index_list)
 
-    def announce(self, orders: dict[int, Indices | None], others: dict[int, Indices]) -> None:
+    def announce(
+        self,
+        orders: dict[int, Indices | None],
+        others: dict[int, Indices],
+        sharing: Sharing | None = None,
+    ) -> None:
         """Send the orders of epochs, by which the supervisor chooses which staged files to keep.
 
         Args:
             orders: By epoch, ascending; None for ascending order.
             others: By epoch, what the other ranks of the node read meanwhile, where it is known:
                 a row of examples for each of the order.
+            sharing: What the nodes hold for each other; None if they hold nothing.
         """
         if orders and self._plan.staging is not None:
-            self._orders = orders, others
-            self._send(("orders", orders, others))
+            self._orders = orders, others, sharing
+            self._send(("orders", *self._orders))
 
     def flush(self) -> None:
         """Send what was queued. Does not wait for an answer."""
@@ -242,6 +260,8 @@ class Pipeline:
             self._trace.add("wait", "trainer", begun_ns, now_ns, batch_id)
             self._trace.flow("f", batch_id, (begun_ns + now_ns) // 2)
         self._taken_ns = now_ns
+        if self._first is None:
+            self._first = self.stats()
 
     def count_index_lists(self, took_ns: int) -> None:
         """Count how long the trainer made index lists, which is part of its waiting."""
@@ -260,7 +280,7 @@ class Pipeline:
             self._renewal = renewal
         self._waiting.clear()
         self._outgoing.clear()
-        self._orders = {}, {}
+        self._orders = {}, {}, None
         while self._ready:  # each is released once, whatever interrupts this
             self._release_unseen(self._ready.popitem()[1])
         self._take_id = self._next_id
@@ -371,6 +391,9 @@ class Pipeline:
         elif kind == "layout":
             self._layouts[message[1]] = message[2]
         elif kind == "segment":
+            if message[1] in self._segments:  # after a reset: a second mapping would not be locked
+                os.close(fds[0])
+                return
             segment = self._segments[message[1]] = Segment(fds[0], message[2])
             segment.close()  # the mapping is enough
         elif kind == "forget":
@@ -439,7 +462,7 @@ class Pipeline:
 
     def explain(self, earlier: Stats | None = None) -> Explanation:
         """Return what the trainer waits for, and what to change; as :func:`.explain`."""
-        return explain(setup_of(self._board), self.stats(), earlier)
+        return explain(setup_of(self._board), self.stats(), earlier or self._first)
 
     def close(self) -> None:
         """End all processes, within 2 seconds. Mini-batches that were taken stay valid."""

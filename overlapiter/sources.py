@@ -12,10 +12,9 @@ from __future__ import annotations
 
 import functools
 import os
+import sys
 from collections.abc import Iterator
 from typing import Protocol, SupportsIndex
-
-import numpy as np
 
 from .urls import checked_root, has_plain_name, is_url, url_below
 
@@ -45,21 +44,26 @@ def declared_paths(dataset: object, index: int) -> list[str] | None:
 
 
 @functools.singledispatch
-def known_paths(  # what others register uses its arguments
-    dataset: object,  # noqa: ARG001
-    index: int,  # noqa: ARG001
+def known_paths(
+    dataset: object,
+    index: int,  # noqa: ARG001  # what others register uses it
 ) -> list[str] | None:
     """Return what is known of the class of ``dataset``; adapters register theirs here.
 
     An implementation costs microseconds and opens nothing.
     """
-    return None
+    return [] if _is_array(dataset) else None
+
+
+def _is_array(thing: object) -> bool:
+    """Return whether it is an array of NumPy's, which commands that have none need not import."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(thing, numpy.ndarray)
 
 
 @known_paths.register(list)
 @known_paths.register(tuple)
 @known_paths.register(range)
-@known_paths.register(np.ndarray)
 def _(_dataset: object, _index: int) -> list[str]:
     return []  # held in memory
 
@@ -76,8 +80,8 @@ def source_roots(dataset: object) -> set[str]:
     _being_searched.add(id(dataset))
     try:
         for value in getattr(dataset, "__dict__", {}).values():
-            is_text = isinstance(value, (str, bytes, np.ndarray))
-            if hasattr(type(value), "__getitem__") and not is_text:
+            is_opaque = isinstance(value, (str, bytes)) or _is_array(value)
+            if hasattr(type(value), "__getitem__") and not is_opaque:
                 roots |= source_roots(value)
     finally:
         _being_searched.discard(id(dataset))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from bench.harness.claim import Claim
 from bench.harness.options import option
-from bench.harness.text import aligned, extremes, spread
+from bench.harness.text import extremes, spread, table
 from bench.loaders.checks import forget_checksums
 from bench.loaders.sources import EpochOptions, epochs_of, prepare, run_in_turns, store_facts
 
@@ -103,61 +103,36 @@ def rows(result: dict) -> list[list[str]]:
     return lines
 
 
-def show(result: dict) -> str:
-    """Return what is printed."""
-    lines = [f"{point['loader']}: {MEANINGS[point['loader']]}" for point in result["points"]]
-    lines += ["", aligned(rows(result))]
-    for limit, values in result["later_shares"].items():
-        if values:
-            lines.append(f"epoch 2 and later: {limit} / capacity = {median(values):.2f}")
-    return "\n".join(lines)
+def share_rows(result: dict) -> list[list[str]]:
+    """Return what the later epochs of the limits take, of those of ``capacity``."""
+    found = {limit: values for limit, values in result["later_shares"].items() if values}
+    columns = {"epoch 2 and later": lambda item: f"{item[0]} / capacity"}
+    columns["median"] = lambda item: f"{median(item[1]):.2f}"
+    columns["[min, max]"] = lambda item: extremes(spread(item[1]))
+    return table(found.items(), columns)
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
-    """Draw the seconds of each epoch, and what each read from the slow store."""
-    from bench.harness.figures import (
-        BLUE,
-        GREY,
-        RED,
-        SKY,
-        errors,
-        grouped_bars,
-        legend_below,
-        plt,
-        save,
-    )
+    """Draw the seconds of each epoch."""
+    from bench.harness.figures import BLUE, GREY, RED, SKY, bar_panels, save
 
     colours = {"multiprocess": RED, "capacity": SKY, "ideal": GREY, "unlimited": BLUE}
-    found = {point["loader"]: point["summary"] for point in result["points"]}
-    names = [name for name in colours if name in found]
-    n_epochs = len(found[names[0]]["epoch_seconds"])
-    figure, (left, right) = plt.subplots(1, 2, figsize=(9.3, 4.3))
-    groups = [f"epoch {number + 1}" for number in range(n_epochs)]
-    for number, name in enumerate(names):
-        style = {"color": colours[name], "label": MEANINGS[name]}
-        seconds, bars = errors(found[name]["epoch_seconds"])
-        grouped_bars(left, groups, (number, len(names)), seconds, bars, **style)
-        megabytes = [size / 1e6 for size in found[name]["store_bytes"]]
-        grouped_bars(right, groups, (number, len(names)), megabytes, **style)
-    for axes, title, unit in (
-        (left, "Time of an epoch", "seconds"), (right, "Read from the slow store", "MB")
-    ):  # fmt: skip
-        axes.set_title(title, loc="left")
-        axes.set_ylabel(unit)
-    legend_below(figure, *left.get_legend_handles_labels(), n_columns=2)
-    options = result["options"]
-    line = f"{result['store']}; {options['examples']:,} photographs of 256x256 pixels; "
-    line += f"median of {options['repeats']} runs; epoch 1 with the start; "
-    line += f"a part is {options['fraction']:.0%}"
-    return [save(figure, stem.with_suffix(".png"), result, line, space_inches=0.9)]
+    found = {point["loader"]: point["summary"]["epoch_seconds"] for point in result["points"]}
+    series = {(MEANINGS[n], colour): found[n] for n, colour in colours.items() if n in found}
+    n_epochs, options = max(map(len, found.values())), result["options"]
+    names = [f"epoch {number + 1}" for number in range(n_epochs)]
+    figure = bar_panels({"Seconds of an epoch": series}, names)
+    words = f"{result['store']}; {options['examples']:,} photographs of 256x256 pixels; "
+    words += f"median of {options['repeats']} runs; epoch 1 with the start; "
+    words += f"a part is {options['fraction']:.0%}"
+    return [save(figure, stem.with_suffix(".png"), result, words, space_inches=0.9)]
 
 
 CLAIM = Claim(
     __doc__,
     EpochTimesOptions,
     measure,
-    show,
     quick={"examples": 64, "batch_size": 8, "repeats": 1},
-    tables={"epochs": rows},
+    tables={"epochs": rows, "shares": share_rows},
     figures=__name__,
 )

@@ -6,13 +6,19 @@ that the trainer process spends on it in all its threads, flat out and beside an
 step::
 
     python -m bench in-memory
+
+Code that runs after a pause finds cold caches and costs several times as much CPU; how much, shows
+the ``control``: a piece of Python code that parses and prints two lines and is always the same.
 """
 
 from __future__ import annotations
 
+import ast
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from bench.harness import isolated
 from bench.harness.claim import Claim
@@ -26,7 +32,9 @@ if TYPE_CHECKING:
 MEANINGS = {
     "overlap": "OverlapIterator and overlapiter.concat_examples",
     "multiprocess": "MultiprocessIterator and chainer.dataset.concat_examples",
+    "control": "a fixed piece of Python code, no loader",
 }
+_SOURCE = "def f(a, b):\n    return [x + 1 for x in a if x > b]\n"
 _WARM_UP_BATCHES = 20
 
 
@@ -54,7 +62,6 @@ def take(request: dict) -> dict:
         ``batch_ms`` and ``trainer_cpu_ms`` per mini-batch, without the time for computing, and
         ``step_ms`` with it: the list of all.
     """
-    import numpy as np
     from chainer.datasets import TupleDataset
 
     shape = (request["examples"], 3, 256, 256)
@@ -89,14 +96,29 @@ def take(request: dict) -> dict:
 def _open(request: dict, dataset: object) -> tuple:
     """Return the iterator and the converter that belongs to it."""
     if request["loader"] == "overlap":
-        import overlapiter
-
-        make, concat_examples = overlapiter.OverlapIterator, overlapiter.concat_examples
+        from overlapiter import OverlapIterator as make
+        from overlapiter import concat_examples
+    elif request["loader"] == "control":
+        return _Control(dataset[: request["batch_size"]]), tuple
     else:
         from chainer.dataset import concat_examples
         from chainer.iterators import MultiprocessIterator as make
     options = {"n_processes": request["readers"], "n_prefetch": request["n_prefetch"]}
     return make(dataset, request["batch_size"], **options), concat_examples
+
+
+class _Control:
+    """In the place of an iterator: the same piece of Python code for each mini-batch."""
+
+    def __init__(self, examples: list) -> None:
+        self._arrays = tuple(map(np.array, zip(*examples, strict=True)))
+
+    def __next__(self) -> tuple:
+        ast.unparse(ast.parse(_SOURCE))
+        return self._arrays
+
+    def finalize(self) -> None:
+        """Do nothing."""
 
 
 def measure(options: InMemoryOptions, _scratch: Path) -> dict:
@@ -106,13 +128,12 @@ def measure(options: InMemoryOptions, _scratch: Path) -> dict:
         for compute_ms in (0.0, options.compute_ms)
         for loader in MEANINGS
     ]
-    names = ("examples", "batch_size", "readers", "n_prefetch", "batches")
-    common = picked(options, names)
-
-    def run(point: dict) -> dict:
-        return isolated.call(take, {**common, **point, "runs": None})
-
-    take_turns(points, options.repeats, run)
+    common = picked(options, ("examples", "batch_size", "readers", "n_prefetch", "batches"))
+    take_turns(
+        points,
+        options.repeats,
+        lambda point: isolated.call(take, {**common, **point, "runs": None}),
+    )
     return {"points": points}
 
 

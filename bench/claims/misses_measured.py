@@ -1,7 +1,8 @@
 """How many reads of each epoch cross the slow store when the staging directory holds a part.
 
-As ``misses_simulated``, but counted at an emulated slow store under the real pipeline, for orders
-that are shuffled anew in each epoch; the other policies are simulated on the same orders::
+Counted at an emulated slow store under the real pipeline, for orders that are shuffled anew in each
+epoch; beside it what other policies miss of the same orders (``bench.claims.policies``). A read of
+the first epoch that misses had to, so counted are the later ones::
 
     python -m bench misses-measured
 
@@ -11,19 +12,32 @@ ahead of the trainer across the end of an epoch counts in the earlier one.
 
 from __future__ import annotations
 
-import dataclasses
+from dataclasses import dataclass
+from statistics import mean
 from typing import TYPE_CHECKING
 
-from bench.claims.misses_simulated import CLAIM as SIMULATED
-from bench.claims.misses_simulated import FRACTIONS, simulate
+from bench.claims.policies import POLICIES
+from bench.harness.claim import Claim
 from bench.loaders.sources import EpochOptions, epochs_of, prepare, run_in_turns, store_facts
+from overlapiter.order import seeded_order
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9)
+#: The names of what is compared, in tables and figures, with marks and colours.
+_NAMES = {
+    "measured": ("**OverlapIterator**", "s-", "#009E73"),
+    "together": ("**ranks together**", "o-", "#0072B2"),
+    "apart": ("ranks apart", "v--", "#E69F00"),
+    "belady": ("optimum (Belady)", "x:", "#000000"),
+    "fifo": ("FIFO", "v--", "#E69F00"),
+    "lru": ("LRU", "^--", "#D55E00"),
+}
 
-@dataclasses.dataclass
-class MeasuredOptions(EpochOptions):
+
+@dataclass
+class MissesOptions(EpochOptions):
     """What is run."""
 
     epochs: int = 4
@@ -32,29 +46,70 @@ class MeasuredOptions(EpochOptions):
     repeats: int = 1
 
 
-def measure(options: MeasuredOptions, scratch: Path) -> dict:
+def simulated(options: MissesOptions, fraction: float) -> dict[str, list[float]]:
+    """Return the shares of reads that miss in each epoch, by policy."""
+    orders = [seeded_order(options.seed, e, options.examples) for e in range(options.epochs)]
+    room = int(fraction * options.examples)
+    missed = {name: policy(orders, room) for name, policy in POLICIES.items()}
+    return {
+        name: each.reshape(options.epochs, -1).mean(axis=1).round(6).tolist()
+        for name, each in missed.items()
+    }
+
+
+def measure(options: MissesOptions, scratch: Path) -> dict:
     """Do all runs."""
     sources = prepare(options, scratch, options.examples)
-    sizes = options.examples, options.epochs, options.seed
-    points = [simulate("shuffled", fraction, *sizes) for fraction in FRACTIONS]
+    points = [{"fraction": f, "missed_by_epoch": simulated(options, f)} for f in FRACTIONS]
     specs = [epochs_of(options, sources, "overlap", f, is_decoding=False) for f in FRACTIONS]
     run_in_turns(points, specs, options)
     for point in points:
-        missed = point["missed_by_epoch"]
-        del missed["ours"]
         opens = [[epoch["opens"] for epoch in run["epochs"]] for run in point.pop("runs")]
-        means = (sum(each) / len(each) / options.examples for each in zip(*opens, strict=True))
-        missed["measured"] = [round(mean, 6) for mean in means]
-    facts = store_facts(options)
-    words = f"measured with {options.examples:,} files, {options.epochs} epochs; "
-    words += f"{facts['store']}; the other policies simulated"
-    return {"words": words, "data": sources.label, **facts, "points": points}
+        means = (mean(each) / options.examples for each in zip(*opens, strict=True))
+        point["missed_by_epoch"]["measured"] = [round(each, 6) for each in means]
+    return {"data": sources.label, **store_facts(options), "points": points}
 
 
-CLAIM = dataclasses.replace(
-    SIMULATED,
-    about=__doc__,
-    options=MeasuredOptions,
-    measure=measure,
+def later_share(point: dict, policy: str) -> float:
+    """Return the share of reads of the second and later epochs that miss."""
+    return mean(point["missed_by_epoch"][policy][1:])
+
+
+def rows(result: dict) -> list[list[str]]:
+    """Return a row for each policy: the misses of epoch 2 and later, in percent."""
+    points = result["points"]
+    lines = [["part", *(f"{100 * point['fraction']:g} %" for point in points)]]
+    for name, (meaning, *_) in _NAMES.items():
+        if name in points[0]["missed_by_epoch"]:
+            lines.append([meaning, *(f"{100 * later_share(point, name):.1f}" for point in points)])
+    return lines
+
+
+def draw_all(result: dict, stem: Path) -> list[Path]:
+    """Draw the shares that miss over the size of the staging directory."""
+    from bench.harness.figures import plt, save
+
+    figure, axes = plt.subplots()
+    points, options = result["points"], result["options"]
+    percents = [100 * point["fraction"] for point in points]
+    for policy, (label, style, colour) in _NAMES.items():
+        if policy in points[0]["missed_by_epoch"]:
+            shares = [100 * later_share(point, policy) for point in points]
+            axes.plot(percents, shares, style, color=colour, label=label.strip("*"))
+    axes.set_xticks(percents)
+    axes.set_ylim(0, 103)
+    axes.set_xlabel("staging directory, % of the data set")
+    axes.set_ylabel("reads that miss, epoch 2 and later, %")
+    axes.legend()
+    words = f"{options['examples']:,} files, {options['epochs']} epochs; {result['store']}"
+    return [save(figure, stem.with_suffix(".png"), result, words)]
+
+
+CLAIM = Claim(
+    __doc__,
+    MissesOptions,
+    measure,
     quick={"examples": 640, "epochs": 2, "batch_size": 8},
+    tables={"misses": rows},
+    figures=__name__,
 )

@@ -12,7 +12,7 @@ import matplotlib.pyplot as plt
 import numpy as np
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from matplotlib.axes import Axes
@@ -33,38 +33,44 @@ STYLE = {
     "grid.linewidth": 0.6,
     "legend.frameon": False,
 }
+_KEYS = ("min", "median", "max")
 
 
 def errors(spreads: Sequence[dict]) -> tuple[np.ndarray, list[np.ndarray]]:
     """Return the medians of spreads, and the distances of minimum and maximum from them."""
-    low, middle, high = (np.array([s[key] for s in spreads]) for key in ("min", "median", "max"))
+    low, middle, high = (np.array([s[key] for s in spreads]) for key in _KEYS)
     return middle, [middle - low, high - middle]
 
 
-def grouped_bars(
-    axes: Axes,
-    groups: Sequence[str],
-    place: tuple[int, int],
-    heights: Sequence[float],
-    bars: Sequence | None = None,
-    **style: object,
-) -> np.ndarray:
-    """Draw one bar in each group, the one at ``place[0]`` of ``place[1]``; return where they are.
+def bar_panels(
+    panels: Mapping[str, Mapping[tuple[str, str], Sequence]], groups: Sequence[str]
+) -> Figure:
+    """Draw panels of grouped bars with one legend below.
 
     Args:
-        axes: The panel.
+        panels: For each title the series, by label and colour; of each a spread for each group, or
+            None for no bar.
         groups: Their names.
-        place: Which of the bars of a group, and how many these are.
-        heights: One for each group.
-        bars: Distances of minimum and maximum, if any.
-        style: Of the bars.
     """
-    width = 0.8 / place[1]
-    middles = np.arange(len(groups)) + (place[0] - (place[1] - 1) / 2) * width
-    axes.bar(middles, heights, width, yerr=bars, capsize=3, **style)
-    axes.set_xticks(range(len(groups)), groups)
-    axes.grid(visible=False, axis="x")
-    return middles
+    shape = {"sharey": True, "squeeze": False, "figsize": (max(4.7 * len(panels), 7.0), 4.3)}
+    figure, grid = plt.subplots(1, len(panels), **shape)
+    for axes, (title, series) in zip(grid[0], panels.items(), strict=True):
+        width = 0.8 / len(series)
+        for number, ((label, colour), spreads) in enumerate(series.items()):
+            places = np.arange(len(groups)) + (number - (len(series) - 1) / 2) * width
+            middle, bars = errors([each or dict.fromkeys(_KEYS, np.nan) for each in spreads])
+            axes.bar(places, middle, width, yerr=bars, capsize=3, color=colour, label=label)
+        axes.set_xticks(range(len(groups)), groups)
+        axes.grid(visible=False, axis="x")
+        axes.set_title(title, loc="left")
+    legend_below(figure, *axes.get_legend_handles_labels(), n_columns=2)
+    return figure
+
+
+def line(axes: Axes, places: Sequence[float], spreads: Sequence[dict], **style: object) -> None:
+    """Draw the medians of spreads as a line, with minimum and maximum."""
+    middle, bars = errors(spreads)
+    axes.errorbar(places, middle, bars, capsize=3, **style)
 
 
 def save(figure: Figure, path: Path, result: dict, *lines: str, space_inches: float = 0.4) -> Path:

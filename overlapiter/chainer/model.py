@@ -53,9 +53,7 @@ class ChainerModel:
                 self._measures(example)
         link.to_device(self._device)
         self._params = [param for _, param in sorted(link.namedparams()) if param.array is not None]
-        self._names = [
-            name for name, param in sorted(link.namedparams()) if param.array is not None
-        ]
+        self._names = [name for name, p in sorted(link.namedparams()) if p.array is not None]
         self._flat = self._flattened()
         self._persistent = _persistent(link)
         self.n_state = sum(np.size(getattr(of, key)) for _, of, key in self._persistent)
@@ -132,7 +130,8 @@ class ChainerModel:
     def _measures(self, batch: tuple[Any, ...]) -> tuple[Any, list[Any]]:
         *features, labels = (self._device.send(each) for each in batch)
         if self._loss == "model":
-            reporter, observed = chainer.Reporter(), {}
+            reporter = chainer.Reporter()
+            observed: dict[str, Any] = {}
             reporter.add_observer("main", self._link)
             with reporter.scope(observed):
                 loss = self._link(*features, labels)
@@ -143,10 +142,8 @@ class ChainerModel:
         elif self._loss == "sigmoid_cross_entropy":
             labels = labels.reshape(outputs.shape)
         loss = _LOSSES[self._loss](outputs, labels)
-        return loss, [
-            loss.array,
-            *(self._accuracy(outputs, labels) for _ in self.measure_names[1:]),
-        ]
+        accuracies = [self._accuracy(outputs, labels) for _ in self.measure_names[1:]]
+        return loss, [loss.array, *accuracies]
 
     def _accuracy(self, outputs: Any, labels: Any) -> Any:
         if self._loss == "sigmoid_cross_entropy":

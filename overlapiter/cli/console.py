@@ -10,9 +10,12 @@ import sys
 import time
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from overlapiter.store.index import IndexBusyError, IndexDamagedError
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 _QUIET_SECONDS = 60.0
 #: For terminals that do not say how large they are.
@@ -80,15 +83,7 @@ class Progress:
     """
 
     def __init__(self, total: int, unit: str = "files") -> None:
-        from tqdm import tqdm  # takes a while
-
-        tqdm.monitor_interval = 0  # no thread for it
-        shape: dict[str, int | bool] = {"dynamic_ncols": True}
-        with contextlib.suppress(OSError, ValueError):
-            if not os.get_terminal_size(sys.stderr.fileno()).columns:
-                shape = {**_SHAPE}
-        # Without a terminal it is disabled.
-        self._bar = tqdm(total=total, unit=f" {unit}", disable=None, smoothing=0.05, **shape)
+        self._bar = _bar(total, unit) if sys.stderr.isatty() else None
         self._what = f"{total:,} {unit}"
         self._n = self._bytes = 0
         self._started = time.monotonic()
@@ -98,7 +93,8 @@ class Progress:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        self._bar.close()
+        if self._bar is not None:
+            self._bar.close()
 
     def advance(self, size_bytes: int = 0, n: int = 1) -> None:
         """Count things, and the bytes that they took."""
@@ -106,12 +102,23 @@ class Progress:
         self._bytes += size_bytes
         speed = self._bytes / max(time.monotonic() - self._started, 1e-3)
         words = f"{size_words(self._bytes)}, {size_words(speed)}/s"
-        if not self._bar.disable:
+        if self._bar is not None:
             self._bar.set_postfix_str(words, refresh=self._n == self._bar.total)
             self._bar.update(n)
         elif time.monotonic() >= self._say_at:
             self._say_at = time.monotonic() + _QUIET_SECONDS
             say(f"{self._n:,} of {self._what}, {words}")
+
+
+def _bar(total: int, unit: str) -> tqdm:
+    from tqdm import tqdm  # takes a while, for terminals alone
+
+    tqdm.monitor_interval = 0  # no thread for it
+    shape: dict[str, int | bool] = {"dynamic_ncols": True}
+    with contextlib.suppress(OSError, ValueError):
+        if not os.get_terminal_size(sys.stderr.fileno()).columns:
+            shape = {**_SHAPE}
+    return tqdm(total=total, unit=f" {unit}", smoothing=0.05, **shape)
 
 
 def is_terminal() -> bool:

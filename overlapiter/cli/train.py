@@ -20,6 +20,7 @@ import os
 from typing import Any
 
 from overlapiter.errors import OptionError, OverlapError
+from overlapiter.mpi.training.ending import set_status
 from overlapiter.mpi.training.job import NoListener
 from overlapiter.mpi.training.run import train
 from overlapiter.mpi.training.settings import Settings, read_toml, settings_of
@@ -51,12 +52,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def _add_setting(parser: argparse.ArgumentParser, field: dataclasses.Field[Any]) -> None:
     name = "--" + field.name.replace("_", "-")
     about = field.metadata["help"].replace("%", "%%")
-    kind = type(field.default)
+    default: Any = field.default
+    kind = type(default)
     more: dict[str, Any] = {"dest": field.name, "default": None}
     if kind is bool:
         parser.add_argument(name, action=argparse.BooleanOptionalAction, help=about, **more)
         return
-    shown = ",".join(field.default) if kind is tuple else field.default
+    shown = ",".join(default) if kind is tuple else default
     about += f" (default: {shown})" if shown != "" else ""
     if "choices" in field.metadata and kind is str:
         about = f"{', '.join(field.metadata['choices'])}: {about}"
@@ -67,6 +69,13 @@ def _add_setting(parser: argparse.ArgumentParser, field: dataclasses.Field[Any])
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; return the exit code."""
+    set_status(1)  # unless it comes to its end
+    status = _train(arguments)
+    set_status(status)
+    return status
+
+
+def _train(arguments: argparse.Namespace) -> int:
     rank = next((int(os.environ[name]) for name in _RANKS if name in os.environ), 0)
     try:
         values = read_toml(arguments.settings) if arguments.settings else {}

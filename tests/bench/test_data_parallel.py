@@ -65,11 +65,7 @@ def test_ranks_of_a_node_read_each_file_once_and_train_on_the_same(result: dict)
 
 @pytest.mark.mpi
 @NEEDS_MPIEXEC[1]
-def test_the_table_and_the_figures_have_every_epoch(result: dict, tmp_path: Path) -> None:
-    rows = [line.split() for line in training.show(result).splitlines()]
-    assert [row[:6] for row in rows if row[1:4] == ["1", "x", "2"]] == [
-        [loader, "1", "x", "2", "1", epoch] for loader in ("overlap", "slow") for epoch in "12"
-    ]
+def test_the_table_and_the_figure_have_every_epoch(result: dict, tmp_path: Path) -> None:
     cells = training.training_rows(result)[-1]
     assert "slow store" in cells[0]
     assert [cell.endswith("%)") for cell in cells[1:]] == [True, True]
@@ -79,8 +75,7 @@ def test_the_table_and_the_figures_have_every_epoch(result: dict, tmp_path: Path
         path.write_text(json.dumps(result))
     command = [sys.executable, "-m", "bench", "figures", "--together", *map(str, paths)]
     subprocess.run(command, cwd=CHECKOUT, check=True)
-    for name in ("epochs", "waiting"):
-        assert (tmp_path / f"training-{name}.png").read_bytes().startswith(b"\x89PNG")
+    assert (tmp_path / "training-epochs.png").read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
@@ -179,8 +174,7 @@ def test_runs_are_summed_up_over_ranks_and_repeats() -> None:
     assert first["images_per_second"]["median"] == 3.2
     assert first["wait_share"] == pytest.approx(0.3)
     assert first["worst_wait_share"] == pytest.approx(0.4)
-    assert (first["node_opens"], second["node_opens"]) == (1, 0)
-    assert first["worker_cpu_seconds_per_image"] == 0.125
+    assert second["wait_share"] == pytest.approx(0.1)
 
     size = {"n_nodes": 1, "n_ranks": 2}
     points = [

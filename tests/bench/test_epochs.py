@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.claims import epoch_times, misses_simulated
+from bench.claims import epoch_times, misses_measured
 from bench.harness import claim
 from bench.loaders.run import run_in_new_process
 from bench.loaders.sources import Sources
@@ -105,6 +105,6 @@ def test_later_epochs_are_compared_within_a_repeat() -> None:
 def test_measured_misses_are_compared_with_the_optimum() -> None:
     shares = {"measured": [1.0, 0.6, 0.5], "belady": [1.0, 0.5, 0.5]}
     points = [{"order": "shuffled", "fraction": 0.5, "missed_by_epoch": shares}]
-    assert misses_simulated.rows({"points": points}) == [
+    assert misses_measured.rows({"points": points}) == [
         ["part", "50 %"], ["**OverlapIterator**", "55.0"], ["optimum (Belady)", "50.0"]
     ]  # fmt: skip

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.claims import misses_simulated as misses
-from bench.claims.policies import ORDER_KINDS, POLICIES, epoch_orders
-from bench.harness import claim
+from bench.claims.policies import POLICIES
 
 
 def missed(policy: str, reads: list[int], room: int) -> list[bool]:
@@ -58,35 +53,3 @@ def test_what_was_read_lately_stays_in_one_queue_and_goes_from_the_other() -> No
     reads = [0, 1, 0, 2, 0]  # the third read renews 0 for one of them
     assert missed("lru", reads, 2) == [True, True, False, True, False]
     assert missed("fifo", reads, 2) == [True, True, False, True, True]
-
-
-@pytest.mark.parametrize("kind", ORDER_KINDS)
-def test_orders_are_of_their_kind_and_follow_from_the_seed(kind: str) -> None:
-    one, same, other = (epoch_orders(kind, 50, 2, seed) for seed in (1, 1, 2))
-    assert all(np.array_equal(a, b) for a, b in zip(one, same, strict=True))
-    assert np.array_equal(one[0], other[0]) == (kind == "ascending")
-    assert np.array_equal(one[0], one[1]) == (kind == "ascending")
-    assert (sorted(one[0]) == [*range(50)]) == (kind != "drawn")
-    assert set(np.concatenate(one)) <= set(range(50))
-
-
-@pytest.mark.parametrize("fraction", misses.FRACTIONS)
-def test_of_fresh_shuffles_ours_misses_as_many_as_the_optimum_and_the_others_more(
-    fraction: float,
-) -> None:
-    point = misses.simulate("shuffled", fraction, n_examples=1000, n_epochs=4, seed=0)
-    shares = {name: misses.later_share(point, name) for name in POLICIES}
-    assert shares["belady"] == pytest.approx(1 - fraction, abs=0.01)
-    assert shares["ours"] == pytest.approx(shares["belady"], abs=0.02)
-    assert min(shares["lru"], shares["fifo"]) > shares["ours"] + 0.05
-
-
-def test_the_command_line_writes_the_misses_and_the_figure_is_drawn_from_them(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    out = tmp_path / "misses.json"
-    claim.run("misses-simulated", ["--quick", "--out", str(out)])
-    result = json.loads(out.read_text())
-    assert len(result["points"]) == len(ORDER_KINDS) * len(misses.FRACTIONS)
-    assert "shuffled" in capsys.readouterr().out
-    assert out.with_suffix(".png").read_bytes().startswith(b"\x89PNG")

@@ -292,7 +292,7 @@ def test_reset_forgets_counts_and_close_forgets_the_state(root, make_store):
         pickle.loads(pickled)
 
 
-def test_a_copy_of_a_closed_store_is_never_taken_for_a_later_one(root, make_store):
+def test_a_copy_of_a_closed_store_is_never_taken_for_a_later_one(make_store):
     first = make_store()
     pickled = pickle.dumps(first)
     first.close()
@@ -318,7 +318,3 @@ def test_nothing_is_left_of_a_store_whose_process_is_killed(root):
 def test_impossible_options_are_refused(tmp_path, open_seconds, rate):
     with pytest.raises(ValueError, match="open_seconds"):
         SlowStore(tmp_path, open_seconds, rate)
-
-
-def test_the_label_names_the_emulation(make_store):
-    assert make_store(0.01, 100e6).label == "emulated store: 10 ms per open, 100 MB/s"

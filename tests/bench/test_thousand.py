@@ -94,7 +94,7 @@ def test_a_sweep_of_all_loaders_can_be_drawn(arguments, tmp_path):
     words = [*arguments, "--sweep", "--prefetchers", "1,2", "--readers", "1,2"]
     assert claim.run("thousand", words) == 0
     drawn = {path.name for path in tmp_path.glob("*.png")}
-    names = ("prefetchers", "readers", "loaders", "waits")
+    names = ("prefetchers", "readers", "loaders")
     assert drawn == {f"result-{name}.png" for name in names}
 
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from bench.harness.opens import Opens
 from overlapiter import OverlapIterator, Staging
 from overlapiter.errors import StagingWarning
 from tests.chainer.c_readers import (
@@ -29,6 +28,7 @@ from tests.chainer.c_readers import (
 from tests.chainer.iterator_datasets import Pixels
 from tests.chainer.scripts import run_script, wait_until
 from tests.cli.commands import overlapiter
+from tests.support.opens import Opens
 
 OPTIONS: dict[str, Any] = {"shuffle": False, "n_processes": 2, "dataset_timeout": None}
 

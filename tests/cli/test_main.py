@@ -27,7 +27,7 @@ def test_without_a_command_there_is_help() -> None:
     assert "invalid choice: 'stag'" in overlapiter("stag").stderr
 
 
-@pytest.mark.parametrize("module", ["tqdm", "numpy"])  # of all commands, and of some
+@pytest.mark.parametrize("module", ["sqlite3", "numpy"])  # of all commands, and of some
 def test_an_interruption_while_it_is_loaded_ends_it_quietly(source, tmp_path, module) -> None:
     ours, theirs = os.pipe()
     (tmp_path / "slow").mkdir()

@@ -161,7 +161,6 @@ CLAIM = Claim(
     __doc__,
     TrainingOptions,
     measure,
-    summary.show,
     quick={"ranks": [2], "examples": 48, "batch_size": 4, "repeats": 1},
     tables={
         "training": summary.training_rows,

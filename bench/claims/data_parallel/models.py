@@ -1,4 +1,4 @@
-"""Networks that take more or less time than their data: for ``bench.data_parallel``.
+"""Networks that take more or less time than their data.
 
 Each maps images of shape ``(batch_size, 3, height, width)``, float32, at least 224 pixels high and
 wide, to scores of shape ``(batch_size, 1000)``.

@@ -24,8 +24,9 @@ from bench.slow.store import attach
 from overlapiter.node import this_node
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from bench.claims.data_parallel import TrainingOptions
-    from bench.loaders.checks import Example
 
 _N_PREPARED = 4
 _LOCAL = ("local", "synthetic")
@@ -33,105 +34,85 @@ _LOCAL = ("local", "synthetic")
 _COUNTS = ("opens_staged", "opens_source", "files_staged", "bytes_staged")
 
 
-# --- the data ---------------------------------------------------------------------------------
+def part_of(request: dict, comm: object) -> tuple:
+    """Return the examples of a rank and what draws their order; collective, all ranks call it."""
+    from chainer.datasets import LabeledImageDataset
+    from chainer.iterators import ShuffleOrderSampler
 
+    seed, root = request["seed"], request["local_root" if request["loader"] in _LOCAL else "root"]
+    dataset = LabeledImageDataset(read_pairs(request["pairs"], request["n_examples"]), root)
+    if request["order"] != "shards":
+        return dataset, overlapiter.scatter_order(comm, seed=seed)
+    import chainermn
 
-class Part:
-    """The examples of one rank; collective, all ranks make theirs.
-
-    Attributes:
-        dataset: The whole data set, or the shard of this rank.
-        sampler: Draws the order of each epoch over what this rank takes of it.
-        n_examples: How many it takes in an epoch.
-    """
-
-    def __init__(self, request: dict, comm: object) -> None:
-        from chainer.datasets import LabeledImageDataset
-        from chainer.iterators import ShuffleOrderSampler
-
-        n_examples, seed = request["n_examples"], request["seed"]
-        root = request["local_root" if request["loader"] in _LOCAL else "root"]
-        self.dataset = LabeledImageDataset(read_pairs(request["pairs"], n_examples), root)
-        if request["order"] == "shards":
-            import chainermn
-
-            self.dataset = chainermn.scatter_dataset(self.dataset, comm, shuffle=True, seed=seed)
-            self.sampler = ShuffleOrderSampler(np.random.RandomState([seed, comm.rank]))
-            self.n_examples = len(self.dataset)
-        else:
-            self.sampler = overlapiter.scatter_order(comm, seed=seed)
-            self.n_examples = len(self.sampler.of_epoch(0, n_examples))
+    shard = chainermn.scatter_dataset(dataset, comm, shuffle=True, seed=seed)
+    return shard, ShuffleOrderSampler(np.random.RandomState([seed, comm.rank]))
 
 
 class Loader:
-    """An iterator over a part with the converter that belongs to it; ``staging`` is the node's."""
+    """An iterator with the converter that belongs to it; ``staging`` is the directory of the node.
 
-    def __init__(self, request: dict, part: Part, staging: str, device: int) -> None:
+    Attributes:
+        iterator: The iterator.
+        convert: Makes arrays on a device of a mini-batch.
+    """
+
+    def __init__(self, request: dict, dataset: object, sampler: object, staging: str) -> None:
         from chainer.dataset import concat_examples
         from chainer.iterators import MultiprocessIterator
 
-        self._resources, self._device, store = contextlib.ExitStack(), device, None
+        self._resources, store = contextlib.ExitStack(), None
         if request["store"] is not None and request["loader"] != "local":
             store = pickle.loads(Path(request["store"]).read_bytes())
-        usual = {"n_processes": request["n_readers"], "order_sampler": part.sampler}
+        make, self.convert = MultiprocessIterator, concat_examples
+        usual = {"n_processes": request["n_readers"], "order_sampler": sampler}
         if request["loader"] == "overlap":
-            self._convert = overlapiter.concat_examples
-            dataset = part.dataset if store is None else attach(part.dataset, store)
+            make, self.convert = overlapiter.OverlapIterator, overlapiter.concat_examples
             usual["staging"] = overlapiter.Staging(staging, source=request["root"])
-            self._iterator = overlapiter.OverlapIterator(dataset, request["batch_size"], **usual)
-        else:
-            self._convert = concat_examples
-            if store is not None:  # its workers are forks of this process
-                self._resources.enter_context(store.installed())
-            self._iterator = MultiprocessIterator(part.dataset, request["batch_size"], **usual)
-        self.next_batch = self._iterator.__next__
-
-    @property
-    def is_new_epoch(self) -> bool:
-        """Whether the last mini-batch ended an epoch."""
-        return self._iterator.is_new_epoch
-
-    def arrays(self, batch: list[Example]) -> tuple:
-        """Return a mini-batch as arrays on the device of this rank."""
-        return self._convert(batch, self._device)
+            dataset = dataset if store is None else attach(dataset, store)
+        elif store is not None:  # its workers are forks of this process
+            self._resources.enter_context(store.installed())
+        self.iterator = make(dataset, request["batch_size"], **usual)
 
     def counts(self) -> list[int] | None:
         """Return :data:`_COUNTS` so far, if there is anything to count."""
-        if not hasattr(self._iterator, "stats"):
+        if not hasattr(self.iterator, "stats"):
             return None
-        found = self._iterator.stats()
+        found = self.iterator.stats()
         return [getattr(found, name) for name in _COUNTS]
 
     def close(self) -> None:
         """End all processes."""
-        self._iterator.finalize()
+        self.iterator.finalize()
         self._resources.close()
 
 
 class Synthetic:
     """A few mini-batches, which were made before the clock started, again and again."""
 
-    def __init__(self, request: dict, part: Part, device: int) -> None:
+    def __init__(self, request: dict, dataset: object, sampler: object, device: int) -> None:
         from chainer.dataset import concat_examples
 
-        self._batch_size, self._n_examples = request["batch_size"], part.n_examples
-        examples = [part.dataset[i % len(part.dataset)] for i in range(self._batch_size)]
+        self._batch_size, self._n_examples = request["batch_size"], len(dataset)
+        if hasattr(sampler, "of_epoch"):
+            self._n_examples = len(sampler.of_epoch(0, len(dataset)))
+        examples = [dataset[i % len(dataset)] for i in range(self._batch_size)]
         batch = concat_examples(examples, device)
         self._arrays = [tuple(array.copy() for array in batch) for _ in range(_N_PREPARED)]
-        self._n_taken = 0
+        self._n_taken, self.iterator = 0, self
 
     @property
     def is_new_epoch(self) -> bool:
         """Whether the last mini-batch ended an epoch."""
         return self._n_taken % self._n_examples < self._batch_size
 
-    def next_batch(self) -> None:
-        """Return nothing: the arrays are there."""
+    def __next__(self) -> tuple:
         self._n_taken += self._batch_size
-
-    def arrays(self, _batch: None) -> tuple:
-        """Return prepared arrays."""
         return self._arrays[self._n_taken // self._batch_size % _N_PREPARED]
+
+    def convert(self, arrays: tuple, _device: int) -> tuple:
+        """Return them as they are."""
+        return arrays
 
     def counts(self) -> None:
         """Return None: there is nothing to count."""
@@ -140,32 +121,27 @@ class Synthetic:
         """Do nothing: there are no processes."""
 
 
-# --- training ---------------------------------------------------------------------------------
+def training_step(request: dict, comm: object, device: int) -> Callable[[tuple], float]:
+    """Return what trains the model of a run on a mini-batch and returns its loss."""
+    import chainer
+    import chainermn
 
+    from bench.claims.data_parallel.models import MODELS
 
-class Trainer:
-    """Trains the model of a run on one rank, as ChainerMN's examples do."""
+    np.random.seed(request["seed"])  # the weights are drawn from it
+    model = chainer.links.Classifier(MODELS[request["model"]]())
+    model.compute_accuracy = False
+    if device >= 0:
+        chainer.backends.cuda.get_device_from_id(device).use()
+        model.to_gpu()
+    optimizer = chainermn.create_multi_node_optimizer(chainer.optimizers.SGD(lr=1e-3), comm)
+    optimizer.setup(model)
 
-    def __init__(self, request: dict, comm: object, device: int) -> None:
-        import chainer
-        import chainermn
+    def step(arrays: tuple) -> float:
+        optimizer.update(model, *arrays)
+        return float(model.loss.array)
 
-        from bench.claims.data_parallel.models import MODELS
-
-        np.random.seed(request["seed"])  # the weights are drawn from it
-        self._model = chainer.links.Classifier(MODELS[request["model"]]())
-        self._model.compute_accuracy = False
-        if device >= 0:
-            chainer.backends.cuda.get_device_from_id(device).use()
-            self._model.to_gpu()
-        optimizer = chainer.optimizers.SGD(lr=1e-3)
-        self._optimizer = chainermn.create_multi_node_optimizer(optimizer, comm)
-        self._optimizer.setup(self._model)
-
-    def step(self, arrays: tuple) -> float:
-        """Train on one mini-batch and return its loss."""
-        self._optimizer.update(self._model, *arrays)
-        return float(self._model.loss.array)
+    return step
 
 
 def train(request: dict, comm: object) -> dict:
@@ -180,14 +156,15 @@ def train(request: dict, comm: object) -> dict:
     """
     node = this_node()
     device = -1 if request["communicator"] == "naive" else node.local_rank
-    trainer, part = Trainer(request, comm, device), Part(request, comm)
+    step, part = training_step(request, comm, device), part_of(request, comm)
     staging = os.path.join(request["staging"], node.name)
     os.makedirs(staging, exist_ok=True)
-    prepared = Synthetic(request, part, device) if request["loader"] == "synthetic" else None
-    run = _Run(trainer)
+    is_synthetic = request["loader"] == "synthetic"
+    prepared = Synthetic(request, *part, device) if is_synthetic else None
+    run = _Run(step, device)
     comm.mpi_comm.Barrier()
     run.begin()
-    run.loader = prepared or Loader(request, part, staging, device)
+    run.loader = prepared or Loader(request, *part, staging)
     epochs = [run.epoch() for _ in range(request["n_epochs"])]
     comm.mpi_comm.Barrier()  # before a rank ends processes, which takes time of the others
     run.loader.close()
@@ -206,8 +183,8 @@ class _Run:
 
     loader: Loader | Synthetic
 
-    def __init__(self, trainer: Trainer) -> None:
-        self._trainer = trainer
+    def __init__(self, step: Callable[[tuple], float], device: int) -> None:
+        self._step, self._device = step, device
         self._counts = [0] * len(_COUNTS)
         self._cpu_seconds = [0.0, 0.0]
         self.pids = {os.getpid()}
@@ -231,15 +208,15 @@ class _Run:
         start, waited, losses, n_images = self._mark, 0.0, [], 0
         asked, is_over = start, False  # the first wait of a run is that for the constructor, too
         while not is_over:
-            batch = self.loader.next_batch()
+            batch = next(self.loader.iterator)
             delivered = time.monotonic()
             waited += delivered - asked
             self.first_seconds = self.first_seconds or delivered - self._start
-            arrays = self.loader.arrays(batch)
-            losses.append(self._trainer.step(arrays))
+            arrays = self.loader.convert(batch, self._device)
+            losses.append(self._step(arrays))
             n_images += len(arrays[0])
             del batch, arrays  # their memory is for the next ones
-            is_over, asked = self.loader.is_new_epoch, time.monotonic()
+            is_over, asked = self.loader.iterator.is_new_epoch, time.monotonic()
         found = {"start": start, "end": asked, "wait_seconds": waited, "n_images": n_images}
         found |= {**self._staged(), "loss": sum(losses) / len(losses), **self._cpu()}
         self._mark = time.monotonic()  # looking at the processes has taken milliseconds

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+from overlapiter.errors import TrainingError
+
 _TAG = 19
 _PAUSE_SECONDS = 0.005
 
@@ -16,9 +18,17 @@ class Group:
     Args:
         world: A communicator of all ranks. Collective: it waits for all of them.
         size: Ranks of a group; the last one may have fewer.
+
+    Attributes:
+        number: Of the group, from 0.
+        is_leader: Whether this rank leads it.
+        failure: What is raised where a rank of the group has died.
     """
 
     def __init__(self, world: Any, size: int) -> None:
+        from mpi4py import MPI
+
+        self.failure: type[Exception] = MPI.Exception
         self._world = world
         self._comm = world.Split(world.rank // size, world.rank)
         self.number = world.rank // size
@@ -71,6 +81,11 @@ class Group:
         self._world.iprobe(source=self._world.rank, tag=_TAG)
         self._comm.iprobe(source=self._comm.rank, tag=_TAG)
 
+    def has_lost_members(self) -> bool:
+        """Return whether ranks of the group have died since the last order."""
+        self._look()
+        return bool(self._comm.Get_failed().size)
+
     def lost_leaders(self) -> set[int]:
         """Return the numbers of the groups whose leader is known to be dead."""
         from mpi4py import MPI
@@ -102,6 +117,7 @@ class Alone:
     """The group of a process without MPI."""
 
     number, is_leader, comm = 0, True, None
+    failure: type[Exception] = TrainingError
 
     def order(self, what: Any) -> None:
         """Do nothing: there are no others."""
@@ -109,6 +125,10 @@ class Alone:
     def orders(self) -> Iterator[Any]:
         """Yield nothing: this one leads."""
         yield from ()
+
+    def has_lost_members(self) -> bool:
+        """Return False."""
+        return False
 
     def lost_leaders(self) -> set[int]:
         """Return none."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from overlapiter.errors import OptionError, TrainingError
 from overlapiter.mpi.training.checkpoint import path_in
+from overlapiter.mpi.training.ending import leave_without_finalize
 from overlapiter.mpi.training.model import Builder, builder_from
 from overlapiter.mpi.training.run import train
 from overlapiter.mpi.training.settings import METRICS, read_toml
@@ -78,11 +79,14 @@ def search(
     builder = builder_from(model) if any(map(is_of_model, chosen.searched)) else model
     run = functools.partial(_train, builder, train_files, val_files)
     world = _world(comm)
+    if world is not None:
+        leave_without_finalize()
     name = uuid.uuid4().hex if world is None else world.bcast(uuid.uuid4().hex)
     with Alone() if world is None else Group(world, group_size) as group:
         if not group.is_leader:
             for values in group.orders():
-                with contextlib.suppress(TrainingError):  # the leader records it
+                # The leader records it; and if the leader is lost, there are no more orders.
+                with contextlib.suppress(TrainingError, group.failure):
                     run(group.comm, values, None)
             return None
         study = Study(out, chosen, metric, n_trials, seed, is_pruning=is_pruning)
@@ -155,7 +159,10 @@ def _lead(
         group.order(asked.values)
         try:
             run(group.comm, asked.values, asked)
-        except TrainingError as error:
+        except (TrainingError, group.failure) as error:
+            if group.has_lost_members():
+                study.put_back(asked)
+                continue
             asked.reason = asked.reason or str(error)
         trial = study.tell(asked)
         with contextlib.suppress(FileNotFoundError):

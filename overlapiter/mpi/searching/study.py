@@ -90,7 +90,7 @@ class Study:
             study_name="search",
             storage=optuna.storages.JournalStorage(backend),
             direction="maximize" if self.is_maximized else "minimize",
-            pruner=pruners.MedianPruner(n_warmup_steps=1) if is_pruning else pruners.NopPruner(),
+            pruner=pruners.MedianPruner(n_warmup_steps=2) if is_pruning else pruners.NopPruner(),
             load_if_exists=True,
         )
         for name, ours in (("space", space.to_json()), ("metric", metric)):
@@ -191,11 +191,18 @@ class Study:
                 continue
             owner = trial.user_attrs.get("owner")
             age_seconds = time.time() - trial.datetime_start.timestamp()
-            is_gone = age_seconds > _OWNERLESS_SECONDS if owner is None else is_lost(owner)
-            if is_gone and self._fail(trial.number, "lost", "") and trial.params:
-                first = trial.user_attrs.get("continues", trial.number)
-                more = {"continues": first, "epochs": trial.intermediate_values}
-                self._study.enqueue_trial(trial.params, user_attrs=more)
+            if age_seconds > _OWNERLESS_SECONDS if owner is None else is_lost(owner):
+                self._put_back(trial)
+
+    def put_back(self, asked: Asked) -> None:
+        """Have a trial done again, from its last checkpoint: ranks were lost that trained it."""
+        self._put_back(next(each for each in self._trials() if each.number == asked.number))
+
+    def _put_back(self, trial: Any) -> None:
+        if self._fail(trial.number, "lost", "") and trial.params:
+            first = trial.user_attrs.get("continues", trial.number)
+            more = {"continues": first, "epochs": trial.intermediate_values}
+            self._study.enqueue_trial(trial.params, user_attrs=more)
 
     # --- results --------------------------------------------------------------------------------
 

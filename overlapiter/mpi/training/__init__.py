@@ -2,10 +2,12 @@
 
 ::
 
-    run        settings, model and data → server and workers, in one process or over MPI
-    server     what the server does with a message        worker      the training loop of a worker
-    post       messages between ranks                      messages    their flat form
-    leases     which examples are whose                    reading     files → mini-batches, in a thread
-    validation validation beside training                  submaster   a server between server and workers
-    checkpoint, history, settings, data, model             what their names say
+    run          what the user calls: settings, model and files → a run on one or many processes
+    alone        server and worker in one process          ranks       one rank of an MPI job
+    server       what the server does with a message       hosting     its process: threads, files
+    worker       the training loop of a worker             reading     its input, in a thread
+    leases       which examples are whose                  epochs      what is known of an epoch
+    validation   beside training, by whoever has time      submaster   makes one message of many
+    post         messages between ranks                    messages    their flat form
+    algorithms, optimizers                                 the equations, pure
 """

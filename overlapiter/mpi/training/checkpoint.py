@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import threading
@@ -92,6 +93,33 @@ def read(out: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
             f"the checkpoint {path} cannot be read ({error}); begin anew with --restart, or name "
             f"another --out"
         ) from error
+
+
+class WorkerStates:
+    """What a worker keeps of its own, beside each checkpoint of the server: EASGD and GEM need it.
+
+    Args:
+        out: Directory of the run.
+        rank: Of the worker.
+    """
+
+    def __init__(self, out: str, rank: int) -> None:
+        self._path = os.path.join(out, f"checkpoint-rank{rank}.npz")
+
+    def write(self, number: int, state: Mapping[str, Any]) -> None:
+        """Write the state that belongs to a checkpoint, in place of that of an earlier one."""
+        with open(f"{self._path}.new", "wb") as file:
+            np.savez(file, **flat("side", state), number=np.array(number))
+        os.replace(f"{self._path}.new", self._path)
+
+    def read(self, number: int) -> dict[str, Any] | None:
+        """Return the state that belongs to a checkpoint; None if there is none."""
+        with contextlib.suppress(OSError, ValueError, KeyError):  # the server's weights will do
+            with np.load(self._path, allow_pickle=False) as file:
+                arrays = dict(file)
+            if int(arrays["number"]) == number:
+                return part("side", arrays)
+        return None
 
 
 def flat(name: str, state: Mapping[str, Any]) -> dict[str, Any]:

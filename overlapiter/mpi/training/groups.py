@@ -25,8 +25,10 @@ def reports_in(message: Message, n_measures: int) -> list[Message]:
     """Return the reports that :func:`rows_of` has put into a message."""
     found = []
     for row in message.doubles.reshape(-1, _N_FACTS + n_measures):
-        facts = [int(value) for value in row[:_N_FACTS]]
-        found.append(Message(Kind.REPORT, *facts, doubles=row[_N_FACTS:]))
+        origin, epoch, piece, position, n_examples = (int(value) for value in row[:_N_FACTS])
+        found.append(
+            Message(Kind.REPORT, origin, epoch, piece, position, n_examples, doubles=row[_N_FACTS:])
+        )
     return found
 
 

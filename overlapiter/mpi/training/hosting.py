@@ -40,7 +40,7 @@ class Host:
         )
         self._validation = Validation(len(plan.val_pieces))
         self._epochs = outputs.epochs(self.model)
-        outputs.restore(self._side, self._queue, self._validation, self._epochs)
+        number = outputs.restore(self._side, self._queue, self._validation, self._epochs)
         is_inline = settings.validation == "inline"
         self.server = Server(
             self.model,
@@ -57,6 +57,7 @@ class Host:
             trace=job.trace,
             say=job.say,
         )
+        self.server.resume_from(number)
         self._epoch = self._epochs.current
         self._is_busy = False
         self._thread: ValidationThread | None = None
@@ -71,7 +72,7 @@ class Host:
         self._is_busy = True
         self.server.receive(message)
         self._is_busy = False
-        self._after()
+        self._after(is_report=bool(message.n_examples))
 
     def lose(self, worker: int, reason: str) -> None:
         """Tell the server that a worker is gone."""
@@ -91,17 +92,20 @@ class Host:
         with self._validation.changed:
             self._validation.changed.wait(seconds)
 
-    def _after(self) -> None:
+    def _after(self, *, is_report: bool = False) -> None:
         if self.server.failure:
             return
         is_new_epoch = self._epochs.current != self._epoch
         self._epoch = self._epochs.current
-        if is_new_epoch or self._outputs.is_checkpoint_due():
+        if is_new_epoch or (is_report and self._outputs.is_checkpoint_due()):
             self.checkpoint()
 
     def checkpoint(self) -> None:
         """Begin to write a checkpoint."""
-        self._outputs.write_checkpoint(self._side, self._queue, self._validation, self._epochs)
+        number = self._outputs.write_checkpoint(
+            self._side, self._queue, self._validation, self._epochs
+        )
+        self.server.mark(number)
 
     def finish(self) -> None:
         """Write what a run that came to its end leaves behind."""

@@ -57,7 +57,7 @@ def pieces_of(lengths: Sequence[int], piece_examples: int) -> list[Piece]:
     pieces = []
     for file, length in enumerate(lengths):
         for start in range(0, length, piece_examples):
-            pieces.append(Piece(file, start, min(start + piece_examples, length)))
+            pieces += [Piece(file, start, min(start + piece_examples, length))]
     return pieces
 
 

@@ -51,7 +51,9 @@ class Message(NamedTuple):
         origin: The worker that it is from, or for; a sub-server passes it on.
         epoch: Of the report, or of the validation.
         piece: Of the report, or to validate.
-        position: Up to which of its examples; of a worker that joins, the digest of its model.
+        position: Up to which of its examples; of a worker that joins, the digest of its model; of
+            the server, the number of the checkpoint that the worker's own state is to be kept with,
+            or to be taken from.
         n_examples: That the measures are about.
         leases: Granted ones, at most :data:`MOST_LEASES`: epoch, piece and position.
         doubles: Measures, as sums over examples.
@@ -108,11 +110,12 @@ def pack(message: Message, buffer: Buffer) -> Buffer:
 def unpack(buffer: Buffer) -> Message:
     """Return the message in a buffer; its arrays are views of the buffer."""
     header = buffer[:_HEADER_BYTES].view(np.int64)
-    *facts, n_doubles, n_vector, n_text, memory_bytes, cpu_ms, n_leases = header[:12].tolist()
+    kind, origin, epoch, piece, position, n_examples, *sizes = header[:12].tolist()
+    n_doubles, n_vector, n_text, memory_bytes, cpu_ms, n_leases = sizes
     leases = header[12 : 12 + 3 * n_leases].reshape(-1, 3).tolist()
     end = _HEADER_BYTES + 8 * n_doubles
     return Message(
-        Kind(facts[0]), *facts[1:],
+        Kind(kind), origin, epoch, piece, position, n_examples,
         tuple((epoch, piece, position) for epoch, piece, position in leases),
         buffer[_HEADER_BYTES:end].view(np.float64),
         buffer[end : end + 4 * n_vector].view(np.float32),

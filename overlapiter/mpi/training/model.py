@@ -142,7 +142,7 @@ def wrapped(
         make = getattr(importlib.import_module(home), adapter)
         return make(built, loss, tuple(metrics), device, example)  # type: ignore[no-any-return]  # by name
     if all(hasattr(built, name) for name in ("gradient", "evaluate", "weights", "load")):
-        return built  # type: ignore[return-value]  # as far as can be seen
+        return built  # type: ignore[no-any-return]  # as far as can be seen
     raise OptionError(
         "model",
         f"build_model() returned a {type(built).__name__}; return a chainer.Link, a "

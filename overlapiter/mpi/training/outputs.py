@@ -7,8 +7,6 @@ import os
 import time
 from typing import Any
 
-import numpy as np
-
 from overlapiter.errors import OptionError, TrainingError
 
 from . import checkpoint
@@ -59,7 +57,7 @@ class Outputs:
         self._writer = checkpoint.Writer(self._out)
         self._written_at = time.monotonic()
         self._history = History(job.settings)
-        self._stop_reason = ""
+        self._number = 0
 
     @property
     def records(self) -> list[Record]:
@@ -117,16 +115,16 @@ class Outputs:
 
     def restore(
         self, side: ServerSide, queue: LeaseQueue, validation: Validation, epochs: Epochs
-    ) -> None:
-        """Go on from the checkpoint, if there is one."""
+    ) -> int:
+        """Go on from the checkpoint, if there is one; return its number, 0 if there is none."""
         if self._found is None:
-            return
+            return 0
         facts, arrays = self._found
         state = checkpoint.part("side", arrays)
-        if np.shape(state.get("weights")) != side.weights.shape:
+        if state["weights"].shape != side.weights.shape:
             raise TrainingError(
                 f"the model has {side.weights.size:,} values, and the one of the checkpoint in "
-                f"{self._out} {np.size(state.get('weights')):,}; begin anew with --restart"
+                f"{self._out} {state['weights'].size:,}; begin anew with --restart"
             )
         side.load_state(state)
         if facts["plan"]["pieces"] != self._job.plan.facts()["pieces"]:
@@ -144,6 +142,8 @@ class Outputs:
             self._listener.say(f"the run in {self._out} has ended before, after epoch {n_done}")
         else:
             self._listener.say(f"going on from the checkpoint in {self._out}, epoch {n_done + 1}")
+        self._number = int(facts["number"])
+        return self._number
 
     def is_checkpoint_due(self) -> bool:
         """Return whether the last checkpoint is old."""
@@ -151,15 +151,17 @@ class Outputs:
 
     def write_checkpoint(
         self, side: ServerSide, queue: LeaseQueue, validation: Validation, epochs: Epochs
-    ) -> None:
-        """Write a checkpoint; the disk is not waited for."""
+    ) -> int:
+        """Write a checkpoint; the disk is not waited for. Returns its number."""
+        self._number += 1
         self._written_at = time.monotonic()
         with validation.changed:
             snapshots = {str(epoch): each for epoch, each in validation.snapshots.items()}
         facts = self._facts() | {"queue": queue.state(), "epochs": epochs.state()}
         facts["piece_examples"] = max(map(len, self._job.plan.train_pieces))
         arrays = checkpoint.flat("side", side.state()) | checkpoint.flat("snapshot", snapshots)
-        self._writer.write(facts, arrays)
+        self._writer.write(facts | {"number": self._number}, arrays)
+        return self._number
 
     # --- the end ------------------------------------------------------------------------------
 

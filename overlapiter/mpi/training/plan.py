@@ -94,5 +94,5 @@ def make_plan(
 def _piece_examples(n: int, n_workers: int, settings: Settings, example: Batch) -> int:
     """Return a size of pieces that gives work to all workers, and is not too large to read."""
     step = settings.batch * settings.sync_every
-    most = _PIECE_BYTES / max(1, sum(array.nbytes for array in example))
+    most: float = _PIECE_BYTES / max(1, sum(array.nbytes for array in example))
     return min(default_piece_examples(n, n_workers, step), step * max(1, math.floor(most / step)))

@@ -44,7 +44,7 @@ class Arrival(NamedTuple):
 
 
 class Post:
-    """Messages from and to some ranks. Its methods may be called by one thread beside :class:`Mail`.
+    """Messages from and to some ranks. For one thread beside that of :class:`Mail`.
 
     Args:
         comm: The communicator; errors are returned by it from now on.

@@ -10,6 +10,7 @@ from overlapiter.errors import OptionError, OverlapError, TrainingError
 from overlapiter.node import this_host
 from overlapiter.tracing import Tracing
 
+from .ending import leave_without_finalize
 from .groups import groups_of
 from .history import Record
 from .hosting import Host
@@ -51,6 +52,7 @@ def train_as_rank(
     comm: Any, preparation: Preparation, listener: NoListener, *, restart: bool
 ) -> list[Record] | None:
     """Train as one rank of a communicator; see :func:`.run.train`."""
+    leave_without_finalize()
     world = comm
     comm = comm.Dup()  # so that no message of the caller's is taken for ours
     settings = preparation.settings

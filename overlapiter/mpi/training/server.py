@@ -108,6 +108,9 @@ class Server:
         self._told_to_stop: set[int] = set()
         self._knows_snapshot: dict[int, int] = {}
         self._reports: dict[int, Message] = {}  # of those that exchange: they count when applied
+        self._has_begun = False
+        self._marks: dict[int, int] = {}
+        self._resumes: dict[int, int] = {}
         self.outbox: list[tuple[int, Message]] = []
         self.failure = ""
         self.lost: dict[int, str] = {}
@@ -183,6 +186,18 @@ class Server:
         self._queue.close()
         self._validation.close()
 
+    def mark(self, number: int) -> None:
+        """Have each worker keep its own state with its next reply, for a checkpoint."""
+        self._marks = dict.fromkeys(self._workers - self.lost.keys(), number)
+        for i, (worker, message) in enumerate(self.outbox):
+            if message.kind is Kind.GO:
+                marked = message._replace(position=self._marks.pop(worker, 0))
+                self.outbox[i] = worker, marked
+
+    def resume_from(self, number: int) -> None:
+        """Have each worker begin with the state that it kept with a checkpoint."""
+        self._resumes = dict.fromkeys(self._workers, number)
+
     # --- how it stands ------------------------------------------------------------------------
 
     @property
@@ -214,6 +229,9 @@ class Server:
             self._send(worker, Message(Kind.STOP, text=self.failure))
             self._told_to_stop.add(worker)
             return
+        if not self._has_begun:
+            self._has_begun = True
+            self._epochs.begin()
         self._begin(worker)
 
     def _begin(self, worker: int) -> None:
@@ -221,9 +239,8 @@ class Server:
         if self.lost.pop(worker, None) is not None and not self.is_over:
             self._say(f"rank {worker} is back")
         self._parked.pop(worker, None)
-        self._send(
-            worker, Message(Kind.BEGIN, vector=self._side.weights, leases=self._grant(worker))
-        )
+        begin = Message(Kind.BEGIN, vector=self._side.weights, leases=self._grant(worker))
+        self._send(worker, begin._replace(position=self._resumes.pop(worker, 0)))
 
     def _exchange(self, message: Message) -> None:
         worker = message.origin
@@ -270,6 +287,8 @@ class Server:
         if self.is_over:
             self._told_to_stop.add(worker)
             message = Message(Kind.STOP, text=self.failure)
+        elif message.kind is Kind.GO:
+            message = message._replace(position=self._marks.pop(worker, 0))
         self.outbox.append((worker, message._replace(origin=worker)))
 
     # --- work for workers ---------------------------------------------------------------------
@@ -287,7 +306,7 @@ class Server:
             lease = self._queue.take(worker, self._epochs.current)
             if lease is None:
                 break
-            granted.append(tuple(lease))
+            granted.append((lease.epoch, lease.piece, lease.position))
         return tuple(granted)
 
     def _park(self, worker: int) -> None:

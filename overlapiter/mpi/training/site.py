@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 from overlapiter.node import this_host
 
+from .ending import is_tolerant
 from .groups import n_doubles_of
 from .messages import Kind, Message
 from .post import Post
@@ -99,7 +100,7 @@ class Site:
         silent = _silent(server)
         if not silent:
             return
-        if os.environ.get("OMPI_MCA_mpi_ft_enable", "0") not in ("0", "false"):
+        if is_tolerant():
             self._signal(silent, signal.SIGKILL)
         elif self._is_world:
             status = 1 if server.failure or sys.exc_info()[0] is not None else 0

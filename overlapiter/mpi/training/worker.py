@@ -14,6 +14,7 @@ import numpy as np
 from overlapiter.errors import TrainingError
 from overlapiter.tracing import OFF, Tracing
 
+from .checkpoint import WorkerStates
 from .leases import Lease
 from .messages import Kind, Message, Vector
 from .model import Model
@@ -82,6 +83,7 @@ class Worker:
         batch: Examples of a mini-batch.
         seed: What is random in the model follows from it, the epoch, the piece and the position.
         rate_in: Returns the learning rate of an epoch.
+        states: Keeps the state of the algorithm's part with checkpoints; None if it has none.
         trace: Where spans go.
     """
 
@@ -97,6 +99,7 @@ class Worker:
         batch: int,
         seed: int,
         rate_in: Callable[[int], float],
+        states: WorkerStates | None = None,
         trace: Tracing = OFF,
     ) -> None:
         self._rank = rank
@@ -108,6 +111,8 @@ class Worker:
         self._batch = batch
         self._seed = seed
         self._rate_in = rate_in
+        self._states = states
+        self._mark = 0
         self._trace = trace
         self._reader: Reader | None = None
         self._leases: collections.deque[Lease] = collections.deque()
@@ -198,6 +203,9 @@ class Worker:
         if report.n_examples:
             self._exchange(report)
         self._sums[:] = self._n_examples = 0
+        if self._mark and self._states is not None:
+            self._states.write(self._mark, self._side.state())
+        self._mark = 0
 
     def _ask(self) -> None:
         """Ask for work, and wait until there is some."""
@@ -228,12 +236,17 @@ class Worker:
         if reply.kind is Kind.BEGIN:
             self._begin(reply)
             raise _BegunError
+        self._mark = reply.position or self._mark
         self._take(reply)
         return reply
 
     def _begin(self, reply: Message) -> None:
         """Begin with the server's weights, whatever was before."""
         self._side.begin(reply.vector)
+        if reply.position and self._states is not None:
+            state = self._states.read(reply.position)
+            if state is not None:
+                self._side.load_state(state)
         self._leases.clear()
         if self._reader is not None:
             self._reader.close()

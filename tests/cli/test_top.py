@@ -1,0 +1,103 @@
+"""What ``overlapiter top`` shows of a training that runs in another process."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from .commands import ENVIRONMENT, REPOSITORY, command, overlapiter
+
+# A training without any end, whose store is slow.
+TRAINING = """
+import sys
+from pathlib import Path
+from bench.slow.store import attach
+from tests.support.engine import engine_of
+from bench.claims.explained import Job, TimedFiles
+
+def main():
+    job, folder = Job(n_files=60, decode_seconds=0.001, train_seconds=0.005), Path(sys.argv[1])
+    dataset = TimedFiles(job.files(folder / "source"), job.decode_seconds)
+    with job.store(folder / "source") as store:
+        dataset = attach(dataset, store)
+        with engine_of(job, dataset, folder / "source", folder / "fast") as engine:
+            job.train(engine, 3)
+            print("trains", flush=True)
+            while True:
+                job.train(engine, 1)
+
+if __name__ == "__main__":
+    main()
+"""
+
+
+@pytest.fixture
+def training(tmp_path: Path) -> Iterator[int]:
+    """The process of a training."""
+    script = tmp_path / "train_it.py"
+    script.write_text(TRAINING)
+    process = subprocess.Popen(
+        [sys.executable, script, tmp_path],
+        env={**ENVIRONMENT, "PYTHONPATH": str(REPOSITORY)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "trains\n"
+    yield process.pid
+    process.kill()
+    process.communicate()
+
+
+def test_a_training_is_found_and_explained(training: int) -> None:
+    done = overlapiter("top", training, "--once")
+
+    assert done.returncode == 0, done.stderr
+    head, row, *_ = done.stdout.splitlines()
+    assert "examples/s" in head
+    assert row.split()[:2] == ["train_it.py", str(training)]
+    assert f"{training}: The trainer waited for data " in done.stdout
+
+
+def test_for_machines_there_is_json(training: int) -> None:
+    (found,) = json.loads(overlapiter("top", training, "--once", "--json").stdout)
+
+    assert found["pid"] == training
+    assert found["stats"]["examples_taken"] >= 24
+    assert found["explanation"].startswith("The trainer waited")
+    assert found["cause"]
+
+
+def test_without_a_terminal_there_are_lines_again_and_again(training: int) -> None:
+    words = command("top", training, "--interval", "0.1", "--json")
+    with subprocess.Popen(words, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as top:
+        assert top.stdout is not None
+        first, later = (json.loads(top.stdout.readline())[0]["stats"] for _ in range(2))
+        top.kill()
+    assert later["seconds"] < 60
+    assert later["seconds"] < first["seconds"]  # of the time between the two
+
+
+def test_counters_are_written_for_node_exporter(training: int, tmp_path: Path) -> None:
+    file = tmp_path / "overlapiter.prom"
+    assert overlapiter("top", training, "--once", "--prometheus", file).returncode == 0
+
+    lines = file.read_text().splitlines()
+    labels = f'{{pid="{training}",program="train_it.py"}}'
+    values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
+    assert float(values[f"overlapiter_examples_taken_total{labels}"]) >= 24
+    assert float(values[f"overlapiter_n_readers{labels}"]) == 1
+    assert "# TYPE overlapiter_examples_taken_total counter" in lines
+    assert "# TYPE overlapiter_n_readers gauge" in lines
+    assert "# HELP overlapiter_n_readers File reader processes." in lines
+
+
+def test_no_training_is_no_success() -> None:
+    done = overlapiter("top", 1, "--once")
+    assert done.returncode == 1
+    assert "run it there, as the user of the job" in done.stderr

@@ -1,0 +1,83 @@
+"""What ``overlapiter trace`` and ``overlapiter plot`` make of traces."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+from overlapiter import tracing
+
+from .commands import overlapiter
+
+MS = 10**6
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """Two ranks: a second each, of which rank 0 waits a quarter and rank 1 a half."""
+    for rank, wait_ms in ((0, 25), (1, 50)):
+        with tracing.begin_trace(tmp_path / "out.json", "trainer", rank=rank) as made:
+            for step in range(10):
+                begin = 100 * step * MS
+                made.add("wait", "trainer", begin, begin + wait_ms * MS, step)
+                made.add("train", "trainer", begin + wait_ms * MS, begin + 100 * MS, step)
+    return tmp_path / "out.json"
+
+
+def test_a_trace_is_summed_up_by_process_and_by_what_it_did(trace: Path) -> None:
+    done = overlapiter("trace", trace)
+
+    assert done.returncode == 0, done.stderr
+    assert "rank 0: trainer wait 10 250 ms 25% 25 ms 25 ms" in done.stdout
+    assert "rank 0: trainer train 10 750 ms 75% 75 ms 75 ms" in done.stdout
+
+
+def test_traces_of_ranks_are_joined(trace: Path, tmp_path: Path) -> None:
+    joined = tmp_path / "all.json"
+    files = [trace, tmp_path / "out.rank1.json"]
+    done = overlapiter("trace", *files, "--output", joined, "--json")
+
+    spans = {(each["process"], each["name"]): each for each in json.loads(done.stdout)["spans"]}
+    assert spans["rank 1: trainer", "wait"]["seconds"] == pytest.approx(0.5)
+    assert len(json.loads(joined.read_text())) == 2 * 22
+    assert json.loads(overlapiter("trace", joined, "--json").stdout)["spans"] == [*spans.values()]
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[\n{}\n]", "\xff"])
+def test_what_is_no_trace_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "x.json").write_text(text, encoding="latin-1")
+    done = overlapiter("trace", tmp_path / "x.json")
+    assert done.returncode == 1
+    assert "x.json" in done.stderr
+
+
+def test_what_a_plot_shows_can_be_had_as_json(trace: Path) -> None:
+    steps = json.loads(overlapiter("plot", trace, "--json").stdout)
+
+    assert len(steps) == 5
+    assert sum(step["waited"] for step in steps) / 5 == pytest.approx(0.27, abs=0.02)
+    assert steps[-1]["seconds"] == pytest.approx(0.83, abs=0.03)
+
+
+@pytest.mark.skipif(not find_spec("matplotlib"), reason="needs matplotlib")
+def test_a_trace_is_drawn(trace: Path, tmp_path: Path) -> None:
+    done = overlapiter("plot", trace, "--output", tmp_path / "figure.svg", "--title", "a training")
+
+    assert done.stdout == f"{tmp_path / 'figure.svg'}\n", done.stderr
+    assert "waits for data" not in done.stderr
+    assert (tmp_path / "figure.svg").read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_a_shell_completes_commands_and_options(shell: str, tmp_path: Path) -> None:
+    script = overlapiter("completion", shell).stdout
+    for word in ("top", "trace", "--prometheus", "--output"):
+        assert word in script
+    if shell == "bash":
+        (tmp_path / "completion").write_text(script)
+        checked = subprocess.run(["bash", "-n", tmp_path / "completion"], check=False)
+        assert checked.returncode == 0

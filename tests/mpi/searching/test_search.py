@@ -1,0 +1,102 @@
+"""The command `search`, in one process and in groups of ranks, some of which are killed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.chainer.mpi_jobs import NEEDS_MPIEXEC
+from tests.chainer.scripts import ENVIRONMENT
+from tests.mpi.training.jobs import run_training, write_digits
+
+pytest.importorskip("optuna")
+
+MODEL = Path(__file__).with_name("model.py")
+SPACE = """
+[space]
+learning_rate = {low = 1e-3, high = 0.1, log = true}
+batch = [20, 50]
+"model.n_hidden" = [8, 16]
+[settings]
+epochs = 2
+optimizer = "momentum"
+"""
+
+
+def search(folder: Path, n_trials: int, *words: object, n_ranks: int = 0, **environment: str):
+    """Run the command on the digits; return its exit status, its output and its complaints."""
+    lists = write_digits(folder)
+    (folder / "space.toml").write_text(SPACE)
+    command = [sys.executable, "-m", "overlapiter", "search", "space.toml", MODEL, *lists]
+    if n_ranks:
+        launcher = ["mpiexec", "--allow-run-as-root", "--oversubscribe", "--with-ft", "ulfm"]
+        command = [*launcher, "-n", n_ranks, *command]
+    return subprocess.run(
+        [*map(str, command), "--trials", str(n_trials), *map(str, words)],
+        cwd=folder,
+        env={**ENVIRONMENT, "SEARCH_MARK": str(folder / "killed"), **environment},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+
+
+def results(folder: Path) -> dict[str, Any]:
+    return json.loads((folder / "search" / "search.json").read_text())
+
+
+def test_a_search_goes_on_where_it_ended_and_its_best_settings_can_be_trained(
+    tmp_path: Path,
+) -> None:
+    ended = search(tmp_path, 2)
+    assert ended.returncode == 0, ended.stderr
+    assert "learning_rate" in ended.stdout
+    first = results(tmp_path)["trials"]
+    ended = search(tmp_path, 3, "--json")
+    assert ended.returncode == 0, ended.stderr
+    result = json.loads(ended.stdout)
+    assert result == results(tmp_path)
+    assert len(result["trials"]) == 3
+    assert result["trials"][:2] == first
+    assert result["best"]["value"] == max(t["value"] for t in result["trials"]) > 0.15
+    assert (tmp_path / "search" / "search.png").stat().st_size > 5000
+    best = ("--settings", tmp_path / "search" / "best.toml", "--out", "best")
+    assert run_training(tmp_path, 0, MODEL, *write_digits(tmp_path), *best).exit_status == 0
+    epochs = json.loads((tmp_path / "best" / "history.json").read_text())["epochs"]
+    if result["best"]["params"]["model.n_hidden"] == 16:  # the default of build_model
+        assert epochs[-1]["val_accuracy"] == result["best"]["value"]
+
+
+@pytest.mark.parametrize(
+    "killed", ["2", pytest.param("3", marks=pytest.mark.slow)], ids=["leader", "worker"]
+)
+class TestKilled:
+    pytestmark = NEEDS_MPIEXEC
+
+    def test_the_trial_of_a_group_that_loses_a_rank_is_done_again(
+        self, tmp_path: Path, killed: str
+    ) -> None:
+        ended = search(tmp_path, 3, "--group", 2, n_ranks=4, SEARCH_KILLED=killed)
+        assert ended.returncode == 0, ended.stderr
+        assert (tmp_path / "killed").exists()
+        trials = results(tmp_path)["trials"]
+        assert [trial["state"] for trial in trials] == ["complete"] * 3
+        assert [trial["n_epochs"] for trial in trials] == [2] * 3
+        # The one that was begun twice has kept its directory, and so its checkpoint.
+        folders = {Path(trial["out"]).name for trial in trials}
+        assert len(folders) == 3
+        assert folders > {"0000", "0001"}
+
+
+def test_a_space_that_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    ended = search(tmp_path, 2, "--metric", "val_beauty")
+    assert ended.returncode == 2
+    assert "choose one of val_loss, val_accuracy" in ended.stderr
+    assert not (tmp_path / "search").exists()

@@ -1,0 +1,371 @@
+"""A run in one process: what it writes, how it stops, how it goes on, what it refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import chainer
+import numpy as np
+import pytest
+
+import overlapiter.mpi
+from overlapiter.errors import OptionError, TrainingError
+from overlapiter.mpi.training.curves import draw
+
+from .digits import build_model
+from .jobs import (
+    COUNTING,
+    DIGITS,
+    counts,
+    epochs,
+    run_training,
+    same_weights,
+    weights,
+    write_digits,
+    write_file,
+    write_numbers,
+)
+
+COUNTED: dict[str, Any] = {"loss": "model", "optimizer": "sgd", "learning_rate": 1.0, "batch": 2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Have matplotlib open its fonts, which it keeps open."""
+    path = tmp_path_factory.mktemp("fonts") / "curves.png"
+    draw([{"epoch": 1, "loss": 1.0}], str(path), print)
+
+
+@pytest.fixture
+def lists(tmp_path: Path) -> tuple[Path, Path]:
+    """The lists of the digits to train on, and to validate with."""
+    return write_digits(tmp_path)
+
+
+def test_a_run_leaves_all_that_it_promises_and_chainer_loads_its_weights(
+    tmp_path: Path, lists: tuple[Path, Path]
+) -> None:
+    out = tmp_path / "run"
+    records = overlapiter.mpi.train(
+        DIGITS, *lists, epochs=3, metrics="accuracy", learning_rate=0.01, out=out
+    )
+    assert records == epochs(out)
+    assert [record["epoch"] for record in epochs(out)] == [1, 2, 3]
+    last = epochs(out)[-1]
+    assert {"loss", "val_loss", "val_accuracy", "examples", "seconds"} <= last.keys()
+    assert last["examples"] == 600  # the tails of both files, too
+    assert last["val_accuracy"] > 0.8
+    assert (out / "curves.png").read_bytes().startswith(b"\x89PNG")
+    link = build_model()
+    chainer.serializers.load_npz(out / "weights.npz", link)
+    assert np.array_equal(link.second.W.array, weights(out)["second/W"])
+    # The statistics of BatchNormalization are those of the training, not the first ones.
+    assert np.abs(weights(out)["norm/avg_mean"]).max() > 0.01
+
+
+def test_the_settings_that_a_run_writes_repeat_it(tmp_path: Path, lists: tuple[Path, Path]) -> None:
+    overlapiter.mpi.train(DIGITS, *lists, epochs=1, seed=5, features="features", out=tmp_path / "1")
+    ended = run_training(
+        tmp_path, 0, DIGITS, *lists, "--settings", tmp_path / "1/settings.toml", "--out", "2"
+    )
+    assert ended.exit_status == 0, ended.output
+    assert same_weights(tmp_path / "1", tmp_path / "2")
+    assert ended.output.startswith("epoch 1/1   loss ")
+
+
+def test_another_seed_shuffles_files_and_examples_otherwise(tmp_path: Path) -> None:
+    listing = write_numbers(tmp_path)
+    seen: dict[object, list[int]] = {}
+
+    for key, seed, is_shuffled in (("0", 0, True), ("1", 1, True), ("plain", 0, False)):
+
+        class Noting(chainer.Chain):
+            def __init__(self, key: str = key) -> None:
+                super().__init__()
+                self.numbers = seen.setdefault(key, [])
+                with self.init_scope():
+                    self.parameter = chainer.Parameter(np.zeros(1, np.float32))
+
+            def __call__(self, numbers: Any, _labels: Any) -> Any:
+                self.numbers += numbers.tolist()
+                return chainer.functions.sum(self.parameter)
+
+        overlapiter.mpi.train(
+            Noting, listing, **COUNTED | {"epochs": 2}, seed=seed, shuffle=is_shuffled,
+            out=tmp_path / key,
+        )  # fmt: skip
+    for numbers in seen.values():
+        assert sorted(numbers[:100]) == sorted(numbers[100:]) == [*range(100)]
+    first, second = seen["0"][:100], seen["0"][100:]
+    assert first != second != seen["1"][:100]
+    assert seen["plain"] == [*range(100), *range(100)]
+    files = [number // 37 for number in first]  # 0 for the first file
+    assert files != sorted(files)
+
+
+@pytest.mark.parametrize("mode", ["workers", "inline"])
+def test_all_ways_of_validating_give_the_same_numbers_and_weights(
+    tmp_path: Path, lists: tuple[Path, Path], mode: str
+) -> None:
+    for validation in ("thread", mode):
+        out = tmp_path / validation
+        overlapiter.mpi.train(
+            DIGITS, *lists, epochs=2, metrics="accuracy", validation=validation, out=out
+        )
+    assert same_weights(tmp_path / "thread", tmp_path / mode)
+    for one, other in zip(epochs(tmp_path / "thread"), epochs(tmp_path / mode), strict=True):
+        assert (one["val_loss"], one["val_accuracy"]) == (other["val_loss"], other["val_accuracy"])
+    assert epochs(tmp_path / mode)[0]["val_loss"] != epochs(tmp_path / mode)[0]["loss"]
+
+
+@pytest.mark.parametrize("algorithm", ["downpour", "easgd", "gem"])
+@pytest.mark.parametrize("optimizer", ["adam"])
+def test_a_run_that_was_ended_goes_on_exactly(
+    tmp_path: Path, lists: tuple[Path, Path], algorithm: str, optimizer: str
+) -> None:
+    class Ended(Exception):
+        pass
+
+    def end(record: dict[str, Any]) -> None:
+        if record["epoch"] == 2:
+            raise Ended
+
+    chosen: dict[str, Any] = {
+        "epochs": 4, "algorithm": algorithm, "optimizer": optimizer, "validation": "inline",
+        "sync_every": 3, "schedule": "3:0.1",
+    }  # fmt: skip
+    overlapiter.mpi.train(DIGITS, *lists, **chosen, out=tmp_path / "whole")
+    with pytest.raises(Ended):
+        overlapiter.mpi.train(DIGITS, *lists, **chosen, out=tmp_path / "ended", on_epoch=end)
+    assert not (tmp_path / "ended" / "weights.npz").exists()
+    overlapiter.mpi.train(DIGITS, *lists, **chosen, out=tmp_path / "ended")
+    assert same_weights(tmp_path / "whole", tmp_path / "ended")
+    for one, other in zip(epochs(tmp_path / "whole"), epochs(tmp_path / "ended"), strict=True):
+        assert (one["loss"], one["val_loss"]) == (other["loss"], other["val_loss"])
+    assert epochs(tmp_path / "whole")[2]["learning_rate"] == pytest.approx(1e-4)
+
+
+def test_a_run_that_was_ended_amid_an_epoch_uses_no_example_twice(tmp_path: Path) -> None:
+    class Ended(Exception):
+        pass
+
+    class Ending:
+        """Ends the run after some mini-batches, each of which is in a checkpoint."""
+
+        n = 0
+
+        def __call__(self, n: int, _total: int) -> None:
+            self.n += n
+            if self.n > 130:
+                raise Ended
+
+    from overlapiter.mpi.training.job import NoListener
+
+    listener = NoListener()
+    listener.progress = Ending()  # type: ignore[method-assign]  # for the test
+    listing, out = write_numbers(tmp_path), tmp_path / "run"
+    words: dict[str, Any] = COUNTED | {"epochs": 2, "checkpoint_seconds": 0.0, "out": out}
+    with pytest.raises(Ended):
+        overlapiter.mpi.train(COUNTING, listing, **words, listener=listener)
+    overlapiter.mpi.train(COUNTING, listing, **words)
+    assert counts(out) == [2] * 100
+    assert [record["examples"] for record in epochs(out)] == [100, 100]
+
+
+def test_a_run_that_has_come_to_its_end_goes_on_if_it_is_given_more_epochs(
+    tmp_path: Path,
+) -> None:
+    listing, out = write_numbers(tmp_path), tmp_path / "run"
+    for n_epochs in (1, 1, 3):
+        overlapiter.mpi.train(COUNTING, listing, **COUNTED, epochs=n_epochs, out=out)
+    assert counts(out) == [3] * 100
+
+
+def test_another_run_is_not_taken_for_the_one_that_was_ended(
+    tmp_path: Path, lists: tuple[Path, Path]
+) -> None:
+    out = tmp_path / "run"
+    overlapiter.mpi.train(DIGITS, *lists, epochs=1, out=out)
+    with pytest.raises(OptionError, match="holds the checkpoint of a run with 32, not 64"):
+        overlapiter.mpi.train(DIGITS, *lists, epochs=1, batch=64, out=out)
+    overlapiter.mpi.train(DIGITS, *lists, epochs=1, batch=64, out=out, restart=True)
+    assert len(epochs(out)) == 1
+
+
+@pytest.mark.parametrize(
+    ("chosen", "reason", "n_epochs"),
+    [
+        ({"early_stopping": "val_loss", "patience": 2, "learning_rate": 0.0}, "not improved", 3),
+        ({"target": "val_accuracy=0.05", "metrics": ["accuracy"]}, "has reached", 1),
+    ],
+)
+def test_a_run_stops_early(
+    tmp_path: Path,
+    lists: tuple[Path, Path],
+    chosen: dict[str, Any],
+    reason: str,
+    n_epochs: int,
+) -> None:
+    out = tmp_path / "run"
+    overlapiter.mpi.train(
+        DIGITS,
+        *lists,
+        **{"epochs": 9, "optimizer": "sgd", "validation": "inline"} | chosen,
+        out=out,
+    )
+    assert len(epochs(out)) == n_epochs
+    assert reason in json.loads((out / "history.json").read_text())["stopped_because"]
+
+
+def test_the_caller_can_stop_a_run(tmp_path: Path, lists: tuple[Path, Path]) -> None:
+    records = overlapiter.mpi.train(
+        DIGITS, *lists, epochs=9, on_epoch=lambda record: record["epoch"] == 2,
+        validation="inline", out=tmp_path / "run",
+    )  # fmt: skip
+    assert records is not None
+    assert len(records) == 2
+
+
+# --- data ---------------------------------------------------------------------------------------
+
+
+def test_a_data_class_of_the_users_takes_the_place_of_hdf5(tmp_path: Path) -> None:
+    (tmp_path / "rows.py").write_text(
+        "import numpy as np\n"
+        "class Rows:\n"
+        "    def __init__(self, path):\n"
+        "        self.rows = np.loadtxt(path, ndmin=2)\n"
+        "    def __len__(self):\n"
+        "        return len(self.rows)\n"
+        "    def read(self, start, stop):\n"
+        "        return self.rows[start:stop, 0].astype('i4'), self.rows[start:stop, 1]\n"
+        "    def close(self):\n"
+        "        pass\n"
+    )
+    for i in range(4):
+        np.savetxt(tmp_path / f"{i}.txt", [(25 * i + k, 0) for k in range(25)])
+    files = [tmp_path / f"{i}.txt" for i in range(4)]
+    data = f"{tmp_path / 'rows.py'}:Rows"
+    overlapiter.mpi.train(COUNTING, files, **COUNTED, epochs=2, data=data, out=tmp_path / "run")
+    assert counts(tmp_path / "run") == [2] * 100
+
+
+def test_files_are_staged_before_they_are_read(tmp_path: Path) -> None:
+    source = tmp_path / "slow"
+    source.mkdir()
+    listing, staging = write_numbers(source), tmp_path / "fast"
+    overlapiter.mpi.train(
+        COUNTING, listing, **COUNTED, epochs=2, staging=staging, source=source, out=tmp_path / "run"
+    )
+    assert counts(tmp_path / "run") == [2] * 100
+    from overlapiter.store.inventory import Inventory
+
+    inventory = Inventory(str(staging))
+    try:
+        (holding,) = inventory.holdings()
+        assert holding["n_files"] == 5
+    finally:
+        inventory.close()
+
+
+def _damage(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:1000])
+
+
+def _shorten_labels(path: Path) -> None:
+    write_file(path, np.zeros((310, 64), np.float32), np.zeros(309, np.int32))
+
+
+def _reshape(path: Path) -> None:
+    write_file(path, np.zeros((310, 32), np.float32), np.zeros(310, np.int32))
+
+
+def _rename(path: Path) -> None:
+    path.rename(path.with_name("c.h5"))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (_damage, "b.h5 cannot be read as HDF5"),
+        (_shorten_labels, "b.h5 has different numbers of examples: 310 of features, 309 of labels"),
+        (_reshape, "must be alike"),
+        (_rename, "there is no .*b.h5"),
+    ],
+)
+def test_files_that_cannot_be_trained_on_are_named(
+    tmp_path: Path, lists: tuple[Path, Path], change: Any, words: str
+) -> None:
+    change(tmp_path / "b.h5")
+    with pytest.raises((TrainingError, OptionError), match=words):
+        overlapiter.mpi.train(DIGITS, *lists, epochs=1, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("chosen", "words"),
+    [
+        ({"features": "pictures"}, "has no data set pictures, only features, labels"),
+        ({"loss": "mean_squared_error"}, "does not work on the first example"),
+        ({"batch": 0}, "batch: 0 is too small"),
+        ({"optimiser": "sgd"}, "is no setting"),
+        ({"target": "accuracy"}, "write NAME=VALUE"),
+        ({"schedule": "1-0.1"}, "write 'cosine'"),
+        ({"masters": 1}, "start it by mpiexec"),
+        ({"early_stopping": "val_accuracy"}, "is none of loss, val_loss"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused(
+    tmp_path: Path, lists: tuple[Path, Path], chosen: dict[str, Any], words: str
+) -> None:
+    with pytest.raises((TrainingError, OptionError), match=words):
+        overlapiter.mpi.train(DIGITS, *lists, **{"epochs": 1} | chosen, out=tmp_path / "run")
+
+
+def test_an_empty_list_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty.txt").write_text("# nothing\n")
+    with pytest.raises(OptionError, match="names no file"):
+        overlapiter.mpi.train(DIGITS, tmp_path / "empty.txt", out=tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_model_with_nan_is_refused(tmp_path: Path, lists: tuple[Path, Path]) -> None:
+    def build() -> Any:
+        link = build_model()
+        link.second.b.array[3] = np.nan
+        return link
+
+    with pytest.raises(TrainingError, match="not finite: /second/b"):
+        overlapiter.mpi.train(build, *lists, out=tmp_path / "run")
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy: overflows
+def test_a_model_that_explodes_ends_the_run_with_the_names_of_its_parameters(
+    tmp_path: Path, lists: tuple[Path, Path]
+) -> None:
+    with pytest.raises(TrainingError, match=r"the loss of a mini-batch is (nan|inf)"):
+        overlapiter.mpi.train(
+            DIGITS, *lists, optimizer="sgd", learning_rate=1e38, out=tmp_path / "run"
+        )
+
+
+def test_a_pytorch_model_is_trained_as_well(tmp_path: Path, lists: tuple[Path, Path]) -> None:
+    torch = pytest.importorskip("torch")
+
+    def build() -> Any:
+        return torch.nn.Sequential(
+            torch.nn.Linear(64, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(),
+            torch.nn.Dropout(0.1), torch.nn.Linear(32, 10),
+        )  # fmt: skip
+
+    for out in ("one", "two"):
+        overlapiter.mpi.train(
+            build, *lists, epochs=3, metrics="accuracy", learning_rate=0.01, out=tmp_path / out
+        )
+    assert epochs(tmp_path / "one")[-1]["val_accuracy"] > 0.8
+    assert same_weights(tmp_path / "one", tmp_path / "two")
+    module = build()
+    found = weights(tmp_path / "one")
+    module.load_state_dict({name: torch.from_numpy(found[name]) for name in found})
+    assert found["1.num_batches_tracked"] == epochs(tmp_path / "one")[-1]["updates"]

@@ -1,0 +1,50 @@
+"""What is said of trainings with one bottleneck each: the cause, in words, and what to change."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench.claims.explained import JOBS, TimedFiles
+from bench.slow.store import attach
+from overlapiter.explain import Cause, Explanation
+from tests.support.engine import engine_of
+
+#: Of each cause: what the paragraph says of it, and of the change.
+WORDS = {
+    "store latency": ("its latency is the limit", "leave out reads_in_flight=2"),
+    "store bandwidth": ("its bandwidth is the limit", "stage it before the job"),
+    "store requests": ("number of requests that it serves at once", "stage it before the job"),
+    "not staged": ("mostly for file readers that read the slow store", "stage the files"),
+    "decoding": ("Decoding an example takes", "n_processes="),
+    "trainer": ("Loading is not the bottleneck", ""),
+    "directory too small": ("The staging directory is too small", "room for the whole data set"),
+}
+
+
+def explained(cause: str, tmp_path: Path) -> Explanation:
+    """Train, and return what is said of it."""
+    job, folder = JOBS[cause], tmp_path / "source"
+    dataset = TimedFiles(job.files(folder), job.decode_seconds)
+    with (
+        job.store(folder) as store,
+        engine_of(job, attach(dataset, store), folder, tmp_path / "fast") as engine,
+    ):
+        job.train(engine)
+        return engine.pipeline.explain()
+
+
+@pytest.mark.parametrize("cause", JOBS)
+def test_the_bottleneck_of_a_training_is_found_and_the_change_is_named(
+    cause: str, tmp_path: Path
+) -> None:
+    found = explained(cause, tmp_path)
+
+    reason, change = WORDS[cause]
+    assert found.cause is Cause(cause), found.text
+    assert reason in found.text
+    # On a node that is busy otherwise, or has one core, more readers are of no use.
+    others = ("smaller images", "leave them more cores") if cause == "decoding" else ()
+    assert any(words in found.text.lower() for words in (change.lower(), *others))
+    assert found.text.startswith("The trainer waited for data ")

@@ -1,0 +1,222 @@
+"""Traces: whole lines of several processes, within a bound, valid whoever was killed meanwhile."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from overlapiter import tracing
+from overlapiter.errors import OptionError
+from tests.support.traces import assert_valid, events_in
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "out.json"
+
+
+def names(path: Path, phase: str = "X") -> list[str]:
+    return [event["name"] for event in events_in(path) if event["ph"] == phase]
+
+
+def test_a_span_has_its_name_its_time_and_what_it_is_about(path: Path) -> None:
+    begun = time.time()
+    with (
+        tracing.begin_trace(path, "worker") as trace,
+        trace.span("compute", "training", 7, loss=0.5, of="x"),
+    ):
+        pass
+
+    (span,) = [event for event in events_in(path) if event["ph"] == "X"]
+    assert (span["name"], span["cat"], span["args"]) == (
+        "compute", "training", {"loss": 0.5, "of": "x"},
+    )  # fmt: skip
+    assert begun - 1 < span["ts"] / 1e6 < time.time() + 1
+    assert span["pid"] == os.getpid()
+    assert_valid(events_in(path))
+
+
+def test_all_that_can_be_recorded_is_valid(path: Path) -> None:
+    with tracing.begin_trace(path, "worker") as trace:
+        with trace.span("outer", "x"), trace.span("inner", "x"):
+            trace.flow("s", 1)
+            trace.instant("now", "x")
+        trace.counter("queue", waiting=3, ready=0.5)
+        trace.name_row("receiver")
+        with trace.span("take", "x"):
+            trace.flow("f", 1)
+
+    assert_valid(events_in(path))
+    assert Counter(event["ph"] for event in events_in(path)) == Counter("XXXsfiCMMM")
+
+
+def test_what_overlaps_gets_rows_of_its_own_which_are_used_again(path: Path) -> None:
+    with tracing.begin_trace(path, "worker") as trace:
+        with trace.lane("I/O slot") as one, trace.lane("I/O slot") as two:
+            assert one != two
+        with trace.lane("I/O slot") as again, trace.lane("task") as other:
+            assert again == one
+            assert other not in (one, two)
+
+    rows = [event["args"]["name"] for event in events_in(path) if event["name"] == "thread_name"]
+    assert rows == ["I/O slot 1", "I/O slot 2", "task 1"]
+
+
+def test_several_processes_and_threads_write_whole_lines_to_one_file(path: Path) -> None:
+    trace = tracing.begin_trace(path, "first")
+    pids = []
+    for number in range(3):
+        pids.append(os.fork())
+        if not pids[-1]:
+            own = trace.file.open(f"child {number}", number)
+            for step in range(3000):
+                with own.span("work", "x", step, text="z" * (step % 50)):
+                    pass
+            own.close()
+            os._exit(0)
+    threads = [
+        threading.Thread(target=lambda: [trace.instant("tick", "x") for _ in range(2000)])
+        for _ in range(2)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for pid in pids:
+        assert os.waitpid(pid, 0)[1] == 0
+    trace.close()
+
+    assert_valid(events_in(path))
+    assert Counter(names(path)) == {"work": 9000}
+    assert len(names(path, "i")) == 4000
+
+
+def test_a_file_is_valid_when_the_processes_that_write_it_are_killed(path: Path) -> None:
+    ours, theirs = os.pipe()
+    pid = os.fork()
+    if not pid:
+        trace = tracing.begin_trace(path, "worker")
+        for step in range(10**9):
+            with trace.span("work", "x", step):
+                pass
+            if step == 2000:
+                os.write(theirs, b".")
+    os.read(ours, 1)
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+    os.close(ours)
+    os.close(theirs)
+
+    assert_valid(events_in(path))
+    assert len(names(path)) > 1000
+
+
+def test_a_long_trace_stays_within_its_bound_and_keeps_whole_steps(path: Path) -> None:
+    bound = 400_000
+    with tracing.begin_trace(path, "worker", max_bytes=bound) as trace:
+        for step in range(30_000):
+            trace.add("receive", "mpi", 10 * step, 10 * step + 1, step)
+            trace.add("compute", "training", 10 * step + 1, 10 * step + 9, step)
+            trace.instant("done", "x")
+
+    assert bound / 2 < path.stat().st_size < bound + 1000
+    assert_valid(events_in(path))
+    events = events_in(path)
+    found = Counter(event["name"] for event in events)
+    assert abs(found["receive"] - found["compute"]) <= 1
+    (note,) = [event for event in events if event["name"] == "events were left out"]
+    n_kept = found["receive"] + found["compute"] + found["done"]
+    assert note["args"]["left_out"] == 90_000 - n_kept
+    # The first quarter has every step, and the end of the time is there as well.
+    begins = [event["ts"] for event in events if event["name"] == "compute"]
+    assert max(begins) - min(begins) > 0.5 * 0.3 * 30_000 / 1e3
+    assert any(event["args"].get("recorded_1_of", 1) > 1 for event in events if "args" in event)
+
+
+def test_a_job_of_16_ranks_stays_below_a_gigabyte() -> None:
+    assert 16 * tracing.MAX_BYTES < 10**9
+
+
+def test_traces_of_ranks_have_files_of_their_own_and_are_joined_on_one_clock(path: Path) -> None:
+    ahead_ns = 5_000_000_000  # of the clock of rank 1's node, as rank 0 has found
+    for rank, offset_ns in ((0, 0), (1, -ahead_ns)):
+        with (
+            tracing.begin_trace(path, "trainer", rank=rank, clock_offset_ns=offset_ns) as trace,
+            trace.span("send" if rank == 0 else "receive", "mpi"),
+        ):
+            trace.flow("sf"[rank], 3, of_rank=0)
+    files = [str(path), str(path.with_name("out.rank1.json"))]
+    assert tracing.join_traces(files, str(path.with_name("all.json"))) == 8
+
+    events = [*tracing.events_of(path.with_name("all.json"))]
+    assert_valid(events)
+    send, receive = (event for event in events if event["ph"] == "X")
+    assert send["pid"] != receive["pid"]
+    assert -5.1e6 < receive["ts"] - send["ts"] < -4.9e6
+    assert len({event["id"] for event in events if event["ph"] in "sf"}) == 1
+    assert [e["args"]["name"] for e in events if e["name"] == "process_name"] == [
+        "rank 0: trainer", "rank 1: trainer",
+    ]  # fmt: skip
+
+
+def test_without_a_trace_nothing_is_recorded_and_nothing_fails() -> None:
+    trace = tracing.open_trace(None, "worker", 0)
+    with trace.span("x", "y", 1, a=2), trace.lane("z"):
+        trace.add("x", "y", 0, 1)
+        trace.flow("s", 1)
+    trace.close()
+    assert not trace.is_on
+
+
+def test_a_trace_that_is_removed_or_full_does_not_stop_the_program(path: Path) -> None:
+    trace = tracing.begin_trace(path, "worker")
+    path.unlink()
+    child = tracing.open_trace(trace.file, "child", 1)
+    assert not child.is_on
+    trace.instant("x", "y")
+    trace.close()
+    full = tracing.Trace(trace.file, os.open("/dev/full", os.O_WRONLY), "worker", 0)
+    full.instant("x", "y")
+    full.flush()
+    assert not full.is_on
+    full.close()
+
+
+def test_a_place_where_no_file_can_be_made_is_named(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="name a file in a directory that exists"):
+        tracing.chosen_trace(tmp_path / "none" / "out.json")
+
+
+def test_iterators_take_the_trace_of_the_block_around_them(path: Path) -> None:
+    assert tracing.chosen_trace(None) == (tracing.OFF, False)
+    with tracing.trace(path) as outer:
+        with tracing.trace(path.with_name("inner.json")) as inner:
+            assert tracing.chosen_trace(None) == (inner, False)
+        assert tracing.chosen_trace(None) == (outer, False)
+    assert not outer.is_on
+
+
+@pytest.mark.slow
+def test_perfettos_own_trace_processor_opens_it(path: Path) -> None:
+    """It is fetched when it is first used, which needs the internet."""
+    processor = pytest.importorskip("perfetto.trace_processor")
+    with tracing.begin_trace(path, "worker") as trace:
+        for step in range(100):
+            with trace.span("outer", "x", step), trace.span("inner", "x", step):
+                trace.flow("s" if step % 2 == 0 else "f", step // 2)
+    try:
+        opened = processor.TraceProcessor(trace=str(path))
+    except Exception as error:
+        pytest.skip(f"Perfetto's trace processor cannot be had: {error}")
+    with opened:
+        (spans,) = opened.query("select count(*) as n from slice")
+        (flows,) = opened.query("select count(*) as n from flow")
+        failed = opened.query("select name, value from stats where severity='error' and value > 0")
+        assert (spans.n, flows.n) == (200, 50)
+        assert not [*failed]
