@@ -17,6 +17,8 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from bench.harness import isolated
 from bench.harness.claim import Claim
 from bench.harness.options import numbers, option
@@ -46,6 +48,30 @@ def import_torch(_request: dict) -> dict:
     return {"seconds": time.monotonic() - start}
 
 
+class Blank:
+    """Images in memory, all black; a map-style data set."""
+
+    def __len__(self) -> int:
+        return 3200
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return np.zeros((3, 256, 256), np.float32), index
+
+
+def trainer_cpu(request: dict) -> dict:
+    """Return the microseconds of CPU that taking a mini-batch costs the trainer, and no more."""
+    import torch
+
+    import overlapiter
+
+    kind = overlapiter.torch if request["is_ours"] else torch.utils.data
+    batches = iter(kind.DataLoader(Blank(), 32, num_workers=2))
+    next(batches)
+    start = time.process_time()
+    n_batches = sum(1 for _ in batches)
+    return {"us": (time.process_time() - start) / n_batches * 1e6}
+
+
 def measure(options: PytorchOptions, scratch: Path) -> dict:
     """Do all runs."""
     ours = {"n_readers": 2, "n_batches": options.batches}
@@ -62,10 +88,16 @@ def measure(options: PytorchOptions, scratch: Path) -> dict:
     usual = {"batch_size": options.batch_size}
     result = report.measure_points(options, scratch, points, n_examples, **usual)
     imports = [isolated.call(import_torch, {})["seconds"] for _ in range(options.repeats)]
-    return {**result, "targets": targets(result["points"], imports)}
+    cpu = [
+        tuple(isolated.call(trainer_cpu, {"is_ours": is_ours})["us"] for is_ours in (True, False))
+        for _ in range(options.repeats)
+    ]
+    return {**result, "targets": targets(result["points"], imports, cpu)}
 
 
-def targets(points: list[dict], import_seconds: list[float]) -> list[dict]:
+def targets(
+    points: list[dict], import_seconds: list[float], cpu: list[tuple[float, ...]]
+) -> list[dict]:
     """Compare the runs of each repeat."""
     runs = {(point["loader"], point["n_readers"]): point for point in points}
     cold, staged = runs["overlap-torch", 2], runs["overlap-torch-staged", 2]
@@ -78,11 +110,7 @@ def targets(points: list[dict], import_seconds: list[float]) -> list[dict]:
         best = map(max, zip(*map(rates, others), strict=True))
         return [a / b for a, b in zip(rates(ours), best, strict=True)]
 
-    def batch_cpu(point: dict) -> list[float]:
-        return [run["trainer_cpu_seconds"] / point["n_batches"] * 1e6 for run in point["runs"]]
-
     first = [run["first_batch_seconds"] for run in cold["runs"]]
-    pairs = zip(batch_cpu(staged), batch_cpu(runs["torch-local", 2]), strict=True)
     return [
         target_of("times PyTorch's, 2 workers each, cold", "", 10, times(cold, torch[0])),
         target_of("times PyTorch's best, cold", "", 1.7, times(cold, *torch)),
@@ -90,7 +118,8 @@ def targets(points: list[dict], import_seconds: list[float]) -> list[dict]:
         target_of("times PyTorch's on the local disk", "", 1.8,
                   times(staged, runs["torch-local", 2])),
         target_of("CPU of PyTorch's trainer beside ours", "", 10,
-                  [theirs / ours for ours, theirs in pairs]),
+                  [theirs / ours for ours, theirs in cpu]),
+        target_of("CPU of ours for a mini-batch", "µs", None, [ours for ours, _ in cpu]),
         target_of("first mini-batch beyond import torch", "s", 0.5,
                   [a - b for a, b in zip(first, import_seconds, strict=True)]),
         target_of("import torch", "s", None, import_seconds),
