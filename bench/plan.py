@@ -56,6 +56,7 @@ EXPERIMENTS = tuple(
          "--examples 200", 8, "the cost where data are not the bottleneck"),
         ("explained", "explained", "", 4, "whether explain() is right, and what watching costs"),
         ("faults", "faults", "", 3, "90 workers killed or stopped, and the end of programs"),
+        ("training", "training", "", 4, "a server and workers: scaling, validation, a death"),
         ("updates", "updates", "", 3, "one update of the weights on a training server"),
     )
 )  # fmt: skip

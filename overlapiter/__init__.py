@@ -35,6 +35,7 @@ __all__ = [
     "OverlapIterator",
     "PrintExplanation",
     "ProgressBar",
+    "Rendezvous",
     "Skip",
     "Staging",
     "Stats",
@@ -54,6 +55,7 @@ _HOMES = {
     "OverlapIterator": ".chainer.iterator",
     "PrintExplanation": ".chainer.watching",
     "ProgressBar": ".chainer.watching",
+    "Rendezvous": ".peers.meeting",
     "Skip": ".options",
     "Staging": ".options",
     "Tier": ".options",
@@ -68,8 +70,9 @@ _HOMES = {
     "trace": ".tracing",
 }
 
-if find_spec("chainer") is None:  # for `import *` and `help`, which take all that is listed
-    __all__ = [name for name in __all__ if not _HOMES[name].startswith(".chainer.")]
+for _framework in ("chainer", "torch"):
+    if find_spec(_framework) is None:  # for `import *` and `help`, which take all that is listed
+        __all__ = [name for name in __all__ if _HOMES[name].split(".")[1] != _framework]
 
 
 def __getattr__(name: str) -> object:

@@ -6,11 +6,13 @@ It calls the communicator that it is given, and does not import MPI.
 from __future__ import annotations
 
 import secrets
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 from .errors import OptionError
 from .node import this_host
 from .scatter import Remainder, ScatteredOrder
+
+ItemT = TypeVar("ItemT")
 
 
 class Communicator(Protocol):
@@ -58,7 +60,8 @@ def scatter_order(
         OptionError: An argument cannot work, or is not the same on all ranks; on each of them.
     """
     own = _Proposal(this_host().key, seed, secrets.randbits(48), shuffle, remainder)
-    proposals = _allgather(comm, own)
+    found: list[tuple[Any, ...]] = allgather(comm, tuple(own))
+    proposals = [_Proposal(*fields) for fields in found]
     for name in ("seed", "shuffle", "remainder"):
         values = [getattr(proposal, name) for proposal in proposals]
         if any(value != values[0] for value in values):
@@ -74,10 +77,9 @@ def scatter_order(
     )
 
 
-def _allgather(comm: Communicator, proposal: _Proposal) -> list[_Proposal]:
+def allgather(comm: Communicator, item: ItemT) -> list[ItemT]:
+    """Return what each rank sends, by rank. Collective."""
     gather_obj = getattr(comm, "gather_obj", None)
     if gather_obj is None:
-        found = comm.allgather(tuple(proposal))  # type: ignore[attr-defined]  # mpi4py's
-    else:
-        found = comm.bcast_obj(gather_obj(tuple(proposal)))  # type: ignore[attr-defined]  # ChainerMN's
-    return [_Proposal(*fields) for fields in found]
+        return comm.allgather(item)  # type: ignore[attr-defined,no-any-return]  # mpi4py's
+    return comm.bcast_obj(gather_obj(item))  # type: ignore[attr-defined,no-any-return]  # ChainerMN's

@@ -89,6 +89,11 @@ class Counter(enum.IntEnum):
     CAPACITY_BYTES = 70
     CREATED_NS = 71
 
+    # Of prefetchers: what came from other nodes of the job.
+    FILES_PEER = 54
+    BYTES_PEER = 55
+    PEER_FAULTS = 56
+
     # Of the supervisor: how steady the slow store is; the changes are millionths.
     STORE_BUSY_NS = 72
     RATE_CHANGES = 73

@@ -17,6 +17,18 @@ from .order import Indices
 FAR = 2**62
 
 
+class Served(NamedTuple):
+    """What other nodes read from this one in an epoch.
+
+    Attributes:
+        offsets: For each of their reads the offset in this rank's order at that time; ascending.
+        examples: The examples that they read.
+    """
+
+    offsets: Indices
+    examples: Indices
+
+
 class _Epoch(NamedTuple):
     """The uses within one epoch.
 
@@ -26,11 +38,18 @@ class _Epoch(NamedTuple):
             epoch, or FAR; None if no example comes twice.
         others: For each entry of the order a row of the examples that other ranks read at the same
             time; None if they read none.
+        served: What other nodes read from this one; None if they read nothing.
     """
 
     first: NDArray[np.int64]
     again: NDArray[np.int64] | None
     others: Indices | None
+    served: Served | None
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether no other rank reads what is staged here."""
+        return self.others is None and self.served is None
 
 
 class NextUse:
@@ -52,7 +71,13 @@ class NextUse:
         self._epoch_size = 0
         self._reached = self._passed = 0
 
-    def learn(self, epoch: int, order: Indices | None, others: Indices | None = None) -> bool:
+    def learn(
+        self,
+        epoch: int,
+        order: Indices | None,
+        others: Indices | None = None,
+        served: Served | None = None,
+    ) -> bool:
         """Note the order of an epoch; epochs come in ascending order.
 
         Args:
@@ -60,6 +85,7 @@ class NextUse:
             order: Its order; None for ascending.
             others: For each entry of the order a row of the examples that other ranks read at the
                 same time; None if they read none.
+            served: What other nodes read from this one; None if they read nothing.
 
         Returns:
             Whether it was unknown; a known epoch keeps its order.
@@ -77,7 +103,9 @@ class NextUse:
             soonest = np.full(self._n_examples, FAR, np.int64)
             soonest[others[::-1].ravel()] = np.repeat(positions[::-1], others.shape[1])
             np.minimum(first, soonest, out=first)
-        self._epochs[epoch] = _Epoch(first, _uses_again(order, positions), others)
+        if served is not None:
+            np.minimum.at(first, served.examples, epoch * size + served.offsets)
+        self._epochs[epoch] = _Epoch(first, _uses_again(order, positions), others, served)
         self._forget_past()
         is_new = (self.position == FAR) & (first >= self._reached)
         self.position[is_new] = first[is_new]
@@ -85,7 +113,7 @@ class NextUse:
 
     def _forget_past(self) -> None:
         for epoch, uses in list(self._epochs.items()):
-            end = self._reached if uses.others is None else min(self._reached, self._passed)
+            end = self._reached if uses.is_alone else min(self._reached, self._passed)
             if (epoch + 1) * self._epoch_size <= end:
                 del self._epochs[epoch]
 
@@ -102,23 +130,30 @@ class NextUse:
         self._take(position, indices)
         return has_skipped
 
-    def pass_by(self, position: int) -> Indices:
+    def pass_by(self, position: int) -> tuple[Indices, Indices]:
         """Note that the other ranks have read what they read before ``position``.
 
         Returns:
-            The examples whose next use has changed.
+            The examples whose next use has changed: those that ranks of this node have read, and
+            those that other nodes have read from it.
         """
-        changed = [np.empty(0, np.intp)]
+        by_others, served = [np.empty(0, np.intp)], [np.empty(0, np.intp)]
         for epoch, uses in self._epochs.items() if position > self._passed else ():
-            if uses.others is None:
-                continue
             start = epoch * self._epoch_size
-            rows = uses.others[max(self._passed - start, 0) : max(position - start, 0)]
-            examples = rows[self.position[rows] < position]
-            self.position[examples] = self._first_after(epoch, examples)
-            changed.append(examples)
+            first, last = max(self._passed - start, 0), max(position - start, 0)
+            if uses.others is not None:
+                by_others.append(self._pass(epoch, uses.others[first:last].ravel(), position))
+            if uses.served is not None:
+                window = slice(*np.searchsorted(uses.served.offsets, (first, last)))
+                served.append(self._pass(epoch, uses.served.examples[window], position))
         self._passed = max(self._passed, position)
-        return np.concatenate(changed)
+        return np.concatenate(by_others), np.concatenate(served)
+
+    def _pass(self, epoch: int, examples: Indices, position: int) -> Indices:
+        """Note that examples were read in an epoch; return those of which that was the next use."""
+        passed = examples[self.position[examples] < position]
+        self.position[passed] = self._first_after(epoch, passed)
+        return passed
 
     def _first_after(self, epoch: int, examples: Indices) -> NDArray[np.int64]:
         found = np.full(len(examples), FAR, np.int64)

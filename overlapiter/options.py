@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 from .errors import OptionError
 from .urls import checked_root, is_url
@@ -174,6 +174,11 @@ class Staging:
             ``[Tier("/dev/shm/me", "8GB"), Tier("/nvme/me", "200GB")]``. Files enter at the first
             one that has room, move down if their next use is far, and move up to the first one
             while that has free room. A ``directory`` that is none of them comes last.
+        peers: How the ranks of a job find each other, so that their nodes give each other what
+            they have staged: the communicator that ``scatter_order`` was given, a directory that
+            all ranks see, or a store of ``torch.distributed``. Needs ``scatter_order``; making the
+            iterator is collective then. None reads from the source what is not staged on this
+            node.
 
     Raises:
         OptionError: A value cannot work.
@@ -193,6 +198,7 @@ class Staging:
     validate: Literal["mtime", "checksum", "never"] = "mtime"
     look_ahead: int = 32
     tiers: Sequence[Tier] = ()
+    peers: Any = dataclasses.field(default=None, repr=False, hash=False, compare=False)
 
     def all_tiers(self) -> list[Tier]:
         """Return all tiers, the fastest first; one of them is the ``directory``, if given."""

@@ -12,6 +12,7 @@ import contextlib
 import dataclasses
 import os
 import pickle
+import socket
 import time
 import warnings
 import weakref
@@ -23,6 +24,7 @@ from overlapiter.errors import ExampleError, PipelineError, StagingWarning, desc
 from overlapiter.explain import Explanation, explain, setup_of
 from overlapiter.node import this_node
 from overlapiter.order import IndexList, Indices
+from overlapiter.peers.holders import Sharing
 from overlapiter.sharedmem.layout import Array, Layout
 from overlapiter.sharedmem.pagelocks import PageLocker, PageLocks
 from overlapiter.sharedmem.segments import Segment, Slot
@@ -45,6 +47,10 @@ _MAX_DEATHS_AT_START = 2
 #: Appends itself to the released slots when the last view of its slot, the key, is gone. It does so
 #: without any code of Python's, in which an interrupt could arrive, to be printed and forgotten.
 _Loan = weakref.KeyedRef[Slot, Array]
+
+
+#: By epoch: the orders, what the node's other ranks read meanwhile; and what nodes hold.
+Orders = tuple[dict[int, Indices | None], dict[int, Indices], Sharing | None]
 
 
 class WaitTimeoutError(Exception):
@@ -106,6 +112,7 @@ class Pipeline:
         trace: Where all processes record what they do; by default in the trace of the
             ``with overlapiter.trace(...)`` block around this call, if there is one.
         views: What it hands out.
+        listener: Where other nodes come for staged files; the pipeline takes it over.
     """
 
     def __init__(
@@ -117,6 +124,7 @@ class Pipeline:
         *,
         trace: Tracing = OFF,
         views: Views | None = None,
+        listener: socket.socket | None = None,
     ) -> None:
         self._views = views or Views()
         n_prefetchers = plan.staging.n_prefetchers if plan.staging else 0
@@ -129,13 +137,13 @@ class Pipeline:
         self._describe_setup()
         self._taken_ns = 0  # when the trainer got its last mini-batch
         self._first: Stats | None = None  # when it got its first one
-        self._service = Service(parcel, plan, board_fd, preload)
+        self._service = Service(parcel, plan, board_fd, preload, listener)
         self._finalizer = weakref.finalize(self, Service.close, self._service)
         self._waiting: collections.OrderedDict[int, IndexList] = collections.OrderedDict()
         self._next_id = 0  # of the next index list
         self._take_id = 0  # of the next mini-batch
         self._outgoing: list[IndexList] = []
-        self._orders: tuple[dict[int, Indices | None], dict[int, Indices]] = {}, {}
+        self._orders: Orders = {}, {}, None
         self._n_deaths = 0
         self._warned: set[str] = set()
         self._renewal: object = None
@@ -176,17 +184,23 @@ class Pipeline:
         self._next_id += 1
         self._outgoing.append(index_list)
 
-    def announce(self, orders: dict[int, Indices | None], others: dict[int, Indices]) -> None:
+    def announce(
+        self,
+        orders: dict[int, Indices | None],
+        others: dict[int, Indices],
+        sharing: Sharing | None = None,
+    ) -> None:
         """Send the orders of epochs, by which the supervisor chooses which staged files to keep.
 
         Args:
             orders: By epoch, ascending; None for ascending order.
             others: By epoch, what the other ranks of the node read meanwhile, where it is known:
                 a row of examples for each of the order.
+            sharing: What the nodes hold for each other; None if they hold nothing.
         """
         if orders and self._plan.staging is not None:
-            self._orders = orders, others
-            self._send(("orders", orders, others))
+            self._orders = orders, others, sharing
+            self._send(("orders", *self._orders))
 
     def flush(self) -> None:
         """Send what was queued. Does not wait for an answer."""
@@ -266,7 +280,7 @@ class Pipeline:
             self._renewal = renewal
         self._waiting.clear()
         self._outgoing.clear()
-        self._orders = {}, {}
+        self._orders = {}, {}, None
         while self._ready:  # each is released once, whatever interrupts this
             self._release_unseen(self._ready.popitem()[1])
         self._take_id = self._next_id
@@ -377,6 +391,9 @@ class Pipeline:
         elif kind == "layout":
             self._layouts[message[1]] = message[2]
         elif kind == "segment":
+            if message[1] in self._segments:  # after a reset: a second mapping would not be locked
+                os.close(fds[0])
+                return
             segment = self._segments[message[1]] = Segment(fds[0], message[2])
             segment.close()  # the mapping is enough
         elif kind == "forget":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import os
+import socket
 import warnings
 from importlib.util import find_spec
 from typing import Any
@@ -11,7 +13,10 @@ from typing import Any
 from overlapiter.errors import OptionError, StagingError, StagingWarning
 from overlapiter.node import this_node
 from overlapiter.options import Staging, Tier, directory_path, parse_share, parse_size
+from overlapiter.peers.holders import NodeShare
+from overlapiter.peers.rendezvous import communicator_of, join
 from overlapiter.redirection import added_readers
+from overlapiter.scatter import ScatteredOrder
 from overlapiter.sources import declared_paths, paths_below, source_root, source_roots
 from overlapiter.store.generation import old_store, prepare
 from overlapiter.store.segments import aligned
@@ -97,6 +102,39 @@ def staging_plan(
         prepare(site.directory)
         _warn_of_old_store(site.directory)
     return plan
+
+
+def join_peers(
+    staging: Staging | None, plan: StagingPlan | None, sampler: object, dataset_size: int
+) -> tuple[StagingPlan | None, socket.socket | None, NodeShare | None]:
+    """Have the nodes of the job find each other, if they are to. Collective then.
+
+    Args:
+        staging: The user's options.
+        plan: What they have led to.
+        sampler: The order sampler.
+        dataset_size: Examples in the dataset.
+
+    Returns:
+        The plan with the peers in it; where other nodes come, which is the caller's; and what this
+        node holds. If there is nothing to fetch from other nodes, the plan as it was.
+
+    Raises:
+        OptionError: The order of other ranks is not known, or they cannot be reached.
+    """
+    if staging is None or plan is None or staging.peers is None:
+        return plan, None, None
+    if not isinstance(sampler, ScatteredOrder):
+        raise OptionError(
+            "peers",
+            "needs the orders of all ranks; give order_sampler=overlapiter.scatter_order(comm)",
+        )
+    comm = communicator_of(staging.peers, sampler.rank, sampler.size)
+    joined = join(comm, sampler.rank, plan.n_prefetchers)
+    if joined is None:
+        return plan, None, None
+    share = NodeShare(sampler, joined.node_of_rank, dataset_size)
+    return dataclasses.replace(plan, peers=joined.plan), joined.listener, share
 
 
 def default_prefetchers(n_cores: int) -> int:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .errors import OptionError
 from .options import check_count
@@ -136,6 +137,35 @@ class ScatteredOrder:
         entries = starts[:, np.newaxis] + self._neighbours
         rows: Indices = self._global_order(epoch, dataset_size)[entries % dataset_size]
         return rows
+
+    def length(self, dataset_size: int) -> int:
+        """Return how many examples this rank reads in an epoch."""
+        return self._length(dataset_size)
+
+    def readers(
+        self, epoch: int, global_position: int, dataset_size: int
+    ) -> tuple[Indices, NDArray[np.int64]]:
+        """Return who reads each example in an epoch, and when.
+
+        Args:
+            epoch: The epoch.
+            global_position: Entries of its order that were read before; see :meth:`resume`.
+            dataset_size: Examples in the dataset.
+
+        Returns:
+            For each example the first rank that reads it, or -1, and the offset in that rank's
+            order at which it does.
+        """
+        n_left = dataset_size - global_position
+        n_read = n_left // self.size * self.size if self.remainder == "drop" else n_left
+        first = self._length(dataset_size) - self._length(n_left)
+        entries = np.arange(n_read)
+        examples = self._global_order(epoch, dataset_size)[global_position:][:n_read]
+        ranks = np.full(dataset_size, -1, np.intp)
+        offsets = np.zeros(dataset_size, np.int64)
+        ranks[examples] = entries % self.size
+        offsets[examples] = first + entries // self.size
+        return ranks, offsets
 
     def for_rank(self, rank: int) -> ScatteredOrder:
         """Return the same order as another rank has it; cheap, what was computed is shared."""

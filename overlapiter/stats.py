@@ -147,6 +147,10 @@ class Stats:
         workers_replaced: Workers that died and were replaced.
         supervisors_replaced: Supervisors that died and were replaced.
         copies_lost: Examples of which a staged copy was damaged or gone, and the source was read.
+        files_peer: Files that came from another node of the job, where it was asked for them.
+        bytes_peer: Their bytes.
+        peer_faults: How often another node did not answer, or sent what is not right. Grows in
+            steady state: look at the network, and at the nodes' ``ovl-peer`` processes.
     """
 
     n_readers: int
@@ -200,6 +204,9 @@ class Stats:
     workers_replaced: int
     supervisors_replaced: int
     copies_lost: int
+    files_peer: int
+    bytes_peer: int
+    peer_faults: int
 
     def since(self, earlier: Stats) -> Stats:
         """Return what was done since an earlier snapshot; what is at present stays."""

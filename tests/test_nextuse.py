@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from overlapiter.nextuse import FAR, NextUse
+from overlapiter.nextuse import FAR, NextUse, Served
 
 N_EXAMPLES = 6
 
@@ -88,10 +88,13 @@ N_RANKS = 3
 one_each = st.permutations(range(N_EXAMPLES))
 
 
-@given(st.lists(one_each, min_size=1, max_size=4), st.integers(0, 3), st.integers(0, 2))
-def test_what_the_other_ranks_of_the_node_read_counts_too(
-    epochs: list[list[int]], first_epoch: int, lag: int
+@given(
+    st.lists(one_each, min_size=1, max_size=4), st.integers(0, 3), st.integers(0, 2), st.booleans()
+)
+def test_what_other_ranks_of_the_node_read_and_other_nodes_from_it_counts_too(
+    epochs: list[list[int]], first_epoch: int, lag: int, last_is_elsewhere: bool
 ) -> None:
+    n_here = N_RANKS - last_is_elsewhere
     rows = [np.reshape(order, (-1, N_RANKS)) for order in epochs]
     next_use = NextUse(N_EXAMPLES)
     size = N_EXAMPLES // N_RANKS
@@ -102,12 +105,14 @@ def test_what_the_other_ranks_of_the_node_read_counts_too(
         if position % size == 0:  # that of the next epoch is known, too
             place = position // size - first_epoch
             for epoch in range(place, min(place + 2, len(rows))):
-                own, others = rows[epoch][:, 0], rows[epoch][:, 1:]
-                next_use.learn(first_epoch + epoch, own, others)
+                own, others = rows[epoch][:, 0], rows[epoch][:, 1:n_here]
+                served = Served(np.arange(size), rows[epoch][:, -1]) if last_is_elsewhere else None
+                next_use.learn(first_epoch + epoch, own, others, served)
         next_use.hand_out(position, row[:1])
         passed = position + 1 - lag
-        changed = next_use.pass_by(passed)
-        assert set(changed) <= {index for row in uses.values() for index in row[1:]}
+        by_others, by_nodes = next_use.pass_by(passed)
+        assert set(by_others) <= {index for row in uses.values() for index in row[1:n_here]}
+        assert set(by_nodes) <= {index for row in uses.values() for index in row[n_here:]}
         known = (position // size + 2) * size
         for index in range(N_EXAMPLES):
             own_uses = [at for at, row in uses.items() if at <= position and row[0] == index]
@@ -125,6 +130,6 @@ def test_what_others_read_beyond_a_jump_is_not_over() -> None:
     next_use.learn(0, np.array([0, 1, 2]), np.array([[3], [4], [5]]))
     assert next_use.hand_out(1, [1])
     assert next_use.position.tolist() == [FAR, FAR, 2, FAR, 1, 2]
-    assert next_use.pass_by(2).tolist() == [4]
+    assert next_use.pass_by(2)[0].tolist() == [4]
     assert next_use.position.tolist() == [FAR, FAR, 2, FAR, FAR, 2]
-    assert next_use.pass_by(1).tolist() == []
+    assert next_use.pass_by(1)[0].tolist() == []

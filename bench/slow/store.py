@@ -24,7 +24,6 @@ import builtins
 import contextlib
 import copy
 import io
-import math
 import os
 import time
 import weakref
@@ -225,13 +224,6 @@ class SlowStore:
     def reset(self) -> None:
         """Forget all counts, for all processes."""
         self._ledger.clear()
-
-    @property
-    def label(self) -> str:
-        """What to write next to a result, e.g. ``emulated store: 10 ms per open, 100 MB/s``."""
-        rate = self.bytes_per_second / 1e6
-        shared = "unlimited bandwidth" if math.isinf(rate) else f"{rate:g} MB/s"
-        return f"emulated store: {self.open_seconds * 1e3:g} ms per open, {shared}"
 
     def close(self) -> None:
         """Uninstall in this process and, of the original, forget the state. Idempotent."""

@@ -36,8 +36,9 @@ from overlapiter.options import (
     skip_limit,
 )
 from overlapiter.order import IterationState, Step
+from overlapiter.peers.holders import NodeShare
 from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
-from overlapiter.planning import names_source, pickled, staging_plan
+from overlapiter.planning import join_peers, names_source, pickled, staging_plan
 from overlapiter.sharedmem.slots import MiniBatch
 from overlapiter.snapshot import exchange, is_same
 from overlapiter.stats import Stats
@@ -94,6 +95,7 @@ class OverlapIterator(ProgressAttributes):
     #: The attributes that the constructor sets.
     _own_names: frozenset[str] = frozenset()
     _pipeline: Pipeline
+    _share: NodeShare | None = None
 
     def __init__(
         self,
@@ -196,7 +198,8 @@ class OverlapIterator(ProgressAttributes):
     def _wait(self) -> MiniBatch | FailedBatch:
         while True:
             try:
-                return self._pipeline.take(self.dataset_timeout)
+                batch: MiniBatch | FailedBatch = self._pipeline.take(self.dataset_timeout)
+                return batch
             except WaitTimeoutError as stall:
                 text = explain_stall(stall, self.dataset, self.dataset_timeout)
                 self._unfinished_at = None  # where the warning is an error it ends the call
@@ -240,7 +243,8 @@ class OverlapIterator(ProgressAttributes):
         if self.staging is not None:
             orders = self._progress.ahead.take_orders(includes_known=includes_known)
             others = neighbour_orders(self.order_sampler, orders, self._dataset_size)
-            self._pipeline.announce(orders, others)
+            sharing = None if self._share is None else self._share.sharing(orders)
+            self._pipeline.announce(orders, others, sharing)
 
     def _submit(self, steps: Iterable[Step]) -> None:
         for step in steps:
@@ -257,6 +261,8 @@ class OverlapIterator(ProgressAttributes):
         first_indices = [int(index) for index in indices[: self.batch_size]]
         try:
             staging = staging_plan(self.staging, self.dataset, first_indices)
+            joined = join_peers(self.staging, staging, self.order_sampler, self._dataset_size)
+            staging, listener, self._share = joined
         except BaseException:
             parcel.close()
             raise
@@ -274,8 +280,17 @@ class OverlapIterator(ProgressAttributes):
             imports=preload,
             names_source=staging is not None and names_source(parcel, staging.source),
         )
-        self._pipeline = Pipeline(parcel, plan, preload, created_ns, trace=self._trace)
+        self._plan_share()
+        self._pipeline = Pipeline(
+            parcel, plan, preload, created_ns, trace=self._trace, listener=listener
+        )
         self._submit_first()
+
+    def _plan_share(self) -> None:
+        """Plan which node holds what, from where the run begins or goes on."""
+        if self._share is not None:
+            state = self._state
+            self._share.begin(state.epoch, state.current_position, state.order)
 
     def _submit_first(self) -> None:
         """Send the workers their first index lists."""
@@ -293,6 +308,7 @@ class OverlapIterator(ProgressAttributes):
         self._restart()
 
     def _restart(self) -> None:
+        self._plan_share()
         self._pipeline.reset()
         self._submit_first()
 

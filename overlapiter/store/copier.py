@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 from overlapiter.origins.origin import Origin, Original, OriginalFile
 
+from .elsewhere import FetchedFile
 from .extents import WHOLE, Checksum, Extent, checksum_of
 from .health import Health
 from .index import IndexBusyError
@@ -132,6 +133,32 @@ class Copier:
             self._release([promise])
         return got
 
+    def receive(
+        self, file: Wanted, source: FetchedFile, home: int, make_room: MakeRoom | None
+    ) -> Content | Copy | Staged | None:
+        """Take a file that another node sends; None if it is not what that node has staged.
+
+        Args:
+            file: The file.
+            source: It, as it comes.
+            home: The fastest tier to stage it in.
+            make_room: As for :meth:`fetch`.
+
+        Raises:
+            OSError: The rest of a small file does not come.
+        """
+        original = source.stat()
+        if original.size_bytes > CHUNK_BYTES:
+            tiers, expected = range(home, len(self._stores)), (source.checksum, Outcome.FETCHED)
+            got = self._copy_long(file, source, original, tiers, make_room, home, 0, expected)
+            is_wrong = isinstance(got, Staged) and got.outcome is Outcome.SOURCE_FAILED
+            return None if is_wrong else got
+        data = _read(source, original.size_bytes)
+        mtime_ns = original.mtime_ns
+        if checksum_of(data, file.key, mtime_ns) != source.checksum:
+            return None
+        return Content(file, data, mtime_ns, source.checksum, Outcome.FETCHED, 0, (home, 0))
+
     def _content(
         self,
         file: Wanted,
@@ -194,7 +221,8 @@ class Copier:
         """
         original = Original(extent.size, extent.mtime)
         source = _Segment(fd, original)
-        return self._copy_long(file, source, original, tiers, make_room, None, 0, extent.checksum)
+        expected = extent.checksum, Outcome.FOUND
+        return self._copy_long(file, source, original, tiers, make_room, None, 0, expected)
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -308,7 +336,7 @@ class Copier:
         make_room: MakeRoom | None,
         home: int | None,
         began_ns: int,
-        expected: int | None = None,
+        expected: tuple[int | None, Outcome] = (None, Outcome.COPIED),
     ) -> Copy | Staged:
         """Copy a file in pieces, to the fastest tier that has room.
 
@@ -319,8 +347,8 @@ class Copier:
             tiers: As for :meth:`write`.
             make_room: As for :meth:`fetch`.
             home: As for :meth:`write`.
-            began_ns: When reading the source began; 0 if it is another tier.
-            expected: Its checksum, if it is known.
+            began_ns: When reading the source began; 0 if it is another tier or node.
+            expected: Its checksum, if it is known, and what is to be answered.
         """
         reasons = []
         for tier in tiers:
@@ -334,16 +362,15 @@ class Copier:
             except OSError as error:
                 self._give_up(tier, place)
                 return self._health.blame(tier, error)
-            if checksum is None or expected not in (None, checksum):
+            if checksum is None or expected[0] not in (None, checksum):
                 self._give_up(tier, place)
                 return Staged(Outcome.SOURCE_FAILED)
             self._learn_size(place)
             size_bytes, mtime_ns = original
             number = place.segment.number
             extent = Extent(file.key, tier, number, place.start, size_bytes, mtime_ns, checksum)
-            outcome = Outcome.COPIED if began_ns else Outcome.FOUND
             read_ns = time.monotonic_ns() - began_ns if began_ns else 0
-            answer = Staged(outcome, extent, has_settled(mtime_ns), read_ns)
+            answer = Staged(expected[1], extent, has_settled(mtime_ns), read_ns)
             return Copy(file, place, extent, answer)
         return _first_of(reasons)
 

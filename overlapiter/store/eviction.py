@@ -15,13 +15,15 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from overlapiter.nextuse import NextUse
+from overlapiter.nextuse import NextUse, Served
 from overlapiter.order import Indices
 from overlapiter.store.owners import Owners
 
 #: Victims of one offer, and examples passed over for it since others need what they read sooner.
 _MAX_LOOKED_AT = 512
 _ABSENT, _UNKNOWN = -1, -2
+#: Added to the next use of an example that another node keeps: it goes before all others.
+_KEPT_ELSEWHERE = 2**61
 
 
 class Victim(NamedTuple):
@@ -74,6 +76,7 @@ class Eviction:
         self._tiers = np.full(n_examples, _UNKNOWN, np.int8)
         self._handed_out = np.full(n_examples, -1, np.int64)  # the position at which it last was
         self._owners = Owners(n_examples, self._handed_out)
+        self._elsewhere = np.zeros(n_examples, np.int64)  # to be added to the next use
         self._is_missing = np.ones(n_examples, bool)  # would be staged if there were room
         self._is_offered = np.zeros(n_examples, bool)
         self._is_known = np.zeros(n_examples, bool)
@@ -108,6 +111,7 @@ class Eviction:
         self,
         orders: Mapping[int, Indices | None],
         others: Mapping[int, Indices] = MappingProxyType({}),
+        served: Mapping[int, Served] = MappingProxyType({}),
     ) -> None:
         """Take note of the orders of epochs; None for ascending. Of each the first one counts.
 
@@ -117,12 +121,18 @@ class Eviction:
             orders: By epoch.
             others: By epoch, what others read meanwhile that share the staging directory, as
                 :meth:`NextUse.learn` has it.
+            served: By epoch, what other nodes read from this one.
         """
-        next_use = self._next_use
-        is_news = [next_use.learn(e, orders[e], others.get(e)) for e in sorted(orders)]
+        learn = self._next_use.learn
+        is_news = [learn(e, orders[e], others.get(e), served.get(e)) for e in sorted(orders)]
         if any(is_news):
             self._owners.forget_uses()
             self._sort()
+
+    def leave_to_nodes(self, is_elsewhere: NDArray[np.bool_]) -> None:
+        """Take note which examples another node keeps: they make room before any other does."""
+        self._elsewhere[:] = is_elsewhere * _KEPT_ELSEWHERE
+        self._sort()
 
     def hand_out(self, position: int, indices: list[int]) -> None:
         """Take note that a part which begins at ``position`` is handed out to be staged."""
@@ -137,11 +147,13 @@ class Eviction:
     def settle(self, position: int) -> None:
         """Take note that all before ``position`` has been read, by others too."""
         self._settled = position
-        self._leave_to_others(self._next_use.pass_by(position))
-        settled: list[int] = []
+        by_others, served = self._next_use.pass_by(position)
+        self._leave_to_others(by_others)
+        settled: list[int] = served.tolist() if self._has_begun else []
+        n_served = len(settled)
         while self._window and self._window[0][0] <= position:
             settled += self._window.popleft()[1]
-        self.n_in_window -= len(settled)
+        self.n_in_window -= len(settled) - n_served
         if self._has_begun and settled:
             # A file goes with the example that needs it first, passed over while it was in use.
             firsts = self._owners.first_readers(settled, self._next_use.position)
@@ -274,7 +286,7 @@ class Eviction:
 
     def _is_valid(self, index: int, position: int, tier: int) -> bool:
         return bool(
-            self._next_use.position[index] == position
+            self._next_use.position[index] + self._elsewhere[index] == position
             and self._is_in(index, tier)
             and self._handed_out[index] < self._settled
             and not self._is_offered[index]
@@ -288,7 +300,7 @@ class Eviction:
     def _add(self, index: int) -> None:
         tier = self._tiers[index]
         if self._has_begun and tier != _ABSENT and self._handed_out[index] < self._settled:
-            position = int(self._next_use.position[index])
+            position = int(self._next_use.position[index] + self._elsewhere[index])
             self._farthest[self._slowest if tier == _UNKNOWN else tier].add(index, position)
 
     def _sort(self) -> None:
@@ -302,7 +314,7 @@ class Eviction:
             if tier == self._slowest:
                 is_here |= self._tiers == _UNKNOWN
             indices = np.flatnonzero(is_idle & is_here)
-            farthest.begin(indices, self._next_use.position[indices])
+            farthest.begin(indices, self._next_use.position[indices] + self._elsewhere[indices])
 
 
 class _Farthest:

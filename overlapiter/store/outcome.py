@@ -20,6 +20,7 @@ class Outcome(enum.Enum):
     """What became of a request to stage a file."""
 
     COPIED = "copied"
+    FETCHED = "fetched"  # from another node of the job
     FOUND = "found"  # staged before, and still valid
     REFUSED = "refused"  # no room
     TOO_LARGE = "too large"  # for all the room there is

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from .copier import Content, Copy
+from .elsewhere import Holders
 from .extents import Extent
 from .outcome import Done, MakeRoom, Staged
 from .store import Wanted
@@ -48,6 +51,7 @@ class Part:
         "batch",
         "done",
         "has_claims",
+        "holders",
         "home",
         "is_held_up",
         "make_room",
@@ -58,12 +62,22 @@ class Part:
         "outdated",
         "partly",
         "risen",
+        "trusted",
     )  # fmt: skip
 
-    def __init__(self, done: Done, make_room: MakeRoom | None, partly: Done | None) -> None:
+    def __init__(
+        self,
+        done: Done,
+        make_room: MakeRoom | None,
+        partly: Done | None,
+        trusted: Mapping[int, Extent],
+        holders: Mapping[int, Holders],
+    ) -> None:
         self.done = done
         self.partly = partly
         self.make_room = make_room
+        self.trusted = trusted
+        self.holders = holders
         self.answers: dict[int, Staged] = {}
         self.missing: list[tuple[Wanted, Extent | None]] = []  # with the copy in a slower tier
         self.outdated: list[Extent] = []

@@ -22,6 +22,8 @@ from .punching import allocate, punch_hole
 
 #: A segment that has grown to this size is closed, and another one begun.
 SEGMENT_BYTES = 1 << 30
+#: How a segment is opened by those that only read it.
+READ_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _FLAGS = os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 #: There is no such segment, or something that is not ours has its name, which is left alone.
 _GONE = (FileNotFoundError, IsADirectoryError)

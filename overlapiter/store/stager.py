@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +19,8 @@ from typing import Literal
 
 from overlapiter.origins.origin import Origin, Original
 
-from .copier import Content, Copier, Copy
+from .copier import CHUNK_BYTES, Content, Copier, Copy
+from .elsewhere import FetchedFile, Fetches, Holders
 from .extents import Extent, ExtentReader
 from .health import Health
 from .index import IndexBusyError
@@ -47,6 +49,7 @@ class Stager:
         warn: Called with what the user should know. The text does not depend on the file.
         note_answer: Called with how long a job has waited for the source, or for others, in ns, and
             with the bytes that the source gave; 0 where it was only looked at.
+        peers: Fetches files from other nodes; None if there are none.
     """
 
     def __init__(
@@ -57,8 +60,10 @@ class Stager:
         submit: Callable[[Callable[[], None]], None],
         warn: Callable[[str], None],
         note_answer: Callable[[int, int], None] = lambda _took_ns, _n_bytes: None,
+        peers: Fetches | None = None,
     ) -> None:
         self.stores = stores
+        self._peers = peers
         self._origin = origin
         self._validate = validate
         self._submit = submit
@@ -87,6 +92,7 @@ class Stager:
         suspects: Iterable[int] = (),
         trusted: Mapping[int, Extent] = MappingProxyType({}),
         partly: Done | None = None,
+        holders: Mapping[int, Holders] = MappingProxyType({}),
     ) -> None:
         """Have files staged. Returns when all that waits for the slow store has become jobs.
 
@@ -98,8 +104,9 @@ class Stager:
             suspects: Keys of those whose copies a file reader has found damaged.
             trusted: Copies that this run has compared with their sources already, by their keys.
             partly: Called by :meth:`flush` with the answers that there are before all are settled.
+            holders: Which other nodes may hold the files, by their keys.
         """
-        part = Part(done, make_room, partly)
+        part = Part(done, make_room, partly, trusted, holders)
         self._parts[part] = None
         suspects = set(suspects)
         jobs: list[Callable[[], None]] = []
@@ -272,7 +279,8 @@ class Stager:
                 part.answers[key] = Staged(Outcome.FOUND, found.extent, is_settled)
             part.n_copying += len(claimed.mine)
             part.n_jobs += len(claimed.mine) + bool(claimed.others)
-        self._do([functools.partial(self._copy, part, *by_key[key]) for key in claimed.mine])
+        self._do([functools.partial(self._copy, part, *by_key[key]) for key in claimed.mine
+                  if not self._ask_peers(part, *by_key[key])])  # fmt: skip
         return claimed.others
 
     def _wait(
@@ -323,6 +331,12 @@ class Stager:
                 self._reading.pop(file.key, None)
         else:
             got = None if part.home else self._mover.lift(file, lower)
+        self._end_copy(part, file, lower, got)
+
+    def _end_copy(
+        self, part: Part, file: Wanted, lower: Extent | None, got: Content | Copy | Staged | None
+    ) -> None:
+        """Take note of what has become of a claimed file."""
         with self._lock:
             part.batch.add(file.key, got, is_rising=lower is not None)
             if isinstance(got, Staged):
@@ -335,6 +349,73 @@ class Stager:
         if batch is not None:
             self._publish(part, batch)
         self._end_job(part)
+
+    # --- other nodes --------------------------------------------------------------------------
+
+    def _ask_peers(self, part: Part, file: Wanted, lower: Extent | None) -> bool:
+        """Have a claimed file fetched from another node; return False if none may hold it."""
+        holders = part.holders.get(file.key)
+        if self._peers is None or holders is None or lower is not None:
+            return False
+        name = os.fsencode(file.path.removeprefix(os.path.join(self.stores[0].source, "")))
+        if part.partly is not None:
+            self._peers.fetch(name, holders, functools.partial(self._receive, part, file))
+            return True
+        is_settled = threading.Event()  # the caller waits, and no job may: see stage
+
+        def take(source: FetchedFile | None) -> bool:
+            is_right = source is not None and self._receive(part, file, source)
+            if is_right:
+                is_fetched.append(True)
+            if is_right or source is None:
+                is_settled.set()
+            return is_right
+
+        is_fetched: list[bool] = []
+        self._peers.fetch(name, holders, take)
+        is_settled.wait()
+        return bool(is_fetched)
+
+    def _receive(self, part: Part, file: Wanted, source: FetchedFile | None) -> bool:
+        """Take a file from another node; from the source, if no node has it."""
+        if source is None:
+            self._submit(functools.partial(self._copy, part, file, None))
+            return True
+        known = part.trusted.get(file.key)
+        if known is not None:
+            if (*source.stat(), source.checksum) != (known.size, known.mtime, known.checksum):
+                return False
+        elif not source.is_fresh and self._validate != "never":
+            return self._receive_unknown(part, file, source)
+        got = self._copier.receive(file, source, part.home, part.make_room)
+        if got is not None:
+            self._end_copy(part, file, None, got)
+        return got is not None
+
+    def _receive_unknown(self, part: Part, file: Wanted, source: FetchedFile) -> bool:
+        """Take a small file that this job has not compared with its source yet, and do so."""
+        if source.stat().size_bytes > CHUNK_BYTES:
+            return False  # the source would be waited for while the others wait behind it
+        got = self._copier.receive(file, source, part.home, part.make_room)
+        if not isinstance(got, Content):
+            return False
+        if part.partly is None:
+            self._compare_received(part, file, got)
+        else:
+            self._submit(functools.partial(self._compare_received, part, file, got))
+        return True
+
+    def _compare_received(self, part: Part, file: Wanted, got: Content) -> None:
+        began_ns = time.monotonic_ns()
+        try:
+            is_valid = self._origin.stat(file.path) == Original(len(got.data), got.mtime)
+        except OSError:
+            is_valid = False
+        self._note_answer(time.monotonic_ns() - began_ns, 0)
+        if is_valid:
+            self._end_copy(part, file, None, got)
+        else:
+            self._copy(part, file, None)
 
     def _publish(self, part: Part, batch: Batch) -> None:
         """Write what was read, and make all copies known."""

@@ -73,11 +73,12 @@ class Shelf:
 
     def __init__(self) -> None:
         self._feed: Feed | None = None
+        self.is_closed = False
         self.latest: Pipeline | None = None  # that an epoch began with, for its counters
 
     def put(self, feed: Feed) -> None:
-        """Keep a feed for the next iterator, or end it if there is one already."""
-        if self._feed is None:
+        """Keep a feed for the next iterator; end it if there is one, or the loader was closed."""
+        if self._feed is None and not self.is_closed:
             self._feed = feed
         else:
             feed.pipeline.close()
@@ -88,7 +89,8 @@ class Shelf:
         return feed
 
     def close(self) -> None:
-        """End the feed, if there is one."""
+        """End the feed, if there is one, and those that iterators bring back until the next."""
+        self.is_closed = True
         feed = self.take()
         if feed is not None:
             feed.pipeline.close()
@@ -111,6 +113,7 @@ def begin(loader: DataLoader[Any], renewal: Renewal, first_indices: list[int]) -
     """
     face = _face_of(loader)
     options = _options_of(loader)
+    loader._shelf.is_closed = False
     old = loader._shelf.take()
     if old is not None:
         with contextlib.suppress(Exception):  # explained below

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from overlapiter.errors import OptionError
-from overlapiter.scatter import ScatterState
+from overlapiter.order import Indices
+from overlapiter.scatter import ScatteredOrder, ScatterState
 from overlapiter.torch.orders import (
     Draws,
+    Keys,
     OrderedSampler,
     draws_of,
     generators_of,
@@ -20,10 +22,47 @@ from overlapiter.torch.orders import (
 )
 
 if TYPE_CHECKING:
-    from overlapiter.torch.epoch import Epoch, LocalEpoch
     from overlapiter.torch.loader import DataLoader
 
 _VERSION = 1
+
+
+class Progress:
+    """How far an iteration over a loader is. It outlives the iterator.
+
+    Args:
+        loader: The loader, before anything is drawn for the epoch.
+        number: Of the epoch.
+
+    Attributes:
+        number: The same.
+        n_taken: Mini-batches taken, those included that failed.
+        n_examples: Examples in them, of those taken since the start or the resumption.
+        draws: The generators before the epoch.
+        has_base_seed: Whether it drew a base seed from them.
+        sampler_epoch: The epoch that the sampler was at, where it has one.
+        scattered: Its order, its place of resumption, and the order of the whole epoch, where the
+            sampler is an :class:`OrderedSampler`.
+        is_over: Whether the epoch is.
+    """
+
+    def __init__(self, loader: DataLoader[Any], number: int) -> None:
+        self.number = number
+        self.draws = draws_of(loader)
+        self.has_base_seed = True
+        sampler = samplers_of(loader)[-1]
+        self.sampler_epoch = getattr(sampler, "epoch", None)
+        self.scattered: tuple[ScatteredOrder, int, Indices] | None = None
+        if isinstance(sampler, OrderedSampler):
+            start = sampler.resumed[0] if sampler.resumed else 0
+            self.scattered = sampler.order, start, sampler.whole()
+        self.n_taken = self.n_examples = 0
+        self.is_over = False
+
+    def count(self, keys: Keys) -> None:
+        """Note that a mini-batch was taken."""
+        self.n_taken += 1
+        self.n_examples += len(keys) if isinstance(keys, (list, tuple)) else 1
 
 
 class State(dict[str, Any]):
@@ -79,7 +118,7 @@ def _state(loader: DataLoader[Any], epoch: int, n_taken: int, draws: Draws | Non
     )
 
 
-def begun_state(loader: DataLoader[Any], epoch: Epoch | LocalEpoch) -> State:
+def begun_state(loader: DataLoader[Any], epoch: Progress) -> State:
     """Return the state amid an epoch."""
     state = _state(loader, epoch.number, epoch.n_taken, epoch.draws)
     state["sampler_epoch"] = epoch.sampler_epoch

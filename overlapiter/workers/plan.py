@@ -17,6 +17,7 @@ from overlapiter.urls import is_url
 if TYPE_CHECKING:  # the trainer loads no database, and only what stages from URLs loads their code
     from overlapiter.origins.direct import Direct
     from overlapiter.origins.remote import RemoteOrigin
+    from overlapiter.peers.client import PeersPlan
     from overlapiter.store.stager import Validation
     from overlapiter.store.store import Store
     from overlapiter.workers.reader.face import Face
@@ -42,6 +43,7 @@ class StagingPlan:
         readers: Of files, in C, that the program has added to those that are redirected.
         n_sharers: Ranks of this node, which share the store's bandwidth and the directory; each
             does as many of the reads, and stages as much ahead, as is its part.
+        peers: The other nodes of the job, where they give each other what they have staged.
         outages: What the workers, which are forked from one that has it, know of a remote store.
     """
 
@@ -56,6 +58,7 @@ class StagingPlan:
     readers: tuple[Reader, ...] = ()
     n_sharers: int = 1
     real_source: str = ""
+    peers: PeersPlan | None = None
     outages: Outages = dataclasses.field(default_factory=Outages, repr=False, compare=False)
 
     @property

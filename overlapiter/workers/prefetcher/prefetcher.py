@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator
 
 from overlapiter.board import Counter, Row
 from overlapiter.errors import described
+from overlapiter.peers.client import Peers
 from overlapiter.sources import Dataset, declared_paths, paths_below
+from overlapiter.store.elsewhere import Holders
 from overlapiter.store.extents import Extent, packed, unpacked
 from overlapiter.store.index import IndexBusyError
 from overlapiter.store.outcome import Outcome, Staged
@@ -124,6 +126,7 @@ class Prefetcher:
             self._threads.put,
             self._warn,
             self._note_answer,
+            None if plan.peers is None else Peers(plan.peers, self._count_peer_fault),
         )
         self._evictor = Evictor(dataset, self._stager, self._count_evicted)
         self._lock = threading.Lock()
@@ -234,6 +237,7 @@ class Prefetcher:
         task = work.task
         wanted: dict[int, Wanted] = {}
         suspects: set[int] = set()
+        holders: dict[int, Holders] = {}
         for index in task.indices:
             example = _Example(index)
             work.examples.append(example)
@@ -244,6 +248,8 @@ class Prefetcher:
             self._look(example, wanted)
             if index in task.suspects:
                 suspects.update(example.keys)
+            if index in task.holders:
+                holders.update(dict.fromkeys(example.keys, task.holders[index]))
         with self._lock:
             undeclared = [example for example in work.examples if not example.is_followed]
             work.n_waiting += len(undeclared)
@@ -264,6 +270,7 @@ class Prefetcher:
             suspects,
             trusted,
             functools.partial(self._note, work),
+            holders,
         )
 
     def _look(self, example: _Example, wanted: dict[int, Wanted]) -> None:
@@ -368,10 +375,17 @@ class Prefetcher:
             row.add(Counter.FILES_STAGED, 1)
             row.add(Counter.BYTES_STAGED, answer.extent.size)
             row.add(Counter.READ_NS, answer.read_ns)
+        elif outcome is Outcome.FETCHED and answer.extent is not None:
+            row.add(Counter.FILES_PEER, 1)
+            row.add(Counter.BYTES_PEER, answer.extent.size)
         elif outcome is Outcome.FOUND:
             row.add(Counter.FILES_FOUND_STAGED, 1)
         elif outcome is not Outcome.SOURCE_FAILED:
             row.add(Counter.FILES_REFUSED, 1)
+
+    def _count_peer_fault(self) -> None:
+        with self._lock:
+            self._row.add(Counter.PEER_FAULTS, 1)
 
     def _note_answer(self, took_ns: int, n_bytes: int) -> None:
         """Count an answer of the slow store, and what tells by what it is limited."""
@@ -440,7 +454,10 @@ class Prefetcher:
         answers: dict[int, Staged] = {}
         self._want({file.key: file})
         suspects = [file.key] if index in work.task.suspects else []
-        self._stager.stage([file], answers.update, self._room_of(work), suspects)
+        holders = work.task.holders.get(index)
+        known = {} if holders is None else {file.key: holders}
+        room, trusted = self._room_of(work), unpacked(work.task.trusted)
+        self._stager.stage([file], answers.update, room, suspects, trusted, holders=known)
         return answers[file.key]
 
     def _note_fruitless(self, elsewhere: str) -> None:

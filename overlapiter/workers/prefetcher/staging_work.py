@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from overlapiter.store.elsewhere import Holders
 from overlapiter.store.eviction import Victim
 
 
@@ -18,6 +19,7 @@ class StageTask(NamedTuple):
         suspects: Those of which a file reader has found a copy damaged or gone.
         trusted: Extents that this run has compared with their sources already, packed.
         victims: What may be evicted for it; None as long as no directory is known to be full.
+        holders: Which other nodes may hold the files of which of the examples.
         batches: The mini-batches that they are of, for the trace.
     """
 
@@ -28,6 +30,7 @@ class StageTask(NamedTuple):
     suspects: list[int]
     trusted: bytes
     victims: list[Victim] | None
+    holders: dict[int, Holders]
     batches: list[int]
 
 

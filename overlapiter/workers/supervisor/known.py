@@ -6,7 +6,7 @@ import mmap
 
 from overlapiter.store.extents import EXTENT_BYTES
 
-_UNKNOWN, _ONE_FILE, _OTHERWISE = 0, 1, 2
+_UNKNOWN, _ONE_FILE, _OTHERWISE, _GONE = 0, 1, 2, 3
 
 
 class KnownExtents:
@@ -40,7 +40,14 @@ class KnownExtents:
             return self._memory[index * EXTENT_BYTES : (index + 1) * EXTENT_BYTES]
         return self._others[index] if state == _OTHERWISE else None
 
+    def last(self, index: int) -> bytes:
+        """Return the extents that an example has or had; nothing if they are not known."""
+        if self._states[index] == _GONE:
+            return self._memory[index * EXTENT_BYTES : (index + 1) * EXTENT_BYTES]
+        return self.get(index) or b""
+
     def forget(self, index: int) -> None:
         """Have an example looked at by a prefetcher the next time."""
-        self._states[index] = _UNKNOWN
+        was_one = self._states[index] in (_ONE_FILE, _GONE)
+        self._states[index] = _GONE if was_one else _UNKNOWN
         self._others.pop(index, None)

@@ -30,7 +30,8 @@ def main(
     """Run the supervisor until the trainer ends it; return the exit code.
 
     Args:
-        fds: The channel to the trainer, the pickled dataset, the stats board.
+        fds: The channel to the trainer, the pickled dataset, the stats board; with peers also the
+            socket on which they come.
         import_main_module: Imports the program's ``__main__``, if the dataset refers to it.
         plan: The plan.
         dataset_bytes: Size of the pickled dataset.
@@ -54,7 +55,8 @@ def main(
         n_prefetchers = plan.staging.n_prefetchers if plan.staging else 0
         board = StatsBoard(fds[2], plan.n_readers, n_prefetchers)
         freeze()
-        supervisor = Supervisor(channel, dataset, plan, board, run_of(plan, fds[2]))
+        run = run_of(plan, fds[2])
+        supervisor = Supervisor(channel, dataset, plan, board, run, *fds[3:])
         for fd in fds[1:3]:
             os.close(fd)
         ending = "failed"

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from overlapiter.order import Indices
+from overlapiter.peers.holders import HolderPlan, Sharing
+from overlapiter.store.elsewhere import Holders
 from overlapiter.store.eviction import Eviction, StagedFile, Victim
 from overlapiter.store.extents import unpacked
 from overlapiter.store.segments import aligned
@@ -20,6 +22,9 @@ from overlapiter.workers.supervisor.schedule import Part
 #: take is lost to files that are kept for the next epoch: with a share ``f`` of the data set
 #: staged, at most ``f (1 - f) / 16`` of the reads, 1.6 %, miss that would not otherwise.
 _AHEAD_SHARE = 1 / 16
+#: The same where nodes hold files for each other: nearly all that a rank stages ahead is held by
+#: another node, so it takes room here even if the job has all files.
+_AHEAD_SHARE_OF_HOLDERS = 1 / 32
 #: Victims are offered for so many times the bytes that are expected, and the largest file.
 _GENEROSITY = 1.25
 #: How often a part is staged again since there was no room; then it is read from the source.
@@ -56,6 +61,7 @@ class Residency:
         self._eviction = Eviction(n_examples, n_tiers)
         self._known = KnownExtents(n_examples)
         self._suspects: set[int] = set()
+        self._holders: HolderPlan | None = None
         self._do_others_evict = n_sharers > 1
         self._offers: dict[int, list[Victim] | None] = {}  # by task
         self._n_refusals: dict[int, int] = {}  # of parts
@@ -81,9 +87,17 @@ class Residency:
 
     # --- the order ----------------------------------------------------------------------------
 
-    def learn(self, orders: dict[int, Indices | None], others: dict[int, Indices]) -> None:
-        """Take note of the orders of epochs, and of what the node's other ranks read meanwhile."""
-        self._eviction.learn(orders, others)
+    def learn(
+        self,
+        orders: dict[int, Indices | None],
+        others: dict[int, Indices],
+        sharing: Sharing | None = None,
+    ) -> None:
+        """Take note of the orders of epochs, and of what other ranks read meanwhile."""
+        if sharing is not None and sharing.holders is not None:
+            self._holders = sharing.holders
+            self._eviction.leave_to_nodes(self._holders.nodes >= 0)
+        self._eviction.learn(orders, others, {} if sharing is None else sharing.served)
 
     def settle(self, position: int) -> None:
         """Take note that all before ``position`` has been read."""
@@ -119,9 +133,20 @@ class Residency:
         ]
 
     def trusted(self, indices: list[int]) -> bytes:
-        """Return the extents that this run has compared with their sources already, packed."""
-        known = map(self._known.get, self._plain(indices))
-        return b"".join(extents for extents in known if extents)
+        """Return the extents that this run has compared with their sources already, packed.
+
+        They may have been evicted since: then they tell what another node has to send.
+        """
+        return b"".join(map(self._known.last, self._plain(indices)))
+
+    def holders_of(self, indices: list[int]) -> dict[int, Holders]:
+        """Return which other nodes may hold which of some examples."""
+        if self._holders is None:
+            return {}
+        found = zip(
+            indices, self._holders.of(self._plain(indices), self._settled_position), strict=True
+        )
+        return {index: holders for index, holders in found if holders is not None}
 
     def suspects_among(self, indices: list[int]) -> list[int]:
         """Return those examples of which a file reader has found a copy damaged or gone."""
@@ -145,7 +170,8 @@ class Residency:
             own_bytes = self._eviction.staged_bytes  # so much the disk has room for, of this rank's
         else:
             return True
-        return self._eviction.mean_bytes > 0 and self._ahead_bytes() < _AHEAD_SHARE * own_bytes
+        share = _AHEAD_SHARE if self._holders is None else _AHEAD_SHARE_OF_HOLDERS
+        return self._eviction.mean_bytes > 0 and self._ahead_bytes() < share * own_bytes
 
     def _ahead_bytes(self) -> float:
         return self._eviction.n_in_window * self._eviction.mean_bytes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable
 
 from overlapiter.board import Row
@@ -9,7 +11,7 @@ from overlapiter.sources import Dataset
 from overlapiter.store.site import Run
 from overlapiter.tracing import open_trace
 from overlapiter.workers.ipc.channel import Channel
-from overlapiter.workers.plan import SupervisorPlan
+from overlapiter.workers.plan import StagingPlan, SupervisorPlan
 from overlapiter.workers.prefetcher.prefetcher import Prefetcher
 from overlapiter.workers.reader.reader import FileReader
 
@@ -24,6 +26,28 @@ def reader_role(dataset: Dataset, plan: SupervisorPlan) -> Role:
         FileReader(channel, dataset, plan, row).run()
 
     return read
+
+
+def peer_role(staging: StagingPlan, listener_fd: int) -> Role:
+    """Return the role of the server for other nodes."""
+
+    def serve(channel: Channel, _row: Row) -> None:
+        plan = staging.peers
+        assert plan is not None
+        from overlapiter.peers.catalogue import Catalogue
+        from overlapiter.peers.server import Server
+
+        catalogue = Catalogue(staging.sites, staging.source, staging.real_source, staging.place)
+        with socket.socket(fileno=os.dup(listener_fd)) as listener:
+            server = Server(
+                listener, plan.secret, catalogue, most_peers=plan.most_peers, since=plan.since
+            )
+            server.watch(channel.fileno(), channel.receive)  # its end ends this process
+            channel.send(("serving",))
+            while True:
+                server.take_turn()
+
+    return serve
 
 
 def prefetcher_role(dataset: Dataset, plan: SupervisorPlan, run: Run) -> Role:

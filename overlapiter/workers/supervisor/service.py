@@ -7,6 +7,7 @@ import dataclasses
 import os
 import secrets
 import select
+import socket
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -50,13 +51,19 @@ class Service:
     """The supervisor process with everything needed to start it again. Ends what it started."""
 
     def __init__(
-        self, parcel: Parcel, plan: SupervisorPlan, board_fd: int, preload: Sequence[str]
+        self,
+        parcel: Parcel,
+        plan: SupervisorPlan,
+        board_fd: int,
+        preload: Sequence[str],
+        listener: socket.socket | None = None,
     ) -> None:
         self.owner_pid = os.getpid()
         self._parcel = parcel
         self._plan = dataclasses.replace(plan, run_number=secrets.randbits(62))
         self._preload = preload
         self._board_fd = board_fd
+        self._listener = listener
         self._child: Child | None = None
         self._was_stopped = False
         self.channel = Channel.closed()
@@ -77,11 +84,12 @@ class Service:
         self.channel = ours
         self._was_stopped = False
         parcel = self._parcel
+        listener_fds = [] if self._listener is None else [self._listener.fileno()]
         try:
             self._child = launch(
                 "overlapiter.workers.supervisor.main",
                 (dataclasses.replace(self._plan, trainer_pid=os.getpid()), parcel.size_bytes),
-                [theirs.fileno(), parcel.fd, self._board_fd],
+                [theirs.fileno(), parcel.fd, self._board_fd, *listener_fds],
                 preload=self._preload,
                 needs_main_module=parcel.mentions("__main__"),
             )
@@ -122,4 +130,6 @@ class Service:
         else:
             self.channel.close()
         os.close(self._board_fd)
+        if self._listener is not None:
+            self._listener.close()
         self._parcel.close()

@@ -151,8 +151,10 @@ class StagingStage:
         suspects = residency.suspects_among(indices)
         trusted = residency.trusted(indices)
         batches = list(dict.fromkeys(part.batch.batch_id for part in parts))
-        n_files = self._costs.n_files
-        task = StageTask(task_id, indices, n_files, avoid, suspects, trusted, victims, batches)
+        n_files, holders = self._costs.n_files, residency.holders_of(indices)
+        task = StageTask(
+            task_id, indices, n_files, avoid, suspects, trusted, victims, holders, batches
+        )
         worker.send(("stage", *task))
         return True
 

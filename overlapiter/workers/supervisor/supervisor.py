@@ -24,6 +24,8 @@ With the workers, of which every one may also send ("trouble", text) and ("crash
     ("read", *ReadTask)                       ("read", answer, report, wanted row bytes)
     ("slot", slot, layout_id)                 ("failed", answer, pickled error)
 
+The server for other nodes gets nothing, and sends ("serving",) once it listens.
+
 The ``answer`` is the part's id, what reading it has cost, and the examples of which a copy was
 damaged or gone.
 A task may be reported in pieces; ``moved`` is None in all of them but the last.
@@ -51,8 +53,9 @@ from overlapiter.workers.supervisor.deaths import Death
 from overlapiter.workers.supervisor.memory import NO_MEMORY, KnownSegments, SlotKeeper
 from overlapiter.workers.supervisor.reading_stage import ReadingStage
 from overlapiter.workers.supervisor.residency import Residency
-from overlapiter.workers.supervisor.roles import prefetcher_role, reader_role
+from overlapiter.workers.supervisor.roles import peer_role, prefetcher_role, reader_role
 from overlapiter.workers.supervisor.schedule import Batch, Schedule
+from overlapiter.workers.supervisor.serving_stage import ServingStage
 from overlapiter.workers.supervisor.stages import CostEstimate
 from overlapiter.workers.supervisor.staging_stage import StagingStage
 from overlapiter.workers.supervisor.team import Team, Worker
@@ -65,7 +68,7 @@ _LOOK_AFTER_SECONDS = 1.0
 #: How long prefetchers may take to give back what they have reserved.
 _GRACE_SECONDS = 0.4
 
-Stage = StagingStage | ReadingStage
+Stage = StagingStage | ReadingStage | ServingStage
 
 
 class Supervisor:
@@ -78,8 +81,10 @@ class Supervisor:
         plan: SupervisorPlan,
         board: StatsBoard,
         run: Run,
+        listener_fd: int = -1,
     ) -> None:
         self._plan = plan
+        self._listener_fd = listener_fd
         self._board = board
         self._selector = selectors.DefaultSelector()
         self._trainer = TrainerEnd(channel, self._selector)
@@ -108,7 +113,8 @@ class Supervisor:
             self._tuner = Tuner(self._staging.team.workers, staging, time.monotonic())
         trace = self._trace = open_trace(plan.trace, "supervisor", 10)
         self._watch = Watch(board, self._schedule, self._costs, trace)
-        self._stages: tuple[Stage, ...] = (self._staging, self._reading)
+        self._serving = self._serving_stage()
+        self._stages: tuple[Stage, ...] = (self._staging, self._reading, self._serving)
 
     def _staging_stage(self, dataset: Dataset, run: Run) -> StagingStage:
         """Return the stage of the prefetchers; without staging it has none."""
@@ -140,6 +146,16 @@ class Supervisor:
             self._residency,
             is_skipping=plan.is_skipping,
             collates=plan.face is not None and plan.face.collates,
+        )
+
+    def _serving_stage(self) -> ServingStage:
+        """Return the stage of the server for other nodes; without peers it has none."""
+        staging = self._plan.staging
+        if staging is None or staging.peers is None:
+            return ServingStage(Team("peer", [], lambda _channel, _row: None, self._leave), self)
+        role = peer_role(staging, self._listener_fd)
+        return ServingStage(
+            Team("peer", [self._board.supervisor_row()], role, self._leave_all), self
         )
 
     # --- life ---------------------------------------------------------------------------------
@@ -211,6 +227,7 @@ class Supervisor:
         """
         self._staging.end(ending, snapshot(self._board).as_dict())
         self._reading.team.end()
+        self._serving.team.end()
         self._staging.team.end(grace_seconds=_GRACE_SECONDS)
         self._trace.close()
 
@@ -302,6 +319,12 @@ class Supervisor:
         worker.attend(self._selector, (stage, worker))
 
     def _leave(self) -> None:
+        """In a forked worker: close all that is the supervisor's, the listener too."""
+        self._leave_all()
+        if self._listener_fd >= 0:
+            os.close(self._listener_fd)
+
+    def _leave_all(self) -> None:
         """In a forked worker: close every channel but its own, so that each has two ends."""
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]  # a Channel
@@ -349,16 +372,16 @@ class Supervisor:
 
     def _refill(self, stage: Stage, worker: Worker, death: Death | None = None) -> None:
         """Start a process in a vacant place; without any prefetcher, training goes on unstaged."""
-        if stage is self._staging and self._staging.is_given_up:
+        if not isinstance(stage, ReadingStage) and stage.is_given_up:
             return
         try:
             if death is not None:
                 stage.team.count_death(death)
             self._start(stage, worker)
         except PipelineError as error:
-            if stage is self._reading:
+            if isinstance(stage, ReadingStage):
                 raise
-            self._staging.give_up(str(error))
+            stage.give_up(str(error))
 
     def _end(self, worker: Worker) -> Death:
         self._selector.unregister(worker.channel)

@@ -12,6 +12,7 @@ import pytest
 
 import overlapiter.mpi
 from overlapiter.errors import OptionError, TrainingError
+from overlapiter.mpi.training.curves import draw
 
 from .digits import build_model
 from .jobs import (
@@ -28,6 +29,13 @@ from .jobs import (
 )
 
 COUNTED: dict[str, Any] = {"loss": "model", "optimizer": "sgd", "learning_rate": 1.0, "batch": 2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Have matplotlib open its fonts, which it keeps open."""
+    path = tmp_path_factory.mktemp("fonts") / "curves.png"
+    draw([{"epoch": 1, "loss": 1.0}], str(path), print)
 
 
 @pytest.fixture
@@ -57,9 +65,7 @@ def test_a_run_leaves_all_that_it_promises_and_chainer_loads_its_weights(
     assert np.abs(weights(out)["norm/avg_mean"]).max() > 0.01
 
 
-def test_the_settings_that_a_run_writes_repeat_it(
-    tmp_path: Path, lists: tuple[Path, Path]
-) -> None:
+def test_the_settings_that_a_run_writes_repeat_it(tmp_path: Path, lists: tuple[Path, Path]) -> None:
     overlapiter.mpi.train(DIGITS, *lists, epochs=1, seed=5, features="features", out=tmp_path / "1")
     ended = run_training(
         tmp_path, 0, DIGITS, *lists, "--settings", tmp_path / "1/settings.toml", "--out", "2"
@@ -204,7 +210,10 @@ def test_a_run_stops_early(
 ) -> None:
     out = tmp_path / "run"
     overlapiter.mpi.train(
-        DIGITS, *lists, **{"epochs": 9, "optimizer": "sgd", "validation": "inline"} | chosen, out=out
+        DIGITS,
+        *lists,
+        **{"epochs": 9, "optimizer": "sgd", "validation": "inline"} | chosen,
+        out=out,
     )
     assert len(epochs(out)) == n_epochs
     assert reason in json.loads((out / "history.json").read_text())["stopped_because"]
@@ -256,7 +265,7 @@ def test_files_are_staged_before_they_are_read(tmp_path: Path) -> None:
     inventory = Inventory(str(staging))
     try:
         (holding,) = inventory.holdings()
-        assert holding["files"] == 5
+        assert holding["n_files"] == 5
     finally:
         inventory.close()
 
@@ -331,10 +340,32 @@ def test_a_model_with_nan_is_refused(tmp_path: Path, lists: tuple[Path, Path]) -
         overlapiter.mpi.train(build, *lists, out=tmp_path / "run")
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy: overflows
 def test_a_model_that_explodes_ends_the_run_with_the_names_of_its_parameters(
     tmp_path: Path, lists: tuple[Path, Path]
 ) -> None:
-    with pytest.raises(TrainingError, match="the loss of a mini-batch is (nan|inf)"):
+    with pytest.raises(TrainingError, match=r"the loss of a mini-batch is (nan|inf)"):
         overlapiter.mpi.train(
             DIGITS, *lists, optimizer="sgd", learning_rate=1e38, out=tmp_path / "run"
         )
+
+
+def test_a_pytorch_model_is_trained_as_well(tmp_path: Path, lists: tuple[Path, Path]) -> None:
+    torch = pytest.importorskip("torch")
+
+    def build() -> Any:
+        return torch.nn.Sequential(
+            torch.nn.Linear(64, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(),
+            torch.nn.Dropout(0.1), torch.nn.Linear(32, 10),
+        )  # fmt: skip
+
+    for out in ("one", "two"):
+        overlapiter.mpi.train(
+            build, *lists, epochs=3, metrics="accuracy", learning_rate=0.01, out=tmp_path / out
+        )
+    assert epochs(tmp_path / "one")[-1]["val_accuracy"] > 0.8
+    assert same_weights(tmp_path / "one", tmp_path / "two")
+    module = build()
+    found = weights(tmp_path / "one")
+    module.load_state_dict({name: torch.from_numpy(found[name]) for name in found})
+    assert found["1.num_batches_tracked"] == epochs(tmp_path / "one")[-1]["updates"]

@@ -1,0 +1,291 @@
+"""The client: fetches files from the nodes that hold them, in a prefetcher.
+
+Each node that is asked has a *lane*: a thread, a connection, and the files that wait for it. A
+request has all files that wait, and the next one is sent before the last one is answered. A file
+that one holder does not give is asked of the next one; after the last one the source is read. A
+node that does not answer is left alone for a moment, longer each time, and then asked again.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import heapq
+import itertools
+import threading
+import time
+from collections.abc import Callable
+
+from overlapiter.origins.origin import Original
+from overlapiter.store.breaker import Breaker
+from overlapiter.store.elsewhere import Holders, Take
+
+from .connection import Address, Connection
+from .protocol import COMING, FRESH, MOST_NAMES, PeerError, Record
+
+#: Requests that are on their way to a node at the same time.
+_MOST_REQUESTS = 2
+#: A request asks for about so many bytes, so that no file waits long behind others.
+_REQUEST_BYTES = 1 << 20
+#: How long a file is waited for that its holder is about to have, and how often it is asked for.
+_PATIENCE_SECONDS, _PAUSE_SECONDS = 1.0, 0.01
+#: A lane that has had nothing to do for so long ends its thread and its connection.
+_REST_SECONDS = 10.0
+#: What is left of a file that was not wanted is read, unless it is more than this.
+_MOST_DRAINED_BYTES = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class PeersPlan:
+    """The nodes of a job, as its workers know them.
+
+    Attributes:
+        own: The number of this node.
+        nodes: For each node the addresses of its servers, one for each of its ranks.
+        rank: The number of this rank; ranks spread over the servers of a node by it.
+        secret: Of the job.
+        since: When the job began, in seconds: what was staged later has been compared.
+        most_peers: Connections that a server may have.
+    """
+
+    own: int
+    nodes: tuple[tuple[Address, ...], ...]
+    rank: int
+    secret: bytes = dataclasses.field(repr=False)
+    since: int
+    most_peers: int
+
+
+class PeerFile:
+    """A file that a peer is sending, to be read once, from its start to its end.
+
+    Attributes:
+        checksum: As the peer has it.
+        is_fresh: Whether the job has compared it with its source.
+    """
+
+    def __init__(self, connection: Connection, record: Record) -> None:
+        self._connection = connection
+        self._original = Original(record.size, record.mtime)
+        self.left_bytes = record.size
+        self.checksum = record.checksum
+        self.is_fresh = record.state == FRESH
+
+    def stat(self) -> Original:
+        """Tell what the peer has."""
+        return self._original
+
+    def read(self, size_bytes: int) -> bytes:
+        """Return up to ``size_bytes`` more; none at the end. Raises OSError if they do not come."""
+        n_bytes = min(size_bytes, self.left_bytes)
+        data = self._connection.read(n_bytes) if n_bytes else b""
+        self.left_bytes -= len(data)
+        return data
+
+
+class _Want:
+    """A file that is wanted from peers."""
+
+    __slots__ = ("deadline", "holders", "left", "name", "take")
+
+    def __init__(self, name: bytes, holders: Holders, take: Take) -> None:
+        self.name = name
+        self.holders = holders
+        self.left = [*reversed(holders.nodes)]  # that were not asked
+        self.take = take
+        self.deadline = 0.0  # until when the holder that is asked may be about to have it
+
+
+class Peers:
+    """The other nodes of the job. Safe for threads.
+
+    Args:
+        plan: The nodes.
+        count_fault: Called whenever a peer fails, or sends what is not right.
+    """
+
+    def __init__(self, plan: PeersPlan, count_fault: Callable[[], None]) -> None:
+        self._plan = plan
+        self.count_fault = count_fault
+        self._lanes = [_Lane(self, node) for node in range(len(plan.nodes))]
+
+    def fetch(self, name: bytes, holders: Holders, take: Take) -> None:
+        """Fetch a file; see :class:`~overlapiter.store.elsewhere.Fetches`."""
+        self.pass_on(_Want(name, holders, take))
+
+    def pass_on(self, want: _Want) -> None:
+        """Ask the next holder of a file, or give up."""
+        now_seconds = time.monotonic()
+        while want.left:
+            node = want.left.pop()
+            if node != self._plan.own and self._lanes[node].breaker.is_passable(now_seconds):
+                is_first = len(want.left) == len(want.holders.nodes) - 1
+                is_coming = want.holders.is_coming and is_first
+                want.deadline = now_seconds + _PATIENCE_SECONDS if is_coming else 0.0
+                self._lanes[node].put(want)
+                return
+        want.take(None)
+
+    def close(self) -> None:
+        """End the connections, once nothing waits for them."""
+        for lane in self._lanes:
+            lane.close()
+
+    def connect(self, node: int, n_failures: int) -> Connection:
+        """Return a connection to a server of a node, another one after each failure."""
+        addresses = self._plan.nodes[node]
+        address = addresses[(self._plan.rank + n_failures) % len(addresses)]
+        return Connection(address, self._plan.secret)
+
+
+class _Lane:
+    """The way to one node.
+
+    Attributes:
+        breaker: Says when the node may be asked.
+        is_closed: Whether the connection is to end as soon as nothing waits for it.
+    """
+
+    def __init__(self, peers: Peers, node: int) -> None:
+        self._peers = peers
+        self._node = node
+        self.breaker = Breaker()
+        self._wakes = threading.Condition()
+        self._waiting: collections.deque[_Want] = collections.deque()
+        self._later: list[tuple[float, int, _Want]] = []  # to be asked for again, and when
+        self._numbers = itertools.count()
+        self._is_running = self.is_closed = False
+        self._mean_bytes = 0.0
+        self._n_failures = 0
+        self._connection: Connection | None = None
+        self._asked: collections.deque[collections.deque[_Want]] = collections.deque()
+
+    def put(self, want: _Want) -> None:
+        """Have a file asked for."""
+        with self._wakes:
+            self._waiting.append(want)
+            if not self._is_running:
+                self._is_running = True
+                threading.Thread(target=self._run, daemon=True).start()
+            self._wakes.notify()
+
+    def close(self) -> None:
+        """End the thread and the connection once nothing waits; what is put later opens them."""
+        with self._wakes:
+            self.is_closed = True
+            self._wakes.notify()
+
+    # --- the thread ---------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while True:
+            batch = self._next_batch()
+            if batch is None:
+                return
+            try:
+                if batch:
+                    self._ask(batch)
+                if self._asked and (not batch or len(self._asked) == _MOST_REQUESTS):
+                    self._hear()
+            except (OSError, PeerError):
+                self._fail()
+
+    def _next_batch(self) -> list[_Want] | None:
+        """Return the files to ask for next; none if an answer comes first, None at the end."""
+        with self._wakes:
+            while True:
+                now_seconds = time.monotonic()
+                while self._later and self._later[0][0] <= now_seconds:
+                    self._waiting.append(heapq.heappop(self._later)[2])
+                if self._waiting or self._asked:
+                    n_files = self._files_at_once()
+                    n_files = min(n_files, len(self._waiting))
+                    return [self._waiting.popleft() for _ in range(n_files)]
+                if self._later:
+                    self._wakes.wait(self._later[0][0] - now_seconds)
+                elif self.is_closed or not self._wakes.wait_for(self._is_wanted, _REST_SECONDS):
+                    self._close()
+                    self._is_running = False
+                    return None
+
+    def _is_wanted(self) -> bool:
+        return bool(self._waiting or self.is_closed)
+
+    def _files_at_once(self) -> int:
+        return max(1, min(MOST_NAMES, int(_REQUEST_BYTES / max(self._mean_bytes, 1.0))))
+
+    def _ask(self, batch: list[_Want]) -> None:
+        self._asked.append(collections.deque(batch))
+        if self._connection is None:
+            self._connection = self._peers.connect(self._node, self._n_failures)
+        self._connection.ask([want.name for want in batch])
+
+    def _hear(self) -> None:
+        """Take the answer to the oldest request."""
+        connection = self._connection
+        assert connection is not None
+        batch = self._asked[0]
+        records = connection.answer(len(batch))
+        self.breaker.succeeded()
+        for record in records:
+            file = PeerFile(connection, record) if record.has_bytes else None
+            is_right = file is not None and batch[0].take(file)
+            want = batch.popleft()
+            if not is_right:
+                self._ask_again(want, record)
+            if file is not None:
+                self._finish(file)
+        self._asked.popleft()
+
+    def _finish(self, file: PeerFile) -> None:
+        """Read what is left of a file."""
+        if file.left_bytes > _MOST_DRAINED_BYTES:
+            raise PeerError("a file was not wanted")
+        file.read(file.left_bytes)
+        self._mean_bytes += (file.stat().size_bytes - self._mean_bytes) / 16
+
+    def _ask_again(self, want: _Want, record: Record) -> None:
+        """Ask for a file again, here later or another holder now."""
+        if record.has_bytes:
+            self._peers.count_fault()
+            self._peers.pass_on(want)
+        elif self._is_to_come(want, record):
+            self._put_off(want)
+        else:
+            self._peers.pass_on(want)
+
+    def _is_to_come(self, want: _Want, record: Record) -> bool:
+        """Return whether to ask the same node again, which may be about to have the file."""
+        now_seconds = time.monotonic()
+        if record.state == COMING and not want.deadline:
+            want.deadline = now_seconds + _PATIENCE_SECONDS
+        return now_seconds + _PAUSE_SECONDS < want.deadline
+
+    def _put_off(self, want: _Want) -> None:
+        with self._wakes:
+            at_seconds = time.monotonic() + _PAUSE_SECONDS
+            heapq.heappush(self._later, (at_seconds, next(self._numbers), want))
+
+    # --- failures -----------------------------------------------------------------------------
+
+    def _fail(self) -> None:
+        """Leave the node alone for a moment; what was asked of it is asked of others."""
+        self._n_failures += 1
+        self.breaker.failed(time.monotonic())
+        self._peers.count_fault()
+        self._close()
+        with self._wakes:
+            lost = [want for batch in self._asked for want in batch]
+            lost += [*self._waiting, *(want for _, _, want in self._later)]
+            self._asked.clear()
+            self._waiting.clear()
+            self._later.clear()
+        for want in lost:
+            self._peers.pass_on(want)
+
+    def _close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.close()

@@ -1,0 +1,157 @@
+"""Communicators without MPI: a directory that all ranks see, or a store of ``torch.distributed``.
+
+They do one thing, an ``allgather`` of small values, which is what the rendezvous and
+:func:`overlapiter.scatter_order` need.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import json
+import os
+import secrets
+import time
+from typing import Any, ClassVar, Protocol
+
+from overlapiter.errors import OptionError
+
+#: How long ranks are waited for.
+PATIENCE_SECONDS = 300.0
+_FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.002, 0.1
+
+
+class KeyValueStore(Protocol):
+    """What is used of ``torch.distributed``'s stores."""
+
+    def set(self, key: str, value: str) -> None:
+        """Set a value."""
+
+    def get(self, key: str) -> bytes:
+        """Return a value; blocks until it is set."""
+
+
+class Rendezvous:
+    """A communicator of ranks that see one directory, such as one on the slow store.
+
+    What an earlier job has left in the directory does no harm. The files are readable by their
+    owner alone.
+
+    Args:
+        directory: The directory, made if its parent exists; one for each job that runs.
+        rank: Of this process.
+        size: The number of ranks.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self._directory = os.path.abspath(os.fspath(directory))
+        self._n_calls = 0
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(self._directory, 0o700)
+
+    def allgather(self, item: Any) -> list[Any]:
+        """Return what each rank gives, by rank, as JSON has it. Blocks until all have called it.
+
+        Rank 0 writes a word that is new; the others answer it, so that an answer to an earlier
+        job's word is told from theirs; then rank 0 writes all that they gave.
+
+        Raises:
+            OptionError: Some ranks did not come within five minutes.
+            OSError: The directory cannot be read or written.
+        """
+        call, self._n_calls = self._n_calls, self._n_calls + 1
+        wait = _Wait()
+        if self.rank == 0:
+            return self._gather(call, item, wait)
+        own, answered = secrets.token_hex(16), None
+        while True:
+            roll = self._read(f"{call}-all")
+            if roll is not None and roll["items"] and roll["items"][self.rank][0] == own:
+                return [value for _, value in roll["items"]]
+            if roll is not None and roll["word"] != answered:
+                answered = roll["word"]
+                self._write(f"{call}-{self.rank}", {"word": answered, "item": [own, item]})
+            if wait.is_over():
+                raise self._late([0] if roll is None else [])
+
+    def _gather(self, call: int, item: Any, wait: _Wait) -> list[Any]:
+        word = secrets.token_hex(16)
+        self._write(f"{call}-all", {"word": word, "items": []})
+        items: dict[int, Any] = {0: ["", item]}
+        while len(items) < self.size:
+            if wait.is_over():
+                raise self._late([rank for rank in range(self.size) if rank not in items])
+            for rank in set(range(self.size)) - items.keys():
+                answer = self._read(f"{call}-{rank}")
+                if answer is not None and answer["word"] == word:
+                    items[rank] = answer["item"]
+        in_order = [items[rank] for rank in range(self.size)]
+        self._write(f"{call}-all", {"word": word, "items": in_order})
+        return [value for _, value in in_order]
+
+    def _late(self, ranks: list[int]) -> OptionError:
+        who = f"ranks {ranks[:8]} have" if ranks else "some rank has"
+        return OptionError(
+            "peers",
+            f"{who} not come to {self._directory} within {PATIENCE_SECONDS:g} s; see whether they "
+            f"run, and whether all {self.size} see this directory",
+        )
+
+    def _read(self, name: str) -> Any:
+        """Return what a file holds; None if it is not there."""
+        os.listdir(self._directory)  # a network file system then looks at the server
+        try:
+            with open(os.path.join(self._directory, name), encoding="utf-8") as file:
+                return json.load(file)
+        except FileNotFoundError:
+            return None
+
+    def _write(self, name: str, value: Any) -> None:
+        path = os.path.join(self._directory, name)
+        part = f"{path}.{secrets.token_hex(4)}"
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        with open(fd, "w", encoding="utf-8") as file:
+            json.dump(value, file)
+        os.replace(part, path)
+
+
+class _Wait:
+    """Waits, a little longer each time, for as long as ranks are waited for."""
+
+    def __init__(self) -> None:
+        self._deadline = time.monotonic() + PATIENCE_SECONDS
+        self._pause_seconds = _FIRST_POLL_SECONDS
+
+    def is_over(self) -> bool:
+        """Wait for a moment; return whether it has been long enough."""
+        time.sleep(self._pause_seconds)
+        self._pause_seconds = min(1.5 * self._pause_seconds, _LONGEST_POLL_SECONDS)
+        return time.monotonic() >= self._deadline
+
+
+class StoreCommunicator:
+    """A communicator of ranks that share a store of ``torch.distributed``.
+
+    Args:
+        store: The store.
+        rank: Of this process.
+        size: The number of ranks.
+    """
+
+    #: Calls so far, by rank, of all communicators of this process: no key is used twice.
+    _n_calls: ClassVar[collections.Counter[int]] = collections.Counter()
+
+    def __init__(self, store: KeyValueStore, rank: int, size: int) -> None:
+        self._store = store
+        self.rank = rank
+        self.size = size
+
+    def allgather(self, item: Any) -> list[Any]:
+        """Return what each rank gives, by rank. Blocks until all have; see the store's time-out."""
+        call = self._n_calls[self.rank]
+        self._n_calls[self.rank] += 1
+        self._store.set(f"overlapiter/{call}/{self.rank}", json.dumps(item))
+        keys = [f"overlapiter/{call}/{rank}" for rank in range(self.size)]
+        return [json.loads(self._store.get(key)) for key in keys]

@@ -1,0 +1,151 @@
+"""What peers send each other: a handshake, then requests and answers. Pure.
+
+The server speaks first, with a nonce; a client that does not know the job's secret gets nothing
+else. From then on each message ends with a code by which the other side knows that it comes from
+the same connection, whole and in order::
+
+    server → client   nonce
+    client → server   nonce, proof
+    server → client   proof
+    client → server   request: length, names, code
+    server → client   answer: length, a record for each name, code; then the bytes of the files
+
+The bytes themselves have the checksum of their record, which is seeded with the file's key, size
+and mtime.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import struct
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+SECRET_BYTES = 32
+NONCE_BYTES = 16
+CODE_BYTES = 16
+#: What a client sends to be let in.
+HELLO_BYTES = NONCE_BYTES + CODE_BYTES
+#: Most files of a request, and most bytes of its names.
+MOST_NAMES = 64
+MOST_REQUEST_BYTES = 256 << 10
+
+LENGTH = struct.Struct("<I")
+_NAME_LENGTH = struct.Struct("<H")
+_RECORD = struct.Struct("<Bqqq")
+_COUNTER = struct.Struct("<Q")
+
+#: What a server says of a file: it does not have it; it is being copied there; it is there; it is
+#: there, and was read from the source since the job began.
+ABSENT, COMING, THERE, FRESH = range(4)
+
+
+class PeerError(Exception):
+    """What a peer sent is not what it has to send."""
+
+
+class Record(NamedTuple):
+    """What a server says of a file.
+
+    Attributes:
+        state: ABSENT, COMING, THERE or FRESH.
+        size: Bytes that follow.
+        mtime: As in the extent of the copy.
+        checksum: As in the extent of the copy.
+    """
+
+    state: int
+    size: int = 0
+    mtime: int = 0
+    checksum: int = 0
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether the bytes follow."""
+        return self.state >= THERE
+
+
+def proof(secret: bytes, who: bytes, nonces: bytes) -> bytes:
+    """Return what shows that one side knows the secret.
+
+    Args:
+        secret: Of the job.
+        who: ``b"client"`` or ``b"server"``, so that neither can send the other's proof back.
+        nonces: The server's, then the client's.
+    """
+    return hashlib.blake2b(nonces, digest_size=CODE_BYTES, key=secret, person=who).digest()
+
+
+class Seal:
+    """The codes of the messages of one direction of a connection; they come in order.
+
+    Args:
+        secret: Of the job.
+        who: Sends the messages: ``b"client"`` or ``b"server"``.
+        nonces: The server's, then the client's.
+    """
+
+    def __init__(self, secret: bytes, who: bytes, nonces: bytes) -> None:
+        self._key = hashlib.blake2b(nonces, key=secret, person=b"seal " + who).digest()
+        self._n_messages = 0
+
+    def code(self, payload: bytes) -> bytes:
+        """Return the code of the next message."""
+        self._n_messages += 1
+        salt = _COUNTER.pack(self._n_messages)
+        return hashlib.blake2b(payload, digest_size=CODE_BYTES, key=self._key, salt=salt).digest()
+
+    def message(self, payload: bytes) -> bytes:
+        """Return the next message as it is sent."""
+        return b"".join((LENGTH.pack(len(payload)), payload, self.code(payload)))
+
+    def check(self, payload: bytes, code: bytes) -> None:
+        """Raise PeerError unless this is the code of the next message."""
+        if not is_same(code, self.code(payload)):
+            raise PeerError("a message was changed, or comes from elsewhere")
+
+
+def is_same(one: bytes, other: bytes) -> bool:
+    """Compare two codes in a time that does not tell where they differ."""
+    return hmac.compare_digest(one, other)
+
+
+def packed_names(names: Iterable[bytes]) -> bytes:
+    """Return the payload of a request; each name has less than 64 KiB."""
+    return b"".join([_NAME_LENGTH.pack(len(name)) + name for name in names])
+
+
+def unpacked_names(payload: bytes) -> list[bytes]:
+    """Return the names of a request. Raises PeerError if it is none."""
+    names: list[bytes] = []
+    start = 0
+    while start < len(payload):
+        if start + _NAME_LENGTH.size > len(payload) or len(names) == MOST_NAMES:
+            raise PeerError("no list of names")
+        end = start + _NAME_LENGTH.size + _NAME_LENGTH.unpack_from(payload, start)[0]
+        if end > len(payload):
+            raise PeerError("no list of names")
+        names.append(payload[start + _NAME_LENGTH.size : end])
+        start = end
+    return names
+
+
+def packed_records(records: Sequence[Record]) -> bytes:
+    """Return the payload of an answer."""
+    return b"".join([_RECORD.pack(*record) for record in records])
+
+
+def answer_bytes(n_names: int) -> int:
+    """Return the length of the payload of an answer."""
+    return n_names * _RECORD.size
+
+
+def unpacked_records(payload: bytes, n_names: int) -> list[Record]:
+    """Return the records of an answer. Raises PeerError if it is none."""
+    if len(payload) != answer_bytes(n_names):
+        raise PeerError(f"{len(payload)} bytes are no answer for {n_names} files")
+    records = [Record(*values) for values in _RECORD.iter_unpack(payload)]
+    if any(record.state > FRESH or record.size < 0 for record in records):
+        raise PeerError("no answer")
+    return records

@@ -1,0 +1,153 @@
+"""The rendezvous: how the servers of a job's nodes become known to all ranks. In the trainer alone.
+
+It calls the communicator that it is given, and does not import MPI.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from overlapiter.agreement import Communicator, allgather
+from overlapiter.errors import OptionError
+from overlapiter.node import this_host
+
+from .client import PeersPlan
+from .connection import Address
+from .interfaces import address_among, own_addresses
+from .meeting import Rendezvous, StoreCommunicator
+from .protocol import SECRET_BYTES
+
+#: Connections beside those of all prefetchers: those of processes that were just replaced.
+_SPARE_CONNECTIONS = 16
+
+
+class _Card(NamedTuple):
+    """What a rank tells the others first.
+
+    Attributes:
+        node: Equal for ranks that share a node.
+        network: Equal for ranks that reach each other by the loopback.
+        addresses: By the names of this host's interfaces.
+        n_prefetchers: Prefetcher processes of this rank.
+    """
+
+    node: str
+    network: str
+    addresses: dict[str, str]
+    n_prefetchers: int
+
+
+class Joined(NamedTuple):
+    """What a rank has after the rendezvous.
+
+    Attributes:
+        plan: For its workers.
+        node_of_rank: The number of each rank's node.
+        listener: Where other nodes come; the caller's.
+    """
+
+    plan: PeersPlan
+    node_of_rank: tuple[int, ...]
+    listener: socket.socket
+
+
+def communicator_of(peers: object, rank: int, size: int) -> Communicator:
+    """Return the communicator that ``Staging.peers`` stands for.
+
+    Args:
+        peers: A communicator of ChainerMN or of mpi4py, a directory that all ranks see, or a store
+            of ``torch.distributed``.
+        rank: Of this process.
+        size: The number of ranks.
+
+    Raises:
+        OptionError: It is none of these, or of other ranks.
+    """
+    if isinstance(peers, (str, os.PathLike)):
+        return Rendezvous(peers, rank, size)
+    if hasattr(peers, "gather_obj") or hasattr(peers, "allgather"):
+        comm: Communicator = peers  # type: ignore[assignment]  # as far as can be seen
+        if (comm.rank, comm.size) == (rank, size):
+            return comm
+        raise OptionError(
+            "peers",
+            f"is a communicator of rank {comm.rank} of {comm.size}, but scatter_order was given "
+            f"one of rank {rank} of {size}; give both the same",
+        )
+    if hasattr(peers, "set") and hasattr(peers, "get"):
+        return StoreCommunicator(peers, rank, size)
+    raise OptionError(
+        "peers",
+        f"{peers!r} is no communicator, no directory and no store; give the communicator that "
+        f"scatter_order was given",
+    )
+
+
+def join(comm: Communicator, rank: int, n_prefetchers: int) -> Joined | None:
+    """Have all ranks of a job find each other. Collective.
+
+    Args:
+        comm: The communicator.
+        rank: Of this process.
+        n_prefetchers: Of this process.
+
+    Returns:
+        None if all ranks are on one node, and have nothing to fetch from each other.
+
+    Raises:
+        OptionError: The interface that the user names is none of this host, or no interface is
+            common to all.
+        OSError: No socket can be opened.
+    """
+    host = this_host()
+    network = f"{host.machine} {os.stat('/proc/self/ns/net').st_ino}"
+    node = " ".join(host.key)
+    cards = [
+        _Card(*fields)
+        for fields in allgather(comm, (node, network, own_addresses(), n_prefetchers))
+    ]
+    names = list(dict.fromkeys(card.node for card in cards))
+    if len(names) == 1:
+        return None
+    node_of_rank = tuple(names.index(card.node) for card in cards)
+    is_one_host = len({card.network for card in cards}) == 1
+    listener = _listener(address_among([card.addresses for card in cards], rank, is_one_host))
+    secret = secrets.token_hex(SECRET_BYTES)
+    offers = allgather(comm, (listener.getsockname()[:2], secret))
+    plan = PeersPlan(
+        own=node_of_rank[rank],
+        nodes=_servers(node_of_rank, [address for address, _ in offers]),
+        rank=rank,
+        secret=bytes.fromhex(offers[0][1]),
+        since=int(time.time()),
+        most_peers=_SPARE_CONNECTIONS + sum(card.n_prefetchers for card in cards),
+    )
+    return Joined(plan, node_of_rank, listener)
+
+
+def _servers(
+    node_of_rank: Sequence[int], addresses: Sequence[Address]
+) -> tuple[tuple[Address, ...], ...]:
+    """Return the addresses of each node's servers."""
+    by_node: list[list[Address]] = [[] for _ in range(max(node_of_rank) + 1)]
+    for node, (host, port) in zip(node_of_rank, addresses, strict=True):
+        by_node[node].append((host, port))
+    return tuple(map(tuple, by_node))
+
+
+def _listener(address: str) -> socket.socket:
+    """Return a socket that listens at an address, on a port of the kernel's choice."""
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.bind((address, 0))
+        listener.listen(socket.SOMAXCONN)
+    except BaseException:
+        listener.close()
+        raise
+    return listener

@@ -1,0 +1,357 @@
+"""The server: gives the staged files of this node to the other nodes of the job.
+
+One process with one thread; it waits in ``epoll``, so an idle one costs nothing. What a connection
+may take is bounded: a request in memory, a time for each step, and how many connections there are.
+The bytes go from the page cache of the segment to the socket, without passing through Python.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import os
+import secrets
+import selectors
+import socket
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from overlapiter.store.segments import READ_FLAGS
+
+from .catalogue import Entry
+from .protocol import (
+    ABSENT,
+    CODE_BYTES,
+    COMING,
+    FRESH,
+    HELLO_BYTES,
+    LENGTH,
+    MOST_REQUEST_BYTES,
+    NONCE_BYTES,
+    THERE,
+    PeerError,
+    Record,
+    Seal,
+    is_same,
+    packed_records,
+    proof,
+    unpacked_names,
+)
+
+#: How long a stranger may take to show that it knows the secret, and a peer to send the rest of a
+#: request or to take more of an answer.
+STEP_SECONDS = 5.0
+#: Connections of those that have not shown yet that they know the secret.
+MOST_STRANGERS = 64
+#: A connection sends at most so much before the others have their turn.
+_TURN_BYTES = 1 << 20
+#: Segments that are open at the same time.
+_MOST_SEGMENTS = 64
+_READ_BYTES = 64 << 10
+
+
+class Finds(Protocol):
+    """Tells where staged files lie; a :class:`~overlapiter.peers.catalogue.Catalogue`."""
+
+    def look(self, names: Sequence[bytes]) -> tuple[dict[bytes, Entry], set[bytes]]:
+        """Return the staged ones of some files, and those that are being copied."""
+
+
+class _Segment:
+    """A segment that is open.
+
+    Attributes:
+        fd: Its descriptor.
+        length: Its length in bytes when it was last looked at; segments grow.
+        n_users: Files of it that are on their way.
+    """
+
+    __slots__ = ("fd", "length", "n_users")
+
+    def __init__(self, path: str) -> None:
+        self.fd = os.open(path, READ_FLAGS)
+        self.length = os.fstat(self.fd).st_size
+        self.n_users = 0
+
+    def reaches(self, end: int) -> bool:
+        """Return whether it has so many bytes."""
+        if end > self.length:
+            self.length = os.fstat(self.fd).st_size
+        return end <= self.length
+
+
+class _Segments:
+    """Open segments; the one that was used longest ago is closed for another one."""
+
+    def __init__(self) -> None:
+        self._open: collections.OrderedDict[str, _Segment] = collections.OrderedDict()
+
+    def at(self, path: str) -> _Segment:
+        """Return a segment. Raises OSError if it is gone."""
+        found = self._open.get(path)
+        if found is None:
+            found = self._open[path] = _Segment(path)
+            self._close_idle()
+        self._open.move_to_end(path)
+        return found
+
+    def _close_idle(self) -> None:
+        n_surplus = len(self._open) - _MOST_SEGMENTS
+        idle = [path for path, segment in self._open.items() if not segment.n_users]
+        for path in idle[: max(0, n_surplus)]:
+            os.close(self._open.pop(path).fd)
+
+    def close(self) -> None:
+        """Close all."""
+        while self._open:
+            os.close(self._open.popitem()[1].fd)
+
+
+class _Connection:
+    """A connection, and what is on its way over it.
+
+    Attributes:
+        socket: The socket.
+        is_known: Whether the other side has shown that it knows the secret.
+        received: What has come and is not used yet.
+        deadline: When the present step has lasted too long; 0 if there is none.
+        head: What is to be sent next.
+        pieces: What is to be sent after it: segments, starts and sizes of bytes.
+    """
+
+    def __init__(self, end: socket.socket, nonce: bytes) -> None:
+        self.socket = end
+        self.nonce = nonce
+        self.is_known = False
+        self.received = bytearray()
+        self.deadline = time.monotonic() + STEP_SECONDS
+        self.head = memoryview(nonce)
+        self.pieces: collections.deque[tuple[_Segment, int, int]] = collections.deque()
+        self.requests: Seal
+        self.answers: Seal
+
+    @property
+    def is_sending(self) -> bool:
+        """Whether there is something to send."""
+        return bool(self.head or self.pieces)
+
+    def close(self) -> None:
+        """Close the socket, and what was to be sent."""
+        self.socket.close()
+        while self.pieces:
+            self.pieces.popleft()[0].n_users -= 1
+
+
+class Server:
+    """Serves until it is told to end. For one thread.
+
+    Args:
+        listener: The socket on which peers come.
+        secret: Of the job.
+        catalogue: Tells where staged files lie.
+        most_peers: Connections of those that know the secret.
+        since: Of what was staged after this time, in seconds, the job has compared the source.
+    """
+
+    def __init__(
+        self,
+        listener: socket.socket,
+        secret: bytes,
+        catalogue: Finds,
+        *,
+        most_peers: int,
+        since: int,
+    ) -> None:
+        self._listener = listener
+        self._secret = secret
+        self._catalogue = catalogue
+        self._most_peers = most_peers
+        self._since = since
+        self._segments = _Segments()
+        self._selector = selectors.DefaultSelector()
+        self._connections: dict[_Connection, None] = {}  # the one that came first is the first
+        self._ready: dict[_Connection, None] = {}  # may send, and have had their turn
+        listener.setblocking(False)
+        self._selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    def watch(self, source: int, call: Callable[[], object]) -> None:
+        """Have something called whenever a descriptor is readable, or its other end closed."""
+        self._selector.register(source, selectors.EVENT_READ, lambda _events: call())
+
+    def take_turn(self) -> None:
+        """Wait for what comes next, and deal with it."""
+        for key, events in self._selector.select(self._patience_seconds()):
+            key.data(events)
+        for connection in [*self._ready]:
+            self._serve(connection, selectors.EVENT_WRITE)
+        self._drop_late()
+
+    def _patience_seconds(self) -> float | None:
+        if self._ready:
+            return 0.0
+        deadlines = [c.deadline for c in self._connections if c.deadline]
+        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+
+    def _drop_late(self) -> None:
+        now_seconds = time.monotonic()
+        late = [c for c in self._connections if c.deadline and c.deadline <= now_seconds]
+        for connection in late:
+            self._close(connection)
+
+    # --- connections --------------------------------------------------------------------------
+
+    def _accept(self, _events: int) -> None:
+        try:
+            end, _ = self._listener.accept()
+        except OSError:  # it has gone again, or no descriptor is left: it is tried again
+            time.sleep(0.01)
+            return
+        end.setblocking(False)
+        with contextlib.suppress(OSError):  # a socket of another family in a test
+            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection = _Connection(end, secrets.token_bytes(NONCE_BYTES))
+        self._connections[connection] = None
+        strangers = [c for c in self._connections if not c.is_known]
+        for oldest in strangers[:-MOST_STRANGERS]:
+            self._close(oldest)
+        events = selectors.EVENT_READ
+        self._selector.register(end, events, lambda e: self._serve(connection, e))
+        self._serve(connection, selectors.EVENT_WRITE)
+
+    def _close(self, connection: _Connection) -> None:
+        if self._connections.pop(connection, connection) is None:
+            self._ready.pop(connection, None)
+            self._selector.unregister(connection.socket)
+            connection.close()
+
+    def _serve(self, connection: _Connection, events: int) -> None:
+        """Go on with a connection as far as it does not block; close it if it is not in order."""
+        try:
+            if events & selectors.EVENT_READ and not connection.is_sending:
+                self._receive(connection)
+            if connection.is_sending:
+                self._send(connection)
+            while not connection.is_sending and self._take_message(connection):
+                self._send(connection)
+            self._await(connection)
+        except BlockingIOError:
+            self._await(connection)
+        except (OSError, PeerError):
+            self._close(connection)
+
+    def _await(self, connection: _Connection) -> None:
+        """Wait for what a connection needs next."""
+        if connection not in self._connections:
+            return
+        is_sending = connection.is_sending
+        events = selectors.EVENT_WRITE if is_sending else selectors.EVENT_READ
+        if connection in self._ready:
+            events = 0
+        wanted = events or selectors.EVENT_READ
+        if self._selector.get_key(connection.socket).events != wanted:
+            data = self._selector.get_key(connection.socket).data
+            self._selector.modify(connection.socket, wanted, data)
+
+    def _receive(self, connection: _Connection) -> None:
+        data = connection.socket.recv(_READ_BYTES)
+        if not data:
+            raise PeerError("the other end has closed")
+        if not connection.received and connection.is_known:
+            connection.deadline = time.monotonic() + STEP_SECONDS
+        connection.received += data
+
+    # --- messages -----------------------------------------------------------------------------
+
+    def _take_message(self, connection: _Connection) -> bool:
+        """Use a message that has come as a whole; return whether there is something to send."""
+        received = connection.received
+        if not connection.is_known:
+            if len(received) < HELLO_BYTES:
+                return False
+            self._let_in(connection, bytes(received[:HELLO_BYTES]))
+            del received[:HELLO_BYTES]
+            return True
+        if len(received) < LENGTH.size:
+            return False
+        (n_bytes,) = LENGTH.unpack_from(received)
+        if n_bytes > MOST_REQUEST_BYTES:
+            raise PeerError(f"a request of {n_bytes} bytes")
+        end = LENGTH.size + n_bytes + CODE_BYTES
+        if len(received) < end:
+            return False
+        payload = bytes(received[LENGTH.size : LENGTH.size + n_bytes])
+        connection.requests.check(payload, bytes(received[LENGTH.size + n_bytes : end]))
+        del received[:end]
+        self._answer(connection, unpacked_names(payload))
+        return True
+
+    def _let_in(self, connection: _Connection, hello: bytes) -> None:
+        nonces = connection.nonce + hello[:NONCE_BYTES]
+        if not is_same(hello[NONCE_BYTES:], proof(self._secret, b"client", nonces)):
+            raise PeerError("a stranger")
+        if sum(c.is_known for c in self._connections) >= self._most_peers:
+            raise PeerError("too many connections")
+        connection.is_known = True
+        connection.requests = Seal(self._secret, b"client", nonces)
+        connection.answers = Seal(self._secret, b"server", nonces)
+        connection.head = memoryview(proof(self._secret, b"server", nonces))
+
+    def _answer(self, connection: _Connection, names: Sequence[bytes]) -> None:
+        found, coming = self._catalogue.look(names)
+        records = []
+        for name in names:
+            entry = found.get(name)
+            if entry is not None and self._offer(connection, entry):
+                _, _, _, _, size, mtime, checksum = entry.extent
+                state = FRESH if entry.at > self._since else THERE
+                records.append(Record(state, size, mtime, checksum))
+            else:
+                records.append(Record(COMING if name in coming else ABSENT))
+        connection.head = memoryview(connection.answers.message(packed_records(records)))
+
+    def _offer(self, connection: _Connection, entry: Entry) -> bool:
+        """Have the bytes of a file sent; return whether they are there, right or wrong."""
+        start, size = max(entry.extent.start, 0), entry.extent.size
+        try:
+            segment = self._segments.at(entry.path)
+            if not segment.reaches(start + size):
+                return False
+        except OSError:  # it was evicted a moment ago
+            return False
+        segment.n_users += 1
+        connection.pieces.append((segment, start, size))
+        return True
+
+    # --- sending ------------------------------------------------------------------------------
+
+    def _send(self, connection: _Connection) -> None:
+        """Send what does not block, up to a turn's worth. Raises BlockingIOError or OSError."""
+        self._ready.pop(connection, None)
+        end, pieces = connection.socket, connection.pieces
+        n_left = _TURN_BYTES
+        connection.deadline = time.monotonic() + STEP_SECONDS
+        while connection.head:
+            flags = socket.MSG_MORE if pieces else 0
+            connection.head = connection.head[end.send(connection.head, flags) :]
+        while pieces:
+            segment, start, size = pieces[0]
+            while size:
+                n_sent = os.sendfile(end.fileno(), segment.fd, start, size)
+                if not n_sent:
+                    raise PeerError("a segment was cut")
+                start, size, n_left = start + n_sent, size - n_sent, n_left - n_sent
+                pieces[0] = segment, start, size
+                if n_left <= 0 and (size or len(pieces) > 1):
+                    self._ready[connection] = None
+                    return
+            pieces.popleft()[0].n_users -= 1
+        if connection.is_known and not connection.received:
+            connection.deadline = 0.0  # it may rest for as long as it likes
+
+    def close(self) -> None:
+        """Close all connections; the listener stays open for another server."""
+        for connection in [*self._connections]:
+            self._close(connection)
+        self._selector.close()
+        self._segments.close()

@@ -1,0 +1,48 @@
+"""A rank on a host of its own: a network namespace, in which no launcher starts it.
+
+Arguments: its rank, the number of ranks, the number of files, the number of epochs. It prints a
+line for each epoch that begins, and in the end what it found as JSON.
+"""
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+from overlapiter import OverlapIterator, Rendezvous, Staging, scatter_order
+from tests.chainer.iterator_datasets import DeclaredFiles
+
+BATCH_SIZE = 4
+
+
+def main() -> None:
+    rank, size, n_files, n_epochs = map(int, sys.argv[1:])
+    comm = Rendezvous("meeting", rank, size)
+    names = [f"{number:04}" for number in range(n_files)]
+    found: dict[str, list[float]] = {"reads": [], "seconds": [], "wrong": [], "faults": []}
+    staging = Staging(
+        f"fast-{rank}", source="source", keep_free=0, n_prefetchers=1, look_ahead=4, peers=comm
+    )
+    sampler = scatter_order(comm, 3)
+    dataset = DeclaredFiles(Path("source").resolve(), names)
+    with OverlapIterator(
+        dataset, BATCH_SIZE, n_processes=1, order_sampler=sampler, staging=staging
+    ) as iterator:
+        for epoch in range(n_epochs):
+            print(epoch, flush=True)  # noqa: T201  # to the test
+            began = time.monotonic()
+            order = sampler.of_epoch(epoch, n_files).tolist()
+            taken = [int(i) for _ in range(len(order) // BATCH_SIZE) for _, i in next(iterator)]
+            found["seconds"].append(time.monotonic() - began)
+            found["wrong"].append(taken != order)
+            stats = iterator.stats()
+            found["reads"].append(stats.files_staged + stats.opens_source)
+            found["faults"].append(stats.peer_faults)
+            comm.allgather(epoch)
+    print(json.dumps(found), flush=True)  # noqa: T201  # to the test
+
+
+if __name__ == "__main__":
+    os.environ["OVERLAPITER_NODE"] = f"host-{sys.argv[1]}"
+    main()

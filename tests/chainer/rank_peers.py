@@ -1,0 +1,91 @@
+"""Runs under mpiexec: ranks on several nodes that give each other what they have staged.
+
+Arguments: how the ranks find each other, the share of the files that a node has room for, what
+happens amid each epoch from the second one on: nothing, or a signal to a server.
+"""
+
+import contextlib
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import overlapiter
+import overlapiter.mpi
+from overlapiter import OverlapIterator, Staging
+from tests.chainer.iterator_datasets import DeclaredFiles
+from tests.chainer.rank_side import forks, report
+
+N_FILES, FILE_BYTES, BATCH_SIZE, N_EPOCHS, SEED = 960, 4000, 4, 4, 7
+_BLOCK_BYTES = 4096
+
+
+def content(number: int) -> bytes:
+    return int(number).to_bytes(4, "little") * (FILE_BYTES // 4)
+
+
+def signal_server(which: str) -> None:
+    """Send a signal to the server of this rank."""
+    for process in psutil.process_iter(["name"]):
+        if process.info["name"] == "ovl-peer" and whose(process) == whose(psutil.Process()):
+            os.kill(process.pid, {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}[which])
+
+
+def whose(process: psutil.Process) -> list[str]:
+    """Return by which job, and on which node of it, a process was started."""
+    with contextlib.suppress(psutil.Error):
+        environment = process.environ()
+        return [environment.get(name, "") for name in ("OVERLAPITER_TEST_JOB", "OVERLAPITER_NODE")]
+    return []
+
+
+def main() -> None:
+    meeting, share, faults = sys.argv[1], float(sys.argv[2]), sys.argv[3].split(",")
+    comm = overlapiter.mpi.create_communicator("naive")
+    folder, node = Path("source"), os.environ["OVERLAPITER_NODE"]
+    names = [f"{number:04}" for number in range(N_FILES)]
+    if comm.rank == 0:
+        folder.mkdir()
+        for number, name in enumerate(names):
+            (folder / name).write_bytes(content(number))
+            os.utime(folder / name, (1e9, 1e9))  # a file that has just changed is not trusted
+    comm.mpi_comm.Barrier()
+    results: dict[str, Any] = {"reads": [], "wrong": 0}
+    with OverlapIterator(
+        DeclaredFiles(folder.resolve(), names),
+        BATCH_SIZE,
+        n_processes=1,
+        order_sampler=overlapiter.scatter_order(comm, SEED),
+        staging=Staging(
+            f"fast-{node}",
+            source=folder,
+            capacity=int(share * N_FILES * _BLOCK_BYTES),
+            keep_free=0,
+            n_prefetchers=1,
+            look_ahead=4,
+            peers={"comm": comm, "directory": "meeting"}[meeting],
+        ),
+    ) as iterator:
+        orders = [iterator.order_sampler.of_epoch(epoch, N_FILES) for epoch in range(N_EPOCHS)]
+        n_batches = N_FILES // comm.size // BATCH_SIZE
+        for epoch, order in enumerate(orders):
+            for place in range(n_batches):
+                if place == n_batches // 2 and epoch and comm.rank == 1 and faults != [""]:
+                    signal_server(faults[(epoch - 1) % len(faults)])
+                batch = next(iterator)
+                expected = order[place * BATCH_SIZE : (place + 1) * BATCH_SIZE]
+                results["wrong"] += [bytes(data) for data, _ in batch] != [*map(content, expected)]
+                comm.mpi_comm.Barrier()  # as the exchange of the gradients
+            stats = iterator.stats()
+            results["reads"].append(stats.files_staged + stats.opens_source)
+        results |= {"peer": stats.files_peer, "faults": stats.peer_faults}
+        results |= {"replaced": stats.workers_replaced}
+        comm.mpi_comm.Barrier()
+    report(comm, {**results, "forks": forks})
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""Ranks of a real job on several nodes, which give each other what they have staged."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chainer.mpi_jobs import NEEDS_MPIEXEC, run_job
+
+pytestmark = NEEDS_MPIEXEC
+
+N_FILES, N_EPOCHS = 960, 4
+
+
+def run(
+    folder: Path, n_ranks: int, n_nodes: int, meeting: str, share: float, faults: str = ""
+) -> tuple[list[int], list[dict[str, int]]]:
+    """Return how often the slow store was read in each epoch, and what each rank reports."""
+    ended = run_job("rank_peers.py", n_ranks, folder, meeting, share, faults, n_nodes=n_nodes)
+    assert ended.exit_status == 0, ended.output
+    assert [rank["forks"] for rank in ended.results] == [[]] * n_ranks
+    assert [rank["wrong"] for rank in ended.results] == [0] * n_ranks, "not the same mini-batches"
+    totals = [sum(reads) for reads in zip(*(r["reads"] for r in ended.results), strict=True)]
+    reads = [total - before for before, total in zip([0, *totals], totals, strict=False)]
+    return reads, ended.results
+
+
+def test_nodes_that_hold_everything_together_read_each_file_once(tmp_path: Path) -> None:
+    reads, ranks = run(tmp_path, 4, 4, "comm", 0.3)
+    assert reads == [N_FILES, 0, 0, 0]
+    assert all(rank["peer"] > N_FILES / 4 for rank in ranks)
+    assert [rank["faults"] for rank in ranks] == [0] * 4
+
+
+def test_ranks_of_a_node_serve_together_and_may_meet_in_a_directory(tmp_path: Path) -> None:
+    reads, _ = run(tmp_path, 4, 2, "directory", 0.6)
+    assert reads == [N_FILES, 0, 0, 0]
+
+
+def test_nodes_that_hold_a_part_read_the_rest(tmp_path: Path) -> None:
+    reads, _ = run(tmp_path, 2, 2, "comm", 0.3)
+    assert sum(reads[1:]) / 3 / N_FILES == pytest.approx(0.4, abs=0.05)
+
+
+def test_a_server_that_is_killed_or_stopped_changes_nothing_but_where_files_come_from(
+    tmp_path: Path,
+) -> None:
+    reads, ranks = run(tmp_path, 3, 3, "comm", 0.4, "kill,stop")
+    assert reads[0] == N_FILES
+    assert sum(reads) < 2 * N_FILES
+    assert ranks[1]["replaced"] >= 2

@@ -1,0 +1,331 @@
+"""The client: whatever a peer does, the right bytes come, from another peer or from the source."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from overlapiter.peers.client import PeerFile, Peers, PeersPlan
+from overlapiter.peers.connection import Address
+from overlapiter.peers.protocol import (
+    CODE_BYTES,
+    COMING,
+    FRESH,
+    HELLO_BYTES,
+    LENGTH,
+    NONCE_BYTES,
+    Record,
+    Seal,
+    packed_records,
+    proof,
+    unpacked_names,
+)
+from overlapiter.store.elsewhere import FetchedFile, Holders
+from overlapiter.store.extents import checksum_of
+from tests.peers.serving import FILE_BYTES, SECRET, content, key, name, served
+
+DATA = content()[:FILE_BYTES]
+MTIME = 10**18
+
+#: What a peer that is let in does with a request: it is given its end, and the names.
+Deed = Callable[[socket.socket, Seal, list[bytes]], None]
+
+
+def records_of(names: list[bytes]) -> list[Record]:
+    numbers = [int(each.rpartition(b"-")[2]) for each in names]
+    return [Record(FRESH, FILE_BYTES, MTIME, checksum_of(DATA, key(n), MTIME)) for n in numbers]
+
+
+def answer(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
+    end.sendall(seal.message(packed_records(records_of(names))) + DATA * len(names))
+
+
+def change_bytes(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
+    wrong = DATA[:-1] + bytes([DATA[-1] ^ 1])
+    end.sendall(seal.message(packed_records(records_of(names))) + wrong * len(names))
+
+
+def change_bytes_and_checksum(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
+    """Do what somebody on the way could: the secret is not known there."""
+    wrong = bytes(FILE_BYTES)
+    numbers = [int(each.rpartition(b"-")[2]) for each in names]
+    records = [Record(FRESH, len(wrong), MTIME, checksum_of(wrong, key(n), MTIME)) for n in numbers]
+    payload = packed_records(records)
+    code = seal.code(packed_records(records_of(names)))
+    end.sendall(LENGTH.pack(len(payload)) + payload + code + wrong * len(names))
+
+
+def swap(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
+    answer(end, seal, [b"file-7" for _ in names])
+
+
+def cut(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
+    message = seal.message(packed_records(records_of(names)))
+    end.sendall(message + DATA[: FILE_BYTES // 2])
+    end.close()
+
+
+def cut_in_the_answer(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
+    end.sendall(seal.message(packed_records(records_of(names)))[:-3])
+    end.close()
+
+
+def repeat(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
+    payload = packed_records(records_of(names))
+    seal.code(payload)
+    end.sendall(seal.message(payload) + DATA * len(names))
+
+
+def say_nothing(_end: socket.socket, _seal: Seal, _names: list[bytes]) -> None:
+    pass
+
+
+def say_that_it_comes(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
+    end.sendall(seal.message(packed_records([Record(COMING) for _ in names])))
+
+
+def promise_too_much(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
+    records = [Record(FRESH, 1 << 40, MTIME, 0) for _ in names]
+    end.sendall(seal.message(packed_records(records)) + DATA)
+
+
+class FakePeer:
+    """A peer that knows the secret and does one deed for each request."""
+
+    def __init__(self, deed: Deed) -> None:
+        self._deed = deed
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address: Address = self._listener.getsockname()
+        self._is_closed = False
+        self._ends: list[socket.socket] = []
+        self._thread = threading.Thread(target=self._run, name="fake peer")
+        self._thread.start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(OSError):
+            while not self._is_closed:
+                end, _ = self._listener.accept()
+                end.settimeout(5)
+                self._ends.append(end)
+                with contextlib.suppress(OSError):
+                    self._serve(end)
+
+    def _serve(self, end: socket.socket) -> None:
+        nonce = os.urandom(NONCE_BYTES)
+        end.sendall(nonce)
+        nonces = nonce + end.recv(HELLO_BYTES, socket.MSG_WAITALL)[:NONCE_BYTES]
+        end.sendall(proof(SECRET, b"server", nonces))
+        seal = Seal(SECRET, b"server", nonces)
+        while head := end.recv(LENGTH.size, socket.MSG_WAITALL):
+            payload = end.recv(LENGTH.unpack(head)[0], socket.MSG_WAITALL)
+            end.recv(CODE_BYTES, socket.MSG_WAITALL)
+            self._deed(end, seal, unpacked_names(payload))
+
+    def close(self) -> None:
+        self._is_closed = True
+        for end in (self._listener, *self._ends):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+            end.close()
+        self._thread.join()
+
+
+@pytest.fixture
+def ask() -> Iterator[Callable[..., Asking]]:
+    """Make a client of some nodes."""
+    clients: list[Asking] = []
+
+    def make(*nodes: Address) -> Asking:
+        clients.append(Asking(*nodes))
+        return clients[-1]
+
+    yield make
+    for client in clients:
+        client.peers.close()
+
+
+@pytest.fixture
+def play() -> Iterator[Callable[[Deed], Address]]:
+    """Start a fake peer; give its address."""
+    peers: list[FakePeer] = []
+
+    def start(deed: Deed) -> Address:
+        peers.append(FakePeer(deed))
+        return peers[-1].address
+
+    yield start
+    for peer in peers:
+        peer.close()
+
+
+class Asking:
+    """Fetches from some nodes, and keeps what comes.
+
+    Args:
+        nodes: The address of each node's server, from node 1 on.
+    """
+
+    def __init__(self, *nodes: Address) -> None:
+        self.n_faults = 0
+        plan = PeersPlan(0, ((), *((node,) for node in nodes)), 0, SECRET, 0, 8)
+        self.peers = Peers(plan, self._count)
+        self._came: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
+
+    def _count(self) -> None:
+        self.n_faults += 1
+
+    def fetch(self, number: int, *nodes: int, is_coming: bool = False) -> None:
+        def take(source: FetchedFile | None) -> bool:
+            if source is None:
+                self._came.put((number, None))
+                return True
+            original = source.stat()
+            if original.size_bytes > 2 * FILE_BYTES:
+                return False
+            data = source.read(original.size_bytes)
+            is_right = checksum_of(data, key(number), original.mtime_ns) == source.checksum
+            if is_right:
+                self._came.put((number, data))
+            return is_right
+
+        self.peers.fetch(name(number), Holders(nodes, is_coming), take)
+
+    def came(self, n_files: int) -> dict[int, bytes | None]:
+        return dict(self._came.get(timeout=20) for _ in range(n_files))
+
+
+FAULTS: list[Deed] = [
+    change_bytes,
+    change_bytes_and_checksum,
+    swap,
+    cut,
+    cut_in_the_answer,
+    repeat,
+    say_nothing,
+    promise_too_much,
+]
+
+
+@pytest.mark.parametrize("deed", FAULTS)
+def test_what_is_not_right_is_noticed_and_the_next_holder_asked(
+    ask: Callable[..., Asking], play: Callable[[Deed], Address], deed: Deed
+) -> None:
+    asking = ask(play(deed), play(answer))
+    for number in range(3):
+        asking.fetch(number, 1, 2)
+    assert asking.came(3) == dict.fromkeys(range(3), DATA)
+    assert asking.n_faults >= 1
+
+
+@pytest.mark.parametrize("deed", FAULTS)
+def test_without_another_holder_the_source_is_left(
+    ask: Callable[..., Asking], play: Callable[[Deed], Address], deed: Deed
+) -> None:
+    asking = ask(play(deed))
+    began = time.monotonic()
+    for number in range(3):
+        asking.fetch(number, 1)
+    assert asking.came(3) == dict.fromkeys(range(3))
+    assert time.monotonic() - began < 5
+
+
+def test_a_file_that_is_about_to_be_there_is_waited_for(
+    ask: Callable[..., Asking], play: Callable[[Deed], Address]
+) -> None:
+    n_asked = 0
+
+    def late(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
+        nonlocal n_asked
+        n_asked += 1
+        (say_that_it_comes if n_asked < 4 else answer)(end, seal, names)
+
+    asking = ask(play(late))
+    asking.fetch(0, 1)
+    assert asking.came(1) == {0: DATA}
+    assert asking.n_faults == 0
+
+
+def test_but_not_for_ever(ask: Callable[..., Asking], play: Callable[[Deed], Address]) -> None:
+    asking = ask(play(say_that_it_comes))
+    began = time.monotonic()
+    asking.fetch(0, 1, is_coming=True)
+    assert asking.came(1) == {0: None}
+    assert 0.5 < time.monotonic() - began < 3
+
+
+def test_a_node_that_does_not_exist_costs_nobody_time(ask: Callable[..., Asking]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = closed.getsockname()
+    asking = ask(address)
+    began = time.monotonic()
+    for number in range(50):
+        asking.fetch(number, 1)
+    assert asking.came(50) == dict.fromkeys(range(50))
+    assert time.monotonic() - began < 2
+
+
+def test_a_peer_that_was_stopped_is_used_again_when_it_goes_on(
+    ask: Callable[..., Asking], tmp_path: Path
+) -> None:
+    with served(tmp_path / "fast") as (address, pid):
+        asking = ask(address)
+        asking.fetch(0, 1)
+        assert asking.came(1) == {0: DATA}
+        os.kill(pid, signal.SIGSTOP)
+        began = time.monotonic()
+        for number in range(8):
+            asking.fetch(number, 1)
+        assert asking.came(8) == dict.fromkeys(range(8))
+        assert time.monotonic() - began < 2
+        os.kill(pid, signal.SIGCONT)
+        found = None
+        while found is None:
+            asking.fetch(1, 1)
+            found = asking.came(1)[1]
+        assert found == DATA
+
+
+def test_a_peer_that_was_replaced_is_used_again(ask: Callable[..., Asking], tmp_path: Path) -> None:
+    with served(tmp_path / "fast") as (address, pid):
+        asking = ask(address)
+        os.kill(pid, signal.SIGKILL)
+        asking.fetch(0, 1)
+        assert asking.came(1) == {0: None}
+        assert asking.n_faults == 1
+
+
+def test_many_threads_ask_many_files_of_a_real_server(
+    ask: Callable[..., Asking], tmp_path: Path
+) -> None:
+    with served(tmp_path / "fast", 100) as (address, _):
+        asking = ask(address)
+
+        def fetch_some(first: int) -> None:
+            for number in range(first, 100, 4):
+                asking.fetch(number, 1)
+
+        threads = [threading.Thread(target=fetch_some, args=(first,)) for first in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert asking.came(100) == dict.fromkeys(range(100), DATA)
+        assert asking.n_faults == 0
+
+
+def test_a_file_is_read_in_pieces() -> None:
+    class Pieces:
+        def read(self, size_bytes: int) -> bytes:
+            return bytes(size_bytes)
+
+    file = PeerFile(Pieces(), Record(FRESH, 10, MTIME, 0))  # type: ignore[arg-type]  # its read is all that is used
+    assert [len(file.read(4)) for _ in range(4)] == [4, 4, 2, 0]

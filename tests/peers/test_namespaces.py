@@ -1,0 +1,128 @@
+"""Nodes that are hosts of their own: network namespaces, joined by a cable that can be cut."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import pytest
+
+from tests.chainer.scripts import ENVIRONMENT
+
+PROGRAM = Path(__file__).parents[1] / "chainer/namespace_rank.py"
+N_FILES, N_EPOCHS = 400, 4
+
+
+def ip(*words: str, check: bool = True) -> bool:
+    command = ["ip", *words]
+    done = subprocess.run(command, check=check, capture_output=True)
+    return not done.returncode
+
+
+@pytest.fixture
+def hosts() -> Iterator[list[str]]:
+    """Make two namespaces that a cable joins: ``eth7`` in each."""
+    names = [f"ovl-{os.getpid()}-{number}" for number in range(2)]
+    if shutil.which("ip") is None:
+        pytest.skip("needs the command ip of iproute2")
+    try:
+        if not all(ip("netns", "add", name, check=False) for name in names):
+            pytest.skip("needs the right to make network namespaces")
+        cable = ("type", "veth", "peer", "eth7", "netns", names[1])
+        if not ip("-n", names[0], "link", "add", "eth7", *cable, check=False):
+            pytest.skip("needs the right to make virtual cables")
+        for number, name in enumerate(names, 1):
+            ip("-n", name, "addr", "add", f"10.213.7.{number}/24", "dev", "eth7")
+            ip("-n", name, "link", "set", "eth7", "up")
+        yield names
+    finally:
+        for name in names:
+            ip("netns", "del", name, check=False)
+
+
+@contextlib.contextmanager
+def ranks(hosts: Sequence[str], folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
+    """Run a rank on each host."""
+    (folder / "source").mkdir()
+    for number in range(N_FILES):
+        path = folder / f"source/{number:04}"
+        path.write_bytes(os.urandom(3000))
+        os.utime(path, (1e9, 1e9))
+    arguments = map(str, (len(hosts), N_FILES, N_EPOCHS))
+    command = [sys.executable, str(PROGRAM)]
+    with contextlib.ExitStack() as running:
+        tail = [*arguments]
+        yield [
+            running.enter_context(
+                subprocess.Popen(
+                    ["ip", "netns", "exec", host, *command, str(rank), *tail],
+                    cwd=folder,
+                    env=ENVIRONMENT,
+                    stdout=subprocess.PIPE,
+                    text=True,
+                )
+            )
+            for rank, host in enumerate(hosts)
+        ]
+
+
+def wait_for(stream: IO[str] | None, line: str) -> None:
+    assert stream is not None
+    assert stream.readline().strip() == line
+
+
+def results(processes: Sequence[subprocess.Popen[str]]) -> list[Any]:
+    """Return what each rank found."""
+    return [
+        json.loads(process.communicate(timeout=60)[0].splitlines()[-1]) for process in processes
+    ]
+
+
+def check_right(found: Sequence[Any]) -> list[int]:
+    """Check that all mini-batches are right; return the reads of the slow store in each epoch."""
+    assert [rank["wrong"] for rank in found] == [[False] * N_EPOCHS] * 2
+    totals = [sum(reads) for reads in zip(*(rank["reads"] for rank in found), strict=True)]
+    return [total - before for before, total in zip([0, *totals], totals, strict=False)]
+
+
+def test_hosts_find_each_other_and_read_each_file_once(hosts: list[str], tmp_path: Path) -> None:
+    with ranks(hosts, tmp_path) as processes:
+        found = results(processes)
+    assert check_right(found) == [N_FILES, 0, 0, 0]
+
+
+def test_a_cable_that_is_cut_and_joined_again_amid_training(
+    hosts: list[str], tmp_path: Path
+) -> None:
+    with ranks(hosts, tmp_path) as processes:
+        for epoch in range(2):
+            wait_for(processes[0].stdout, str(epoch))
+        ip("-n", hosts[0], "link", "set", "eth7", "down")
+        wait_for(processes[0].stdout, "2")
+        ip("-n", hosts[0], "link", "set", "eth7", "up")
+        found = results(processes)
+    reads = check_right(found)
+    assert reads[0] == N_FILES
+    assert reads[1] > 0
+    assert sum(rank["faults"][-1] for rank in found) > 0
+    assert max(rank["seconds"][1] for rank in found) < 5
+
+
+def test_a_network_that_delays_and_loses(hosts: list[str], tmp_path: Path) -> None:
+    network = ("qdisc", "add", "dev", "eth7", "root", "netem", "delay", "20ms", "loss", "1%")
+    command = ["ip", "netns", "exec", hosts[0], "tc", *network]
+    if (
+        shutil.which("tc") is None
+        or subprocess.run(command, check=False, capture_output=True).returncode
+    ):
+        pytest.skip("needs tc, and netem in the kernel")
+    with ranks(hosts, tmp_path) as processes:
+        found = results(processes)
+    check_right(found)

@@ -1,0 +1,116 @@
+"""How ranks find each other: by a directory, by a store, and at which address."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from overlapiter.errors import OptionError
+from overlapiter.peers import meeting
+from overlapiter.peers.interfaces import address_among
+from overlapiter.peers.meeting import Rendezvous, StoreCommunicator
+from overlapiter.peers.rendezvous import communicator_of
+
+SIZE = 4
+
+
+def gathered(make: Callable[[int], Any]) -> list[list[Any]]:
+    """Have all ranks gather twice; return what the last call gave each."""
+
+    def run(rank: int) -> Any:
+        comm = make(rank)
+        comm.allgather(None)
+        return comm.allgather({"rank": rank})
+
+    with ThreadPoolExecutor(SIZE) as ranks:
+        return [*ranks.map(run, range(SIZE))]
+
+
+EXPECTED = [[{"rank": rank} for rank in range(SIZE)]] * SIZE
+
+
+def test_ranks_meet_in_a_directory(tmp_path: Path) -> None:
+    assert gathered(lambda rank: Rendezvous(tmp_path / "meet", rank, SIZE)) == EXPECTED
+    assert {path.stat().st_mode & 0o77 for path in (tmp_path / "meet").iterdir()} == {0}
+
+
+def test_what_an_earlier_job_has_left_there_does_no_harm(tmp_path: Path) -> None:
+    for _ in range(3):
+        assert gathered(lambda rank: Rendezvous(tmp_path / "meet", rank, SIZE)) == EXPECTED
+
+
+def test_a_rank_that_does_not_come_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "PATIENCE_SECONDS", 0.1)
+    with pytest.raises(OptionError, match=r"ranks \[1\] have not come"):
+        Rendezvous(tmp_path / "meet", 0, 2).allgather("here")
+
+
+class Store:
+    """What ``torch.distributed``'s stores do."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._changes = threading.Condition()
+
+    def set(self, key: str, value: str) -> None:
+        with self._changes:
+            assert key not in self._values
+            self._values[key] = value.encode()
+            self._changes.notify_all()
+
+    def get(self, key: str) -> bytes:
+        with self._changes:
+            self._changes.wait_for(lambda: key in self._values)
+            return self._values[key]
+
+
+def test_ranks_meet_in_a_store_of_torch() -> None:
+    store = Store()
+    stores = [StoreCommunicator(store, rank, SIZE) for rank in range(SIZE)]
+    assert gathered(lambda rank: stores[rank]) == EXPECTED
+
+
+def test_what_peers_may_be(tmp_path: Path) -> None:
+    comm = Rendezvous(tmp_path, 1, 4)
+    assert communicator_of(comm, 1, 4) is comm
+    assert isinstance(communicator_of(str(tmp_path), 1, 4), Rendezvous)
+    assert isinstance(communicator_of(Store(), 1, 4), StoreCommunicator)
+    with pytest.raises(OptionError, match="rank 1 of 4, but scatter_order was given one of rank 0"):
+        communicator_of(comm, 0, 4)
+    with pytest.raises(OptionError, match="no communicator, no directory and no store"):
+        communicator_of(3, 0, 4)
+
+
+@pytest.mark.parametrize(
+    ("addresses", "is_one_host", "expected"),
+    [
+        ([{"eth0": "10.0.0.1"}, {"eth0": "10.0.0.2"}], False, "10.0.0.2"),
+        ([{"eth0": "10.0.0.1"}] * 2, True, "127.0.0.1"),
+        (
+            [
+                {"docker0": "172.17.0.1", "ib0": "10.1.0.1", "eth0": "10.0.0.1"},
+                {"docker0": "172.17.0.1", "eth0": "10.0.0.2", "ib0": "10.1.0.2"},
+            ],
+            False,
+            "10.1.0.2",
+        ),
+        ([{"": "10.0.0.1"}, {"": "10.0.0.9"}], True, "10.0.0.9"),
+    ],
+    ids=["common", "one host", "bridges and the fastest", "named"],
+)
+def test_the_address_of_a_rank(
+    addresses: list[dict[str, str]], is_one_host: bool, expected: str
+) -> None:
+    assert address_among(addresses, 1, is_one_host) == expected
+
+
+def test_nodes_without_a_common_network_are_told_what_to_do() -> None:
+    with pytest.raises(OptionError, match=r"OVERLAPITER_INTERFACE.*no network interface in common"):
+        address_among([{"eth0": "10.0.0.1"}, {"ens1": "10.0.0.2"}], 1, False)

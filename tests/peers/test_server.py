@@ -1,0 +1,180 @@
+"""The server, from outside: peers get staged files, and strangers get nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from collections.abc import Iterator
+
+import psutil
+import pytest
+
+from overlapiter.peers.connection import Address, Connection
+from overlapiter.peers.protocol import (
+    ABSENT,
+    CODE_BYTES,
+    FRESH,
+    LENGTH,
+    NONCE_BYTES,
+    PeerError,
+    Seal,
+    packed_names,
+    proof,
+    unpacked_names,
+)
+from overlapiter.peers.server import MOST_STRANGERS
+from overlapiter.store.extents import checksum_of
+from tests.peers.serving import FILE_BYTES, SECRET, content, key, name, served
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Address, int]]:
+    with served(tmp_path_factory.mktemp("peers") / "fast") as found:
+        yield found
+
+
+@contextlib.contextmanager
+def connected(address: Address) -> Iterator[Connection]:
+    connection = Connection(address, SECRET)
+    try:
+        yield connection
+    finally:
+        connection.close()
+
+
+def check_served(address: Address, number: int = 0) -> None:
+    with connected(address) as connection:
+        connection.ask([name(number)])
+        (record,) = connection.answer(1)
+        data = connection.read(record.size)
+    assert data == content()[:FILE_BYTES]
+    assert record.checksum == checksum_of(data, key(number), record.mtime)
+
+
+@contextlib.contextmanager
+def stranger(address: Address) -> Iterator[socket.socket]:
+    """Connect without a word, and take the nonce."""
+    with socket.create_connection(address, 10) as end:
+        assert len(end.recv(NONCE_BYTES, socket.MSG_WAITALL)) == NONCE_BYTES
+        yield end
+
+
+def is_shut_out(end: socket.socket) -> bool:
+    """Return whether the server closes, and has said nothing more."""
+    try:
+        return end.recv(1) == b""
+    except ConnectionResetError:
+        return True
+
+
+def test_a_request_has_many_files_and_a_second_one_need_not_wait(
+    server: tuple[Address, int],
+) -> None:
+    with connected(server[0]) as connection:
+        for numbers in ((0, 1, 2), (3, 99, 4)):
+            connection.ask([name(number) for number in numbers])
+        for numbers in ((0, 1, 2), (3, 99, 4)):
+            records = connection.answer(3)
+            assert [r.state for r in records] == [ABSENT if n == 99 else FRESH for n in numbers]
+            for number, record in zip(numbers, records, strict=True):
+                data = connection.read(record.size)
+                assert number == 99 or data == content()[:FILE_BYTES]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [b"GET / HTTP/1.1\r\n\r\n" * 4, os.urandom(100_000), bytes(32), b"\xff" * 33],
+    ids=["http", "noise", "zeros", "ones"],
+)
+def test_a_stranger_is_shut_out_without_a_word(server: tuple[Address, int], words: bytes) -> None:
+    with stranger(server[0]) as end:
+        with contextlib.suppress(ConnectionError):
+            end.sendall(words)
+        assert is_shut_out(end)
+    check_served(server[0])
+
+
+def test_another_secret_lets_nobody_in(server: tuple[Address, int]) -> None:
+    with pytest.raises((PeerError, OSError)):
+        Connection(server[0], b"of another job, which is running")
+
+
+def test_a_proof_that_was_overheard_is_of_no_use(server: tuple[Address, int]) -> None:
+    with stranger(server[0]) as end:
+        nonces = bytes(2 * NONCE_BYTES)  # of a connection before
+        end.sendall(nonces[NONCE_BYTES:] + proof(SECRET, b"client", nonces))
+        assert is_shut_out(end)
+
+
+def known(end: socket.socket, nonce: bytes) -> Seal:
+    """Show that this side knows the secret; return the seal of its requests."""
+    nonces = nonce + os.urandom(NONCE_BYTES)
+    end.sendall(nonces[NONCE_BYTES:] + proof(SECRET, b"client", nonces))
+    assert end.recv(CODE_BYTES, socket.MSG_WAITALL) == proof(SECRET, b"server", nonces)
+    return Seal(SECRET, b"client", nonces)
+
+
+@pytest.mark.parametrize("fault", ["forged", "repeated", "long", "many", "cut"])
+def test_a_request_that_is_not_in_order_ends_the_connection(
+    server: tuple[Address, int], fault: str
+) -> None:
+    with socket.create_connection(server[0], 10) as end:
+        seal = known(end, end.recv(NONCE_BYTES, socket.MSG_WAITALL))
+        message = seal.message(packed_names([b"absent"]))
+        answer_bytes = LENGTH.size + 25 + CODE_BYTES
+        if fault == "forged":
+            end.sendall(message[:-1] + bytes([message[-1] ^ 1]))
+        elif fault == "repeated":
+            end.sendall(message)
+            assert len(end.recv(answer_bytes, socket.MSG_WAITALL)) == answer_bytes
+            end.sendall(message)
+        elif fault == "long":
+            end.sendall(LENGTH.pack(1 << 30))
+        elif fault == "many":
+            end.sendall(seal.message(packed_names([b"absent"] * 65)))
+            seal.message(b"")
+        else:
+            end.sendall(seal.message(packed_names([b"absent"])[:-1]))
+        assert is_shut_out(end)
+    check_served(server[0])
+
+
+@pytest.mark.parametrize("path", [b"../other/secret-0", b"secret-0", b"/etc/passwd", b"", b"\xff"])
+def test_only_staged_files_of_the_own_source_are_there(
+    server: tuple[Address, int], path: bytes
+) -> None:
+    with connected(server[0]) as connection:
+        connection.ask([path])
+        assert [record.state for record in connection.answer(1)] == [ABSENT]
+
+
+def test_half_open_connections_and_slow_readers_keep_nobody_out(
+    server: tuple[Address, int],
+) -> None:
+    with contextlib.ExitStack() as ends:
+        slow = ends.enter_context(connected(server[0]))
+        slow.ask([name(number % 8) for number in range(64)])
+        slow.ask([name(number % 8) for number in range(64)])  # and reads nothing
+        for _ in range(2 * MOST_STRANGERS):
+            ends.enter_context(socket.create_connection(server[0], 10))
+        check_served(server[0])
+        n_connections = len(psutil.Process(server[1]).net_connections())
+    assert n_connections <= MOST_STRANGERS + 4
+
+
+def test_an_idle_server_takes_no_cpu(server: tuple[Address, int]) -> None:
+    process = psutil.Process(server[1])
+    with connected(server[0]):
+        check_served(server[0])
+        before = sum(process.cpu_times()[:2])
+        n_switches = process.num_ctx_switches().voluntary
+        time.sleep(0.5)  # nothing is waited for: it is to do nothing
+        assert sum(process.cpu_times()[:2]) - before <= 0.01
+        assert process.num_ctx_switches().voluntary - n_switches <= 1
+
+
+def test_names_survive_their_way() -> None:
+    names = [b"", b"a" * 60_000, "ä/日.jpg".encode(), b"\xff\0"]
+    assert unpacked_names(packed_names(names)) == names
