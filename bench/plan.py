@@ -56,6 +56,7 @@ EXPERIMENTS = tuple(
          "--examples 200", 8, "the cost where data are not the bottleneck"),
         ("faults", "faults", "", 3, "90 workers killed or stopped, and the end of programs"),
         ("updates", "updates", "", 3, "one update of the weights on a training server"),
+        ("peers", "peers", "", 5, "files from other nodes: reads, times, what serving costs"),
     )
 )  # fmt: skip
 
