@@ -27,7 +27,7 @@ from .protocol import COMING, FRESH, MOST_NAMES, PeerError, Record
 #: Requests that are on their way to a node at the same time.
 _MOST_REQUESTS = 2
 #: A request asks for about so many bytes, so that no file waits long behind others.
-_REQUEST_BYTES = 1 << 20
+_REQUEST_BYTES = 2 << 20
 #: How long a file is waited for that its holder is about to have, and how often it is asked for.
 _PATIENCE_SECONDS, _PAUSE_SECONDS = 1.0, 0.01
 #: A lane that has had nothing to do for so long ends its thread and its connection.
