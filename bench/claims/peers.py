@@ -62,7 +62,7 @@ _RUN_VARIABLE = "OVERLAPITER_BENCH_RUN"
 class PeersOptions(EpochOptions):
     """What is run."""
 
-    examples: int = 4000
+    examples: int = 3200
     epochs: int = 5
     batch_size: int = 8
     readers: int = 1
@@ -283,9 +283,13 @@ def measure_serving(options: PeersOptions, scratch: Path) -> list[dict]:
         n_files = n_bytes // size_bytes // at_once * at_once
         name = f"{point['kind']}-{size_bytes}-{time.monotonic_ns()}"
         request = {
-            **{key: point[key] for key in ("size_bytes", "kind")},
-            **{"n_files": n_files, "at_once": at_once, "n_rounds": 1 if options.quick else 20},
-            **{"directory": str(scratch / name), "port": str(scratch / f"{name}.port")},
+            **point,
+            "runs": None,
+            "n_files": n_files,
+            "at_once": at_once,
+            "n_rounds": 1 if options.quick else 20,
+            "directory": str(scratch / name),
+            "port": str(scratch / f"{name}.port"),
         }
         answers: dict[str, dict] = {}
 
