@@ -5,9 +5,9 @@ from __future__ import annotations
 #: The latest wait counts for this share of the mean.
 _SHARE = 1 / 16
 #: A node is the slower way if a file takes longer from it than from the store by this factor, and
-#: by more than a busy node's scheduling explains. Reads of the store are what others wait for, too,
-#: so that a node that is somewhat slower is still the better way.
-_FACTOR, _SLACK_SECONDS = 2.0, 0.05
+#: by more than busy cores explain. Each read of the store holds up those of others, and files are
+#: fetched ahead, many at once: so a node that is somewhat slower is still the better way.
+_FACTOR, _SLACK_SECONDS = 2.0, 0.25
 #: How often one file is asked of a node that is the slower way, to see whether it still is.
 _TRY_AFTER_SECONDS = 1.0
 
