@@ -65,9 +65,8 @@ def test_a_worker_that_is_killed_or_stopped_changes_no_mini_batch(
     for step, batch in enumerate(loader):
         found.append(batch)
         if step in (1, 7):
-            victims: list[psutil.Process] = []
-            wait_until(lambda: victims.extend(workers().get(name, [])) or victims)
-            victims[0].send_signal(number)
+            wait_until(lambda: workers().get(name))
+            workers()[name][0].send_signal(number)
     assert_same(found, expected(dataset, 4))
     loader.close()
 
