@@ -14,12 +14,11 @@ from .ending import leave_without_finalize
 from .groups import groups_of
 from .history import Record
 from .hosting import Host
-from .job import Job, NoListener
+from .job import Job, NoListener, begin_tracing
 from .messages import Kind, Message
 from .outputs import Outputs
 from .plan import Plan
 from .post import Mail, ServerConnection
-from .run import begin_tracing
 from .settings import Settings
 from .site import Site, world_size
 from .submaster import SubServer
