@@ -1,0 +1,26 @@
+"""The benchmarks of algorithms and of the search say what falls short."""
+
+from __future__ import annotations
+
+from bench.claims import algorithms, grid
+
+
+def test_an_algorithm_that_has_not_learned_is_a_fault() -> None:
+    points = [
+        {"name": name, "runs": [{"val_accuracy": [0.5, end], "seconds": [1.0, 2.0]}]}
+        for name, end in (("Downpour", 0.95), ("GEM, every 4", 0.85))
+    ]
+    assert algorithms.faults({"points": points}) == ["GEM, every 4: 0.850 of the digits"]
+    assert algorithms.rows({"points": points})[1][2:] == ["0.500", "0.950", "2.0"]
+
+
+def test_a_search_that_finds_less_than_the_grid_is_a_fault() -> None:
+    def run(best: float) -> dict:
+        return {
+            "grid": {"n": 40, "best": 0.97, "all": [0.1, 0.97]},
+            "search": {"n": 20, "best": best, "all": [0.5, best]},
+        }
+
+    result = {"points": [{"runs": [run(0.98), run(0.96)]}]}
+    assert grid.faults(result) == ["search 1 found 0.9600, the grid 0.9700"]
+    assert grid.rows(result)[2][:3] == ["search", "20", "0.9800, 0.9600"]
