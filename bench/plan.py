@@ -41,6 +41,7 @@ EXPERIMENTS = tuple(
          "--loaders capacity,unlimited,ideal", 5, "room for half of the data, what misses cost"),
         ("misses-measured", "misses-measured", "", 2, "what the pipeline misses"),
         ("misses-node", "misses-node", "", 2, "what the ranks of a node miss"),
+        ("model-times", "model-times", "", 4, "epochs as the planner forecasts them"),
         ("evicting", "evicting", "", 3, "CPU of evicting a file"),
         ("large-files", "large-files", "", 3, "staging larger files, beside cp"),
         ("startup", "startup", "", 6, "the first mini-batch, and memory"),
@@ -60,6 +61,8 @@ EXPERIMENTS = tuple(
         ("faults", "faults", "", 3, "90 workers killed or stopped, and the end of programs"),
         ("training", "training", "", 4, "a server and workers: scaling, validation, a death"),
         ("updates", "updates", "", 3, "one update of the weights on a training server"),
+        ("grid", "grid", "", 12, "a search of settings beside a grid"),
+        ("algorithms", "algorithms", "", 3, "accuracy over time by algorithm"),
     )
 )  # fmt: skip
 
