@@ -63,6 +63,7 @@ EXPERIMENTS = tuple(
         ("updates", "updates", "", 3, "one update of the weights on a training server"),
         ("grid", "grid", "", 12, "a search of settings beside a grid"),
         ("algorithms", "algorithms", "", 3, "accuracy over time by algorithm"),
+        ("peers", "peers", "", 5, "files from other nodes: reads, times, what serving costs"),
     )
 )  # fmt: skip
 
