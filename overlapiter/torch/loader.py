@@ -153,9 +153,9 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
             *("pin_memory_device", "in_order"),
         )
-        same = {name: getattr(other, name) for name in names}
-        ours = {"staging": staging, "seed": seed, "bad_examples": bad_examples}
-        return cls(other.dataset, **batching, **same, **ours)
+        same: dict[str, Any] = {name: getattr(other, name) for name in names}
+        same["staging"], same["seed"], same["bad_examples"] = staging, seed, bad_examples
+        return cls(other.dataset, **batching, **same)
 
     def _check_workers(self) -> None:
         for option, given in (

@@ -53,6 +53,13 @@ def expected(dataset: Any, batch_size: int) -> list[Any]:
 # --- deaths -----------------------------------------------------------------------------------
 
 
+def send_one(name: str, number: int) -> None:
+    """Send a signal to one of our processes of this name, as soon as there is one."""
+    victims: list[psutil.Process] = []
+    wait_until(lambda: victims.extend(workers().get(name, [])) or victims)
+    victims[0].send_signal(number)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
 @pytest.mark.parametrize("name", ["ovl-reader", "ovl-prefetcher", "ovl-supervisor"])
 def test_a_worker_that_is_killed_or_stopped_changes_no_mini_batch(
@@ -65,8 +72,7 @@ def test_a_worker_that_is_killed_or_stopped_changes_no_mini_batch(
     for step, batch in enumerate(loader):
         found.append(batch)
         if step in (1, 7):
-            wait_until(lambda: workers().get(name))
-            workers()[name][0].send_signal(number)
+            send_one(name, number)
     assert_same(found, expected(dataset, 4))
     loader.close()
 
