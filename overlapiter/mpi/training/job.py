@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
 
 from overlapiter.errors import OptionError, TrainingError
-from overlapiter.tracing import OFF, Tracing
+from overlapiter.tracing import OFF, Tracing, begin_trace
 
 from .algorithms import ALGORITHMS, make_server_side, make_worker_side
 from .checkpoint import WorkerStates
@@ -119,7 +120,12 @@ class Job:
     def evaluator(self, model: Model) -> Evaluator:
         """Return what evaluates the validation files with a model."""
         return Evaluator(
-            model, self.source, self.plan.val_paths, self.plan.val_pieces, self.settings.batch
+            model,
+            self.source,
+            self.plan.val_paths,
+            self.plan.val_pieces,
+            self.settings.batch,
+            self.trace,
         )
 
     def worker(self, rank: int, model: Model, connection: Connection) -> Worker:
@@ -168,3 +174,12 @@ class NoListener:
 
     def epoch(self, record: dict[str, Any], line: str) -> object:
         """Take the record of an epoch, and its summary; a true answer stops the run."""
+
+
+def begin_tracing(
+    settings: Settings, name: str, rank: int, clock_offset_ns: int = 0
+) -> contextlib.AbstractContextManager[Tracing]:
+    """Return the trace of this rank; it records nothing if none is wanted."""
+    if not settings.trace:
+        return OFF
+    return begin_trace(settings.trace, name, rank=rank, clock_offset_ns=clock_offset_ns)
