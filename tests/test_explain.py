@@ -1,0 +1,69 @@
+"""What is said of counters that no small training shows; the others are in tests/pipeline."""
+
+from __future__ import annotations
+
+import os
+import time
+
+import pytest
+
+from overlapiter.board import Counter, StatsBoard
+from overlapiter.explain import Cause, Explanation, explain, setup_of
+from overlapiter.stats import snapshot
+
+SECOND = 10**9
+
+
+def explained(trainer: dict[Counter, int], reader: dict[Counter, int]) -> Explanation:
+    """Explain a training of ten seconds with 1,000 examples, one file reader and four cores."""
+    board, fd = StatsBoard.create(1, 1)
+    os.close(fd)
+    ten_ago = time.monotonic_ns() - 10 * SECOND
+    setup = {Counter.CREATED_NS: ten_ago, Counter.N_CORES: 4, Counter.DATASET_SIZE: 1000}
+    taken = {Counter.BATCHES_TAKEN: 100, Counter.EXAMPLES_TAKEN: 1000}
+    for row, counts in (
+        (board.trainer_row(), {**setup, **taken, **trainer}),
+        (board.reader_row(0), {Counter.EXAMPLES_READ: 1000, **reader}),
+    ):
+        for counter, value in counts.items():
+            row.put(counter, value)
+    return explain(setup_of(board), snapshot(board))
+
+
+def test_before_the_first_mini_batch_there_is_nothing_to_explain() -> None:
+    found = explained({Counter.EXAMPLES_TAKEN: 0}, {})
+    assert (found.cause, found.change, found.expected) == (Cause.STARTING, "", None)
+
+
+def test_an_order_sampler_that_takes_its_time_is_named() -> None:
+    waited = {Counter.WAIT_NS: 5 * SECOND, Counter.WAIT_INDEX_NS: 4 * SECOND}
+    found = explained(waited, {Counter.DECODE_NS: SECOND})
+    assert found.cause is Cause.ORDER_SAMPLER
+    assert "40.0 ms for each mini-batch" in found.text
+
+
+def test_the_start_of_the_processes_does_not_count() -> None:
+    waited = {Counter.WAIT_NS: 5 * SECOND, Counter.WAIT_START_NS: 5 * SECOND}
+    found = explained(waited, {Counter.DECODE_NS: SECOND})
+    assert found.cause is Cause.TRAINER
+    assert found.examples_per_second == pytest.approx(200, rel=0.01)
+
+
+def test_more_readers_are_said_to_bring_what_cores_and_trainer_allow() -> None:
+    # A core decodes 125 examples/s, and the trainer alone does 500: 8 of 10 seconds are waited.
+    waited = {Counter.WAIT_NS: 8 * SECOND, Counter.WAIT_DECODING_NS: 8 * SECOND}
+    found = explained(waited, {Counter.DECODE_NS: 8 * SECOND})
+    elsewhere = explained({Counter.WAIT_NS: 8 * SECOND}, {Counter.DECODE_NS: 8 * SECOND})
+
+    assert elsewhere.cause is not Cause.DECODING  # nothing says that it was waited for
+    assert (found.cause, found.change) == (Cause.DECODING, "give n_processes=4")
+    assert found.expected == pytest.approx(500, rel=0.01)
+    assert "about 500 examples/s, 5 times as many as now" in found.text
+
+
+def test_cores_that_others_use_promise_nothing() -> None:
+    waited = {Counter.WAIT_NS: 8 * SECOND, Counter.WAIT_DECODING_NS: 8 * SECOND}
+    busy = {Counter.DECODE_NS: 3 * SECOND, Counter.CORE_WAIT_NS: 5 * SECOND}
+    found = explained(waited, busy)
+    assert "leave them more cores" in found.change
+    assert found.expected is None
