@@ -70,8 +70,9 @@ _HOMES = {
     "trace": ".tracing",
 }
 
-if find_spec("chainer") is None:  # for `import *` and `help`, which take all that is listed
-    __all__ = [name for name in __all__ if not _HOMES[name].startswith(".chainer.")]
+for _framework in ("chainer", "torch"):
+    if find_spec(_framework) is None:  # for `import *` and `help`, which take all that is listed
+        __all__ = [name for name in __all__ if _HOMES[name].split(".")[1] != _framework]
 
 
 def __getattr__(name: str) -> object:

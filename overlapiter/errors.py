@@ -280,8 +280,8 @@ class NoChainerError(OverlapError, ImportError):
 
     def __init__(self, obstacle: str, remedy: str) -> None:
         super().__init__(
-            f"OverlapIterator, LoadingReport and concat_examples need Chainer, and {obstacle}; "
-            f"{remedy}. All the rest of overlapiter runs without Chainer"
+            f"OverlapIterator, its extensions and converter, and mpi.create_communicator need "
+            f"Chainer, and {obstacle}; {remedy}. All the rest of overlapiter runs without Chainer"
         )
         self.obstacle = obstacle
 

@@ -249,10 +249,10 @@ def _gain_words(facts: _Facts, expected: float | None) -> str:
 
 def _store_words(span: Stats) -> str:
     seconds = max(span.store_busy_seconds, 1e-9)
-    files = span.files_staged / seconds
+    files, reads = span.files_staged / seconds, max(1, span.read_seconds / seconds)
     return (
         f"{span.bytes_staged / seconds / 1e6:,.1f} MB/s, {files:,.0f} files/s, "
-        f"with {max(1, span.read_seconds / seconds):,.0f} reads in flight"
+        f"with {reads:,.0f} {'read' if reads < 1.5 else 'reads'} in flight"
     )
 
 
@@ -328,11 +328,13 @@ def _decoding(facts: _Facts) -> _Advice:
     span, n_cores = facts.span, facts.setup.n_cores
     each = span.decode_seconds / max(1, span.examples_read)
     reason = (
-        f"Decoding an example takes {each * 1e3:,.1f} ms of a core, and there are "
-        f"{span.n_readers} file readers on {n_cores} cores."
+        f"Decoding an example takes {each * 1e3:,.1f} ms of a core; file readers: "
+        f"{span.n_readers}, cores: {n_cores}."
     )
-    if span.core_wait_seconds > 0.3 * span.decode_seconds:
-        reason += " They wait for cores that other processes use."
+    if span.core_wait_seconds > span.decode_seconds and span.n_readers <= n_cores:
+        each = span.core_wait_seconds / max(1, span.examples_read)
+        reason += f" They wait {each * 1e3:,.1f} ms for a core, which others use."
+        return reason, "leave them more cores: fewer other processes on this node", None
     if span.n_readers < n_cores:
         change = f"give n_processes={n_cores}"
         return reason, change, facts.expected_rate(n_cores)

@@ -6,7 +6,8 @@ import inspect
 import re
 import sys
 import warnings
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from overlapiter.errors import (
     BadExampleWarning,
@@ -18,7 +19,6 @@ from overlapiter.errors import (
     example_words,
 )
 from overlapiter.pipeline import FailedBatch, WaitTimeoutError
-from overlapiter.sharedmem.slots import MiniBatch
 from overlapiter.sources import declared_paths
 
 #: Modules that run a program, and see how it ends.
@@ -87,6 +87,14 @@ def with_paths(error: BaseException, dataset: Any) -> BaseException:
     )
 
 
+class Batch(Protocol):
+    """A mini-batch of any framework; false where no example is left."""
+
+    @property
+    def skipped(self) -> Sequence[ExampleError]:
+        """The error of each example that was left out, in order."""
+
+
 class SkippedExamples:
     """The examples that were left out: each counts once, up to a limit.
 
@@ -111,7 +119,7 @@ class SkippedExamples:
         """Count anew how many in a row are left out: the iterator starts over."""
         self._n_in_a_row = 0
 
-    def judge(self, batch: MiniBatch | FailedBatch) -> tuple[BaseException | None, bool]:
+    def judge(self, batch: Batch | FailedBatch) -> tuple[BaseException | None, bool]:
         """Return the error to raise instead of a mini-batch, and whether to pass it over."""
         if isinstance(batch, FailedBatch):
             error = with_paths(batch.error, self._dataset)
@@ -126,7 +134,7 @@ class SkippedExamples:
         empty.__cause__ = batch.skipped[-1]
         return empty, False
 
-    def note(self, batch: MiniBatch) -> TooManyBadExamplesError | None:
+    def note(self, batch: Batch) -> TooManyBadExamplesError | None:
         """Count the examples that are left out of a mini-batch, and warn of the very first.
 
         After an interruption a mini-batch may be noted again.

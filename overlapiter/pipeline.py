@@ -391,6 +391,9 @@ class Pipeline:
         elif kind == "layout":
             self._layouts[message[1]] = message[2]
         elif kind == "segment":
+            if message[1] in self._segments:  # after a reset: a second mapping would not be locked
+                os.close(fds[0])
+                return
             segment = self._segments[message[1]] = Segment(fds[0], message[2])
             segment.close()  # the mapping is enough
         elif kind == "forget":

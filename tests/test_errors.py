@@ -27,6 +27,7 @@ ERRORS = [
     errors.EmptyBatchError([errors.ExampleError(3, ("/lustre/a.jpg",), "OSError: gone", "")]),
     errors.NoMpiError("MPI.COMM_WORLD.bcast"),
     errors.NoChainerError("it is not installed", "install it with pip"),
+    errors.TrainingError("/lustre/a.h5 cannot be read; mend it, or take it out of the list"),
 ]
 BUILTIN = {
     "OptionError": ValueError,
@@ -39,6 +40,7 @@ BUILTIN = {
     "NoMpiError": RuntimeError,
     "NoChainerError": ImportError,
     "PipelineError": Exception,
+    "TrainingError": Exception,
     "TooManyBadExamplesError": Exception,
 }
 

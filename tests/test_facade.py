@@ -34,7 +34,7 @@ def test_without_chainer_the_iterator_says_what_to_do_and_all_the_rest_is_there(
     assert done.stderr == ""
     assert "class 'overlapiter.options.Staging'" in done.stdout
     message = done.stdout.splitlines()[-1]
-    assert message.startswith("OverlapIterator, LoadingReport and concat_examples need Chainer")
+    assert message.startswith("OverlapIterator, its extensions and converter")
     if sys.version_info >= (3, 12):
         assert "this is Python 3.1" in message
         assert "an environment with Python 3.11" in message

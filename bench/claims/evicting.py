@@ -117,16 +117,14 @@ def measure(options: EvictingOptions, scratch: Path) -> dict:
 
 def values(points: list[dict]) -> dict[str, list[float]]:
     """Return microseconds for a file, one for each repeat, by what they were used for."""
-    runs = {point["name"]: point["runs"] for point in points}
-    found = {}
+    runs, found = {point["name"]: point["runs"] for point in points}, {}
     if "whole" in runs:
         pairs = zip(runs["whole"], runs["part"], strict=True)
         found["evicting, in the pipeline"] = [evicting_us(*pair) for pair in pairs]
-    if STATES[0] in runs:
-        for state in STATES:
-            found[f"evicting, store, {state}"] = [run["evict_us"] for run in runs[state]]
-        staged = [run["stage_us"] for state in STATES for run in runs[state]]
-        found["claiming, writing and publishing"] = staged
+    for state in [state for state in STATES if state in runs]:
+        found[f"evicting, store, {state}"] = [run["evict_us"] for run in runs[state]]
+        staged = found.setdefault("claiming, writing and publishing", [])
+        staged += [run["stage_us"] for run in runs[state]]
     return found
 
 

@@ -45,13 +45,14 @@ from bench.harness.family import (
 )
 from bench.harness.files import read_pairs
 from bench.harness.options import Options, option, picked
-from bench.harness.text import spread, table
+from bench.harness.text import median_of, spread, table
 from bench.harness.turns import take_turns
 from bench.loaders.checks import checksum
 from bench.loaders.sources import PHOTOGRAPHS
 from bench.photographs import make_photographs
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import overlapiter
@@ -115,43 +116,31 @@ class Trainer:
     def hit(self, kind: str, name: str, numbers: random.Random) -> dict:
         """Hit a worker, and train until it is replaced and what it cost has been paid."""
         faulthandler.dump_traceback_later(_HANG_SECONDS, exit=True)
-        while len(found := _workers_of(kind)) < N_WORKERS[kind] or not _all_are_there():
+        while any(len(_workers_of(each)) < number for each, number in N_WORKERS.items()):
             self.take()
         self.take(_N_CALM)
-        victim, first = numbers.choice(found), len(self.next_seconds)
+        found, first = _workers_of(kind), len(self.next_seconds)
+        known, seen_at = {process.identity for process in found}, []
+
+        def watch() -> None:
+            while all(process.identity in known for process in _workers_of(kind)):
+                time.sleep(_LOOK_SECONDS)
+            seen_at.append(time.monotonic())
+
+        watcher = threading.Thread(target=watch, daemon=True)
         hit_at = time.monotonic()
-        send(victim, signal.Signals[name])
-        watch = _Watch(kind, found)
-        while watch.is_alive():
+        send(numbers.choice(found), signal.Signals[name])
+        watcher.start()
+        while watcher.is_alive():
             self.take()
         self.take(_N_FOLLOWING)
-        longest = max(self.next_seconds[first:])
-        fault = {"kind": kind, "signal": name, "notice_seconds": watch.seen_at - hit_at}
-        return {**fault, "recover_seconds": longest}
-
-
-class _Watch(threading.Thread):
-    """Waits until there is a worker of a kind that was not there before."""
-
-    def __init__(self, kind: str, before: list[Process]) -> None:
-        super().__init__(daemon=True)
-        self._kind, self._before = kind, {process.identity for process in before}
-        self.seen_at = 0.0
-        self.start()
-
-    def run(self) -> None:
-        while all(process.identity in self._before for process in _workers_of(self._kind)):
-            time.sleep(_LOOK_SECONDS)
-        self.seen_at = time.monotonic()
+        fault = {"kind": kind, "signal": name, "notice_seconds": seen_at[0] - hit_at}
+        return {**fault, "recover_seconds": max(self.next_seconds[first:])}
 
 
 def _workers_of(kind: str) -> list[Process]:
     found = workers(descendants(os.getpid())).items()
     return [process for process, its in found if its == kind and not process.has_ended]
-
-
-def _all_are_there() -> bool:
-    return all(len(_workers_of(kind)) >= number for kind, number in N_WORKERS.items())
 
 
 def train(request: dict) -> dict:
@@ -164,8 +153,7 @@ def train(request: dict) -> dict:
     numbers = random.Random(request["seed"])
     planned = [*itertools.product(N_WORKERS, SIGNALS)] * request["hits"]
     numbers.shuffle(planned)
-    options = {"n_processes": request["n_readers"], "n_prefetch": 2}
-    with open_iterator(request, **options) as iterator:
+    with open_iterator(request, n_processes=request["n_readers"], n_prefetch=2) as iterator:
         trainer = Trainer(iterator, request["compute_ms"])
         trainer.take(request["n_batches"])
         calm_seconds = trainer.next_seconds[_N_WARM_UP:]
@@ -246,39 +234,36 @@ def measure(options: FaultOptions, scratch: Path) -> dict:
 
 def hit_rows(result: dict) -> list[list[str]]:
     """Return a row for each kind of worker and each signal."""
-    calm_seconds, hits = median(result["calm_seconds"]), result["hits"]
-    groups = [
-        (*key, [hit for hit in hits if (hit["kind"], hit["signal"]) == key])
-        for key in itertools.product(N_WORKERS, SIGNALS)
-    ]
+    groups: dict[tuple[str, str], list[dict]] = {}
+    for hit in result["hits"]:
+        groups.setdefault((hit["kind"], hit["signal"]), []).append(hit)
 
-    def seconds(name: str, *percents: int, less: float = 0.0):
-        return lambda group: " / ".join(
-            f"{max(value - less, 0):.3f}"
-            for value in np.percentile([hit[name] for hit in group[2]], percents)
-        )
+    def seconds(name: str, less: float = 0.0) -> Callable[[tuple], str]:
+        def cell(group: tuple) -> str:
+            over = spread(max(hit[name] - less, 0.0) for hit in group[1])
+            return f"{over['median']:.3f} / {over['max']:.3f}"
 
-    columns = {"hit": lambda group: group[0], "signal": lambda group: group[1]}
-    columns["times"] = lambda group: len(group[2])
-    columns["replaced after, s: median / max"] = seconds("notice_seconds", 50, 100)
-    columns["lost, s: median / max"] = seconds("recover_seconds", 50, 100, less=calm_seconds)
-    return table([group for group in groups if group[2]], columns)
+        return cell
+
+    columns = {
+        "hit": lambda group: group[0][0],
+        "signal": lambda group: group[0][1],
+        "times": lambda group: len(group[1]),
+        "replaced after, s: median / max": seconds("notice_seconds"),
+        "lost, s: median / max": seconds("recover_seconds", median(result["calm_seconds"])),
+    }
+    return table(sorted(groups.items()), columns)
 
 
 def ending_rows(result: dict) -> list[list[str]]:
     """Return a row for each way to end."""
-    over = {
-        p["name"]: spread(run["children_seconds"] for run in p["runs"]) for p in result["points"]
+    columns = {
+        "ending": lambda point: point["name"],
+        "all children gone after, s": lambda p: f"{median_of(p, 'children_seconds'):.3f}",
+        "max": lambda p: f"{max(run['children_seconds'] for run in p['runs']):.3f}",
+        "limit": lambda point: f"{LIMIT_SECONDS[point['name']]:g}",
     }
-    return table(
-        over.items(),
-        {
-            "ending": lambda item: item[0],
-            "all children gone after, s": lambda item: f"{item[1]['median']:.3f}",
-            "max": lambda item: f"{item[1]['max']:.3f}",
-            "limit": lambda item: f"{LIMIT_SECONDS[item[0]]:g}",
-        },
-    )
+    return table(result["points"], columns)
 
 
 def faults(result: dict) -> list[str]:

@@ -24,15 +24,7 @@ from bench.harness.options import names_of, option
 from bench.harness.targets import target_of, target_rows
 from bench.harness.text import median_of, table
 from bench.loaders import report
-from bench.loaders.checks import verify
-from bench.loaders.sources import (
-    MountOptions,
-    prepare,
-    prepare_local,
-    run_in_turns,
-    spec_of,
-    store_facts,
-)
+from bench.loaders.sources import MountOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,24 +73,16 @@ class PipelineOptions(MountOptions):
 
 def measure(options: PipelineOptions, scratch: Path) -> dict:
     """Do all runs."""
-    n_examples = options.batches * options.batch_size
-    sources = prepare(options, scratch, n_examples)
-    points, specs = [], []
+    points = []
     for name in options.lines:
         loader, others, note = LINES[name]
-        n_batches = options.slow_batches if loader == "slow" else options.batches
-        facts = {"n_batches": min(n_batches, options.batches), "n_readers": options.readers}
-        facts = {**facts, **others, "batch_size": options.batch_size}
-        specs.append(spec_of(options, sources, loader, n_examples=n_examples, **facts))
-        numbers = {key: getattr(specs[-1], key) for key in _NUMBERS}
-        points.append({"name": name, "loader": loader, "note": note, **numbers})
-    prepare_local(specs, sources)
-    run_in_turns(points, specs, options)
-    found = {"verified": verify(points), "points": points, "targets": targets(points)}
-    return {"data": sources.label, **store_facts(options), **found}
-
-
-_NUMBERS = ("n_prefetchers", "n_readers", "n_batches")
+        most = options.slow_batches if loader == "slow" else options.batches
+        facts = {"n_batches": min(most, options.batches), **others}
+        points.append({"name": name, "loader": loader, "note": note, **facts})
+    usual = {"n_readers": options.readers, "batch_size": options.batch_size}
+    n_examples = options.batches * options.batch_size
+    found = report.measure_points(options, scratch, points, n_examples, **usual)
+    return {**found, "targets": targets(points)}
 
 
 # --- what is wanted ---------------------------------------------------------------------------

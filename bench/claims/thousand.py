@@ -25,15 +25,7 @@ from typing import TYPE_CHECKING
 from bench.harness.claim import Claim
 from bench.harness.options import OptionsError, numbers, option, picked
 from bench.loaders import report
-from bench.loaders.checks import verify
-from bench.loaders.sources import (
-    MountOptions,
-    prepare,
-    prepare_local,
-    run_in_turns,
-    spec_of,
-    store_facts,
-)
+from bench.loaders.sources import MountOptions
 from bench.loaders.spec import LOADERS
 
 if TYPE_CHECKING:
@@ -108,16 +100,9 @@ def measure(options: ThousandOptions, scratch: Path) -> dict:
     """Do all runs."""
     points = points_of(options)
     n_examples = max(point["n_batches"] for point in points) * options.batch_size
-    sources = prepare(options, scratch, n_examples)
     usual = picked(options, ("batch_size", "n_prefetch", "copy_streams"))
-    usual |= {"n_examples": n_examples, "compute_seconds": options.compute_ms / 1e3}
-    specs = [spec_of(options, sources, **point, **usual) for point in points]
-    prepare_local(specs, sources)
-    run_in_turns(points, specs, options)
-    verified = verify(points)
-    for point in points:
-        point["summary"] = report.summarize(point)
-    return {"data": sources.label, **store_facts(options), "verified": verified, "points": points}
+    usual["compute_seconds"] = options.compute_ms / 1e3
+    return report.measure_points(options, scratch, points, n_examples, **usual)
 
 
 CLAIM = Claim(

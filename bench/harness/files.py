@@ -34,8 +34,7 @@ def copy_files(paths: Iterable[str], source: str, target: str, n_streams: int) -
             file.write(content)
 
     with ThreadPoolExecutor(n_streams) as pool:
-        for _ in pool.map(copy, paths, chunksize=16):
-            pass
+        list(pool.map(copy, paths))
 
 
 def read_files(paths: Iterable[str], root: str) -> None:

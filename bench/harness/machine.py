@@ -48,13 +48,12 @@ def _git(*words: str) -> str:
 
 def filesystem_of(path: str | os.PathLike[str]) -> str:
     """Return the kind of file system that ``path`` is on, e.g. ``ext4``, or ``unknown``."""
-    name = os.path.realpath(path) + "/"
-    mounts = [(p.mountpoint.rstrip("/") + "/", p.fstype) for p in psutil.disk_partitions(all=True)]
-    return max([("", "unknown"), *(m for m in mounts if name.startswith(m[0]))], key=_length)[1]
-
-
-def _length(mount: tuple[str, str]) -> int:
-    return len(mount[0])
+    name, found = os.path.realpath(path) + "/", ("", "unknown")
+    for part in psutil.disk_partitions(all=True):
+        point = part.mountpoint.rstrip("/") + "/"
+        if name.startswith(point) and len(point) >= len(found[0]):
+            found = point, part.fstype
+    return found[1]
 
 
 def _version(package: str) -> str | None:

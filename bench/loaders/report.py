@@ -1,7 +1,8 @@
-"""The tables of loaders that build the same mini-batches: rates, parts of a reader's time, CPU."""
+"""Loaders that build the same mini-batches: all runs, rates, parts of a reader's time, CPU."""
 
 from __future__ import annotations
 
+from dataclasses import fields
 from statistics import median
 from typing import TYPE_CHECKING
 
@@ -9,13 +10,48 @@ import numpy as np
 
 from bench.harness.targets import target_rows
 from bench.harness.text import aligned, median_of, spread, table
-from bench.loaders.spec import LOADERS, PARTS
+from bench.loaders.checks import verify
+from bench.loaders.sources import prepare, prepare_local, run_in_turns, spec_of, store_facts
+from bench.loaders.spec import LOADERS, PARTS, RunSpec
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from bench.loaders.sources import MountOptions
 
 #: Kinds of processes whose CPU counts most, in this order.
 _KINDS = ("prefetcher", "supervisor", "reader", "trainer", "loop")
+
+
+def measure_points(
+    options: MountOptions, scratch: Path, points: list[dict], n_examples: int, **usual: object
+) -> dict:
+    """Do all runs, in turns, and compare what they delivered.
+
+    Args:
+        options: Of the benchmark.
+        scratch: An empty folder on the fast disk.
+        points: The lines of the table, with the ``loader`` and what else differs from ``usual``, by
+            the names of ``RunSpec``.
+        n_examples: Of the data set.
+        usual: What is the same for all.
+    """
+    sources, names = prepare(options, scratch, n_examples), {f.name for f in fields(RunSpec)}
+    specs = []
+    for point in points:
+        own = {name: value for name, value in point.items() if name in names}
+        specs.append(spec_of(options, sources, **{**usual, "n_examples": n_examples, **own}))
+        point |= {name: getattr(specs[-1], name) for name in _NUMBERS}
+    prepare_local(specs, sources)
+    run_in_turns(points, specs, options)
+    verified = verify(points)
+    for point in points:
+        point["summary"] = summarize(point)
+    return {"data": sources.label, **store_facts(options), "verified": verified, "points": points}
+
+
+_NUMBERS = ("n_prefetchers", "n_readers", "n_batches")
 
 
 def summarize(point: dict) -> dict[str, object]:
@@ -87,7 +123,7 @@ def _or_dash(value: object) -> object:
 def _parts(points: Sequence[dict]) -> str:
     def of_summary(name: str, key: str, factor: float = 1) -> Callable[[dict], str]:
         def cell(point: dict) -> str:
-            found = summarize(point).get(name)
+            found = point["summary"].get(name)
             return f"{found[key] * factor:.2f}" if found else "-"
 
         return cell

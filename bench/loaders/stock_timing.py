@@ -50,13 +50,12 @@ class StockTiming:
 
     def install(self) -> None:
         """Observe the pools that are started until :meth:`uninstall`."""
-        self._plain = multiprocessing.pool.worker, stock._fetch_setup
-        multiprocessing.pool.worker = _observed(self._plain[0], self)
-        stock._fetch_setup = _observed_setup
+        self._plain = multiprocessing.pool.worker
+        multiprocessing.pool.worker = _observed(self._plain, self)
 
     def uninstall(self) -> None:
         """Put back what was there before."""
-        multiprocessing.pool.worker, stock._fetch_setup = self._plain
+        multiprocessing.pool.worker = self._plain
 
     def parts(self, start: float, end: float) -> dict[str, float]:
         """Return the means over all workers, for a run from ``start`` to ``end``.
@@ -80,14 +79,11 @@ class _TimedQueue:
     """The reading end of a pool's task queue, which adds up the time inside ``get``."""
 
     def __init__(self, queue: multiprocessing.queues.SimpleQueue, row: np.ndarray) -> None:
-        self._queue = queue
-        self._writer = queue._writer
-        self._row = row
+        self._queue, self._writer, self._row = queue, queue._writer, row
 
     def get(self) -> object:
         row, start = self._row, time.monotonic()
-        if row[_FIRST_WAIT] == 0:
-            row[_FIRST_WAIT] = start
+        row[_FIRST_WAIT] = row[_FIRST_WAIT] or start
         row[_WAITING_SINCE] = start
         try:
             return self._queue.get()
@@ -100,8 +96,7 @@ class _TimedDataset:
     """A data set which adds up the time inside ``dataset[i]``."""
 
     def __init__(self, dataset: object, row: np.ndarray) -> None:
-        self._dataset = dataset
-        self._row = row
+        self._dataset, self._row = dataset, row
 
     def __getitem__(self, index: int) -> object:
         start = time.monotonic()
@@ -111,20 +106,16 @@ class _TimedDataset:
             self._row[_FETCH] += time.monotonic() - start
 
 
-_row_of_this_worker: np.ndarray | None = None
-
-
 def _observed(worker: Callable[..., None], timing: StockTiming) -> Callable[..., None]:
     def run(inqueue: object, *args: object) -> None:
-        global _row_of_this_worker
-        _row_of_this_worker = timing.claim_row()
-        worker(_TimedQueue(inqueue, _row_of_this_worker), *args)
+        row, setup = timing.claim_row(), stock._fetch_setup
+
+        def observed_setup(dataset: object, mem_size: int | None, mem_bulk: object) -> None:
+            setup(_TimedDataset(dataset, row), mem_size, mem_bulk)
+
+        initializer, others = args[1], args[2:]
+        if initializer is setup:  # of a pool of the iterator, in a fork of the trainer
+            initializer = observed_setup
+        worker(_TimedQueue(inqueue, row), args[0], initializer, *others)
 
     return run
-
-
-_plain_setup = stock._fetch_setup
-
-
-def _observed_setup(dataset: object, mem_size: int | None, mem_bulk: object) -> None:
-    _plain_setup(_TimedDataset(dataset, _row_of_this_worker), mem_size, mem_bulk)

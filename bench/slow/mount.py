@@ -133,21 +133,23 @@ def build() -> str:
     missing = [name for name in ("cc", "pkg-config") if shutil.which(name) is None]
     if missing:
         raise MountUnavailableError(f"there is no {' and no '.join(missing)}; {_ADVICE}")
-    flags = subprocess.run(
-        ["pkg-config", "--cflags", "--libs", "fuse3"], capture_output=True, text=True, check=False
-    )
-    if flags.returncode != 0:
-        raise MountUnavailableError(f"there is no libfuse 3 to compile with; {_ADVICE}")
-    words = ["-O2", "-Wall", "-Wextra", str(_SOURCE), *flags.stdout.split(), "-pthread"]
+    flags = _run("there is no libfuse 3 to compile with", "pkg-config", *_LIBRARY).split()
+    words = ["-O2", "-Wall", "-Wextra", str(_SOURCE), *flags, "-pthread"]
     recipe = _SOURCE.read_bytes() + " ".join(words).encode()
     program = _PLACE / f"slowfs-{hashlib.sha256(recipe).hexdigest()[:12]}"
     if not program.exists():
         program.parent.mkdir(parents=True, exist_ok=True)
         unfinished = program.with_suffix(f".{os.getpid()}")
-        done = subprocess.run(
-            ["cc", *words, "-o", str(unfinished)], capture_output=True, text=True, check=False
-        )
-        if done.returncode != 0:
-            raise MountUnavailableError(f"{_SOURCE} does not compile:\n{done.stderr}{_ADVICE}")
+        _run(f"{_SOURCE} does not compile", "cc", *words, "-o", str(unfinished))
         unfinished.replace(program)
     return str(program)
+
+
+_LIBRARY = ("--cflags", "--libs", "fuse3")
+
+
+def _run(complaint: str, *command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise MountUnavailableError(f"{complaint}; {_ADVICE}\n{done.stderr}")
+    return done.stdout

@@ -24,8 +24,8 @@ import builtins
 import contextlib
 import copy
 import io
-import math
 import os
+import pathlib
 import time
 import weakref
 from collections import Counter
@@ -226,13 +226,6 @@ class SlowStore:
         """Forget all counts, for all processes."""
         self._ledger.clear()
 
-    @property
-    def label(self) -> str:
-        """What to write next to a result, e.g. ``emulated store: 10 ms per open, 100 MB/s``."""
-        rate = self.bytes_per_second / 1e6
-        shared = "unlimited bandwidth" if math.isinf(rate) else f"{rate:g} MB/s"
-        return f"emulated store: {self.open_seconds * 1e3:g} ms per open, {shared}"
-
     def close(self) -> None:
         """Uninstall in this process and, of the original, forget the state. Idempotent."""
         self.uninstall()
@@ -251,6 +244,10 @@ class SlowStore:
 def _replace_open(opener: Callable[..., IO]) -> None:
     for module in (builtins, io):
         vars(module)["open"] = opener
+    # Python 3.10's pathlib keeps the open that it found when it was imported.
+    accessor = getattr(pathlib, "_normal_accessor", None)
+    if accessor is not None:
+        accessor.open = opener
 
 
 def _release(state: State, owner_pid: int) -> None:

@@ -198,7 +198,8 @@ class OverlapIterator(ProgressAttributes):
     def _wait(self) -> MiniBatch | FailedBatch:
         while True:
             try:
-                return self._pipeline.take(self.dataset_timeout)
+                batch: MiniBatch | FailedBatch = self._pipeline.take(self.dataset_timeout)
+                return batch
             except WaitTimeoutError as stall:
                 text = explain_stall(stall, self.dataset, self.dataset_timeout)
                 self._unfinished_at = None  # where the warning is an error it ends the call

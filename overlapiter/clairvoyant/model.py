@@ -14,6 +14,8 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
+from .plan import binomial
+
 Array = NDArray[np.float64]
 
 
@@ -135,18 +137,8 @@ def expected_store_seconds(system: System, idle_seconds: float) -> float:
     seconds = float(by_number[-1])
     for _ in range(100):  # a contraction: it has converged long before
         share = seconds / (seconds + idle_seconds)
-        seconds = float(_binomial(system.n_ranks - 1, share) @ by_number)
+        seconds = float(binomial(system.n_ranks - 1, share) @ by_number)
     return seconds
-
-
-def _binomial(n: int, p: float) -> Array:
-    """Return P[X = k] for k from 0 to n and X ~ Binomial(n, p)."""
-    k = np.arange(n + 1)
-    steps = np.log(np.maximum(n - k[:-1], 1)) - np.log(k[:-1] + 1.0)
-    logs = np.concatenate([[0.0], np.cumsum(steps)])  # of the binomial coefficients
-    with np.errstate(divide="ignore"):
-        logs += k * np.log(p) + np.where(k < n, (n - k) * np.log1p(-p), 0.0)
-    return np.asarray(np.exp(logs))
 
 
 class Clock:
@@ -230,6 +222,8 @@ def naive_seconds(system: System, sizes: Array) -> float:
     """
     n_batches, batch_size, n_ranks = sizes.shape
     rows = np.arange(n_batches)
+    fetch_seconds = system.store_seconds(1.0 + np.arange(n_ranks))  # by the other clients
+    n_fetching = np.zeros(n_batches, np.intp)
     at = np.zeros((n_batches, n_ranks))  # the next event of each rank
     is_fetching = np.zeros((n_batches, n_ranks), bool)
     index = np.zeros((n_batches, n_ranks), np.intp)
@@ -240,9 +234,9 @@ def naive_seconds(system: System, sizes: Array) -> float:
         here = rows, rank
         size = sizes[rows, index[here], rank]
         ends_fetch = is_fetching[here]
-        n_clients = is_fetching.sum(axis=1) + 1.0
-        fetch = np.asarray(system.store_seconds(n_clients))
-        at[here] += size * np.where(ends_fetch, other_seconds, fetch)
+        n_fetching -= ends_fetch
+        at[here] += size * np.where(ends_fetch, other_seconds, fetch_seconds[n_fetching])
+        n_fetching += ~ends_fetch
         is_fetching[here] = ~ends_fetch
         index[here] += ends_fetch
         is_over = index[here] == batch_size

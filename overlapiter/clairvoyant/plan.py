@@ -127,22 +127,19 @@ class AccessPlan:
         return found
 
 
+def binomial(n: int, p: float) -> NDArray[np.float64]:
+    """Return P[X = k] for k from 0 to n and X ~ Binomial(n, p); shape ``(n + 1,)``."""
+    k = np.arange(n + 1)
+    if p in (0.0, 1.0):
+        return np.asarray(k == n * p, np.float64)
+    ratios = (n - k[:-1]) / (k[:-1] + 1.0) * (p / (1.0 - p))
+    logs = np.concatenate([[0.0], np.cumsum(np.log(ratios))])  # what is tiny is not lost
+    return np.asarray(np.exp(logs + n * np.log1p(-p)))
+
+
 def binomial_tail(n: int, p: float, k: float) -> float:
     """Return P[X > k] for X ~ Binomial(n, p)."""
-    first = math.floor(k) + 1
-    if first <= 0 or not 0 < p < 1:
-        return float(k < n * p)
-    successes = range(first, n + 1)
-    return math.fsum(
-        math.exp(
-            math.lgamma(n + 1)
-            - math.lgamma(i + 1)
-            - math.lgamma(n - i + 1)
-            + i * math.log(p)
-            + (n - i) * math.log1p(-p)
-        )
-        for i in successes
-    )
+    return float(binomial(n, p)[max(0, math.floor(k) + 1) :].sum())
 
 
 def expected_often(n_examples: int, n_ranks: int, n_epochs: int, excess: float) -> float:

@@ -9,11 +9,15 @@ Source: Böhringer 2020 ([T]), chapter 4; Dryden et al., SC '21, table 1.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
+
+from overlapiter.order import Indices
 
 from .model import Array, Clock, System, expected_store_seconds, naive_seconds
-from .placement import Placement
+from .placement import Placement, by_tier
 from .workload import Workload
 
 Policy = Callable[[System, Workload], "float | None"]
@@ -46,7 +50,7 @@ def staging_buffer(system: System, workload: Workload) -> float:
 def _shard_seconds(system: System, workload: Workload, share: float = 1.0) -> float:
     """Return how long the ranks take to read a shard each, or a part of it, from the store."""
     shards = [workload.sizes[rank :: system.n_ranks].sum() for rank in range(system.n_ranks)]
-    return share * max(shards) * system.busy_store_seconds / system.buffer.n_threads
+    return share * float(max(shards)) * system.busy_store_seconds / system.buffer.n_threads
 
 
 def _memory_share(system: System, workload: Workload) -> float:
@@ -144,8 +148,8 @@ def locality_aware(system: System, workload: Workload) -> float:
 
 
 def _tier_schedules(
-    system: System, workload: Workload, stream: Array
-) -> tuple[Array, Array, Array, Array]:
+    system: System, workload: Workload, stream: Indices
+) -> tuple[Indices, NDArray[np.int8], Array, Indices]:
     """Return what a rank places where, and when its tiers have it, if they prefetch from the start.
 
     Args:
@@ -162,15 +166,13 @@ def _tier_schedules(
     )
     sizes = workload.sizes[found]
     order = np.lexsort((first, -counts))
-    tiers = np.full(len(found), -1, np.int8)
+    tiers = by_tier(order, sizes, [tier.capacity for tier in system.tiers])
     there = np.full(len(found), np.inf)
     for number, tier in enumerate(system.tiers):
-        some = order[: np.searchsorted(np.cumsum(sizes[order]), tier.capacity, side="right")]
-        order = order[len(some) :]
+        (some,) = np.nonzero(tiers == number)
         by_use = some[np.argsort(first[some], kind="stable")]
         seconds = system.busy_store_seconds + tier.write_seconds
         there[by_use] = np.cumsum(sizes[by_use]) * seconds / tier.n_threads
-        tiers[some] = number
     return found, tiers, there, inverse
 
 
@@ -181,7 +183,7 @@ def clairvoyant(system: System, workload: Workload) -> float:
     buffer fetch each example from where it is soonest: the own tier, a peer's, or the store.
     """
     n_ranks, plan = system.n_ranks, workload.plan
-    streams = [[] for _ in range(n_ranks)]  # type: list[list[Array]]
+    streams: list[list[Indices]] = [[] for _ in range(n_ranks)]
     for _epoch, rank, order in plan.epochs_of(range(n_ranks)):
         streams[rank].append(order)
     holder_there = np.full(plan.n_examples, np.inf)
@@ -221,6 +223,21 @@ def clairvoyant(system: System, workload: Workload) -> float:
     return clock.now
 
 
+class EpochReads(NamedTuple):
+    """What the ranks read in an epoch, each array of shape (mini-batches, batch size, ranks).
+
+    Attributes:
+        sizes: MB.
+        seconds: What a thread takes to read and decode each MB.
+        sources: -1 for the store; the number of an own tier; for one of a peer, that number added
+            to how many tiers there are.
+    """
+
+    sizes: Array
+    seconds: Array
+    sources: NDArray[np.int8]
+
+
 def ours(system: System, workload: Workload) -> float:
     """Pooled placement: each example is read once from the store while the nodes have room.
 
@@ -228,17 +245,34 @@ def ours(system: System, workload: Workload) -> float:
     its own threads can read.
     """
     clock = Clock(system)
-    for sizes, seconds, sources in ours_reads(system, workload):
-        work = np.cumsum((sizes * seconds).reshape(-1, system.n_ranks), axis=0) / system.n_threads
-        for number, tier in enumerate(system.tiers):
-            read = np.where(sources == number, sizes * seconds, 0.0).reshape(work.shape)
-            np.maximum(work, np.cumsum(read, axis=0) / tier.n_threads, out=work)
-        clock.consume_at(sizes, work)
+    for reads in pooled_reads(system, workload):
+        clock.consume_at(reads.sizes, pooled_times(system, reads, system.n_threads))
     return clock.now
 
 
-def ours_reads(system: System, workload: Workload) -> Iterator[tuple[Array, Array, Array]]:
-    """Yield, for each epoch, sizes, seconds per MB, and sources: a tier, or -1 for the store."""
+def pooled_times(system: System, reads: EpochReads, n_store_threads: int) -> Array:
+    """Return when each example is there, in seconds after reading began, of shape (_, ranks).
+
+    Args:
+        system: The system.
+        reads: What is read.
+        n_store_threads: How many threads of a rank may read the store at the same time.
+    """
+    work = (reads.sizes * reads.seconds).reshape(-1, system.n_ranks)
+    sources = reads.sources.reshape(work.shape)
+    times: Array = np.cumsum(work, axis=0) / system.n_threads
+    n_tiers = max(1, len(system.tiers))
+    channels = [(sources == -1, n_store_threads)]
+    for number, tier in enumerate(system.tiers):
+        channels.append(((sources >= 0) & (sources % n_tiers == number), tier.n_threads))
+    for is_read, n_threads in channels:
+        read = np.cumsum(np.where(is_read, work, 0.0), axis=0)
+        np.maximum(times, read / n_threads, out=times)
+    return times
+
+
+def pooled_reads(system: System, workload: Workload) -> Iterator[EpochReads]:
+    """Yield, for each epoch, from where each example is read with :class:`Placement`."""
     plan = workload.plan
     sizes_bytes = np.round(workload.sizes * 1e6).astype(np.int64)
     rooms = [sum(system.capacities_bytes(len(ranks))) for ranks in system.nodes]
@@ -256,9 +290,10 @@ def ours_reads(system: System, workload: Workload) -> Iterator[tuple[Array, Arra
             tier = tiers[examples, copy]
             is_local = holders[examples, copy] == node_of
             seconds = np.where(is_local, local[tier], peer[tier])
+            source = np.where(is_local, tier, tier + len(system.tiers))
             is_faster = seconds < fetch
-            fetch[is_faster], sources[is_faster] = seconds[is_faster], tier[is_faster]
-        yield sizes, fetch + system.write_seconds, sources
+            fetch[is_faster], sources[is_faster] = seconds[is_faster], source[is_faster]
+        yield EpochReads(sizes, fetch + system.write_seconds, sources)
 
 
 POLICIES: dict[str, Policy] = {

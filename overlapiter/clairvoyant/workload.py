@@ -7,6 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from overlapiter.order import Indices
+
 from .model import Array, System, Tier
 from .plan import AccessPlan
 
@@ -17,20 +19,20 @@ class Workload(NamedTuple):
     plan: AccessPlan
     sizes: Array
 
-    def epochs(self) -> Iterator[tuple[Array, Array]]:
+    def epochs(self) -> Iterator[tuple[Indices, Array]]:
         """Yield, for each epoch, examples and their sizes: (mini-batches, batch size, ranks).
 
         The last mini-batch of an epoch is filled with examples -1 of no size.
         """
         ranks = range(self.plan.n_ranks)
-        orders: list[Array] = []
+        orders: list[Indices] = []
         for _epoch, _rank, order in self.plan.epochs_of(ranks):
             orders.append(order)
             if len(orders) == self.plan.n_ranks:
                 yield self._batches(np.stack(orders, axis=1))
                 orders.clear()
 
-    def _batches(self, examples: Array) -> tuple[Array, Array]:
+    def _batches(self, examples: Indices) -> tuple[Indices, Array]:
         batch_size = self.plan.batch_size
         missing = -len(examples) % batch_size
         examples = np.pad(examples, ((0, missing), (0, 0)), constant_values=-1)

@@ -6,6 +6,7 @@ removes. Run it on a compute node, for login nodes have other disks and limits.
 
 Examples:
   overlapiter doctor --source /lustre/imagenet --to /nvme/me
+  overlapiter doctor --source /lustre/imagenet --to /nvme/me --save node.json
   overlapiter doctor train.txt --source /lustre/imagenet --to /nvme/me --ranks 4
 
 exit code: 0, or 1 if the store or the disk cannot be measured
@@ -53,6 +54,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     seconds = "how long to measure, about (default: %(default)g)"
     parser.add_argument("--seconds", metavar="S", type=float, default=_SECONDS, help=seconds)
     parser.add_argument("--json", action="store_true", help="print JSON")
+    save = "write the JSON to this file, too, for `overlapiter plan`"
+    parser.add_argument("--save", metavar="PROFILE", help=save)
 
 
 class _Findings(NamedTuple):
@@ -95,14 +98,17 @@ def run(arguments: argparse.Namespace) -> int:
     ]
     notes = advice.warnings(levels, found.disk, found.file_system, found.node)
     notes += advice.notes_on_unread(found.unread)
+    facts = {
+        **{name: _plain(value) for name, value in found._asdict().items()},
+        "sqlite": sqlite3.sqlite_version,
+        "recommended": {each.name: each.value for each in advised},
+        "reasons": {each.name: each.reason for each in advised},
+        "warnings": notes,
+    }
+    if arguments.save:
+        with open(arguments.save, "w") as file:
+            file.write(json.dumps(facts, indent=2) + "\n")
     if arguments.json:
-        facts = {
-            **{name: _plain(value) for name, value in found._asdict().items()},
-            "sqlite": sqlite3.sqlite_version,
-            "recommended": {each.name: each.value for each in advised},
-            "reasons": {each.name: each.reason for each in advised},
-            "warnings": notes,
-        }
         print(json.dumps(facts, indent=2))
         return 0
     noted = [textwrap.fill(f"Note: {text}.", _COLUMNS) for text in notes]

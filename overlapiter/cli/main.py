@@ -37,6 +37,7 @@ COMMANDS = {
     "train": "train a model on many processes, with MPI or without",
     "search": "search good settings for train",
     "doctor": "measure the slow store and this node, and recommend settings",
+    "plan": "forecast a job from a profile of doctor: times, misses, what more room would bring",
     "simulate": "simulate a training run under different ways to feed it data",
 }
 _DESCRIPTION = (

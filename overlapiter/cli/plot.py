@@ -23,6 +23,8 @@ from overlapiter.tracing import events_of
 from .console import CommandError
 
 _STEPS = 100
+#: Mini-batches that a step has at least, on average.
+_STEP_BATCHES = 2
 # Of Okabe and Ito, which the colour-blind can tell apart.
 _BLUE, _ORANGE, _GREEN, _GREY = "#0072b2", "#e69f00", "#009e73", "#999999"
 
@@ -56,7 +58,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def steps_of(events: list[dict[str, Any]]) -> list[dict[str, float]]:
-    """Return what happened in each of a hundred steps of time.
+    """Return what happened in each of up to a hundred steps of time.
 
     Args:
         events: Of a trace, in any order.
@@ -72,11 +74,12 @@ def steps_of(events: list[dict[str, Any]]) -> list[dict[str, float]]:
     begin = min(event["ts"] for event in waits)
     end = max(event["ts"] + event["dur"] for event in waits)
     reads = [event for event in events if event["ph"] == "X" and event["name"] == _READ]
-    width = max(1.0, (end - begin) / _STEPS)
-    waited = _shares(waits, begin, width)
-    in_flight = _shares(reads, begin, width)
-    ready = _levels(events, "mini-batches ready", "ready", begin, width)
-    speed = _levels(events, "slow store, MB/s", "read", begin, width)
+    n_steps = max(1, min(_STEPS, len(waits) // _STEP_BATCHES))
+    width = max(1.0, (end - begin) / n_steps)
+    waited = _shares(waits, n_steps, begin, width)
+    in_flight = _shares(reads, n_steps, begin, width)
+    ready = _levels(events, "mini-batches ready", n_steps, begin, width)
+    speed = _levels(events, "slow store, MB/s", n_steps, begin, width)
     return [
         {
             "seconds": (step + 0.5) * width / 1e6,
@@ -85,34 +88,35 @@ def steps_of(events: list[dict[str, Any]]) -> list[dict[str, float]]:
             "mb_per_second": speed[step],
             "ready": ready[step],
         }
-        for step in range(_STEPS)
+        for step in range(n_steps)
     ]
 
 
 _READ = "read slow store"
 
 
-def _shares(events: list[dict[str, Any]], begin: float, width: float) -> list[float]:
+def _shares(events: list[dict[str, Any]], n_steps: int, begin: float, width: float) -> list[float]:
     """Return how much of each step the events cover, added up."""
-    shares = [0.0] * _STEPS
+    shares = [0.0] * n_steps
     for event in events:
         weight = event.get("args", {}).get("recorded_1_of", 1)
         left, right = event["ts"] - begin, event["ts"] + event["dur"] - begin
-        for step in range(max(0, int(left // width)), min(_STEPS, int(right // width) + 1)):
+        for step in range(max(0, int(left // width)), min(n_steps, int(right // width) + 1)):
             covered = min(right, (step + 1) * width) - max(left, step * width)
             shares[step] += max(0.0, covered) / width * weight
     return shares
 
 
 def _levels(
-    events: list[dict[str, Any]], name: str, key: str, begin: float, width: float
+    events: list[dict[str, Any]], name: str, n_steps: int, begin: float, width: float
 ) -> list[float]:
     """Return the mean of a counter in each step; where it has none, that of the step before."""
-    sums, numbers = [0.0] * _STEPS, [0] * _STEPS
+    sums, numbers = [0.0] * n_steps, [0] * n_steps
     for event in events:
         step = int((event.get("ts", 0) - begin) // width)
-        if event["ph"] == "C" and event["name"] == name and 0 <= step < _STEPS:
-            sums[step] += event["args"][key]
+        if event["ph"] == "C" and event["name"] == name and 0 <= step < n_steps:
+            (value,) = event["args"].values()
+            sums[step] += value
             numbers[step] += 1
     levels, last = [], 0.0
     for total, number in zip(sums, numbers, strict=True):
@@ -141,7 +145,8 @@ def _draw(steps: list[dict[str, float]], output: str, title: str) -> None:
     bottom.plot(seconds, [step["ready"] for step in steps], color=_BLUE, label="ready")
     bottom.set(ylabel="mini-batches ready", ylim=(0, None), xlabel="time, s")
     for axes in (top, middle, bottom):
-        axes.legend(loc="upper right", fontsize=9, framealpha=0.9)
+        above = {"loc": "lower right", "bbox_to_anchor": (1, 0.97), "ncols": 2}
+        axes.legend(**above, fontsize=9, frameon=False)
         axes.margins(x=0)
         axes.spines[["top", "right"]].set_visible(False)
     if title:

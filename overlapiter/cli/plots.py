@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from overlapiter.clairvoyant.planner import Forecast
+
 from .console import CommandError
 
 _BLUE, _GREY, _RED, _SKY = "#0072B2", "#999999", "#D55E00", "#56B4E9"
@@ -44,4 +46,31 @@ def draw_seconds(seconds: dict[str, float | None], title: str, path: str) -> Non
     axes.set_xlabel("seconds of the whole run")
     axes.set_title(title, loc="left", fontsize=9)
     axes.spines[["top", "right"]].set_visible(False)
+    _save(figure, path)
+
+
+def draw_plan(now: Forecast, runs: dict[str, float], path: str) -> None:
+    """Draw from where the epochs read, and what the run takes with more or less to run on."""
+    figure, (left, right) = _pyplot().subplots(1, 2, figsize=(10, 4))
+    epochs = {"epoch 1": now.first, "epoch 2": now.second, "later ones": now.later}
+    sources = {
+        "own RAM": ("ram_bytes", _SKY),
+        "own disk": ("disk_bytes", _BLUE),
+        "peers": ("peer_bytes", _GREY),
+        "store": ("store_bytes", _RED),
+    }
+    bottom = [0.0] * len(epochs)
+    for label, (field, colour) in sources.items():
+        sizes = [getattr(epoch, field) / 1e9 for epoch in epochs.values()]
+        left.bar([*epochs], sizes, bottom=bottom, label=label, color=colour)
+        bottom = [below + size for below, size in zip(bottom, sizes, strict=True)]
+    left.set_ylabel("GB read in an epoch")
+    left.legend(fontsize=8)
+    colours = [_BLUE if name == "as it is" else _SKY for name in runs]
+    right.barh([*runs], [seconds / 3600 for seconds in runs.values()], color=colours)
+    right.invert_yaxis()
+    right.set_xlabel("hours of the run")
+    for axes in (left, right):
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
     _save(figure, path)

@@ -28,6 +28,7 @@ from typing import Any
 from overlapiter.errors import OptionError, OverlapError
 from overlapiter.mpi.searching.run import search
 from overlapiter.mpi.searching.study import Study, Trial
+from overlapiter.mpi.training.ending import set_status
 
 from .console import CommandError, duration_words, say, table
 
@@ -58,6 +59,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search; return the exit code."""
+    set_status(1)  # unless it comes to its end
+    status = _search(arguments)
+    set_status(status)
+    return status
+
+
+def _search(arguments: argparse.Namespace) -> int:
     rank = next((int(os.environ[name]) for name in _RANKS if name in os.environ), 0)
     try:
         study = search(

@@ -1,4 +1,4 @@
-"""Simulate what a training run takes under different ways to feed it data.
+r"""Simulate what a training run takes under different ways to feed it data.
 
 The four scenarios are those of the published simulations; options change single numbers of one, so
 that it is yours. Sizes are in MB, rates in MB/s, times in seconds. docs/clairvoyant.md says what
@@ -7,7 +7,7 @@ each policy does, and which equations are used.
 Examples:
   overlapiter simulate --scenario 2
   overlapiter simulate --scenario 1 --json
-  overlapiter simulate --ranks 1024 --examples 1281167 --mean-size 0.11 --tiers 10000:20000 \\
+  overlapiter simulate --ranks 1024 --examples 1281167 --mean-size 0.11 --tiers 10000:20000 \
       --store 1:200,1024:20000 --to figure.png
 
 exit code: 0, or 2 if the scenario makes no sense
@@ -89,8 +89,8 @@ def _scenario(arguments: argparse.Namespace) -> Scenario:
     """Return the scenario, with the numbers that were given in the place of its own."""
     given = {name: value for name, value in vars(arguments).items() if value is not None}
     for name in (*_RATES, *_DATA):
-        if name in given and not given[name] >= 0:
-            raise UsageError(f"--{name.replace('_', '-')}: give a number that is not negative")
+        if name in given and not 0 < given[name] + (name == "size_deviation") < 1e15:
+            raise UsageError(f"--{name.replace('_', '-')}: give more than 0")
     scenario = SCENARIOS[arguments.scenario]
     system = scenario.system
     n_ranks = check_count("--ranks", given.get("ranks", system.n_ranks))

@@ -46,12 +46,14 @@ def create_communicator(
 
     Raises:
         PipelineError: The forkserver cannot be started.
-        ImportError: mpi4py is missing.
+        ImportError: mpi4py is missing, or, as a NoChainerError, Chainer is.
 
     Warns:
         BindingWarning: The launcher binds the ranks of a node to few of its cores.
     """
     abort_on_failure()  # first: importing a broken CuPy, for example, may fail on one rank alone
+    import overlapiter.chainer  # noqa: F401  # says what to do where Chainer is missing
+
     start_forkserver()
     import chainermn
     from mpi4py import MPI

@@ -6,10 +6,11 @@ import collections
 import itertools
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from torch._utils import ExceptionWrapper
+from torch.utils import data
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
@@ -21,20 +22,14 @@ from overlapiter.torch.batches import Collated
 from overlapiter.torch.face import RemoteError, Renewal, Seeded
 from overlapiter.torch.feed import Feed, begin
 from overlapiter.torch.orders import (
-    Draws,
     Foresight,
     Keys,
-    OrderedSampler,
     as_indices,
-    draws_of,
     foresee,
     order_of,
     put_draws,
-    samplers_of,
 )
-
-if TYPE_CHECKING:
-    from overlapiter.torch.loader import DataLoader
+from overlapiter.torch.states import Progress
 
 #: Without a timeout of the user's, how long a mini-batch may take before a warning.
 STALL_SECONDS = 30.0
@@ -44,45 +39,7 @@ class TimeoutWarning(RuntimeWarning):
     """No mini-batch has come for a while."""
 
 
-class Progress:
-    """How far an iteration is.
-
-    Attributes:
-        number: Of the epoch.
-        n_taken: Mini-batches taken, those included that failed.
-        n_examples: Examples in them, of those taken since the start or the resumption.
-        draws: The generators before the epoch.
-        sampler_epoch: The epoch that the sampler was at, where it has one.
-        scattered: Its order, its place of resumption, and the order of the whole epoch, where the
-            sampler is an :class:`OrderedSampler`.
-        is_over: Whether the epoch is.
-        has_base_seed: Whether it drew a base seed from the generators.
-    """
-
-    draws: Draws
-    n_taken = n_examples = number = 0
-    is_over = False
-    has_base_seed = True
-
-    def _set_out(self, loader: DataLoader[Any]) -> None:
-        """Note where the samplers and generators are, before anything is drawn for the epoch."""
-        self.number = loader._begin_epoch()
-        self.draws = draws_of(loader)
-        sampler = samplers_of(loader)[-1]
-        self.sampler_epoch = getattr(sampler, "epoch", None)
-        self.scattered = None
-        if isinstance(sampler, OrderedSampler):
-            start = sampler.resumed[0] if sampler.resumed else 0
-            self.scattered = sampler.order, start, sampler.whole()
-        self.n_taken = self.n_examples = 0
-        self.is_over = False
-
-    def _count(self, keys: Keys) -> None:
-        self.n_taken += 1
-        self.n_examples += len(keys) if isinstance(keys, (list, tuple)) else 1
-
-
-class LocalEpoch(Progress, _SingleProcessDataLoaderIter):
+class LocalEpoch(_SingleProcessDataLoaderIter):
     """Asks the dataset in this process, as PyTorch does without workers.
 
     Args:
@@ -90,11 +47,12 @@ class LocalEpoch(Progress, _SingleProcessDataLoaderIter):
         state: Where to go on; None for the start.
     """
 
-    def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None) -> None:
-        self._set_out(loader)
+    def __init__(self, loader: data.DataLoader[Any], state: dict[str, Any] | None) -> None:
+        self._progress = loader._set_out()
         super().__init__(loader)
         if loader.seed is not None:
-            self._dataset_fetcher.dataset = Seeded(loader.dataset, loader.seed, self.number)
+            epoch = self._progress.number
+            self._dataset_fetcher.dataset = Seeded(loader.dataset, loader.seed, epoch)
         for _ in range(0 if state is None else state["n_taken"]):
             self._next_index()
 
@@ -102,13 +60,13 @@ class LocalEpoch(Progress, _SingleProcessDataLoaderIter):
         try:
             keys = super()._next_index()
         except StopIteration:
-            self.is_over = True
+            self._progress.is_over = True
             raise
-        self._count(keys)
+        self._progress.count(keys)
         return keys
 
 
-class Epoch(Progress, _BaseDataLoaderIter):
+class Epoch(_BaseDataLoaderIter):
     """Gives the mini-batches of an epoch, as PyTorch's own iterator does.
 
     It takes index lists from the sampler exactly as early as PyTorch does. Where staging needs them
@@ -120,29 +78,29 @@ class Epoch(Progress, _BaseDataLoaderIter):
     """
 
     _feed: Feed | None = None
+    _progress: Progress
 
-    def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None) -> None:
+    def __init__(self, loader: data.DataLoader[Any], state: dict[str, Any] | None) -> None:
         self._shelf = loader._shelf  # not the loader, which may hold this
         self._skipped: SkippedExamples = loader._skipped
-        self._set_out(loader)
+        self._progress = loader._set_out()
         super().__init__(loader)
-        has_base_seed = state is None or state["has_base_seed"]
-        if not has_base_seed:
-            put_draws(loader, self.draws)
+        if state is not None and not state["has_base_seed"]:
+            put_draws(loader, self._progress.draws)
+            self._progress.has_base_seed = False
         super()._reset(loader, first_iter=True)
         self._begin(loader, 0 if state is None else state["n_taken"])
-        self.has_base_seed = has_base_seed
 
     # --- the beginning ------------------------------------------------------------------------
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Start over, with the same workers; PyTorch calls this where these are persistent."""
-        self._set_out(loader)
+        self._progress = loader._set_out()
+        self._progress.has_base_seed = False
         super()._reset(loader, first_iter)
-        self.has_base_seed = False
         self._begin(loader, 0)
 
-    def _begin(self, loader: DataLoader[Any], n_to_skip: int) -> None:
+    def _begin(self, loader: data.DataLoader[Any], n_to_skip: int) -> None:
         self._pending: collections.deque[Keys] = collections.deque()  # taken from the sampler
         self._foreseen: Iterator[Keys] | None = None
         self._submitted: collections.deque[Keys] = collections.deque()  # foreseen, not yet taken
@@ -156,7 +114,7 @@ class Epoch(Progress, _BaseDataLoaderIter):
             foresight = foresee(loader, draws_base_seed=not loader.persistent_workers)
             n_ahead = n_ahead if foresight is not None else n_wanted
         for keys in itertools.islice(self._keys(), n_to_skip):
-            self._count(keys)
+            self._progress.count(keys)
             self._position += len(self._flat(keys))
         self._pending.clear()
         first = list(itertools.islice(self._keys(), n_ahead))
@@ -171,7 +129,7 @@ class Epoch(Progress, _BaseDataLoaderIter):
                 self._submit_foreseen(keys)
         self._pipeline.flush()
 
-    def _feed_of(self, loader: DataLoader[Any], first: list[Keys]) -> Feed:
+    def _feed_of(self, loader: data.DataLoader[Any], first: list[Keys]) -> Feed:
         if self._feed is not None:
             self._pipeline.reset()
             return self._feed
@@ -185,17 +143,19 @@ class Epoch(Progress, _BaseDataLoaderIter):
         order = order_of(foresight.batches)
         if order is None or not len(order):
             return
-        if self.scattered is not None:  # what was read before a resumption belongs to the epoch
-            _, start, whole = self.scattered
+        if (
+            self._progress.scattered is not None
+        ):  # what was read before a resumption belongs to the epoch
+            _, start, whole = self._progress.scattered
             order = np.concatenate([whole[:start], order])
             self._position = start
         self._order_size = len(order)
-        orders: dict[int, Indices | None] = {self.number: order}
+        orders: dict[int, Indices | None] = {self._progress.number: order}
         if foresight.next_order is not None and len(foresight.next_order) == len(order):
-            orders[self.number + 1] = foresight.next_order
+            orders[self._progress.number + 1] = foresight.next_order
         others = foresight.others
         self._pipeline.announce(
-            orders, {} if others is None else {self.number: others[: len(order)]}
+            orders, {} if others is None else {self._progress.number: others[: len(order)]}
         )
 
     # --- index lists --------------------------------------------------------------------------
@@ -244,8 +204,8 @@ class Epoch(Progress, _BaseDataLoaderIter):
         indices = as_indices(self._flat(keys))
         if not len(indices):  # collated here
             return
-        epochs = np.full(len(indices), self.number, np.int64)
-        position = self.number * self._order_size + self._position
+        epochs = np.full(len(indices), self._progress.number, np.int64)
+        position = self._progress.number * self._order_size + self._position
         self._pipeline.submit(IndexList(indices, epochs, position))
         self._position += len(indices)
 
@@ -270,17 +230,17 @@ class Epoch(Progress, _BaseDataLoaderIter):
                 self._finish()
             self._is_unfinished = True  # until the index list is taken off, too
             batch = self._wait() if len(self._flat(self._pending[0])) else self._collate_nothing()
-            worker = self.n_taken % self._num_workers
+            worker = self._progress.n_taken % self._num_workers
             keys = self._pending.popleft()
             self._first_position += len(self._flat(keys))
-            self._count(keys)
+            self._progress.count(keys)
             self._is_unfinished = False
             if isinstance(batch, FailedBatch) and isinstance(batch.error, RemoteError):
                 _reraise(batch.error, batch.context, worker)
             error, is_passed_over = self._skipped.judge(batch)
             if error is not None:
                 raise error
-            if not is_passed_over:
+            if not is_passed_over and isinstance(batch, Collated):
                 return self._pinned(batch.data)
 
     def _collate_nothing(self) -> Collated | FailedBatch:
@@ -289,15 +249,16 @@ class Epoch(Progress, _BaseDataLoaderIter):
         except Exception as error:
             return FailedBatch(RemoteError(type(error), described(error)[1], ""), None)
 
-    def _pinned(self, data: Any) -> Any:
+    def _pinned(self, batch: Any) -> Any:
         if not self._pin_memory:
-            return data
-        return _utils.pin_memory.pin_memory(data, self._pin_memory_device)
+            return batch
+        return _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
 
     def _wait(self) -> Collated | FailedBatch:
         while True:
             try:
-                return self._pipeline.take(self._timeout or STALL_SECONDS)
+                batch: Collated | FailedBatch = self._pipeline.take(self._timeout or STALL_SECONDS)
+                return batch
             except WaitTimeoutError as stall:
                 seconds = self._timeout or STALL_SECONDS
                 text = explain_stall(stall, self._dataset, seconds).replace(
@@ -313,7 +274,7 @@ class Epoch(Progress, _BaseDataLoaderIter):
     # --- the end ------------------------------------------------------------------------------
 
     def _finish(self) -> NoReturn:
-        self.is_over = True
+        self._progress.is_over = True
         if not self._persistent_workers:
             self._release()
         raise StopIteration

@@ -113,6 +113,11 @@ class TorchFace(Face):
         seed_torch(more)
         return more
 
+    def fetch_whole(self, indices: list[Any]) -> list[Any]:
+        """Return the examples of a mini-batch in the dataset's own way."""
+        dataset: Any = self.dataset
+        return list(dataset.__getitems__(indices))
+
     def take_apart(self, example: object) -> tuple[Structure, list[Any]]:
         """Return an example's structure and leaves, or those of a collated mini-batch."""
         leaves: list[Any] = []
@@ -167,7 +172,8 @@ def seed_torch(words: bytes) -> None:
 def fetches_whole(dataset: object) -> bool:
     """Return whether a dataset has a way of its own to give several examples at once."""
     if type(dataset) is torch.utils.data.Subset:  # it passes that on
-        return fetches_whole(dataset.dataset)
+        inner: Any = dataset
+        return fetches_whole(inner.dataset)
     return bool(getattr(dataset, "__getitems__", None))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -12,13 +11,13 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from overlapiter.errors import ExampleError, OptionError
 from overlapiter.faults import SkippedExamples, warn_if_failure_hangs
 from overlapiter.options import BadExamples, Staging, check_staging, count_or_none, skip_limit
-from overlapiter.order import EpochSampler
+from overlapiter.scatter import ScatteredOrder
 from overlapiter.stats import Stats
 from overlapiter.torch.datasets import register_known
 from overlapiter.torch.epoch import Epoch, LocalEpoch, TimeoutWarning
 from overlapiter.torch.feed import PRELOAD, Shelf
 from overlapiter.torch.orders import OrderedSampler, samplers_of
-from overlapiter.torch.states import State, begun_state, resumed, state_between
+from overlapiter.torch.states import Progress, State, begun_state, resumed, state_between
 from overlapiter.workers.start.launch import start_forkserver
 
 T = TypeVar("T", covariant=True)
@@ -92,7 +91,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         bad_examples: BadExamples = "raise",
     ) -> None:
         _refuse_iterable(dataset)
-        if isinstance(sampler, EpochSampler):
+        if isinstance(sampler, ScatteredOrder):
             sampler = OrderedSampler(sampler, len(dataset))
         super().__init__(
             dataset,
@@ -121,12 +120,42 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self._skipped = SkippedExamples(limit, dataset, keeps_step=_is_in_step(self))
         self._shelf = Shelf()
         self._n_begun = 0  # epochs
-        self._latest: weakref.ref[Epoch | LocalEpoch] | None = None
+        self._progress: Progress | None = None  # of the latest iteration
         self._resume: State | None = None
         register_known()
         if num_workers:
             warn_if_failure_hangs()
             start_forkserver(PRELOAD)  # it imports PyTorch meanwhile
+
+    @classmethod
+    def like(
+        cls,
+        other: torch.utils.data.DataLoader[T],
+        *,
+        staging: Staging | None = None,
+        seed: int | None = None,
+        bad_examples: BadExamples = "raise",
+    ) -> DataLoader[T]:
+        """Return a loader with the arguments of another one, which a library has made.
+
+        Args:
+            other: The other loader.
+            staging: As for the class, and so are the others.
+            seed: See there.
+            bad_examples: See there.
+        """
+        batching: dict[str, Any] = {"batch_sampler": other.batch_sampler}
+        if other.batch_size is not None or other.batch_sampler is None:
+            batching = {name: getattr(other, name) for name in ("batch_size", "drop_last")}
+            batching["sampler"] = other.sampler
+        names = (
+            *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
+            *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
+            *("pin_memory_device", "in_order"),
+        )
+        same = {name: getattr(other, name) for name in names}
+        ours = {"staging": staging, "seed": seed, "bad_examples": bad_examples}
+        return cls(other.dataset, **batching, **same, **ours)
 
     def _check_workers(self) -> None:
         for option, given in (
@@ -145,17 +174,16 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             self.check_worker_number_rationality()
         kind = Epoch if self.num_workers else LocalEpoch
         with resumed(self) as state:
-            iterator = kind(self, state)
-        self._latest = weakref.ref(iterator)
-        return iterator
+            return kind(self, state)
 
-    def _begin_epoch(self) -> int:
-        """Return the number of the epoch that begins."""
+    def _set_out(self) -> Progress:
+        """Begin an epoch, before anything is drawn for it."""
         sampler = samplers_of(self)[-1]
         epoch = getattr(sampler, "epoch", 0)
         number = epoch if isinstance(sampler, OrderedSampler) else max(self._n_begun, epoch)
         self._n_begun = number + 1
-        return int(number)
+        self._progress = Progress(self, number)
+        return self._progress
 
     # --- saving -------------------------------------------------------------------------------
 
@@ -164,11 +192,10 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
         It describes the mini-batch that was given last, however far the workers are ahead.
         """
-        latest = None if self._latest is None else self._latest()
         if self._resume is not None:
             return self._resume
-        if latest is not None and not latest.is_over:
-            return begun_state(self, latest)
+        if self._progress is not None and not self._progress.is_over:
+            return begun_state(self, self._progress)
         return state_between(self)
 
     def load_state_dict(self, state_dict: State) -> None:
@@ -199,7 +226,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     def __getstate__(self) -> dict[str, Any]:
         """Pickle the loader without its workers."""
-        return {**vars(self), "_iterator": None, "_shelf": Shelf(), "_latest": None}
+        return {**vars(self), "_iterator": None, "_shelf": Shelf(), "_progress": None}
 
 
 def _refuse_iterable(dataset: Any) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch.utils import data
 from torch.utils.data.distributed import DistributedSampler
 
+from overlapiter.node import this_node
 from overlapiter.order import Indices
 from overlapiter.scatter import ScatteredOrder
 
@@ -160,7 +161,7 @@ def foresee(loader: Any, *, draws_base_seed: bool) -> Foresight | None:
             if isinstance(inner, DistributedSampler):
                 inner.epoch += 1
             next_order = order_of(list(index_sampler))
-    return Foresight(batches, next_order, _others(inner, innermost))
+    return Foresight(batches, next_order, _others(innermost))
 
 
 def _knows_next(sampler: Any) -> bool:
@@ -170,10 +171,21 @@ def _knows_next(sampler: Any) -> bool:
     return sampler.generator is not None
 
 
-def _others(_inner: Any, sampler: Any) -> Indices | None:
+def _others(sampler: Any) -> Indices | None:
+    """Return what the other ranks of this node read, where that is known."""
     if isinstance(sampler, OrderedSampler) and sampler.resumed is None:
         return sampler.order.of_neighbours(sampler.epoch, sampler._dataset_size)
-    return None
+    if not isinstance(sampler, DistributedSampler):
+        return None
+    node = this_node()
+    first = sampler.rank - node.local_rank
+    others = []
+    for rank in range(first, first + node.local_size):
+        if rank != sampler.rank and 0 <= rank < sampler.num_replicas:
+            neighbour = copy.copy(sampler)
+            neighbour.rank = rank
+            others.append(list(neighbour))
+    return np.array(others, np.intp).T if others else None
 
 
 def order_of(batches: Sequence[Keys]) -> Indices | None:
@@ -187,7 +199,7 @@ def order_of(batches: Sequence[Keys]) -> Indices | None:
 
 def as_indices(keys: Sequence[Any]) -> Any:
     """Return keys as an array: of integers, or of objects if some are none."""
-    if all(type(key) is int for key in keys):
+    if set(map(type, keys)) <= {int}:
         with contextlib.suppress(OverflowError):
             return np.array(keys, np.intp)
     array = np.empty(len(keys), object)

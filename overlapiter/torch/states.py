@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.utils import data
 
 from overlapiter.errors import OptionError
-from overlapiter.scatter import ScatterState
+from overlapiter.order import Indices
+from overlapiter.scatter import ScatteredOrder, ScatterState
 from overlapiter.torch.orders import (
     Draws,
+    Keys,
     OrderedSampler,
     draws_of,
     generators_of,
@@ -19,11 +22,45 @@ from overlapiter.torch.orders import (
     samplers_of,
 )
 
-if TYPE_CHECKING:
-    from overlapiter.torch.epoch import Epoch, LocalEpoch
-    from overlapiter.torch.loader import DataLoader
-
 _VERSION = 1
+
+
+class Progress:
+    """How far an iteration over a loader is. It outlives the iterator.
+
+    Args:
+        loader: The loader, before anything is drawn for the epoch.
+        number: Of the epoch.
+
+    Attributes:
+        number: The same.
+        n_taken: Mini-batches taken, those included that failed.
+        n_examples: Examples in them, of those taken since the start or the resumption.
+        draws: The generators before the epoch.
+        has_base_seed: Whether it drew a base seed from them.
+        sampler_epoch: The epoch that the sampler was at, where it has one.
+        scattered: Its order, its place of resumption, and the order of the whole epoch, where the
+            sampler is an :class:`OrderedSampler`.
+        is_over: Whether the epoch is.
+    """
+
+    def __init__(self, loader: data.DataLoader[Any], number: int) -> None:
+        self.number = number
+        self.draws = draws_of(loader)
+        self.has_base_seed = True
+        sampler = samplers_of(loader)[-1]
+        self.sampler_epoch = getattr(sampler, "epoch", None)
+        self.scattered: tuple[ScatteredOrder, int, Indices] | None = None
+        if isinstance(sampler, OrderedSampler):
+            start = sampler.resumed[0] if sampler.resumed else 0
+            self.scattered = sampler.order, start, sampler.whole()
+        self.n_taken = self.n_examples = 0
+        self.is_over = False
+
+    def count(self, keys: Keys) -> None:
+        """Note that a mini-batch was taken."""
+        self.n_taken += 1
+        self.n_examples += len(keys) if isinstance(keys, (list, tuple)) else 1
 
 
 class State(dict[str, Any]):
@@ -36,7 +73,7 @@ class State(dict[str, Any]):
     """
 
     @staticmethod
-    def check(loader: DataLoader[Any], state: dict[str, Any]) -> None:
+    def check(loader: data.DataLoader[Any], state: dict[str, Any]) -> None:
         """Refuse what does not fit a loader.
 
         Raises:
@@ -61,11 +98,11 @@ class State(dict[str, Any]):
             )
 
 
-def _size_of(loader: DataLoader[Any]) -> int:
+def _size_of(loader: data.DataLoader[Any]) -> int:
     return len(loader.dataset) if hasattr(type(loader.dataset), "__len__") else -1
 
 
-def _state(loader: DataLoader[Any], epoch: int, n_taken: int, draws: Draws | None) -> State:
+def _state(loader: data.DataLoader[Any], epoch: int, n_taken: int, draws: Draws | None) -> State:
     sampler = samplers_of(loader)[-1]
     return State(
         version=_VERSION,
@@ -79,7 +116,7 @@ def _state(loader: DataLoader[Any], epoch: int, n_taken: int, draws: Draws | Non
     )
 
 
-def begun_state(loader: DataLoader[Any], epoch: Epoch | LocalEpoch) -> State:
+def begun_state(loader: data.DataLoader[Any], epoch: Progress) -> State:
     """Return the state amid an epoch."""
     state = _state(loader, epoch.number, epoch.n_taken, epoch.draws)
     state["sampler_epoch"] = epoch.sampler_epoch
@@ -92,7 +129,7 @@ def begun_state(loader: DataLoader[Any], epoch: Epoch | LocalEpoch) -> State:
     return state
 
 
-def state_between(loader: DataLoader[Any]) -> State:
+def state_between(loader: data.DataLoader[Any]) -> State:
     """Return the state before an epoch."""
     state = _state(loader, loader._n_begun, 0, draws_of(loader))
     state["draws"] = (None, state["draws"][1])
@@ -105,7 +142,7 @@ def state_between(loader: DataLoader[Any]) -> State:
 
 
 @contextlib.contextmanager
-def resumed(loader: DataLoader[Any]) -> Iterator[dict[str, Any] | None]:
+def resumed(loader: data.DataLoader[Any]) -> Iterator[dict[str, Any] | None]:
     """Bring samplers and generators to where the epoch of a loaded state began.
 
     What the epoch draws is drawn again inside; afterwards PyTorch's own generator is as before.

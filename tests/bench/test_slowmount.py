@@ -19,7 +19,7 @@ from bench.slow import mount as slowmount
 from bench.slow.mount import MountUnavailableError, SlowMount
 from tests.bench.mounts import needs_fuse
 
-OPEN_SECONDS = 0.05
+OPEN_SECONDS = 0.1
 
 
 @pytest.fixture
@@ -87,12 +87,12 @@ def test_reads_share_the_bandwidth(source, tmp_path):
 @needs_fuse
 def test_a_stat_waits_where_the_kernel_does_not_know_the_answer(source, tmp_path):
     (tmp_path / "mount").mkdir()
-    with SlowMount(source, tmp_path / "mount", 0.0, 1e9, stat_seconds=0.05) as mount:
+    with SlowMount(source, tmp_path / "mount", 0.0, 1e9, stat_seconds=0.5) as mount:
         start = time.monotonic()
         os.stat(f"{mount.root}/large")
         first = time.monotonic()
         os.stat(f"{mount.root}/large")
-        assert time.monotonic() - first < 0.045 < first - start
+        assert time.monotonic() - first < 0.45 < first - start
 
 
 @needs_fuse

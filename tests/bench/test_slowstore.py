@@ -318,7 +318,3 @@ def test_nothing_is_left_of_a_store_whose_process_is_killed(root):
 def test_impossible_options_are_refused(tmp_path, open_seconds, rate):
     with pytest.raises(ValueError, match="open_seconds"):
         SlowStore(tmp_path, open_seconds, rate)
-
-
-def test_the_label_names_the_emulation(make_store):
-    assert make_store(0.01, 100e6).label == "emulated store: 10 ms per open, 100 MB/s"

@@ -111,6 +111,16 @@ def test_locked_memory_is_kept_when_many_slots_become_free(iterator):
     assert locked <= set(device.locked)
 
 
+def test_what_is_locked_is_what_is_seen_after_a_reset(iterator):
+    device = Device()
+    lock_all(iterator, device)
+    for _ in range(3):
+        for _ in range(7):
+            batch = next(iterator)
+            assert address_of(batch) in device.locked
+        iterator.reset()
+
+
 def test_slots_are_unlocked_when_the_supervisor_dies_and_locked_again(iterator):
     device = Device()
     lock_all(iterator, device)

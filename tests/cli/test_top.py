@@ -17,14 +17,15 @@ TRAINING = """
 import sys
 from pathlib import Path
 from bench.slow.store import attach
-from tests.pipeline.jobs import Job, TimedFiles
+from tests.support.engine import engine_of
+from bench.claims.explained import Job, TimedFiles
 
 def main():
     job, folder = Job(n_files=60, decode_seconds=0.001, train_seconds=0.005), Path(sys.argv[1])
     dataset = TimedFiles(job.files(folder / "source"), job.decode_seconds)
     with job.store(folder / "source") as store:
         dataset = attach(dataset, store)
-        with job.engine(dataset, folder / "source", folder / "fast") as engine:
+        with engine_of(job, dataset, folder / "source", folder / "fast") as engine:
             job.train(engine, 3)
             print("trains", flush=True)
             while True:

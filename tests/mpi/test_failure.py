@@ -46,7 +46,7 @@ BEGIN = IMPORTS + "abort_on_failure()\n"
 RUNNER = ("-m", "overlapiter.mpi")
 
 
-@pytest.fixture(params=[(), RUNNER], ids=["script", "runner"])
+@pytest.fixture(params=[(), pytest.param(RUNNER, marks=pytest.mark.slow)], ids=["script", "runner"])
 def run(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
     """Runs a program as rank 1 of 4, by Python itself and by the runner."""
     (tmp_path / "mpi4py").mkdir()

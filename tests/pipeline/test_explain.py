@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from bench.claims.explained import JOBS, TimedFiles
 from bench.slow.store import attach
 from overlapiter.explain import Cause, Explanation
-from tests.pipeline.jobs import JOBS, TimedFiles
+from tests.support.engine import engine_of
 
 #: Of each cause: what the paragraph says of it, and of the change.
 WORDS = {
@@ -28,7 +29,7 @@ def explained(cause: str, tmp_path: Path) -> Explanation:
     dataset = TimedFiles(job.files(folder), job.decode_seconds)
     with (
         job.store(folder) as store,
-        job.engine(attach(dataset, store), folder, tmp_path / "fast") as engine,
+        engine_of(job, attach(dataset, store), folder, tmp_path / "fast") as engine,
     ):
         job.train(engine)
         return engine.pipeline.explain()
@@ -43,5 +44,7 @@ def test_the_bottleneck_of_a_training_is_found_and_the_change_is_named(
     reason, change = WORDS[cause]
     assert found.cause is Cause(cause), found.text
     assert reason in found.text
-    assert change.lower() in found.text.lower() or "smaller images" in found.text
+    # On a node that is busy otherwise, or has one core, more readers are of no use.
+    others = ("smaller images", "leave them more cores") if cause == "decoding" else ()
+    assert any(words in found.text.lower() for words in (change.lower(), *others))
     assert found.text.startswith("The trainer waited for data ")

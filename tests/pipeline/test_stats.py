@@ -10,11 +10,12 @@ from pathlib import Path
 
 import pytest
 
+from bench.claims.explained import Job, TimedFiles
 from bench.slow.store import attach
 from overlapiter.board import StatsBoard
 from overlapiter.stats import Latencies, Stats
 from tests.chainer.scripts import workers
-from tests.pipeline.jobs import Job, TimedFiles
+from tests.support.engine import engine_of
 
 JOB = Job(
     n_files=60, n_batches=20, batch_size=6, decode_seconds=0.001, open_seconds=0.02, n_readers=2
@@ -38,7 +39,7 @@ def seen(tmp_path: Path) -> Seen:
     begin = time.perf_counter()
     with (
         JOB.store(folder) as store,
-        JOB.engine(attach(dataset, store), folder, tmp_path / "fast") as engine,
+        engine_of(JOB, attach(dataset, store), folder, tmp_path / "fast") as engine,
     ):
         JOB.train(engine, 10)
         half = engine.stats()
@@ -99,7 +100,7 @@ def test_between_two_snapshots_there_is_what_was_done_meanwhile(seen: Seen) -> N
 
 def test_faults_that_were_survived_are_counted(tmp_path: Path) -> None:
     folder = tmp_path / "source"
-    with JOB.engine(TimedFiles(JOB.files(folder), 0.0), folder, tmp_path / "fast") as engine:
+    with engine_of(JOB, TimedFiles(JOB.files(folder), 0.0), folder, tmp_path / "fast") as engine:
         JOB.train(engine, 5)
         for name in ("ovl-reader", "ovl-prefetcher", "ovl-supervisor"):
             os.kill(workers()[name][0].pid, signal.SIGKILL)
@@ -126,7 +127,7 @@ def test_percentiles_are_right_to_a_tenth() -> None:
 
 def test_a_snapshot_is_cheap_enough_for_every_iteration(tmp_path: Path) -> None:
     folder = tmp_path / "source"
-    with JOB.engine(TimedFiles(JOB.files(folder), 0.0), folder, tmp_path / "fast") as engine:
+    with engine_of(JOB, TimedFiles(JOB.files(folder), 0.0), folder, tmp_path / "fast") as engine:
         JOB.train(engine, 2)
         begin = time.process_time()
         for _ in range(300):

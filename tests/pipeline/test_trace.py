@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
+from bench.claims.explained import Job, TimedFiles
 from bench.slow.store import attach
 from overlapiter import tracing
 from tests.chainer.scripts import workers
-from tests.pipeline.jobs import Job, TimedFiles
+from tests.support.engine import engine_of
 from tests.support.traces import assert_valid, events_in
 
 JOB = Job(n_files=64, n_batches=12, open_seconds=0.005, staging={"n_prefetchers": 1}, n_readers=2)
@@ -32,7 +33,7 @@ def train(tmp_path: Path, *, is_killing: bool = False) -> None:
     with (
         tracing.trace(tmp_path / "out.json"),
         JOB.store(folder) as store,
-        JOB.engine(attach(dataset, store), folder, tmp_path / "fast") as engine,
+        engine_of(JOB, attach(dataset, store), folder, tmp_path / "fast") as engine,
     ):
         JOB.train(engine, 6)
         if is_killing:

@@ -88,14 +88,14 @@ def test_a_stopped_process_is_waited_for_once_and_its_files_are_read_from_the_so
     act, copying, tmp_path
 ):
     copying.signal(signal.SIGSTOP)
-    waiter = waiting(act, tmp_path, patience_seconds=0.3, n_rounds=4)
+    waiter = waiting(act, tmp_path, patience_seconds=1.0, n_rounds=4)
     outcomes, took_seconds, (text,) = waiter.step()
     assert outcomes == [BUSY] * N_FILES
-    assert took_seconds > 0.3
+    assert took_seconds > 1.0
     assert "was stopped" in text
     outcomes, took_seconds, said = waiter.step()
     assert outcomes == [BUSY] * N_FILES
-    assert took_seconds < 0.3
+    assert took_seconds < 1.0
     assert said == [text]
     os.kill(copying.pid, signal.SIGCONT)
     assert copying.step() == [COPIED] * N_FILES

@@ -6,10 +6,12 @@ import contextlib
 import pickle
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from bench.claims.explained import Job
 from overlapiter.options import Staging
 from overlapiter.order import IterationState, RunAhead, seeded_order
 from overlapiter.pipeline import FailedBatch, Pipeline
@@ -107,3 +109,16 @@ class Engine(contextlib.AbstractContextManager["Engine"], Iterator[list[Any]]):
     def stats(self) -> Stats:
         """Return the counters of the workers."""
         return self.pipeline.stats()
+
+
+def engine_of(job: Job, dataset: Any, folder: Path, directory: Path) -> Engine:
+    """Return the engine of a training.
+
+    Args:
+        job: The training.
+        dataset: Its dataset.
+        folder: The source.
+        directory: Where it stages.
+    """
+    staging = Staging(directory, **job.staging_options(folder)) if job.is_staging else None
+    return Engine(dataset, job.batch_size, n_readers=job.n_readers, staging=staging, seed=1)

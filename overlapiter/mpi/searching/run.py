@@ -12,6 +12,7 @@ from typing import Any
 
 from overlapiter.errors import OptionError, TrainingError
 from overlapiter.mpi.training.checkpoint import path_in
+from overlapiter.mpi.training.ending import leave_without_finalize
 from overlapiter.mpi.training.model import Builder, builder_from
 from overlapiter.mpi.training.run import train
 from overlapiter.mpi.training.settings import METRICS, read_toml
@@ -78,6 +79,8 @@ def search(
     builder = builder_from(model) if any(map(is_of_model, chosen.searched)) else model
     run = functools.partial(_train, builder, train_files, val_files)
     world = _world(comm)
+    if world is not None:
+        leave_without_finalize()
     name = uuid.uuid4().hex if world is None else world.bcast(uuid.uuid4().hex)
     with Alone() if world is None else Group(world, group_size) as group:
         if not group.is_leader:

@@ -52,7 +52,12 @@ class Epochs:
         self._open: dict[int, Record] = {}  # trained, and not validated
         self._monitors: dict[int, tuple[int, int]] = {}
         self._cpu_ms = 0
+        self._spent_seconds = 0.0  # on the current epoch, before the run was resumed
         self._began = time.monotonic()
+
+    def begin(self) -> None:
+        """Start the clock of the current epoch: the first worker is there."""
+        self._began = time.monotonic() - self._spent_seconds
 
     @property
     def is_over(self) -> bool:
@@ -128,5 +133,5 @@ class Epochs:
         self._n_examples = {int(epoch): n for epoch, n in state["examples"].items()}
         self._open = {int(epoch): record for epoch, record in state["open"].items()}
         self._history.records[:] = state["records"]
-        self._began = time.monotonic() - state["seconds"]
+        self._spent_seconds = state["seconds"]
         self.reason_to_stop = self._history.reason_to_stop()

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
 
 from overlapiter.errors import OptionError, TrainingError
-from overlapiter.tracing import OFF, Tracing
+from overlapiter.tracing import OFF, Tracing, begin_trace
 
 from .algorithms import ALGORITHMS, make_server_side, make_worker_side
 from .checkpoint import WorkerStates
 from .data import Source
 from .model import Builder, Model, wrapped
-from .optimizers import make_optimizer
+from .optimizers import ServerOptimizer, make_optimizer
 from .plan import Plan
 from .reading import Reader
 from .server import ServerSide
@@ -69,22 +70,29 @@ class Job:
             ) from error
 
     def _algorithm_settings(self) -> dict[str, float]:
-        known = ALGORITHMS[self.settings.algorithm]
-        values = {"quorum": self.settings.quorum, "beta": self.settings.beta}
-        return {name: value for name, value in values.items() if name in known}
+        settings = self.settings
+        of_all = {
+            "quorum": settings.quorum,
+            "beta": settings.beta,
+            "eta": settings.gem_eta,
+            "kappa": settings.gem_kappa,
+        }
+        return {name: of_all[name] for name in ALGORITHMS[settings.algorithm] if name in of_all}
+
+    def _optimizer(self) -> ServerOptimizer:
+        settings = self.settings
+        name, rate = settings.optimizer, settings.learning_rate
+        if name == "momentum":
+            return make_optimizer(name, rate, momentum=settings.momentum)
+        return make_optimizer(name, rate)
 
     def server_side(self, model: Model) -> ServerSide:
         """Return the algorithm's part on the server, with the first weights."""
         settings = self.settings
-        name, rate = settings.optimizer, settings.learning_rate
-        if name == "momentum":
-            optimizer = make_optimizer(name, rate, momentum=settings.momentum)
-        else:
-            optimizer = make_optimizer(name, rate)
         side = make_server_side(
             settings.algorithm,
             settings.masters or self.plan.n_workers,
-            optimizer,
+            self._optimizer(),
             is_synchronous=settings.synchronous,
             n_state=model.n_state,
             **self._algorithm_settings(),
@@ -93,29 +101,36 @@ class Job:
         return side
 
     def worker_side(self, model: Model) -> WorkerSide:
-        """Return the algorithm's part on a worker."""
+        """Return the algorithm's part on a worker; its optimizer makes the local steps."""
         settings = self.settings
-        known = self._algorithm_settings()
-        known.pop("quorum", None)
         return make_worker_side(
             settings.algorithm,
             self.plan.n_workers,
             settings.sync_every,
-            make_optimizer("sgd", settings.local_rate),
+            self._optimizer(),
             n_state=model.n_state,
-            **known,
+            **self._algorithm_settings(),
         )
+
+    @property
+    def _has_worker_state(self) -> bool:
+        """Whether a worker has more than the server's weights between two messages."""
+        return self.settings.algorithm != "downpour" or self.settings.sync_every > 1
 
     def evaluator(self, model: Model) -> Evaluator:
         """Return what evaluates the validation files with a model."""
         return Evaluator(
-            model, self.source, self.plan.val_paths, self.plan.val_pieces, self.settings.batch
+            model,
+            self.source,
+            self.plan.val_paths,
+            self.plan.val_pieces,
+            self.settings.batch,
+            self.trace,
         )
 
     def worker(self, rank: int, model: Model, connection: Connection) -> Worker:
         """Return the training loop of a worker."""
         settings = self.settings
-        ratio = settings.local_rate / settings.learning_rate if settings.learning_rate else 0.0
         return Worker(
             rank,
             model,
@@ -125,8 +140,8 @@ class Job:
             self.evaluator(model),
             batch=settings.batch,
             seed=settings.seed,
-            states=None if settings.algorithm == "downpour" else WorkerStates(settings.out, rank),
-            rate_in=lambda epoch: ratio * settings.rate_in(epoch),
+            states=WorkerStates(settings.out, rank) if self._has_worker_state else None,
+            rate_in=settings.rate_in,
             trace=self.trace,
         )
 
@@ -159,3 +174,12 @@ class NoListener:
 
     def epoch(self, record: dict[str, Any], line: str) -> object:
         """Take the record of an epoch, and its summary; a true answer stops the run."""
+
+
+def begin_tracing(
+    settings: Settings, name: str, rank: int, clock_offset_ns: int = 0
+) -> contextlib.AbstractContextManager[Tracing]:
+    """Return the trace of this rank; it records nothing if none is wanted."""
+    if not settings.trace:
+        return OFF
+    return begin_trace(settings.trace, name, rank=rank, clock_offset_ns=clock_offset_ns)

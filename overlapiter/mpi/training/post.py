@@ -17,6 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from overlapiter.tracing import OFF, Tracing
+
 from .messages import Buffer, Message, buffer_bytes, pack, unpack
 from .worker import ServerLostError
 
@@ -223,10 +225,14 @@ class ServerConnection:
         server: Rank of the server, or of the sub-server.
         n_doubles: Most numbers of double precision in a message.
         n_values: Length of the vectors.
+        trace: Where spans go.
     """
 
-    def __init__(self, comm: Any, server: int, n_doubles: int, n_values: int) -> None:
+    def __init__(
+        self, comm: Any, server: int, n_doubles: int, n_values: int, trace: Tracing = OFF
+    ) -> None:
         self._server = server
+        self._trace = trace
         self._post = Post(comm, [server], n_doubles, n_values)
         self._last: Arrival | None = None
 
@@ -236,12 +242,14 @@ class ServerConnection:
         Raises:
             ServerLostError: The server is dead.
         """
-        self._post.send(self._server, message)
+        with self._trace.span("send", "mpi", None, kind=message.kind.name.lower()):
+            self._post.send(self._server, message)
         if self._last is not None:  # only now: the message may have been a view of it
             self._post.release(self._last)
         pauses = _Pauses()
-        while not (arrivals := self._post.look()):
-            pauses.sleep()
+        with self._trace.span("receive", "mpi", None):
+            while not (arrivals := self._post.look()):
+                pauses.sleep()
         (self._last,) = arrivals
         if self._last.message is None:
             raise ServerLostError(

@@ -14,12 +14,11 @@ from .ending import leave_without_finalize
 from .groups import groups_of
 from .history import Record
 from .hosting import Host
-from .job import Job, NoListener
+from .job import Job, NoListener, begin_tracing
 from .messages import Kind, Message
 from .outputs import Outputs
 from .plan import Plan
 from .post import Mail, ServerConnection
-from .run import begin_tracing
 from .settings import Settings
 from .site import Site, world_size
 from .submaster import SubServer
@@ -141,14 +140,14 @@ def _serve(
         site.turn_away(str(error) or "the server has failed")
         raise
     with host:
-        _run_server(site, host)
+        _run_server(site, host, trace)
         if host.server.failure:
             raise TrainingError(host.server.failure)
         host.finish()
     return outputs.records
 
 
-def _run_server(site: Site, host: Host) -> None:
+def _run_server(site: Site, host: Host, trace: Tracing) -> None:
     """Serve until all workers know that the run is over."""
     server = host.server
     post = site.post(len(host.model.measure_names), server.weights.size)
@@ -167,7 +166,8 @@ def _run_server(site: Site, host: Host) -> None:
                 host.tick()
                 looked_at = time.monotonic()
             for worker, message in server.outbox:
-                post.send(site.way_to(worker), message)
+                with trace.span("send", "mpi", None, to=worker):
+                    post.send(site.way_to(worker), message)
             server.outbox.clear()
     except BaseException as error:
         for worker in site.workers:
@@ -200,7 +200,7 @@ def _work(comm: Any, server: int, preparation: Preparation, plan: Plan, trace: T
         _fail(ServerConnection(comm, server, 0, 0), comm.rank, error)
         raise
     n_measures = len(model.measure_names)
-    connection = ServerConnection(comm, server, n_measures, model.weights().size)
+    connection = ServerConnection(comm, server, n_measures, model.weights().size, trace)
     try:
         job.worker(comm.rank, model, connection).run()
     except StoppedError:

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from overlapiter.errors import OptionError
-from overlapiter.tracing import OFF, Tracing, begin_trace
+from overlapiter.tracing import Tracing
 
 from . import data
 from .alone import train_alone
 from .history import Record
-from .job import Job, NoListener
+from .job import Job, NoListener, begin_tracing
 from .model import Builder, builder_from
 from .outputs import Outputs
 from .plan import Plan, make_plan
@@ -131,12 +130,3 @@ class _Preparation:
         source = data.Source(self.settings)
         build = builder_from(self._model)
         return Job(self.settings, build, source, plan, self._listener.say, trace)
-
-
-def begin_tracing(
-    settings: Settings, name: str, rank: int, clock_offset_ns: int = 0
-) -> contextlib.AbstractContextManager[Tracing]:
-    """Return the trace of this rank; it records nothing if none is wanted."""
-    if not settings.trace:
-        return OFF
-    return begin_trace(settings.trace, name, rank=rank, clock_offset_ns=clock_offset_ns)

@@ -108,6 +108,7 @@ class Server:
         self._told_to_stop: set[int] = set()
         self._knows_snapshot: dict[int, int] = {}
         self._reports: dict[int, Message] = {}  # of those that exchange: they count when applied
+        self._has_begun = False
         self._marks: dict[int, int] = {}
         self._resumes: dict[int, int] = {}
         self.outbox: list[tuple[int, Message]] = []
@@ -228,6 +229,9 @@ class Server:
             self._send(worker, Message(Kind.STOP, text=self.failure))
             self._told_to_stop.add(worker)
             return
+        if not self._has_begun:
+            self._has_begun = True
+            self._epochs.begin()
         self._begin(worker)
 
     def _begin(self, worker: int) -> None:

@@ -35,7 +35,11 @@ class Settings:
 
     epochs: int = _field(10, "how often each example is used")
     batch: int = _field(32, "examples of a mini-batch of one worker", least=1)
-    optimizer: str = _field("adam", "what the server does with a gradient", choices=OPTIMIZERS)
+    optimizer: str = _field(
+        "adam",
+        "what is done with a gradient: by the server or, with easgd and gem, by the workers",
+        choices=OPTIMIZERS,
+    )
     learning_rate: float = _field(0.001, "step size of the optimizer", least=0.0)
     momentum: float = _field(0.9, "of the optimizer momentum")
     schedule: str = _field(
@@ -58,7 +62,8 @@ class Settings:
     quorum: float = _field(1.0, "synchronous: the share of the workers to wait for", most=1.0)
     sync_every: int = _field(1, "mini-batches of a worker between two exchanges", least=1)
     beta: float = _field(0.9, "easgd: strength of the elastic force, divided by the workers")
-    local_rate: float = _field(0.01, "easgd, gem: step size of the workers' own steps", least=0.0)
+    gem_eta: float = _field(0.01, "gem: share of a worker's own steps that it sends", least=0.0)
+    gem_kappa: float = _field(2.0, "gem: how far the centre may move for its momentum", least=0.0)
     masters: int = _field(
         0, "sub-servers, each with its part of the workers; for many workers", least=0
     )

@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from overlapiter.tracing import OFF, Tracing
+
 from .data import Source
 from .leases import Piece
 from .messages import Doubles, Vector
@@ -28,6 +30,7 @@ class Evaluator:
         paths: Of the validation files.
         pieces: Of all of them.
         batch: Examples of a mini-batch.
+        trace: Where spans go.
     """
 
     def __init__(
@@ -37,21 +40,24 @@ class Evaluator:
         paths: Sequence[str],
         pieces: Sequence[Piece],
         batch: int,
+        trace: Tracing = OFF,
     ) -> None:
         self._model = model
         self._source = source
         self._paths = paths
         self._pieces = pieces
         self._batch = batch
+        self._trace = trace
 
     def sums(self, snapshot: Vector, piece: int) -> tuple[Doubles, int]:
         """Return the sums of the measures over the examples of a piece, and how many these are."""
-        self._model.load(snapshot)
         file, start, stop = self._pieces[piece]
         total = np.zeros(len(self._model.measure_names))
-        arrays = self._source.read(self._paths[file], start, stop)
-        for _, batch in cut(arrays, 0, self._batch):
-            total += np.array(self._model.evaluate(batch)) * len(batch[-1])
+        with self._trace.span("validate", "validation", None, piece=piece):
+            self._model.load(snapshot)
+            arrays = self._source.read(self._paths[file], start, stop)
+            for _, batch in cut(arrays, 0, self._batch):
+                total += np.array(self._model.evaluate(batch)) * len(batch[-1])
         return total, stop - start
 
 

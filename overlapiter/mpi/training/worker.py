@@ -132,7 +132,11 @@ class Worker:
         try:
             self._again(lambda: self._exchange(join))
             while True:
-                self._again(self._train if self._leases else self._ask)
+                if self._leases:
+                    with self._trace.span("train", "training", None, epoch=self._leases[0].epoch):
+                        self._again(self._train)
+                else:
+                    self._again(self._ask)
         except StoppedError as stopped:
             if str(stopped):
                 raise
@@ -215,8 +219,7 @@ class Worker:
                 self._snapshot = reply.vector.copy()
             assert self._snapshot is not None
             epoch, piece = reply.epoch, reply.piece
-            with self._trace.span("validate", "validation", None, epoch=epoch, piece=piece):
-                sums, n = self._evaluator.sums(self._snapshot, piece)
+            sums, n = self._evaluator.sums(self._snapshot, piece)
             done = Message(Kind.VALIDATED, epoch=epoch, piece=piece, n_examples=n, doubles=sums)
             reply = self._exchange(done)
         if reply.vector.size:
@@ -229,8 +232,7 @@ class Worker:
         message = message._replace(
             origin=self._rank, memory_bytes=_memory_bytes(), cpu_ms=time.process_time_ns() // 10**6
         )
-        with self._trace.span("exchange", "mpi", None, kind=message.kind.name.lower()):
-            reply = self._connection.exchange(message)
+        reply = self._connection.exchange(message)
         if reply.kind is Kind.STOP:
             raise StoppedError(reply.text)
         if reply.kind is Kind.BEGIN:

@@ -25,8 +25,7 @@ class Face:
             :meth:`collate` makes of it is written to the slot in the place of its examples.
         deals_in_turn: Whether reader ``k`` of ``n`` reads the mini-batches ``k``, ``k + n``, …
             since the start of an epoch, each as a whole.
-        fetches_whole: Whether such a mini-batch is asked of the dataset with one call of its own
-            ``__getitems__``.
+        fetches_whole: Whether :meth:`fetch_whole` asks the dataset for such a mini-batch.
         renewal: What the trainer has sent for the processes of this epoch; None for nothing.
     """
 
@@ -39,7 +38,7 @@ class Face:
         self.dataset = dataset
 
     def begin(self, number: int, n_readers: int) -> None:
-        """Prepare the process of file reader ``number``; what it raises its first part raises."""
+        """Prepare the process of file reader ``number``; what it raises all its parts raise."""
 
     def seed_example(self, seed: int, epoch: int, index: int) -> bytes:
         """Set ``random`` and ``numpy.random`` to a state that follows from the arguments alone.
@@ -51,6 +50,10 @@ class Face:
         np.random.seed(words)  # the global stream is what datasets use
         random.seed(words.tobytes())
         return words.tobytes()
+
+    def fetch_whole(self, indices: list[int]) -> list[Any]:
+        """Return the examples of a mini-batch, asked for with one call."""
+        return [self.dataset[index] for index in indices]
 
     def take_apart(self, example: object) -> tuple[Structure, list[Any]]:
         """Return the structure of an example and its leaves, as arrays where it has some."""

@@ -99,7 +99,7 @@ class FileReader:
             row.put(Counter.STARTED_NS, time.monotonic_ns())
         try:
             self._face.begin(row.number, self._plan.n_readers)
-        except BaseException as error:  # user code: its first part fails
+        except BaseException as error:  # user code: all its parts fail
             self._begin_error = error
         try:
             while True:
@@ -183,9 +183,8 @@ class FileReader:
         return reading.fetch_ns
 
     def _raise_begin_error(self) -> None:
-        error, self._begin_error = self._begin_error, None
-        if error is not None:
-            raise error
+        if self._begin_error is not None:
+            raise self._begin_error
 
     def _begin_example(self) -> None:
         if self._copies is not None:
@@ -248,7 +247,7 @@ class FileReader:
                 self._face.seed_example(self._plan.seed, task.epochs[number], index)
             try:
                 if self._face.fetches_whole:
-                    return self._dataset.__getitems__(task.indices)
+                    return self._face.fetch_whole(task.indices)
                 return self._dataset[self._index_type(index)]
             except BaseException:
                 # The copy may be damaged, or its disk.

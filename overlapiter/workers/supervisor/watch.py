@@ -96,13 +96,13 @@ class Watch:
 
     def _trace_store(self, now_ns: int) -> None:
         """Record what the slow store gives."""
-        n_bytes = self._total(Counter.BYTES_STAGED)
+        n_kb = self._total(Counter.ANSWERED_KB)
         n_reads = self._total(Counter.READS_IN_FLIGHT)
-        before_bytes, before_ns = self._sampled
+        before_kb, before_ns = self._sampled
         if now_ns - before_ns > 5 * _SAMPLE_AFTER_NS and self._readers:
-            self._sampled = n_bytes, now_ns
+            self._sampled = n_kb, now_ns
             if before_ns:
-                speed = (n_bytes - before_bytes) * 1e3 / (now_ns - before_ns)
+                speed = (n_kb - before_kb) * 1e6 / (now_ns - before_ns)
                 self._trace.counter("slow store, MB/s", read=round(speed, 1))
                 self._trace.counter("reads in flight, at most", allowed=n_reads)
 

@@ -12,7 +12,9 @@ import pytest
 
 import overlapiter.mpi
 from overlapiter.errors import OptionError, TrainingError
+from overlapiter.mpi.training.curves import draw
 
+from .counting import Counting
 from .digits import build_model
 from .jobs import (
     COUNTING,
@@ -27,7 +29,14 @@ from .jobs import (
     write_numbers,
 )
 
-COUNTED: dict[str, Any] = {"loss": "model", "optimizer": "sgd", "learning_rate": 1.0, "batch": 2}
+COUNTED: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 1.0, "batch": 2}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fonts(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Have matplotlib open its fonts, which it keeps open."""
+    path = tmp_path_factory.mktemp("fonts") / "curves.png"
+    draw([{"epoch": 1, "loss": 1.0}], str(path), print)
 
 
 @pytest.fixture
@@ -73,16 +82,15 @@ def test_another_seed_shuffles_files_and_examples_otherwise(tmp_path: Path) -> N
 
     for key, seed, is_shuffled in (("0", 0, True), ("1", 1, True), ("plain", 0, False)):
 
-        class Noting(chainer.Chain):
+        class Noting(Counting):
             def __init__(self, key: str = key) -> None:
-                super().__init__()
+                super().__init__(100)
                 self.numbers = seen.setdefault(key, [])
-                with self.init_scope():
-                    self.parameter = chainer.Parameter(np.zeros(1, np.float32))
 
-            def __call__(self, numbers: Any, _labels: Any) -> Any:
-                self.numbers += numbers.tolist()
-                return chainer.functions.sum(self.parameter)
+            def gradient(self, batch: Any, gradient: Any, seed: int) -> list[float]:
+                self.numbers += batch[0].tolist()
+                found: list[float] = super().gradient(batch, gradient, seed)
+                return found
 
         overlapiter.mpi.train(
             Noting, listing, **COUNTED | {"epochs": 2}, seed=seed, shuffle=is_shuffled,
@@ -257,7 +265,7 @@ def test_files_are_staged_before_they_are_read(tmp_path: Path) -> None:
     inventory = Inventory(str(staging))
     try:
         (holding,) = inventory.holdings()
-        assert holding["files"] == 5
+        assert holding["n_files"] == 5
     finally:
         inventory.close()
 
@@ -332,10 +340,32 @@ def test_a_model_with_nan_is_refused(tmp_path: Path, lists: tuple[Path, Path]) -
         overlapiter.mpi.train(build, *lists, out=tmp_path / "run")
 
 
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of NumPy: overflows
 def test_a_model_that_explodes_ends_the_run_with_the_names_of_its_parameters(
     tmp_path: Path, lists: tuple[Path, Path]
 ) -> None:
-    with pytest.raises(TrainingError, match="the loss of a mini-batch is (nan|inf)"):
+    with pytest.raises(TrainingError, match=r"the loss of a mini-batch is (nan|inf)"):
         overlapiter.mpi.train(
             DIGITS, *lists, optimizer="sgd", learning_rate=1e38, out=tmp_path / "run"
         )
+
+
+def test_a_pytorch_model_is_trained_as_well(tmp_path: Path, lists: tuple[Path, Path]) -> None:
+    torch = pytest.importorskip("torch")
+
+    def build() -> Any:
+        return torch.nn.Sequential(
+            torch.nn.Linear(64, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(),
+            torch.nn.Dropout(0.1), torch.nn.Linear(32, 10),
+        )  # fmt: skip
+
+    for out in ("one", "two"):
+        overlapiter.mpi.train(
+            build, *lists, epochs=3, metrics="accuracy", learning_rate=0.01, out=tmp_path / out
+        )
+    assert epochs(tmp_path / "one")[-1]["val_accuracy"] > 0.8
+    assert same_weights(tmp_path / "one", tmp_path / "two")
+    module = build()
+    found = weights(tmp_path / "one")
+    module.load_state_dict({name: torch.from_numpy(found[name]) for name in found})
+    assert found["1.num_batches_tracked"] == epochs(tmp_path / "one")[-1]["updates"]

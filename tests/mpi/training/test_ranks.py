@@ -7,14 +7,17 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.chainer.mpi_jobs import NEEDS_MPIEXEC
+from tests.chainer.scripts import wait_until
 
 from .jobs import (
     COUNTED,
     COUNTING,
     DIGITS,
+    begin_training,
     counts,
     epochs,
     run_training,
@@ -59,7 +62,7 @@ def _check_trace(folder: Path) -> None:
         events = json.loads(text if text.endswith("]") else text + "]")
         names[rank] = {event["name"] for event in events if event["ph"] == "X"}
     assert "apply" in names[0]
-    assert {"compute", "exchange", "read"} <= names[1]
+    assert {"train", "compute", "send", "receive", "read"} <= names[1]
 
 
 def test_a_killed_worker_returns_its_lease_and_no_example_is_lost_or_used_twice(
@@ -100,6 +103,26 @@ def test_a_stopped_worker_is_given_up_and_does_not_keep_the_job_from_ending(
     assert ended.exit_status == 0, ended.output
     assert "rank 2 is lost (silent for 1 s)" in ended.output
     assert counts(tmp_path / "result") == TWICE
+
+
+@pytest.mark.slow
+def test_a_worker_that_was_given_up_and_comes_back_begins_anew(tmp_path: Path) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 4, "--worker-timeout", 1)
+    fault = {"TRAINING_FAULT": "stop:2:5", "TRAINING_WAIT_SECONDS": "0.05"}
+    job = begin_training(tmp_path, 3, *words, environment=fault)
+    try:
+        output = tmp_path / "output.txt"
+        wait_until(lambda: "rank 2 is lost" in output.read_text())
+        for process in psutil.Process(job.pid).children(recursive=True):
+            if process.status() == psutil.STATUS_STOPPED:
+                process.send_signal(signal.SIGCONT)
+        assert job.wait(60) == 0, output.read_text()
+    finally:
+        job.kill()
+        job.wait()
+    assert "rank 2 is back" in output.read_text()
+    assert counts(tmp_path / "result") == [4] * 100
+    assert epochs(tmp_path / "result")[-1]["workers"] == 2
 
 
 def test_sub_servers_leave_no_file_out(tmp_path: Path) -> None:

@@ -1,0 +1,382 @@
+"""Whether `it.explain()` finds a bottleneck, and whether the change brings what it says.
+
+Seven trainings with one bottleneck each run on an emulated store: readers and trainer take a time
+that is set, so that it is known what is in the way. Each runs, is explained, and runs again with
+the change that the paragraph names; of that run the first fifth does not count. Beside it: what
+statistics in each iteration and a trace cost a training whose readers are the bottleneck::
+
+    python -m bench explained
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from bench.harness import isolated
+from bench.harness.claim import Claim
+from bench.harness.options import Options, option
+from bench.harness.text import median_of, table
+from bench.harness.turns import take_turns
+from bench.slow.store import SlowStore, attach
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from bench.harness.text import Rows
+
+#: What the store charges for a file whatever its size, where it serves so many requests a second.
+_CHARGED_BYTES = 1000
+_MANY = 1e12
+#: The published bound: the change brings what was said.
+_WITHIN = 0.15
+_MOST_COST = {"stats": 0.01, "trace": 0.02}
+#: Of the second run, before which it does not count.
+_WARM_UP = 0.2
+
+
+class RequestStore(SlowStore):
+    """A store that serves so many files a second, whatever their size."""
+
+    def wait_for(self, relative: str, size: int) -> None:
+        """Wait as long as any other file would."""
+        del size
+        super().wait_for(relative, _CHARGED_BYTES)
+
+
+class TimedFiles:
+    """Files of a folder, each of which takes a while to decode.
+
+    Args:
+        names: The paths.
+        decode_seconds: Of a core, for each.
+    """
+
+    def __init__(self, names: list[str], decode_seconds: float) -> None:
+        self.names = names
+        self.decode_seconds = decode_seconds
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    def source_paths(self, index: int) -> list[str]:
+        """Return the file of an example."""
+        return [self.names[index]]
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        with open(self.names[index], "rb") as file:
+            data = file.read()
+        end = time.process_time() + self.decode_seconds
+        while time.process_time() < end:
+            pass
+        return np.frombuffer(data[:100], np.uint8), int(index)
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A training.
+
+    Attributes:
+        n_files: Files of 5 to 35 kB.
+        batch_size: Examples in a mini-batch.
+        n_batches: Mini-batches that are trained on.
+        train_seconds: Of the trainer, for each mini-batch; it sleeps, as one that awaits a GPU.
+        decode_seconds: Of a core, for each example.
+        n_readers: File reader processes.
+        open_seconds: Latency of the store.
+        bytes_per_second: Its bandwidth.
+        files_per_second: Files that it serves; None for any number.
+        is_staging: Whether there is a staging directory.
+        is_staged: Whether all files are there before.
+        staging: Options of it.
+    """
+
+    n_files: int = 400
+    batch_size: int = 8
+    n_batches: int = 40
+    train_seconds: float = 0.0
+    decode_seconds: float = 0.0
+    n_readers: int = 1
+    open_seconds: float = 0.001
+    bytes_per_second: float = _MANY
+    files_per_second: float | None = None
+    is_staging: bool = True
+    is_staged: bool = False
+    staging: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def files(self, folder: Path) -> list[str]:
+        """Make the files, unless they are there, and return their paths."""
+        folder.mkdir(parents=True, exist_ok=True)
+        random = np.random.default_rng(0)
+        names = [str(folder / f"{number:05}") for number in range(self.n_files)]
+        for name in names:
+            size = int(random.integers(5_000, 35_000))
+            if not os.path.exists(name):
+                Path(name).write_bytes(random.bytes(size))
+                os.utime(name, (10**9, 10**9))
+        return names
+
+    def store(self, folder: Path) -> SlowStore:
+        """Return the store that the files are in."""
+        if self.files_per_second is not None:
+            rate = self.files_per_second * _CHARGED_BYTES
+            return RequestStore(folder, self.open_seconds, rate)
+        return SlowStore(folder, self.open_seconds, self.bytes_per_second)
+
+    def staging_options(self, folder: Path) -> dict[str, Any]:
+        """Return the options of its ``Staging``."""
+        return {"source": folder, "keep_free": 0, "n_prefetchers": 1} | self.staging
+
+    def train(self, iterator: Iterator[Any], n_batches: int | None = None) -> float:
+        """Train on mini-batches; return the examples per second."""
+        n_batches = n_batches or self.n_batches
+        begin = time.perf_counter()
+        for _ in range(n_batches):
+            next(iterator)
+            time.sleep(self.train_seconds)
+        return n_batches * self.batch_size / (time.perf_counter() - begin)
+
+
+#: By what limits them.
+JOBS = {
+    "store latency": Job(open_seconds=0.05, n_batches=15, staging={"reads_in_flight": 2}),
+    "store bandwidth": Job(n_files=1000, bytes_per_second=3e6),
+    "store requests": Job(n_files=1000, files_per_second=150),
+    "not staged": Job(open_seconds=0.02, n_batches=15, is_staging=False),
+    "decoding": Job(decode_seconds=0.005),
+    "trainer": Job(train_seconds=0.03),
+    "directory too small": Job(
+        n_files=200, n_batches=75, open_seconds=0.02, staging={"capacity": "1500kB"}
+    ),
+}
+
+#: What the paragraph says to change, done: fields of the job that are others then.
+_DONE: dict[str, dict[str, Any]] = {
+    "store latency": {"staging": {}},
+    "store bandwidth": {"is_staged": True},
+    "store requests": {"is_staged": True},
+    "not staged": {"is_staging": True, "is_staged": True},
+    "decoding": {"n_readers": os.cpu_count() or 1},
+    "directory too small": {"staging": {}, "is_staged": True},
+}
+_TRAIN_SECONDS = 0.01
+
+
+@dataclasses.dataclass
+class ExplainedOptions(Options):
+    """What is run."""
+
+    seconds: float = option(4.0, "length of a run after the change")
+    repeats: int = 3
+
+
+def explain(request: dict) -> dict:
+    """Run a training, explain it, change it, and run it again.
+
+    Args:
+        request: ``name`` of the job, ``scratch`` folder, ``seconds`` of the second run.
+
+    Returns:
+        ``cause``, ``text``, ``before``, ``expected`` and ``after``, in examples per second.
+    """
+    name, scratch = request["name"], Path(request["scratch"])
+    job = JOBS[name]
+    if not job.train_seconds and name != "decoding":  # a trainer that the store can keep up with
+        job = dataclasses.replace(job, train_seconds=_TRAIN_SECONDS)
+    job = dataclasses.replace(job, n_files=max(job.n_files, 2000 * (name == "store latency")))
+    with _iterator(job, scratch) as iterator:
+        before = job.train(iterator)
+        found = iterator.explain()
+    expected = found.expected or found.examples_per_second  # no change would bring more
+    changed = dataclasses.replace(job, **_DONE.get(name, {}))
+    if name == "trainer":  # nothing is to be changed: as much faster as was said, it would run
+        changed = dataclasses.replace(job, train_seconds=job.train_seconds / 2)
+        expected = 2 * found.examples_per_second
+    n_batches = max(20, round(request["seconds"] * (expected or before) / job.batch_size))
+    with _iterator(changed, scratch) as iterator:
+        changed.train(iterator, max(1, round(_WARM_UP * n_batches)))
+        after = changed.train(iterator, round((1 - _WARM_UP) * n_batches))
+    return {
+        "cause": found.cause.value,
+        "text": found.text,
+        "before": before,
+        "expected": expected,
+        "after": after,
+    }
+
+
+@contextlib.contextmanager
+def _iterator(job: Job, scratch: Path, **options: Any) -> Iterator[Any]:
+    """Give the iterator of a training, in a fresh staging directory."""
+    import overlapiter
+    from overlapiter.cli.main import main as command
+
+    folder, directory = scratch / "source", scratch / "fast"
+    names = job.files(folder)
+    shutil.rmtree(directory, ignore_errors=True)
+    if job.is_staged:
+        (scratch / "list").write_text("\n".join(names))
+        words = ["stage", scratch / "list", "--source", folder, "--to", directory]
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere):
+            assert command([*map(str, words)]) == 0
+    staging = overlapiter.Staging(directory, **job.staging_options(folder))
+    with (
+        job.store(folder) as store,
+        overlapiter.OverlapIterator(
+            attach(TimedFiles(names, job.decode_seconds), store),
+            job.batch_size,
+            n_processes=job.n_readers,
+            staging=staging if job.is_staging else None,
+            seed=1,
+            **options,
+        ) as iterator,
+    ):
+        yield iterator
+
+
+# --- what watching costs --------------------------------------------------------------------------
+
+_WATCHED = Job(n_files=400, decode_seconds=0.001, n_readers=2, batch_size=16, is_staged=True)
+
+
+def watch(request: dict) -> dict:
+    """Run a training whose readers are the bottleneck, watched or not.
+
+    Args:
+        request: ``name``: ``"nothing"``, ``"stats"`` in each iteration, or ``"trace"``;
+            ``scratch`` and ``seconds``.
+
+    Returns:
+        ``examples_per_second``, ``cpu_us`` of all processes for an example, and ``trace_bytes``.
+    """
+    name, scratch = request["name"], Path(request["scratch"])
+    trace = scratch / "trace.json"
+    options = {"trace": trace} if name == "trace" else {}
+    with _iterator(_WATCHED, scratch, **options) as iterator:
+        _WATCHED.train(iterator, 20)
+        before, cpu_before = iterator.stats(), time.process_time()
+        begin = time.perf_counter()
+        while time.perf_counter() - begin < request["seconds"]:
+            next(iterator)
+            if name == "stats":
+                iterator.stats()
+        cpu_seconds = time.process_time() - cpu_before
+        done = iterator.stats().since(before)
+    return {
+        "examples_per_second": done.examples_per_second,
+        "cpu_us": (done.cpu_seconds + cpu_seconds) / done.examples_taken * 1e6,
+        "trace_bytes": trace.stat().st_size if name == "trace" else 0,
+    }
+
+
+def measure(options: ExplainedOptions, scratch: Path) -> dict:
+    """Do all runs."""
+    common = {"scratch": str(scratch), "seconds": 0.5 if options.quick else options.seconds}
+
+    def run(point: dict) -> dict:
+        function = watch if point["kind"] == "watched" else explain
+        return isolated.call(function, {**common, "name": point["name"]})
+
+    points = [{"kind": "explained", "name": name} for name in JOBS]
+    watched = [{"kind": "watched", "name": name} for name in ("nothing", "stats", "trace")]
+    take_turns(points, options.repeats, run)
+    take_turns(watched, 2 * options.repeats - 1, run)
+    return {"points": points, "watched": watched, "store": "emulated, see bench/slow/store.py"}
+
+
+def rows(result: dict) -> Rows:
+    """Return a row for each training."""
+
+    def rate(name: str) -> Any:
+        return lambda point: f"{median_of(point, name):,.0f}"
+
+    columns = {
+        "limited by": lambda point: point["name"],
+        "said": lambda point: ", ".join(sorted({run["cause"] for run in point["runs"]})),
+        "examples/s": rate("before"),
+        "said for after the change": rate("expected"),
+        "measured": rate("after"),
+        "measured / said": lambda point: f"{_ratio(point):.2f}",
+    }
+    return table(result["points"], columns)
+
+
+def _ratio(point: dict) -> float:
+    return median_of(point, "after") / median_of(point, "expected")
+
+
+def costs(result: dict) -> Rows:
+    """Return a row for each way of watching."""
+    plain = result["watched"][0]
+
+    def more(name: str, sign: int) -> Any:
+        def words(point: dict) -> str:
+            return f"{sign * (median_of(point, name) / median_of(plain, name) - 1):+.1%}"
+
+        return words
+
+    columns = {
+        "watched by": lambda point: point["name"],
+        "examples/s": lambda point: f"{median_of(point, 'examples_per_second'):,.0f}",
+        "slower by": more("examples_per_second", -1),
+        "CPU, µs an example": lambda point: f"{median_of(point, 'cpu_us'):,.0f}",
+        "more CPU": more("cpu_us", 1),
+    }
+    return table(result["watched"], columns)
+
+
+def faults(result: dict) -> list[str]:
+    """Return what was found wrongly, or did not bring what was said."""
+    found = []
+    for point in result["points"]:
+        wrong = {run["cause"] for run in point["runs"]} - {point["name"]}
+        if wrong:
+            found.append(f"{point['name']} was taken for {', '.join(sorted(wrong))}")
+        if abs(_ratio(point) - 1) > _WITHIN:
+            found.append(
+                f"{point['name']}: the change brought {_ratio(point):.2f} of what was said"
+            )
+    return found
+
+
+def draw_all(result: dict, stem: Path) -> list[Path]:
+    """Draw what was said and what was measured."""
+    from bench.harness import figures
+
+    with figures.plt.rc_context(figures.STYLE):
+        figure, axes = figures.plt.subplots(figsize=(7.0, 4.0))
+        names = [point["name"] for point in result["points"]]
+        series = {
+            ("before", figures.GREY): "before",
+            ("said for after the change", figures.SKY): "expected",
+            ("measured after the change", figures.BLUE): "after",
+        }
+        for number, ((label, colour), key) in enumerate(series.items()):
+            places = np.arange(len(names)) + (number - 1) * 0.27
+            rates = [median_of(point, key) for point in result["points"]]
+            axes.barh(places, rates, 0.25, color=colour, label=label)
+        axes.set_yticks(range(len(names)), names)
+        axes.invert_yaxis()
+        axes.set_xlabel("examples/s")
+        axes.grid(visible=False, axis="y")
+        figures.legend_below(figure, *axes.get_legend_handles_labels(), n_columns=3)
+        lines = ("Trainings with one bottleneck each, on an emulated store.",)
+        return [figures.save(figure, stem.with_suffix(".png"), result, *lines)]
+
+
+CLAIM = Claim(
+    __doc__,
+    ExplainedOptions,
+    measure,
+    quick={"repeats": 1},
+    tables={"explained": rows, "watching": costs},
+    figures="bench.claims.explained",
+    faults=faults,
+)

@@ -1,0 +1,272 @@
+"""Training with `overlapiter train`: scaling, validation that hides, the server's updates, a death.
+
+Each run is a job of mpiexec with one server and some workers, and a model without a framework: its
+mini-batch waits, as for a GPU, or computes for as long, on one core::
+
+    python -m bench training
+
+``scaling`` is the speed beside that of one worker. ``hidden`` is the part of the validation's time,
+as it is with `--validation inline`, that a mode takes off the run. ``updates`` are applied by the
+server as fast as two workers, which compute nothing, send them. With a ``killed`` worker the time
+lost is that beyond what the same mini-batches take the workers that are there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bench.harness.claim import Claim
+from bench.harness.isolated import CHECKOUT
+from bench.harness.launching import launch
+from bench.harness.text import aligned
+from bench.harness.turns import take_turns
+
+if TYPE_CHECKING:
+    import argparse
+
+_BATCH = 10
+_SIZES = (10_000, 100_000, 1_000_000, 5_000_000)
+
+
+# --- what each rank does ------------------------------------------------------------------------
+
+
+class Numbers:
+    """A data file: its content is how many examples it has."""
+
+    def __init__(self, path: str) -> None:
+        self._n = int(Path(path).read_text())
+
+    def __len__(self) -> int:
+        return self._n
+
+    def read(self, start: int, stop: int) -> tuple:
+        """Return the numbers of the examples."""
+        return np.arange(start, stop), np.arange(start, stop)
+
+    def close(self) -> None:
+        """Hold nothing open."""
+
+
+class Load:
+    """A model that only takes time."""
+
+    measure_names = ("loss",)
+    n_state = 0
+
+    def __init__(self, request: dict) -> None:
+        self._request = request
+        self._weights = np.zeros(request["n"], np.float32)
+        self._matrix = np.ones((128, 128), np.float32)
+        self._n_steps = 0
+        self.layout = str(request["n"])
+
+    def weights(self):
+        """Return a copy."""
+        return self._weights.copy()
+
+    def load(self, weights):
+        """Copy the weights."""
+        np.copyto(self._weights, weights)
+
+    def _work(self, seconds: float) -> None:
+        if self._request["does"] == "waits":
+            time.sleep(seconds)
+            return
+        until = time.thread_time() + seconds  # CPU time: a busy core makes it take longer
+        while time.thread_time() < until:
+            self._matrix @ self._matrix
+
+    def gradient(self, _batch, gradient, _seed):
+        """Take the time of a mini-batch, and return a gradient of zeros."""
+        self._work(self._request["seconds"])
+        self._n_steps += 1
+        if self._n_steps == self._request.get("dies_at") and os.environ.get(_RANK) == "2":
+            os.kill(os.getpid(), signal.SIGKILL)
+        gradient[:] = 0
+        return (0.0,)
+
+    def evaluate(self, _batch):
+        """Take the time of a mini-batch."""
+        self._work(self._request["seconds"])
+        return (0.0,)
+
+    def names_of_bad(self):
+        """Return no name."""
+        return []
+
+    def save(self, _path):
+        """Write nothing."""
+
+
+_RANK = "OMPI_COMM_WORLD_RANK"
+
+
+def rank(request: dict) -> None:
+    """Train as one rank; rank 0 writes how long it took from the first gradient to the end."""
+    import overlapiter.mpi
+    from overlapiter.mpi.training.job import NoListener
+
+    times: list[float] = []
+
+    class Listener(NoListener):
+        def progress(self, _n, _total):
+            times.append(time.monotonic())
+
+        def epoch(self, _record, _line):
+            times.append(time.monotonic())
+
+    records = overlapiter.mpi.train(
+        lambda: Load(request), request["train"], request["val"], listener=Listener(),
+        data=f"{__file__}:Numbers", batch=_BATCH, epochs=request["epochs"],
+        optimizer=request.get("optimizer", "sgd"), validation=request.get("validation", "thread"),
+        out=request["out"],
+    )  # fmt: skip
+    if records is not None:
+        found = {"seconds": times[-1] - times[0], "examples": [r["examples"] for r in records],
+                 "updates": records[-1]["updates"]}  # fmt: skip
+        Path(request["out"], "found.json").write_text(json.dumps(found))
+
+
+# --- what is measured ---------------------------------------------------------------------------
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what is run."""
+    parser.add_argument("--epochs", type=int, default=3, help="of each run (%(default)s)")
+    parser.add_argument("--steps", type=int, default=120, help="mini-batches of an epoch (120)")
+
+
+def points_of(options: argparse.Namespace) -> list[dict]:
+    """Return what is run."""
+    plain = {"does": "waits", "seconds": 0.02, "n": 1000, "epochs": options.epochs,
+             "steps": options.steps, "val_steps": 0, "workers": 4}  # fmt: skip
+    points = []
+    for does in ("waits", "computes"):
+        points += [
+            {**plain, "name": f"{does}, {n} workers", "kind": "scaling", "does": does, "workers": n}
+            for n in (1, 2, 4)
+        ]
+    modes = {"validation": "inline", "val_steps": options.steps // 10}
+    points += [
+        {**plain, **modes, "name": f"validation {mode}", "kind": "hidden", "validation": mode}
+        for mode in ("inline", "thread", "workers")
+    ]
+    points += [
+        {**plain, "name": f"{n:,} weights", "kind": "updates", "n": n, "workers": 2, "seconds": 0.0,
+         "optimizer": "adam", "epochs": 1, "steps": max(options.steps, 40_000_000 // n // 10)}
+        for n in _SIZES
+    ]  # fmt: skip
+    killed = {"kind": "killed", "workers": 3, "dies_at": options.steps * options.epochs // 6}
+    return [*points, {**plain, **killed, "name": "a worker of 3 is killed"}]
+
+
+def run(point: dict) -> dict:
+    """Run one job; return what its server has found."""
+    with tempfile.TemporaryDirectory() as folder:
+        request = {**point, "runs": None, "out": f"{folder}/out"}
+        for name, steps in (("train", point["steps"]), ("val", point["val_steps"])):
+            request[name] = []
+            for i in range(8 if steps else 0):
+                n = (steps * _BATCH) // 8 + (i < (steps * _BATCH) % 8)
+                Path(folder, f"{name}{i}").write_text(str(n))
+                request[name].append(f"{folder}/{name}{i}")
+        program = [sys.executable, __file__, json.dumps(request)]
+        command = launch(program, point["workers"] + 1)
+        if "dies_at" in point:
+            command[1:1] = ["--with-ft", "ulfm"]
+        environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1",
+                       "OPENBLAS_NUM_THREADS": "1"}  # fmt: skip
+        done = subprocess.run(command, env=environment, timeout=600, check=False,
+                              capture_output=True, text=True)  # fmt: skip
+        if done.returncode:
+            raise RuntimeError(f"{point['name']}: {done.stderr}")
+        return json.loads(Path(folder, "out/found.json").read_text())
+
+
+def measure(options: argparse.Namespace, _scratch: Path) -> dict:
+    """Run all jobs in turns."""
+    points = points_of(options)
+    take_turns(points, options.repeats, run)
+    return {"points": points}
+
+
+def figures_of(result: dict) -> dict[str, float]:
+    """Return the figure of each point, by its name."""
+    points = {point["name"]: point for point in result["points"]}
+    seconds = {name: median(r["seconds"] for r in p["runs"]) for name, p in points.items()}
+    inline = seconds["validation inline"] - seconds["waits, 4 workers"]
+    found = {}
+    for name, point in points.items():
+        if point["kind"] == "scaling":
+            found[name] = seconds[f"{point['does']}, 1 workers"] / seconds[name]
+        elif point["kind"] == "hidden":
+            found[name] = 1 - (seconds[name] - seconds["waits, 4 workers"]) / inline
+        elif point["kind"] == "updates":
+            found[name] = median(r["updates"] for r in point["runs"]) / seconds[name]
+        else:
+            n_alone = point["dies_at"] * point["workers"]
+            n_left = point["steps"] * point["epochs"] - n_alone
+            ideal = point["seconds"] * (point["dies_at"] + n_left / (point["workers"] - 1))
+            found[name] = seconds[name] - ideal
+    return found
+
+
+_WORDS = {
+    "scaling": "{:.2f} times",
+    "hidden": "{:.0%} hidden",
+    "updates": "{:,.0f} updates/s",
+    "killed": "{:.2f} s lost",
+}
+
+
+def rows(result: dict) -> list[list[str]]:
+    """Return a row for each point."""
+    found = figures_of(result)
+    table = [["run", "seconds", "result"]]
+    for point in result["points"]:
+        words = _WORDS[point["kind"]].format(found[point["name"]])
+        if point["kind"] == "updates":  # weights, two slots and gradient are read, three written
+            words += f", {28 * point['n'] * found[point['name']] / 1e9:.1f} GB/s of the optimizer"
+        seconds = median(each["seconds"] for each in point["runs"])
+        table.append([point["name"].replace("1 workers", "1 worker"), f"{seconds:.2f}", words])
+    return table
+
+
+def faults(result: dict) -> list[str]:
+    """Return what falls short."""
+    found, texts = figures_of(result), []
+    if found["waits, 4 workers"] < 3.6:
+        texts.append(f"4 workers that wait are {found['waits, 4 workers']:.2f} times as fast as 1")
+    shares = {mode: found[f"validation {mode}"] for mode in ("thread", "workers")}
+    texts += [f"{mode} hides {share:.0%} of it" for mode, share in shares.items() if share < 0.9]
+    for point in result["points"]:
+        wanted = [point["steps"] * _BATCH] * point["epochs"]
+        if any(each["examples"] != wanted for each in point["runs"]):
+            texts.append(f"{point['name']}: not every example was used once")
+    return texts
+
+
+CLAIM = Claim(
+    __doc__,
+    add_options,
+    measure,
+    lambda result: aligned(rows(result)),
+    quick={"epochs": 2, "steps": 16, "repeats": 1},
+    tables={"training": rows},
+    faults=lambda result: [] if result["options"]["quick"] else faults(result),
+)
+
+if __name__ == "__main__":
+    rank(json.loads(sys.argv[1]))

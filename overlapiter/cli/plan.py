@@ -1,0 +1,201 @@
+r"""Forecast a job before it is submitted: how long its epochs take, and from where they read.
+
+PROFILE is what `overlapiter doctor … --save PROFILE` measured on a node of the kind that the job
+will have. Ranks share a fresh global shuffle (scatter_order); a node serves its peers what it
+has staged. Also said: what more RAM, disks or nodes would bring.
+
+A doctor measures one node. What the store gives all nodes together it cannot know: say it with
+--store-limit, or each node is taken to get what that one got.
+
+Examples:
+  overlapiter doctor --source /lustre/imagenet --to /nvme/me --save node.json
+  overlapiter plan node.json --nodes 8 --ranks-per-node 4 --epochs 90 --train-rate 400
+  overlapiter plan node.json --nodes 8 --capacity 30% --json --to plan.png
+
+exit code: 0, or 2 if the profile or an option cannot be used
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+from typing import Any
+
+from overlapiter.clairvoyant.planner import (
+    EpochForecast,
+    Forecast,
+    Job,
+    forecast,
+    store_only,
+    variants,
+    without_peers,
+)
+from overlapiter.options import check_count, parse_size
+
+from .console import UsageError, duration_words, size_words, table
+
+_NETWORK = "1GB"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add = parser.add_argument
+    add("profile", metavar="PROFILE", help="a file that `overlapiter doctor --save` wrote")
+    add("--nodes", metavar="N", type=int, default=1, help="nodes of the job (%(default)s)")
+    ranks = "ranks on each node (%(default)s)"
+    add("--ranks-per-node", metavar="N", type=int, default=1, help=ranks)
+    add("--epochs", metavar="N", type=int, default=90, help="epochs of the run (%(default)s)")
+    rate = "examples/s that a rank trains if it waits for no data (default: the time of data alone)"
+    add("--train-rate", metavar="N", type=float, help=rate)
+    size = "size of the data set (default: that of the profile)"
+    add("--dataset", metavar="SIZE", help=size)
+    capacity = "room on a node's disk, as 200GB, or 30%% of the data set (default: the profile's)"
+    add("--capacity", metavar="SIZE", help=capacity)
+    add("--ram", metavar="SIZE", default="0", help="room in a node's memory besides (none)")
+    limit = "bytes/s that the store gives all nodes together, as 5GB (default: no limit)"
+    add("--store-limit", metavar="SIZE", help=limit)
+    network = "bytes/s between two nodes (%(default)s)"
+    add("--network", metavar="SIZE", default=_NETWORK, help=network)
+    add("--json", action="store_true", help="print JSON, sizes in bytes")
+    add("--to", metavar="FIGURE", help="draw a figure into this file, .png for example")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Forecast; return the exit code."""
+    job = _job(_profile(arguments.profile), arguments)
+    found = {name: forecast(each) for name, each in variants(job).items()}
+    others = {"each node for itself": without_peers(job), "the store alone": store_only(job)}
+    if arguments.json:
+        print(json.dumps(_facts(job, found, others), indent=2))
+    else:
+        print("\n\n".join([_head(job), _epochs(found["as it is"]), _changes(found, others)]))
+    if arguments.to:
+        from .plots import draw_plan
+
+        draw_plan(found["as it is"], _runs(found, others), arguments.to)
+    return 0
+
+
+def _profile(path: str) -> dict[str, Any]:
+    try:
+        with open(path) as file:
+            profile = json.load(file)
+        if profile["levels"][0]["n_files"] < 1:
+            raise KeyError("n_files")
+    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        raise UsageError(
+            f"{path} is no profile ({error}); make one: overlapiter doctor … --save {path}"
+        ) from None
+    return dict(profile)
+
+
+def _job(profile: dict[str, Any], arguments: argparse.Namespace) -> Job:
+    """Return the job, with the rates of the profile."""
+    levels, disk, node = profile["levels"], profile.get("disk"), profile["node"]
+    mean_bytes = sum(x["n_bytes"] for x in levels) / sum(x["n_files"] for x in levels)
+    dataset_bytes = profile.get("dataset_bytes") or 0
+    if arguments.dataset is not None:
+        dataset_bytes = parse_size("--dataset", arguments.dataset, int(dataset_bytes))
+    if not dataset_bytes:
+        raise UsageError("the profile does not know how large the data set is: give --dataset")
+    best = max(levels, key=lambda level: level["bytes_per_second"])
+    cpu_seconds = best["cpu_seconds"] / best["n_files"]
+    cpu_seconds += disk["small_cpu_seconds"] if disk else 0.0
+    # Copying takes cores; the store cannot bring more than they copy.
+    copied = node["n_cores"] / max(cpu_seconds, 1e-9) * mean_bytes
+    store_rate = min(best["bytes_per_second"], copied)
+    n_nodes = check_count("--nodes", arguments.nodes)
+    rate = arguments.train_rate
+    if rate is not None and not rate > 0:
+        raise UsageError("--train-rate: give more than 0")
+    capacity = arguments.capacity or profile["recommended"].get("capacity") or 0
+    return Job(
+        n_examples=max(1, round(dataset_bytes / mean_bytes)),
+        dataset_bytes=dataset_bytes,
+        n_epochs=check_count("--epochs", arguments.epochs),
+        n_nodes=n_nodes,
+        ranks_per_node=check_count("--ranks-per-node", arguments.ranks_per_node),
+        ram_bytes=parse_size("--ram", arguments.ram, int(dataset_bytes)),
+        disk_bytes=parse_size("--capacity", capacity, int(dataset_bytes)),
+        examples_per_second=rate or 1e12,
+        store_rate=store_rate,
+        store_limit=_rate("--store-limit", arguments.store_limit) or math.inf,
+        disk_rate=_disk_rate(disk, node["n_cores"]),
+        network_rate=_rate("--network", arguments.network) or 1.0,
+    )
+
+
+def _rate(option: str, text: str | None) -> int | None:
+    return None if text is None else parse_size(option, text.removesuffix("/s"), 0)
+
+
+def _disk_rate(disk: dict[str, Any] | None, n_cores: int) -> float:
+    """Return what the disk gives as many readers as there are cores, in bytes/s."""
+    if disk is None:
+        return 1e12
+    small = disk["small_bytes"] / max(disk["small_read_seconds"], 1e-9) * n_cores
+    return float(min(disk["read_bytes_per_second"], small))
+
+
+# --- the report -----------------------------------------------------------------------------------
+
+
+def _facts(job: Job, found: dict[str, Forecast], others: dict[str, float]) -> dict[str, Any]:
+    now = found["as it is"]
+    given = {k: None if v == math.inf else v for k, v in dataclasses.asdict(job).items()}
+    epochs = [("first", now.first), ("second", now.second), ("later", now.later)]
+    return {
+        "job": given,
+        "epochs": {
+            name: {**epoch._asdict(), "missed_share": epoch.missed_share} for name, epoch in epochs
+        },
+        "run_seconds": now.run_seconds,
+        "run_store_bytes": now.run_store_bytes,
+        "changes": {
+            name: {
+                "first_seconds": each.first.seconds,
+                "later_seconds": each.later.seconds,
+                "missed_share": each.later.missed_share,
+                "run_seconds": each.run_seconds,
+                "run_store_bytes": each.run_store_bytes,
+            }
+            for name, each in found.items()
+        },
+        "others_run_seconds": others,
+    }
+
+
+def _head(job: Job) -> str:
+    share = job.n_nodes * (job.ram_bytes + job.disk_bytes) / job.dataset_bytes
+    return (
+        f"{job.n_examples:,} examples, {size_words(job.dataset_bytes)}; {job.n_nodes} nodes x "
+        f"{job.ranks_per_node} ranks, {job.n_epochs} epochs; the nodes together have room for "
+        f"{share:.0%} of the data set"
+    )
+
+
+def _epochs(now: Forecast) -> str:
+    def row(name: str, epoch: EpochForecast) -> tuple[str, ...]:
+        sizes = epoch.ram_bytes, epoch.disk_bytes, epoch.peer_bytes, epoch.store_bytes
+        missed = f"{epoch.missed_share:.1%}"
+        return name, duration_words(epoch.seconds), missed, *map(size_words, sizes)
+
+    rows = [row("1", now.first), row("2", now.second), row("later ones", now.later)]
+    return table(("epoch", "takes", "missed", "own RAM", "own disk", "peers", "store"), rows)
+
+
+def _runs(found: dict[str, Forecast], others: dict[str, float]) -> dict[str, float]:
+    return {**{name: each.run_seconds for name, each in found.items()}, **others}
+
+
+def _changes(found: dict[str, Forecast], others: dict[str, float]) -> str:
+    rows = []
+    for name, each in found.items():
+        epochs = duration_words(each.first.seconds), duration_words(each.later.seconds)
+        missed, store = f"{each.later.missed_share:.1%}", size_words(each.run_store_bytes)
+        rows.append((name, duration_words(each.run_seconds), *epochs, missed, store))
+    rows += [(name, duration_words(seconds), "", "", "", "") for name, seconds in others.items()]
+    head = ("what it runs on", "the run", "epoch 1", "later ones", "missed", "read from the store")
+    return table(head, rows)

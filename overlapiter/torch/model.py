@@ -1,0 +1,143 @@
+"""A PyTorch module as the one flat vector that master/worker training works on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+Vector = NDArray[np.float32]
+
+
+def _sigmoid_loss(outputs: Any, labels: Any) -> Any:
+    labels = labels.reshape(outputs.shape).to(outputs.dtype)
+    return torch.nn.functional.binary_cross_entropy_with_logits(outputs, labels)
+
+
+def _squared_loss(outputs: Any, labels: Any) -> Any:
+    return torch.nn.functional.mse_loss(outputs, labels.reshape(outputs.shape).to(outputs.dtype))
+
+
+_LOSSES = {
+    "softmax_cross_entropy": lambda outputs, labels: torch.nn.functional.cross_entropy(
+        outputs, labels.long()
+    ),
+    "mean_squared_error": _squared_loss,
+    "sigmoid_cross_entropy": _sigmoid_loss,
+}
+
+
+def _on_host(tensor: Any) -> Any:
+    return tensor.detach().reshape(-1).cpu().numpy()
+
+
+class TorchModel:
+    """A module; see :class:`overlapiter.mpi.training.model.Model` for what the methods do.
+
+    Args:
+        module: Maps features to outputs, or features and labels to the loss if ``loss`` is "model".
+        loss: Name of the loss.
+        metrics: Names of the metrics: "accuracy".
+        device: As PyTorch names it.
+        example: Features and labels of one example, to make parameters that wait for a shape.
+
+    Attributes:
+        layout: As in the protocol.
+        measure_names: As in the protocol.
+        n_state: As in the protocol.
+    """
+
+    def __init__(
+        self,
+        module: Any,
+        loss: str,
+        metrics: tuple[str, ...],
+        device: str,
+        example: tuple[Any, ...],
+    ) -> None:
+        self._loss = loss
+        self.measure_names = ("loss", *metrics)
+        self._device = torch.device(device)
+        self._module = module.to(self._device)
+        self._module.eval()
+        with torch.no_grad():
+            self._measures(example)
+        self._parameters = dict(self._module.named_parameters())
+        self._buffers = dict(self._module.named_buffers())
+        self._parts = [*self._parameters.values(), *self._buffers.values()]
+        self.n_state = sum(each.numel() for each in self._buffers.values())
+        names = [*self._parameters, *self._buffers]
+        self.layout = json.dumps(
+            [[name, list(each.shape)] for name, each in zip(names, self._parts, strict=True)]
+        )
+
+    def _fill(self, vector: Vector, tensors: Sequence[Any]) -> None:
+        """Write tensors of the shapes of all parts into a vector; None stands for zeros."""
+        begin = 0
+        for part, tensor in zip(self._parts, tensors, strict=True):
+            end = begin + part.numel()
+            vector[begin:end] = 0 if tensor is None else _on_host(tensor)
+            begin = end
+
+    def weights(self) -> Vector:
+        """Return a copy of parameters and buffers."""
+        vector = np.empty(sum(part.numel() for part in self._parts), np.float32)
+        self._fill(vector, self._parts)
+        return vector
+
+    def load(self, weights: Vector) -> None:
+        """Copy values into parameters and buffers."""
+        begin = 0
+        with torch.no_grad():
+            for part in self._parts:
+                end = begin + part.numel()
+                values = torch.from_numpy(np.array(weights[begin:end])).reshape(part.shape)
+                part.copy_(values)
+                begin = end
+
+    def gradient(self, batch: tuple[Any, ...], gradient: Vector, seed: int) -> Sequence[float]:
+        """Compute the gradient of the mean loss, and the measures, of a mini-batch."""
+        torch.manual_seed(seed)
+        self._module.train()
+        self._module.zero_grad(set_to_none=True)
+        loss, measures = self._measures(batch)
+        loss.backward()
+        gradients = [each.grad for each in self._parameters.values()]
+        self._fill(gradient, [*gradients, *self._buffers.values()])
+        return measures
+
+    def evaluate(self, batch: tuple[Any, ...]) -> Sequence[float]:
+        """Return the measures of a mini-batch."""
+        self._module.eval()
+        with torch.no_grad():
+            return self._measures(batch)[1]
+
+    def _measures(self, batch: tuple[Any, ...]) -> tuple[Any, list[float]]:
+        *features, labels = (torch.from_numpy(each).to(self._device) for each in batch)
+        if self._loss == "model":
+            loss = self._module(*features, labels)
+            return loss, [float(loss.detach())]
+        outputs = self._module(*features)
+        loss = _LOSSES[self._loss](outputs, labels)
+        accuracies = [self._accuracy(outputs, labels) for _ in self.measure_names[1:]]
+        return loss, [float(loss.detach()), *accuracies]
+
+    def _accuracy(self, outputs: Any, labels: Any) -> float:
+        if self._loss == "sigmoid_cross_entropy":
+            said = (outputs > 0).reshape(-1)
+        else:
+            said = outputs.argmax(1)
+        return float((said == labels.reshape(-1)).float().mean())
+
+    def names_of_bad(self) -> list[str]:
+        """Return the names of the parameters that are not finite."""
+        return [n for n, each in self._parameters.items() if not bool(each.isfinite().all())]
+
+    def save(self, path: str) -> None:
+        """Write the arrays of the state dictionary by name, for ``numpy.load``."""
+        arrays = {name: part.cpu().numpy() for name, part in self._module.state_dict().items()}
+        np.savez(path, **arrays)

@@ -1,0 +1,83 @@
+"""Options of a benchmark are a dataclass; the command line follows from it."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from bench.harness import claim
+from bench.harness.options import Options, OptionsError, option
+
+
+@dataclasses.dataclass
+class SomeOptions(Options):
+    files: int = option(7, "files to read")
+    share: float = option(0.5, "of the data, 50 % at first")
+    sizes: list[int] = option([1, 2], "sizes")
+    ways: list[str] = option(["one"], "ways", known=("one", "other"))
+    is_whole: bool = option(False, "all of it")
+    place: Path | None = option(None, "a folder", type=Path)
+    repeats: int = 5
+
+    def check(self) -> None:
+        if self.files < 1:
+            raise OptionsError("--files: give at least 1")
+
+
+@pytest.fixture(params=["dataclass", "function"])
+def some_claim(request, monkeypatch):
+    """A claim in each of the two ways to name its options, found under the name "some"."""
+
+    def add_options(parser) -> None:
+        parser.add_argument("--files", type=int, default=7, help="files (%(default)s)")
+        parser.set_defaults(repeats=5)
+
+    kind = SomeOptions if request.param == "dataclass" else add_options
+    found = claim.Claim("About.", kind, lambda *_: {}, quick={"files": 1})
+    monkeypatch.setitem(sys.modules, "bench.claims.some", SimpleNamespace(CLAIM=found))
+    return found
+
+
+@pytest.mark.usefixtures("some_claim")
+def test_an_argument_has_the_type_of_its_default():
+    options = claim.parse("some", ["--files", "3", "--seed", "4"])
+    assert (options.files, options.seed, options.repeats) == (3, 4, 5)
+    assert options.out == claim.OWN_RESULTS / "some.json"
+    assert claim.parse("some", ["--quick"]).files == 1
+
+
+def parse_some(monkeypatch, *words: str) -> SomeOptions:
+    found = claim.Claim("About.", SomeOptions, lambda *_: {})
+    monkeypatch.setitem(sys.modules, "bench.claims.some", SimpleNamespace(CLAIM=found))
+    return claim.parse("some", words)
+
+
+def test_lists_flags_paths_and_shares_are_read(monkeypatch):
+    words = ["--sizes", "3,4e3", "--ways", "other,one", "--is-whole", "--place", "/x"]
+    options = parse_some(monkeypatch, *words, "--share", "0.25")
+    assert (options.sizes, options.ways) == ([3, 4000], ["other", "one"])
+    assert (options.is_whole, options.place, options.share) == (True, Path("/x"), 0.25)
+    assert parse_some(monkeypatch).sizes == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [(["--files", "0"], "give at least 1"), (["--ways", "third"], "unknown: ['third']")],
+)
+def test_what_cannot_work_is_refused_with_what_to_change(monkeypatch, capsys, words, complaint):
+    with pytest.raises(SystemExit):
+        parse_some(monkeypatch, *words)
+    assert complaint in capsys.readouterr().err
+
+
+def test_the_help_says_the_defaults(monkeypatch, capsys):
+    with pytest.raises(SystemExit):
+        parse_some(monkeypatch, "--help")
+    text = " ".join(capsys.readouterr().out.split())
+    assert "files to read (7)" in text
+    assert "of the data, 50 % at first (0.5)" in text
+    assert "interleaved runs of each (5)" in text

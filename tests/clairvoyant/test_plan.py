@@ -1,0 +1,89 @@
+"""The access plan: what the samplers really do, and the published counts."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from overlapiter.clairvoyant.plan import AccessPlan, binomial_tail, expected_often
+from overlapiter.errors import OptionError
+from overlapiter.nextuse import FAR
+from overlapiter.scatter import ScatteredOrder
+
+SEED = 3
+
+
+@pytest.mark.parametrize("remainder", ["fill", "drop", "uneven"])
+@pytest.mark.parametrize("n_examples", [40, 43])
+def test_it_has_the_accesses_that_the_samplers_of_all_ranks_have(n_examples, remainder) -> None:
+    plan = AccessPlan(SEED, n_examples, 4, 3, first_epoch=1, remainder=remainder)
+    found = {(epoch, rank): order.tolist() for epoch, rank, order in plan.epochs_of(range(4))}
+    for rank in range(4):
+        sampler = ScatteredOrder(rank, 4, SEED, remainder=remainder)
+        for epoch in (1, 2, 3):
+            assert found[epoch, rank] == sampler.of_epoch(epoch, n_examples).tolist()
+            assert plan.of_rank(rank, epoch).tolist() == found[epoch, rank]
+    assert len(found) == 12
+
+
+@pytest.mark.parametrize("remainder", ["fill", "drop", "uneven"])
+def test_the_first_reader_is_the_rank_that_has_an_example_first(remainder) -> None:
+    n = 43
+    plan = AccessPlan(SEED, n, 4, 1, remainder=remainder)
+    ranks, positions = plan.first_reads(0)
+    first: dict[int, tuple[int, int]] = {}
+    for rank in range(4):
+        for position, example in enumerate(plan.of_rank(rank, 0).tolist()):
+            first[example] = min(first.get(example, (n, n)), (position, rank))
+    expected = [first.get(example, (-1, -1)) for example in range(n)]
+    assert list(zip(positions.tolist(), ranks.tolist(), strict=True)) == expected
+
+
+def test_frequencies_and_next_uses_are_those_of_the_accesses() -> None:
+    plan = AccessPlan(SEED, 30, 3, 4)
+    stream = np.concatenate([plan.of_rank(1, epoch) for epoch in range(4)]).tolist()
+    assert plan.frequencies([1]).tolist() == [stream.count(example) for example in range(30)]
+    for position in (0, 7, 39):
+        rest = stream[position:]
+        expected = [rest.index(x) + position if x in rest else FAR for x in range(30)]
+        assert plan.next_uses([1], position).tolist() == expected
+    assert plan.first_uses([0, 1, 2]).max() < 10  # all ranks together read all in an epoch
+
+
+def test_a_global_batch_that_ranks_cannot_share_equally_is_refused() -> None:
+    assert AccessPlan.of_global_batch(0, 100, 4, 1, 32).batch_size == 8
+    with pytest.raises(OptionError, match="take 32"):
+        AccessPlan.of_global_batch(0, 100, 4, 1, 33)
+    with pytest.raises(OptionError, match="take 4"):
+        AccessPlan.of_global_batch(0, 100, 4, 1, 3)
+
+
+def test_the_published_counts_come_out() -> None:
+    assert round(expected_often(10_000, 4, 1000, 0.1)) == 323
+    assert round(expected_often(1_281_167, 16, 90, 0.8)) == 31_635
+    counts = AccessPlan(SEED, 10_000, 4, 1000).frequencies([2])
+    assert np.count_nonzero(counts > 275) == pytest.approx(323, abs=4 * 323**0.5)
+
+
+def test_the_tail_is_that_of_the_binomial_distribution() -> None:
+    assert binomial_tail(3, 0.5, 1) == pytest.approx(0.5)
+    assert binomial_tail(3, 0.5, 1.7) == pytest.approx(0.5)
+    assert binomial_tail(3, 0.5, -1) == pytest.approx(1.0)
+    assert binomial_tail(3, 0.5, 3) == 0.0
+    assert binomial_tail(10, 1.0, 9) == 1.0
+
+
+def test_the_plan_of_one_rank_of_1024_takes_less_than_10_s_and_1_gb() -> None:
+    script = "from overlapiter.clairvoyant.plan import AccessPlan\n"
+    script += "print(AccessPlan(1, 1_281_167, 1024, 90).frequencies([5]).sum())"
+    done = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert done.stdout == "112680\n"
+    assert used.ru_utime < 10
+    assert used.ru_maxrss < 1e6  # kB

@@ -1,0 +1,102 @@
+"""The example runs as a user runs it, alone and under torchrun, and resumes amid an epoch."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.examples.scripts import REPOSITORY, assert_succeeded, run_python
+from tests.support.staged import staged_paths
+
+pytest.importorskip("torch")
+
+SCRIPT = REPOSITORY / "examples" / "imagenet_torch" / "train_imagenet.py"
+N_TRAIN = 24
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Images of two classes, told apart by their colour."""
+    root = tmp_path_factory.mktemp("folders")
+    random = np.random.default_rng(0)
+    for part, n in (("train", N_TRAIN), ("val", 8)):
+        for i in range(n):
+            path = root / part / ("red", "blue")[i % 2] / f"{i}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            pixels = np.full((48, 40, 3), (200, 30, 30) if i % 2 == 0 else (30, 30, 200))
+            noisy = (pixels + random.integers(-20, 20, pixels.shape)).clip(0, 255)
+            Image.fromarray(noisy.astype(np.uint8)).save(path)
+    return root
+
+
+def train(
+    folder: Path, cwd: Path, *options: object, n_processes: int = 0
+) -> subprocess.CompletedProcess[str]:
+    """Train; with ``n_processes`` under torchrun."""
+    launcher: list[object] = []
+    if n_processes:
+        launcher = [
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            f"--nproc-per-node={n_processes}",
+        ]
+    fixed = (folder, "--arch", "tiny", "--batch-size", 8, "--workers", 1, "--lr", 0.01)
+    return run_python(*launcher, SCRIPT, *fixed, *options, cwd=cwd)
+
+
+def losses(ended: subprocess.CompletedProcess[str]) -> list[str]:
+    """Return the lines of the epochs."""
+    assert_succeeded(ended)
+    return re.findall(r"epoch \d+: .*", ended.stdout)
+
+
+def test_it_trains_stages_and_resumes_amid_an_epoch_with_the_same_losses(
+    folder: Path, tmp_path: Path
+) -> None:
+    staging = ("--staging", tmp_path / "fast")
+    whole = losses(train(folder, tmp_path, "--epochs", 2, *staging))
+    assert len(whole) == 2
+    assert len(staged_paths(tmp_path / "fast")) == N_TRAIN + 8
+
+    # Every mini-batch is saved; the last one of them that is not the end of an epoch is kept.
+    script = f"""
+    import sys, os
+    sys.path.insert(0, {str(SCRIPT.parent)!r})
+    sys.argv = ["train", {str(folder)!r}, *"--arch tiny --batch-size 8 --workers 1 --lr 0.01 \\
+        --epochs 2 --save-every 1 --checkpoint amid.pt".split()]
+    import train_imagenet as script
+    save, n_saved = script.Training.save, 0
+    def save_and_leave(training):
+        global n_saved
+        save(training)
+        n_saved += 1
+        if n_saved == 6:  # three of the first epoch, its end, two of the second epoch
+            sys.exit(7)
+    script.Training.save = save_and_leave
+    if __name__ == "__main__":
+        script.main()
+    """
+    program = tmp_path / "interrupted.py"
+    program.write_text("\n".join(line[4:] for line in script.splitlines()))
+    assert run_python(program, cwd=tmp_path).returncode == 7
+    resumed = losses(train(folder, tmp_path, "--epochs", 2, "--resume", "amid.pt"))
+    assert [line.split("accuracy")[1] for line in resumed] == [whole[1].split("accuracy")[1]]
+
+
+def test_two_processes_share_a_staging_directory_and_stage_each_file_once(
+    folder: Path, tmp_path: Path
+) -> None:
+    ended = train(folder, tmp_path, "--epochs", 1, "--staging", tmp_path / "fast", n_processes=2)
+    assert len(losses(ended)) == 1
+    assert len(staged_paths(tmp_path / "fast")) == N_TRAIN + 8
+
+
+@pytest.mark.slow
+def test_it_trains_with_pytorchs_own_loader_too(folder: Path, tmp_path: Path) -> None:
+    assert len(losses(train(folder, tmp_path, "--epochs", 1, "--loader", "torch"))) == 1

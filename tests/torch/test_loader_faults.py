@@ -1,0 +1,368 @@
+"""What goes wrong around a loader: no mini-batch changes, and nothing is left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import random
+import signal
+import subprocess
+import warnings
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.utils import data  # noqa: E402
+
+from bench.harness.family import memory_files  # noqa: E402
+from overlapiter import Skip, Staging  # noqa: E402
+from overlapiter.errors import (  # noqa: E402
+    BadExampleWarning,
+    DatasetPicklingError,
+    ExampleError,
+    OptionError,
+    PipelineError,
+    StagingWarning,
+    TooManyBadExamplesError,
+    WorkerDiedError,
+)
+from overlapiter.torch import DataLoader  # noqa: E402
+from tests.chainer.scripts import (  # noqa: E402
+    Program,
+    abandoned_memory,
+    are_gone,
+    run_script,
+    wait_until,
+    workers,
+)
+from tests.conftest import make_images  # noqa: E402
+from tests.support.staged import staged_paths  # noqa: E402
+from tests.torch import torch_datasets as D  # noqa: E402
+from tests.torch.comparing import assert_same  # noqa: E402
+from tests.torch.conftest import Pair  # noqa: E402
+
+
+def expected(dataset: Any, batch_size: int) -> list[Any]:
+    return list(data.DataLoader(dataset, batch_size))
+
+
+# --- deaths -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+@pytest.mark.parametrize("name", ["ovl-reader", "ovl-prefetcher", "ovl-supervisor"])
+def test_a_worker_that_is_killed_or_stopped_changes_no_mini_batch(
+    image_folder: Path, tmp_path: Path, name: str, number: int
+) -> None:
+    dataset = D.Images(image_folder, 64)
+    staging = Staging(tmp_path / "fast", source=image_folder, n_prefetchers=1, keep_free=0)
+    loader = DataLoader(dataset, 4, num_workers=2, staging=staging)
+    found = []
+    for step, batch in enumerate(loader):
+        found.append(batch)
+        if step in (1, 7):
+            victims: list[psutil.Process] = []
+            wait_until(lambda: victims.extend(workers().get(name, [])) or victims)
+            victims[0].send_signal(number)
+    assert_same(found, expected(dataset, 4))
+    loader.close()
+
+
+class Dying(data.Dataset):
+    """Kills its reader at one example."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> int:
+        if index == 5:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return index
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_an_example_that_kills_its_reader_again_and_again_is_named_and_the_rest_comes(
+    plain_pair: Pair, seed: int | None
+) -> None:
+    iterator = iter(plain_pair.ours(Dying(), 2, seed=seed))
+    assert_same([next(iterator), next(iterator)], [torch.tensor([0, 1]), torch.tensor([2, 3])])
+    with pytest.raises(WorkerDiedError, match="example 5"):
+        next(iterator)
+    assert_same(list(iterator), [torch.tensor([6, 7])])
+
+
+# --- examples ---------------------------------------------------------------------------------
+
+
+def test_an_exception_has_the_index_and_the_files_as_its_cause(pair: Pair, tmp_path: Path) -> None:
+    make_images(tmp_path / "source", 8)
+    (tmp_path / "source" / "00005.jpg").unlink()
+    if pair.staging is not None:
+        pair.staging = Staging(tmp_path / "own", source=tmp_path / "source", keep_free=0)
+    with pytest.raises(
+        FileNotFoundError, match=r"Caught FileNotFoundError in DataLoader"
+    ) as caught:
+        list(pair.ours(D.Images(tmp_path / "source", 8), 2))
+    cause = caught.value.__cause__
+    assert isinstance(cause, ExampleError)
+    assert cause.index == 5
+    assert "00005.jpg" in str(cause)
+
+
+@pytest.mark.parametrize("collate_fn", [None, D.to_list])
+def test_bad_examples_are_left_out_up_to_the_limit(plain_pair: Pair, collate_fn: Any) -> None:
+    dataset = D.Failing(ValueError("bad"), (1, 5, 6, 7, 4))
+    options = {"collate_fn": collate_fn, "bad_examples": Skip(5)}
+    loader = plain_pair.ours(dataset, 4, **options)
+    with pytest.warns(BadExampleWarning, match="example 1"):
+        batches = list(loader)
+    lists = [batch.tolist() if collate_fn is None else batch for batch in batches]
+    assert lists == [[0, 2, 3], [8, 9, 10, 11]]  # of the second one nothing is left
+    assert [error.index for error in loader.skipped] == [1, 4, 5, 6, 7]
+    strict = plain_pair.ours(dataset, 4, bad_examples=Skip(4))
+    with pytest.warns(BadExampleWarning), pytest.raises(TooManyBadExamplesError):
+        list(strict)
+
+
+def test_a_dataset_that_leaves_or_ends_its_iteration_is_an_error_of_that_example(
+    plain_pair: Pair,
+) -> None:
+    for error in (StopIteration(), SystemExit(3)):
+        iterator = iter(plain_pair.ours(D.Failing(error, (2,)), 2))
+        next(iterator)
+        with pytest.raises(ExampleError, match="example 2"):
+            next(iterator)
+        assert next(iterator).tolist() == [4, 5]
+
+
+def test_a_dataset_or_function_that_cannot_be_pickled_is_named(plain_pair: Pair) -> None:
+    dataset = D.Made("int")
+    dataset.transform = lambda value: value
+    with pytest.raises(DatasetPicklingError, match=r"dataset\.transform cannot be pickled"):
+        iter(plain_pair.ours(dataset))
+    with pytest.raises(DatasetPicklingError, match="collate_fn cannot be pickled"):
+        iter(plain_pair.ours(D.Made("int"), collate_fn=lambda batch: batch))
+
+
+def test_a_stall_gives_a_warning_that_says_what_is_waited_for(
+    plain_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("overlapiter.torch.epoch.STALL_SECONDS", 0.3)
+    iterator = iter(plain_pair.ours(D.Slow(4, 1, 1.5), 2))
+    with pytest.warns(DataLoader.TimeoutWarning, match="is at example 1"):
+        assert next(iterator).tolist() == [0, 1]
+
+
+def test_options_that_need_workers_say_so(tmp_path: Path) -> None:
+    staging = Staging(tmp_path / "fast", source=tmp_path)
+    for options in ({"staging": staging}, {"bad_examples": "skip"}):
+        with pytest.raises(OptionError, match="needs worker processes; give num_workers"):
+            DataLoader([1], **options)
+    loader = DataLoader(D.Keyed(), sampler=["a"], num_workers=1, staging=staging)
+    with pytest.raises(OptionError, match="whole numbers as keys, not 'a'"):
+        iter(loader)
+
+
+# --- disks ------------------------------------------------------------------------------------
+
+
+def test_a_staging_disk_that_is_full_is_passed_by_with_one_warning(
+    tmp_path: Path, image_folder: Path
+) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", disk], check=False, capture_output=True
+    )
+    if mounted.returncode:
+        pytest.skip("needs the right to mount a small disk")
+    try:
+        dataset = D.Images(image_folder, 64)
+        staging = Staging(disk / "fast", source=image_folder, n_prefetchers=1, keep_free=0)
+        loader = DataLoader(dataset, 4, num_workers=2, staging=staging)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                assert_same(list(loader), expected(dataset, 4))
+        assert [each.category for each in caught] == [StagingWarning]
+        loader.close()
+    finally:
+        subprocess.run(["umount", "-l", disk], check=True)
+
+
+def test_a_capacity_keeps_what_the_known_order_needs_soonest(
+    tmp_path: Path, image_folder: Path
+) -> None:
+    n_files, block_bytes = 64, 4096
+    staging = Staging(
+        tmp_path / "fast",
+        source=image_folder,
+        capacity=n_files // 2 * block_bytes,
+        n_prefetchers=1,
+        keep_free=0,
+        look_ahead=2,
+    )
+    generator = torch.Generator().manual_seed(1)
+    dataset = D.Images(image_folder, n_files)
+    loader = DataLoader(
+        dataset, 4, shuffle=True, generator=generator, num_workers=2, staging=staging
+    )
+    for _ in range(6):
+        assert sorted(torch.cat([batch[1] for batch in loader]).tolist()) == list(range(n_files))
+    stats = loader.stats()
+    assert stats is not None
+    # Without foresight half of the files in random order would be hit at most half of the time.
+    assert stats.files_staged + stats.opens_source < 5 * n_files
+    loader.close()
+
+
+# --- ends -------------------------------------------------------------------------------------
+
+
+def test_a_loader_that_is_dropped_ends_its_workers() -> None:
+    loader = DataLoader(D.Made("int"), 2, num_workers=2)
+    iterator = iter(loader)
+    batch = next(iterator)
+    ours = [process for them in workers().values() for process in them]
+    assert len(ours) == 3
+    del loader, iterator
+    gc.collect()
+    assert are_gone(ours, 2.0)
+    assert batch.tolist() == [0, 1]
+
+
+def test_in_a_forked_process_an_iterator_says_that_it_belongs_to_another(plain_pair: Pair) -> None:
+    iterator = iter(plain_pair.ours(D.Made("int"), 2))
+    next(iterator)
+    pid = os.fork()
+    if not pid:
+        with contextlib.suppress(PipelineError):
+            next(iterator)
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert len(list(iterator)) == 5
+
+
+PROGRAM = """
+    import sys, time
+    import torch
+    from overlapiter.torch import DataLoader
+    from tests.torch.torch_datasets import Made, Slow
+
+    def main():
+        loader = DataLoader({dataset}, 2, num_workers=2)
+        iterator = iter(loader)
+        try:
+            print("ready", flush=True)
+            while True:
+                next(iterator)
+                time.sleep(0.01)
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+            sys.exit(5)
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+@pytest.mark.parametrize("dataset", ["Made('int', 10**6)", "Slow()"])
+def test_ctrl_c_ends_the_program_and_no_worker_speaks(tmp_path: Path, dataset: str) -> None:
+    with Program(tmp_path, PROGRAM.format(dataset=dataset)) as program:
+        program.wait_for("ready")
+        wait_until(lambda: "ovl-reader" in workers(psutil.Process(program.process.pid)))
+        children = program.descendants()
+        program.interrupt()
+        program.wait_for("interrupted")
+        assert program.wait() == 5
+        assert are_gone(children)
+        assert program.errors() == ""
+
+
+def test_killing_the_trainer_ends_all_workers_and_leaves_no_memory(tmp_path: Path) -> None:
+    before = memory_files()
+    with Program(tmp_path, PROGRAM.format(dataset="Made('tensor', 10**6)")) as program:
+        program.wait_for("ready")
+        wait_until(lambda: "ovl-reader" in workers(psutil.Process(program.process.pid)))
+        children = program.descendants()
+        program.process.kill()
+        assert are_gone(children, 5.0)
+    assert abandoned_memory(before) == []
+
+
+# --- several processes ------------------------------------------------------------------------
+
+RANKS = """
+    from pathlib import Path
+    import torch, torch.distributed as dist
+    from torch.utils.data.distributed import DistributedSampler
+    import overlapiter
+    from overlapiter.torch import Communicator, DataLoader
+    from tests.torch.torch_datasets import Images
+
+    def main():
+        dist.init_process_group("gloo")
+        rank = dist.get_rank()
+        dataset = Images(Path({folder!r}), 64)
+        options = {{"source": {folder!r}, "n_prefetchers": 1, "keep_free": 0}}
+        staging = overlapiter.Staging({directory!r}, **options)
+        sampler = DistributedSampler(dataset, seed=3)
+        loader = DataLoader(dataset, 4, sampler=sampler, num_workers=1, staging=staging)
+        original = torch.utils.data.DataLoader(dataset, 4, sampler=sampler)
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            for ours, theirs in zip(loader, original, strict=True):
+                assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
+        order = overlapiter.scatter_order(Communicator(), seed=7)
+        scattered = DataLoader(dataset, 4, sampler=order, num_workers=1, staging=staging)
+        own = [index for batch in scattered for index in batch[1].tolist()]
+        found = [None] * dist.get_world_size()
+        dist.all_gather_object(found, (own, loader.stats().files_staged))
+        if rank == 0:
+            assert sorted(sum((own for own, _ in found), [])) == list(range(64))
+            print("staged", sum(count for _, count in found))
+        dist.destroy_process_group()
+
+    if __name__ == "__main__":
+        main()
+"""
+
+
+def test_under_torchrun_the_processes_of_a_node_stage_each_file_once(
+    tmp_path: Path, image_folder: Path
+) -> None:
+    body = RANKS.format(folder=str(image_folder), directory=str(tmp_path / "fast"))
+    body = body.replace("Images('", "Images(__import__('pathlib').Path('").replace(
+        "', 64)", "'), 64)"
+    )
+    runner = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
+    ended = run_script(tmp_path, body, runner=runner)
+    assert ended.returncode == 0, ended.stderr
+    assert "staged 64" in ended.stdout
+    assert len(staged_paths(tmp_path / "fast")) == 64
+
+
+@pytest.mark.slow
+def test_many_kills_at_random_moments_change_no_mini_batch(
+    image_folder: Path, tmp_path: Path
+) -> None:
+    numbers = random.Random(5)
+    dataset = D.Images(image_folder, 64)
+    staging = Staging(tmp_path / "fast", source=image_folder, n_prefetchers=2, keep_free=0)
+    loader = DataLoader(dataset, 4, num_workers=2, staging=staging, persistent_workers=True)
+    whole = expected(dataset, 4)
+    for _ in range(20):
+        found = []
+        for batch in loader:
+            found.append(batch)
+            if numbers.random() < 0.1 and (them := workers()):
+                victim = numbers.choice([each for team in them.values() for each in team])
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    victim.kill()
+        assert_same(found, whole)
+    loader.close()

@@ -1,0 +1,151 @@
+"""A loader that is saved amid an epoch goes on with the very mini-batches that were to come."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.utils import data  # noqa: E402
+
+from overlapiter import scatter_order  # noqa: E402
+from overlapiter.errors import OptionError  # noqa: E402
+from overlapiter.scatter import ScatteredOrder  # noqa: E402
+from overlapiter.torch import Communicator, DataLoader  # noqa: E402
+from tests.torch import torch_datasets as D  # noqa: E402
+from tests.torch.comparing import assert_same  # noqa: E402
+from tests.torch.conftest import Pair  # noqa: E402
+
+
+def saved(state: Any) -> Any:
+    """Send a state through a file, as a checkpoint is."""
+    stream = io.BytesIO()
+    torch.save(dict(state), stream)
+    stream.seek(0)
+    return torch.load(stream, weights_only=False)
+
+
+def with_own_generator(n: int) -> dict[str, Any]:
+    return {"shuffle": True, "generator": torch.Generator().manual_seed(n)}
+
+
+MAKERS = {
+    "in order": lambda _: {},
+    "shuffled": lambda _: {"shuffle": True},
+    "own generator": with_own_generator,
+    "with replacement": lambda n: {
+        "sampler": data.RandomSampler(
+            range(30), replacement=True, generator=torch.Generator().manual_seed(n)
+        )
+    },
+    "no workers": lambda n: {**with_own_generator(n), "num_workers": 0},
+    "persistent": lambda n: {**with_own_generator(n), "persistent_workers": True},
+    "without batching": lambda _: {"shuffle": True, "batch_size": None},
+}
+
+
+@pytest.mark.parametrize("n_taken", [1, 8, 11])
+@pytest.mark.parametrize("kind", MAKERS)
+def test_it_goes_on_where_it_was_in_another_loader(
+    pair: Pair, image_folder: Path, kind: str, n_taken: int
+) -> None:
+    def make(seed: int) -> Any:
+        torch.manual_seed(seed)
+        options = {"batch_size": 4, "num_workers": 2, "seed": 3, **MAKERS[kind](seed)}
+        return pair.ours(D.Images(image_folder, 30, draws=True), **options)
+
+    one = make(1)
+    iterator, n = iter(one), n_taken
+    for _ in range(n_taken):
+        if next(iterator, None) is None:
+            iterator, n = iter(one), n - 1
+    state = saved(one.state_dict())
+    rest = list(iterator)
+    other = make(2)
+    torch.rand(5)
+    global_state = torch.get_rng_state()
+    other.load_state_dict(state)
+    resumed = list(other)
+
+    assert_same(resumed, rest)
+    assert torch.equal(torch.get_rng_state(), global_state) or kind == "no workers"
+    if "own" in kind or kind in ("persistent", "no workers"):
+        assert_same(list(one), list(other))
+
+
+def test_saving_changes_nothing_and_may_be_done_after_each_mini_batch(pair: Pair) -> None:
+    torch.manual_seed(5)
+    undisturbed = list(pair.ours(D.Made("drawn", 20), 3, shuffle=True))
+    torch.manual_seed(5)
+    loader = pair.ours(D.Made("drawn", 20), 3, shuffle=True)
+    states, batches = [], []
+    for batch in loader:
+        batches.append(batch)
+        states.append(loader.state_dict())
+    assert_same(batches, undisturbed)
+    assert [state["n_taken"] for state in states] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def of_ranks(size: int, n: int, make: Any, states: Any = None, n_batches: int = 99) -> Any:
+    """Return what all ranks read together, step by step, and their states."""
+    steps: list[set[int]] = []
+    found = []
+    for rank in range(size):
+        order = ScatteredOrder(rank, size, 9, local_ranks=range(size))
+        loader = make(D.Made("int", n), 12 // size, sampler=order, num_workers=1)
+        if states is not None:
+            loader.load_state_dict(states[0])
+        for step, batch in zip(range(n_batches), loader, strict=False):
+            steps[step:] = steps[step:] or [set()]
+            steps[step] |= set(batch.tolist())
+        found.append(saved(loader.state_dict()))
+    return steps, found
+
+
+def test_a_scattered_order_is_resumed_on_another_number_of_ranks(plain_pair: Pair) -> None:
+    whole, _ = of_ranks(1, 48, plain_pair.ours)
+    first, states = of_ranks(3, 48, plain_pair.ours, n_batches=2)
+    rest, _ = of_ranks(2, 48, plain_pair.ours, states)
+    assert [*first, *rest] == whole
+
+
+def test_a_scattered_order_goes_on_with_the_next_epoch(pair: Pair) -> None:
+    order = scatter_order(Communicator(), seed=4)
+    loader = pair.ours(D.Made("int", 10), 5, sampler=order)
+    epochs = [torch.cat(list(loader)).tolist() for _ in range(2)]
+    assert epochs == [order.of_epoch(epoch, 10).tolist() for epoch in range(2)]
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "words"),
+    [
+        (D.Made("int", 9), {}, "of a dataset of 10 examples, this one has 9"),
+        (D.Made("int", 10), {"sampler": ScatteredOrder(0, 1, 1)}, "another kind of sampler"),
+        (D.Made("int", 10), with_own_generator(1), "of 0 generators"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused(dataset: Any, options: Any, words: str) -> None:
+    state = DataLoader(D.Made("int", 10)).state_dict()
+    with pytest.raises(OptionError, match=words):
+        DataLoader(dataset, **options).load_state_dict(state)
+    with pytest.raises(OptionError, match="is none of overlapiter"):
+        DataLoader(dataset).load_state_dict({})
+
+
+# --- seed -------------------------------------------------------------------------------------
+
+
+def test_with_a_seed_the_random_state_of_an_example_depends_on_nothing_else(
+    plain_pair: Pair,
+) -> None:
+    found = []
+    for options in ({"num_workers": 1}, {"num_workers": 2}, {"num_workers": 0}):
+        torch.manual_seed(len(found))
+        loader = plain_pair.ours(D.Made("drawn", 20), 4, seed=8, **options)
+        found.append([list(loader), list(loader)])
+    assert_same(found[0], found[1])
+    assert_same(found[0], found[2])
+    assert found[0][0][0][2].tolist() != found[0][1][0][2].tolist()
