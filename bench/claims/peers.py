@@ -341,4 +341,5 @@ CLAIM = Claim(
     measure,
     quick={"examples": 320, "epochs": 2},
     tables={"peers-epochs": epoch_rows, "peers-serving": serving_rows},
+    figures="bench.claims.peers_figures",
 )
