@@ -41,6 +41,7 @@ EXPERIMENTS = tuple(
          "--loaders capacity,unlimited,ideal", 5, "room for half of the data, what misses cost"),
         ("misses-measured", "misses-measured", "", 2, "what the pipeline misses"),
         ("misses-node", "misses-node", "", 2, "what the ranks of a node miss"),
+        ("model-times", "model-times", "", 4, "epochs as the planner forecasts them"),
         ("evicting", "evicting", "", 3, "CPU of evicting a file"),
         ("large-files", "large-files", "", 3, "staging larger files, beside cp"),
         ("startup", "startup", "", 6, "the first mini-batch, and memory"),
@@ -54,10 +55,15 @@ EXPERIMENTS = tuple(
          "two nodes, a shard for each rank"),
         ("data-parallel-compute", "data-parallel", "--model compute --ranks 2 --batch-size 1 "
          "--examples 200", 8, "the cost where data are not the bottleneck"),
+        ("pytorch", "pytorch", "", 4, "PyTorch's DataLoader, emulated store"),
+        ("pytorch-fuse", "pytorch", "--mount fuse", 4, "the same, FUSE mount"),
         ("explained", "explained", "", 4, "whether explain() is right, and what watching costs"),
         ("faults", "faults", "", 3, "90 workers killed or stopped, and the end of programs"),
         ("training", "training", "", 4, "a server and workers: scaling, validation, a death"),
         ("updates", "updates", "", 3, "one update of the weights on a training server"),
+        ("grid", "grid", "", 12, "a search of settings beside a grid"),
+        ("algorithms", "algorithms", "", 3, "accuracy over time by algorithm"),
+        ("peers", "peers", "", 5, "files from other nodes: reads, times, what serving costs"),
     )
 )  # fmt: skip
 

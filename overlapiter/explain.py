@@ -249,10 +249,10 @@ def _gain_words(facts: _Facts, expected: float | None) -> str:
 
 def _store_words(span: Stats) -> str:
     seconds = max(span.store_busy_seconds, 1e-9)
-    files = span.files_staged / seconds
+    files, reads = span.files_staged / seconds, max(1, span.read_seconds / seconds)
     return (
         f"{span.bytes_staged / seconds / 1e6:,.1f} MB/s, {files:,.0f} files/s, "
-        f"with {max(1, span.read_seconds / seconds):,.0f} reads in flight"
+        f"with {reads:,.0f} {'read' if reads < 1.5 else 'reads'} in flight"
     )
 
 

@@ -21,6 +21,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import functools
 import heapq
 import json
 import os
@@ -44,6 +45,10 @@ _RANKS = 1 << 10
 _FIRST_LANE = 1 << 23
 _LANES = 1 << 12
 _RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+
+#: ``json.dumps`` would make an encoder for each event, and names come again.
+_encode = json.JSONEncoder(separators=(",", ":")).encode
+_quoted = functools.lru_cache(maxsize=1024)(_encode)
 
 Value = str | int | float | bool | None | list[int] | list[str]
 
@@ -283,9 +288,9 @@ class Trace:
             row = threading.get_native_id()
         # Whole ones: exact as floating-point numbers, so that spans that meet do not overlap.
         microseconds = (at_ns + self.file.offset_ns) // 1000
-        told = f',"args":{json.dumps(args, separators=(",", ":"))}' if args else ""
+        told = f',"args":{{{_told(args)}}}' if args else ""
         line = (
-            f'{{"ph":"{phase}","name":{json.dumps(name)},"cat":"{category}",'
+            f'{{"ph":"{phase}","name":{_quoted(name)},"cat":"{category}",'
             f'"ts":{microseconds},"pid":{self._pid},"tid":{row}{more}{told}}},\n'
         )
         with self._lock:
@@ -354,6 +359,13 @@ class Trace:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _told(args: Mapping[str, Value]) -> str:
+    """Return the members of an object of JSON; for integers, which are most, without an encoder."""
+    return ",".join(
+        [f"{_quoted(k)}:{v if type(v) is int else _encode(v)}" for k, v in args.items()]
+    )
 
 
 class _Lanes:

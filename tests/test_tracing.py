@@ -202,6 +202,15 @@ def test_iterators_take_the_trace_of_the_block_around_them(path: Path) -> None:
     assert not outer.is_on
 
 
+def test_a_rank_is_known_by_its_launcher(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMPI_COMM_WORLD_RANK", "2")
+    with tracing.trace(path) as trace:
+        assert trace.file.rank == 2
+    assert not path.exists()
+    events = events_in(path.with_name("out.rank2.json"))
+    assert events[0]["args"]["name"] == "rank 2: trainer"
+
+
 @pytest.mark.slow
 def test_perfettos_own_trace_processor_opens_it(path: Path) -> None:
     """It is fetched when it is first used, which needs the internet."""

@@ -194,7 +194,7 @@ def explain(request: dict) -> dict:
     with _iterator(job, scratch) as iterator:
         before = job.train(iterator)
         found = iterator.explain()
-    expected = found.expected
+    expected = found.expected or found.examples_per_second  # no change would bring more
     changed = dataclasses.replace(job, **_DONE.get(name, {}))
     if name == "trainer":  # nothing is to be changed: as much faster as was said, it would run
         changed = dataclasses.replace(job, train_seconds=job.train_seconds / 2)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from typing import TYPE_CHECKING
 
 import numpy as np
+from PIL import Image
 
 from bench.harness.files import copy_files
 from bench.loaders.spec import PARTS, FixedOrder
@@ -103,7 +105,7 @@ class CopyFirst(Stock):
 
 
 class Torch:
-    """``torch.utils.data.DataLoader`` with a data set that returns what Chainer's does."""
+    """``torch.utils.data.DataLoader``."""
 
     is_new_epoch = False
 
@@ -111,7 +113,7 @@ class Torch:
         from torch.utils.data import DataLoader
 
         order = spec.indices().reshape(spec.n_batches, spec.batch_size).tolist()
-        sized = _Sized(dataset, spec.n_examples)
+        sized = _Images(dataset._pairs, spec.root)
         self._batches = iter(DataLoader(sized, batch_sampler=order, num_workers=spec.n_readers))
 
     def next_batch(self) -> list[Example]:
@@ -129,22 +131,60 @@ class Torch:
         del self._batches
 
 
-class _Sized:
-    """A map-style data set for PyTorch, whose examples are collated into tensors."""
+class OverlapTorch(Torch):
+    """``overlapiter.torch.DataLoader``."""
 
-    def __init__(self, dataset: object, length: int) -> None:
-        self._dataset = dataset
-        self._length = length
+    def __init__(self, spec: RunSpec, dataset: object, store: SlowStore | None) -> None:
+        import overlapiter
+
+        order = spec.indices().reshape(spec.n_batches, spec.batch_size).tolist()
+        sized = _Images(dataset._pairs, spec.root)
+        sized = sized if store is None else attach(sized, store)
+        staging = overlapiter.Staging(spec.staging, source=spec.root)
+        self._loader = overlapiter.torch.DataLoader(
+            sized, batch_sampler=order, num_workers=spec.n_readers, staging=staging
+        )
+        self._batches = iter(self._loader)
+
+    statistics = Overlap.statistics
+
+    @property
+    def _iterator(self) -> object:
+        return self._loader
+
+    def close(self) -> None:
+        """End the workers."""
+        super().close()
+        self._loader.close()
+
+
+class _Images:
+    """A map-style data set for PyTorch, with the examples of Chainer's, but without Chainer.
+
+    Args:
+        pairs: ``(path, label)`` of each file.
+        root: Directory that the paths are relative to.
+    """
+
+    def __init__(self, pairs: list[tuple[str, int]], root: str) -> None:
+        self._pairs = pairs
+        self._root = root
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._pairs)
 
-    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
-        image, label = self._dataset[index]
-        return image, np.int32(label)
+    def source_paths(self, index: int) -> list[str]:
+        """Return the files of an example."""
+        return [os.path.join(self._root, self._pairs[index][0])]
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, np.int32]:
+        path, label = self._pairs[index]
+        with open(os.path.join(self._root, path), "rb") as file, Image.open(file) as image:
+            return np.asarray(image, np.float32).transpose(2, 0, 1), np.int32(label)
 
 
 _OURS = ("overlap", "overlap-staged", "overlap-local", "overlap-from-local")
 ADAPTERS = dict.fromkeys(_OURS, Overlap) | {
-    "slow": Stock, "fast": Stock, "copy": CopyFirst, "torch": Torch,
+    "slow": Stock, "fast": Stock, "copy": CopyFirst, "torch": Torch, "torch-local": Torch,
+    "overlap-torch": OverlapTorch, "overlap-torch-staged": OverlapTorch,
 }  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import itertools
 import os
 import time
@@ -91,6 +92,8 @@ def _drive(spec: RunSpec, dataset: object, store: Store, beside: Iterator[None])
     """
     from bench.loaders.adapters import ADAPTERS
 
+    if "torch" in spec.loader:  # a script has imported it before
+        importlib.import_module("torch.utils.data")
     result, kept, marks = RunResult(), {}, [(0.0, 0, 0)]
     cpu_start, start = time.process_time(), time.monotonic()
     loader = ADAPTERS[spec.loader](spec, dataset, store if isinstance(store, SlowStore) else None)

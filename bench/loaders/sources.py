@@ -186,7 +186,7 @@ def prepare_local(specs: list[RunSpec], sources: Sources) -> None:
     longest = max(specs, key=lambda spec: spec.n_batches * spec.batch_size)
     if sources.local != sources.slow:
         copy_files(longest.paths(), sources.slow, sources.local, n_streams=16)
-    staged = [spec for spec in specs if spec.loader == "overlap-staged"]
+    staged = [spec for spec in specs if spec.loader.endswith("-staged")]
     if staged:
         fast = {"open_seconds": 0.0, "stat_seconds": 0.0, "bytes_per_second": math.inf}
         run_in_new_process(dataclasses.replace(staged[0], **fast))
@@ -207,7 +207,7 @@ def fresh(spec: RunSpec) -> RunSpec:
 
 def run_once(spec: RunSpec, *, drops_caches: bool = False) -> dict:
     """Do one run, with its files in the page cache unless that is dropped."""
-    if spec.loader != "overlap-staged":
+    if not spec.loader.endswith("-staged"):
         spec = fresh(spec)
     if drops_caches:
         drop_page_cache()

@@ -20,11 +20,17 @@ LOADERS = {
     "fast": "MultiprocessIterator on the local disk",
     "copy": "copy all files of these mini-batches, then MultiprocessIterator on the copies",
     "torch": "torch.utils.data.DataLoader on the slow store",
+    "torch-local": "torch.utils.data.DataLoader on the local disk",
+    "overlap-torch": "overlapiter.torch.DataLoader on the slow store, nothing staged before",
+    "overlap-torch-staged": "overlapiter.torch.DataLoader, everything staged before",
     "floor": "plain loops over dataset[i], one for each core, local disk",
     "ceiling": "the same beside 64 threads that read every file of the slow store once",
 }
 #: Those that read the slow store; the others read the local disk.
-OF_STORE = ("overlap", "overlap-staged", "slow", "copy", "torch", "ceiling")
+OF_STORE = (
+    *("overlap", "overlap-staged", "overlap-torch", "overlap-torch-staged"),
+    *("slow", "copy", "torch", "ceiling"),
+)
 #: Mini-batches that are kept during a run and compared byte for byte after the clock stopped.
 KEPT_POSITIONS = (0, 10, 50, 200, 999)
 

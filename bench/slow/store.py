@@ -25,6 +25,7 @@ import contextlib
 import copy
 import io
 import os
+import pathlib
 import time
 import weakref
 from collections import Counter
@@ -243,6 +244,10 @@ class SlowStore:
 def _replace_open(opener: Callable[..., IO]) -> None:
     for module in (builtins, io):
         vars(module)["open"] = opener
+    # Python 3.10's pathlib keeps the open that it found when it was imported.
+    accessor = getattr(pathlib, "_normal_accessor", None)
+    if accessor is not None:
+        accessor.open = opener
 
 
 def _release(state: State, owner_pid: int) -> None:

@@ -25,6 +25,7 @@ NOWHERE = -1
 _LOOK_AHEAD = 4
 
 Sizes = NDArray[np.int64]
+Array = NDArray[np.float64]
 
 
 def all_sizes(size_bytes: float | Sequence[int] | Sizes, n_examples: int) -> Sizes:
@@ -40,9 +41,9 @@ def all_sizes(size_bytes: float | Sequence[int] | Sizes, n_examples: int) -> Siz
     return np.diff(np.round(np.arange(n_examples + 1) * float(size_bytes)).astype(np.int64))  # type: ignore[arg-type]  # a number
 
 
-def taken(examples: Indices, sizes: Sizes, capacity_bytes: float) -> Indices:
+def taken(examples: Indices, sizes: Sizes | Array, capacity: float) -> Indices:
     """Return those that fit into a capacity, in this order, up to the first that does not."""
-    return examples[: np.searchsorted(np.cumsum(sizes[examples]), capacity_bytes, side="right")]
+    return examples[: np.searchsorted(np.cumsum(sizes[examples]), capacity, side="right")]
 
 
 def greedy_placement(
@@ -64,11 +65,11 @@ def greedy_placement(
     return by_tier(order, sizes, capacities_bytes)
 
 
-def by_tier(order: Indices, sizes: Sizes, capacities_bytes: Sequence[float]) -> NDArray[np.int8]:
+def by_tier(order: Indices, sizes: Sizes | Array, capacities: Sequence[float]) -> NDArray[np.int8]:
     """Fill tiers one after another, in this order; return the tier of each example or NOWHERE."""
     tiers = np.full(len(sizes), NOWHERE, np.int8)
-    for tier, capacity_bytes in enumerate(capacities_bytes):
-        some = taken(order, sizes, capacity_bytes)
+    for tier, capacity in enumerate(capacities):
+        some = taken(order, sizes, capacity)
         tiers[some] = tier
         order = order[len(some) :]
     return tiers

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from overlapiter.order import Indices
 
 from .model import Array, Clock, System, expected_store_seconds, naive_seconds
-from .placement import Placement
+from .placement import Placement, by_tier
 from .workload import Workload
 
 Policy = Callable[[System, Workload], "float | None"]
@@ -166,15 +166,13 @@ def _tier_schedules(
     )
     sizes = workload.sizes[found]
     order = np.lexsort((first, -counts))
-    tiers = np.full(len(found), -1, np.int8)
+    tiers = by_tier(order, sizes, [tier.capacity for tier in system.tiers])
     there = np.full(len(found), np.inf)
     for number, tier in enumerate(system.tiers):
-        some = order[: np.searchsorted(np.cumsum(sizes[order]), tier.capacity, side="right")]
-        order = order[len(some) :]
+        (some,) = np.nonzero(tiers == number)
         by_use = some[np.argsort(first[some], kind="stable")]
         seconds = system.busy_store_seconds + tier.write_seconds
         there[by_use] = np.cumsum(sizes[by_use]) * seconds / tier.n_threads
-        tiers[some] = number
     return found, tiers, there, inverse
 
 

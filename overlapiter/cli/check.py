@@ -33,7 +33,16 @@ from overlapiter.store.inventory import Accounts, Inventory, Source, StagedFile
 from overlapiter.store.store import Store
 from overlapiter.urls import is_url
 
-from .console import CommandError, Names, Progress, count_words, printable, size_words
+from .console import (
+    CommandError,
+    Names,
+    Progress,
+    add_json,
+    count_words,
+    printable,
+    size_words,
+    tell,
+)
 from .crew import Crew, Part, WatchedOrigin, parts_of
 from .origins import add_reading, check_reading, origin_of, storage_options
 from .place import add_directory, chosen, opened, recorded, store_of
@@ -68,12 +77,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     reading = "read the sources, too: takes as long as staging"
     parser.add_argument("--checksum", action="store_true", help=reading)
     add_reading(parser, _READS_IN_FLIGHT)
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Check; return the exit code."""
     check_reading(arguments)
-    report = _Report()
+    report = _Report(arguments)
     try:
         with opened(arguments.directory) as inventory:
             inventory.check()
@@ -89,14 +99,31 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 class _Report:
-    """Prints what is wrong; ``is_bad`` if some of it was not repaired."""
+    """Prints what is good and what is wrong; ``is_bad`` if some of it was not repaired."""
 
     is_bad = False
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._place = ""
+
+    def begin(self, place: str) -> None:
+        """Go on to a source root, or to the directory."""
+        self._place = place
+        if not self._arguments.json:
+            print(printable(place))
+
+    def good(self, text: str, n: int, thing: str) -> None:
+        """Tell of so many things that are right."""
+        facts = {"place": self._place, "state": "good", "n": n, "thing": thing}
+        tell(self._arguments, f"  good     {text}", **facts)
 
     def wrong(self, text: str, n: int = 0, thing: str = "", *, is_repaired: bool = False) -> None:
         """Tell of something, or of a number of things."""
         number = f"{count_words(n, thing):>14}   " if thing else ""
-        print(f"  {'repaired' if is_repaired else 'wrong':8} {number}{text}")
+        state = "repaired" if is_repaired else "wrong"
+        facts = {"place": self._place, "state": state, "n": n or None, "thing": thing or None}
+        tell(self._arguments, f"  {state:8} {number}{text}", **facts, what=text)
         self.is_bad |= not is_repaired
 
 
@@ -115,7 +142,7 @@ def _check(inventory: Inventory, arguments: argparse.Namespace, report: _Report)
             stack.enter_context(recorded(store, dict))
         for source in sources:
             _check_files(_Verifier(inventory, source, arguments), store, report)
-        print(printable(inventory.directory))
+        report.begin(inventory.directory)
         _check_segments(inventory, before, store, report)
 
 
@@ -126,8 +153,9 @@ def _check_files(verifier: _Verifier, store: Store | None, report: _Report) -> N
         bad = [finding.file.extent for finding in findings if finding.is_bad]
         for some in parts_of(bad, _DROPPED_AT_ONCE):
             store.drop(some)
-    print(printable(verifier.source.root))
-    print(f"  good     {count_words(n_files - len(findings), 'file'):>14}")
+    report.begin(verifier.source.root)
+    n_good = n_files - len(findings)
+    report.good(f"{count_words(n_good, 'file'):>14}", n_good, "file")
     names: dict[tuple[str, bool], list[str]] = defaultdict(list)
     for file, fault, is_bad in findings:
         names[fault, store is not None and is_bad].append(file.name)
@@ -160,7 +188,8 @@ def _check_segments(
             f"staged: something else writes there; `overlapiter evict --all` begins anew"
         )
     if not report.is_bad:
-        print(f"  good     nothing else is wrong, {now.total_bytes:,} bytes are in use")
+        text = f"nothing else is wrong, {now.total_bytes:,} bytes are in use"
+        report.good(text, now.total_bytes, "byte")
 
 
 class _Verifier:

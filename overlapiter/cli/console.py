@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import errno
 import io
+import json
 import os
 import sys
 import time
@@ -48,6 +50,17 @@ class UsageError(CommandError):
 def say(text: str) -> None:
     """Print to standard error."""
     print(text, file=sys.stderr, flush=True)
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Declare that a command, which speaks by :func:`tell`, also speaks to machines."""
+    words = "print an object of JSON a line, all sizes in bytes"
+    parser.add_argument("--json", action="store_true", help=words)
+
+
+def tell(arguments: argparse.Namespace, text: str, **facts: object) -> None:
+    """Print a result: a line for people, or its facts for machines."""
+    print(json.dumps(facts) if arguments.json else text)
 
 
 @contextlib.contextmanager

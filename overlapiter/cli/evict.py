@@ -29,7 +29,17 @@ from overlapiter.store.inventory import Inventory, Listing, Source
 from overlapiter.store.segments import aligned
 
 from . import place
-from .console import Names, Progress, UsageError, count_words, is_confirmed, say, size_words
+from .console import (
+    Names,
+    Progress,
+    UsageError,
+    add_json,
+    count_words,
+    is_confirmed,
+    say,
+    size_words,
+    tell,
+)
 from .crew import parts_of
 from .filelist import add_list, read_list
 
@@ -58,6 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_list(parser, "remove the files that this list names, as for stage", "?")
     parser.add_argument("--yes", action="store_true", help="do not ask, in a terminal")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -75,7 +86,7 @@ def run(arguments: argparse.Namespace) -> int:
         files = _listing(inventory, sources, arguments)
         keys, size_bytes, names = _victims(files, arguments.to_free, inventory.block_bytes)
         if not keys:
-            print("nothing to remove: no such file is staged")
+            tell(arguments, "nothing to remove: no such file is staged", n_removed=0)
             return 0
         n_running = sum(run["end"] == "running" for run in inventory.runs(0))
         if n_running:
@@ -86,14 +97,14 @@ def run(arguments: argparse.Namespace) -> int:
         what = f"{count_words(len(keys), 'file')}, {size_words(size_bytes)} ({names})"
         if (status := _asked(what, arguments)) is not None:
             return status
-        _remove(inventory, sources[0], keys)
+        _remove(inventory, sources[0], keys, arguments)
     return 0
 
 
 def _asked(what: str, arguments: argparse.Namespace) -> int | None:
     """Say what would be removed, or ask; return the exit code if that is all."""
     if arguments.dry_run:
-        print(f"would remove {what}")
+        tell(arguments, f"would remove {what}", would_remove=what)
         return 0
     return None if arguments.yes or is_confirmed(f"remove {what}?") else 1
 
@@ -130,7 +141,9 @@ def _victims(files: Listing, to_free: str | None, block_bytes: int) -> tuple[lis
     return keys, size_bytes, names
 
 
-def _remove(inventory: Inventory, source: Source, keys: list[int]) -> None:
+def _remove(
+    inventory: Inventory, source: Source, keys: list[int], arguments: argparse.Namespace
+) -> None:
     n_files = size_bytes = 0
     store = place.store_of(inventory, source, "evict")
     try:
@@ -142,7 +155,8 @@ def _remove(inventory: Inventory, source: Source, keys: list[int]) -> None:
                 n_files, size_bytes = n_files + len(gone), size_bytes + sum(gone.values())
                 shown.advance(sum(gone.values()), len(some))
     finally:
-        print(f"removed {count_words(n_files, 'file')}, {size_words(size_bytes)}")
+        text = f"removed {count_words(n_files, 'file')}, {size_words(size_bytes)}"
+        tell(arguments, text, n_removed=n_files, size_bytes=size_bytes)
 
 
 def _remove_old(directory: str, arguments: argparse.Namespace) -> int:
@@ -150,7 +164,8 @@ def _remove_old(directory: str, arguments: argparse.Namespace) -> int:
     paths = old_store(directory)
     named = Names(map(os.path.basename, paths))
     if not paths:
-        print("nothing to remove: no earlier version has staged anything here")
+        text = "nothing to remove: no earlier version has staged anything here"
+        tell(arguments, text, n_removed=0)
         return 0
     if (status := _asked(f"{named}", arguments)) is not None:
         return status
@@ -159,5 +174,5 @@ def _remove_old(directory: str, arguments: argparse.Namespace) -> int:
             shutil.rmtree(path)
         else:
             os.unlink(path)  # a link itself, not what it leads to
-    print(f"removed {named}")
+    tell(arguments, f"removed {named}", n_removed=len(paths))
     return 0

@@ -25,7 +25,16 @@ from overlapiter.store.generation import segment_path
 from overlapiter.store.inventory import Inventory, StagedFile
 from overlapiter.urls import is_url
 
-from .console import CommandError, Names, Progress, count_words, error_words, size_words
+from .console import (
+    CommandError,
+    Names,
+    Progress,
+    add_json,
+    count_words,
+    error_words,
+    size_words,
+    tell,
+)
 from .place import add_directory, chosen, new_directory, only_one, opened
 
 _CHUNK_BYTES = 1 << 20
@@ -38,6 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("to", metavar="TO", help="a directory, which is made if it is missing")
     pattern = "copy only these, as for ls"
     parser.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help=pattern)
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -63,11 +73,13 @@ def run(arguments: argparse.Namespace) -> int:
         except OSError as error:
             raise CommandError(f"{to}: {error_words(error)}") from error
         finally:
-            print(f"copied {count_words(n_copied, 'file')}, {size_words(size_bytes)}, to {to}")
+            text = f"copied {count_words(n_copied, 'file')}, {size_words(size_bytes)}, to {to}"
+            tell(arguments, text, n_copied=n_copied, size_bytes=size_bytes, to=to)
     if n_found:
-        print(f"found {count_words(n_found, 'file')}, there already")
+        tell(arguments, f"found {count_words(n_found, 'file')}, there already", n_found=n_found)
     for reason, names in failed.items():
-        print(f"not copied: {names} ({reason})")
+        text = f"not copied: {names} ({reason})"
+        tell(arguments, text, not_copied=str(names), reason=reason)
     return 0 if files.n_files and not failed else 1
 
 

@@ -18,13 +18,13 @@ class Job(NamedTuple):
     Attributes:
         pid: The trainer.
         inode: Of the counters; a trainer may have several iterators.
-        command: What it runs: the interpreter and the script.
+        program: What it runs: the script, or the module.
         board: The counters, which go on after the process has ended, without changing.
     """
 
     pid: int
     inode: int
-    command: str
+    program: str
     board: StatsBoard
 
 
@@ -50,15 +50,16 @@ def find_jobs(pid: int | None = None) -> list[Job]:
     for each in pids if pid is None else [pid]:
         for board, inode in boards_of(each):
             # A process forked from a trainer, which has a higher number mostly, holds it, too.
-            jobs.setdefault(inode, Job(each, inode, _command_of(each), board))
+            jobs.setdefault(inode, Job(each, inode, _program_of(each), board))
     return [*jobs.values()]
 
 
-def _command_of(pid: int) -> str:
-    """Return the first two words of a command: further ones may be private."""
+def _program_of(pid: int) -> str:
+    """Return the script of a process, or what stands in its place; further words may be private."""
     try:
         with open(f"/proc/{pid}/cmdline", "rb") as file:
             words = file.read().split(b"\0")
     except OSError:
         return ""
-    return os.fsdecode(b" ".join(words[:2]))
+    names = [word for word in words[1:] if word and not word.startswith(b"-")]
+    return os.path.basename(os.fsdecode((names or words)[0]))

@@ -37,11 +37,13 @@ from .console import (
     Names,
     Progress,
     UsageError,
+    add_json,
     count_words,
     duration_words,
     say,
     size_words,
     spoken_warnings,
+    tell,
 )
 from .crew import Crew, Part, WatchedOrigin, answered, parts_of
 from .filelist import FileList, add_list, read_list
@@ -116,6 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how to tell whether a staged file is still as its source (default: %(default)s)",
     )
     add_reading(parser, FIRST_READS_IN_FLIGHT)
+    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -145,7 +148,7 @@ def run(arguments: argparse.Namespace) -> int:
         store.sweep()
         _say_neighbours(store.site.directory, plan.real_source or plan.source)
         _stage(work, files)
-        print(_summary(work, files, time.monotonic() - started))
+        _tell_summary(work, files, time.monotonic() - started, arguments)
     for text in warned:
         say(f"note: {text}")
     return 0 if work.n_well == len(files.paths) and not files.outside else 1
@@ -276,19 +279,22 @@ def _say_neighbours(directory: str, source: str) -> None:
             )
 
 
-def _summary(work: _Work, files: FileList, seconds: float) -> str:
+def _tell_summary(
+    work: _Work, files: FileList, seconds: float, arguments: argparse.Namespace
+) -> None:
     n, named = work.n, work.names
     n["outside"], named["outside"] = len(files.outside), {"": Names(files.outside)}
     n["no room" if n["no room"] else "left"] += len(files.paths) + n["outside"] - n.total()
     speed = f"{size_words(work.copied_bytes)} in {duration_words(seconds)}"
     if work.copied_bytes:
         speed += f", {size_words(work.copied_bytes / max(seconds, 1e-3))}/s"
-    lines = []
     for fate, text in _FATES.items():
         reasons = [f"{some} ({why})" if why else f"{some}" for why, some in named[fate].items()]
         if fate == "missing" and n[fate] == len(files.paths):
             reasons[-1] += ": none is there; see whether --source and --labels fit"
         if n[fate]:
             words = text.format(speed=speed, names="; ".join(reasons))
-            lines.append(f"{fate:8} {count_words(n[fate], 'file'):>15}   {words}")
-    return "\n".join(lines)
+            text = f"{fate:8} {count_words(n[fate], 'file'):>15}   {words}"
+            copied_bytes = work.copied_bytes if fate == "staged" else None
+            facts = {"fate": fate, "n_files": n[fate], "size_bytes": copied_bytes}
+            tell(arguments, text, **facts, names="; ".join(reasons), seconds=seconds)

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from typing import TYPE_CHECKING, NamedTuple
@@ -129,15 +128,14 @@ def _write_metrics(arguments: argparse.Namespace, seen: list[_Seen]) -> None:
 
 
 def _name(seen: _Seen) -> str:
-    words = seen.job.command.split()
-    return printable(os.path.basename(words[-1])) if words else "-"
+    return printable(seen.job.program) or "-"
 
 
 def _facts(seen: _Seen) -> dict[str, object]:
     advice = seen.explanation
     return {
         "pid": seen.job.pid,
-        "command": seen.job.command,
+        "program": seen.job.program,
         "stats": seen.stats.as_dict(),
         "cause": advice.cause.value,
         "explanation": advice.text,

@@ -22,12 +22,13 @@ from overlapiter.store.breaker import Breaker
 from overlapiter.store.elsewhere import Holders, Take
 
 from .connection import Address, Connection
+from .pace import Pace, Way
 from .protocol import COMING, FRESH, MOST_NAMES, PeerError, Record
 
 #: Requests that are on their way to a node at the same time.
 _MOST_REQUESTS = 2
 #: A request asks for about so many bytes, so that no file waits long behind others.
-_REQUEST_BYTES = 1 << 20
+_REQUEST_BYTES = 2 << 20
 #: How long a file is waited for that its holder is about to have, and how often it is asked for.
 _PATIENCE_SECONDS, _PAUSE_SECONDS = 1.0, 0.01
 #: A lane that has had nothing to do for so long ends its thread and its connection.
@@ -87,13 +88,14 @@ class PeerFile:
 class _Want:
     """A file that is wanted from peers."""
 
-    __slots__ = ("deadline", "holders", "left", "name", "take")
+    __slots__ = ("begun", "deadline", "holders", "left", "name", "take")
 
     def __init__(self, name: bytes, holders: Holders, take: Take) -> None:
         self.name = name
         self.holders = holders
         self.left = [*reversed(holders.nodes)]  # that were not asked
         self.take = take
+        self.begun = 0.0  # when the holder that is asked had it to answer
         self.deadline = 0.0  # until when the holder that is asked may be about to have it
 
 
@@ -108,7 +110,12 @@ class Peers:
     def __init__(self, plan: PeersPlan, count_fault: Callable[[], None]) -> None:
         self._plan = plan
         self.count_fault = count_fault
-        self._lanes = [_Lane(self, node) for node in range(len(plan.nodes))]
+        self._store = Pace()
+        self._lanes = [_Lane(self, node, Way(self._store)) for node in range(len(plan.nodes))]
+
+    def note_store(self, took_seconds: float) -> None:
+        """Take note of how long the slow store has taken for a file."""
+        self._store.note(took_seconds)
 
     def fetch(self, name: bytes, holders: Holders, take: Take) -> None:
         """Fetch a file; see :class:`~overlapiter.store.elsewhere.Fetches`."""
@@ -119,10 +126,11 @@ class Peers:
         now_seconds = time.monotonic()
         while want.left:
             node = want.left.pop()
-            if node != self._plan.own and self._lanes[node].breaker.is_passable(now_seconds):
+            if node != self._plan.own and self._lanes[node].is_passable(now_seconds):
                 is_first = len(want.left) == len(want.holders.nodes) - 1
                 is_coming = want.holders.is_coming and is_first
                 want.deadline = now_seconds + _PATIENCE_SECONDS if is_coming else 0.0
+                want.begun = now_seconds
                 self._lanes[node].put(want)
                 return
         want.take(None)
@@ -143,14 +151,14 @@ class _Lane:
     """The way to one node.
 
     Attributes:
-        breaker: Says when the node may be asked.
         is_closed: Whether the connection is to end as soon as nothing waits for it.
     """
 
-    def __init__(self, peers: Peers, node: int) -> None:
+    def __init__(self, peers: Peers, node: int, way: Way) -> None:
         self._peers = peers
+        self._way = way
         self._node = node
-        self.breaker = Breaker()
+        self._breaker = Breaker()
         self._wakes = threading.Condition()
         self._waiting: collections.deque[_Want] = collections.deque()
         self._later: list[tuple[float, int, _Want]] = []  # to be asked for again, and when
@@ -160,6 +168,10 @@ class _Lane:
         self._n_failures = 0
         self._connection: Connection | None = None
         self._asked: collections.deque[collections.deque[_Want]] = collections.deque()
+
+    def is_passable(self, now_seconds: float) -> bool:
+        """Return whether the node may be asked: it answers, and not later than the slow store."""
+        return self._breaker.is_passable(now_seconds) and self._way.is_good(now_seconds)
 
     def put(self, want: _Want) -> None:
         """Have a file asked for."""
@@ -227,11 +239,12 @@ class _Lane:
         assert connection is not None
         batch = self._asked[0]
         records = connection.answer(len(batch))
-        self.breaker.succeeded()
+        self._breaker.succeeded()
         for record in records:
             file = PeerFile(connection, record) if record.has_bytes else None
             is_right = file is not None and batch[0].take(file)
             want = batch.popleft()
+            self._way.note(time.monotonic() - want.begun)
             if not is_right:
                 self._ask_again(want, record)
             if file is not None:
@@ -264,7 +277,7 @@ class _Lane:
 
     def _put_off(self, want: _Want) -> None:
         with self._wakes:
-            at_seconds = time.monotonic() + _PAUSE_SECONDS
+            at_seconds = want.begun = time.monotonic() + _PAUSE_SECONDS
             heapq.heappush(self._later, (at_seconds, next(self._numbers), want))
 
     # --- failures -----------------------------------------------------------------------------
@@ -272,7 +285,7 @@ class _Lane:
     def _fail(self) -> None:
         """Leave the node alone for a moment; what was asked of it is asked of others."""
         self._n_failures += 1
-        self.breaker.failed(time.monotonic())
+        self._breaker.failed(time.monotonic())
         self._peers.count_fault()
         self._close()
         with self._wakes:

@@ -2,7 +2,8 @@
 
 One process with one thread; it waits in ``epoll``, so an idle one costs nothing. What a connection
 may take is bounded: a request in memory, a time for each step, and how many connections there are.
-The bytes go from the page cache of the segment to the socket, without passing through Python.
+Bytes are read from the page cache for many files at once and sent by one call; on the loopback that
+costs less than ``sendfile``.
 """
 
 from __future__ import annotations
@@ -49,6 +50,8 @@ _TURN_BYTES = 1 << 20
 #: Segments that are open at the same time.
 _MOST_SEGMENTS = 64
 _READ_BYTES = 64 << 10
+#: What is read of segments at once, to be sent by one call.
+_COPIED_BYTES = 256 << 10
 
 
 class Finds(Protocol):
@@ -117,6 +120,7 @@ class _Connection:
         received: What has come and is not used yet.
         deadline: When the present step has lasted too long; 0 if there is none.
         head: What is to be sent next.
+        memory: What the bytes of files are read into; None while there are none.
         pieces: What is to be sent after it: segments, starts and sizes of bytes.
     """
 
@@ -127,6 +131,7 @@ class _Connection:
         self.received = bytearray()
         self.deadline = time.monotonic() + STEP_SECONDS
         self.head = memoryview(nonce)
+        self.memory: bytearray | None = None
         self.pieces: collections.deque[tuple[_Segment, int, int]] = collections.deque()
         self.requests: Seal
         self.answers: Seal
@@ -169,6 +174,7 @@ class Server:
         self._most_peers = most_peers
         self._since = since
         self._segments = _Segments()
+        self._idle: list[bytearray] = []  # memory of connections that have sent everything
         self._selector = selectors.DefaultSelector()
         self._connections: dict[_Connection, None] = {}  # the one that came first is the first
         self._ready: dict[_Connection, None] = {}  # may send, and have had their turn
@@ -328,26 +334,41 @@ class Server:
     def _send(self, connection: _Connection) -> None:
         """Send what does not block, up to a turn's worth. Raises BlockingIOError or OSError."""
         self._ready.pop(connection, None)
-        end, pieces = connection.socket, connection.pieces
         n_left = _TURN_BYTES
         connection.deadline = time.monotonic() + STEP_SECONDS
-        while connection.head:
-            flags = socket.MSG_MORE if pieces else 0
-            connection.head = connection.head[end.send(connection.head, flags) :]
-        while pieces:
-            segment, start, size = pieces[0]
-            while size:
-                n_sent = os.sendfile(end.fileno(), segment.fd, start, size)
-                if not n_sent:
-                    raise PeerError("a segment was cut")
-                start, size, n_left = start + n_sent, size - n_sent, n_left - n_sent
-                pieces[0] = segment, start, size
-                if n_left <= 0 and (size or len(pieces) > 1):
-                    self._ready[connection] = None
-                    return
-            pieces.popleft()[0].n_users -= 1
+        while connection.is_sending:
+            if n_left <= 0:
+                self._ready[connection] = None
+                return
+            if not connection.head:
+                self._fill(connection)
+            flags = socket.MSG_MORE if connection.pieces else 0
+            n_sent = connection.socket.send(connection.head, flags)
+            connection.head = connection.head[n_sent:]
+            n_left -= n_sent
+        if connection.memory is not None:
+            self._idle.append(connection.memory)
+            connection.memory = None
         if connection.is_known and not connection.received:
             connection.deadline = 0.0  # it may rest for as long as it likes
+
+    def _fill(self, connection: _Connection) -> None:
+        """Read what to send next, of several files if they are small."""
+        if connection.memory is None:
+            connection.memory = self._idle.pop() if self._idle else bytearray(_COPIED_BYTES)
+        memory, pieces = memoryview(connection.memory), connection.pieces
+        n_bytes = 0
+        while pieces and n_bytes < _COPIED_BYTES:
+            segment, start, size = pieces.popleft()
+            n_read = os.preadv(segment.fd, [memory[n_bytes : n_bytes + size]], start)
+            n_bytes += n_read
+            if n_read == size:
+                segment.n_users -= 1
+                continue
+            pieces.appendleft((segment, start + n_read, size - n_read))
+            if not n_read:
+                raise PeerError("a segment was cut")
+        connection.head = memory[:n_bytes]
 
     def close(self) -> None:
         """Close all connections; the listener stays open for another server."""

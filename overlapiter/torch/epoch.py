@@ -6,10 +6,11 @@ import collections
 import itertools
 import warnings
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from torch._utils import ExceptionWrapper
+from torch.utils import data
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
 
@@ -28,10 +29,7 @@ from overlapiter.torch.orders import (
     order_of,
     put_draws,
 )
-
-if TYPE_CHECKING:
-    from overlapiter.torch.loader import DataLoader
-    from overlapiter.torch.states import Progress
+from overlapiter.torch.states import Progress
 
 #: Without a timeout of the user's, how long a mini-batch may take before a warning.
 STALL_SECONDS = 30.0
@@ -49,7 +47,7 @@ class LocalEpoch(_SingleProcessDataLoaderIter):
         state: Where to go on; None for the start.
     """
 
-    def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None) -> None:
+    def __init__(self, loader: data.DataLoader[Any], state: dict[str, Any] | None) -> None:
         self._progress = loader._set_out()
         super().__init__(loader)
         if loader.seed is not None:
@@ -82,7 +80,7 @@ class Epoch(_BaseDataLoaderIter):
     _feed: Feed | None = None
     _progress: Progress
 
-    def __init__(self, loader: DataLoader[Any], state: dict[str, Any] | None) -> None:
+    def __init__(self, loader: data.DataLoader[Any], state: dict[str, Any] | None) -> None:
         self._shelf = loader._shelf  # not the loader, which may hold this
         self._skipped: SkippedExamples = loader._skipped
         self._progress = loader._set_out()
@@ -102,7 +100,7 @@ class Epoch(_BaseDataLoaderIter):
         super()._reset(loader, first_iter)
         self._begin(loader, 0)
 
-    def _begin(self, loader: DataLoader[Any], n_to_skip: int) -> None:
+    def _begin(self, loader: data.DataLoader[Any], n_to_skip: int) -> None:
         self._pending: collections.deque[Keys] = collections.deque()  # taken from the sampler
         self._foreseen: Iterator[Keys] | None = None
         self._submitted: collections.deque[Keys] = collections.deque()  # foreseen, not yet taken
@@ -131,7 +129,7 @@ class Epoch(_BaseDataLoaderIter):
                 self._submit_foreseen(keys)
         self._pipeline.flush()
 
-    def _feed_of(self, loader: DataLoader[Any], first: list[Keys]) -> Feed:
+    def _feed_of(self, loader: data.DataLoader[Any], first: list[Keys]) -> Feed:
         if self._feed is not None:
             self._pipeline.reset()
             return self._feed
@@ -251,10 +249,10 @@ class Epoch(_BaseDataLoaderIter):
         except Exception as error:
             return FailedBatch(RemoteError(type(error), described(error)[1], ""), None)
 
-    def _pinned(self, data: Any) -> Any:
+    def _pinned(self, batch: Any) -> Any:
         if not self._pin_memory:
-            return data
-        return _utils.pin_memory.pin_memory(data, self._pin_memory_device)
+            return batch
+        return _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
 
     def _wait(self) -> Collated | FailedBatch:
         while True:

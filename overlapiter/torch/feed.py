@@ -8,10 +8,11 @@ import os
 import pickle
 import time
 from collections.abc import Callable
-from typing import IO, TYPE_CHECKING, Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import torch
 import xxhash
+from torch.utils import data
 from torch.utils.data import default_collate
 
 from overlapiter.errors import OptionError
@@ -23,9 +24,6 @@ from overlapiter.torch.pinned import TorchLocker
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.launch import start_forkserver
 from overlapiter.workers.start.parcel import Parcel
-
-if TYPE_CHECKING:
-    from overlapiter.torch.loader import DataLoader
 
 #: What the forkserver is to import, so that the processes forked from it need not.
 PRELOAD = ("overlapiter.workers.supervisor.main", "overlapiter.torch.face")
@@ -96,7 +94,7 @@ class Shelf:
             feed.pipeline.close()
 
 
-def begin(loader: DataLoader[Any], renewal: Renewal, first_indices: list[int]) -> Feed:
+def begin(loader: data.DataLoader[Any], renewal: Renewal, first_indices: list[int]) -> Feed:
     """Return a feed for an epoch of a loader: the one on its shelf if that will do, or a new one.
 
     Its file readers are fresh processes in either case, with the dataset as it is now.
@@ -114,7 +112,7 @@ def begin(loader: DataLoader[Any], renewal: Renewal, first_indices: list[int]) -
     face = _face_of(loader)
     options = _options_of(loader)
     loader._shelf.is_closed = False
-    old = loader._shelf.take()
+    old: Feed | None = loader._shelf.take()
     if old is not None:
         with contextlib.suppress(Exception):  # explained below
             if old.options == options and old.digest == digest_of(face):
@@ -126,7 +124,7 @@ def begin(loader: DataLoader[Any], renewal: Renewal, first_indices: list[int]) -
     return feed
 
 
-def _face_of(loader: DataLoader[Any]) -> TorchFace:
+def _face_of(loader: data.DataLoader[Any]) -> TorchFace:
     return TorchFace(
         loader.dataset,
         None if loader.collate_fn is default_collate else loader.collate_fn,
@@ -136,7 +134,7 @@ def _face_of(loader: DataLoader[Any]) -> TorchFace:
     )
 
 
-def _options_of(loader: DataLoader[Any]) -> tuple[Any, ...]:
+def _options_of(loader: data.DataLoader[Any]) -> tuple[Any, ...]:
     """Return what a pipeline depends on besides the dataset."""
     skipping = loader.bad_examples != "raise"
     is_pinned = bool(loader.pin_memory) and torch.cuda.is_available()
@@ -152,7 +150,7 @@ def _options_of(loader: DataLoader[Any]) -> tuple[Any, ...]:
 
 
 def _new_feed(
-    loader: DataLoader[Any],
+    loader: data.DataLoader[Any],
     face: TorchFace,
     options: tuple[Any, ...],
     renewal: Renewal,
@@ -188,7 +186,7 @@ def _new_feed(
     return Feed(pipeline, options, digest_of(face))
 
 
-def _size_of(loader: DataLoader[Any], is_staging: bool) -> int:
+def _size_of(loader: data.DataLoader[Any], is_staging: bool) -> int:
     """Return the examples in the dataset; 0 where it does not say and that is not needed."""
     try:
         return len(loader.dataset)

@@ -127,6 +127,36 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             warn_if_failure_hangs()
             start_forkserver(PRELOAD)  # it imports PyTorch meanwhile
 
+    @classmethod
+    def like(
+        cls,
+        other: torch.utils.data.DataLoader[T],
+        *,
+        staging: Staging | None = None,
+        seed: int | None = None,
+        bad_examples: BadExamples = "raise",
+    ) -> DataLoader[T]:
+        """Return a loader with the arguments of another one, which a library has made.
+
+        Args:
+            other: The other loader.
+            staging: As for the class, and so are the others.
+            seed: See there.
+            bad_examples: See there.
+        """
+        batching: dict[str, Any] = {"batch_sampler": other.batch_sampler}
+        if other.batch_size is not None or other.batch_sampler is None:
+            batching = {name: getattr(other, name) for name in ("batch_size", "drop_last")}
+            batching["sampler"] = other.sampler
+        names = (
+            *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
+            *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
+            *("pin_memory_device", "in_order"),
+        )
+        same = {name: getattr(other, name) for name in names}
+        ours = {"staging": staging, "seed": seed, "bad_examples": bad_examples}
+        return cls(other.dataset, **batching, **same, **ours)
+
     def _check_workers(self) -> None:
         for option, given in (
             ("staging", self.staging is not None),

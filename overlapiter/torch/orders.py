@@ -199,7 +199,7 @@ def order_of(batches: Sequence[Keys]) -> Indices | None:
 
 def as_indices(keys: Sequence[Any]) -> Any:
     """Return keys as an array: of integers, or of objects if some are none."""
-    if all(type(key) is int for key in keys):
+    if set(map(type, keys)) <= {int}:
         with contextlib.suppress(OverflowError):
             return np.array(keys, np.intp)
     array = np.empty(len(keys), object)

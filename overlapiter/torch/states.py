@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from torch.utils import data
 
 from overlapiter.errors import OptionError
 from overlapiter.order import Indices
@@ -20,9 +21,6 @@ from overlapiter.torch.orders import (
     put_draws,
     samplers_of,
 )
-
-if TYPE_CHECKING:
-    from overlapiter.torch.loader import DataLoader
 
 _VERSION = 1
 
@@ -46,7 +44,7 @@ class Progress:
         is_over: Whether the epoch is.
     """
 
-    def __init__(self, loader: DataLoader[Any], number: int) -> None:
+    def __init__(self, loader: data.DataLoader[Any], number: int) -> None:
         self.number = number
         self.draws = draws_of(loader)
         self.has_base_seed = True
@@ -75,7 +73,7 @@ class State(dict[str, Any]):
     """
 
     @staticmethod
-    def check(loader: DataLoader[Any], state: dict[str, Any]) -> None:
+    def check(loader: data.DataLoader[Any], state: dict[str, Any]) -> None:
         """Refuse what does not fit a loader.
 
         Raises:
@@ -100,11 +98,11 @@ class State(dict[str, Any]):
             )
 
 
-def _size_of(loader: DataLoader[Any]) -> int:
+def _size_of(loader: data.DataLoader[Any]) -> int:
     return len(loader.dataset) if hasattr(type(loader.dataset), "__len__") else -1
 
 
-def _state(loader: DataLoader[Any], epoch: int, n_taken: int, draws: Draws | None) -> State:
+def _state(loader: data.DataLoader[Any], epoch: int, n_taken: int, draws: Draws | None) -> State:
     sampler = samplers_of(loader)[-1]
     return State(
         version=_VERSION,
@@ -118,7 +116,7 @@ def _state(loader: DataLoader[Any], epoch: int, n_taken: int, draws: Draws | Non
     )
 
 
-def begun_state(loader: DataLoader[Any], epoch: Progress) -> State:
+def begun_state(loader: data.DataLoader[Any], epoch: Progress) -> State:
     """Return the state amid an epoch."""
     state = _state(loader, epoch.number, epoch.n_taken, epoch.draws)
     state["sampler_epoch"] = epoch.sampler_epoch
@@ -131,7 +129,7 @@ def begun_state(loader: DataLoader[Any], epoch: Progress) -> State:
     return state
 
 
-def state_between(loader: DataLoader[Any]) -> State:
+def state_between(loader: data.DataLoader[Any]) -> State:
     """Return the state before an epoch."""
     state = _state(loader, loader._n_begun, 0, draws_of(loader))
     state["draws"] = (None, state["draws"][1])
@@ -144,7 +142,7 @@ def state_between(loader: DataLoader[Any]) -> State:
 
 
 @contextlib.contextmanager
-def resumed(loader: DataLoader[Any]) -> Iterator[dict[str, Any] | None]:
+def resumed(loader: data.DataLoader[Any]) -> Iterator[dict[str, Any] | None]:
     """Bring samplers and generators to where the epoch of a loaded state began.
 
     What the epoch draws is drawn again inside; afterwards PyTorch's own generator is as before.

@@ -42,7 +42,8 @@ def some_claim(request, monkeypatch):
     return found
 
 
-def test_an_argument_has_the_type_of_its_default(some_claim):
+@pytest.mark.usefixtures("some_claim")
+def test_an_argument_has_the_type_of_its_default():
     options = claim.parse("some", ["--files", "3", "--seed", "4"])
     assert (options.files, options.seed, options.repeats) == (3, 4, 5)
     assert options.out == claim.OWN_RESULTS / "some.json"

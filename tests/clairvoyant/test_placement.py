@@ -24,9 +24,7 @@ def placed(nodes, share: float, n_epochs: int = 2, **options) -> Placement:
 def test_what_the_nodes_hold_together_has_a_holder_the_node_that_reads_it_first() -> None:
     placement = placed(FOUR, 0.3)
     assert (placement.holders()[:, 0] == placement.first_readers).all()
-    assert (
-        np.count_nonzero(placement.holders()[:, 1] != NOWHERE) == 0.2 * N
-    )  # the rest
+    assert np.count_nonzero(placement.holders()[:, 1] != NOWHERE) == 0.2 * N  # the rest
 
 
 @pytest.mark.parametrize(("nodes", "share"), [(FOUR, 0.15), (TWO, 0.3)])

@@ -81,6 +81,16 @@ def test_the_report_and_the_figure(profile, tmp_path) -> None:
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_what_doctor_saves_is_a_profile(source, listing, tmp_path) -> None:
+    words = ("--source", source, "--to", tmp_path / "fast", "--seconds", 1)
+    done = overlapiter("doctor", listing, *words, "--save", tmp_path / "node.json")
+    assert done.returncode == 0, done.stderr
+    assert "Recommended" in done.stdout
+    found = planned(tmp_path / "node.json", "--capacity", "50%", "--nodes", 2)
+    assert found["epochs"]["first"]["store_bytes"] == pytest.approx(found["job"]["dataset_bytes"])
+    assert found["epochs"]["later"]["missed_share"] == pytest.approx(0, abs=0.1)
+
+
 @pytest.mark.parametrize(
     ("content", "words", "message"),
     [

@@ -311,6 +311,22 @@ def test_the_class_can_be_subscripted_and_subclassed() -> None:
     loader.close()
 
 
+@pytest.mark.parametrize(
+    "options",
+    [{"batch_size": 4, "shuffle": True}, {"batch_sampler": D.Sizes()}, {"batch_size": None}],
+)
+def test_a_loader_of_a_librarys_making_can_be_replaced_by_one_like_it(options: Any) -> None:
+    original = data.DataLoader(D.Made("tuple"), num_workers=2, prefetch_factor=3, **options)
+    loader = DataLoader.like(original, seed=1)
+    found = []
+    for each in (original, loader):
+        torch.manual_seed(1)
+        found.append(list(each))
+    assert_same(*found)
+    assert (loader.seed, loader.prefetch_factor) == (1, 3)
+    loader.close()
+
+
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_every_start_method_is_accepted(plain_pair: Pair, context: str) -> None:
     loader = plain_pair.ours(D.Made("int"), 4, multiprocessing_context=context)

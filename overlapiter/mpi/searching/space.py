@@ -15,7 +15,6 @@ A TOML file says which settings are searched and which are fixed::
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -92,32 +91,6 @@ class Space:
     def to_json(self) -> str:
         """Return the space as text; equal spaces give equal texts."""
         return json.dumps(dataclasses.asdict(self), sort_keys=True)
-
-    def grid(self, n_each: int) -> list[Values]:
-        """Return the settings of a grid, with at most so many values of each range.
-
-        Args:
-            n_each: At least 2.
-        """
-        axes = []
-        for name, possible in self.searched.items():
-            values = possible if isinstance(possible, list) else _spaced(possible, n_each)
-            axes.append([(name, value) for value in values])
-        return [{**self.fixed, **dict(point)} for point in itertools.product(*axes)]
-
-
-def _spaced(possible: Range, n: int) -> list[float]:
-    """Return equally distant values of a range, by their logarithms where it says so."""
-    low, high = float(possible.low), float(possible.high)
-    shares = [i / (n - 1) for i in range(n)]
-    if possible.log:
-        found = [low * (high / low) ** share for share in shares]
-    else:
-        found = [low + (high - low) * share for share in shares]
-    if isinstance(possible.low, int) and isinstance(possible.high, int):
-        steps = (round((value - low) / possible.step) for value in found)
-        return sorted({possible.low + possible.step * step for step in steps})
-    return found
 
 
 def space_of(tables: Mapping[str, Any], given: Mapping[str, Any]) -> Space:

@@ -119,6 +119,7 @@ class Prefetcher:
         self._threads = Threads(self._work)
         self._stores = plan.stores(run, self._warn)
         self._key_of = self._stores[0].key_of
+        self._peers = None if plan.peers is None else Peers(plan.peers, self._count_peer_fault)
         self._stager = Stager(
             self._stores,
             TracedOrigin(plan.origin(), trace) if trace.is_on else plan.origin(),
@@ -126,7 +127,7 @@ class Prefetcher:
             self._threads.put,
             self._warn,
             self._note_answer,
-            None if plan.peers is None else Peers(plan.peers, self._count_peer_fault),
+            self._peers,
         )
         self._evictor = Evictor(dataset, self._stager, self._count_evicted)
         self._lock = threading.Lock()
@@ -392,6 +393,8 @@ class Prefetcher:
         self._threads.note_answer(took_ns)
         if not n_bytes:
             return
+        if self._peers is not None:
+            self._peers.note_store(took_ns / 1e9)
         with self._lock:
             row = self._row
             row.add_latency(took_ns)

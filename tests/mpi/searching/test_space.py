@@ -54,19 +54,12 @@ def test_arguments_of_the_model_are_kept_apart() -> None:
     assert split(space.suggest(FirstOfAll())) == ({"batch": 8}, {"n_hidden": 32})
 
 
-def test_a_grid_has_all_combinations() -> None:
-    grid = space_of({"space": SPACE, "settings": {"epochs": 3}}, {}).grid(4)
-    assert len(grid) == 4 * 4 * 2
-    assert [values["batch"] for values in grid[::2][:4]] == [16, 32, 48, 64]
-    rates = sorted({values["learning_rate"] for values in grid})
-    assert rates == pytest.approx([1e-4, 1e-3, 1e-2, 1e-1])
-    assert all(values["epochs"] == 3 for values in grid)
-
-
 def test_a_range_of_two_whole_numbers_is_one_of_whole_numbers() -> None:
     space = space_of({"space": {"batch": {"low": 8, "high": 128, "log": True}}}, {})
     assert space.searched["batch"] == Range(8, 128, 1, log=True)
-    assert [values["batch"] for values in space.grid(5)] == [8, 16, 32, 64, 128]
+    trial = FirstOfAll()
+    space.suggest(trial)
+    assert trial.asked == [("int", "batch", 8, 128, 1, True)]
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,129 @@
+"""What a search of settings finds on the digits, beside a grid of twice as many trials.
+
+Both train the example of ``examples/digits`` in one process, each trial for as many epochs, from
+the same initial weights; the search by Optuna's proposals, the grid with 8 learning rates and 5
+sizes of the mini-batch::
+
+    python -m bench grid
+"""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+from statistics import median
+from typing import TYPE_CHECKING
+
+from bench.harness import isolated
+from bench.harness.claim import Claim
+from bench.harness.isolated import CHECKOUT
+from bench.harness.text import aligned
+from bench.harness.turns import take_turns
+
+if TYPE_CHECKING:
+    import argparse
+    from pathlib import Path
+
+_EXAMPLE = CHECKOUT / "examples/digits"
+_N_RATES, _N_BATCHES = 8, 5
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Add what is run."""
+    text = "of the search, half of the grid's (%(default)s)"
+    parser.add_argument("--trials", type=int, default=20, help=text)
+
+
+def compare(data: Path, n_trials: int, seed: int = 0) -> dict:
+    """Train the grid and search, each once; return the accuracy of every trial.
+
+    Args:
+        data: Folder with ``train.txt`` and ``val.txt`` of the digits; results are written there.
+        n_trials: Of the search.
+        seed: The search's proposals follow from it.
+    """
+    from overlapiter.mpi import search, train
+    from overlapiter.mpi.training.settings import read_toml
+
+    words = _EXAMPLE / "model.py", data / "train.txt", data / "val.txt"
+    tables = read_toml(str(_EXAMPLE / "space.toml"))
+    rates, batches = _axes(tables["space"])
+    of_grid = []
+    for number, (rate, batch) in enumerate(itertools.product(rates, batches)):
+        settings = {**tables["settings"], "learning_rate": rate, "batch": batch}
+        out, shared = str(data / f"grid/{number}"), {"metrics": ("accuracy",), "seed": 0}
+        try:
+            last = train(*words, out=out, restart=True, **shared, **settings)[-1]
+        except Exception:  # a rate so high that the weights are no longer finite
+            last = {"val_accuracy": 0.0}
+        of_grid.append(last["val_accuracy"])
+    out = str(data / f"search-{seed}")
+    study = search(tables, *words, out=out, n_trials=n_trials, seed=seed)
+    of_search = [trial.value if trial.value is not None else 0.0 for trial in study.trials()]
+    return {
+        "grid": {"n": len(of_grid), "best": max(of_grid), "all": of_grid},
+        "search": {"n": n_trials, "best": study.best().value, "all": of_search},
+    }
+
+
+def _axes(space: dict) -> tuple[list[float], list[int]]:
+    """Return the learning rates and mini-batches of the grid, over the ranges of the search."""
+    rate, batch = space["learning_rate"], space["batch"]
+    ratio = (rate["high"] / rate["low"]) ** (1 / (_N_RATES - 1))
+    rates = [rate["low"] * ratio**i for i in range(_N_RATES)]
+    width = (batch["high"] - batch["low"]) / (_N_BATCHES - 1)
+    return rates, [round(batch["low"] + width * i) for i in range(_N_BATCHES)]
+
+
+def take(request: dict) -> dict:
+    """Compare in this process; see :func:`compare`."""
+    from pathlib import Path
+
+    return compare(Path(request["folder"]), request["trials"], request["seed"])
+
+
+def measure(options: argparse.Namespace, scratch: Path) -> dict:
+    """Compare so many times, with another seed each."""
+    make = [sys.executable, str(_EXAMPLE / "make_data.py"), str(scratch)]
+    subprocess.run(make, check=True)
+    points = [{"name": "digits"}]
+    seeds = itertools.count(options.seed)
+
+    def run(_point: dict) -> dict:
+        request = {"folder": str(scratch), "trials": options.trials, "seed": next(seeds)}
+        return isolated.call(take, request)
+
+    take_turns(points, options.repeats, run)
+    return {"points": points, "data": "1,797 handwritten digits of scikit-learn"}
+
+
+def rows(result: dict) -> list[list[str]]:
+    """Return a row for the grid and for the search."""
+    table = [["", "trials", "best val_accuracy", "median of all trials"]]
+    runs = result["points"][0]["runs"]
+    for kind in ("grid", "search"):
+        best = ", ".join(f"{run[kind]['best']:.4f}" for run in runs)
+        middle = median(value for run in runs for value in run[kind]["all"])
+        table.append([kind, str(runs[0][kind]["n"]), best, f"{middle:.3f}"])
+    return table
+
+
+def faults(result: dict) -> list[str]:
+    """Return which searches have found less than the grid."""
+    return [
+        f"search {number} found {run['search']['best']:.4f}, the grid {run['grid']['best']:.4f}"
+        for number, run in enumerate(result["points"][0]["runs"])
+        if run["search"]["best"] < run["grid"]["best"]
+    ]
+
+
+CLAIM = Claim(
+    __doc__,
+    add_options,
+    measure,
+    lambda result: aligned(rows(result)),
+    quick={"trials": 2, "repeats": 1},
+    tables={"grid": rows},
+    faults=faults,
+)

@@ -1,0 +1,145 @@
+"""The planner's model against the world: simulated and measured times of epochs.
+
+``OverlapIterator`` reads files from two emulated stores, with room for three parts of the data set;
+a sleep after each mini-batch stands for training. ``overlapiter.clairvoyant.planner`` forecasts the
+same::
+
+    python -m bench model-times
+
+The model is told what the store gives, what the staging directory holds, and what one more run,
+the calibration, has measured: how fast the loader is while it waits for no data, from a store
+without delay, and how long its processes take to start. It is told nothing of the runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import mean, median
+from typing import TYPE_CHECKING
+
+from bench.harness.claim import Claim
+from bench.harness.options import option
+from bench.harness.text import spread, table
+from bench.loaders.checks import forget_checksums
+from bench.loaders.sources import EpochOptions, epochs_of, prepare, run_in_turns
+from overlapiter.clairvoyant.planner import Forecast, Job, forecast
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+#: MB/s of each store; an open waits ``--open-ms`` in both.
+STORES = (24.0, 8.0)
+FRACTIONS = (0.3, 0.6, 1.0)
+#: A copy takes whole blocks, and segments have a reserve: room for all is more than all.
+_ALL = 1.2
+
+
+@dataclass
+class ModelOptions(EpochOptions):
+    """What is run."""
+
+    examples: int = 1600
+    epochs: int = 4
+    repeats: int = option(2, "interleaved runs of each")
+    train_ms: float = option(20.0, "sleep after each mini-batch")
+
+
+def measure(options: ModelOptions, scratch: Path) -> dict:
+    """Do all runs, and forecast each."""
+    sources = prepare(options, scratch, options.examples)
+    dataset_bytes = sources.capacity_of(1.0, options.examples)
+    usual = {"is_decoding": False, "compute_seconds": options.train_ms / 1e3}
+    free = {**usual, "open_seconds": 0.0, "bytes_per_second": 1e12}
+    points: list[dict] = [{"name": "calibration"}]
+    specs = [epochs_of(options, sources, "overlap", None, **free)]
+    for rate in STORES:
+        for fraction in FRACTIONS:
+            points.append({"mb_per_s": rate, "fraction": fraction})
+            room = fraction if fraction < 1 else _ALL
+            store = {**usual, "bytes_per_second": rate * 1e6}
+            specs.append(epochs_of(options, sources, "overlap", room, **store))
+    run_in_turns(points, specs, options)
+    forget_checksums(points)
+    calibration, *points = points
+    later = median(mean(_seconds(run)[1:]) for run in calibration["runs"])
+    start_seconds = median(run["first_batch_seconds"] for run in calibration["runs"])
+    for point in points:
+        size = median(sum(e["bytes"] for e in run["epochs"][:1]) for run in point["runs"])
+        job = Job(
+            n_examples=options.examples,
+            dataset_bytes=min(size, dataset_bytes),
+            n_epochs=options.epochs,
+            n_nodes=1,
+            ranks_per_node=1,
+            ram_bytes=0,
+            disk_bytes=point["fraction"] * min(size, dataset_bytes) * 1.001,
+            examples_per_second=options.examples / later,
+            store_rate=point["mb_per_s"] * 1e6,
+            store_limit=point["mb_per_s"] * 1e6,
+            disk_rate=1e12,  # in the page cache, and part of the calibration
+            network_rate=1e12,
+        )
+        point["seconds"] = _compared(forecast(job), point["runs"], start_seconds)
+    facts = {"store": f"emulated stores: {options.open_ms:g} ms per open"}
+    facts |= {"later_seconds": later, "start_seconds": start_seconds}
+    errors = [each["error"] for p in points for each in p["seconds"].values()]
+    facts |= {"mean_error": mean(map(abs, errors)), "largest_error": max(map(abs, errors))}
+    return {"data": sources.label, **facts, "points": points, "calibration": calibration["runs"]}
+
+
+def _seconds(run: dict) -> list[float]:
+    return [epoch["seconds"] for epoch in run["epochs"]]
+
+
+def _compared(found: Forecast, runs: list[dict], start_seconds: float) -> dict[str, dict]:
+    """Return forecast, measured spread and error of the first epoch, later ones, and the run."""
+    measured = {
+        "epoch 1": [_seconds(run)[0] for run in runs],
+        "later epochs": [mean(_seconds(run)[1:]) for run in runs],
+        "run": [sum(_seconds(run)) for run in runs],
+    }
+    forecasts = {
+        "epoch 1": found.first.seconds + start_seconds,
+        "later epochs": found.later.seconds,
+        "run": found.run_seconds + start_seconds,
+    }
+    return {
+        name: {
+            "forecast": forecasts[name],
+            "measured": spread(values),
+            "error": forecasts[name] / median(values) - 1,
+        }
+        for name, values in measured.items()
+    }
+
+
+def rows(result: dict) -> list[list[str]]:
+    """Return a row for each configuration."""
+    columns = {
+        "store": lambda point: f"{point['mb_per_s']:g} MB/s",
+        "room for": lambda point: f"{point['fraction']:.0%}",
+    }
+
+    def cell(name: str, point: dict) -> str:
+        found = point["seconds"][name]
+        times = f"{found['forecast']:.2f} / {found['measured']['median']:.2f}"
+        return f"{times} ({found['error']:+.0%})"
+
+    for name in result["points"][0]["seconds"]:
+        columns[f"{name}: forecast / measured, s"] = lambda point, name=name: cell(name, point)
+    return table(result["points"], columns)
+
+
+def error_rows(result: dict) -> list[list[str]]:
+    """Return the errors of all numbers together."""
+    errors = [f"{100 * result[f'{which}_error']:.1f} %" for which in ("mean", "largest")]
+    return [["mean error", "largest error"], errors]
+
+
+CLAIM = Claim(
+    __doc__,
+    ModelOptions,
+    measure,
+    quick={"examples": 64, "batch_size": 8, "repeats": 1, "epochs": 2},
+    tables={"model": rows, "errors": error_rows},
+)

@@ -1,0 +1,137 @@
+"""``overlapiter.torch.DataLoader`` beside PyTorch's own: the same mini-batches of images.
+
+PyTorch's reads the slow store with 2 to 16 workers, and the local disk with 2; ours has 2 workers,
+with nothing staged before and with everything::
+
+    python -m bench pytorch
+    python -m bench pytorch --mount fuse
+
+``import torch`` is done before the clock starts. Our workers import it, too, while the clock runs,
+since none of them is forked from the trainer: it is part of their first mini-batch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from bench.harness import isolated
+from bench.harness.claim import Claim
+from bench.harness.options import numbers, option
+from bench.harness.targets import target_of, target_rows
+from bench.loaders import report
+from bench.loaders.sources import MountOptions
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@dataclass
+class PytorchOptions(MountOptions):
+    """What is run."""
+
+    batches: int = option(200, "mini-batches of ours, and of PyTorch's on the local disk")
+    slow_batches: int = option(50, "of PyTorch's on the slow store with 2 workers")
+    batch_size: int = option(32, "images in a mini-batch")
+    readers: list[int] = option([2, 4, 8, 16], "workers of PyTorch's", type=numbers)
+    repeats: int = 3
+
+
+def import_torch(_request: dict) -> dict:
+    """Return how long ``import torch`` takes in this process, in seconds."""
+    start = time.monotonic()
+    importlib.import_module("torch")
+    return {"seconds": time.monotonic() - start}
+
+
+class Blank:
+    """Images in memory, all black; a map-style data set."""
+
+    def __len__(self) -> int:
+        return 3200
+
+    def __getitem__(self, index: int) -> tuple[np.ndarray, int]:
+        return np.zeros((3, 256, 256), np.float32), index
+
+
+def trainer_cpu(request: dict) -> dict:
+    """Return the microseconds of CPU that taking a mini-batch costs the trainer, and no more."""
+    import torch
+
+    import overlapiter
+
+    kind = overlapiter.torch if request["is_ours"] else torch.utils.data
+    batches = iter(kind.DataLoader(Blank(), 32, num_workers=2))
+    next(batches)
+    start = time.process_time()
+    n_batches = sum(1 for _ in batches)
+    return {"us": (time.process_time() - start) / n_batches * 1e6}
+
+
+def measure(options: PytorchOptions, scratch: Path) -> dict:
+    """Do all runs."""
+    ours = {"n_readers": 2, "n_batches": options.batches}
+    points: list[dict] = [
+        {"loader": "overlap-torch", **ours},
+        {"loader": "overlap-torch-staged", **ours},
+        {"loader": "torch-local", **ours},
+        {"loader": "ceiling", **ours},
+        *({"loader": "torch", "n_readers": n_readers, "name": f"torch, {n_readers} workers",
+           "n_batches": options.slow_batches if n_readers == 2 else options.batches}
+          for n_readers in options.readers),
+    ]  # fmt: skip
+    n_examples = options.batches * options.batch_size
+    usual = {"batch_size": options.batch_size}
+    result = report.measure_points(options, scratch, points, n_examples, **usual)
+    imports = [isolated.call(import_torch, {})["seconds"] for _ in range(options.repeats)]
+    cpu = [
+        tuple(isolated.call(trainer_cpu, {"is_ours": is_ours})["us"] for is_ours in (True, False))
+        for _ in range(options.repeats)
+    ]
+    return {**result, "targets": targets(result["points"], imports, cpu)}
+
+
+def targets(
+    points: list[dict], import_seconds: list[float], cpu: list[tuple[float, ...]]
+) -> list[dict]:
+    """Compare the runs of each repeat."""
+    runs = {(point["loader"], point["n_readers"]): point for point in points}
+    cold, staged = runs["overlap-torch", 2], runs["overlap-torch-staged", 2]
+    torch = [point for point in points if point["loader"] == "torch"]
+
+    def rates(point: dict) -> list[float]:
+        return [run["images_per_second"] for run in point["runs"]]
+
+    def times(ours: dict, *others: dict) -> list[float]:
+        best = map(max, zip(*map(rates, others), strict=True))
+        return [a / b for a, b in zip(rates(ours), best, strict=True)]
+
+    first = [run["first_batch_seconds"] for run in cold["runs"]]
+    return [
+        target_of("times PyTorch's, 2 workers each, cold", "", 10, times(cold, torch[0])),
+        target_of("times PyTorch's best, cold", "", 1.7, times(cold, *torch)),
+        target_of("of the ceiling, cold", "", 0.85, times(cold, runs["ceiling", 2])),
+        target_of("times PyTorch's on the local disk", "", 1.8,
+                  times(staged, runs["torch-local", 2])),
+        target_of("CPU of PyTorch's trainer beside ours", "", 10,
+                  [theirs / ours for ours, theirs in cpu]),
+        target_of("CPU of ours for a mini-batch", "µs", None, [ours for ours, _ in cpu]),
+        target_of("first mini-batch beyond import torch", "s", 0.5,
+                  [a - b for a, b in zip(first, import_seconds, strict=True)]),
+        target_of("import torch", "s", None, import_seconds),
+    ]  # fmt: skip
+
+
+CLAIM = Claim(
+    __doc__,
+    PytorchOptions,
+    measure,
+    show=report.show,
+    faults=report.faults,
+    quick={"batches": 8, "slow_batches": 4, "readers": [2], "repeats": 1},
+    tables={"pytorch": report.rate_rows, "pytorch targets": target_rows},
+)
