@@ -1,0 +1,43 @@
+"""The files and roots of PyTorch's own datasets, and of those that torchvision has."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.utils import data  # noqa: E402
+
+from overlapiter.sources import declared_paths, source_roots  # noqa: E402
+from overlapiter.torch.datasets import register_known  # noqa: E402
+
+
+def test_wrapped_folders_of_torchvision_declare_their_files(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class DatasetFolder:
+        root = "/store"
+        samples = tuple((f"/store/{i}.jpg", 0) for i in range(6))
+
+        def __len__(self) -> int:
+            return len(self.samples)
+
+    module = types.ModuleType("torchvision.datasets.folder")
+    module.DatasetFolder = DatasetFolder  # type: ignore[attr-defined]  # a module made here
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    register_known()
+    register_known()
+
+    folder = DatasetFolder()
+    joined = data.ConcatDataset([data.Subset(folder, [5, 3]), folder])
+    files = [declared_paths(joined, index) for index in (0, 1, 2, 7, -1)]
+    assert files == [[f"/store/{i}.jpg"] for i in (5, 3, 0, 5, 5)]
+    assert source_roots(joined) == {"/store"}
+
+
+def test_tensors_have_no_files() -> None:
+    dataset = data.TensorDataset(torch.zeros(3))
+    assert declared_paths(dataset, 0) == []
+    assert source_roots(dataset) == set()
