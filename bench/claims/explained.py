@@ -147,8 +147,8 @@ class Job:
 #: By what limits them.
 JOBS = {
     "store latency": Job(open_seconds=0.05, n_batches=15, staging={"reads_in_flight": 2}),
-    "store bandwidth": Job(n_files=1000, bytes_per_second=3e6),
-    "store requests": Job(n_files=1000, files_per_second=150),
+    "store bandwidth": Job(n_files=1000, n_batches=60, bytes_per_second=3e6),
+    "store requests": Job(n_files=1000, n_batches=60, files_per_second=150),
     "not staged": Job(open_seconds=0.02, n_batches=15, is_staging=False),
     "decoding": Job(decode_seconds=0.005),
     "trainer": Job(train_seconds=0.03),
