@@ -149,9 +149,9 @@ def test_many_epochs_and_loaders_leave_no_memory_locked_or_mapped() -> None:
     for round_number in range(8):
         loader = DataLoader(Filled(), BATCH_SIZE, num_workers=2, pin_memory=True)
         for _ in range(3):
-            for images, labels in loader:
+            for images, _ in loader:
                 images.to("cuda", non_blocking=True)
-        del images, labels, loader
+        del images, _, loader
         gc.collect()
         if round_number == 1:
             before, n_descriptors = locked_bytes(), len(os.listdir("/proc/self/fd"))
