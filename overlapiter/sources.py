@@ -13,10 +13,22 @@ from __future__ import annotations
 import functools
 import os
 import sys
-from collections.abc import Iterator
-from typing import Protocol, SupportsIndex
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol, SupportsIndex
+
+import numpy as np
 
 from .urls import checked_root, has_plain_name, is_url, url_below
+
+
+def index_maker(index_type: str) -> Callable[[Any], Any]:
+    """Return what makes an index of the type in which the dataset wants it.
+
+    Args:
+        index_type: A character of NumPy's; ``O`` for indices that are given as they come.
+    """
+    # NumPy would make an array of a tuple, and a number of a tensor.
+    return (lambda index: index) if index_type == "O" else np.dtype(index_type).type
 
 
 class Dataset(Protocol):

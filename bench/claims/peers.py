@@ -319,7 +319,7 @@ def serving_rows(result: dict) -> list[list[str]]:
     }
     for key, head in (("mb_per_s", "MB/s"), ("cpu_us", "µs of CPU for a file, both sides")):
         columns[head] = lambda p, key=key: f"{spread(r[key] for r in p['runs'])['median']:.1f}"
-        columns[f"[min, max] {head[:4]}"] = lambda p, key=key: extremes(
+        columns[f"[min, max], {head.split()[0]}"] = lambda p, key=key: extremes(
             spread(r[key] for r in p["runs"]), 1
         )
     return table(result.get("serving", []), columns)

@@ -6,10 +6,8 @@ import contextlib
 import threading
 from typing import IO, Any, NoReturn
 
-import numpy as np
-
 from overlapiter.openhook import OpenHook
-from overlapiter.sources import Dataset
+from overlapiter.sources import Dataset, index_maker
 from overlapiter.store.extents import Extent
 from overlapiter.workers.copies import StagedCopies
 
@@ -42,7 +40,7 @@ class Discovery:
         self, dataset: Dataset, source: str, copies: StagedCopies, index_type: str = "p"
     ) -> None:
         self._dataset = dataset
-        self._index_type = np.dtype(index_type).type
+        self._index_type = index_maker(index_type)
         self._copies = copies
         self._thread: int | None = None
         self._found: str | None = None

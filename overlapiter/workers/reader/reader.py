@@ -9,15 +9,13 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from overlapiter.board import N_TIERS, Counter, Row
 from overlapiter.errors import ExampleError, described
 from overlapiter.openhook import OpenHook
 from overlapiter.sharedmem.layout import layout_of
 from overlapiter.sharedmem.segments import Segment, Slot
 from overlapiter.sharedmem.slots import SlotWriter
-from overlapiter.sources import Dataset, declared_paths
+from overlapiter.sources import Dataset, declared_paths, index_maker
 from overlapiter.store.extents import unpacked
 from overlapiter.tracing import open_trace
 from overlapiter.workers.copies import StagedCopies
@@ -72,7 +70,7 @@ class FileReader:
         self._plan = plan
         self._face = plan.face or Face(dataset)
         self._begin_error: BaseException | None = None
-        self._index_type = np.dtype(plan.index_type).type
+        self._index_type = index_maker(plan.index_type)
         self._row = row
         self._usage = Usage(row)
         self._trace = open_trace(plan.trace, f"file reader {row.number}", 200 + row.number)
@@ -152,7 +150,7 @@ class FileReader:
         reading = _Reading(task)
         before = time.monotonic_ns(), *self._clock.now()
         for number, index in enumerate(task.indices[: 1 if self._face.fetches_whole else None]):
-            row.put(Counter.CURRENT, index + 1 if isinstance(index, int) else 0)
+            row.put(Counter.CURRENT, index + 1 if _is_countable(index) else 0)
             self._begin_example()
             try:
                 self._raise_begin_error()
@@ -346,6 +344,11 @@ class _Reading:
                         del self.entries[number + 1 :]
                         return None
         return pickle.dumps(self.entries, pickle.HIGHEST_PROTOCOL)
+
+
+def _is_countable(index: object) -> bool:
+    """Return whether an index fits into a counter."""
+    return isinstance(index, int) and abs(index) < 2**62
 
 
 def _explained(error: BaseException, index: int, opened: Sequence[str]) -> ExampleError:
