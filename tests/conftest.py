@@ -30,6 +30,9 @@ NEED_CHAINER = [
     "chainer",
     "examples/test_imagenet.py",
     "examples/test_imagenet_chainermn.py",
+    "examples/test_training.py",
+    "peers/test_namespaces.py",
+    "soak",
     "mpi",
     "remote/test_iterator.py",
 ]

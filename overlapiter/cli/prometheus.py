@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import re
 from collections.abc import Iterable, Mapping
@@ -61,8 +62,8 @@ def _words(labels: Mapping[str, object]) -> str:
 
 def _explained() -> dict[str, str]:
     """Return the first sentence of what each field means."""
-    text = str(Stats.__doc__).partition("Attributes:\n")[2]
-    found = re.findall(r"^        (\w+): (.*?)(?=^        \w|\Z)", text, re.MULTILINE | re.DOTALL)
+    text = inspect.cleandoc(str(Stats.__doc__)).partition("Attributes:\n")[2]
+    found = re.findall(r"^    (\w+): (.*?)(?=^    \w|\Z)", text, re.MULTILINE | re.DOTALL)
     return {name: " ".join(words.split()).partition(". ")[0] for name, words in found}
 
 
