@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bench.harness.figures import legend_below, line, plt, save
+from bench.harness.figures import BLUE, GREEN, ORANGE, legend_below, line, plt, save
 from bench.harness.text import spread
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-_COLOURS = {(4, 0.3): "#1f77b4", (4, 0.15): "#d62728", (2, 0.3): "#2ca02c"}
+_COLOURS = {(4, 0.3): BLUE, (4, 0.15): ORANGE, (2, 0.3): GREEN}
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
@@ -38,6 +38,7 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     for axes in (reads, seconds):
         axes.set_ylim(bottom=0)
         axes.set_xlabel("epoch")
+        axes.xaxis.get_major_locator().set_params(integer=True)
     legend_below(figure, *reads.get_legend_handles_labels(), n_columns=2)
     words = [result[name] for name in ("data", "store") if name in result]
-    return [save(figure, stem.with_suffix(".svg"), result, *words, space_inches=1.1)]
+    return [save(figure, stem.with_suffix(".png"), result, *words, space_inches=1.5)]
