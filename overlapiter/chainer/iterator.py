@@ -243,7 +243,7 @@ class OverlapIterator(ProgressAttributes):
         if self.staging is not None:
             orders = self._progress.ahead.take_orders(includes_known=includes_known)
             others = neighbour_orders(self.order_sampler, orders, self._dataset_size)
-            sharing = None if self._share is None else self._share.sharing(orders)
+            sharing = self._share.sharing(orders) if self._share is not None and orders else None
             self._pipeline.announce(orders, others, sharing)
 
     def _submit(self, steps: Iterable[Step]) -> None:

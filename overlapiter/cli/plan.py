@@ -66,7 +66,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Forecast; return the exit code."""
     job = _job(_profile(arguments.profile), arguments)
     found = {name: forecast(each) for name, each in variants(job).items()}
-    others = {"each node for itself": without_peers(job), "the store alone": store_only(job)}
+    others = {"the store alone": store_only(job)}
+    if job.n_nodes > 1:
+        others = {"each node for itself": without_peers(job), **others}
     if arguments.json:
         print(json.dumps(_facts(job, found, others), indent=2))
     else:

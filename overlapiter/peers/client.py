@@ -15,6 +15,7 @@ import heapq
 import itertools
 import threading
 import time
+import traceback
 from collections.abc import Callable
 
 from overlapiter.origins.origin import Original
@@ -85,6 +86,10 @@ class PeerFile:
         return data
 
 
+class _UnwantedError(Exception):
+    """A long file came that this node cannot use: the connection begins anew."""
+
+
 class _Want:
     """A file that is wanted from peers."""
 
@@ -105,11 +110,15 @@ class Peers:
     Args:
         plan: The nodes.
         count_fault: Called whenever a peer fails, or sends what is not right.
+        crash: Called with the traceback of an error that is none of a peer's: ends the process.
     """
 
-    def __init__(self, plan: PeersPlan, count_fault: Callable[[], None]) -> None:
+    def __init__(
+        self, plan: PeersPlan, count_fault: Callable[[], None], crash: Callable[[str], None]
+    ) -> None:
         self._plan = plan
         self.count_fault = count_fault
+        self.crash = crash
         self._store = Pace()
         self._lanes = [_Lane(self, node, Way(self._store)) for node in range(len(plan.nodes))]
 
@@ -176,11 +185,16 @@ class _Lane:
     def put(self, want: _Want) -> None:
         """Have a file asked for."""
         with self._wakes:
-            self._waiting.append(want)
             if not self._is_running:
-                self._is_running = True
-                threading.Thread(target=self._run, daemon=True).start()
-            self._wakes.notify()
+                with contextlib.suppress(RuntimeError):  # there may be too many threads
+                    threading.Thread(target=self._run, daemon=True).start()
+                    self._is_running = True
+            is_taken = self._is_running
+            if is_taken:
+                self._waiting.append(want)
+                self._wakes.notify()
+        if not is_taken:
+            self._peers.pass_on(want)
 
     def close(self) -> None:
         """End the thread and the connection once nothing waits; what is put later opens them."""
@@ -202,6 +216,11 @@ class _Lane:
                     self._hear()
             except (OSError, PeerError):
                 self._fail()
+            except _UnwantedError:
+                self._begin_anew()
+            except BaseException:  # no file may be left waiting for an answer
+                self._peers.crash(traceback.format_exc())
+                return
 
     def _next_batch(self) -> list[_Want] | None:
         """Return the files to ask for next; none if an answer comes first, None at the end."""
@@ -254,7 +273,7 @@ class _Lane:
     def _finish(self, file: PeerFile) -> None:
         """Read what is left of a file."""
         if file.left_bytes > _MOST_DRAINED_BYTES:
-            raise PeerError("a file was not wanted")
+            raise _UnwantedError
         file.read(file.left_bytes)
         self._mean_bytes += (file.stat().size_bytes - self._mean_bytes) / 16
 
@@ -281,6 +300,15 @@ class _Lane:
             heapq.heappush(self._later, (at_seconds, next(self._numbers), want))
 
     # --- failures -----------------------------------------------------------------------------
+
+    def _begin_anew(self) -> None:
+        """Ask on another connection for what was not answered on this one."""
+        self._close()
+        with self._wakes:
+            self._waiting.extendleft(
+                want for batch in reversed(self._asked) for want in reversed(batch)
+            )
+            self._asked.clear()
 
     def _fail(self) -> None:
         """Leave the node alone for a moment; what was asked of it is asked of others."""

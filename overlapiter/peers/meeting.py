@@ -50,6 +50,13 @@ class Rendezvous:
         self._n_calls = 0
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._directory, 0o700)
+        found = os.stat(self._directory)
+        if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            raise OptionError(
+                "peers",
+                f"{self._directory} can be written by others, who could then give this job data of "
+                "their own; name a directory that only you can write",
+            )
 
     def allgather(self, item: Any) -> list[Any]:
         """Return what each rank gives, by rank, as JSON has it. Blocks until all have called it.
@@ -68,7 +75,7 @@ class Rendezvous:
         own, answered = secrets.token_hex(16), None
         while True:
             roll = self._read(f"{call}-all")
-            if roll is not None and roll["items"] and roll["items"][self.rank][0] == own:
+            if roll is not None and any(answer == own for answer, _ in roll["items"]):
                 return [value for _, value in roll["items"]]
             if roll is not None and roll["word"] != answered:
                 answered = roll["word"]

@@ -117,7 +117,7 @@ def join(comm: Communicator, rank: int, n_prefetchers: int) -> Joined | None:
     node_of_rank = tuple(names.index(card.node) for card in cards)
     is_one_host = len({card.network for card in cards}) == 1
     listener = _listener(address_among([card.addresses for card in cards], rank, is_one_host))
-    secret = secrets.token_hex(SECRET_BYTES)
+    secret = secrets.token_hex(SECRET_BYTES) if rank == 0 else ""
     offers = allgather(comm, (listener.getsockname()[:2], secret))
     plan = PeersPlan(
         own=node_of_rank[rank],

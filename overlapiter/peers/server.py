@@ -50,6 +50,8 @@ _TURN_BYTES = 1 << 20
 #: Segments that are open at the same time.
 _MOST_SEGMENTS = 64
 _READ_BYTES = 64 << 10
+#: Pieces of memory that are kept for the next answers.
+_MOST_IDLE = 16
 #: What is read of segments at once, to be sent by one call.
 _COPIED_BYTES = 256 << 10
 
@@ -94,13 +96,13 @@ class _Segments:
         """Return a segment. Raises OSError if it is gone."""
         found = self._open.get(path)
         if found is None:
-            found = self._open[path] = _Segment(path)
             self._close_idle()
+            found = self._open[path] = _Segment(path)
         self._open.move_to_end(path)
         return found
 
     def _close_idle(self) -> None:
-        n_surplus = len(self._open) - _MOST_SEGMENTS
+        n_surplus = len(self._open) + 1 - _MOST_SEGMENTS
         idle = [path for path, segment in self._open.items() if not segment.n_users]
         for path in idle[: max(0, n_surplus)]:
             os.close(self._open.pop(path).fd)
@@ -347,7 +349,8 @@ class Server:
             connection.head = connection.head[n_sent:]
             n_left -= n_sent
         if connection.memory is not None:
-            self._idle.append(connection.memory)
+            if len(self._idle) < _MOST_IDLE:
+                self._idle.append(connection.memory)
             connection.memory = None
         if connection.is_known and not connection.received:
             connection.deadline = 0.0  # it may rest for as long as it likes

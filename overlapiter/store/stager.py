@@ -34,6 +34,8 @@ from .waiting import Wait
 Validation = Literal["mtime", "checksum", "never"]
 
 _REMEMBERED = 4096
+#: Of a name that another node is asked for.
+_MOST_NAME_BYTES = 60_000
 
 
 class Stager:
@@ -358,6 +360,8 @@ class Stager:
         if self._peers is None or holders is None or lower is not None:
             return False
         name = os.fsencode(file.path.removeprefix(os.path.join(self.stores[0].source, "")))
+        if len(name) > _MOST_NAME_BYTES:
+            return False
         if part.partly is not None:
             self._peers.fetch(name, holders, functools.partial(self._receive, part, file))
             return True

@@ -9,6 +9,7 @@ import torch.utils.data
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from overlapiter.errors import ExampleError, OptionError
+from overlapiter.explain import Explanation
 from overlapiter.faults import SkippedExamples, warn_if_failure_hangs
 from overlapiter.options import BadExamples, Staging, check_staging, count_or_none, skip_limit
 from overlapiter.scatter import ScatteredOrder
@@ -158,6 +159,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         return cls(other.dataset, **batching, **same)
 
     def _check_workers(self) -> None:
+        if self.staging is not None and self.staging.peers is not None:
+            raise OptionError("peers", "is not used by the loader of PyTorch yet; leave it out")
         for option, given in (
             ("staging", self.staging is not None),
             ("bad_examples", self.bad_examples != "raise"),
@@ -218,6 +221,14 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     def stats(self) -> Stats | None:
         """Return the counters of the workers; None before the first iteration with workers."""
         return None if self._shelf.latest is None else self._shelf.latest.stats()
+
+    def explain(self, since: Stats | None = None) -> Explanation | None:
+        """Say in plain words what the trainer waits for; None before the first iteration.
+
+        Args:
+            since: What :meth:`stats` gave when the time to be explained began.
+        """
+        return None if self._shelf.latest is None else self._shelf.latest.explain(since)
 
     def close(self) -> None:
         """End the workers of finished iterations; the loader can be used again."""

@@ -9,6 +9,8 @@ import torch
 
 #: Flag of cudaHostRegister: page-locked for every device of the process.
 _PORTABLE = 1
+#: How many streams PyTorch has of each priority; it gives them in turn.
+_POOL_STREAMS = 32
 
 
 class TorchLocker:
@@ -16,6 +18,7 @@ class TorchLocker:
 
     def __init__(self) -> None:
         self._is_refused = False
+        self._streams_of: dict[int, list[torch.cuda.Stream]] = {}
 
     def lock(self, address: int, length_bytes: int) -> bool:
         """Lock a range of pages. Blocks for some milliseconds; the first refusal is the last."""
@@ -39,16 +42,24 @@ class TorchLocker:
         torch.cuda.cudart().cudaHostUnregister(address)
 
     def mark(self) -> Callable[[], bool]:
-        """Record an event on the current stream of each device that the program uses.
+        """Record an event on each stream of PyTorch's that is at work, on all devices in use.
 
-        A copy in another stream is done by then only if the current one waits for that stream.
+        Which stream a mini-batch was copied on is not known: PyTorch tells only its own allocator.
         """
-        events = []
-        for device in _devices():
-            with torch.cuda.device(device):
-                events.append(torch.cuda.Event())
-                events[-1].record()
+        streams = [
+            stream
+            for device in _devices()
+            for stream in {torch.cuda.current_stream(device), *self._streams(device)}
+        ]
+        events = [stream.record_event() for stream in streams if not stream.query()]
         return lambda: all(event.query() for event in events)
+
+    def _streams(self, device: int) -> list[torch.cuda.Stream]:
+        """Return the default stream of a device and those that PyTorch gives in turn."""
+        if device not in self._streams_of:
+            given = [torch.cuda.Stream(device, p) for p in (0, -1) for _ in range(_POOL_STREAMS)]
+            self._streams_of[device] = [torch.cuda.default_stream(device), *dict.fromkeys(given)]
+        return self._streams_of[device]
 
 
 def _devices() -> list[int]:

@@ -177,7 +177,8 @@ class Asking:
     def __init__(self, *nodes: Address) -> None:
         self.n_faults = 0
         plan = PeersPlan(0, ((), *((node,) for node in nodes)), 0, SECRET, 0, 8)
-        self.peers = Peers(plan, self._count)
+        self.crashes: list[str] = []
+        self.peers = Peers(plan, self._count, self.crashes.append)
         self._came: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
 
     def _count(self) -> None:

@@ -44,6 +44,27 @@ def test_what_an_earlier_job_has_left_there_does_no_harm(tmp_path: Path) -> None
         assert gathered(lambda rank: Rendezvous(tmp_path / "meet", rank, SIZE)) == EXPECTED
 
 
+def test_what_a_smaller_job_has_left_there_does_no_harm(tmp_path: Path) -> None:
+    Rendezvous(tmp_path / "meet", 0, 1).allgather("alone")
+    late = threading.Event()
+
+    def gather(rank: int) -> list[Any]:
+        meeting_place = Rendezvous(tmp_path / "meet", rank, SIZE)
+        if rank == 0:
+            late.wait(1.0)  # the others find what the smaller job has left
+        return meeting_place.allgather({"rank": rank})
+
+    with ThreadPoolExecutor(SIZE) as ranks:
+        assert [*ranks.map(gather, range(SIZE))] == EXPECTED
+
+
+def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "meet").mkdir()
+    (tmp_path / "meet").chmod(0o777)
+    with pytest.raises(OptionError, match="can be written by others"):
+        Rendezvous(tmp_path / "meet", 0, SIZE)
+
+
 def test_a_rank_that_does_not_come_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 import psutil
 import pytest
 
+from overlapiter.peers.catalogue import Entry
 from overlapiter.peers.connection import Address, Connection
 from overlapiter.peers.protocol import (
     ABSENT,
@@ -24,8 +27,8 @@ from overlapiter.peers.protocol import (
     proof,
     unpacked_names,
 )
-from overlapiter.peers.server import MOST_STRANGERS
-from overlapiter.store.extents import checksum_of
+from overlapiter.peers.server import MOST_STRANGERS, Server
+from overlapiter.store.extents import Extent, checksum_of
 from tests.peers.serving import FILE_BYTES, SECRET, content, key, name, served
 
 
@@ -178,3 +181,49 @@ def test_an_idle_server_takes_no_cpu(server: tuple[Address, int]) -> None:
 def test_names_survive_their_way() -> None:
     names = [b"", b"a" * 60_000, "ä/日.jpg".encode(), b"\xff\0"]
     assert unpacked_names(packed_names(names)) == names
+
+
+class Scattered:
+    """A catalogue each of whose files lies in a segment of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def look(self, names: Sequence[bytes]) -> tuple[dict[bytes, Entry], set[bytes]]:
+        extent = Extent(1, 0, 0, 0, FILE_BYTES, 1, 1)
+        found = {each: Entry(extent, f"{self._folder}/{each.decode()}", 50) for each in names}
+        return found, set()
+
+
+def test_more_segments_than_are_kept_open_are_sent_at_the_same_time(tmp_path: Path) -> None:
+    n_files, n_asked, n_connections = 160, 20, 8
+    for number in range(n_files):
+        (tmp_path / str(number)).write_bytes(b"%04d" % number * (FILE_BYTES // 4))
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        contextlib.closing(
+            Server(listener, SECRET, Scattered(tmp_path), most_peers=50, since=0)
+        ) as server,
+        contextlib.ExitStack() as opened,
+    ):
+        has_ended = threading.Event()
+
+        def serve() -> None:
+            while not has_ended.is_set():
+                server.take_turn()
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        connections = [
+            opened.enter_context(contextlib.closing(Connection(listener.getsockname(), SECRET)))
+            for _ in range(n_connections)
+        ]
+        for row, connection in enumerate(connections):
+            connection.ask([b"%d" % (row * n_asked + i) for i in range(n_asked)])
+        for row, connection in enumerate(connections):
+            assert len(connection.answer(n_asked)) == n_asked
+            for number in range(row * n_asked, (row + 1) * n_asked):
+                assert connection.read(FILE_BYTES)[:4] == b"%04d" % number
+        has_ended.set()
+        connections[0].ask([b"0"])  # wakes it
+        thread.join()

@@ -117,6 +117,26 @@ def test_a_copy_in_another_stream_is_right_if_the_current_one_waits_for_it(
         assert [each.item() for each in sums] == expected
 
 
+def test_copies_two_deep_in_another_stream_are_right(loader: DataLoader[Any]) -> None:
+    side, busy = torch.cuda.Stream(), torch.rand(4096, 4096, device="cuda")
+    for _ in range(4):
+        queued, expected, sums = [], [], []
+        for images, labels in loader:
+            expected.append(labels.double().sum().item() * torch.Size(SHAPE).numel())
+            with torch.cuda.stream(side):
+                for _ in range(10):
+                    busy = (busy @ busy).clamp(0, 1)
+                queued.append(images.to("cuda", non_blocking=True))
+            del images
+            if len(queued) == 3:
+                torch.cuda.current_stream().wait_stream(side)
+                sums += [each.double().sum() for each in queued]
+                queued.clear()
+        torch.cuda.current_stream().wait_stream(side)
+        sums += [each.double().sum() for each in queued]
+        assert [each.item() for each in sums] == expected
+
+
 def test_a_slot_is_locked_once_and_not_for_each_mini_batch(
     loader: DataLoader[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:

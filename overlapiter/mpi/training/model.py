@@ -90,6 +90,11 @@ def module_from(path: str, option: str) -> ModuleType:
         spec.loader.exec_module(module)
     except Exception as error:
         words = f"{path} cannot be imported ({type(error).__name__}: {error})"
+        if isinstance(error, ModuleNotFoundError) and error.name == "chainer":
+            words += (
+                "; install it with overlapiter, in its folder: pip install "
+                "--build-constraint requirements/build.txt '.[train]'"
+            )
         raise OptionError(option, words) from error
     finally:
         del sys.path[0]

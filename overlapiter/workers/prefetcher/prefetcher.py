@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
+from typing import NoReturn
 
 from overlapiter.board import Counter, Row
 from overlapiter.errors import described
@@ -119,7 +120,9 @@ class Prefetcher:
         self._threads = Threads(self._work)
         self._stores = plan.stores(run, self._warn)
         self._key_of = self._stores[0].key_of
-        self._peers = None if plan.peers is None else Peers(plan.peers, self._count_peer_fault)
+        self._peers = (
+            None if plan.peers is None else Peers(plan.peers, self._count_peer_fault, self._crash)
+        )
         self._stager = Stager(
             self._stores,
             TracedOrigin(plan.origin(), trace) if trace.is_on else plan.origin(),
@@ -194,9 +197,13 @@ class Prefetcher:
         except ChannelClosedError:  # the end of this process
             return
         except BaseException:  # so that the supervisor gives the tasks to another process
-            with contextlib.suppress(ChannelClosedError):
-                self._channel.send(("crashed", traceback.format_exc()))
-            os._exit(1)
+            self._crash(traceback.format_exc())
+
+    def _crash(self, text: str) -> NoReturn:
+        """End this process, after it has told the supervisor why."""
+        with contextlib.suppress(ChannelClosedError):
+            self._channel.send(("crashed", text))
+        os._exit(1)
 
     def _mend(self) -> None:
         """Mend what dead processes left, and say that a directory holds more than it may."""

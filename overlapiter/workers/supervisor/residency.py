@@ -137,7 +137,8 @@ class Residency:
 
         They may have been evicted since: then they tell what another node has to send.
         """
-        return b"".join(map(self._known.last, self._plain(indices)))
+        look = self._known.get if self._holders is None else self._known.last
+        return b"".join(filter(None, map(look, self._plain(indices))))
 
     def holders_of(self, indices: list[int]) -> dict[int, Holders]:
         """Return which other nodes may hold which of some examples."""

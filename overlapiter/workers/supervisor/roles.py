@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 from collections.abc import Callable
 
@@ -37,6 +38,8 @@ def peer_role(staging: StagingPlan, listener_fd: int) -> Role:
         from overlapiter.peers.catalogue import Catalogue
         from overlapiter.peers.server import Server
 
+        _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # it waits in epoll
         catalogue = Catalogue(staging.sites, staging.source, staging.real_source, staging.place)
         with socket.socket(fileno=os.dup(listener_fd)) as listener:
             server = Server(

@@ -156,7 +156,7 @@ class Schedule:
     @property
     def n_to_read(self) -> int:
         """Parts that are staged, as far as they can be, and that no file reader has yet."""
-        return len(self._to_read)
+        return sum(map(len, self._to_read))
 
     def batch(self, batch_id: int) -> Batch | None:
         """Return a mini-batch that is not settled, or None."""
