@@ -160,7 +160,7 @@ class SourceMeter:
         if self._has_ended.is_set():
             return
         self._asked[path] = None
-        n_bytes, began_seconds, reason = 0, time.monotonic(), None
+        n_bytes, began_seconds, reason, piece = 0, time.monotonic(), None, b""
         try:
             with self._origin.open(path) as file:
                 file.stat()
@@ -170,7 +170,9 @@ class SourceMeter:
             reason = error.strerror or str(error)
         with self._lock:
             del self._asked[path]
-            if reason is None:
+            if reason is None and piece and not n_bytes:
+                pass  # the time was over before anything of it had come
+            elif reason is None:
                 self._n_files += 1
                 self._n_bytes += n_bytes
                 self._read_seconds += time.monotonic() - began_seconds
