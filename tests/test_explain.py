@@ -67,3 +67,12 @@ def test_cores_that_others_use_promise_nothing() -> None:
     found = explained(waited, busy)
     assert "leave them more cores" in found.change
     assert found.expected is None
+
+
+def test_readers_that_wait_for_cores_are_not_told_to_get_another_disk() -> None:
+    waited = {Counter.WAIT_NS: 5 * SECOND, Counter.WAIT_READING_NS: 4 * SECOND}
+    opened = {Counter.OPENS_STAGED: 1000, Counter.DECODE_NS: 2 * SECOND}
+    disk = {**opened, Counter.DISK_READ_NS: 3 * SECOND}
+    cores = {**opened, Counter.DISK_READ_NS: SECOND // 10, Counter.CORE_WAIT_NS: 2 * SECOND}
+    assert explained(waited, disk).cause is Cause.STAGING_DISK
+    assert explained(waited, cores).cause is Cause.CORES
