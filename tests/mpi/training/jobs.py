@@ -81,7 +81,10 @@ def begin_training(
         return subprocess.Popen(
             command,
             cwd=folder,
-            env={**ENVIRONMENT, **(environment or {})},
+            # A mini-batch takes so long that no worker has used all examples before another starts.
+            env={**ENVIRONMENT, "TRAINING_WAIT_SECONDS": "0.03", **environment}
+            if environment
+            else ENVIRONMENT,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
