@@ -1,4 +1,4 @@
-"""Traces: whole lines of several processes, within a bound, valid whoever was killed meanwhile."""
+"""Traces: whole lines of several processes, within a bound, valid though one of them was killed."""
 
 from __future__ import annotations
 

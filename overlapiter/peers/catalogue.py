@@ -15,7 +15,7 @@ from overlapiter.store.index import Cursor, Index, IndexBusyError, IndexDamagedE
 from overlapiter.store.site import Site
 from overlapiter.store.tables import extent_of, run_by_key
 
-#: That it cannot be looked up now; whoever asked reads the source instead.
+#: That it cannot be looked up now; the node that asked reads the source instead.
 _FAILURES = (OSError, IndexBusyError, IndexDamagedError, StaleError)
 Row = tuple[Any, ...]
 _COLUMNS = "key, segment, start, size, mtime, checksum, at, path"

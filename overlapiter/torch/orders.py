@@ -63,7 +63,7 @@ class OrderedSampler(data.Sampler[int]):
         """Give the indices of the epoch."""
         epoch, start = self.epoch, self.resumed[0] if self.resumed else 0
         yield from self.whole()[start:].tolist()
-        if self.epoch == epoch:  # nobody chose another one meanwhile
+        if self.epoch == epoch:  # the program has not chosen another one meanwhile
             self.set_epoch(epoch + 1)
 
     def __len__(self) -> int:

@@ -65,7 +65,7 @@ def main() -> None:
     server = Server(
         listener, SECRET, Catalogue([Site(directory)], SOURCE, "", ""), most_peers=8, since=0
     )
-    print(listener.getsockname()[1], flush=True)  # noqa: T201  # to whoever started it
+    print(listener.getsockname()[1], flush=True)  # noqa: T201  # to the test that started it
     has_ended: list[bool] = []
     server.watch(sys.stdin.fileno(), lambda: has_ended.append(True))
     while not has_ended:

@@ -55,7 +55,7 @@ def change_bytes(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
 
 
 def change_bytes_and_checksum(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
-    """Do what somebody on the way could: the secret is not known there."""
+    """Do what an attacker between the nodes could, who does not know the secret."""
     wrong = bytes(FILE_BYTES)
     numbers = [int(each.rpartition(b"-")[2]) for each in names]
     records = [Record(FRESH, len(wrong), MTIME, checksum_of(wrong, key(n), MTIME)) for n in numbers]

@@ -225,7 +225,7 @@ class Asked:
         values: Its settings.
         value: Of the metric after the last epoch so far.
         is_pruned: Whether it was ended since others were better.
-        reason: Why it failed; empty otherwise. Whoever trains it sets it.
+        reason: Why it failed; empty otherwise. The group that trains it sets it.
         is_continued: Whether a group that was lost has begun it.
     """
 

@@ -7,7 +7,7 @@
     server       what the server does with a message       hosting     its process: threads, files
     worker       the training loop of a worker             reading     its input, in a thread
     leases       which examples are whose                  epochs      what is known of an epoch
-    validation   beside training, by whoever has time      submaster   makes one message of many
+    validation   beside training, by idle workers           submaster   makes one message of many
     post         messages between ranks                    messages    their flat form
     algorithms, optimizers                                 the equations, pure
 """

@@ -49,6 +49,6 @@ def _leave() -> None:
     if status is None:
         status = int(getattr(sys, "last_value", None) is not None)
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):  # it is closed, or nobody reads it
+        with contextlib.suppress(OSError, ValueError):  # it is closed, or its reader has ended
             stream.flush()
     os._exit(status)

@@ -1,4 +1,4 @@
-"""The queue of leases: each example once an epoch, whoever comes, goes and comes back."""
+"""The queue of leases: each example once an epoch, though workers come, go and come back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Training on several ranks: the same as on one, every example once, whoever dies or hangs."""
+"""Training on several ranks: the same as on one, every example once, though workers die or hang."""
 
 from __future__ import annotations
 
