@@ -34,6 +34,8 @@ _LAUNCHERS = (
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 #: One process: local rank, local size, index of the node, nodes.
 _ALONE = (0, 1, 0, 1)
+#: Where launchers tell a process its rank among all.
+_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -110,6 +112,12 @@ def boot_id() -> str:
             return file.read().strip()
     except OSError:
         return ""
+
+
+def launched_rank() -> int | None:
+    """Return the rank that the launcher has given this process; None where it tells none."""
+    told = (os.environ.get(name, "") for name in _RANK_VARIABLES)
+    return next((int(text) for text in told if text.isdecimal()), None)
 
 
 def count_cores() -> int:

@@ -32,6 +32,7 @@ import weakref
 from collections.abc import Callable, Iterator, Mapping
 
 from overlapiter.errors import OptionError
+from overlapiter.node import launched_rank
 
 #: Bound of a file: that of a rank. The files of 16 ranks remain below 1 GB.
 MAX_BYTES = 48 << 20
@@ -44,7 +45,6 @@ _RANKS = 1 << 10
 #: Rows of lanes are numbered from here, above the numbers of threads.
 _FIRST_LANE = 1 << 23
 _LANES = 1 << 12
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
 
 #: ``json.dumps`` would make an encoder for each event, and names come again.
 _encode = json.JSONEncoder(separators=(",", ":")).encode
@@ -468,7 +468,8 @@ def trace(
     Raises:
         OSError: The file cannot be made.
     """
-    with begin_trace(path, "trainer", rank=launched_rank(rank), max_bytes=max_bytes) as begun:
+    rank = launched_rank() if rank is None else rank
+    with begin_trace(path, "trainer", rank=rank, max_bytes=max_bytes) as begun:
         _begun.append(begun)
         try:
             yield begun
@@ -487,17 +488,9 @@ def chosen_trace(wanted: str | os.PathLike[str] | Trace | None) -> tuple[Tracing
     if isinstance(wanted, Trace):
         return wanted, False
     try:
-        return begin_trace(wanted, "trainer", rank=launched_rank(None)), True
+        return begin_trace(wanted, "trainer", rank=launched_rank()), True
     except OSError as error:
         raise OptionError("trace", f"{error}; name a file in a directory that exists") from error
-
-
-def launched_rank(rank: int | None) -> int | None:
-    """Return the rank that the launcher of an MPI job has told, unless it is given."""
-    if rank is not None:
-        return rank
-    told = (os.environ.get(name, "") for name in _RANK_VARIABLES)
-    return next((int(text) for text in told if text.isdecimal()), None)
 
 
 def open_trace(file: TraceFile | None, process_name: str, order: int) -> Tracing:

@@ -29,11 +29,11 @@ from overlapiter.errors import OptionError, OverlapError
 from overlapiter.mpi.searching.run import search
 from overlapiter.mpi.searching.study import Study, Trial
 from overlapiter.mpi.training.ending import set_status
+from overlapiter.node import launched_rank
 
 from .console import CommandError, duration_words, say, table
 
 _SHOWN = 10
-_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,7 +66,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _search(arguments: argparse.Namespace) -> int:
-    rank = next((int(os.environ[name]) for name in _RANKS if name in os.environ), 0)
+    rank = launched_rank() or 0
     try:
         study = search(
             arguments.space,

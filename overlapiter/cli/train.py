@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import os
 from typing import Any
 
 from overlapiter.errors import OptionError, OverlapError
@@ -25,11 +24,9 @@ from overlapiter.mpi.training.job import NoListener
 from overlapiter.mpi.training.run import train
 from overlapiter.mpi.training.settings import Settings, read_toml, settings_of
 from overlapiter.mpi.training.worker import ServerLostError
+from overlapiter.node import launched_rank
 
 from .console import Progress, say
-
-#: What launchers of MPI jobs call the rank of a process.
-_RANKS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -76,7 +73,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    rank = next((int(os.environ[name]) for name in _RANKS if name in os.environ), 0)
+    rank = launched_rank() or 0
     try:
         values = read_toml(arguments.settings) if arguments.settings else {}
         names = [field.name for field in dataclasses.fields(Settings)]

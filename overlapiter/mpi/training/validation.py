@@ -1,4 +1,4 @@
-"""Validation beside training: pieces of the validation files, each evaluated by a worker that has time.
+"""Validation beside training: pieces of the validation files, each evaluated by an idle worker.
 
 An epoch that ends leaves a snapshot of the weights here, and training goes on. The sums of a piece
 do not depend on who evaluates it, and are added in the order of the pieces: all ways of validating
