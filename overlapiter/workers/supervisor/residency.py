@@ -7,9 +7,9 @@ stage or evict meanwhile become known when they are looked at.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from overlapiter.order import Indices
-from overlapiter.peers.holders import HolderPlan, Sharing
 from overlapiter.store.elsewhere import Holders
 from overlapiter.store.eviction import Eviction, StagedFile, Victim
 from overlapiter.store.extents import unpacked
@@ -17,6 +17,9 @@ from overlapiter.store.segments import aligned
 from overlapiter.workers.prefetcher.staging_work import Finding, Moved
 from overlapiter.workers.supervisor.known import KnownExtents
 from overlapiter.workers.supervisor.schedule import Part
+
+if TYPE_CHECKING:  # the module is imported with the plan, if there is one
+    from overlapiter.peers.holders import HolderPlan, Sharing
 
 #: Files that all ranks of a node stage ahead take up to this share of the directory. What they
 #: take is lost to files that are kept for the next epoch: with a share ``f`` of the data set

@@ -225,6 +225,8 @@ class Supervisor:
         Args:
             ending: How the run has ended, for its record in the staging directory.
         """
+        from overlapiter.stats import snapshot  # not before: the first mini-batch waits for imports
+
         self._staging.end(ending, snapshot(self._board).as_dict())
         self._reading.team.end()
         self._serving.team.end()
