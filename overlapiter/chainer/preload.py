@@ -14,29 +14,22 @@ import types
 
 
 class _LoadedLater(types.ModuleType):
-    """Stands for a module until an attribute of it is used."""
+    """Stands for a module until an attribute of it is used.
+
+    As long as it has a ``__path__``, modules below it can be imported without it.
+    """
 
     def __getattr__(self, name: str) -> object:
         if sys.modules.get(self.__name__) is self:
+            if "__path__" in vars(self):
+                return importlib.import_module(f"{self.__name__}.{name}")
             del sys.modules[self.__name__]
             importlib.util.find_spec(self.__name__)  # loads the package above first
         module = importlib.import_module(self.__name__)
-        for below, found in vars(self).items():  # modules that were imported without it
+        for below, found in vars(self).items():
             vars(module).setdefault(below, found)
         vars(self).update(vars(module))
         return getattr(module, name)
-
-
-class _Above(_LoadedLater):
-    """Stands for a package of which single modules are imported meanwhile, without it."""
-
-    def __getattr__(self, name: str) -> object:
-        return importlib.import_module(f"{self.__name__}.{name}")
-
-    def close(self) -> None:
-        """Have the package loaded when anything of it, or below it, is used next."""
-        self.__class__ = _LoadedLater
-        del self.__path__
 
 
 def _find_spec(name: str) -> importlib.machinery.ModuleSpec | None:
@@ -46,18 +39,18 @@ def _find_spec(name: str) -> importlib.machinery.ModuleSpec | None:
         return importlib.util.find_spec(name)
     above = _find_spec(parent)
     path = None if above is None else above.submodule_search_locations
-    return path and importlib.machinery.PathFinder.find_spec(name, path)
+    return importlib.machinery.PathFinder.find_spec(name, path) if path else None
 
 
-def _load_later(name: str, kind: type[_LoadedLater] = _LoadedLater) -> None:
+def _load_later(name: str, *, has_path: bool = False) -> None:
     """Have an installed module that Chainer only takes note of loaded when it is used."""
     spec = None if name in sys.modules else _find_spec(name)
     if spec is None:
         return
-    module = sys.modules[name] = kind(name)
+    module = sys.modules[name] = _LoadedLater(name)
     module.__spec__ = spec
-    if kind is _Above:
-        module.__path__ = spec.submodule_search_locations
+    if has_path:
+        module.__path__ = [*(spec.submodule_search_locations or ())]
     parent, _, child = name.rpartition(".")
     if parent in sys.modules:
         setattr(sys.modules[parent], child, module)
@@ -69,14 +62,14 @@ sys.modules.setdefault("chainer._environment_check", _check)
 
 for _name in ("filelock", "h5py"):
     _load_later(_name)
-_load_later("scipy", _Above)
+_load_later("scipy", has_path=True)
 for _name in ("io", "linalg", "sparse", "special"):
     _load_later(f"scipy.{_name}")
 for _name in (
     "distributions", "function_hooks", "functions", "functions.array", "iterators", "links",
     "optimizers", "serializers", "training",
 ):  # fmt: skip
-    _load_later(f"chainer.{_name}", _Above)
+    _load_later(f"chainer.{_name}", has_path=True)
 
 import chainer.datasets  # noqa: E402, F401  # after the preparations
 import PIL.JpegImagePlugin  # noqa: E402
@@ -85,5 +78,5 @@ import PIL.PngImagePlugin  # noqa: E402, F401
 from overlapiter.chainer import datasets  # noqa: E402, F401
 
 for _module in [*sys.modules.values()]:
-    if isinstance(_module, _Above):
-        _module.close()
+    if isinstance(_module, _LoadedLater):
+        vars(_module).pop("__path__", None)

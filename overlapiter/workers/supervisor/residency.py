@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from overlapiter.order import Indices
 from overlapiter.store.elsewhere import Holders
-from overlapiter.store.eviction import Eviction, StagedFile, Victim
-from overlapiter.store.extents import unpacked
+from overlapiter.store.eviction import Eviction, Victim
+from overlapiter.store.extents import tiers_and_files, unpacked
 from overlapiter.store.segments import aligned
 from overlapiter.workers.prefetcher.staging_work import Finding, Moved
 from overlapiter.workers.supervisor.known import KnownExtents
@@ -231,7 +231,7 @@ class Residency:
             self._hear_victims(self._offers.pop(task_id, None) or (), moved)
         refused = set()
         for finding in findings:
-            (index,) = self._plain([finding.example])
+            index = finding.example % self._n_examples
             self._suspects.discard(index)
             self._note(index, finding)
             if finding.was_refused:
@@ -240,14 +240,10 @@ class Residency:
         return refused
 
     def _note(self, index: int, finding: Finding) -> None:
-        extents = unpacked(finding.extents).values()
-        self._eviction.note(
-            index,
-            min((extent.tier for extent in extents), default=-1),
-            [StagedFile(extent.key, aligned(extent.size, _BLOCK_BYTES)) for extent in extents],
-            finding.paths,
-            is_missing=finding.was_refused,
-        )
+        tiers, files = tiers_and_files(finding.extents)
+        files = [(key, aligned(size_bytes, _BLOCK_BYTES)) for key, size_bytes in files]
+        tier, paths = min(tiers, default=-1), finding.paths
+        self._eviction.note(index, tier, files, paths, is_missing=finding.was_refused)
         if finding.is_complete:
             self._known.put(index, finding.extents)
 
