@@ -96,7 +96,8 @@ def measure(options: ThousandOptions, scratch: Path) -> dict:
     """Do all runs."""
     points = points_of(options)
     n_examples = max(point["n_batches"] for point in points) * options.batch_size
-    return report.measure_points(options, scratch, points, n_examples, options.batch_size)
+    size = {"batch_size": options.batch_size}
+    return report.measure_points(options, scratch, points, n_examples, **size)
 
 
 CLAIM = Claim(

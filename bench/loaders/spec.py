@@ -118,7 +118,7 @@ class RunResult:
     rate_after_first: float  # images per second from the first mini-batch on
     parts: dict[str, float] | None
     cpu: dict[str, dict[str, float]]
-    fingerprints: list[int]  # of each mini-batch
+    fingerprints: list[int]  # of each mini-batch in a fixed order
     constructor_seconds: float = 0.0
     finalize_seconds: float = 0.0  # ending all processes
     trainer_cpu_seconds: float = 0.0  # all threads of the trainer process, within the wall

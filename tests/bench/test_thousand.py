@@ -62,7 +62,10 @@ def test_a_wrong_mini_batch_is_found_in_a_run_longer_than_the_floor():
         {"loader": "slow", "runs": [{"fingerprints": [1, 5]}]},
         {"loader": "floor", "runs": [{"fingerprints": [1, 2]}]},
     ]
-    assert verify(points) == {"batches": 9, "different": {"overlap, run 1": [2], "slow, run 0": [1]}}
+    assert verify(points) == {
+        "batches": 7,
+        "different": {"overlap, run 1": [2], "slow, run 0": [1]},
+    }
 
 
 def test_the_result_is_a_table_and_a_file_without_paths(arguments, tmp_path, capsys):
