@@ -26,14 +26,16 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
 import psutil
 
+import overlapiter
 from bench.harness import isolated
 from bench.harness.claim import Claim
 from bench.harness.family import (
@@ -50,14 +52,7 @@ from bench.harness.text import median_of, spread, table
 from bench.harness.turns import take_turns
 from bench.loaders.checks import checksum
 from bench.loaders.files import Images
-from bench.loaders.sources import PHOTOGRAPHS
-from bench.photographs import make_photographs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    import overlapiter
+from bench.photographs import PHOTOGRAPHS, make_photographs
 
 N_WORKERS = {"reader": 3, "prefetcher": 2, "supervisor": 1}
 SIGNALS = ("SIGKILL", "SIGSEGV", "SIGSTOP")

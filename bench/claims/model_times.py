@@ -14,17 +14,14 @@ without delay, and how long its processes take to start. It is told nothing of t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean, median
-from typing import TYPE_CHECKING
 
 from bench.harness.claim import Claim
 from bench.harness.options import option
 from bench.harness.text import spread, table
 from bench.loaders.sources import EpochOptions, epochs_of, prepare, run_in_turns
 from overlapiter.clairvoyant.planner import Forecast, Job, forecast
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: MB/s of each store; an open waits ``--open-ms`` in both.
 STORES = (24.0, 8.0)

@@ -9,18 +9,15 @@ mini-batches the private memory of every process (the pages that no other proces
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 from bench.harness.claim import Claim
 from bench.harness.options import option
 from bench.harness.text import extremes, median_of, spread, table
 from bench.loaders.sources import MountOptions, prepare, run_in_turns, spec_of, store_facts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 _LOADERS = ("overlap", "slow")
 _KINDS = ("reader", "prefetcher", "supervisor", "trainer")

@@ -20,16 +20,13 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from bench.harness.claim import Claim
 from bench.harness.options import OptionsError, numbers, option
 from bench.loaders import report
 from bench.loaders.sources import MountOptions
 from bench.loaders.spec import LOADERS
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _SWEPT = [1, 2, 4, 8, 12, 16]
 _SWEEP_PREFETCHERS, _SWEEP_READERS = 12, 2  # while the other number varies

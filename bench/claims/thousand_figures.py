@@ -7,18 +7,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from bench.harness.figures import BLUE, DARK, GREEN, GREY, ORANGE, RED, SKY, errors, line, plt, save
 from bench.harness.text import median_of, spread_of
 from bench.loaders.spec import PARTS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from matplotlib.figure import Figure
 
 _COLOURS = (GREY, SKY, BLUE, ORANGE)
 _LOADERS = {

@@ -5,13 +5,10 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import psutil
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
 
 #: The names of the workers, as ``/proc/PID/comm`` shows them.
 KINDS = {"ovl-reader": "reader", "ovl-prefetcher": "prefetcher", "ovl-supervisor": "supervisor"}

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    Rows = Sequence[Sequence[str]]
+Rows = Sequence[Sequence[str]]
 
 ItemT = TypeVar("ItemT")
 

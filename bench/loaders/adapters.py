@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bench.harness.files import copy_files
+from bench.loaders.checks import Example
 from bench.loaders.files import Images
-from bench.loaders.spec import PARTS
-from bench.slow.store import attach
-
-if TYPE_CHECKING:
-    from bench.loaders.checks import Example
-    from bench.loaders.spec import RunSpec
-    from bench.slow.store import SlowStore
+from bench.loaders.spec import PARTS, RunSpec
+from bench.slow.store import SlowStore, attach
 
 _COPY_STREAMS = 64
 

@@ -14,22 +14,17 @@ import time
 from contextlib import closing
 from dataclasses import replace
 from multiprocessing import get_context
+from multiprocessing.connection import Connection
 from statistics import mean
-from typing import TYPE_CHECKING
 
 import numpy as np
 from chainer.datasets import LabeledImageDataset
 
 from bench.harness.cpu import MOUNT, cpu_by_kind
 from bench.loaders.checks import fingerprint
-from bench.loaders.spec import RunResult
+from bench.loaders.spec import RunResult, RunSpec
 from bench.slow import SlowStore, crossed, slow_store
 from bench.slow.bare_reader import BareReader
-
-if TYPE_CHECKING:
-    from multiprocessing.connection import Connection
-
-    from bench.loaders.spec import RunSpec
 
 LOOP, BARE_READER = "loop", "bare reader"
 

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bench.harness.targets import target_rows
 from bench.harness.text import aligned, median_of, spread_of, table
 from bench.loaders.checks import verify
-from bench.loaders.sources import prepare, prepare_local, run_in_turns, spec_of, store_facts
+from bench.loaders.sources import (
+    MountOptions,
+    prepare,
+    prepare_local,
+    run_in_turns,
+    spec_of,
+    store_facts,
+)
 from bench.loaders.spec import LOADERS, PARTS, RunSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from bench.loaders.sources import MountOptions
 
 #: Kinds of processes whose CPU counts most, in this order.
 _KINDS = ("prefetcher", "supervisor", "reader", "trainer", "loop")

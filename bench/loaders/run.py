@@ -6,8 +6,8 @@ import contextlib
 import importlib
 import itertools
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 from chainer.datasets import LabeledImageDataset
@@ -17,13 +17,8 @@ from bench.harness.cpu import OTHER, cpu_by_kind, private_bytes_by_kind
 from bench.loaders.checks import fingerprint
 from bench.loaders.files import Heads
 from bench.loaders.spec import OF_STORE, RunResult, RunSpec
-from bench.slow import SlowStore, crossed, slow_store
+from bench.slow import SlowStore, Store, crossed, slow_store
 from bench.slow.bare_reader import BareReader
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from bench.slow import Store
 
 
 def run_in_new_process(spec: RunSpec) -> dict:

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from multiprocessing import get_context
-from typing import TYPE_CHECKING
+from multiprocessing.connection import Connection
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from multiprocessing.connection import Connection
-
-    from bench.slow.store import SlowStore
+from bench.slow.store import SlowStore
 
 _N_THREADS = 64
 

@@ -14,13 +14,11 @@ import os
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    #: Where the process that made a log has it open, and its inode.
-    State = tuple[str, int]
+#: Where the process that made a log has it open, and its inode.
+State = tuple[str, int]
 
 _RECORD_BYTES = 256  # divides the page size: a signal never splits the write of one
 _HEAD = struct.Struct("<dqiH")

@@ -29,14 +29,12 @@ import pathlib
 import time
 import weakref
 from collections import Counter
-from typing import IO, TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator
+from typing import IO, TypeVar
 
 from bench.slow import ledger
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    AnyPath = str | bytes | os.PathLike[str]
+AnyPath = str | bytes | os.PathLike[str]
 
 DatasetT = TypeVar("DatasetT")
 

@@ -28,7 +28,6 @@ import shutil
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.claims.data_parallel import summary
 from bench.harness import isolated
@@ -37,11 +36,8 @@ from bench.harness.files import read_files, read_pairs
 from bench.harness.launching import YIELDS, launch
 from bench.harness.options import OptionsError, names_of, option, picked
 from bench.harness.turns import take_turns
-from bench.loaders.sources import SourceOptions, check_epochs, prepare, store_label
+from bench.loaders.sources import SourceOptions, Sources, check_epochs, prepare, store_label
 from bench.slow.store import SlowStore
-
-if TYPE_CHECKING:
-    from bench.loaders.sources import Sources
 
 MODELS = ("data", "compute", "resnet50")
 _KNOWN = names_of(summary.LOADERS)

@@ -8,13 +8,13 @@ import pickle
 import shutil
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 import overlapiter.mpi
-from bench.claims.data_parallel import request_of, result_of, summary
+from bench.claims.data_parallel import TrainingOptions, request_of, result_of, summary
 from bench.harness.cpu import cpu_seconds
 from bench.harness.family import descendants
 from bench.harness.files import copy_files, read_pairs
@@ -22,11 +22,6 @@ from bench.harness.turns import take_turns
 from bench.loaders.sources import prepare
 from bench.slow.store import attach
 from overlapiter.node import this_node
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from bench.claims.data_parallel import TrainingOptions
 
 _N_PREPARED = 4
 _LOCAL = ("local", "synthetic")

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from statistics import mean, median
-from typing import TYPE_CHECKING
 
 from bench.harness.text import spread, table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-    from pathlib import Path
-
-    from bench.slow.ledger import OpenRecord
+from bench.slow.ledger import OpenRecord
 
 #: What each name of a loader means, for tables and figures.
 LOADERS = {
