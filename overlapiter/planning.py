@@ -127,7 +127,8 @@ def join_peers(
     if not isinstance(sampler, ScatteredOrder):
         raise OptionError(
             "peers",
-            "needs the orders of all ranks; give order_sampler=overlapiter.scatter_order(comm)",
+            "needs the orders of all ranks; give overlapiter.scatter_order(comm) as order_sampler, "
+            "or as the sampler of a DataLoader, where a DistributedSampler will do, too",
         )
     comm = communicator_of(staging.peers, sampler.rank, sampler.size)
     joined = join(comm, sampler.rank, plan.n_prefetchers)

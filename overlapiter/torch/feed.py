@@ -16,8 +16,9 @@ from torch.utils import data
 from torch.utils.data import default_collate
 
 from overlapiter.errors import OptionError
+from overlapiter.peers.holders import NodeShare
 from overlapiter.pipeline import Pipeline
-from overlapiter.planning import names_source, staging_plan
+from overlapiter.planning import join_peers, names_source, staging_plan
 from overlapiter.torch.batches import TensorViews, WholeViews
 from overlapiter.torch.face import Renewal, TorchFace
 from overlapiter.torch.pinned import TorchLocker
@@ -59,11 +60,13 @@ class Feed(NamedTuple):
         pipeline: The pipeline.
         options: What it depends on besides the dataset.
         digest: Of the pickled dataset.
+        share: What this node holds for others; None without peers.
     """
 
     pipeline: Pipeline
     options: tuple[Any, ...]
     digest: bytes
+    share: NodeShare | None
 
 
 class Shelf:
@@ -94,10 +97,13 @@ class Shelf:
             feed.pipeline.close()
 
 
-def begin(loader: data.DataLoader[Any], renewal: Renewal, first_indices: list[int]) -> Feed:
-    """Return a feed for an epoch of a loader: the one on its shelf if that will do, or a new one.
+def begin(
+    loader: data.DataLoader[Any], renewal: Renewal, first_indices: list[int]
+) -> tuple[Feed, bool]:
+    """Return a feed for an epoch of a loader, and whether it is new: that on its shelf may do.
 
-    Its file readers are fresh processes in either case, with the dataset as it is now.
+    Its file readers are fresh processes in either case, with the dataset as it is now. Making a new
+    one with peers is collective.
 
     Args:
         loader: The loader.
@@ -117,11 +123,11 @@ def begin(loader: data.DataLoader[Any], renewal: Renewal, first_indices: list[in
         with contextlib.suppress(Exception):  # explained below
             if old.options == options and old.digest == digest_of(face):
                 old.pipeline.reset(renewal)
-                return old
+                return old, False
         old.pipeline.close()
     feed = _new_feed(loader, face, options, renewal, first_indices)
     loader._shelf.latest = feed.pipeline
-    return feed
+    return feed, True
 
 
 def _face_of(loader: data.DataLoader[Any]) -> TorchFace:
@@ -162,6 +168,8 @@ def _new_feed(
     parcel = Parcel(face, FacePickler, name="")
     try:
         staged = staging_plan(staging, loader.dataset, first_indices)
+        size = _size_of(loader, staged is not None)
+        staged, listener, share = join_peers(staging, staged, loader._order, size)
     except BaseException:
         parcel.close()
         raise
@@ -169,7 +177,7 @@ def _new_feed(
         n_readers=n_workers,
         n_build_ahead=prefetch_factor * n_workers,
         batch_size=batch_size,
-        dataset_size=_size_of(loader, staged is not None),
+        dataset_size=size,
         index_type="O",  # as they come
         seed=seed,
         is_skipping=is_skipping,
@@ -180,10 +188,10 @@ def _new_feed(
         renewal=renewal,
     )
     views = WholeViews() if face.collates else TensorViews()
-    pipeline = Pipeline(parcel, plan, PRELOAD, created_ns, views=views)
+    pipeline = Pipeline(parcel, plan, PRELOAD, created_ns, views=views, listener=listener)
     if is_pinned:
         pipeline.lock_pages(TorchLocker())
-    return Feed(pipeline, options, digest_of(face))
+    return Feed(pipeline, options, digest_of(face), share)
 
 
 def _size_of(loader: data.DataLoader[Any], is_staging: bool) -> int:
