@@ -7,8 +7,7 @@ import io
 import os
 import pickle
 import time
-from collections.abc import Callable
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import xxhash
@@ -24,24 +23,14 @@ from overlapiter.torch.face import Renewal, TorchFace
 from overlapiter.torch.pinned import TorchLocker
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.launch import start_forkserver
-from overlapiter.workers.start.parcel import Parcel
+from overlapiter.workers.start.parcel import Parcel, make_pickler
 
 #: What the forkserver is to import, so that the processes forked from it need not.
 PRELOAD = ("overlapiter.workers.supervisor.main", "overlapiter.torch.face")
 
 
 class FacePickler(pickle.Pickler):
-    """Pickles a face with the tensors in its dataset as buffers, which are not copied twice.
-
-    Args:
-        file: Where to write.
-        buffer_callback: Called with each array, which stays out of the pickle.
-    """
-
-    def __init__(
-        self, file: IO[bytes], buffer_callback: Callable[[pickle.PickleBuffer], Any]
-    ) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=buffer_callback)
+    """Pickles a face with the tensors in its dataset as buffers, which are not copied twice."""
 
     def reducer_override(self, thing: Any) -> Any:
         """Pickle dense tensors of the CPU as arrays, and the rest as it is."""
@@ -211,7 +200,7 @@ def digest_of(face: TorchFace) -> bytes:
     digest = xxhash.xxh3_128()
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
-    FacePickler(stream, buffers.append).dump(face)
+    make_pickler(FacePickler, stream, buffers.append).dump(face)
     digest.update(stream.getbuffer())
     for buffer in buffers:
         digest.update(buffer.raw())
