@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import random
 import warnings
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -19,8 +20,9 @@ from overlapiter.errors import ExampleError, OptionError, described
 from overlapiter.faults import SkippedExamples, explain_stall
 from overlapiter.order import IndexList, Indices
 from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
+from overlapiter.sources import Dataset
 from overlapiter.torch.batches import Collated
-from overlapiter.torch.face import RemoteError, Renewal, Seeded
+from overlapiter.torch.face import RemoteError, Renewal, seed_torch
 from overlapiter.torch.feed import Feed, begin
 from overlapiter.torch.orders import (
     Foresight,
@@ -30,6 +32,7 @@ from overlapiter.torch.orders import (
     put_draws,
 )
 from overlapiter.torch.states import Progress
+from overlapiter.workers.reader.face import Face
 
 #: Without a timeout of the user's, how long a mini-batch may take before a warning.
 STALL_SECONDS = 30.0
@@ -37,6 +40,32 @@ STALL_SECONDS = 30.0
 
 class TimeoutWarning(RuntimeWarning):
     """No mini-batch has come for a while."""
+
+
+class Seeded:
+    """A dataset whose examples each see a random state of their own, in this process.
+
+    Args:
+        dataset: The dataset.
+        seed: From which these states follow.
+        epoch: The epoch.
+    """
+
+    def __init__(self, dataset: Dataset, seed: int, epoch: int) -> None:
+        self._face = Face(dataset)
+        self._seed = seed
+        self._epoch = epoch
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return an example, and leave the random states of this process as they are."""
+        states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        try:
+            seed_torch(self._face.seed_example(self._seed, self._epoch, index))
+            return self._face.dataset[index]
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            torch.set_rng_state(states[2])
 
 
 class LocalEpoch(_SingleProcessDataLoaderIter):

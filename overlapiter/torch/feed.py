@@ -19,14 +19,22 @@ from overlapiter.peers.holders import NodeShare
 from overlapiter.pipeline import Pipeline
 from overlapiter.planning import join_peers, names_source, staging_plan
 from overlapiter.torch.batches import TensorViews, WholeViews
-from overlapiter.torch.face import Renewal, TorchFace
+from overlapiter.torch.face import Renewal, TorchFace, fetches_whole
 from overlapiter.torch.pinned import TorchLocker
+from overlapiter.torch.presence import is_needed
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.launch import start_forkserver
 from overlapiter.workers.start.parcel import Parcel, make_pickler
 
-#: What the forkserver is to import, so that the processes forked from it need not.
-PRELOAD = ("overlapiter.workers.supervisor.main", "overlapiter.torch.face")
+_PRELOAD = ("overlapiter.workers.supervisor.main", "overlapiter.torch.face")
+
+
+def preload_of(loader: data.DataLoader[Any]) -> tuple[str, ...]:
+    """Return what the forkserver is to import, so that the processes forked from it need not."""
+    things = [loader.dataset, loader.worker_init_fn]
+    if loader.collate_fn is not default_collate or fetches_whole(loader.dataset):
+        things.append(loader.collate_fn)
+    return (*_PRELOAD, *["torch"] * is_needed(things))
 
 
 class FacePickler(pickle.Pickler):
@@ -153,7 +161,8 @@ def _new_feed(
 ) -> Feed:
     created_ns = time.monotonic_ns()
     n_workers, prefetch_factor, batch_size, seed, is_skipping, staging, is_pinned = options
-    start_forkserver(PRELOAD)
+    preload = preload_of(loader)
+    start_forkserver(preload)
     parcel = Parcel(face, FacePickler, name="")
     try:
         staged = staging_plan(staging, loader.dataset, first_indices)
@@ -172,12 +181,12 @@ def _new_feed(
         is_skipping=is_skipping,
         max_parts_per_reader=None,
         staging=staged,
-        imports=PRELOAD,
+        imports=preload,
         names_source=staged is not None and names_source(parcel, staged.source),
         renewal=renewal,
     )
     views = WholeViews() if face.collates else TensorViews()
-    pipeline = Pipeline(parcel, plan, PRELOAD, created_ns, views=views, listener=listener)
+    pipeline = Pipeline(parcel, plan, preload, created_ns, views=views, listener=listener)
     if is_pinned:
         pipeline.lock_pages(TorchLocker())
     return Feed(pipeline, options, digest_of(face), share)

@@ -16,7 +16,7 @@ from overlapiter.scatter import ScatteredOrder
 from overlapiter.stats import Stats
 from overlapiter.torch.datasets import register_known
 from overlapiter.torch.epoch import Epoch, LocalEpoch, TimeoutWarning
-from overlapiter.torch.feed import PRELOAD, Shelf
+from overlapiter.torch.feed import Shelf, preload_of
 from overlapiter.torch.orders import (
     DistributedOrder,
     OrderedSampler,
@@ -132,7 +132,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         register_known()
         if num_workers:
             warn_if_failure_hangs()
-            start_forkserver(PRELOAD)  # it imports PyTorch meanwhile
+            start_forkserver(preload_of(self))  # it may import PyTorch meanwhile
 
     @classmethod
     def like(
