@@ -36,11 +36,13 @@ class Kind(enum.IntEnum):
     FAILED = 6  # it cannot go on; the text says why
     LOST = 7  # from a sub-server: a worker of its group is gone
     GROUP = 8  # from a sub-server: mean of a group, and the reports of its workers
+    PING = 9  # it waits for long, and asks for a sign of life
     # from the server
     BEGIN = 11  # the weights to begin with
     GO = 12  # reply to a report, with the reply of the algorithm
     VALIDATE = 13  # evaluate a piece of the validation files with these weights
     STOP = 14  # end; a text says why if that is a failure
+    ALIVE = 15  # reply to a ping
 
 
 class Message(NamedTuple):

@@ -24,6 +24,8 @@ from .validation import Evaluator, Validation
 
 #: Leases that a worker holds: the one it trains on, and the one that is read meanwhile.
 _HELD_LEASES = 2
+#: How long a worker that is to start yet, and the last one, may at least be silent.
+_LEAST_SECONDS = 60.0
 _NONE = np.empty(0, np.float32)
 
 
@@ -108,7 +110,7 @@ class Server:
         self._told_to_stop: set[int] = set()
         self._knows_snapshot: dict[int, int] = {}
         self._reports: dict[int, Message] = {}  # of those that exchange: they count when applied
-        self._has_begun = False
+        self._joined: set[int] = set()
         self._marks: dict[int, int] = {}
         self._resumes: dict[int, int] = {}
         self.outbox: list[tuple[int, Message]] = []
@@ -173,12 +175,19 @@ class Server:
 
     def tick(self) -> None:
         """Look for workers that are silent, and for validations that are done."""
-        latest = time.monotonic() - self._timeout_seconds
+        now = time.monotonic()
         waiting = self._parked.keys() | self._exchanging | self._told_to_stop | self.lost.keys()
         for worker in sorted(self._workers - waiting):
-            if self._heard[worker] < latest:
-                self.lose(worker, f"silent for {self._timeout_seconds:g} s")
+            seconds = self._patience_with(worker)
+            if self._heard[worker] < now - seconds:
+                self.lose(worker, f"silent for {seconds:g} s")
         self._settle()
+
+    def _patience_with(self, worker: int) -> float:
+        """Return for how long a worker may be silent: longer if none could take its work."""
+        if worker in self._joined and self._workers - self.lost.keys() != {worker}:
+            return self._timeout_seconds
+        return max(self._timeout_seconds, _LEAST_SECONDS)
 
     def fail(self, reason: str) -> None:
         """End the run with a failure."""
@@ -229,9 +238,9 @@ class Server:
             self._send(worker, Message(Kind.STOP, text=self.failure))
             self._told_to_stop.add(worker)
             return
-        if not self._has_begun:
-            self._has_begun = True
+        if not self._joined:
             self._epochs.begin()
+        self._joined.add(worker)
         self._begin(worker)
 
     def _begin(self, worker: int) -> None:

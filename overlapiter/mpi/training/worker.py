@@ -63,7 +63,15 @@ class StoppedError(TrainingError):
 
 
 class ServerLostError(StoppedError):
-    """The server is dead; this rank is one that knows it."""
+    """The server is dead, or does not answer; this rank is one that knows it.
+
+    Attributes:
+        rank: Of the server, or of the sub-server.
+    """
+
+    def __init__(self, text: str, rank: int = 0) -> None:
+        super().__init__(text)
+        self.rank = rank
 
 
 class _BegunError(Exception):
