@@ -55,7 +55,7 @@ class Message(NamedTuple):
         piece: Of the report, or to validate.
         position: Up to which of its examples; of a worker that joins, the digest of its model; of
             the server, the number of the checkpoint that the worker's own state is to be kept with,
-            or to be taken from.
+            or to be taken from; of its last message, 1 if the run is refused.
         n_examples: That the measures are about.
         leases: Granted ones, at most :data:`MOST_LEASES`: epoch, piece and position.
         doubles: Measures, as sums over examples.

@@ -24,7 +24,7 @@ from .post import Mail, ServerConnection, server_lost, words_of
 from .settings import Settings
 from .site import Site, end_server, world_size
 from .submaster import SubServer
-from .worker import ServerLostError, StoppedError
+from .worker import RefusedError, ServerLostError, StoppedError
 
 #: How often the server looks around when no message comes, or besides.
 _LOOK_SECONDS = 0.02
@@ -94,7 +94,7 @@ def _shared_plan(comm: Any, preparation: Preparation) -> Plan:
         except MPI.Exception as error:
             raise server_lost(0, words_of(error)) from error
         if plan is None:
-            raise StoppedError(failure)
+            raise failure
         return plan  # type: ignore[no-any-return]  # as it was sent
     try:
         n_masters = preparation.settings.masters
@@ -104,9 +104,10 @@ def _shared_plan(comm: Any, preparation: Preparation) -> Plan:
             raise OptionError("masters", words)
         plan = preparation.plan(n_workers)
     except Exception as error:
-        comm.bcast((None, str(error)))
+        refused = RefusedError if isinstance(error, OptionError) else StoppedError
+        comm.bcast((None, refused(str(error))))
         raise
-    comm.bcast((plan, ""))
+    comm.bcast((plan, None))
     return plan
 
 
@@ -146,7 +147,7 @@ def _serve(
         outputs = Outputs(job, preparation.command, listener, restart=restart)
         host = Host(job, outputs, site.workers)
     except Exception as error:
-        site.turn_away(str(error) or "the server has failed")
+        site.turn_away(error)
         raise
     with host:
         _run_server(site, host, trace)

@@ -12,6 +12,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from overlapiter.errors import OptionError
 from overlapiter.node import this_host
 
 from .ending import is_tolerant
@@ -66,11 +67,14 @@ class Site:
         peers = [*self._groups] or self.workers
         return Post(self._comm, peers, n_doubles, n_values)
 
-    def turn_away(self, reason: str) -> None:
+    def turn_away(self, error: Exception) -> None:
         """Tell all workers that the run does not begin."""
+        reason = str(error) or "the server has failed"
+        is_refused = isinstance(error, OptionError)
         post = self.post(0, 0)
         for worker in self.workers:
-            post.send(self.way_to(worker), Message(Kind.STOP, worker, text=reason))
+            message = Message(Kind.STOP, worker, position=is_refused, text=reason)
+            post.send(self.way_to(worker), message)
         post.close()
 
     # --- silent ranks -------------------------------------------------------------------------

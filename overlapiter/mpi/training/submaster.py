@@ -19,7 +19,7 @@ from .groups import n_doubles_of, rows_of
 from .messages import Kind, Message, Vector
 from .post import Mail, Post, server_lost
 from .watch import Watch
-from .worker import ServerLostError, StoppedError
+from .worker import ServerLostError, stopped_by
 
 _LOOK_SECONDS = 0.02
 
@@ -58,7 +58,7 @@ class SubServer:
         self._awaiting: set[int] = set()  # the server's reply to the message of the group
         self._lost: set[int] = set()
         self._stopped: set[int] = set()
-        self._failure = ""
+        self._last: Message | None = None
 
     def run(self) -> None:
         """Pass messages on until all workers of the group are told to stop.
@@ -89,8 +89,8 @@ class SubServer:
         finally:
             mail.close()
             self._post.close(self._lost)
-        if self._failure:
-            raise StoppedError(self._failure)
+        if self._last is not None and self._last.text:
+            raise stopped_by(self._last)
 
     def _from_worker(self, message: Message) -> None:
         worker = message.origin
@@ -117,7 +117,7 @@ class SubServer:
             self._heard[worker] = time.monotonic()
         elif message.kind is Kind.STOP:
             self._stopped.add(worker)
-            self._failure = message.text
+            self._last = message
         self._post.send(worker, message)
 
     def _pass_on_mean(self) -> None:

@@ -62,6 +62,10 @@ class StoppedError(TrainingError):
     """The server ends the run; the text says why if that is a failure."""
 
 
+class RefusedError(StoppedError):
+    """The run does not begin, since a setting or a file cannot work."""
+
+
 class ServerLostError(StoppedError):
     """The server is dead, or does not answer; this rank is one that knows it.
 
@@ -72,6 +76,11 @@ class ServerLostError(StoppedError):
     def __init__(self, text: str, rank: int = 0) -> None:
         super().__init__(text)
         self.rank = rank
+
+
+def stopped_by(message: Message) -> StoppedError:
+    """Return what is raised on a message that ends the run."""
+    return (RefusedError if message.position else StoppedError)(message.text)
 
 
 class _BegunError(Exception):
@@ -242,7 +251,7 @@ class Worker:
         )
         reply = self._connection.exchange(message)
         if reply.kind is Kind.STOP:
-            raise StoppedError(reply.text)
+            raise stopped_by(reply)
         if reply.kind is Kind.BEGIN:
             self._begin(reply)
             raise _BegunError
