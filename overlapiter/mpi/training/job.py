@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from overlapiter.errors import OptionError, TrainingError
@@ -15,6 +15,7 @@ from .algorithms import ALGORITHMS, make_server_side, make_worker_side
 from .checkpoint import WorkerStates
 from .data import Source
 from .model import Builder, Model, wrapped
+from .monitor import Monitor
 from .optimizers import ServerOptimizer, make_optimizer
 from .plan import Plan
 from .reading import Reader
@@ -176,10 +177,16 @@ class NoListener:
         """Take the record of an epoch, and its summary; a true answer stops the run."""
 
 
+@contextlib.contextmanager
 def begin_tracing(
     settings: Settings, name: str, rank: int, clock_offset_ns: int = 0
-) -> contextlib.AbstractContextManager[Tracing]:
-    """Return the trace of this rank; it records nothing if none is wanted."""
+) -> Iterator[Tracing]:
+    """Give the trace of this rank; it records nothing if none is wanted."""
     if not settings.trace:
-        return OFF
-    return begin_trace(settings.trace, name, rank=rank, clock_offset_ns=clock_offset_ns)
+        yield OFF
+        return
+    with (
+        begin_trace(settings.trace, name, rank=rank, clock_offset_ns=clock_offset_ns) as trace,
+        Monitor(trace, settings.device),
+    ):
+        yield trace

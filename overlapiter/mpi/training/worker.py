@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -18,6 +17,7 @@ from .checkpoint import WorkerStates
 from .leases import Lease
 from .messages import Kind, Message, Vector
 from .model import Model
+from .monitor import memory_bytes
 from .reading import Reader, cut
 from .server import digest_of
 from .validation import Evaluator
@@ -247,7 +247,7 @@ class Worker:
     def _exchange(self, message: Message) -> Message:
         """Send a message, and take from the reply what is not the algorithm's."""
         message = message._replace(
-            origin=self._rank, memory_bytes=_memory_bytes(), cpu_ms=time.process_time_ns() // 10**6
+            origin=self._rank, memory_bytes=memory_bytes(), cpu_ms=time.process_time_ns() // 10**6
         )
         reply = self._connection.exchange(message)
         if reply.kind is Kind.STOP:
@@ -279,9 +279,3 @@ class Worker:
             self._leases.append(lease)
             assert self._reader is not None
             self._reader.ask(lease)
-
-
-def _memory_bytes() -> int:
-    """Return how much of the memory this process has."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
