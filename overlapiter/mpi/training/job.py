@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from overlapiter.errors import OptionError, TrainingError
@@ -14,11 +14,12 @@ from overlapiter.tracing import OFF, Tracing, begin_trace
 from .algorithms import ALGORITHMS, make_server_side, make_worker_side
 from .checkpoint import WorkerStates
 from .data import Source
+from .leases import Piece
 from .model import Builder, Model, wrapped
 from .monitor import Monitor
 from .optimizers import ServerOptimizer, make_optimizer
 from .plan import Plan
-from .reading import Reader
+from .reading import Pieces, Reader
 from .server import ServerSide
 from .settings import Settings
 from .staging import StagedFiles
@@ -120,14 +121,8 @@ class Job:
 
     def evaluator(self, model: Model) -> Evaluator:
         """Return what evaluates the validation files with a model."""
-        return Evaluator(
-            model,
-            self.source,
-            self.plan.val_paths,
-            self.plan.val_pieces,
-            self.settings.batch,
-            self.trace,
-        )
+        pieces = self._pieces(self.plan.val_paths, self.plan.val_pieces)
+        return Evaluator(model, pieces, self.settings.batch, self.trace)
 
     def worker(self, rank: int, model: Model, connection: Connection) -> Worker:
         """Return the training loop of a worker."""
@@ -147,21 +142,16 @@ class Job:
         )
 
     def _reader(self) -> Reader:
-        settings, plan = self.settings, self.plan
-        make_staged = None
+        pieces = self._pieces(self.plan.train_paths, self.plan.train_pieces)
+        return Reader(pieces, self.settings.seed, shuffle=self.settings.shuffle)
+
+    def _pieces(self, paths: Sequence[str], pieces: Sequence[Piece]) -> Pieces:
+        settings, make_staged = self.settings, None
         if settings.staging:
             make_staged = functools.partial(
                 StagedFiles, settings.staging, settings.source, self.say
             )
-        return Reader(
-            self.source,
-            plan.train_paths,
-            plan.train_pieces,
-            settings.seed,
-            shuffle=settings.shuffle,
-            make_staged=make_staged,
-            trace=self.trace,
-        )
+        return Pieces(self.source, paths, pieces, make_staged, self.trace)
 
 
 class NoListener:

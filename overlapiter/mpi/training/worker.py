@@ -160,6 +160,7 @@ class Worker:
         finally:
             if self._reader is not None:
                 self._reader.close()
+            self._evaluator.close()
 
     def _again(self, work: Callable[[], object]) -> None:
         try:
