@@ -11,7 +11,13 @@ from typing import Any
 from overlapiter.errors import OptionError, TrainingError
 from overlapiter.tracing import OFF, Tracing, begin_trace
 
-from .algorithms import ALGORITHMS, make_server_side, make_worker_side
+from .algorithms import (
+    ALGORITHMS,
+    ServerSide,
+    WorkerSide,
+    make_server_side,
+    make_worker_side,
+)
 from .checkpoint import WorkerStates
 from .data import Source
 from .leases import Piece
@@ -20,11 +26,10 @@ from .monitor import Monitor
 from .optimizers import ServerOptimizer, make_optimizer
 from .plan import Plan
 from .reading import Pieces, Reader
-from .server import ServerSide
 from .settings import Settings
 from .staging import StagedFiles
 from .validation import Evaluator
-from .worker import Connection, Worker, WorkerSide
+from .worker import Connection, Worker
 
 
 @dataclasses.dataclass(frozen=True)

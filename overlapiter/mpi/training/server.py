@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable
-from typing import Any, Protocol
 
 import numpy as np
 
 from overlapiter.tracing import OFF, Tracing
 
+from .algorithms import ServerSide
 from .epochs import Epochs
 from .groups import reports_in
 from .leases import LeaseQueue
@@ -27,29 +27,6 @@ _HELD_LEASES = 2
 #: How long a worker that is to start yet, and the last one, may at least be silent.
 _LEAST_SECONDS = 60.0
 _NONE = np.empty(0, np.float32)
-
-
-class ServerSide(Protocol):
-    """The algorithm's part on the server; see :mod:`.algorithms`."""
-
-    weights: Vector
-    learning_rate: float
-    n_updates: int
-
-    def apply(self, message: Vector, rank: int) -> dict[int, Vector]:
-        """Work on a message; return the replies that are due, by rank."""
-
-    def set_workers(self, n: int) -> dict[int, Vector]:
-        """Note how many workers take part now; return the replies that are due thereby."""
-
-    def forget(self, rank: int) -> None:
-        """Drop what waits of a worker that is gone."""
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs."""
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
 
 
 class Server:

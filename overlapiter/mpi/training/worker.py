@@ -13,6 +13,7 @@ import numpy as np
 from overlapiter.errors import TrainingError
 from overlapiter.tracing import OFF, Tracing
 
+from .algorithms import WorkerSide
 from .checkpoint import WorkerStates
 from .leases import Lease
 from .messages import Kind, Message, Vector
@@ -21,34 +22,6 @@ from .monitor import memory_bytes
 from .reading import Reader, cut
 from .server import digest_of
 from .validation import Evaluator
-
-
-class WorkerSide(Protocol):
-    """The algorithm's part on a worker; see :mod:`.algorithms`."""
-
-    weights: Vector
-    learning_rate: float
-
-    def begin(self, weights: Vector) -> None:
-        """Begin with the weights of the server."""
-
-    def step(self, gradient: Vector) -> Vector | None:
-        """Make a step; return what is to be sent, if that is due."""
-
-    def flush(self) -> Vector | None:
-        """Return what is to be sent at the end of a lease, if anything."""
-
-    def receive(self, reply: Vector) -> Vector | None:
-        """Take a reply; return what is to be sent thereupon, if anything."""
-
-    def refresh(self, weights: Vector) -> None:
-        """Take the weights of the server after a while without work."""
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs."""
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
 
 
 class Connection(Protocol):
