@@ -30,7 +30,7 @@ LAYERS = (
     ("workers",),
     ("planning",),
     ("pipeline",),
-    ("snapshot", "faults"),
+    ("snapshot", "faults", "objective"),
     ("chainer", "torch"),
     ("clairvoyant",),
     ("mpi",),

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from overlapiter.errors import OptionError, TrainingError
+from overlapiter.objective import Objective
 from overlapiter.tracing import OFF, Tracing, begin_trace
 
 from .algorithms import (
@@ -60,14 +61,9 @@ class Job:
         """
         settings = self.settings
         try:
-            return wrapped(
-                self.build,
-                settings.loss,
-                settings.metrics,
-                settings.device,
-                self.plan.example,
-                settings.seed,
-            )
+            of_loss = settings.loss, settings.metrics
+            objective = Objective(*of_loss, settings.device, self.plan.example)
+            return wrapped(self.build, objective, settings.seed)
         except (OptionError, TrainingError):
             raise
         except Exception as error:

@@ -160,12 +160,14 @@ def test_synchronous_workers_validate_with_exact_sums(tmp_path: Path, mode: str)
     from overlapiter.mpi.training.data import Source, listed
     from overlapiter.mpi.training.model import builder_from, wrapped
     from overlapiter.mpi.training.settings import Settings
+    from overlapiter.objective import Objective
 
     source = Source(Settings(metrics=("accuracy",)))
     files = listed(lists[1], "val")
     batches = [source.read(path, 0, source.length_of(path)) for path in files]
-    model = wrapped(builder_from(DIGITS), "softmax_cross_entropy", ("accuracy",), "cpu",
-                    tuple(each[:1] for each in batches[0]), 0)  # fmt: skip
+    example = tuple(each[:1] for each in batches[0])
+    objective = Objective("softmax_cross_entropy", ("accuracy",), "cpu", example)
+    model = wrapped(builder_from(DIGITS), objective, 0)
     import chainer
 
     chainer.serializers.load_npz(tmp_path / "ranks" / "weights.npz", model._link)  # type: ignore[attr-defined]  # Chainer's
