@@ -259,11 +259,12 @@ class Mail:
 
 def server_lost(rank: int, reason: str) -> ServerLostError:
     """Return what is raised where a server, or sub-server, is dead."""
-    return ServerLostError(
-        f"the server, rank {rank}, is lost ({reason}); the same command goes on from its last "
-        f"checkpoint",
-        rank,
-    )
+    if rank:
+        text = f"the sub-server, rank {rank}, is lost ({reason}); the other groups go on"
+    else:
+        words = "the same command goes on from its last checkpoint"
+        text = f"the server, rank 0, is lost ({reason}); {words}"
+    return ServerLostError(text, rank)
 
 
 class ServerConnection:

@@ -26,6 +26,9 @@ from .validation import Evaluator, Validation
 _HELD_LEASES = 2
 #: How long a worker that is to start yet, and the last one, may at least be silent.
 _LEAST_SECONDS = 60.0
+#: The server looks around more often, unless it validates in line or was stopped; that does not
+#: count as silence of the workers.
+_LATE_SECONDS = 1.0
 _NONE = np.empty(0, np.float32)
 
 
@@ -80,7 +83,8 @@ class Server:
         self._trace = trace
         self._say = say
         self._workers = set(workers)
-        self._heard = dict.fromkeys(workers, time.monotonic())
+        self._ticked_at = time.monotonic()
+        self._heard = dict.fromkeys(workers, self._ticked_at)
         self._parked: dict[int, None] = {}
         self._exchanging: set[int] = set()
         self._idle: set[int] = set()  # have waited for work: their weights are old
@@ -153,6 +157,9 @@ class Server:
     def tick(self) -> None:
         """Look for workers that are silent, and for validations that are done."""
         now = time.monotonic()
+        late_seconds = max(0.0, now - self._ticked_at - _LATE_SECONDS)
+        self._heard = {worker: at + late_seconds for worker, at in self._heard.items()}
+        self._ticked_at = now
         waiting = self._parked.keys() | self._exchanging | self._told_to_stop | self.lost.keys()
         for worker in sorted(self._workers - waiting):
             seconds = self._patience_with(worker)
@@ -364,7 +371,6 @@ class Server:
                     self._inline, -1, is_waiting=False
                 ):
                     pass
-                self._heard = dict.fromkeys(self._heard, time.monotonic())  # all have waited
 
 
 def digest_of(model: Model) -> int:

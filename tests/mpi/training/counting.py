@@ -1,9 +1,10 @@
 """A model that counts: after training by plain SGD, each parameter is minus how often its example
 was used; and that can die, hang or say nonsense on the way. It has no framework, so it starts fast.
 
-``TRAINING_FAULT`` is ``kill``, ``stop``, ``nan``, ``other`` (another model) or ``evaluate`` (killed
-then), the rank and the mini-batch at which it happens; ``TRAINING_WAIT_SECONDS`` is how long a
-mini-batch takes; ``TRAINING_LOG`` a folder where each rank writes down the examples that it used.
+``TRAINING_FAULT`` is ``kill``, ``stop``, ``nan``, ``other`` (another model), or
+``killed-validating`` or ``stopped-validating``; then the rank and the mini-batch at which it
+happens. ``TRAINING_WAIT_SECONDS`` is how long a mini-batch takes; ``TRAINING_LOG`` a folder where
+each rank writes down the examples that it used.
 """
 
 import math
@@ -50,8 +51,8 @@ class Counting:
         return [0.0]
 
     def evaluate(self, _batch):
-        if FAULT == "evaluate" and RANK == WHERE:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if FAULT.endswith("-validating") and RANK == WHERE:
+            os.kill(os.getpid(), signal.SIGKILL if "killed" in FAULT else signal.SIGSTOP)
         return [0.0]
 
     def names_of_bad(self):

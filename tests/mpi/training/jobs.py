@@ -97,12 +97,17 @@ def run_training(folder: Path, n_ranks: int, *words: object, **more: Any) -> End
     try:
         job.wait(120)
     finally:
-        if job.poll() is None:
-            for process in psutil.Process(job.pid).children(recursive=True):
-                process.kill()
-            job.kill()
-            job.wait()
+        end_job(job)
     return Ended(job.returncode, (folder / "output.txt").read_text())
+
+
+def end_job(job: subprocess.Popen[bytes]) -> None:
+    """Kill a job with all its ranks, unless it has ended."""
+    if job.poll() is None:
+        for process in psutil.Process(job.pid).children(recursive=True):
+            process.kill()
+        job.kill()
+        job.wait()
 
 
 def counts(out: Path) -> list[int]:
