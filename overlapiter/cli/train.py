@@ -55,8 +55,11 @@ def _add_setting(parser: argparse.ArgumentParser, field: dataclasses.Field[Any])
         return
     shown = ",".join(default) if kind is tuple else default
     about += f" (default: {shown})" if shown != "" else ""
-    if kind is str and "choices" in field.metadata:
-        more["choices"] = field.metadata["choices"]
+    choices = field.metadata.get("choices")
+    if kind is str and choices:
+        more["choices"] = choices
+    elif choices:
+        more["metavar"] = ",".join(choices)
     else:
         more["metavar"] = kind.__name__.upper() if kind in (int, float) else "WORD"
     more["type"] = str if kind is tuple else kind

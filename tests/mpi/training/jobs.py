@@ -81,10 +81,7 @@ def begin_training(
         return subprocess.Popen(
             command,
             cwd=folder,
-            # A mini-batch takes so long that no worker has used all examples before another starts.
-            env={**ENVIRONMENT, "TRAINING_WAIT_SECONDS": "0.03", **environment}
-            if environment
-            else ENVIRONMENT,
+            env={**ENVIRONMENT, **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,

@@ -316,6 +316,8 @@ def test_files_that_cannot_be_trained_on_are_named(
         ({"target": "accuracy"}, "write NAME=VALUE"),
         ({"schedule": "1-0.1"}, "write 'cosine'"),
         ({"masters": 1}, "start it by mpiexec"),
+        ({"masters": 2, "algorithm": "easgd"}, "average gradients, and easgd sends none"),
+        ({"masters": 2, "synchronous": True}, "are synchronous within their groups already"),
         ({"early_stopping": "val_accuracy"}, "is none of loss, val_loss"),
     ],
 )
