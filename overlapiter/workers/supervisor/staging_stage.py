@@ -157,7 +157,8 @@ class StagingStage:
         suspects = residency.suspects_among(indices)
         trusted = residency.trusted(indices)
         batches = list(dict.fromkeys(part.batch.batch_id for part in parts))
-        n_files, holders = self._costs.n_files, residency.holders_of(indices)
+        n_files = self._costs.n_files
+        holders = residency.holders_of(indices, parts[0].position)
         task = StageTask(
             task_id, indices, n_files, avoid, suspects, trusted, victims, holders, batches
         )
