@@ -24,7 +24,6 @@ class Counter(enum.IntEnum):
     FETCH_NS = 2
     OTHER_NS = 3
     EXAMPLES_READ = 4
-    OPENS_STAGED = 5
     OPENS_SOURCE = 6
     FILES_STAGED = 7
     BYTES_STAGED = 8
@@ -105,7 +104,7 @@ class Counter(enum.IntEnum):
 N_TIERS = 4
 _N_COUNTERS = 80
 #: Of the layout of a board; another one is not read.
-_VERSION = 2
+_VERSION = 3
 #: Latencies: four classes for each doubling, from 8 microseconds to 2 minutes.
 N_CLASSES = 96
 _FIRST_CLASS = 4 * 13

@@ -309,6 +309,7 @@ def snapshot(board: StatsBoard) -> Stats:
         "seconds": (now_ns - created_ns) / 1e9,
         "wait_assembling_seconds": max(0, totals[Counter.WAIT_NS] - waited_ns) / 1e9,
         "initialize_seconds": sum(ns - created_ns for ns in started) / 1e9,
+        "opens_staged": sum(tiers),
         "opens_by_tier": tuple(tiers),
         "least_read_seconds": min(least_ns, default=0) / 1e9,
         "disk_latency": Latencies(board.latencies(of_prefetchers=False)),

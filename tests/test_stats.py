@@ -15,7 +15,6 @@ from overlapiter.stats import Stats, snapshot
 FIELD_OF = {
     Counter.EXAMPLES_READ: "examples_read",
     Counter.EXAMPLES_SKIPPED: "examples_skipped",
-    Counter.OPENS_STAGED: "opens_staged",
     Counter.OPENS_SOURCE: "opens_source",
     Counter.FILES_STAGED: "files_staged",
     Counter.BYTES_STAGED: "bytes_staged",
@@ -66,6 +65,14 @@ def test_a_snapshot_sums_a_counter_over_all_workers(counter):
     others = [name for other, name in FIELD_OF.items() if other is not counter]
     assert getattr(stats, FIELD_OF[counter]) == 66
     assert not any(getattr(stats, name) for name in others)
+
+
+def test_opens_of_staged_copies_are_the_sum_of_those_of_all_tiers():
+    board = new_board()
+    for tier, number in enumerate((5, 3)):
+        board.reader_row(tier).add(Counter.OPENS_TIER_0 + tier, number)
+    stats = snapshot_of(board, 0)
+    assert (stats.opens_by_tier, stats.opens_staged) == ((5, 3, 0, 0), 8)
 
 
 @pytest.mark.parametrize("counter", SECONDS_OF)
