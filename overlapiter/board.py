@@ -6,11 +6,16 @@ the same row.
 
 from __future__ import annotations
 
+import array
+import dataclasses
 import enum
+import functools
 import math
 import mmap
 import os
 from collections.abc import Sequence
+
+from overlapiter.words import duration_words
 
 
 class Counter(enum.IntEnum):
@@ -140,9 +145,44 @@ class Row:
         self._cells[_N_COUNTERS + min(max(number, 0), N_CLASSES - 1)] += 1
 
 
-def class_seconds(number: float) -> float:
+def _class_seconds(number: float) -> float:
     """Return the latency at which a class begins; between two numbers, one within the class."""
     return float(2 ** ((number + _FIRST_CLASS) / 4) / 1e9)
+
+
+@dataclasses.dataclass(frozen=True)
+class Latencies:
+    """How long something took, each time.
+
+    Attributes:
+        rows: How often it took how long, of each process, as the board holds it.
+    """
+
+    rows: bytes = dataclasses.field(default=b"", repr=False)
+
+    @functools.cached_property
+    def counts(self) -> tuple[int, ...]:
+        """How often it took how long: four classes for each doubling, from 8 microseconds."""
+        cells = memoryview(self.rows).cast("q")
+        return tuple(sum(cells[i::N_CLASSES]) for i in range(N_CLASSES))
+
+    def percentile(self, percent: float) -> float:
+        """Return the seconds within which so many percent of them were done, to about 10%; or 0."""
+        left = percent / 100 * sum(self.counts)
+        for number, count in enumerate(self.counts):
+            if count and left <= count:
+                return _class_seconds(number + left / count)
+            left -= count
+        return 0.0
+
+    def __str__(self) -> str:
+        median, most = self.percentile(50), self.percentile(99)
+        return f"{duration_words(median)} (99%: {duration_words(most)})"
+
+    def since(self, earlier: Latencies) -> Latencies:
+        """Return those that came since an earlier snapshot."""
+        pairs = zip(self.counts, earlier.counts, strict=True)
+        return Latencies(array.array("q", [now - before for now, before in pairs]).tobytes())
 
 
 class StatsBoard:

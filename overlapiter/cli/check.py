@@ -32,17 +32,9 @@ from overlapiter.store.index import IndexDamagedError
 from overlapiter.store.inventory import Accounts, Inventory, Source, StagedFile
 from overlapiter.store.store import Store
 from overlapiter.urls import is_url
+from overlapiter.words import count_words, size_words
 
-from .console import (
-    CommandError,
-    Names,
-    Progress,
-    add_json,
-    count_words,
-    printable,
-    size_words,
-    tell,
-)
+from .console import CommandError, Names, Progress, add_json, printable, tell
 from .crew import Crew, Part, WatchedOrigin, parts_of
 from .origins import add_reading, check_reading, origin_of, storage_options
 from .place import add_directory, chosen, opened, recorded, store_of

@@ -27,19 +27,10 @@ from overlapiter.store.extents import key_of
 from overlapiter.store.generation import old_store
 from overlapiter.store.inventory import Inventory, Listing, Source
 from overlapiter.store.segments import aligned
+from overlapiter.words import count_words, size_words
 
 from . import place
-from .console import (
-    Names,
-    Progress,
-    UsageError,
-    add_json,
-    count_words,
-    is_confirmed,
-    say,
-    size_words,
-    tell,
-)
+from .console import Names, Progress, UsageError, add_json, is_confirmed, say, tell
 from .crew import parts_of
 from .filelist import add_list, read_list
 

@@ -20,8 +20,9 @@ import sys
 import time
 
 from overlapiter.store.inventory import StagedFile
+from overlapiter.words import duration_words
 
-from .console import duration_words, printable
+from .console import printable
 from .place import add_directory, chosen, opened
 
 

@@ -33,8 +33,9 @@ from overlapiter.clairvoyant.planner import (
     without_peers,
 )
 from overlapiter.options import check_count, parse_size
+from overlapiter.words import duration_words, size_words
 
-from .console import UsageError, duration_words, size_words, table
+from .console import UsageError, table
 
 _NETWORK = "1GB"
 

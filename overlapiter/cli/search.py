@@ -30,8 +30,9 @@ from overlapiter.mpi.searching.run import search
 from overlapiter.mpi.searching.study import Study, Trial
 from overlapiter.mpi.training.ending import set_status
 from overlapiter.node import launched_rank
+from overlapiter.words import duration_words
 
-from .console import CommandError, duration_words, say, table
+from .console import CommandError, say, table
 
 _SHOWN = 10
 

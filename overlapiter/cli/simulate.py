@@ -24,8 +24,9 @@ from overlapiter.clairvoyant.policies import POLICIES
 from overlapiter.clairvoyant.simulator import simulate
 from overlapiter.clairvoyant.workload import SCENARIOS, Scenario
 from overlapiter.options import check_count
+from overlapiter.words import duration_words
 
-from .console import Progress, UsageError, duration_words, table
+from .console import Progress, UsageError, table
 
 #: Options that replace a number of the scenario: of the system, and of the data set.
 _RATES = {

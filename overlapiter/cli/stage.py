@@ -31,20 +31,10 @@ from overlapiter.store.outcome import Outcome, Staged
 from overlapiter.store.stager import Stager
 from overlapiter.store.store import Store, Wanted
 from overlapiter.urls import is_url
+from overlapiter.words import count_words, duration_words, size_words
 from overlapiter.workers.plan import StagingPlan
 
-from .console import (
-    Names,
-    Progress,
-    UsageError,
-    add_json,
-    count_words,
-    duration_words,
-    say,
-    size_words,
-    spoken_warnings,
-    tell,
-)
+from .console import Names, Progress, UsageError, add_json, say, spoken_warnings, tell
 from .crew import Crew, Part, WatchedOrigin, answered, parts_of
 from .filelist import FileList, add_list, read_list
 from .origins import add_reading, check_reading, storage_options

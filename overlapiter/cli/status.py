@@ -20,8 +20,9 @@ import time
 from overlapiter.options import check_count
 from overlapiter.stats import snapshot
 from overlapiter.store.inventory import Facts, Inventory
+from overlapiter.words import duration_words, size_words
 
-from .console import duration_words, printable, size_words, table
+from .console import printable, table
 from .jobs import boards_of
 from .place import add_directory, opened
 

@@ -20,8 +20,9 @@ from collections import defaultdict
 from typing import Any, NamedTuple
 
 from overlapiter.tracing import events_of, join_traces
+from overlapiter.words import count_words, duration_words
 
-from .console import CommandError, count_words, duration_words, printable, table
+from .console import CommandError, printable, table
 
 Event = dict[str, Any]
 

@@ -12,8 +12,8 @@ import pytest
 
 from bench.claims.explained import Job, TimedFiles
 from bench.slow.store import attach
-from overlapiter.board import StatsBoard
-from overlapiter.stats import Latencies, Stats
+from overlapiter.board import Latencies, StatsBoard
+from overlapiter.stats import Stats
 from tests.chainer.scripts import workers
 from tests.support.engine import engine_of
 
