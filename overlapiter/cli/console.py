@@ -54,9 +54,15 @@ def say(text: str) -> None:
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
-    """Declare that a command, which speaks by :func:`tell`, also speaks to machines."""
-    words = "print an object of JSON a line, all sizes in bytes"
+    """Declare that a command also speaks to machines."""
+    words = "print JSON, sizes in bytes and times in seconds"
     parser.add_argument("--json", action="store_true", help=words)
+
+
+def add_figure(parser: argparse.ArgumentParser, more: str = "") -> None:
+    """Declare that a command draws."""
+    words = f"draw into this file, .png, .svg or .pdf{more}"
+    parser.add_argument("--output", "--to", metavar="IMAGE", help=words)
 
 
 def tell(arguments: argparse.Namespace, text: str, **facts: object) -> None:

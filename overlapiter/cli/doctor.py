@@ -54,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", metavar="N", type=int, default=1, help=ranks)
     seconds = "how long to measure, about (default: %(default)g)"
     parser.add_argument("--seconds", metavar="S", type=float, default=_SECONDS, help=seconds)
-    parser.add_argument("--json", action="store_true", help="print JSON")
     save = "write the JSON to this file, too, for `overlapiter plan`"
     parser.add_argument("--save", metavar="PROFILE", help=save)
 

@@ -26,7 +26,7 @@ from overlapiter.store.inventory import Inventory, StagedFile
 from overlapiter.urls import is_url
 from overlapiter.words import count_words, size_words
 
-from .console import CommandError, Names, Progress, add_json, error_words, tell
+from .console import CommandError, Names, Progress, error_words, tell
 from .place import add_directory, chosen, new_directory, only_one, opened
 
 _CHUNK_BYTES = 1 << 20
@@ -39,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("to", metavar="TO", help="a directory, which is made if it is missing")
     pattern = "copy only these, as for ls"
     parser.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help=pattern)
-    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

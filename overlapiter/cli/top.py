@@ -44,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     interval = "seconds between two looks (default: %(default)g)"
     parser.add_argument("--interval", metavar="S", type=float, default=2.0, help=interval)
     parser.add_argument("--once", action="store_true", help="look once, at all since the start")
-    parser.add_argument("--json", action="store_true", help="print a list of JSON a line")
     metrics = "write the counters there, too, each time, as node_exporter reads them (textfile)"
     parser.add_argument("--prometheus", metavar="FILE", help=metrics)
 

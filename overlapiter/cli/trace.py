@@ -31,7 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("files", metavar="FILE", nargs="+", help="a trace; one of each rank")
     parser.add_argument("--output", metavar="JOINED", help="write all events to this file, too")
-    parser.add_argument("--json", action="store_true", help="print JSON, all times in seconds")
 
 
 class Spans(NamedTuple):
