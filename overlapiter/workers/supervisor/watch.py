@@ -63,13 +63,15 @@ class Watch:
     def _divide_reading(self) -> None:
         """Divide the wait for file readers as their time for that very mini-batch divides.
 
-        Others do not tell: the mini-batches that are waited for are those that took long.
+        Others do not tell: the mini-batches that are waited for are those that took long. What it
+        took beyond that time were messages, and file readers that waited for a core.
         """
         batch, waited_ns, self._reading_ns = self._batch, self._reading_ns, 0
-        if batch is not None and waited_ns:
-            decoding_ns = waited_ns * min(batch.cpu_ns, batch.busy_ns) // max(batch.busy_ns, 1)
+        if batch is not None and batch.busy_ns:
+            busy_ns = min(waited_ns, batch.busy_ns)
+            decoding_ns = busy_ns * min(batch.cpu_ns, batch.busy_ns) // batch.busy_ns
             self._row.add(Counter.WAIT_DECODING_NS, decoding_ns)
-            self._row.add(Counter.WAIT_READING_NS, waited_ns - decoding_ns)
+            self._row.add(Counter.WAIT_READING_NS, busy_ns - decoding_ns)
 
     def _sample(self, now_ns: int, consumed_id: int, *, is_waiting: bool) -> None:
         schedule = self._schedule
