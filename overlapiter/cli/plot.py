@@ -19,13 +19,14 @@ import json
 import os
 from typing import Any
 
-from overlapiter.tracing import events_of
-
 from .console import CommandError, add_figure
+from .trace import read_trace
 
 _STEPS = 100
 #: Mini-batches that a step has at least, on average.
 _STEP_BATCHES = 2
+#: What is shown, as the events are called.
+_WAIT, _READ, _READY, _SPEED = "wait", "read slow store", "mini-batches ready", "slow store, MB/s"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -37,10 +38,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Draw; return the exit code."""
-    try:
-        steps = steps_of([*events_of(arguments.file)])
-    except (UnicodeDecodeError, KeyError, TypeError) as error:
-        raise CommandError(f"{arguments.file} is no trace of overlapiter") from error
+    shown = (_WAIT, _READ, _READY, _SPEED)
+    steps = steps_of([each for each in read_trace(arguments.file) if each["name"] in shown])
     if not steps:
         raise CommandError(f"{arguments.file} holds no mini-batch; trace a training for longer")
     if arguments.json:
@@ -66,7 +65,7 @@ def steps_of(events: list[dict[str, Any]]) -> list[dict[str, float]]:
         that the trainer ``waited``, ``reads`` of the slow store in flight, ``mb_per_second`` that
         it gave, and mini-batches ``ready``; the last two as they were known last.
     """
-    waits = [event for event in events if event["ph"] == "X" and event["name"] == "wait"]
+    waits = [event for event in events if event["ph"] == "X" and event["name"] == _WAIT]
     if not waits:
         return []
     begin = min(event["ts"] for event in waits)
@@ -76,8 +75,8 @@ def steps_of(events: list[dict[str, Any]]) -> list[dict[str, float]]:
     width = max(1.0, (end - begin) / n_steps)
     waited = _shares(waits, n_steps, begin, width)
     in_flight = _shares(reads, n_steps, begin, width)
-    ready = _levels(events, "mini-batches ready", n_steps, begin, width)
-    speed = _levels(events, "slow store, MB/s", n_steps, begin, width)
+    ready = _levels(events, _READY, n_steps, begin, width)
+    speed = _levels(events, _SPEED, n_steps, begin, width)
     return [
         {
             "seconds": (step + 0.5) * width / 1e6,
@@ -88,9 +87,6 @@ def steps_of(events: list[dict[str, Any]]) -> list[dict[str, float]]:
         }
         for step in range(n_steps)
     ]
-
-
-_READ = "read slow store"
 
 
 def _shares(events: list[dict[str, Any]], n_steps: int, begin: float, width: float) -> list[float]:

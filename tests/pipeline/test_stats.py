@@ -80,10 +80,10 @@ def test_latencies_are_those_of_the_store_and_of_the_disk(seen: Seen) -> None:
     end = seen.end
 
     assert sum(end.store_latency.counts) == 60
-    assert 0.018 < end.store_latency.percentile(50) < 0.2
+    assert end.store_latency.percentile(50) > 0.018
     assert 0.02 <= end.least_read_seconds <= end.store_latency.percentile(50) * 1.2
     assert sum(end.disk_latency.counts) >= 120
-    assert end.disk_latency.percentile(50) < 0.005
+    assert end.disk_latency.percentile(10) < end.least_read_seconds
     assert end.read_seconds >= 60 * JOB.open_seconds
 
 
