@@ -51,6 +51,11 @@ class Content(NamedTuple):
     read_ns: int
     promise: tuple[int, int]
 
+    @property
+    def original(self) -> Original:
+        """What it is a copy of."""
+        return Original(len(self.data), self.mtime)
+
 
 def content_of(file: Wanted, data: bytes, extent: Extent) -> Content:
     """Return what was read of a small file that is staged in another tier."""
@@ -71,6 +76,11 @@ class Copy(NamedTuple):
     place: Place
     extent: Extent
     answer: Staged
+
+    @property
+    def original(self) -> Original:
+        """What it is a copy of."""
+        return Original(self.extent.size, self.extent.mtime)
 
 
 class Copier:
@@ -311,6 +321,10 @@ class Copier:
         if place.start != WHOLE:
             share = 0.1 if self._mean_bytes else 1.0
             self._mean_bytes += (place.size - self._mean_bytes) * share
+
+    def discard(self, copy: Copy) -> None:
+        """Give up the place of a copy that is not to be published."""
+        self._give_up(copy.extent.tier, copy.place)
 
     def _give_up(self, tier: int, place: Place) -> None:
         try:

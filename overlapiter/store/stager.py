@@ -19,7 +19,7 @@ from typing import Literal
 
 from overlapiter.origins.origin import Origin, Original
 
-from .copier import CHUNK_BYTES, Content, Copier, Copy
+from .copier import Content, Copier, Copy
 from .elsewhere import FetchedFile, Fetches, Holders
 from .extents import Extent, ExtentReader
 from .health import Health
@@ -398,29 +398,32 @@ class Stager:
         return got is not None
 
     def _receive_unknown(self, part: Part, file: Wanted, source: FetchedFile) -> bool:
-        """Take a small file that this job has not compared with its source yet, and do so."""
-        if source.stat().size_bytes > CHUNK_BYTES:
-            return False  # the source would be waited for while the others wait behind it
+        """Take a file that this job has not compared with its source yet, and do so."""
         got = self._copier.receive(file, source, part.home, part.make_room)
-        if not isinstance(got, Content):
+        if got is None:
             return False
         if part.partly is None:
             self._compare_received(part, file, got)
-        else:
+        else:  # other files come behind this one
             self._submit(functools.partial(self._compare_received, part, file, got))
         return True
 
-    def _compare_received(self, part: Part, file: Wanted, got: Content) -> None:
+    def _compare_received(self, part: Part, file: Wanted, got: Content | Copy | Staged) -> None:
+        if isinstance(got, Staged):  # there was no room for it
+            self._end_copy(part, file, None, got)
+            return
         began_ns = time.monotonic_ns()
         try:
-            is_valid = self._origin.stat(file.path) == Original(len(got.data), got.mtime)
+            is_valid = self._origin.stat(file.path) == got.original
         except OSError:
             is_valid = False
         self._note_answer(time.monotonic_ns() - began_ns, 0)
         if is_valid:
             self._end_copy(part, file, None, got)
-        else:
-            self._copy(part, file, None)
+            return
+        if isinstance(got, Copy):
+            self._copier.discard(got)
+        self._copy(part, file, None)
 
     def _publish(self, part: Part, batch: Batch) -> None:
         """Write what was read, and make all copies known."""
