@@ -332,7 +332,7 @@ class Store:
     ) -> bool:
         """Publish copies; return False if their generation was thrown away meanwhile."""
         places = [place for _, place, _ in copies]
-        is_here = all([opened.is_own(segment) for segment in {place.segment for place in places}])
+        is_here = all(opened.is_own(segment) for segment in {place.segment for place in places})
         at = int(time.time())
         rows = [
             (
