@@ -13,6 +13,7 @@ import functools
 import math
 import mmap
 import os
+import time
 from collections.abc import Sequence
 
 from overlapiter.words import duration_words
@@ -138,6 +139,16 @@ class Row:
     def get(self, counter: int) -> int:
         """Return the value."""
         return int(self._cells[counter])
+
+    def add_answer(self, took_ns: int, n_bytes: int) -> None:
+        """Count an answer of the slow store, in the row of a prefetcher."""
+        self.add_latency(took_ns)
+        cells = self._cells
+        cells[Counter.ANSWERS] += 1
+        cells[Counter.ANSWERED_KB] += n_bytes // 1000
+        cells[Counter.ANSWERED_NS] = time.monotonic_ns()
+        if not 0 < cells[Counter.LEAST_READ_NS] <= took_ns:
+            cells[Counter.LEAST_READ_NS] = took_ns
 
     def add_latency(self, ns: int) -> None:
         """Count a latency: of the slow store in the row of a prefetcher, else of the disk."""

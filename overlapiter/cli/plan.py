@@ -33,7 +33,7 @@ from overlapiter.clairvoyant.planner import (
     without_peers,
 )
 from overlapiter.options import check_count, parse_size
-from overlapiter.words import duration_words, size_words
+from overlapiter.words import count_words, duration_words, size_words
 
 from .console import UsageError, add_figure, table
 
@@ -171,10 +171,12 @@ def _facts(job: Job, found: dict[str, Forecast], others: dict[str, float]) -> di
 
 def _head(job: Job) -> str:
     share = job.n_nodes * (job.ram_bytes + job.disk_bytes) / job.dataset_bytes
+    who = "the node has" if job.n_nodes == 1 else "the nodes together have"
+    ranks = count_words(job.n_ranks, "rank")
     return (
-        f"{job.n_examples:,} examples, {size_words(job.dataset_bytes)}; {job.n_nodes} nodes x "
-        f"{job.ranks_per_node} ranks, {job.n_epochs} epochs; the nodes together have room for "
-        f"{share:.0%} of the data set"
+        f"{count_words(job.n_examples, 'example')}, {size_words(job.dataset_bytes)}; "
+        f"{ranks} on {count_words(job.n_nodes, 'node')}, {count_words(job.n_epochs, 'epoch')}; "
+        f"{who} room for {'all' if share >= 1 else f'{share:.0%}'} of the data set"
     )
 
 

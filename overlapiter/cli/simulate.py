@@ -159,6 +159,8 @@ def _table(seconds: dict[str, float | None]) -> str:
     rows = []
     for name, value in seconds.items():
         times = "-" if not bound or value is None else f"{value / bound:.2f}"
-        words = ("cannot run", "") if value is None else (f"{value:,.2f}", duration_words(value))
-        rows.append((name, *words, times))
+        words = "cannot run" if value is None else f"{value:,.2f}"
+        # Seconds are easier to compare, hours easier to imagine; below a minute they are the same.
+        long_words = duration_words(value) if value is not None and value >= 60 else ""
+        rows.append((name, words, long_words, times))
     return table(("policy", "seconds", "", "of the lower bound"), rows)

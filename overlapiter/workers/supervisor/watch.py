@@ -117,7 +117,7 @@ class Watch:
 
 def _cause_of(batch: Batch, *, is_probing: bool) -> Counter:
     """Return what a mini-batch that is not ready waits for."""
-    states = {part.state for part in batch.parts}
+    states = [part.state for part in batch.parts]
     if PartState.TO_STAGE in states or PartState.STAGING in states:
         return Counter.WAIT_STAGING_NS
     if is_probing and PartState.READING not in states:
