@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from overlapiter.cli.jobs import find_jobs
 
 from .commands import ENVIRONMENT, REPOSITORY, command, overlapiter
 
@@ -95,6 +99,14 @@ def test_counters_are_written_for_node_exporter(training: int, tmp_path: Path) -
     assert "# TYPE overlapiter_examples_taken_total counter" in lines
     assert "# TYPE overlapiter_n_readers gauge" in lines
     assert "# HELP overlapiter_n_readers File reader processes." in lines
+
+
+def test_a_training_that_has_ended_is_shown_no_more(training: int) -> None:
+    (job,) = [each for each in find_jobs() if each.pid == training]
+    os.kill(training, signal.SIGKILL)
+    while find_jobs(training):
+        pass
+    assert job.inode not in {each.inode for each in find_jobs()}  # though we hold its board
 
 
 def test_no_training_is_no_success() -> None:
