@@ -138,7 +138,10 @@ class OverlapTorch(Torch):
         import overlapiter
 
         order = spec.indices().reshape(spec.n_batches, spec.batch_size).tolist()
-        sized = _Images(dataset._pairs, spec.root)
+        kind = _Images
+        if spec.loader == "overlap-torch-importing":
+            from bench.loaders.torch_images import TorchImages as kind
+        sized = kind(dataset._pairs, spec.root)
         sized = sized if store is None else attach(sized, store)
         staging = overlapiter.Staging(spec.staging, source=spec.root)
         self._loader = overlapiter.torch.DataLoader(
@@ -187,4 +190,14 @@ _OURS = ("overlap", "overlap-staged", "overlap-local", "overlap-from-local")
 ADAPTERS = dict.fromkeys(_OURS, Overlap) | {
     "slow": Stock, "fast": Stock, "copy": CopyFirst, "torch": Torch, "torch-local": Torch,
     "overlap-torch": OverlapTorch, "overlap-torch-staged": OverlapTorch,
+    "overlap-torch-importing": OverlapTorch,
 }  # fmt: skip
+
+
+def adapter_of(loader: str) -> type:
+    """Return what drives a loader."""
+    if loader in ADAPTERS:
+        return ADAPTERS[loader]
+    from bench.loaders import rivals
+
+    return {"dali": rivals.Dali, "dali-files": rivals.DaliFiles, "spdl": rivals.Spdl}[loader]

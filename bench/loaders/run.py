@@ -17,7 +17,7 @@ from chainer.datasets import LabeledImageDataset
 from bench.harness import isolated
 from bench.harness.cpu import OTHER, cpu_by_kind, private_bytes_by_kind
 from bench.loaders.checks import checksum, fingerprint
-from bench.loaders.spec import KEPT_POSITIONS, OF_STORE, RunResult, RunSpec
+from bench.loaders.spec import KEPT_POSITIONS, OF_STORE, PACKAGES, RunResult, RunSpec
 from bench.slow import SlowStore, crossed, slow_store
 from bench.slow.bare_reader import BareReader
 
@@ -90,13 +90,15 @@ def _drive(spec: RunSpec, dataset: object, store: Store, beside: Iterator[None])
         store: The slow store, if it is not given.
         beside: Has another process begin and end its reading, by turns.
     """
-    from bench.loaders.adapters import ADAPTERS
+    from bench.loaders.adapters import adapter_of
 
     if "torch" in spec.loader:  # a script has imported it before
         importlib.import_module("torch.utils.data")
+    elif spec.loader in PACKAGES:
+        importlib.import_module(PACKAGES[spec.loader])
     result, kept, marks = RunResult(), {}, [(0.0, 0, 0)]
     cpu_start, start = time.process_time(), time.monotonic()
-    loader = ADAPTERS[spec.loader](spec, dataset, store if isinstance(store, SlowStore) else None)
+    loader = adapter_of(spec.loader)(spec, dataset, store if isinstance(store, SlowStore) else None)
     result.constructor_seconds = time.monotonic() - start
     for position in itertools.count():
         asked = time.monotonic()
