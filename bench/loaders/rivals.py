@@ -6,26 +6,16 @@ They do the same work: an image of a file, decoded, as float32 with its channels
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from bench.loaders.adapters import Iterating, _Images
-
-if TYPE_CHECKING:
-    from bench.loaders.checks import Example
-    from bench.loaders.spec import RunSpec
-
-
-class _Rival:
-    is_new_epoch = False
-    statistics = Iterating.statistics
-
-    def parts(self, _start: float, _end: float, /) -> None:
-        """Return None: its workers cannot be observed."""
+from bench.loaders.adapters import Torch
+from bench.loaders.checks import Example
+from bench.loaders.files import Images
+from bench.loaders.spec import RunSpec
 
 
-class Dali(_Rival):
+class Dali(Torch):
     """DALI, whose own worker processes read the files; its threads decode, one for each core."""
 
     def __init__(self, spec: RunSpec, dataset: object, _store: None) -> None:
@@ -90,13 +80,13 @@ class _Read:
         return np.fromfile(self._paths[sample.idx_in_epoch % len(self._paths)], np.uint8)
 
 
-class Spdl(_Rival):
+class Spdl(Torch):
     """SPDL, whose threads each call ``dataset[i]``."""
 
     def __init__(self, spec: RunSpec, dataset: object, _store: None) -> None:
         from spdl.pipeline import PipelineBuilder
 
-        images = _Images(dataset._pairs, spec.root)
+        images = Images(dataset._pairs, spec.root)
         self._pipeline = (
             PipelineBuilder()
             .add_source(spec.indices().tolist())

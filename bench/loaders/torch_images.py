@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch.utils.data import Dataset
 
-from bench.loaders.adapters import _Images
+from bench.loaders.files import Images
 
 
-class TorchImages(_Images, Dataset):
+class TorchImages(Images, Dataset):
     """Images for PyTorch's loaders."""
