@@ -1,6 +1,6 @@
 """``overlapiter.torch.DataLoader`` beside PyTorch's own: the same mini-batches of images.
 
-PyTorch's reads the slow store with 2 to 16 workers, and the local disk with 2; ours has 2 workers,
+PyTorch's reads the slow store with 2 to 64 workers, and the local disk with 2; ours has 2 workers,
 with nothing staged before and with everything::
 
     python -m bench pytorch
@@ -42,7 +42,7 @@ class PytorchOptions(MountOptions):
     batches: int = option(200, "mini-batches of ours, and of PyTorch's on the local disk")
     slow_batches: int = option(50, "of PyTorch's on the slow store with 2 workers")
     batch_size: int = option(32, "images in a mini-batch")
-    readers: list[int] = option([2, 4, 8, 16], "workers of PyTorch's", type=numbers)
+    readers: list[int] = option([2, 8, 16, 32, 64], "workers of PyTorch's", type=numbers)
     repeats: int = 3
 
 
