@@ -55,8 +55,8 @@ EXPERIMENTS = tuple(
          "two nodes, a shard for each rank"),
         ("data-parallel-compute", "data-parallel", "--model compute --ranks 2 --batch-size 1 "
          "--examples 200", 8, "the cost where data are not the bottleneck"),
-        ("pytorch", "pytorch", "", 4, "PyTorch's DataLoader, emulated store"),
-        ("pytorch-fuse", "pytorch", "--mount fuse", 4, "the same, FUSE mount"),
+        ("pytorch", "pytorch", "", 8, "PyTorch's DataLoader, emulated store"),
+        ("pytorch-fuse", "pytorch", "--mount fuse", 10, "the same, FUSE mount"),
         ("explained", "explained", "", 4, "whether explain() is right, and what watching costs"),
         ("faults", "faults", "", 3, "90 workers killed or stopped, and the end of programs"),
         ("training", "training", "", 4, "a server and workers: scaling, validation, a death"),
