@@ -160,7 +160,7 @@ def _serve(
 def _run_server(site: Site, host: Host, trace: Tracing) -> None:
     """Serve until all workers know that the run is over."""
     server = host.server
-    post = site.post(len(host.model.measure_names), server.weights.size)
+    post = site.post(len(host.model.measure_names), host.model.weights().size)
     mail = Mail(post)
     looked_at = time.monotonic()
     try:
