@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -285,6 +286,11 @@ def _reshape(path: Path) -> None:
     write_file(path, np.zeros((310, 32), np.float32), np.zeros(310, np.int32))
 
 
+def _replace_by_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 def _rename(path: Path) -> None:
     path.rename(path.with_name("c.h5"))
 
@@ -296,6 +302,7 @@ def _rename(path: Path) -> None:
         (_shorten_labels, "b.h5 has different numbers of examples: 310 of features, 309 of labels"),
         (_reshape, "must be alike"),
         (_rename, "there is no .*b.h5"),
+        (_replace_by_a_pipe, "b.h5 is no file"),
     ],
 )
 def test_files_that_cannot_be_trained_on_are_named(
