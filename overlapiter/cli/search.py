@@ -28,8 +28,9 @@ from typing import Any
 
 from overlapiter.mpi.searching.run import search
 from overlapiter.mpi.searching.study import Study, Trial
+from overlapiter.words import duration_words
 
-from .console import CommandError, duration_words, say, table
+from .console import CommandError, say, table
 from .ranks import run_as_rank
 
 _SHOWN = 10
