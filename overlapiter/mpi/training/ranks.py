@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import Any
 
 from mpi4py import MPI
 
@@ -18,12 +18,12 @@ from .ending import leave_without_finalize
 from .groups import groups_of
 from .history import Record
 from .hosting import Host
-from .job import Job, NoListener, begin_tracing
+from .job import NoListener, begin_tracing
 from .messages import Kind, Message
 from .outputs import Outputs
 from .plan import Plan
 from .post import Mail, Post, ServerConnection, server_lost, words_of
-from .settings import Settings
+from .preparation import Preparation
 from .site import Site, end_server, world_size
 from .submaster import SubServer
 from .worker import RefusedError, ServerLostError, StoppedError
@@ -33,22 +33,6 @@ _LOOK_SECONDS = 0.02
 #: Round trips by which the clocks of two ranks are compared.
 _N_PINGS = 8
 _CLOCK_TAG = 18
-
-
-class Preparation(Protocol):
-    """What :func:`.run.train` makes of its arguments."""
-
-    settings: Settings
-
-    @property
-    def command(self) -> str:
-        """What repeats the run."""
-
-    def plan(self, n_workers: int) -> Plan:
-        """Look at the files."""
-
-    def job(self, plan: Plan, trace: Tracing) -> Job:
-        """Return what server and workers are made of."""
 
 
 def train_as_rank(

@@ -75,6 +75,8 @@ def test_the_settings_that_a_run_writes_repeat_it(tmp_path: Path, lists: tuple[P
     assert ended.exit_status == 0, ended.output
     assert same_weights(tmp_path / "1", tmp_path / "2")
     assert ended.output.startswith("epoch 1/1   loss ")
+    head = (tmp_path / "2" / "settings.toml").read_text().splitlines()[0]
+    assert head.endswith(f"{lists[1]} --settings 2/settings.toml --out other")
 
 
 def test_another_seed_shuffles_files_and_examples_otherwise(tmp_path: Path) -> None:
