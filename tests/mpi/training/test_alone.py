@@ -362,24 +362,3 @@ def test_a_model_that_explodes_ends_the_run_with_the_names_of_its_parameters(
         overlapiter.mpi.train(
             DIGITS, *lists, optimizer="sgd", learning_rate=1e38, out=tmp_path / "run"
         )
-
-
-def test_a_pytorch_model_is_trained_as_well(tmp_path: Path, lists: tuple[Path, Path]) -> None:
-    torch = pytest.importorskip("torch")
-
-    def build() -> Any:
-        return torch.nn.Sequential(
-            torch.nn.Linear(64, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(),
-            torch.nn.Dropout(0.1), torch.nn.Linear(32, 10),
-        )  # fmt: skip
-
-    for out in ("one", "two"):
-        overlapiter.mpi.train(
-            build, *lists, epochs=3, metrics="accuracy", learning_rate=0.01, out=tmp_path / out
-        )
-    assert epochs(tmp_path / "one")[-1]["val_accuracy"] > 0.8
-    assert same_weights(tmp_path / "one", tmp_path / "two")
-    module = build()
-    found = weights(tmp_path / "one")
-    module.load_state_dict({name: torch.from_numpy(found[name]) for name in found})
-    assert found["1.num_batches_tracked"] == epochs(tmp_path / "one")[-1]["updates"]
