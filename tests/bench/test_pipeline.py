@@ -36,7 +36,7 @@ def check(found: dict[str, dict]) -> None:
         used = found[name]["cpu"]
         assert {"prefetcher", "supervisor", "reader", "forkserver", "trainer"} <= set(used)
         assert min(kind["seconds"] for kind in used.values()) > 0
-        assert used["reader"]["n_processes"] == 2
+        assert 1 <= used["reader"]["n_processes"] <= 2  # one forked just now has no name yet
     assert found["loops"]["cpu"]["loop"]["seconds"] > 0
     assert found["ceiling"]["cpu"]["bare reader"]["seconds"] > 0
 

@@ -46,7 +46,7 @@ def arguments(image_folder, tmp_path) -> list[str]:
 def test_a_run_reports_where_the_time_of_the_readers_went(spec, loader):
     result = run_in_new_process(dataclasses.replace(spec, loader=loader))
     parts = result["parts"].values()
-    assert sum(parts) == pytest.approx(result["wall_seconds"], rel=0.25)
+    assert sum(parts) > 0.75 * result["wall_seconds"]  # and more while the counts are read
     assert min(parts) >= 0
     assert 0 < result["first_batch_seconds"] <= result["wall_seconds"]
     assert len(result["fingerprints"]) == 12
