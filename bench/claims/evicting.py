@@ -1,16 +1,12 @@
-"""What evicting a file costs: microseconds of CPU.
-
-Measured in two ways, in turns, in directories of their own::
+"""What evicting a file costs: microseconds of CPU, measured in two ways, in turns.
 
     python -m bench evicting
     python -m bench evicting --local /mnt/xfs        # a folder on another disk
 
-* ``pipeline``: photographs are staged from the local disk, once with room for all of them and once
-  with room for a part. What the prefetchers use of the CPU beyond their share for staging, divided
-  by the files that they evicted.
-* ``store``: one process stages files through the store and evicts all of them, a part of a
-  mini-batch at a time: at once (``dirty``), and after the disk has written them (``written``).
-  A hole in what is not yet written costs several times as much.
+* ``pipeline``: photographs are staged with room for all of them and with room for a part. What the
+  prefetchers use beyond their share for staging, divided by the files that they evicted.
+* ``store``: one process stages files through the store and evicts all of them: at once (``dirty``),
+  and after the disk has written them (``written``), since a hole then costs a fraction.
 """
 
 from __future__ import annotations
@@ -59,10 +55,10 @@ def drive(request: dict) -> dict:
 
     store = store_in(tempfile.mkdtemp(prefix="evicted-", dir=request["local"]))
     data, n_files = os.urandom(_FILE_BYTES), request["n_files"]
-    firsts = range(0, n_files, _PART_FILES)
-    parts = [range(first, min(first + _PART_FILES, n_files)) for first in firsts]
+    names = [f"{number}.jpg" for number in range(n_files)]
+    parts = [names[first : first + _PART_FILES] for first in range(0, n_files, _PART_FILES)]
     begin = time.process_time()
-    keys = [stage_bytes(store, [f"{number}.jpg" for number in part], data) for part in parts]
+    keys = [stage_bytes(store, part, data) for part in parts]
     staged = time.process_time()
     if request["state"] == "written":
         os.sync()

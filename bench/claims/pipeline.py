@@ -7,11 +7,7 @@ with a staging directory of its own, in turns::
     python -m bench pipeline --mount emulated        # a delay inside open, without privileges
     python -m bench pipeline --source /lustre/images --pairs /lustre/images/pairs.txt
 
-Beside the rates it reports what each kind of process used of the CPU for an image, read from
-``/proc`` before ``finalize``, so that the start of each process counts; and what has to be reached,
-met or missed. Rates are given with everything included, and from the first mini-batch on. The
-ceiling is what a cold run could reach: loops over ``dataset[i]`` on local files while 64 threads of
-one more process read every file once from the store and forget it.
+bench/results/README.md says what is measured, and what the loops and the ceiling are.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.harness.claim import Claim
-from bench.harness.options import names_of, option
+from bench.harness.options import OptionsError, names_of, option
 from bench.harness.targets import target_of, target_rows
 from bench.harness.text import median_of, table
 from bench.loaders import report
@@ -64,6 +60,8 @@ class PipelineOptions(MountOptions):
     def check(self) -> None:
         """Complete the options."""
         super().check()
+        if self.batches < 2 or self.slow_batches < 2:
+            raise OptionsError("--batches, --slow-batches: give at least 2: one alone has no rate")
         is_mount = self.mount == "fuse" and not self.source  # where a stat can be slow
         self.lines = self.lines or [name for name in LINES if is_mount or name != _OF_MOUNT]
 

@@ -82,6 +82,12 @@ def test_a_line_that_does_not_exist_is_refused(capsys):
     assert "unknown: ['warm']" in capsys.readouterr().err
 
 
+def test_a_single_mini_batch_which_has_no_rate_is_refused(capsys):
+    with pytest.raises(SystemExit):
+        claim.parse("pipeline", ["--batches", "1"])
+    assert "give at least 2" in capsys.readouterr().err
+
+
 def run_of(rate: float, n_images: int, **used: float) -> dict:
     """Return what a run would have measured: its rate, and the CPU seconds of some kinds."""
     return {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 
 import pytest
 
@@ -11,6 +12,7 @@ from bench.claims import thousand
 from bench.harness import claim
 from bench.harness.files import read_pairs
 from bench.loaders.checks import verify
+from bench.loaders.floor import run_floor
 from bench.loaders.report import ratio
 from bench.loaders.run import run_in_new_process
 from bench.loaders.spec import RunSpec
@@ -32,6 +34,13 @@ def spec(image_folder, tmp_path) -> RunSpec:
         n_batches=12,
         open_seconds=OPEN_SECONDS,
     )
+
+
+def test_the_floor_has_a_pace_on_a_machine_with_more_cores_than_mini_batches(spec, monkeypatch):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(64)))
+    found = run_floor(dataclasses.replace(spec, loader="floor"))
+    assert found.rate_after_first > 0
+    assert found.cpu["loop"]["n_processes"] == spec.n_batches // 2
 
 
 @pytest.fixture
