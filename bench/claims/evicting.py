@@ -37,7 +37,6 @@ class EvictingOptions(EpochOptions):
     epochs: int = 2
     repeats: int = 5
     fraction: float = option(0.5, "of the data that fits")
-    ways: list[str] = option(["pipeline", "store"], "of measuring", known=("pipeline", "store"))
 
 
 def drive(request: dict) -> dict:
@@ -92,8 +91,7 @@ def measure(options: EvictingOptions, scratch: Path) -> dict:
     """Do all runs."""
     sources = prepare(options, scratch, options.examples)
     fractions = {"whole": None, "part": options.fraction}
-    points = [{"name": name} for name in fractions if "pipeline" in options.ways]
-    points += [{"name": state} for state in STATES if "store" in options.ways]
+    points = [{"name": name} for name in (*fractions, *STATES)]
 
     def run(point: dict) -> dict:
         name = point["name"]
@@ -110,15 +108,12 @@ def measure(options: EvictingOptions, scratch: Path) -> dict:
 
 def values(points: list[dict]) -> dict[str, list[float]]:
     """Return microseconds for a file, one for each repeat, by what they were used for."""
-    runs, found = {point["name"]: point["runs"] for point in points}, {}
-    if "whole" in runs:
-        pairs = zip(runs["whole"], runs["part"], strict=True)
-        found["evicting, in the pipeline"] = [evicting_us(*pair) for pair in pairs]
-    for state in [state for state in STATES if state in runs]:
-        found[f"evicting, store, {state}"] = [run["evict_us"] for run in runs[state]]
-        staged = found.setdefault("claiming, writing and publishing", [])
-        staged += [run["stage_us"] for run in runs[state]]
-    return found
+    runs = {point["name"]: point["runs"] for point in points}
+    pairs = zip(runs["whole"], runs["part"], strict=True)
+    found = {"evicting, in the pipeline": [evicting_us(*pair) for pair in pairs]}
+    found |= {f"evicting, store, {name}": [r["evict_us"] for r in runs[name]] for name in STATES}
+    staged = [run["stage_us"] for name in STATES for run in runs[name]]
+    return {**found, "claiming, writing and publishing": staged}
 
 
 def rows(result: dict) -> list[list[str]]:

@@ -100,18 +100,19 @@ def _share(key: str) -> Callable[..., float]:
     return lambda one, other: one[key] / other[key]
 
 
-def _us(run: dict, kind: str) -> float:
-    """Return what the processes of a kind used for an image."""
-    return run["cpu"].get(kind, {}).get("seconds", 0.0) / run["n_images"] * 1e6
-
-
-def _cpu_us(kind: str) -> Callable[..., float]:
-    return lambda run: _us(run, kind)
+def _us(run: dict, *kinds: str) -> float:
+    """Return what the processes of some kinds used for an image."""
+    seconds = sum(run["cpu"].get(kind, {}).get("seconds", 0.0) for kind in kinds)
+    return seconds / run["n_images"] * 1e6
 
 
 def _prefetchers_us(run: dict) -> float:
     """Return what staging one file cost the prefetchers."""
     return _us(run, "prefetcher") * run["n_images"] / max(run["statistics"]["files_staged"], 1)
+
+
+def _supervisor_us(run: dict) -> float:
+    return _us(run, "supervisor")
 
 
 def _reader_beyond_us(run: dict, loops: dict) -> float:
@@ -121,8 +122,7 @@ def _reader_beyond_us(run: dict, loops: dict) -> float:
 
 def _less_cpu(run: dict, limit: dict) -> float:
     """Return the CPU of all processes for an image of ``limit``, as a share of that of ``run``."""
-    own, least = (sum(_us(each, kind) for kind in each["cpu"]) for each in (run, limit))
-    return least / own
+    return _us(limit, *limit["cpu"]) / _us(run, *run["cpu"])
 
 
 def _first(run: dict) -> float:
@@ -133,8 +133,8 @@ def _first(run: dict) -> float:
 _TARGETS: tuple[tuple[str, str, float | None, tuple[str, ...], Callable[..., float]], ...] = (
     ("prefetchers, a staged file, local source", "µs", 80, ("from local",), _prefetchers_us),
     ("prefetchers, a staged file, slow store", "µs", 140, ("cold",), _prefetchers_us),
-    ("supervisor, an image, cold", "µs", 35, ("cold",), _cpu_us("supervisor")),
-    ("supervisor, an image, staged", "µs", 35, ("staged",), _cpu_us("supervisor")),
+    ("supervisor, an image, cold", "µs", 35, ("cold",), _supervisor_us),
+    ("supervisor, an image, staged", "µs", 35, ("staged",), _supervisor_us),
     ("reader beyond dataset[i], staged", "µs", 10, ("staged", "loops"), _reader_beyond_us),
     ("reader beyond dataset[i], cold", "µs", 10, ("cold", "loops"), _reader_beyond_us),
     ("cold / ceiling, after the first", "", 0.85, ("cold", "ceiling"), _share(STEADY)),

@@ -78,13 +78,8 @@ class EpochOptions(MountOptions):
     def check(self) -> None:
         """Refuse a single epoch, too."""
         super().check()
-        check_epochs(self.epochs)
-
-
-def check_epochs(n_epochs: int) -> None:
-    """Refuse a single epoch."""
-    if n_epochs < 2:
-        raise OptionsError("--epochs: give at least 2: the first one has the start of the workers")
+        if self.epochs < 2:
+            raise OptionsError("--epochs: give at least 2: the first has the start of the workers")
 
 
 class Sources(NamedTuple):
