@@ -7,7 +7,7 @@ started again. A watcher compares what is charged, and what lies on the disk, wi
 meanwhile. Then the jobs end in order, another one reads the whole data set, and nothing may be
 left. Each thing that is not as it has to be is named::
 
-    SOAK_MINUTES=10 python -m pytest tests/soak -m slow --timeout 1200
+    SOAK_MINUTES=10 python -m pytest tests/soak -m slow
 """
 
 from __future__ import annotations

@@ -7,16 +7,19 @@ stage or evict meanwhile become known when they are looked at.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from overlapiter.order import Indices
-from overlapiter.peers.holders import HolderPlan, Sharing
 from overlapiter.store.elsewhere import Holders
-from overlapiter.store.eviction import Eviction, StagedFile, Victim
-from overlapiter.store.extents import unpacked
+from overlapiter.store.eviction import Eviction, Victim
+from overlapiter.store.extents import tiers_and_files, unpacked
 from overlapiter.store.segments import aligned
 from overlapiter.workers.prefetcher.staging_work import Finding, Moved
 from overlapiter.workers.supervisor.known import KnownExtents
 from overlapiter.workers.supervisor.schedule import Part
+
+if TYPE_CHECKING:  # the module is imported with the plan, if there is one
+    from overlapiter.peers.holders import HolderPlan, Sharing
 
 #: Files that all ranks of a node stage ahead take up to this share of the directory. What they
 #: take is lost to files that are kept for the next epoch: with a share ``f`` of the data set
@@ -94,9 +97,9 @@ class Residency:
         sharing: Sharing | None = None,
     ) -> None:
         """Take note of the orders of epochs, and of what other ranks read meanwhile."""
-        if sharing is not None and sharing.holders is not None:
+        if sharing is not None:
             self._holders = sharing.holders
-            self._eviction.leave_to_nodes(self._holders.nodes >= 0)
+            self._eviction.leave_to_nodes(self._holders.is_elsewhere())
         self._eviction.learn(orders, others, {} if sharing is None else sharing.served)
 
     def settle(self, position: int) -> None:
@@ -140,14 +143,12 @@ class Residency:
         look = self._known.get if self._holders is None else self._known.last
         return b"".join(filter(None, map(look, self._plain(indices))))
 
-    def holders_of(self, indices: list[int]) -> dict[int, Holders]:
-        """Return which other nodes may hold which of some examples."""
+    def holders_of(self, indices: list[int], position: int) -> dict[int, Holders]:
+        """Return which nodes may hold which of some examples, read from a position on."""
         if self._holders is None:
             return {}
-        found = zip(
-            indices, self._holders.of(self._plain(indices), self._settled_position), strict=True
-        )
-        return {index: holders for index, holders in found if holders is not None}
+        found = self._holders.of(self._plain(indices), position, self._settled_position)
+        return {i: holders for i, holders in zip(indices, found, strict=True) if holders}
 
     def suspects_among(self, indices: list[int]) -> list[int]:
         """Return those examples of which a file reader has found a copy damaged or gone."""
@@ -228,7 +229,7 @@ class Residency:
             self._hear_victims(self._offers.pop(task_id, None) or (), moved)
         refused = set()
         for finding in findings:
-            (index,) = self._plain([finding.example])
+            index = finding.example % self._n_examples
             self._suspects.discard(index)
             self._note(index, finding)
             if finding.was_refused:
@@ -237,14 +238,10 @@ class Residency:
         return refused
 
     def _note(self, index: int, finding: Finding) -> None:
-        extents = unpacked(finding.extents).values()
-        self._eviction.note(
-            index,
-            min((extent.tier for extent in extents), default=-1),
-            [StagedFile(extent.key, aligned(extent.size, _BLOCK_BYTES)) for extent in extents],
-            finding.paths,
-            is_missing=finding.was_refused,
-        )
+        tiers, files = tiers_and_files(finding.extents)
+        files = [(key, aligned(size_bytes, _BLOCK_BYTES)) for key, size_bytes in files]
+        tier, paths = min(tiers, default=-1), finding.paths
+        self._eviction.note(index, tier, files, paths, is_missing=finding.was_refused)
         if finding.is_complete:
             self._known.put(index, finding.extents)
 
