@@ -17,6 +17,7 @@ import pytest
 from overlapiter.peers.client import PeerFile, Peers, PeersPlan
 from overlapiter.peers.connection import Address
 from overlapiter.peers.protocol import (
+    ABSENT,
     CODE_BYTES,
     COMING,
     FRESH,
@@ -272,6 +273,22 @@ def test_a_further_holder_is_asked_before_the_source_and_never_waited_for(
     assert asking.came(1) == {0: DATA}
     assert time.monotonic() - began < 0.9  # as long as a first holder is waited for
     assert asking.n_faults == 0
+
+
+def test_further_holders_that_never_have_anything_are_hardly_asked(
+    ask: Callable[..., Asking], play: Callable[[Deed], Address]
+) -> None:
+    asked: list[bytes] = []
+
+    def have_nothing(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
+        asked.extend(names)
+        end.sendall(seal.message(packed_records([Record(ABSENT) for _ in names])))
+
+    asking = ask(play(have_nothing))
+    for number in range(600):
+        asking.fetch(number, 0, 1)
+        assert asking.came(1) == {number: None}
+    assert 64 < len(asked) < 300
 
 
 def test_a_node_that_does_not_exist_costs_nobody_time(ask: Callable[..., Asking]) -> None:
