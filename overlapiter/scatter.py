@@ -107,6 +107,9 @@ class ScatteredOrder:
         # Of Chainer's own iterator: its dataset, 0 before it asks, and the epoch it asked for last.
         self._dataset_size = self._epoch = 0
 
+    #: Gives the global order of (seed, epoch, size of the dataset).
+    _shuffled = staticmethod(seeded_order)
+
     def __getstate__(self) -> dict[str, object]:
         """Leave out what is computed again."""
         return {**vars(self), "_latest": None}
@@ -180,7 +183,7 @@ class ScatteredOrder:
             return np.arange(dataset_size)
         key = self.seed, epoch, dataset_size
         if self._latest is None or self._latest[0] != key:
-            self._latest = key, seeded_order(*key)
+            self._latest = key, self._shuffled(*key)
         return self._latest[1]
 
     def _length(self, n_entries: int) -> int:

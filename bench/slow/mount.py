@@ -19,12 +19,9 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
 
 from bench.harness.isolated import CHECKOUT
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 _SOURCE = Path(__file__).with_name("slowfs.c")
 _PLACE = CHECKOUT / ".cache/bench"

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
-from importlib import metadata, util
+from importlib import util
 
 import numpy as np
 
 from overlapiter.errors import NoChainerError
+from overlapiter.workers.start.no_mpi import WORLD_VARIABLE
 
 _RECIPE = (
     "install it with `python -m pip install 'numpy<2' 'setuptools<74'` and then "
@@ -26,6 +28,8 @@ def _check() -> None:
             obstacle = f"Chainer 7.8.1 needs Python 3.10 or 3.11, but this is Python {here}"
             raise NoChainerError(obstacle, "make an environment with Python 3.11")
         raise NoChainerError("it is not installed", _RECIPE)
+    from importlib import metadata  # and with it 40 other modules
+
     try:
         setuptools = metadata.version("setuptools")
     except metadata.PackageNotFoundError:
@@ -36,4 +40,5 @@ def _check() -> None:
             raise NoChainerError(obstacle, _RECIPE)
 
 
-_check()
+if WORLD_VARIABLE not in os.environ:  # not in a worker process: its trainer has looked
+    _check()

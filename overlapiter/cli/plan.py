@@ -10,9 +10,9 @@ A doctor measures one node. What the store gives all nodes together it cannot kn
 Examples:
   overlapiter doctor --source /lustre/imagenet --to /nvme/me --save node.json
   overlapiter plan node.json --nodes 8 --ranks-per-node 4 --epochs 90 --train-rate 400
-  overlapiter plan node.json --nodes 8 --capacity 30% --json --to plan.png
+  overlapiter plan node.json --nodes 8 --capacity 30% --json --output plan.png
 
-exit code: 0, or 2 if the profile or an option cannot be used
+exit code: 0, or 1 if the figure cannot be drawn
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from overlapiter.clairvoyant.planner import (
     without_peers,
 )
 from overlapiter.options import check_count, parse_size
+from overlapiter.words import count_words, duration_words, size_words
 
-from .console import UsageError, count_words, duration_words, size_words, table
+from .console import UsageError, add_figure, table
 
 _NETWORK = "1GB"
 
@@ -58,8 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--store-limit", metavar="SIZE", help=limit)
     network = "bytes/s between two nodes (%(default)s)"
     add("--network", metavar="SIZE", default=_NETWORK, help=network)
-    add("--json", action="store_true", help="print JSON, sizes in bytes")
-    add("--to", metavar="FIGURE", help="draw a figure into this file, .png for example")
+    add_figure(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,10 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(_facts(job, found, others), indent=2))
     else:
         print("\n\n".join([_head(job), _epochs(found["as it is"]), _changes(found, others)]))
-    if arguments.to:
+    if arguments.output:
         from .plots import draw_plan
 
-        draw_plan(found["as it is"], _runs(found, others), arguments.to)
+        draw_plan(found["as it is"], _runs(found, others), arguments.output)
     return 0
 
 

@@ -42,18 +42,6 @@ class Victim(NamedTuple):
     paths: tuple[str, ...] = ()
 
 
-class StagedFile(NamedTuple):
-    """A file of an example.
-
-    Attributes:
-        file_id: Its number.
-        size_bytes: Its size.
-    """
-
-    file_id: int
-    size_bytes: int
-
-
 class Eviction:
     """Knows which examples are staged, when each is read next, and so which ones to evict.
 
@@ -174,7 +162,7 @@ class Eviction:
         self,
         index: int,
         tier: int,
-        files: Sequence[StagedFile],
+        files: Sequence[tuple[int, int]],
         paths: tuple[str, ...] = (),
         *,
         is_missing: bool = False,
@@ -184,7 +172,7 @@ class Eviction:
         Args:
             index: The example.
             tier: The fastest tier that any of its files is in; negative if none is staged.
-            files: Those of its files that are.
+            files: Those of its files that are, each as its number and its size in bytes.
             paths: The same by their absolute paths, where the dataset does not declare them.
             is_missing: Whether there was no room for others.
         """
@@ -192,8 +180,9 @@ class Eviction:
             self.note_absent(index)
             self._is_missing[index] = is_missing
             return
-        own_bytes = sum(f.size_bytes for f in files if self._owners.add(index, f.file_id))
-        self._n_files[index] = len({file.file_id for file in files})
+        add = self._owners.add
+        own_bytes = sum([n_bytes for file_id, n_bytes in files if add(index, file_id)])
+        self._n_files[index] = len({file_id for file_id, _ in files})
         if own_bytes:
             self._bytes[index] = own_bytes
             self._known_bytes += own_bytes

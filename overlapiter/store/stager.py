@@ -225,13 +225,13 @@ class Stager:
 
     def _accept(self, part: Part, file: Wanted, extent: Extent) -> None:
         """Take a valid copy; one in a slower tier rises if a faster one may have room."""
-        part.answers[file.key] = Staged(Outcome.FOUND, extent, has_settled(extent.mtime))
-        self._remember(extent)
+        part.answers[file.key] = answer = Staged(Outcome.FOUND, extent, has_settled(extent.mtime))
+        self._remember(extent, answer)
         if extent.tier and self._health.is_well(0):
             part.missing.append((file, extent))
 
-    def _remember(self, extent: Extent) -> None:
-        if has_settled(extent.mtime):
+    def _remember(self, extent: Extent, answer: Staged) -> None:
+        if answer.is_settled:
             self._compared[extent.key] = extent
             if len(self._compared) > _REMEMBERED:
                 self._compared.popitem(last=False)
@@ -282,7 +282,7 @@ class Stager:
             part.n_copying += len(claimed.mine)
             part.n_jobs += len(claimed.mine) + bool(claimed.others)
         self._do([functools.partial(self._copy, part, *by_key[key]) for key in claimed.mine
-                  if not self._ask_peers(part, *by_key[key])])  # fmt: skip
+                  if not (self._peers and self._ask_peers(part, *by_key[key]))])  # fmt: skip
         return claimed.others
 
     def _wait(
@@ -346,10 +346,11 @@ class Stager:
             if lower is not None:
                 part.risen[file.key] = lower
             part.n_copying -= 1
-            is_due = not part.n_copying or part.batch.is_large
-            batch = part.take_batch() if is_due else None
-        if batch is not None:
-            self._publish(part, batch)
+            if part.n_copying and not part.batch.is_large:
+                part.n_jobs -= 1  # another one ends it
+                return
+            batch = part.take_batch()
+        self._publish(part, batch)
         self._end_job(part)
 
     # --- other nodes --------------------------------------------------------------------------
@@ -479,7 +480,7 @@ class Stager:
             with self._lock:
                 for copy in here:
                     answers[copy.wanted.key] = copy.answer
-                    self._remember(copy.extent)
+                    self._remember(copy.extent, copy.answer)
         return answers
 
     def _drop(self, extent: Extent) -> None:

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from overlapiter.nextuse import FAR
-from overlapiter.store.eviction import Eviction, StagedFile
+from overlapiter.store.eviction import Eviction
 from overlapiter.store.owners import Owners
 
 FILE_BYTES = 10
@@ -54,7 +54,7 @@ def our_misses(orders: list[list[int]], room: int, window: int) -> list[bool]:
             eviction.note_evicted(victim, was_there=is_staged)
         if is_staged:
             staged.add(example)
-            eviction.note(example, 0, [StagedFile(example + 1, FILE_BYTES)])
+            eviction.note(example, 0, [(example + 1, FILE_BYTES)])
     return misses
 
 
@@ -93,7 +93,7 @@ def test_what_is_handed_out_is_no_victim_until_it_is_settled() -> None:
     eviction.learn({0: None})
     for index in range(3):
         eviction.hand_out(index, [index])
-        eviction.note(index, 0, [StagedFile(index + 1, FILE_BYTES)])
+        eviction.note(index, 0, [(index + 1, FILE_BYTES)])
     assert eviction.offer(0, 100) == []
     assert eviction.n_in_window == 3
     eviction.settle(2)
@@ -106,7 +106,7 @@ def test_victims_come_in_the_order_of_their_next_use_and_as_many_as_the_bytes_ne
     eviction.learn({0: None})
     for index in range(4):
         eviction.hand_out(index, [index])
-        eviction.note(index, 0, [StagedFile(index + 1, FILE_BYTES)])
+        eviction.note(index, 0, [(index + 1, FILE_BYTES)])
     eviction.settle(4)
     eviction.learn({1: np.array([2, 0, 3, 1])})
     victims = eviction.offer(0, 2 * FILE_BYTES)
@@ -120,7 +120,7 @@ def test_a_file_that_several_examples_read_goes_with_the_one_that_needs_it_first
     eviction.learn({0: None})
     for index, file_id in enumerate([7, 7, 8, 9]):
         eviction.hand_out(index, [index])
-        eviction.note(index, 0, [StagedFile(file_id, FILE_BYTES), StagedFile(20 + index, 1)])
+        eviction.note(index, 0, [(file_id, FILE_BYTES), (20 + index, 1)])
     eviction.settle(4)
     eviction.learn({1: np.array([1, 2, 3, 0])})
     kept = {victim.example: victim.kept for victim in eviction.offer(0, 100)}
@@ -132,7 +132,7 @@ def test_an_example_all_of_whose_files_others_need_sooner_is_no_victim() -> None
     eviction.learn({0: None})
     for index in range(3):
         eviction.hand_out(index, [index])
-        eviction.note(index, 0, [StagedFile(7, FILE_BYTES)])
+        eviction.note(index, 0, [(7, FILE_BYTES)])
     assert eviction.mean_bytes == pytest.approx(FILE_BYTES / 3)
     eviction.settle(3)
     eviction.learn({1: np.array([2, 0, 1])})
@@ -144,7 +144,7 @@ def test_a_file_that_an_example_is_about_to_read_stays_whoever_else_reads_it() -
     eviction.learn({0: None})
     for index in range(3):
         eviction.hand_out(index, [index])
-        eviction.note(index, 0, [StagedFile(7 if index < 2 else 8, FILE_BYTES)])
+        eviction.note(index, 0, [(7 if index < 2 else 8, FILE_BYTES)])
     eviction.learn({1: np.array([2, 0, 1])})
     eviction.settle(3)
     eviction.hand_out(3, [2, 0])
@@ -157,8 +157,8 @@ def test_tiers_have_victims_of_their_own() -> None:
     eviction = Eviction(2, n_tiers=2)
     eviction.learn({0: None})
     eviction.hand_out(0, [0, 1])
-    eviction.note(0, 0, [StagedFile(1, 1)])
-    eviction.note(1, 1, [StagedFile(2, 1)])
+    eviction.note(0, 0, [(1, 1)])
+    eviction.note(1, 1, [(2, 1)])
     eviction.settle(2)
     assert [victim.example for victim in eviction.offer(0, 5)] == [0]
     assert [victim.example for victim in eviction.offer(1, 5)] == [1]
@@ -168,8 +168,8 @@ def test_after_a_restart_what_is_staged_is_still_known() -> None:
     eviction = Eviction(3)
     eviction.learn({0: None})
     eviction.hand_out(0, [0, 1])
-    eviction.note(0, 0, [StagedFile(1, 1)])
-    eviction.note(1, 0, [StagedFile(2, 1)])
+    eviction.note(0, 0, [(1, 1)])
+    eviction.note(1, 0, [(2, 1)])
     eviction.restart()
     eviction.learn({4: np.array([1, 2, 0])})
     # Nobody has looked at the example in between: it may be staged, too.
@@ -180,14 +180,14 @@ def test_what_nobody_has_looked_at_is_a_victim_unless_its_files_are_not_known() 
     eviction = Eviction(3)
     eviction.learn({0: None})
     eviction.hand_out(0, [0])
-    eviction.note(0, 0, [StagedFile(1, FILE_BYTES)])
+    eviction.note(0, 0, [(1, FILE_BYTES)])
     first, second = eviction.offer(0, FILE_BYTES)
     assert (first.example, second.example) == (2, 1)
     eviction.note_evicted(first, was_there=False)
     eviction.give_back([second])
     assert [victim.example for victim in eviction.offer(0, FILE_BYTES)] == [1]
     eviction.give_back([second])
-    eviction.note(0, 0, [StagedFile(1, FILE_BYTES)], ("/source/0",))
+    eviction.note(0, 0, [(1, FILE_BYTES)], ("/source/0",))
     assert eviction.offer(0, FILE_BYTES) == []
 
 
@@ -196,7 +196,7 @@ def test_with_a_file_that_several_examples_read_all_of_them_are_gone() -> None:
     eviction.learn({0: None})
     for index in range(3):
         eviction.hand_out(index, [index])
-        eviction.note(index, 0, [StagedFile(7 if index < 2 else 8, FILE_BYTES)])
+        eviction.note(index, 0, [(7 if index < 2 else 8, FILE_BYTES)])
     eviction.settle(3)
     eviction.learn({1: None})
     (two,) = eviction.offer(0, 1)
@@ -226,7 +226,7 @@ def test_an_example_that_can_only_be_staged_in_part_is_a_victim_like_others() ->
     eviction = Eviction(2)
     eviction.learn({0: None})
     eviction.hand_out(0, [0, 1])
-    eviction.note(0, 0, [StagedFile(1, FILE_BYTES)], is_missing=False)
+    eviction.note(0, 0, [(1, FILE_BYTES)], is_missing=False)
     eviction.note(1, -1, [], is_missing=True)
     eviction.settle(2)
     assert eviction.count_missing([0, 1]) == 1
@@ -237,7 +237,7 @@ def test_what_was_passed_over_at_the_start_is_not_taken_for_what_is_needed_first
     eviction = Eviction(8)
     eviction.learn({3: None, 4: np.arange(8)[::-1].copy()})
     for index in range(8):
-        eviction.note(index, 0, [StagedFile(index + 1, FILE_BYTES)])
+        eviction.note(index, 0, [(index + 1, FILE_BYTES)])
     eviction.hand_out(3 * 8 + 4, [4])
     victims = eviction.offer(0, 3 * FILE_BYTES)
     # Those of the first half come in the next epoch, the first of them last.

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from overlapiter.scatter import ScatteredOrder
-from overlapiter.store.eviction import Eviction, StagedFile
+from overlapiter.store.eviction import Eviction
 from tests.store.test_eviction import FILE_BYTES, belady_misses
 
 N_EXAMPLES, N_RANKS, N_EPOCHS = 480, 4, 4
@@ -46,7 +46,7 @@ class Rank:
             self.eviction.note_evicted(victim, was_there=is_staged)
         if is_staged:
             self.staged.add(example)
-            self.eviction.note(example, 0, [StagedFile(example + 1, FILE_BYTES)])
+            self.eviction.note(example, 0, [(example + 1, FILE_BYTES)])
         return is_miss
 
 
@@ -80,8 +80,8 @@ def test_what_another_rank_has_read_is_for_that_one_to_evict() -> None:
     eviction.learn({2: np.array([0, 1])}, {1: np.array([[0], [1]]), 2: np.array([[2], [3]])})
     for index in range(2):
         eviction.hand_out(index, [index])
-        eviction.note(index, 0, [StagedFile(index + 1, FILE_BYTES)])
-    eviction.note(2, 0, [StagedFile(3, FILE_BYTES)])  # once, in an earlier life
+        eviction.note(index, 0, [(index + 1, FILE_BYTES)])
+    eviction.note(2, 0, [(3, FILE_BYTES)])  # once, in an earlier life
     eviction.settle(1)
     assert [victim.example for victim in eviction.offer(0, 1)] == [0]
     assert eviction.staged_bytes == 2 * FILE_BYTES

@@ -8,11 +8,11 @@ What has been imported stays, so the garbage collector is kept off it here: each
 look through all of it before it forks its workers, which is half of what a start costs.
 """
 
+import gc
 import signal
 
-from overlapiter.workers.start.processes import freeze
-
-freeze()
+gc.freeze()
+gc.enable()
 _handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
 signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
 signal.signal(signal.SIGINT, _handler)

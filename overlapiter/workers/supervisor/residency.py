@@ -7,16 +7,19 @@ stage or evict meanwhile become known when they are looked at.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from overlapiter.order import Indices
-from overlapiter.peers.holders import HolderPlan, Sharing
 from overlapiter.store.elsewhere import Holders
-from overlapiter.store.eviction import Eviction, StagedFile, Victim
-from overlapiter.store.extents import unpacked
+from overlapiter.store.eviction import Eviction, Victim
+from overlapiter.store.extents import tiers_and_files, unpacked
 from overlapiter.store.segments import aligned
 from overlapiter.workers.prefetcher.staging_work import Finding, Moved
 from overlapiter.workers.supervisor.known import KnownExtents
 from overlapiter.workers.supervisor.schedule import Part
+
+if TYPE_CHECKING:  # the module is imported with the plan, if there is one
+    from overlapiter.peers.holders import HolderPlan, Sharing
 
 #: Files that all ranks of a node stage ahead take up to this share of the directory. What they
 #: take is lost to files that are kept for the next epoch: with a share ``f`` of the data set
@@ -226,7 +229,7 @@ class Residency:
             self._hear_victims(self._offers.pop(task_id, None) or (), moved)
         refused = set()
         for finding in findings:
-            (index,) = self._plain([finding.example])
+            index = finding.example % self._n_examples
             self._suspects.discard(index)
             self._note(index, finding)
             if finding.was_refused:
@@ -235,14 +238,10 @@ class Residency:
         return refused
 
     def _note(self, index: int, finding: Finding) -> None:
-        extents = unpacked(finding.extents).values()
-        self._eviction.note(
-            index,
-            min((extent.tier for extent in extents), default=-1),
-            [StagedFile(extent.key, aligned(extent.size, _BLOCK_BYTES)) for extent in extents],
-            finding.paths,
-            is_missing=finding.was_refused,
-        )
+        tiers, files = tiers_and_files(finding.extents)
+        files = [(key, aligned(size_bytes, _BLOCK_BYTES)) for key, size_bytes in files]
+        tier, paths = min(tiers, default=-1), finding.paths
+        self._eviction.note(index, tier, files, paths, is_missing=finding.was_refused)
         if finding.is_complete:
             self._known.put(index, finding.extents)
 

@@ -77,18 +77,14 @@ class CostEstimate:
         waiting = self.example_seconds / self._cpu_seconds
         return min(self._n_readers, math.ceil(self._n_cores * max(1.0, waiting - _SLACK)))
 
-    @property
-    def cpu_share(self) -> float:
-        """The part of a busy reader's time for which it uses a core."""
-        return min(1.0, self._cpu_seconds / self.example_seconds) if self.example_seconds else 0.0
-
-    def part_size(self, batch_size: int, n_build_ahead: int) -> int:
+    def part_size(self, batch_size: int, n_build_ahead: int, *, is_due: bool = True) -> int:
         """Return how many examples of a mini-batch to put into a part.
 
         Few large parts cost less; yet each reader that has work is to have its share of what is
-        built ahead, and one part to do next.
+        built ahead, and one part to do next. ``is_due`` says whether it is to be built at once.
         """
-        if not self.example_seconds:
+        if not self.example_seconds and is_due:
             return max(1, min(batch_size // self._n_readers, -(-batch_size // 8)))
         fair = batch_size * n_build_ahead // (READER_CREDIT * self.n_busy)
-        return max(1, min(fair, batch_size, round(PART_SECONDS / self.example_seconds)))
+        brief = round(PART_SECONDS / self.example_seconds) if self.example_seconds else fair
+        return max(1, min(fair, batch_size, brief))

@@ -14,7 +14,8 @@ from overlapiter.workers.supervisor.stages import UNBOUNDED, CostEstimate, Super
 from overlapiter.workers.supervisor.team import Team, Worker
 
 #: A task has about so many examples: transactions and messages are made for all of them together.
-_TASK_EXAMPLES = 32
+#: It is small where the first answer is waited for, or where much at once would be evicted.
+_TASK_EXAMPLES, _SMALL_TASK_EXAMPLES = 64, 8
 
 
 class _Task:
@@ -99,26 +100,31 @@ class StagingStage:
         self._residency.settle(self._schedule.settled_position)
         while True:
             worker = self.team.least_loaded(UNBOUNDED, self.credit_examples)
-            parts = self._next_parts(before_id, is_worker_free=worker is not None)
+            parts, indices = self._next_parts(before_id, is_worker_free=worker is not None)
             if not parts or worker is None:
                 return
-            if not self._give(worker, parts):
+            if not self._give(worker, parts, indices):
                 return
 
-    def _next_parts(self, before_id: int, *, is_worker_free: bool) -> list[Part]:
-        """Take parts for a task; those that need no prefetcher go on to be read."""
+    def _next_parts(self, before_id: int, *, is_worker_free: bool) -> tuple[list[Part], list[int]]:
+        """Take parts for a task, and their examples that need a prefetcher, each once.
+
+        Parts that need none go on to be read.
+        """
         parts: list[Part] = []
+        to_look_at: dict[int, None] = {}
         n_examples = 0
         # The first task of each prefetcher is small, so that all have one soon; and where files
         # are evicted, much at once would be evicted too early.
         is_small = not self._had_tasks or self._residency.is_full
-        wanted = _TASK_EXAMPLES // 4 if is_small else _TASK_EXAMPLES
+        wanted = _SMALL_TASK_EXAMPLES if is_small else _TASK_EXAMPLES
         while n_examples < wanted:
             limit = None if self._residency.may_run_ahead() else before_id
             part = self._schedule.next_to_stage(limit)
             if part is None:
                 break
-            if self.is_given_up or not self._residency.to_look_at(part):
+            missing = [] if self.is_given_up else self._residency.to_look_at(part)
+            if not missing:
                 self._residency.hand_out(part)
                 extents = self._residency.extents_of(part)
                 self._supervisor.settle(self._schedule.staged(part, extents))
@@ -127,14 +133,14 @@ class StagingStage:
                 self._supervisor.settle(self._schedule.redo(part, PartState.TO_STAGE))
                 break
             parts.append(part)
+            to_look_at.update(dict.fromkeys(missing))
             self._residency.hand_out(part)
             n_examples += len(part.indices)
-        return parts
+        return parts, [*to_look_at]
 
-    def _give(self, worker: Worker, parts: list[Part]) -> bool:
+    def _give(self, worker: Worker, parts: list[Part], indices: list[int]) -> bool:
         """Give parts to a prefetcher as one task; False if there is no room for them yet."""
         residency = self._residency
-        indices = list(dict.fromkeys(i for part in parts for i in residency.to_look_at(part)))
         task_id = self._next_task_id
         victims = residency.choose_victims(task_id, indices)
         if victims == [] and self.team.has_parts:  # one of them may free room soon

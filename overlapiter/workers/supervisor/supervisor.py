@@ -98,6 +98,7 @@ class Supervisor:
         self._consumed_id = 0
         self._warned: set[str] = set()
         self._look_at = time.monotonic() + _LOOK_AFTER_SECONDS
+        self._is_filled = False
 
         staging = plan.staging
         self._residency = Residency(
@@ -112,7 +113,7 @@ class Supervisor:
         if staging is not None and staging.reads_in_flight is None:
             self._tuner = Tuner(self._staging.team.workers, staging, time.monotonic())
         trace = self._trace = open_trace(plan.trace, "supervisor", 10)
-        self._watch = Watch(board, self._schedule, self._costs, trace)
+        self._watch = Watch(board, self._schedule, trace)
         self._serving = self._serving_stage()
         self._stages: tuple[Stage, ...] = (self._staging, self._reading, self._serving)
 
@@ -163,16 +164,25 @@ class Supervisor:
     def run(self) -> None:
         """Serve until the trainer closes its channel or ends."""
         self._trainer.tell(("ready",))
-        for stage, worker in self._places():
-            if not worker.pid:
-                self._refill(stage, worker)
-            self._take_turn(0)  # the first ones work while the others are forked
+        # Further processes would take the cores from those that make the first mini-batch.
+        is_staging = self._plan.staging is not None
+        self._fill(len(os.sched_getaffinity(0)) if is_staging else None)
         while not self._trainer.is_closed:
             self._take_turn(_LOOK_AFTER_SECONDS)
+            if not self._is_filled and self._schedule.next_batch_id > self._schedule.n_batches:
+                self._fill()
 
-    def _places(self) -> Iterator[tuple[Stage, Worker]]:
+    def _fill(self, most: int | None = None) -> None:
+        """Start the processes of both stages, or at most so many of each."""
+        self._is_filled = most is None
+        for stage, worker in self._places(most):
+            if not worker.pid:
+                self._refill(stage, worker)
+                self._take_turn(0)  # the first ones work while the others are forked
+
+    def _places(self, most: int | None) -> Iterator[tuple[Stage, Worker]]:
         """Give the places for workers, of both stages in turn: the first mini-batch needs both."""
-        teams = [[(stage, worker) for worker in stage.team] for stage in self._stages]
+        teams = [[(stage, worker) for worker in stage.team][:most] for stage in self._stages]
         for places in itertools.zip_longest(*teams):
             yield from filter(None, places)
 
@@ -242,7 +252,9 @@ class Supervisor:
             for batch_id, (indices, epochs, position) in enumerate(index_lists, first_id):
                 part_size = len(indices)
                 if not self._reads_whole:
-                    part_size = self._costs.part_size(part_size, self._plan.n_build_ahead)
+                    n_ahead = self._plan.n_build_ahead
+                    is_due = batch_id < self._consumed_id + n_ahead
+                    part_size = self._costs.part_size(part_size, n_ahead, is_due=is_due)
                 self._schedule.admit(batch_id, indices, epochs, part_size, position)
         elif kind == "orders":
             self._residency.learn(*message[1:])
