@@ -332,6 +332,17 @@ def test_a_peer_that_was_replaced_is_used_again(ask: Callable[..., Asking], tmp_
         assert asking.n_faults == 1
 
 
+def test_what_a_dead_holder_had_comes_from_the_next_one(
+    ask: Callable[..., Asking], tmp_path: Path
+) -> None:
+    with served(tmp_path / "one") as (one, pid), served(tmp_path / "two") as (two, _):
+        asking = ask(one, two)
+        os.kill(pid, signal.SIGKILL)
+        for number in range(8):
+            asking.fetch(number, 1, 2)
+        assert asking.came(8) == dict.fromkeys(range(8), DATA)
+
+
 def test_many_threads_ask_many_files_of_a_real_server(
     ask: Callable[..., Asking], tmp_path: Path
 ) -> None:
