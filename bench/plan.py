@@ -63,7 +63,10 @@ EXPERIMENTS = tuple(
         ("updates", "updates", "", 3, "one update of the weights on a training server"),
         ("grid", "grid", "", 12, "a search of settings beside a grid"),
         ("algorithms", "algorithms", "", 3, "accuracy over time by algorithm"),
-        ("peers", "peers", "", 5, "files from other nodes: reads, times, what serving costs"),
+        ("peers", "peers", "", 8, "files from other nodes: reads, times, what serving costs"),
+        ("peers-fuse", "peers", "--parts epochs --mount fuse", 8, "the same, FUSE mount"),
+        ("peers-fast-store", "peers", "--parts epochs --kinds peers,alone --open-ms 0 "
+         "--mb-per-s 1000", 2, "where the store is not the limit"),
     )
 )  # fmt: skip
 
