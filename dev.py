@@ -8,7 +8,7 @@
 They use the best Python that there is: 3.11 or 3.10, which Chainer needs, or else 3.13 or 3.12. Two
 options, right behind the command, choose another environment:
 
-    --torch            with PyTorch, for the CPU (200 MB), and without Chainer: the two exclude
+    --torch            with PyTorch, for the CPU (2 GB), and without Chainer: the two exclude
                        each other
     --without-chainer  the newest Python that there is, without Chainer
 

@@ -6,7 +6,6 @@
     python -m bench --all [--into FOLDER]     all of them, in order; options of all follow
     python -m bench tables [--check]          writes (or checks) the tables of README and docs
     python -m bench figures [--together] FILE ...    draws JSON files, beside them
-    python -m bench photographs [OPTION ...]  makes the images that most of them read
 
 Results go to bench/results/own, which git ignores, or where --out says.
 """
@@ -40,10 +39,6 @@ def main(arguments: list[str]) -> int:
         paths = [Path(word) for word in others if word != "--together"]
         paths = paths or sorted(claim.RESULTS.glob("*.json"))
         print("\n".join(claim.draw(paths, is_together="--together" in others)))
-    elif name[0] == "photographs":
-        from bench import photographs
-
-        photographs.main(others)
     elif name[0].startswith("-") or not name[0]:
         return plan.run("thousand", arguments)
     else:

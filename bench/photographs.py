@@ -2,22 +2,16 @@
 
 Every image is a random crop of one of the two sample photographs that scikit-learn ships, with
 its own place, scale, flip and brightness, at 256x256 pixels and 20.6 kB on average, about what an
-ImageNet image has at that size. The same seed gives the same bytes::
-
-    python -m bench.photographs --count 32000
-
-An incomplete set is completed, and a complete one is left as it is.
+ImageNet image has at that size. The same seed gives the same bytes. An incomplete set is completed,
+and a complete one is left as it is.
 """
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import os
-import sys
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import ExitStack
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -26,17 +20,15 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from bench.harness.isolated import CHECKOUT
 from bench.harness.turns import progress_bar
 
-DEFAULT_ROOT = Path(".cache/bench/photographs")
-DEFAULT_COUNT = 32_000
+PHOTOGRAPHS = CHECKOUT / ".cache/bench/photographs"
 IMAGE_SIDE = 256
 FILES_PER_FOLDER = 1_000
 NUM_LABELS = 1_000
 #: Gives a mean of 20.6 kB with this recipe.
 JPEG_QUALITY = 92
-_MANIFEST = "manifest.json"
-_PAIRS = "pairs.txt"
 
 
 class Photographs(NamedTuple):
@@ -78,8 +70,9 @@ def encode(sources: list[Image.Image], index: int, seed: int = 0) -> bytes:
     return buffer.getvalue()
 
 
-def _write_folder(sources: list[Image.Image], root: Path, seed: int, indices: range) -> int:
+def _write_folder(root: Path, seed: int, indices: range) -> int:
     """Write the images of one folder that are not there yet. Returns how many there are now."""
+    sources = load_sources()
     (root / relative_path(indices[0])).parent.mkdir(parents=True, exist_ok=True)
     for index in indices:
         path = root / relative_path(index)
@@ -91,11 +84,7 @@ def _write_folder(sources: list[Image.Image], root: Path, seed: int, indices: ra
 
 
 def make_photographs(
-    root: str | os.PathLike[str] = DEFAULT_ROOT,
-    count: int = DEFAULT_COUNT,
-    *,
-    seed: int = 0,
-    n_processes: int | None = None,
+    root: str | os.PathLike[str], count: int, *, seed: int = 0, n_processes: int | None = None
 ) -> Photographs:
     """Make the images that are missing below ``root`` and return the first ``count`` of the set.
 
@@ -112,58 +101,38 @@ def make_photographs(
     """
     root = Path(root)
     root.mkdir(parents=True, exist_ok=True)
+    manifest = root / "manifest.json"
     recipe = {"seed": seed, "quality": JPEG_QUALITY, "side": IMAGE_SIDE, "version": 1}
-    known = _read_manifest(root)
-    if known is not None and known["recipe"] != recipe:
+    known = json.loads(manifest.read_text()) if manifest.exists() else {"recipe": recipe}
+    if known["recipe"] != recipe:
         raise ValueError(f"{root} holds images of another recipe: {known['recipe']}; remove it")
-    if known is None or known["count"] < count:
-        _write_manifest(root, {"recipe": recipe, "count": 0, "total_bytes": 0})
-        _write_missing(root, count, seed, n_processes)
-        paths = [relative_path(index) for index in range(count)]
-        lines = [f"{path} {index % NUM_LABELS}\n" for index, path in enumerate(paths)]
-        (root / _PAIRS).write_text("".join(lines))
-        total_bytes = sum(os.stat(root / path).st_size for path in paths)
-        known = {"recipe": recipe, "count": count, "total_bytes": total_bytes}
-        _write_manifest(root, known)
     pairs = [(relative_path(index), index % NUM_LABELS) for index in range(count)]
+    if known.get("count", 0) < count:
+        _write_json(manifest, {"recipe": recipe})
+        _write_missing(root, count, seed, n_processes)
+        (root / "pairs.txt").write_text("".join(f"{path} {label}\n" for path, label in pairs))
+        total_bytes = sum((root / path).stat().st_size for path, _ in pairs)
+        known = {"recipe": recipe, "count": count, "total_bytes": total_bytes}
+        _write_json(manifest, known)
     return Photographs(root, pairs, known["total_bytes"] / known["count"])
 
 
 def _write_missing(root: Path, count: int, seed: int, n_processes: int | None) -> None:
     starts = range(0, count, FILES_PER_FOLDER)
     folders = [range(start, min(start + FILES_PER_FOLDER, count)) for start in starts]
-    write = partial(_write_folder, load_sources(), root, seed)
-    with progress_bar(count, "image") as progress, ExitStack() as resources:
-        each = map
-        if n_processes != 1:
-            workers = n_processes or len(os.sched_getaffinity(0))
-            pool = ProcessPoolExecutor(workers, get_context("forkserver"))
-            each = resources.enter_context(pool).map
-        for written in each(write, folders):
-            progress.update(written)
+    write = partial(_write_folder, root, seed)
+    with progress_bar(count, "image") as progress:
+        if n_processes == 1:
+            for folder in folders:
+                progress.update(write(folder))
+            return
+        n_processes = n_processes or len(os.sched_getaffinity(0))
+        with ProcessPoolExecutor(n_processes, get_context("forkserver")) as pool:
+            for written in pool.map(write, folders):
+                progress.update(written)
 
 
-def _read_manifest(root: Path) -> dict | None:
-    path = root / _MANIFEST
-    return json.loads(path.read_text()) if path.exists() else None
-
-
-def _write_manifest(root: Path, manifest: dict) -> None:
-    unfinished = root / (_MANIFEST + ".part")
-    unfinished.write_text(json.dumps(manifest, indent=1) + "\n")
-    unfinished.rename(root / _MANIFEST)
-
-
-def main(arguments: list[str]) -> None:
-    """Run the command line."""
-    parser = argparse.ArgumentParser(description="Make the images of the benchmarks.")
-    parser.add_argument("--root", type=Path, default=DEFAULT_ROOT, help="where (%(default)s)")
-    parser.add_argument("--count", type=int, default=DEFAULT_COUNT, help="images (%(default)s)")
-    parser.add_argument("--seed", type=int, default=0, help="other images (%(default)s)")
-    options = parser.parse_args(arguments)
-    made = make_photographs(options.root, options.count, seed=options.seed)
-    print(f"{len(made.pairs)} images, {made.mean_bytes / 1e3:.1f} kB on average")
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+def _write_json(path: Path, content: dict) -> None:
+    unfinished = path.with_suffix(".part")
+    unfinished.write_text(json.dumps(content) + "\n")
+    unfinished.rename(path)

@@ -6,11 +6,17 @@ the same row.
 
 from __future__ import annotations
 
+import array
+import dataclasses
 import enum
+import functools
 import math
 import mmap
 import os
+import time
 from collections.abc import Sequence
+
+from overlapiter.words import duration_words
 
 
 class Counter(enum.IntEnum):
@@ -24,7 +30,6 @@ class Counter(enum.IntEnum):
     FETCH_NS = 2
     OTHER_NS = 3
     EXAMPLES_READ = 4
-    OPENS_STAGED = 5
     OPENS_SOURCE = 6
     FILES_STAGED = 7
     BYTES_STAGED = 8
@@ -105,7 +110,7 @@ class Counter(enum.IntEnum):
 N_TIERS = 4
 _N_COUNTERS = 80
 #: Of the layout of a board; another one is not read.
-_VERSION = 2
+_VERSION = 3
 #: Latencies: four classes for each doubling, from 8 microseconds to 2 minutes.
 N_CLASSES = 96
 _FIRST_CLASS = 4 * 13
@@ -135,15 +140,60 @@ class Row:
         """Return the value."""
         return int(self._cells[counter])
 
+    def add_answer(self, took_ns: int, n_bytes: int) -> None:
+        """Count an answer of the slow store, in the row of a prefetcher."""
+        self.add_latency(took_ns)
+        cells = self._cells
+        cells[Counter.ANSWERS] += 1
+        cells[Counter.ANSWERED_KB] += n_bytes // 1000
+        cells[Counter.ANSWERED_NS] = time.monotonic_ns()
+        if not 0 < cells[Counter.LEAST_READ_NS] <= took_ns:
+            cells[Counter.LEAST_READ_NS] = took_ns
+
     def add_latency(self, ns: int) -> None:
         """Count a latency: of the slow store in the row of a prefetcher, else of the disk."""
         number = int(math.log2(max(ns, 1)) * 4) - _FIRST_CLASS
         self._cells[_N_COUNTERS + min(max(number, 0), N_CLASSES - 1)] += 1
 
 
-def class_seconds(number: float) -> float:
+def _class_seconds(number: float) -> float:
     """Return the latency at which a class begins; between two numbers, one within the class."""
     return float(2 ** ((number + _FIRST_CLASS) / 4) / 1e9)
+
+
+@dataclasses.dataclass(frozen=True)
+class Latencies:
+    """How long something took, each time.
+
+    Attributes:
+        rows: How often it took how long, of each process, as the board holds it.
+    """
+
+    rows: bytes = dataclasses.field(default=b"", repr=False)
+
+    @functools.cached_property
+    def counts(self) -> tuple[int, ...]:
+        """How often it took how long: four classes for each doubling, from 8 microseconds."""
+        cells = memoryview(self.rows).cast("q")
+        return tuple(sum(cells[i::N_CLASSES]) for i in range(N_CLASSES))
+
+    def percentile(self, percent: float) -> float:
+        """Return the seconds within which so many percent of them were done, to about 10%; or 0."""
+        left = percent / 100 * sum(self.counts)
+        for number, count in enumerate(self.counts):
+            if count and left <= count:
+                return _class_seconds(number + left / count)
+            left -= count
+        return 0.0
+
+    def __str__(self) -> str:
+        median, most = self.percentile(50), self.percentile(99)
+        return f"{duration_words(median)} (99%: {duration_words(most)})"
+
+    def since(self, earlier: Latencies) -> Latencies:
+        """Return those that came since an earlier snapshot."""
+        pairs = zip(self.counts, earlier.counts, strict=True)
+        return Latencies(array.array("q", [now - before for now, before in pairs]).tobytes())
 
 
 class StatsBoard:

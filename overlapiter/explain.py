@@ -195,9 +195,14 @@ def _cause_of(facts: _Facts) -> Cause:
         Cause.CORES: span.wait_assembling_seconds + span.wait_slot_seconds,
     }
     cause = max(parts, key=parts.__getitem__)
-    if cause is Cause.NOT_STAGED and span.opens_staged > span.opens_source:
-        waits_for_cores = span.core_wait_seconds > span.disk_read_seconds
-        cause = Cause.CORES if waits_for_cores else Cause.STAGING_DISK
+    if cause is Cause.NOT_STAGED:
+        on_disk = min(span.file_wait_seconds, span.disk_read_seconds)
+        parts = {
+            Cause.NOT_STAGED: span.file_wait_seconds - on_disk,
+            Cause.STAGING_DISK: on_disk,
+            Cause.CORES: span.core_wait_seconds,
+        }
+        cause = max(parts, key=parts.__getitem__)
     if cause in (Cause.STORE_LATENCY, Cause.NOT_STAGED):
         n_in_vain = span.files_evicted + span.files_refused
         if n_in_vain > _LITTLE * max(1, span.files_staged + span.files_refused):

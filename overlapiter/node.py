@@ -114,6 +114,15 @@ def boot_id() -> str:
         return ""
 
 
+def command_words(pid: int) -> list[str]:
+    """Return the command line of a process of this node; nothing of one that has ended."""
+    try:
+        with open(f"/proc/{pid}/cmdline", "rb") as file:
+            return os.fsdecode(file.read()).split("\0")[:-1]
+    except OSError:
+        return []
+
+
 def launched_rank() -> int | None:
     """Return the rank that the launcher has given this process; None where it tells none."""
     told = (os.environ.get(name, "") for name in _RANK_VARIABLES)

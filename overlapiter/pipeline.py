@@ -16,7 +16,7 @@ import socket
 import time
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 from overlapiter.board import Counter, StatsBoard
@@ -28,7 +28,7 @@ from overlapiter.peers.holders import Sharing
 from overlapiter.sharedmem.layout import Array, Layout
 from overlapiter.sharedmem.pagelocks import PageLocker, PageLocks
 from overlapiter.sharedmem.segments import Segment, Slot
-from overlapiter.sharedmem.slots import MiniBatch, Report, view_batch, view_empty
+from overlapiter.sharedmem.slots import FilledSlot, MiniBatch, Report, view_batch, view_empty
 from overlapiter.stats import Stats, snapshot
 from overlapiter.tracing import OFF, Tracing, chosen_trace
 from overlapiter.workers.ipc.channel import ChannelClosedError, Message
@@ -82,16 +82,9 @@ class FailedBatch(NamedTuple):
 class Views:
     """How the trainer sees a slot; this one, of no framework, as NumPy arrays."""
 
-    def view(
-        self,
-        layout: Layout,
-        segment: Segment | None,
-        slot: Slot,
-        reports: Sequence[tuple[int, int, Report]],
-        lend: Callable[[Array | None], None],
-    ) -> Any:
-        """Return the mini-batch in a slot; the arguments are those of ``view_batch``."""
-        return view_batch(layout, segment, slot, reports, lend)
+    def view(self, filled: FilledSlot) -> Any:
+        """Return the mini-batch in a slot."""
+        return view_batch(filled)
 
     def view_empty(self, reports: Sequence[tuple[int, int, Report]]) -> Any:
         """Return the mini-batch of an index list all of whose examples are left out."""
@@ -305,7 +298,7 @@ class Pipeline:
                 self._locks.lock(slot, memory)
 
         segment = self._segments.get(slot[0])
-        batch = self._views.view(self._layouts[layout_id], segment, slot, reports, lend)
+        batch = self._views.view(FilledSlot(self._layouts[layout_id], segment, slot, reports, lend))
         if self._locks is None and isinstance(batch, MiniBatch):
             batch.lock_pages = weakref.WeakMethod(self.lock_pages)
         return batch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
+import pickle
 import socket
 import warnings
 from importlib.util import find_spec
@@ -24,7 +25,7 @@ from overlapiter.store.site import Site
 from overlapiter.urls import is_url
 from overlapiter.workers.plan import StagingPlan
 from overlapiter.workers.start.launch import start_forkserver
-from overlapiter.workers.start.parcel import Parcel, PicklerFactory
+from overlapiter.workers.start.parcel import Parcel
 
 #: What a file takes of a disk is a multiple of this, and more where the blocks are larger.
 _BLOCK_BYTES = 4096
@@ -33,7 +34,7 @@ _has_chainer = find_spec("chainer") is not None
 PRELOAD = ("overlapiter.workers.supervisor.main", *["overlapiter.chainer.preload"] * _has_chainer)
 
 
-def pickled(dataset: Any, make_pickler: PicklerFactory) -> tuple[Parcel, tuple[str, ...]]:
+def pickled(dataset: Any, kind: type[pickle.Pickler]) -> tuple[Parcel, tuple[str, ...]]:
     """Pickle a dataset, and start the forkserver meanwhile: it imports what the workers need.
 
     Returns:
@@ -48,7 +49,7 @@ def pickled(dataset: Any, make_pickler: PicklerFactory) -> tuple[Parcel, tuple[s
     is_chainers = any(kind.__module__.split(".")[0] == "chainer" for kind in type(dataset).__mro__)
     if is_chainers:
         start_forkserver(PRELOAD)
-    parcel = Parcel(dataset, make_pickler)
+    parcel = Parcel(dataset, kind)
     return parcel, PRELOAD if is_chainers or parcel.mentions("chainer") else PRELOAD[:1]
 
 
@@ -127,7 +128,8 @@ def join_peers(
     if not isinstance(sampler, ScatteredOrder):
         raise OptionError(
             "peers",
-            "needs the orders of all ranks; give order_sampler=overlapiter.scatter_order(comm)",
+            "needs the orders of all ranks; give overlapiter.scatter_order(comm) as order_sampler, "
+            "or as the sampler of a DataLoader, where a DistributedSampler will do, too",
         )
     comm = communicator_of(staging.peers, sampler.rank, sampler.size)
     joined = join(comm, sampler.rank, plan.n_prefetchers)

@@ -107,6 +107,9 @@ class ScatteredOrder:
         # Of Chainer's own iterator: its dataset, 0 before it asks, and the epoch it asked for last.
         self._dataset_size = self._epoch = 0
 
+    #: Gives the global order of (seed, epoch, size of the dataset).
+    _shuffled = staticmethod(seeded_order)
+
     def __getstate__(self) -> dict[str, object]:
         """Leave out what is computed again."""
         return {**vars(self), "_latest": None}
@@ -174,28 +177,13 @@ class ScatteredOrder:
         other._latest = self._latest  # a copy leaves it out
         return other
 
-    def first_reads(self, epoch: int, dataset_size: int) -> tuple[Indices, Indices]:
-        """Return who reads each example first in an epoch, and when.
-
-        Returns:
-            The ranks and their positions in the epoch, each of shape ``(dataset_size,)``; -1 for
-            an example that ``"drop"`` leaves out.
-        """
-        n_read = dataset_size
-        if self.remainder == "drop":
-            n_read = self.size * self._length(dataset_size)
-        order = self._global_order(epoch, dataset_size)[:n_read]
-        ranks, positions = (np.full(dataset_size, -1, np.intp) for _ in range(2))
-        positions[order], ranks[order] = np.divmod(np.arange(n_read), self.size)
-        return ranks, positions
-
     def _global_order(self, epoch: int, dataset_size: int) -> Indices:
         """Return the order of all ranks in an epoch; not to be written to."""
         if not self.shuffle:
             return np.arange(dataset_size)
         key = self.seed, epoch, dataset_size
         if self._latest is None or self._latest[0] != key:
-            self._latest = key, seeded_order(*key)
+            self._latest = key, self._shuffled(*key)
         return self._latest[1]
 
     def _length(self, n_entries: int) -> int:

@@ -146,7 +146,7 @@ def paths_below(source: str, paths: list[str]) -> Iterator[tuple[str, str]]:
     The absolute path is normalised, so that it cannot leave the source by ``..``; a URL of which
     that cannot be said is left out.
     """
-    prefix = os.path.join(source, "")
+    prefix = source if source[-1:] == "/" else f"{source}/"
     if is_url(source):
         for path in paths:
             url = url_below(prefix, path)

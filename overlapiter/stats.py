@@ -2,45 +2,12 @@
 
 from __future__ import annotations
 
-import array
 import dataclasses
-import functools
 import time
 from typing import Any
 
-from overlapiter.board import N_CLASSES, N_TIERS, Counter, StatsBoard, class_seconds
-
-
-@dataclasses.dataclass(frozen=True)
-class Latencies:
-    """How long something took, each time.
-
-    Attributes:
-        rows: How often it took how long, of each process, as the board holds it.
-    """
-
-    rows: bytes = dataclasses.field(default=b"", repr=False)
-
-    @functools.cached_property
-    def counts(self) -> tuple[int, ...]:
-        """How often it took how long: four classes for each doubling, from 8 microseconds."""
-        cells = memoryview(self.rows).cast("q")
-        return tuple(sum(cells[i::N_CLASSES]) for i in range(N_CLASSES))
-
-    def percentile(self, percent: float) -> float:
-        """Return the seconds within which so many percent of them were done, to about 10%; or 0."""
-        left = percent / 100 * sum(self.counts)
-        for number, count in enumerate(self.counts):
-            if count and left <= count:
-                return class_seconds(number + left / count)
-            left -= count
-        return 0.0
-
-    def since(self, earlier: Latencies) -> Latencies:
-        """Return those that came since an earlier snapshot."""
-        pairs = zip(self.counts, earlier.counts, strict=True)
-        return Latencies(array.array("q", [now - before for now, before in pairs]).tobytes())
-
+from overlapiter.board import N_TIERS, Counter, Latencies, StatsBoard
+from overlapiter.words import count_words, duration_words, size_words
 
 #: Fields that hold what is at present: the difference of two of them means nothing.
 GAUGES = frozenset(
@@ -58,12 +25,12 @@ GAUGES = frozenset(
 )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Stats:
     """What the processes of one iterator have done since it was made; a snapshot.
 
     ``now.since(before)`` gives what was done between two of them: rates and shares of the whole
-    run hide what is the matter now.
+    run hide what is the matter now. ``print(now)`` shows the most of it, with units.
 
     Attributes:
         n_readers: File reader processes.
@@ -208,6 +175,10 @@ class Stats:
     bytes_peer: int
     peer_faults: int
 
+    def __repr__(self) -> str:
+        """Return what people read, in lines; :meth:`as_dict` has every number."""
+        return _words(self)
+
     def since(self, earlier: Stats) -> Stats:
         """Return what was done since an earlier snapshot; what is at present stays."""
         values: dict[str, Any] = {}
@@ -271,6 +242,56 @@ class Stats:
         return facts | {name: getattr(self, name) for name in (*derived, "faults_survived")}
 
 
+#: What the trainer waits for, as ``Stats`` and its readers name it.
+WAITED_FOR = ("start", "index", "staging", "reading", "decoding", "slot", "assembling")
+
+
+def _words(stats: Stats) -> str:
+    """Write statistics in a few lines, those of one subject in each."""
+    waits = {name: getattr(stats, f"wait_{name}_seconds") for name in WAITED_FOR}
+    named = ", ".join(f"{name} {duration_words(s)}" for name, s in waits.items() if s >= 0.0005)
+    lines = {
+        "trainer": f"{count_words(stats.examples_taken, 'example')} in "
+        f"{duration_words(stats.seconds)}, {stats.examples_per_second:,.0f} a second; waited "
+        f"{stats.wait_share:.0%} of the time{': ' * bool(named)}{named}",
+        "file readers": f"{stats.n_readers}: decoded for {duration_words(stats.decode_seconds)}, "
+        f"waited for files {duration_words(stats.file_wait_seconds)}, for a core "
+        f"{duration_words(stats.core_wait_seconds)}, for work "
+        f"{duration_words(stats.dequeue_seconds)}",
+    }
+    if stats.n_prefetchers:
+        busy_seconds = max(stats.store_busy_seconds, 1e-9)
+        lines["slow store"] = (
+            f"{count_words(stats.files_staged, 'file')}, {size_words(stats.bytes_staged)}, at "
+            f"{size_words(stats.bytes_staged / busy_seconds)}/s; a file takes "
+            f"{stats.store_latency}; reads in flight: "
+            f"{stats.read_seconds / busy_seconds:.1f} of {stats.reads_in_flight}"
+        )
+        share = stats.staged_share
+        lines["staging"] = (
+            f"{'no file was opened' if share is None else f'{share:.1%} of opens are hits'} "
+            f"({stats.opens_staged:,} hits, {stats.opens_source:,} misses); a copy takes "
+            f"{stats.disk_latency}; evicted {stats.files_evicted:,}, "
+            f"refused {stats.files_refused:,}"
+        )
+    if stats.files_peer or stats.peer_faults:
+        size = size_words(stats.bytes_peer)
+        lines["other nodes"] = f"{stats.files_peer:,} files, {size}; faults: {stats.peer_faults:,}"
+    lines["at present"] = (
+        f"mini-batches ready: {stats.batches_ready}; parts to stage: {stats.parts_to_stage}, "
+        f"to read: {stats.parts_to_read}"
+    )
+    lines["node"] = (
+        f"{stats.cpu_seconds / max(stats.seconds, 1e-9):.1f} cores, "
+        f"{size_words(stats.memory_bytes)} of memory"
+    )
+    lines["faults"] = (
+        f"{stats.faults_survived} survived; {count_words(stats.examples_skipped, 'example')} "
+        f"skipped, {stats.examples_unseen:,} unseen"
+    )
+    return "\n".join(f"{name:12} {text}" for name, text in lines.items())
+
+
 _PARTS_OF_WAIT = (
     Counter.WAIT_START_NS,
     Counter.WAIT_INDEX_NS,
@@ -309,6 +330,7 @@ def snapshot(board: StatsBoard) -> Stats:
         "seconds": (now_ns - created_ns) / 1e9,
         "wait_assembling_seconds": max(0, totals[Counter.WAIT_NS] - waited_ns) / 1e9,
         "initialize_seconds": sum(ns - created_ns for ns in started) / 1e9,
+        "opens_staged": sum(tiers),
         "opens_by_tier": tuple(tiers),
         "least_read_seconds": min(least_ns, default=0) / 1e9,
         "disk_latency": Latencies(board.latencies(of_prefetchers=False)),

@@ -71,8 +71,19 @@ def test_cores_that_others_use_promise_nothing() -> None:
 
 def test_readers_that_wait_for_cores_are_not_told_to_get_another_disk() -> None:
     waited = {Counter.WAIT_NS: 5 * SECOND, Counter.WAIT_READING_NS: 4 * SECOND}
-    opened = {Counter.OPENS_STAGED: 1000, Counter.DECODE_NS: 2 * SECOND}
-    disk = {**opened, Counter.DISK_READ_NS: 3 * SECOND}
+    opened = {Counter.OPENS_TIER_0: 1000, Counter.DECODE_NS: 2 * SECOND}
+    disk = {**opened, Counter.FILE_WAIT_NS: 3 * SECOND, Counter.DISK_READ_NS: 3 * SECOND}
     cores = {**opened, Counter.DISK_READ_NS: SECOND // 10, Counter.CORE_WAIT_NS: 2 * SECOND}
     assert explained(waited, disk).cause is Cause.STAGING_DISK
     assert explained(waited, cores).cause is Cause.CORES
+
+
+def test_readers_that_wait_for_files_which_were_removed_are_told_of_the_directory() -> None:
+    # Most opens find a copy, in no time; the few that do not are what is waited for.
+    waited = {Counter.WAIT_NS: 5 * SECOND, Counter.WAIT_READING_NS: 4 * SECOND}
+    counts = {Counter.OPENS_TIER_0: 900, Counter.OPENS_SOURCE: 100}
+    times = {Counter.FILE_WAIT_NS: 4 * SECOND, Counter.DISK_READ_NS: SECOND // 10}
+    reader = {**counts, **times, Counter.DECODE_NS: SECOND}
+    copied = {Counter.FILES_STAGED: 500, Counter.FILES_EVICTED: 400}
+    assert explained(waited, reader).cause is Cause.NOT_STAGED
+    assert explained(waited, {**reader, **copied}).cause is Cause.DIRECTORY_TOO_SMALL

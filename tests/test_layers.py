@@ -14,7 +14,7 @@ FACADE = "overlapiter"
 
 # From the bottom to the top; those in one line stand side by side.
 LAYERS = (
-    ("errors",),
+    ("errors", "words"),
     ("options", "urls", "node"),
     ("order",),
     ("nextuse", "scatter"),
@@ -30,7 +30,7 @@ LAYERS = (
     ("workers",),
     ("planning",),
     ("pipeline",),
-    ("snapshot", "faults"),
+    ("snapshot", "faults", "objective"),
     ("chainer", "torch"),
     ("clairvoyant",),
     ("mpi",),
@@ -48,6 +48,7 @@ HOMES = {
     "mpi4py": ("mpi",),
     "numba": ("mpi",),
     "optuna": ("mpi",),
+    "pynvml": ("mpi",),
     "matplotlib": ("cli", "mpi"),  # a training draws its curves, from Python, too
     "aiohttp": ("origins",),
     "fsspec": ("origins",),

@@ -15,7 +15,6 @@ from overlapiter.stats import Stats, snapshot
 FIELD_OF = {
     Counter.EXAMPLES_READ: "examples_read",
     Counter.EXAMPLES_SKIPPED: "examples_skipped",
-    Counter.OPENS_STAGED: "opens_staged",
     Counter.OPENS_SOURCE: "opens_source",
     Counter.FILES_STAGED: "files_staged",
     Counter.BYTES_STAGED: "bytes_staged",
@@ -66,6 +65,14 @@ def test_a_snapshot_sums_a_counter_over_all_workers(counter):
     others = [name for other, name in FIELD_OF.items() if other is not counter]
     assert getattr(stats, FIELD_OF[counter]) == 66
     assert not any(getattr(stats, name) for name in others)
+
+
+def test_opens_of_staged_copies_are_the_sum_of_those_of_all_tiers():
+    board = new_board()
+    for tier, number in enumerate((5, 3)):
+        board.reader_row(tier).add(Counter.OPENS_TIER_0 + tier, number)
+    stats = snapshot_of(board, 0)
+    assert (stats.opens_by_tier, stats.opens_staged) == ((5, 3, 0, 0), 8)
 
 
 @pytest.mark.parametrize("counter", SECONDS_OF)
@@ -145,3 +152,23 @@ def test_a_snapshot_is_frozen_and_every_field_of_it_is_explained():
     explained = inspect.cleandoc(Stats.__doc__ or "")
     for field in dataclasses.fields(Stats):
         assert f"\n    {field.name}: " in explained
+
+
+def test_printed_statistics_are_lines_with_units():
+    board = new_board()
+    reader, prefetcher = board.reader_row(0), board.prefetcher_row(0)
+    reader.put(Counter.OPENS_TIER_0, 990)
+    reader.put(Counter.OPENS_SOURCE, 10)
+    prefetcher.put(Counter.FILES_STAGED, 1200)
+    prefetcher.put(Counter.BYTES_STAGED, 24 * 10**6)
+    prefetcher.add_latency(20_000_000)
+    board.trainer_row().put(Counter.WAIT_NS, 2 * 10**9)
+    board.trainer_row().put(Counter.WAIT_INDEX_NS, 2 * 10**9)
+    board.supervisor_row().put(Counter.STORE_BUSY_NS, 10**10)
+    text = str(snapshot_of(board, time.monotonic_ns() - 10**10))
+    lines = dict(line.split(maxsplit=1) for line in text.splitlines())
+    assert max(map(len, text.splitlines())) < 150
+    assert lines["trainer"].endswith("waited 20% of the time: index 2.0 s")
+    assert "1,200 files, 24.0 MB, at 2.4 MB/s; a file takes 2" in text
+    assert "99.0% of opens are hits (990 hits, 10 misses)" in lines["staging"]
+    assert "other nodes" not in text

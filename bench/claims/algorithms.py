@@ -17,17 +17,15 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 from bench.harness.claim import Claim
 from bench.harness.isolated import CHECKOUT, RunFailedError
+from bench.harness.options import Options, option
 from bench.harness.text import aligned
 from bench.harness.turns import take_turns
-
-if TYPE_CHECKING:
-    import argparse
 
 _EXAMPLE = CHECKOUT / "examples/digits"
 #: The options of each.
@@ -42,13 +40,15 @@ ALGORITHMS = {
 }
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what is run."""
-    parser.add_argument("--workers", type=int, default=2, help="beside the server (%(default)s)")
-    parser.add_argument("--epochs", type=int, default=6, help="of each run (%(default)s)")
+@dataclass
+class AlgorithmsOptions(Options):
+    """What is run."""
+
+    workers: int = option(2, "beside the server")
+    epochs: int = option(6, "of each run")
 
 
-def train_once(point: dict, data: Path, options: argparse.Namespace) -> dict:
+def train_once(point: dict, data: Path, options: AlgorithmsOptions) -> dict:
     """Train by one algorithm; return the time and accuracy at the end of each epoch.
 
     Returns:
@@ -74,7 +74,7 @@ def train_once(point: dict, data: Path, options: argparse.Namespace) -> dict:
     return {"seconds": [*seconds], "val_accuracy": [epoch["val_accuracy"] for epoch in epochs]}
 
 
-def measure(options: argparse.Namespace, scratch: Path) -> dict:
+def measure(options: AlgorithmsOptions, scratch: Path) -> dict:
     """Do all runs."""
     make = [sys.executable, str(_EXAMPLE / "make_data.py"), str(scratch)]
     subprocess.run(make, check=True)
@@ -125,7 +125,7 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
 
 CLAIM = Claim(
     __doc__,
-    add_options,
+    AlgorithmsOptions,
     measure,
     lambda result: aligned(rows(result)),
     quick={"epochs": 2, "repeats": 1},

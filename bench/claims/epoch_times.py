@@ -16,17 +16,13 @@ the store that are not overlapped. ``unlimited`` does not even read them.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 from bench.harness.claim import Claim
 from bench.harness.options import option
 from bench.harness.text import extremes, spread, table
-from bench.loaders.checks import forget_checksums
 from bench.loaders.sources import EpochOptions, epochs_of, prepare, run_in_turns, store_facts
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MEANINGS = {
     "capacity": "OverlapIterator, the staging directory holds a part",
@@ -61,7 +57,6 @@ def measure(options: EpochTimesOptions, scratch: Path) -> dict:
         loader, fraction, others = kinds[name]
         specs.append(epochs_of(options, sources, loader, fraction, **others))
     run_in_turns(points, specs, options)
-    forget_checksums(points)
     for point in points:
         point["summary"] = summarize(point["runs"])
     shares = {limit: later_shares(points, limit) for limit in _LIMITS}

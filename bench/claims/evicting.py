@@ -19,7 +19,7 @@ import os
 import tempfile
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from bench.harness import isolated
 from bench.harness.claim import Claim
@@ -27,9 +27,6 @@ from bench.harness.options import option
 from bench.harness.text import aligned, extremes, spread, table
 from bench.harness.turns import take_turns
 from bench.loaders.sources import EpochOptions, epochs_of, prepare, run_once
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _PART_FILES = 8
 _FILE_BYTES = 20_800

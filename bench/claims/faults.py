@@ -26,16 +26,19 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
+import psutil
 
+import overlapiter
 from bench.harness import isolated
 from bench.harness.claim import Claim
 from bench.harness.family import (
-    Process,
     descendants,
     is_running,
     memory_files,
@@ -48,14 +51,8 @@ from bench.harness.options import Options, option, picked
 from bench.harness.text import median_of, spread, table
 from bench.harness.turns import take_turns
 from bench.loaders.checks import checksum
-from bench.loaders.sources import PHOTOGRAPHS
-from bench.photographs import make_photographs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
-
-    import overlapiter
+from bench.loaders.files import Images
+from bench.photographs import PHOTOGRAPHS, make_photographs
 
 N_WORKERS = {"reader": 3, "prefetcher": 2, "supervisor": 1}
 SIGNALS = ("SIGKILL", "SIGSEGV", "SIGSTOP")
@@ -81,18 +78,14 @@ class FaultOptions(Options):
 
 def open_iterator(request: dict, **options: object) -> overlapiter.OverlapIterator:
     """Return an iterator over photographs; ``request`` says where they are, and what is staged."""
-    from chainer.datasets import LabeledImageDataset
-
     import overlapiter
 
-    dataset = LabeledImageDataset(
-        read_pairs(request["pairs"], request["examples"]), request["root"]
-    )
+    pairs, root = read_pairs(request["pairs"], request["examples"]), request["root"]
     if staged := request["staging"]:
         most = {"n_prefetchers": N_WORKERS["prefetcher"], "capacity": request["capacity"]}
-        staging = overlapiter.Staging(staged, source=request["root"], keep_free=0, **most)
-        options = {**options, "staging": staging}
-    return overlapiter.OverlapIterator(dataset, _BATCH_SIZE, seed=request["seed"], **options)
+        options["staging"] = overlapiter.Staging(staged, source=root, keep_free=0, **most)
+    images = Images(pairs, root)
+    return overlapiter.OverlapIterator(images, _BATCH_SIZE, seed=request["seed"], **options)
 
 
 class Trainer:
@@ -119,28 +112,27 @@ class Trainer:
         while any(len(_workers_of(each)) < number for each, number in N_WORKERS.items()):
             self.take()
         self.take(_N_CALM)
-        found, first = _workers_of(kind), len(self.next_seconds)
-        known, seen_at = {process.identity for process in found}, []
+        known, first = _workers_of(kind), len(self.next_seconds)
 
-        def watch() -> None:
-            while all(process.identity in known for process in _workers_of(kind)):
+        def notice() -> float:
+            while _workers_of(kind) <= known:
                 time.sleep(_LOOK_SECONDS)
-            seen_at.append(time.monotonic())
+            return time.monotonic()
 
-        watcher = threading.Thread(target=watch, daemon=True)
-        hit_at = time.monotonic()
-        send(numbers.choice(found), signal.Signals[name])
-        watcher.start()
-        while watcher.is_alive():
-            self.take()
+        with ThreadPoolExecutor(1) as watcher:
+            hit_at = time.monotonic()
+            send(numbers.choice([*known]), signal.Signals[name])
+            seen_at = watcher.submit(notice)
+            while not seen_at.done():
+                self.take()
         self.take(_N_FOLLOWING)
-        fault = {"kind": kind, "signal": name, "notice_seconds": seen_at[0] - hit_at}
+        fault = {"kind": kind, "signal": name, "notice_seconds": seen_at.result() - hit_at}
         return {**fault, "recover_seconds": max(self.next_seconds[first:])}
 
 
-def _workers_of(kind: str) -> list[Process]:
+def _workers_of(kind: str) -> set[psutil.Process]:
     found = workers(descendants(os.getpid())).items()
-    return [process for process, its in found if its == kind and not process.has_ended]
+    return {process for process, its in found if its == kind and is_running(process)}
 
 
 def train(request: dict) -> dict:
@@ -197,12 +189,14 @@ def end(request: dict, folder: Path) -> dict:
             process.stdin.write("\n")
             process.stdin.flush()
         else:
-            is_kill = request["ending"] == "kill"
-            process.send_signal(signal.SIGKILL if is_kill else signal.SIGINT)
+            process.send_signal(_SIGNALS[request["ending"]])
         while any(map(is_running, children)) and time.monotonic() - start < _HANG_SECONDS:
             time.sleep(_LOOK_SECONDS)
         seconds = time.monotonic() - start
     return {"children_seconds": seconds, "shared_memory": new_shared_memory(before)}
+
+
+_SIGNALS = {"interrupt": signal.SIGINT, "kill": signal.SIGKILL}
 
 
 # --- all --------------------------------------------------------------------------------------

@@ -12,27 +12,26 @@ from __future__ import annotations
 import itertools
 import subprocess
 import sys
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 from bench.harness import isolated
 from bench.harness.claim import Claim
 from bench.harness.isolated import CHECKOUT
+from bench.harness.options import Options, option
 from bench.harness.text import aligned
 from bench.harness.turns import take_turns
-
-if TYPE_CHECKING:
-    import argparse
-    from pathlib import Path
 
 _EXAMPLE = CHECKOUT / "examples/digits"
 _N_RATES, _N_BATCHES = 8, 5
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what is run."""
-    text = "of the search, half of the grid's (%(default)s)"
-    parser.add_argument("--trials", type=int, default=20, help=text)
+@dataclass
+class GridOptions(Options):
+    """What is run."""
+
+    trials: int = option(20, "of the search, half of the grid's")
 
 
 def compare(data: Path, n_trials: int, seed: int = 0) -> dict:
@@ -83,7 +82,7 @@ def take(request: dict) -> dict:
     return compare(Path(request["folder"]), request["trials"], request["seed"])
 
 
-def measure(options: argparse.Namespace, scratch: Path) -> dict:
+def measure(options: GridOptions, scratch: Path) -> dict:
     """Compare so many times, with another seed each."""
     make = [sys.executable, str(_EXAMPLE / "make_data.py"), str(scratch)]
     subprocess.run(make, check=True)
@@ -120,7 +119,7 @@ def faults(result: dict) -> list[str]:
 
 CLAIM = Claim(
     __doc__,
-    add_options,
+    GridOptions,
     measure,
     lambda result: aligned(rows(result)),
     quick={"trials": 2, "repeats": 1},

@@ -16,7 +16,7 @@ from __future__ import annotations
 import ast
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
 
@@ -25,9 +25,6 @@ from bench.harness.claim import Claim
 from bench.harness.options import Options, option, picked
 from bench.harness.text import median_of, spread, table
 from bench.harness.turns import take_turns
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 MEANINGS = {
     "overlap": "OverlapIterator and overlapiter.concat_examples",

@@ -16,7 +16,7 @@ import resource
 import subprocess
 import tempfile
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from bench.harness.claim import Claim
 from bench.harness.files import read_files
@@ -26,9 +26,6 @@ from bench.harness.text import median_of, spread, table
 from bench.harness.turns import take_turns
 from bench.loaders.sources import run_once
 from bench.loaders.spec import RunSpec
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 WANTED = 0.9
 _FILES_IN_FOLDER = 100

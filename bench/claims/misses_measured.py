@@ -13,16 +13,13 @@ ahead of the trainer across the end of an epoch counts in the earlier one.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean
-from typing import TYPE_CHECKING
 
 from bench.claims.policies import POLICIES
 from bench.harness.claim import Claim
 from bench.loaders.sources import EpochOptions, epochs_of, prepare, run_in_turns, store_facts
 from overlapiter.order import seeded_order
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9)
 #: The names of what is compared, in tables and figures, with marks and colours.

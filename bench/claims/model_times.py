@@ -14,18 +14,14 @@ without delay, and how long its processes take to start. It is told nothing of t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import mean, median
-from typing import TYPE_CHECKING
 
 from bench.harness.claim import Claim
 from bench.harness.options import option
 from bench.harness.text import spread, table
-from bench.loaders.checks import forget_checksums
 from bench.loaders.sources import EpochOptions, epochs_of, prepare, run_in_turns
 from overlapiter.clairvoyant.planner import Forecast, Job, forecast
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: MB/s of each store; an open waits ``--open-ms`` in both.
 STORES = (24.0, 8.0)
@@ -59,7 +55,6 @@ def measure(options: ModelOptions, scratch: Path) -> dict:
             store = {**usual, "bytes_per_second": rate * 1e6}
             specs.append(epochs_of(options, sources, "overlap", room, **store))
     run_in_turns(points, specs, options)
-    forget_checksums(points)
     calibration, *points = points
     later = median(mean(_seconds(run)[1:]) for run in calibration["runs"])
     start_seconds = median(run["first_batch_seconds"] for run in calibration["runs"])

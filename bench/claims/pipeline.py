@@ -16,8 +16,9 @@ one more process read every file once from the store and forget it.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from bench.harness.claim import Claim
 from bench.harness.options import names_of, option
@@ -25,10 +26,6 @@ from bench.harness.targets import target_of, target_rows
 from bench.harness.text import median_of, table
 from bench.loaders import report
 from bench.loaders.sources import MountOptions
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
 
 _FEW_BATCHES = 8
 #: By name: the loader, what differs from the usual run, and words for that.

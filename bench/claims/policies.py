@@ -17,17 +17,13 @@ from __future__ import annotations
 import collections
 import functools
 import heapq
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from numpy.typing import NDArray
-
-    Orders = Sequence[NDArray[np.intp]]
-    Policy = Callable[[Orders, int], NDArray[np.bool_]]
+Orders = Sequence[NDArray[np.intp]]
+Policy = Callable[[Orders, int], NDArray[np.bool_]]
 
 
 def belady(orders: Orders, room: int) -> NDArray[np.bool_]:

@@ -9,19 +9,15 @@ mini-batches the private memory of every process (the pages that no other proces
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 from bench.harness.claim import Claim
 from bench.harness.options import option
 from bench.harness.text import extremes, median_of, spread, table
-from bench.loaders.checks import forget_checksums
 from bench.loaders.sources import MountOptions, prepare, run_in_turns, spec_of, store_facts
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-    from pathlib import Path
 
 _LOADERS = ("overlap", "slow")
 _KINDS = ("reader", "prefetcher", "supervisor", "trainer")
@@ -52,7 +48,6 @@ def measure(options: StartupOptions, scratch: Path) -> dict:
     common = {"order": "own", "batch_size": options.batch_size, "measures_memory": True}
     specs = [spec_of(options, sources, **point, **common) for point in points]
     run_in_turns(points, specs, options)
-    forget_checksums(points)
     return {"data": sources.label, **store_facts(options), "points": points}
 
 

@@ -18,7 +18,7 @@ import signal
 import sqlite3
 import subprocess
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from bench.harness import isolated
 from bench.harness.claim import Claim
@@ -28,12 +28,9 @@ from bench.harness.targets import target_of, target_rows
 from bench.harness.text import extremes, median_of, spread, table
 from bench.harness.turns import progress_bar, take_turns
 from bench.loaders.run import run_in_new_process
-from bench.loaders.sources import PHOTOGRAPHS, fresh
+from bench.loaders.sources import fresh
 from bench.loaders.spec import RunSpec
-from bench.photographs import make_photographs
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from bench.photographs import PHOTOGRAPHS, make_photographs
 
 STATES = ("empty", "closed", "killed", "another boot")
 WANTED_SECONDS = 1.0

@@ -20,19 +20,16 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from bench.harness.claim import Claim
-from bench.harness.options import OptionsError, numbers, option, picked
+from bench.harness.options import OptionsError, numbers, option
 from bench.loaders import report
 from bench.loaders.sources import MountOptions
 from bench.loaders.spec import LOADERS
 
-if TYPE_CHECKING:
-    from pathlib import Path
-
 _SWEPT = [1, 2, 4, 8, 12, 16]
-_SWEEP_PREFETCHERS = 12  # while the number of readers varies
+_SWEEP_PREFETCHERS, _SWEEP_READERS = 12, 2  # while the other number varies
 _LOADERS = ["overlap", "slow", "fast", "copy", "floor", "overlap-staged"]
 #: Mini-batches of overlap and overlap-staged, of slow and torch, of all others, and repeats.
 _LENGTHS = {"first look": (120, 20, 50, 2), "whole": (1000, 60, 300, 3)}
@@ -49,12 +46,8 @@ class ThousandOptions(MountOptions):
     slow_batches: int | None = option(None, "of slow and torch (20; whole: 60)", type=int)
     steady_batches: int | None = option(None, "of all others (50; whole: 300)", type=int)
     repeats: int | None = option(None, "interleaved runs of each (2; whole: 3)", type=int)
-    n_prefetch: int = option(1, "this argument of the iterators")
-    compute_ms: float = option(0.0, "sleep per mini-batch")
-    copy_streams: int = option(64, "files in flight in copy")
     prefetchers: list[int] = option([], "prefetchers (4; sweep: 1,2,4,8,12,16)", type=numbers)
     readers: list[int] = option([], "file readers (2; sweep: 1,2,4,8,12,16)", type=numbers)
-    fixed_readers: int = option(2, "while prefetchers vary")
     loaders: list[str] = option(_LOADERS, f"of {', '.join(LOADERS)}", known=LOADERS)
 
     def check(self) -> None:
@@ -73,7 +66,7 @@ class ThousandOptions(MountOptions):
 
 def points_of(options: ThousandOptions) -> list[dict]:
     """Return the lines of the table in the order in which they run."""
-    fixed = options.fixed_readers if options.sweep else options.readers[0]
+    fixed = _SWEEP_READERS if options.sweep else options.readers[0]
     points = []
     for loader in options.loaders:
         length = options.steady_batches
@@ -100,9 +93,8 @@ def measure(options: ThousandOptions, scratch: Path) -> dict:
     """Do all runs."""
     points = points_of(options)
     n_examples = max(point["n_batches"] for point in points) * options.batch_size
-    usual = picked(options, ("batch_size", "n_prefetch", "copy_streams"))
-    usual["compute_seconds"] = options.compute_ms / 1e3
-    return report.measure_points(options, scratch, points, n_examples, **usual)
+    size = {"batch_size": options.batch_size}
+    return report.measure_points(options, scratch, points, n_examples, **size)
 
 
 CLAIM = Claim(

@@ -7,17 +7,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 
 from bench.harness.figures import BLUE, DARK, GREEN, GREY, ORANGE, RED, SKY, errors, line, plt, save
+from bench.harness.text import median_of, spread_of
 from bench.loaders.spec import PARTS
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from matplotlib.figure import Figure
 
 _COLOURS = (GREY, SKY, BLUE, ORANGE)
 _LOADERS = {
@@ -29,19 +26,20 @@ _LOADERS = {
     "floor": ("no loader: plain loops,\nlocal disk", GREY),
 }
 _WORDS = {"n_readers": "file reader processes", "n_prefetchers": "prefetcher processes"}
+_RATE = "images_per_second"
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
     """Draw every figure for which ``result`` has data, and return the files written."""
     points, options = result["points"], result["options"]
     over_prefetchers, over_readers = split(points)
-    figures = {}
+    figures = {"loaders": _draw_bars(points)}
     if len(over_prefetchers) > 1 or len(over_readers) > 1:
-        figures["prefetchers"] = _draw_parts(over_prefetchers, "n_prefetchers")
-        figures["readers"] = _draw_parts(over_readers, "n_readers")
-        figures["loaders"] = _draw_lines(points, over_readers)
-    else:
-        figures["loaders"] = _draw_bars(points)
+        figures = {
+            "prefetchers": _draw_parts(over_prefetchers, "n_prefetchers"),
+            "readers": _draw_parts(over_readers, "n_readers"),
+            "loaders": _draw_lines(points, over_readers),
+        }
     lines = [
         f"{result['store']}; {result['data']}; batch size {options['batch_size']}",
         f"median of {options['repeats']} runs; page cache of the source {result['page_cache']}",
@@ -72,7 +70,7 @@ def _draw_parts(points: list[dict], varies: str) -> Figure:
     figure, axes = plt.subplots()
     bottom = np.zeros(len(points))
     for (name, label), colour in zip(PARTS.items(), _COLOURS, strict=True):
-        heights = np.array([point["summary"]["parts"][name] for point in points])
+        heights = np.array([median_of(point, "parts", name) for point in points])
         axes.bar(range(len(points)), heights, 0.62, bottom, label=label, color=colour)
         bottom += heights
     for position, total in enumerate(bottom):
@@ -98,12 +96,12 @@ def _draw_lines(points: list[dict], over_readers: list[dict]) -> Figure:
         group = over_readers if loader == "overlap" else group
         label, colour = _LOADERS[loader]
         counts = [point["n_readers"] for point in group]
-        rates = [point["summary"]["images_per_second"] for point in group]
+        rates = [spread_of(point, _RATE) for point in group]
         line(axes, counts, rates, fmt="o-", color=colour, label=label.replace("\n", " "))
     for point in points:
         if point["loader"] == "floor":
-            rate, label = point["summary"]["images_per_second"]["median"], _LOADERS["floor"][0]
-            axes.axhline(rate, color=DARK, linestyle="--", label=label.replace("\n", " "))
+            label = _LOADERS["floor"][0].replace("\n", " ")
+            axes.axhline(median_of(point, _RATE), color=DARK, linestyle="--", label=label)
     axes.set_ylim(bottom=0)
     axes.set_xlabel(_WORDS["n_readers"])
     axes.set_ylabel("images per second (median, minimum and maximum)")
@@ -113,9 +111,9 @@ def _draw_lines(points: list[dict], over_readers: list[dict]) -> Figure:
 
 def _draw_bars(points: list[dict]) -> Figure:
     """Draw images per second of every loader, where all have the same number of file readers."""
-    points = sorted(points, key=lambda point: point["summary"]["images_per_second"]["median"])
+    points = sorted(points, key=lambda point: median_of(point, _RATE))
     figure, axes = plt.subplots()
-    middle, spread = errors([point["summary"]["images_per_second"] for point in points])
+    middle, spread = errors([spread_of(point, _RATE) for point in points])
     words = [_LOADERS.get(point["loader"], (point["loader"], GREY)) for point in points]
     colours = [colour for _, colour in words]
     axes.barh(range(len(points)), middle, 0.62, xerr=spread, color=colours, capsize=3)

@@ -21,20 +21,18 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bench.harness.claim import Claim
 from bench.harness.isolated import CHECKOUT
 from bench.harness.launching import launch
+from bench.harness.options import Options, option
 from bench.harness.text import aligned
 from bench.harness.turns import take_turns
-
-if TYPE_CHECKING:
-    import argparse
 
 _BATCH = 10
 _SIZES = (10_000, 100_000, 1_000_000, 5_000_000)
@@ -143,13 +141,15 @@ def rank(request: dict) -> None:
 # --- what is measured ---------------------------------------------------------------------------
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what is run."""
-    parser.add_argument("--epochs", type=int, default=3, help="of each run (%(default)s)")
-    parser.add_argument("--steps", type=int, default=120, help="mini-batches of an epoch (120)")
+@dataclass
+class TrainingOptions(Options):
+    """What is run."""
+
+    epochs: int = option(3, "of each run")
+    steps: int = option(120, "mini-batches of an epoch")
 
 
-def points_of(options: argparse.Namespace) -> list[dict]:
+def points_of(options: TrainingOptions) -> list[dict]:
     """Return what is run."""
     plain = {"does": "waits", "seconds": 0.02, "n": 1000, "epochs": options.epochs,
              "steps": options.steps, "val_steps": 0, "workers": 4}  # fmt: skip
@@ -198,7 +198,7 @@ def run(point: dict) -> dict:
         return json.loads(Path(folder, "out/found.json").read_text())
 
 
-def measure(options: argparse.Namespace, _scratch: Path) -> dict:
+def measure(options: TrainingOptions, _scratch: Path) -> dict:
     """Run all jobs in turns."""
     points = points_of(options)
     take_turns(points, options.repeats, run)
@@ -263,7 +263,7 @@ def faults(result: dict) -> list[str]:
 
 CLAIM = Claim(
     __doc__,
-    add_options,
+    TrainingOptions,
     measure,
     lambda result: aligned(rows(result)),
     quick={"epochs": 2, "steps": 16, "repeats": 1},

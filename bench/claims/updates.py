@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import importlib.util
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 from bench.harness import isolated
 from bench.harness.claim import Claim
+from bench.harness.options import Options, option
 from bench.harness.text import aligned
 from bench.harness.turns import take_turns
-
-if TYPE_CHECKING:
-    import argparse
-    from pathlib import Path
 
 MEANINGS = {
     "plain": "plain NumPy",
@@ -37,17 +35,17 @@ _TARGET = 20 / 6
 _MILLION = 1_000_000
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add what is run."""
-    add, names = parser.add_argument, list(OPTIMIZERS)
-    add("--millions", type=_numbers, default=[0.1, 1.0, 5.0, 20.0], help="of weights")
-    add("--optimizers", type=lambda text: text.split(","), default=names, help="(all)")
-    text = "seconds for which each repeats its updates (%(default)s)"
-    add("--seconds", type=float, default=0.5, help=text)
-
-
 def _numbers(text: str) -> list[float]:
     return [float(word) for word in text.split(",")]
+
+
+@dataclass
+class UpdatesOptions(Options):
+    """What is run."""
+
+    millions: list[float] = option([0.1, 1.0, 5.0, 20.0], "of weights", type=_numbers)
+    optimizers: list[str] = option(list(OPTIMIZERS), "some of them", known=OPTIMIZERS)
+    seconds: float = option(0.5, "for which each repeats its updates")
 
 
 def take(request: dict) -> dict:
@@ -129,7 +127,7 @@ def _timed(call, seconds: float) -> list[tuple[float, float]]:
     return times
 
 
-def measure(options: argparse.Namespace, _scratch: Path) -> dict:
+def measure(options: UpdatesOptions, _scratch: Path) -> dict:
     """Do all runs: Adam at every size, the others at the one that is nearest to 5 million."""
     all_means = [m for m in MEANINGS if m != "numba" or importlib.util.find_spec("numba")]
     middle = min(options.millions, key=lambda millions: abs(millions - 5))
@@ -221,7 +219,7 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
 
 CLAIM = Claim(
     __doc__,
-    add_options,
+    UpdatesOptions,
     measure,
     lambda result: aligned(rows(result)),
     quick={"millions": [0.1], "optimizers": ["adam"], "seconds": 0.01, "repeats": 1},

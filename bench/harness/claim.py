@@ -10,18 +10,14 @@ import json
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.harness.isolated import CHECKOUT, call
 from bench.harness.machine import commit_facts, filesystem_of, machine_facts
 from bench.harness.options import Options, OptionsError, add_arguments
-from bench.harness.text import aligned
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from bench.harness.text import Rows
+from bench.harness.text import Rows, aligned
 
 RESULTS = CHECKOUT / "bench/results"
 #: Where a run of one's own writes; ignored by git.
@@ -34,22 +30,20 @@ class Claim:
 
     Attributes:
         about: The docstring of the module.
-        options: Its class of options, or a function that adds arguments to a parser.
+        options: Its class of options.
         measure: Takes the options and an empty folder on the fast disk; returns the result.
         show: Returns a result as the text that is printed; None: all its tables.
         quick: Values of options with which it only shows that all of it runs.
-        check: Takes options and parser, where ``options`` is a function that adds arguments.
         tables: Makers of rows, the first one being the header, for documents, by name.
         figures: A module whose ``draw_all`` takes a result and the stem of the files to write.
         faults: Returns every reason for which a run fails.
     """
 
     about: str | None
-    options: type[Options] | Callable[[argparse.ArgumentParser], None]
+    options: type[Options]
     measure: Callable[[Any, Path], dict | None]
     show: Callable[[dict], str] | None = None
     quick: dict[str, object] = dataclasses.field(default_factory=dict)
-    check: Callable[[Any, argparse.ArgumentParser], None] = lambda *_: None
     tables: dict[str, Callable[[dict], Rows]] = dataclasses.field(default_factory=dict)
     figures: str = ""
     faults: Callable[[dict], list[str]] = lambda _: []
@@ -74,19 +68,13 @@ def parse(name: str, arguments: Sequence[str]) -> Any:
     parser = argparse.ArgumentParser(
         prog=f"python -m bench {name}", description=claim.about, formatter_class=form
     )
-    kind = claim.options if isinstance(claim.options, type) else None
-    add_arguments(parser, kind or Options)
-    if kind is None:
-        claim.options(parser)
+    add_arguments(parser, claim.options)
     parser.set_defaults(out=OWN_RESULTS / f"{name}.json")
-    found = parser.parse_args(arguments)
-    options: Any = kind(**vars(found)) if kind else found
+    options = claim.options(**vars(parser.parse_args(arguments)))
     if options.quick:
         vars(options).update(claim.quick)
     try:
-        claim.check(options, parser)
-        if kind:
-            options.check()
+        options.check()
     except OptionsError as error:
         parser.error(str(error))
     return options

@@ -1,19 +1,15 @@
-"""CPU time of each kind of process below this one, from ``/proc``."""
+"""CPU time and memory of each kind of process below this one."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import time
-from pathlib import Path
-from typing import TYPE_CHECKING
+
+import psutil
 
 from bench.harness.family import descendants, workers
 
-if TYPE_CHECKING:
-    from bench.harness.family import Process
-
-_TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 #: Kinds besides those of :data:`bench.harness.family.KINDS`.
 MOUNT, FORKSERVER, OTHER = "mount", "forkserver", "other"
 _SERVER_NAME = "slowfs"
@@ -22,7 +18,7 @@ _SERVER_NAME = "slowfs"
 def cpu_by_kind(unnamed: str = OTHER) -> dict[str, dict[str, float]]:
     """Return what the descendants of this process have used since each of them started.
 
-    Takes about a millisecond. What a worker used that has died and was replaced is missing.
+    Takes some milliseconds. What a worker used that has died and was replaced is missing.
 
     Args:
         unnamed: The kind of the processes that are none of overlapiter's.
@@ -31,55 +27,44 @@ def cpu_by_kind(unnamed: str = OTHER) -> dict[str, dict[str, float]]:
         For each kind ``n_processes``, ``seconds``, exact to the microsecond, and ``user_seconds``
         and ``system_seconds``, each in ticks of the kernel, usually 10 ms.
     """
-    family = descendants(os.getpid())
-    kinds = _kinds(family, unnamed)
     found: dict[str, dict[str, float]] = {}
-    for process in family:
-        try:
-            own = {"n_processes": 1, **cpu_of(process.pid)}
-        except OSError:  # ended just now
-            continue
-        total = found.setdefault(kinds[process.pid], dict.fromkeys(own, 0))
-        for name, value in own.items():
-            total[name] += value
+    for process, kind in _kinds(unnamed).items():
+        with contextlib.suppress(psutil.NoSuchProcess, OSError):  # ended just now
+            times = process.cpu_times()
+            own = {"n_processes": 1, "seconds": cpu_seconds(process.pid)}
+            own |= {"user_seconds": times.user, "system_seconds": times.system}
+            total = found.setdefault(kind, dict.fromkeys(own, 0))
+            for name, value in own.items():
+                total[name] += value
     return found
 
 
-def cpu_of(pid: int) -> dict[str, float]:
+def cpu_seconds(pid: int) -> float:
     """Return what one process has used, in all its threads, those that have ended included.
 
     Raises:
         OSError: There is no such process.
     """
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
-    return {
-        # The clock of another process: clock_getcpuclockid(3), which Python does not have.
-        "seconds": time.clock_gettime((~pid << 3) | 2),
-        "user_seconds": int(fields[11]) / _TICKS_PER_SECOND,
-        "system_seconds": int(fields[12]) / _TICKS_PER_SECOND,
-    }
+    # The clock of another process: clock_getcpuclockid(3), which Python does not have.
+    return time.clock_gettime((~pid << 3) | 2)
 
 
 def private_bytes_by_kind(unnamed: str = OTHER) -> dict[str, list[int]]:
     """Return for each kind the bytes of memory that each process shares with no other."""
-    family = descendants(os.getpid())
-    found: dict[str, list[int]] = {"trainer": [_private_bytes(os.getpid())]}
-    for pid, kind in _kinds(family, unnamed).items():
-        with contextlib.suppress(OSError):  # ended just now
-            found.setdefault(kind, []).append(_private_bytes(pid))
+    found: dict[str, list[int]] = {}
+    for process, kind in {psutil.Process(): "trainer", **_kinds(unnamed)}.items():
+        with contextlib.suppress(psutil.NoSuchProcess):  # ended just now
+            found.setdefault(kind, []).append(process.memory_full_info().uss)
     return found
 
 
-def _private_bytes(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
-    found = [line.split() for line in lines if line.startswith("Private_")]
-    return sum(int(kibibytes) * 1024 for name, kibibytes, _ in found if "Hugetlb" not in name)
-
-
-def _kinds(family: list[Process], unnamed: str) -> dict[int, str]:
-    kinds = {process.pid: unnamed for process in family}
-    kinds |= {process.pid: MOUNT for process in family if process.name == _SERVER_NAME}
-    named = workers(family)
-    parents = {process.parent_pid for process, kind in named.items() if kind == "supervisor"}
-    kinds |= {pid: FORKSERVER for pid in parents if pid in kinds}
-    return kinds | {process.pid: kind for process, kind in named.items()}
+def _kinds(unnamed: str) -> dict[psutil.Process, str]:
+    family = descendants(os.getpid())
+    kinds, named = dict.fromkeys(family, unnamed), workers(family)
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if process.name() == _SERVER_NAME:
+                kinds[process] = MOUNT
+            elif named.get(process) == "supervisor" and process.parent() in kinds:
+                kinds[process.parent()] = FORKSERVER
+    return kinds | named

@@ -11,14 +11,11 @@ from __future__ import annotations
 
 import json
 import re
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from bench.harness import claim
 from bench.harness.isolated import CHECKOUT
 from bench.harness.text import markdown
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 _BLOCK = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 

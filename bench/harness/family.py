@@ -1,16 +1,14 @@
-"""Processes of a program and what they leave, as ``/proc`` shows it."""
+"""Processes of a program, and the shared memory that they leave."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+import psutil
 
 #: The names of the workers, as ``/proc/PID/comm`` shows them.
 KINDS = {"ovl-reader": "reader", "ovl-prefetcher": "prefetcher", "ovl-supervisor": "supervisor"}
@@ -20,99 +18,55 @@ MARK = "OVERLAPITER_FAULTS"
 _GRACE_SECONDS = 2.0
 
 
-class Process(NamedTuple):
-    """One process at one moment.
-
-    Attributes:
-        pid: Its number, which may be given to another one after its end.
-        start_ticks: When it started, which tells the two apart.
-        parent_pid: Its parent.
-        name: As ``/proc/PID/comm`` shows it.
-        state: The letter that ``ps`` shows.
-    """
-
-    pid: int
-    start_ticks: int
-    parent_pid: int
-    name: str
-    state: str
-
-    @property
-    def identity(self) -> tuple[int, int]:
-        """What no other process has."""
-        return self.pid, self.start_ticks
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether it waits for its parent to be told."""
-        return self.state in "ZX"
-
-
-def look_at(pid: int) -> Process | None:
-    """Return a process, or None if there is none of this number."""
+def is_running(process: psutil.Process) -> bool:
+    """Return whether this very process has not ended; one that ended waits for its parent."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_bytes().decode(errors="replace")
-    except OSError:
-        return None
-    head, _, tail = text.rpartition(") ")
-    fields = tail.split()
-    return Process(pid, int(fields[19]), int(fields[1]), head.partition("(")[2], fields[0])
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
-def is_running(process: Process) -> bool:
-    """Return whether this very process has not ended."""
-    now = look_at(process.pid)
-    return now is not None and now.identity == process.identity and not now.has_ended
-
-
-def send(process: Process, number: int) -> bool:
+def send(process: psutil.Process, number: int) -> bool:
     """Send a signal to a process and no other; return whether it was there."""
-    with contextlib.suppress(ProcessLookupError):
-        handle = os.pidfd_open(process.pid)
-        try:
-            if is_running(process):
-                signal.pidfd_send_signal(handle, number)
-                return True
-        finally:
-            os.close(handle)
+    with contextlib.suppress(psutil.NoSuchProcess):
+        if is_running(process):
+            process.send_signal(number)
+            return True
     return False
 
 
-def descendants(pid: int) -> list[Process]:
+def descendants(pid: int) -> list[psutil.Process]:
     """Return all processes below one; takes a millisecond or two."""
-    looks = (look_at(int(name)) for name in os.listdir("/proc") if name.isdecimal())
-    others = [process for process in looks if process is not None]
-    family, pids = [], {pid}
-    while found := [process for process in others if process.parent_pid in pids]:
-        family += found
-        pids = {process.pid for process in found}
-    return family
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return psutil.Process(pid).children(recursive=True)
+    return []
 
 
-def workers(family: list[Process]) -> dict[Process, str]:
+def workers(family: Iterable[psutil.Process]) -> dict[psutil.Process, str]:
     """Return those of a family that are workers, with their kind, the ended ones included."""
-    supervisors = {process.pid for process in family if process.name == "ovl-supervisor"}
+    named = {}
+    for process in family:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            named[process] = process.name(), process.ppid()
+    supervisors = {process.pid for process, (name, _) in named.items() if name == "ovl-supervisor"}
     return {
-        process: KINDS[process.name]
-        for process in family
+        process: KINDS[name]
+        for process, (name, parent_pid) in named.items()
         # A worker that was forked just now still bears the name of its supervisor.
-        if process.name in KINDS
-        and not (process.name == "ovl-supervisor" and process.parent_pid in supervisors)
+        if name in KINDS and not (name == "ovl-supervisor" and parent_pid in supervisors)
     }
 
 
-def marked(value: str) -> list[Process]:
+def marked(value: str) -> list[psutil.Process]:
     """Return all processes that were started with ``MARK=value``, of whatever parent."""
-    found = []
-    for name in filter(str.isdecimal, os.listdir("/proc")):
-        try:
-            variables = Path(f"/proc/{name}/environ").read_bytes().split(b"\0")
-        except OSError:  # ended meanwhile, or another user's
-            continue
-        process = look_at(int(name)) if f"{MARK}={value}".encode() in variables else None
-        if process is not None and not process.has_ended:
-            found.append(process)
-    return found
+
+    def found() -> Iterator[psutil.Process]:
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):  # ended meanwhile, or another user's
+                if process.environ().get(MARK) == value and is_running(process):
+                    yield process
+
+    return list(found())
 
 
 def memory_files() -> dict[str, int]:
@@ -148,8 +102,7 @@ def new_shared_memory(before: Iterable[str]) -> list[str]:
         files = memory_files()
         if new := sorted(files.keys() - set(before)):
             ours = {process.pid for process in marked(os.environ.get(MARK, ""))} | {os.getpid()}
-            others = {int(pid) for pid in filter(str.isdecimal, os.listdir("/proc"))} - ours
-            mapped = mapped_inodes(others)
+            mapped = mapped_inodes(set(psutil.pids()) - ours)
             new = [name for name in new if files[name] not in mapped]
         if not new or time.monotonic() > deadline:
             return new

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import matplotlib
 
 matplotlib.use("Agg")  # draws into files, with or without a display
 
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
 import matplotlib.pyplot as plt
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-    from pathlib import Path
-
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 
 # Colours that remain distinct for colour-blind readers (Okabe and Ito, 2008).
 BLACK, GREY, DARK = "#000000", "#999999", "#555555"

@@ -13,11 +13,8 @@ import shlex
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 _numbers = itertools.count()

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.harness.isolated import CHECKOUT
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable
 
 
 class OptionsError(ValueError):

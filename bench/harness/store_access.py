@@ -6,16 +6,13 @@ import contextlib
 import os
 import secrets
 import sqlite3
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from overlapiter.store.extents import Extent, checksum_of
 from overlapiter.store.generation import generation_of, index_path
 from overlapiter.store.segments import write_many
 from overlapiter.store.site import Run, Site
 from overlapiter.store.store import Copy, Store, Wanted
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 _MTIME = 10**18
 

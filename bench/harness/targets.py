@@ -6,12 +6,9 @@ machine drifts.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 from bench.harness.text import extremes, spread
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 
 def target_of(what: str, unit: str, wanted: float | None, values: Sequence[float]) -> dict:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import median
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-    Rows = Sequence[Sequence[str]]
+Rows = Sequence[Sequence[str]]
 
 ItemT = TypeVar("ItemT")
 
@@ -24,15 +24,14 @@ def extremes(over: dict[str, float], digits: int = 2) -> str:
     return f"[{over['min']:.{digits}f}, {over['max']:.{digits}f}]"
 
 
+def spread_of(point: dict, *keys: str) -> dict[str, float]:
+    """Return the spread over the runs of a point; several keys lead into the run."""
+    return spread(functools.reduce(operator.getitem, keys, run) for run in point["runs"])
+
+
 def median_of(point: dict, *keys: str) -> float:
-    """Return the median over the runs of a point; several keys lead into the run."""
-
-    def value(run: dict) -> float:
-        for key in keys:
-            run = run[key]
-        return run
-
-    return median(map(value, point["runs"]))
+    """Return the median over the runs of a point, as :func:`spread_of`."""
+    return spread_of(point, *keys)["median"]
 
 
 def table(items: Iterable[ItemT], columns: Mapping[str, Callable[[ItemT], object]]) -> Rows:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
 from tqdm import tqdm
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
 
 
 def progress_bar(total: int, unit: str) -> tqdm:

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image
 
 from bench.harness.files import copy_files
-from bench.loaders.spec import PARTS, FixedOrder
-from bench.slow.store import attach
+from bench.loaders.checks import Example
+from bench.loaders.files import Images
+from bench.loaders.spec import PARTS, RunSpec
+from bench.slow.store import SlowStore, attach
 
-if TYPE_CHECKING:
-    from bench.loaders.checks import Example
-    from bench.loaders.spec import RunSpec
-    from bench.slow.store import SlowStore
+_COPY_STREAMS = 64
 
 
 class Iterating:
@@ -24,11 +20,11 @@ class Iterating:
 
     def __init__(self, spec: RunSpec, make: type, dataset: object, **options: object) -> None:
         if spec.order == "fixed":
-            options |= {"repeat": False, "order_sampler": FixedOrder(spec.indices())}
+            indices = spec.indices()  # they may be fewer than the data set has
+            options |= {"repeat": False, "order_sampler": lambda *_state: indices}
         elif "seed" not in options:
             options["shuffle"] = spec.order == "own"
-        options |= {"n_processes": spec.n_readers, "n_prefetch": spec.n_prefetch}
-        self._iterator = make(dataset, spec.batch_size, **options)
+        self._iterator = make(dataset, spec.batch_size, n_processes=spec.n_readers, **options)
         self.next_batch = self._iterator.__next__
 
     @property
@@ -100,7 +96,7 @@ class CopyFirst(Stock):
 
         pairs = dataset._pairs  # not from the list file, which lies in the slow store
         paths = [pairs[index][0] for index in spec.indices()]
-        copy_files(paths, spec.root, spec.staging, spec.copy_streams)
+        copy_files(paths, spec.root, spec.staging, _COPY_STREAMS)
         super().__init__(spec, LabeledImageDataset(pairs, spec.staging), store)
 
 
@@ -112,9 +108,12 @@ class Torch:
     def __init__(self, spec: RunSpec, dataset: object, _store: SlowStore | None) -> None:
         from torch.utils.data import DataLoader
 
-        order = spec.indices().reshape(spec.n_batches, spec.batch_size).tolist()
-        sized = _Images(dataset._pairs, spec.root)
-        self._batches = iter(DataLoader(sized, batch_sampler=order, num_workers=spec.n_readers))
+        images = Images(dataset._pairs, spec.root)
+        self._open(DataLoader(images, batch_sampler=spec.batches(), num_workers=spec.n_readers))
+
+    def _open(self, loader: object) -> None:
+        self._iterator = loader
+        self._batches = iter(loader)
 
     def next_batch(self) -> list[Example]:
         """Return views of the collated tensors."""
@@ -137,50 +136,18 @@ class OverlapTorch(Torch):
     def __init__(self, spec: RunSpec, dataset: object, store: SlowStore | None) -> None:
         import overlapiter
 
-        order = spec.indices().reshape(spec.n_batches, spec.batch_size).tolist()
-        sized = _Images(dataset._pairs, spec.root)
-        sized = sized if store is None else attach(sized, store)
-        staging = overlapiter.Staging(spec.staging, source=spec.root)
-        self._loader = overlapiter.torch.DataLoader(
-            sized, batch_sampler=order, num_workers=spec.n_readers, staging=staging
-        )
-        self._batches = iter(self._loader)
+        images = Images(dataset._pairs, spec.root)
+        images = images if store is None else attach(images, store)
+        options = {"batch_sampler": spec.batches(), "num_workers": spec.n_readers}
+        options["staging"] = overlapiter.Staging(spec.staging, source=spec.root)
+        self._open(overlapiter.torch.DataLoader(images, **options))
 
     statistics = Overlap.statistics
-
-    @property
-    def _iterator(self) -> object:
-        return self._loader
 
     def close(self) -> None:
         """End the workers."""
         super().close()
-        self._loader.close()
-
-
-class _Images:
-    """A map-style data set for PyTorch, with the examples of Chainer's, but without Chainer.
-
-    Args:
-        pairs: ``(path, label)`` of each file.
-        root: Directory that the paths are relative to.
-    """
-
-    def __init__(self, pairs: list[tuple[str, int]], root: str) -> None:
-        self._pairs = pairs
-        self._root = root
-
-    def __len__(self) -> int:
-        return len(self._pairs)
-
-    def source_paths(self, index: int) -> list[str]:
-        """Return the files of an example."""
-        return [os.path.join(self._root, self._pairs[index][0])]
-
-    def __getitem__(self, index: int) -> tuple[np.ndarray, np.int32]:
-        path, label = self._pairs[index]
-        with open(os.path.join(self._root, path), "rb") as file, Image.open(file) as image:
-            return np.asarray(image, np.float32).transpose(2, 0, 1), np.int32(label)
+        self._iterator.close()
 
 
 _OURS = ("overlap", "overlap-staged", "overlap-local", "overlap-from-local")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import zlib
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
 
 import numpy as np
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
 
 Example = tuple[np.ndarray, np.ndarray]
 
@@ -19,7 +16,7 @@ def fingerprint(batch: Sequence[Example]) -> int:
     It costs some 0.1 ms per mini-batch, the same for each loader, and is taken between two calls
     of ``next()``.
     """
-    return checksum((values.reshape(-1)[::4001], label) for values, label in batch)
+    return checksum([(values.reshape(-1)[::4001], label) for values, label in batch])
 
 
 def checksum(batch: Sequence[Example]) -> int:
@@ -31,40 +28,19 @@ def checksum(batch: Sequence[Example]) -> int:
     return value
 
 
-def differences(reference: dict, other: dict) -> list[int]:
-    """Return the positions of the mini-batches that two runs delivered with different content.
-
-    Of two runs of different length, the mini-batches that both delivered are compared.
-    """
-    both = zip(reference["fingerprints"], other["fingerprints"], strict=False)
-    different = {position for position, (one, two) in enumerate(both) if one != two}
-    one, two = reference["checksums"], other["checksums"]
-    return sorted(different | {int(key) for key in one.keys() & two.keys() if one[key] != two[key]})
-
-
 def verify(points: list[dict]) -> dict[str, object]:
-    """Compare every run with the reference: the floor where there is one, else the longest run.
+    """Compare the mini-batches of every run with those of the floor, or of the runs before it.
 
-    The checksums are removed from the points: they have served, and would be most of the file.
+    The fingerprints are removed from the points: they have served, and are most of the file.
     """
-    ordered = sorted(points, key=lambda point: (point["loader"] != "floor", -point["n_batches"]))
-    references: list[dict] = []
+    expected: list[int] = []
     compared, different = 0, {}
-    for point in ordered:
+    for point in sorted(points, key=lambda point: point["loader"] != "floor"):
         for number, run in enumerate(point["runs"]):
-            length = len(run["fingerprints"])
-            wrong = {at for reference in references for at in differences(reference, run)}
-            compared += sum(min(len(each["fingerprints"]), length) for each in references)
-            if wrong:
-                different[f"{point['loader']}, run {number}"] = sorted(wrong)
-            if not references or length > len(references[-1]["fingerprints"]):
-                references.append({**run})
-    forget_checksums(points)
+            found = run.pop("fingerprints")
+            pairs = list(zip(expected, found, strict=False))
+            compared += len(pairs)
+            if wrong := [at for at, (one, other) in enumerate(pairs) if one != other]:
+                different[f"{point['loader']}, run {number}"] = wrong
+            expected += found[len(expected) :]
     return {"batches": compared, "different": different}
-
-
-def forget_checksums(points: list[dict]) -> None:
-    """Remove from all runs what only served to compare them."""
-    for point in points:
-        for run in point["runs"]:
-            del run["fingerprints"], run["checksums"]

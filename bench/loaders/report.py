@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import fields
+from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from bench.harness.targets import target_rows
-from bench.harness.text import aligned, median_of, spread, table
+from bench.harness.text import aligned, median_of, spread_of, table
 from bench.loaders.checks import verify
-from bench.loaders.sources import prepare, prepare_local, run_in_turns, spec_of, store_facts
+from bench.loaders.sources import (
+    MountOptions,
+    prepare,
+    prepare_local,
+    run_in_turns,
+    spec_of,
+    store_facts,
+)
 from bench.loaders.spec import LOADERS, PARTS, RunSpec
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-    from pathlib import Path
-
-    from bench.loaders.sources import MountOptions
 
 #: Kinds of processes whose CPU counts most, in this order.
 _KINDS = ("prefetcher", "supervisor", "reader", "trainer", "loop")
@@ -45,27 +47,12 @@ def measure_points(
         point |= {name: getattr(specs[-1], name) for name in _NUMBERS}
     prepare_local(specs, sources)
     run_in_turns(points, specs, options)
-    verified = verify(points)
-    for point in points:
-        point["summary"] = summarize(point)
-    return {"data": sources.label, **store_facts(options), "verified": verified, "points": points}
+    return {
+        "data": sources.label, **store_facts(options), "verified": verify(points), "points": points,
+    }  # fmt: skip
 
 
 _NUMBERS = ("n_prefetchers", "n_readers", "n_batches")
-
-
-def summarize(point: dict) -> dict[str, object]:
-    """Return the statistics over the runs of one point."""
-    runs = point["runs"]
-    names = ("images_per_second", "rate_after_first", "first_batch_seconds", "trainer_cpu_seconds")
-    summary: dict[str, object] = {name: spread(run[name] for run in runs) for name in names}
-    if all(run["parts"] for run in runs):
-        summary["parts"] = {name: median_of(point, "parts", name) for name in PARTS}
-    if all(run["waits_seconds"] for run in runs):
-        waits = np.concatenate([run["waits_seconds"] for run in runs])
-        percentiles = np.percentile(waits, (50, 99, 100)).tolist()
-        summary["wait_seconds"] = dict(zip(("median", "p99", "max"), percentiles, strict=True))
-    return summary
 
 
 def ratio(point: dict, points: Sequence[dict], loader: str) -> float | None:
@@ -116,27 +103,34 @@ def faults(result: dict) -> list[str]:
     return [f"DIFFERENT EXAMPLES by {name}: {positions}" for name, positions in different.items()]
 
 
-def _or_dash(value: object) -> object:
-    return "-" if value is None else value
-
-
-def _parts(points: Sequence[dict]) -> str:
-    def of_summary(name: str, key: str, factor: float = 1) -> Callable[[dict], str]:
+def _parts(points: list[dict]) -> str:
+    def part(name: str) -> Callable[[dict], str]:
         def cell(point: dict) -> str:
-            found = point["summary"].get(name)
-            return f"{found[key] * factor:.2f}" if found else "-"
+            is_observed = all(run["parts"] for run in point["runs"])
+            return f"{median_of(point, 'parts', name):.2f}" if is_observed else "-"
 
         return cell
+
+    def wait_ms(percentile: float) -> Callable[[dict], str]:
+        def cell(point: dict) -> str:
+            waits = [seconds for run in point["runs"] for seconds in run["waits_seconds"]]
+            return f"{np.percentile(waits, percentile) * 1e3:.2f}" if waits else "-"
+
+        return cell
+
+    def opens(point: dict) -> object:
+        found = point["runs"][0]["store_opens"]
+        return "-" if found is None else found
 
     columns: dict[str, Callable[[dict], object]] = {
         "": name_of,
         "prefetch.": lambda point: point["n_prefetchers"] or "-",
         "readers": lambda point: point["n_readers"],
-        **{words: of_summary("parts", name) for name, words in PARTS.items()},
-        "wait ms: median": of_summary("wait_seconds", "median", 1e3),
-        "p99": of_summary("wait_seconds", "p99", 1e3),
-        "max": of_summary("wait_seconds", "max", 1e3),
-        "opens": lambda point: _or_dash(point["runs"][0]["store_opens"]),
+        **{words: part(name) for name, words in PARTS.items()},
+        "wait ms: median": wait_ms(50),
+        "p99": wait_ms(99),
+        "max": wait_ms(100),
+        "opens": opens,
     }
     return aligned(table(points, columns))
 
@@ -170,7 +164,7 @@ def rate_rows(result: dict, words: Callable[[dict], str] = meaning_of) -> list[l
         return cell
 
     def extremes(point: dict) -> str:
-        over = spread(run["images_per_second"] for run in point["runs"])
+        over = spread_of(point, "images_per_second")
         return f"{over['min']:,.0f} to {over['max']:,.0f}"
 
     columns: dict[str, Callable[[dict], object]] = {

@@ -5,54 +5,20 @@ from __future__ import annotations
 import contextlib
 import importlib
 import itertools
-import os
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
-from chainer.dataset import DatasetMixin
 from chainer.datasets import LabeledImageDataset
 
 from bench.harness import isolated
 from bench.harness.cpu import OTHER, cpu_by_kind, private_bytes_by_kind
-from bench.loaders.checks import checksum, fingerprint
-from bench.loaders.spec import KEPT_POSITIONS, OF_STORE, RunResult, RunSpec
-from bench.slow import SlowStore, crossed, slow_store
+from bench.loaders.checks import fingerprint
+from bench.loaders.files import Heads
+from bench.loaders.spec import OF_STORE, RunResult, RunSpec
+from bench.slow import SlowStore, Store, crossed, slow_store
 from bench.slow.bare_reader import BareReader
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from bench.slow import Store
-
-HEAD_BYTES = 64
-
-
-class Heads(DatasetMixin):
-    """Gives ``(uint8 array, int32 label)``: the first bytes of each file, without decoding it.
-
-    Args:
-        pairs: ``(path, label)`` of each file.
-        root: Directory that the paths are relative to.
-    """
-
-    def __init__(self, pairs: list[tuple[str, int]], root: str) -> None:
-        self._pairs = pairs
-        self._root = root
-
-    def __len__(self) -> int:
-        return len(self._pairs)
-
-    def source_paths(self, i: int) -> list[str]:
-        """Return the files that an example reads."""
-        return [os.path.join(self._root, self._pairs[i][0])]
-
-    def get_example(self, i: int) -> tuple:
-        """Read a whole file and return its beginning."""
-        with open(self.source_paths(i)[0], "rb") as file:
-            data = file.read()
-        return np.frombuffer(data[:HEAD_BYTES], np.uint8), np.int32(self._pairs[i][1])
 
 
 def run_in_new_process(spec: RunSpec) -> dict:
@@ -70,7 +36,7 @@ def run(request: dict) -> dict:
     if spec.loader in ("floor", "ceiling"):
         from bench.loaders.floor import run_floor
 
-        return run_floor(spec).as_dict()
+        return asdict(run_floor(spec))
     pairs, kind = spec.examples(), spec.mount if spec.loader in OF_STORE else "given"
     with slow_store(spec, kind) as store:
         if isinstance(store, SlowStore):
@@ -78,7 +44,7 @@ def run(request: dict) -> dict:
         spec = replace(spec, root=store.root if store else spec.root)
         with _beside(spec, [path for path, _ in pairs], store) as beside:
             make = LabeledImageDataset if spec.is_decoding else Heads
-            return _drive(spec, make(pairs, spec.root), store, beside).as_dict()
+            return asdict(_drive(spec, make(pairs, spec.root), store, beside))
 
 
 def _drive(spec: RunSpec, dataset: object, store: Store, beside: Iterator[None]) -> RunResult:
@@ -94,25 +60,23 @@ def _drive(spec: RunSpec, dataset: object, store: Store, beside: Iterator[None])
 
     if "torch" in spec.loader:  # a script has imported it before
         importlib.import_module("torch.utils.data")
-    result, kept, marks = RunResult(), {}, [(0.0, 0, 0)]
+    waits, sizes, fingerprints, reads, marks = [], [], [], [], [(0.0, 0, 0)]
     cpu_start, start = time.process_time(), time.monotonic()
     loader = ADAPTERS[spec.loader](spec, dataset, store if isinstance(store, SlowStore) else None)
-    result.constructor_seconds = time.monotonic() - start
-    for position in itertools.count():
+    constructor_seconds, first_delivered = time.monotonic() - start, 0.0
+    for position in itertools.count(1):
         asked = time.monotonic()
         batch = loader.next_batch()
         delivered = time.monotonic()
-        result.waits_seconds.append(round(delivered - asked, 6))
-        result.n_images += len(batch)
-        if position == 0:
-            first_delivered, n_first = delivered, len(batch)
-        result.fingerprints.append(fingerprint(batch))
-        if position in KEPT_POSITIONS:
-            kept[position] = batch
+        first_delivered = first_delivered or delivered
+        waits.append(round(delivered - asked, 6))
+        sizes.append(len(batch))
+        if spec.order == "fixed":  # the same for all
+            fingerprints.append(fingerprint(batch))
         if spec.compute_seconds:
             time.sleep(spec.compute_seconds)
         if spec.seconds:
-            result.reads_in_flight.append(loader.statistics()["reads_in_flight"])
+            reads.append(loader.statistics()["reads_in_flight"])
         if spec.n_epochs and loader.is_new_epoch:
             next(beside)
             marks.append((time.monotonic() - start, *(crossed(store).values() or (0, 0))))
@@ -120,27 +84,37 @@ def _drive(spec: RunSpec, dataset: object, store: Store, beside: Iterator[None])
                 break
             next(beside)
         is_late = spec.seconds and delivered - first_delivered > spec.seconds
-        if is_late or position + 1 == spec.n_batches:
+        if is_late or position == spec.n_batches:
             break
-    result.trainer_cpu_seconds = time.process_time() - cpu_start
+    trainer_cpu_seconds = time.process_time() - cpu_start
     unnamed = OTHER if spec.loader.startswith("overlap") else "reader"
-    result.cpu = cpu_by_kind(unnamed)
-    result.cpu["trainer"] = {"n_processes": 1, "seconds": result.trainer_cpu_seconds}
-    if spec.measures_memory:
-        result.private_bytes = private_bytes_by_kind(unnamed)
-    result.parts, result.statistics = loader.parts(start, delivered), loader.statistics()
-    result.checksums = {key: checksum(batch) for key, batch in kept.items()}
-    del batch, kept
+    cpu = cpu_by_kind(unnamed)
+    cpu["trainer"] = {"n_processes": 1, "seconds": trainer_cpu_seconds}
+    private_bytes = private_bytes_by_kind(unnamed) if spec.measures_memory else {}
+    parts, statistics = loader.parts(start, delivered), loader.statistics()
+    del batch
     closing = time.monotonic()
     loader.close()
-    result.finalize_seconds = time.monotonic() - closing
-    result.wall_seconds = delivered - start
-    result.first_batch_seconds = first_delivered - start
-    after_first = max(delivered - first_delivered, 1e-9)
-    result.rate_after_first = (result.n_images - n_first) / after_first
     epochs, names = np.diff(marks, axis=0).tolist(), ("seconds", "opens", "bytes")
-    result.epochs = [dict(zip(names, epoch, strict=True)) for epoch in epochs]
-    return replace(result, **crossed(store))
+    return RunResult(
+        wall_seconds=delivered - start,
+        first_batch_seconds=first_delivered - start,
+        n_images=sum(sizes),
+        images_per_second=sum(sizes) / (delivered - start),
+        rate_after_first=sum(sizes[1:]) / max(delivered - first_delivered, 1e-9),
+        parts=parts,
+        cpu=cpu,
+        fingerprints=fingerprints,
+        constructor_seconds=constructor_seconds,
+        finalize_seconds=time.monotonic() - closing,
+        trainer_cpu_seconds=trainer_cpu_seconds,
+        waits_seconds=waits,
+        epochs=[dict(zip(names, epoch, strict=True)) for epoch in epochs],
+        reads_in_flight=reads,
+        private_bytes=private_bytes,
+        statistics=statistics,
+        **crossed(store),
+    )
 
 
 @contextlib.contextmanager
@@ -153,7 +127,6 @@ def _beside(spec: RunSpec, paths: list[str], store: Store) -> Iterator[Iterator[
     if not spec.beside_fraction:
         yield itertools.repeat(None)
         return
-    reader = BareReader(spec.root, store if isinstance(store, SlowStore) else None)
     random, n_files = np.random.RandomState(0), round(spec.beside_fraction * len(paths))
 
     def steps() -> Iterator[None]:
@@ -164,7 +137,6 @@ def _beside(spec: RunSpec, paths: list[str], store: Store) -> Iterator[Iterator[
             reader.wait()
             yield
 
-    try:
+    emulated = store if isinstance(store, SlowStore) else None
+    with contextlib.closing(BareReader(spec.root, emulated)) as reader:
         yield steps()
-    finally:
-        reader.close()

@@ -12,15 +12,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.harness.files import copy_files, drop_page_cache, make_folder, read_files, read_pairs
-from bench.harness.isolated import CHECKOUT
 from bench.harness.options import Options, OptionsError, option
 from bench.harness.turns import take_turns
 from bench.loaders.run import run_in_new_process
 from bench.loaders.spec import OF_STORE, RunSpec
-from bench.photographs import make_photographs
+from bench.photographs import PHOTOGRAPHS, make_photographs
 from bench.slow.mount import MountUnavailableError, build
 
-PHOTOGRAPHS = CHECKOUT / ".cache/bench/photographs"
 _BLOCK_BYTES = 4096
 _ROOM_BYTES = 5 * 10**9
 

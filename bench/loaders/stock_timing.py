@@ -12,15 +12,12 @@ import mmap
 import multiprocessing
 import multiprocessing.pool
 import time
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 import chainer.iterators.multiprocess_iterator as stock
 import numpy as np
 
 from bench.loaders.spec import PARTS
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 # Columns of the shared table: one row per worker, seconds of the monotonic clock.
 _FIRST_WAIT, _DEQUEUE, _FETCH, _WAITING_SINCE = range(4)

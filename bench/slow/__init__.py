@@ -1,24 +1,18 @@
 """Slow stores: emulated inside ``open``, or a mount."""
 
-from __future__ import annotations
-
 import contextlib
 import os
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import Any
 
 from bench.slow.mount import SlowMount
 from bench.slow.store import SlowStore
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from bench.loaders.spec import RunSpec
-
-    Store = SlowStore | SlowMount | None
+Store = SlowStore | SlowMount | None
 
 
 @contextlib.contextmanager
-def slow_store(spec: RunSpec, kind: str) -> Iterator[Store]:
+def slow_store(spec: Any, kind: str) -> Iterator[Store]:
     """Make the root of a run slow within a ``with`` block: "emulated", a "fuse" mount, or "given".
 
     An emulated store is not installed yet. Of a store that is given, None is yielded. The files

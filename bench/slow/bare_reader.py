@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from multiprocessing import get_context
-from typing import TYPE_CHECKING
+from multiprocessing.connection import Connection
 
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-    from multiprocessing.connection import Connection
+from bench.slow.store import SlowStore
 
-    from bench.slow.store import SlowStore
-
-NUM_THREADS = 64
+_N_THREADS = 64
 
 
 class BareReader:
@@ -49,27 +46,16 @@ class BareReader:
 
 
 def _serve(root: str, store: SlowStore | None, connection: Connection) -> None:
+    def read(paths: Sequence[str]) -> None:
+        for path in paths:
+            with open(os.path.join(root, path), "rb", buffering=0) as file:
+                file.read()
+
     with ExitStack() as resources:
         if store is not None:
             resources.enter_context(store.installed())
         while (paths := connection.recv()) is not None:
             before = time.process_time()
-            read_and_forget([os.path.join(root, path) for path in paths])
+            with ThreadPoolExecutor(_N_THREADS) as pool:
+                list(pool.map(read, [paths[first::_N_THREADS] for first in range(_N_THREADS)]))
             connection.send({"end": time.monotonic(), "seconds": time.process_time() - before})
-
-
-def read_and_forget(paths: Sequence[str], n_threads: int = NUM_THREADS) -> None:
-    """Read every file once; blocks until it is done."""
-
-    def read(part: Sequence[str]) -> None:
-        for path in part:
-            with open(path, "rb", buffering=0) as file:
-                file.read()
-
-    threads = [
-        threading.Thread(target=read, args=(paths[first::n_threads],)) for first in range(n_threads)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()

@@ -1,31 +1,32 @@
-"""The state that all processes share which use one emulated slow store: a clock and a log.
+"""The log that all processes share which use one emulated slow store; its end is their clock.
 
 The log holds one record per open. A record lies within one memory page and is written by one
-system call, so the log is exact, also when processes are killed at any moment. All of it is
-memory without a name: it is gone when the last process that uses it is, however that ends.
+system call, so the log is exact, also when processes are killed at any moment. When the last file
+is ready says until when the store is busy. It is memory without a name: it is gone when the last
+process that uses it is, however that ends.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
-import mmap
 import os
 import struct
 import threading
 import time
-from typing import TYPE_CHECKING, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+#: Where the process that made a log has it open, and its inode.
+State = tuple[str, int]
 
-    State = tuple[str, int]
+_RECORD_BYTES = 256  # divides the page size: a signal never splits the write of one
+_HEAD = struct.Struct("<dqiH")
+_PATH_BYTES = _RECORD_BYTES - _HEAD.size
 
-# One record of the log, and the header of the file, which holds the shared clock. 256 divides the
-# page size: a write of one record is never split by a signal.
-_RECORD_BYTES = 256
-_RECORD_HEAD = struct.Struct("<dqiH")
-_PATH_BYTES = _RECORD_BYTES - _RECORD_HEAD.size
+#: One descriptor for each log: closing a second one would drop the lock held through the first.
+_descriptors: dict[State, int] = {}
+_lock = threading.RLock()
 
 
 class OpenRecord(NamedTuple):
@@ -44,122 +45,90 @@ class OpenRecord(NamedTuple):
     path: str
 
 
-class Ledger:
-    """The state that all processes share: one clock, and the log of opens.
-
-    There is one ledger per state in a process, because POSIX locks belong to processes:
-    closing a second descriptor of the same file would drop the lock held through the first.
-
-    Args:
-        fd: The state; it is closed with the ledger.
-    """
-
-    def __init__(self, fd: int) -> None:
-        self._fd = fd
-        self._memory = mmap.mmap(fd, _RECORD_BYTES)
-        # A memoryview stores an aligned double at once: a kill cannot leave half of one.
-        self._busy_until = memoryview(self._memory).cast("d")
-        self.lock = threading.Lock()
-
-    def reserve(self, latency_seconds: float, transfer_seconds: float) -> float:
-        """Return when a transfer that is requested now will be complete (monotonic clock)."""
-        with self._locked():
-            ready = max(time.monotonic() + latency_seconds, self._busy_until[0])
-            ready += transfer_seconds
-            self._busy_until[0] = ready
-        return ready
-
-    def append(self, record: OpenRecord) -> None:
-        """Add a record to the log: one system call, atomic."""
-        path = os.fsencode(record.path)[-_PATH_BYTES:]
-        head = _RECORD_HEAD.pack(record.ready_seconds, record.size_bytes, record.pid, len(path))
-        os.write(self._fd, (head + path).ljust(_RECORD_BYTES, b"\0"))
-
-    def records(self) -> list[OpenRecord]:
-        """Return the log, oldest first."""
-        data = os.pread(self._fd, self.count() * _RECORD_BYTES, _RECORD_BYTES)
-        found = []
-        for start in range(0, len(data), _RECORD_BYTES):
-            ready, size, pid, length = _RECORD_HEAD.unpack_from(data, start)
-            name = data[start + _RECORD_HEAD.size :][:length]
-            found.append(OpenRecord(ready, size, pid, os.fsdecode(name)))
-        return found
-
-    def count(self) -> int:
-        """Return the number of records."""
-        return os.fstat(self._fd).st_size // _RECORD_BYTES - 1
-
-    def clear(self) -> None:
-        """Forget all records and make the store idle."""
-        with self._locked():
-            os.ftruncate(self._fd, _RECORD_BYTES)
-            self._busy_until[0] = 0.0
-
-    def close(self) -> None:
-        """Give back the descriptor and the memory of this process."""
-        self._busy_until.release()
-        self._memory.close()
-        os.close(self._fd)
-
-    @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        """Exclude the other threads, then the other processes. A killed holder lets go."""
-        with self.lock:
-            fcntl.lockf(self._fd, fcntl.LOCK_EX)
-            try:
-                yield
-            finally:
-                fcntl.lockf(self._fd, fcntl.LOCK_UN)
-
-
-_ledgers: dict[State, Ledger] = {}
-_registry_lock = threading.Lock()
-
-
-def create_ledger() -> State:
-    """Make a ledger that lives as long as this process, and what has opened it by then.
-
-    Returns:
-        What other processes of this user find it by.
-    """
+def create() -> State:
+    """Make a log; return what other processes of this user find it by, while this one lives."""
     fd = os.memfd_create("slowstore")
-    os.ftruncate(fd, _RECORD_BYTES)
     fcntl.fcntl(fd, fcntl.F_SETFL, fcntl.fcntl(fd, fcntl.F_GETFL) | os.O_APPEND)
     state = f"/proc/{os.getpid()}/fd/{fd}", os.fstat(fd).st_ino
-    _ledgers[state] = Ledger(fd)
+    _descriptors[state] = fd
     return state
 
 
-def ledger_of(state: State) -> Ledger:
-    """Return this process's only ledger of a state, opening it if need be.
+def descriptor_of(state: State) -> int:
+    """Return this process's only descriptor of a log, opening it if need be.
 
     Raises:
         FileNotFoundError: The process that made it has closed it, or is gone.
     """
-    with _registry_lock:
-        if state not in _ledgers:
+    with _lock:
+        if state not in _descriptors:
             path, inode = state
             fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
             if os.fstat(fd).st_ino != inode:  # another file has got the number since
                 os.close(fd)
                 raise FileNotFoundError(f"{path}: the slow store has been closed")
-            _ledgers[state] = Ledger(fd)
-        return _ledgers[state]
+            _descriptors[state] = fd
+        return _descriptors[state]
 
 
-def close_ledger(state: State) -> None:
-    """Close this process's ledger of a state, if it has one."""
-    with _registry_lock:
-        ledger = _ledgers.pop(state, None)
-    if ledger is not None:
-        ledger.close()
+def close(state: State, owner_pid: int) -> None:
+    """Close a log in the process that made it, not in a fork of that."""
+    with _lock:
+        if os.getpid() == owner_pid:
+            os.close(_descriptors.pop(state))
 
 
-def _renew_locks_after_fork() -> None:
-    global _registry_lock
-    _registry_lock = threading.Lock()  # a thread that is gone may have held the old one
-    for ledger in _ledgers.values():
-        ledger.lock = threading.Lock()
+def add(
+    state: State, path: str, size_bytes: int, latency_seconds: float, transfer_seconds: float
+) -> float:
+    """Log an open, and return when its file is complete (monotonic clock)."""
+    with _locked(state) as fd:
+        begin = (count(state) - 1) * _RECORD_BYTES
+        busy_until = _HEAD.unpack(os.pread(fd, _HEAD.size, begin))[0] if begin >= 0 else 0.0
+        ready = max(time.monotonic() + latency_seconds, busy_until) + transfer_seconds
+        name = os.fsencode(path)[-_PATH_BYTES:]
+        head = _HEAD.pack(ready, size_bytes, os.getpid(), len(name))
+        os.write(fd, (head + name).ljust(_RECORD_BYTES, b"\0"))
+    return ready
 
 
-os.register_at_fork(after_in_child=_renew_locks_after_fork)
+def count(state: State) -> int:
+    """Return the number of records."""
+    return os.fstat(descriptor_of(state)).st_size // _RECORD_BYTES
+
+
+def records(state: State) -> list[OpenRecord]:
+    """Return all records, oldest first."""
+    data = os.pread(descriptor_of(state), count(state) * _RECORD_BYTES, 0)
+    found = []
+    for start in range(0, len(data), _RECORD_BYTES):
+        ready, size, pid, length = _HEAD.unpack_from(data, start)
+        name = data[start + _HEAD.size :][:length]
+        found.append(OpenRecord(ready, size, pid, os.fsdecode(name)))
+    return found
+
+
+def clear(state: State) -> None:
+    """Forget all records."""
+    with _locked(state) as fd:
+        os.ftruncate(fd, 0)
+
+
+@contextlib.contextmanager
+def _locked(state: State) -> Iterator[int]:
+    """Exclude the other threads, then the other processes. A killed holder lets go."""
+    with _lock:
+        fd = descriptor_of(state)
+        fcntl.lockf(fd, fcntl.LOCK_EX)
+        try:
+            yield fd
+        finally:
+            fcntl.lockf(fd, fcntl.LOCK_UN)
+
+
+def _renew_lock_after_fork() -> None:
+    global _lock
+    _lock = threading.RLock()  # a thread that is gone may have held the old one
+
+
+os.register_at_fork(after_in_child=_renew_lock_after_fork)

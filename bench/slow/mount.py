@@ -19,12 +19,9 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import TracebackType
 
 from bench.harness.isolated import CHECKOUT
-
-if TYPE_CHECKING:
-    from types import TracebackType
 
 _SOURCE = Path(__file__).with_name("slowfs.c")
 _PLACE = CHECKOUT / ".cache/bench"
@@ -41,7 +38,26 @@ class MountUnavailableError(Exception):
     """A FUSE file system cannot be built or mounted here. The message says what to do."""
 
 
-class SlowMount:
+class MountPoint:
+    """A mount that this or another process has made.
+
+    Args:
+        root: The mount point.
+    """
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = os.path.abspath(root)
+
+    def counts(self) -> dict[str, int]:
+        """Return what was asked for since it was mounted.
+
+        ``opens``; ``files``, how many different ones; ``most_opens`` of any one of them;
+        ``reads`` and ``bytes_read``; ``lookups`` and ``stats`` that the kernel did not answer.
+        """
+        return json.loads(os.getxattr(self.root, _ATTRIBUTE))
+
+
+class SlowMount(MountPoint):
     """A read-only view of a directory, mounted from :meth:`__enter__` on.
 
     Each open waits ``open_seconds``; these waits overlap. All reads share ``bytes_per_second``.
@@ -70,7 +86,7 @@ class SlowMount:
         stat_seconds: float = 0.0,
         cache_seconds: float = 60.0,
     ) -> None:
-        self.root = os.path.abspath(root)
+        super().__init__(root)
         numbers = (open_seconds, stat_seconds, bytes_per_second, cache_seconds)
         self._command = [build(), os.path.abspath(source), self.root, *map(str, numbers)]
         self._server: subprocess.Popen[str] | None = None
@@ -105,14 +121,6 @@ class SlowMount:
             self._server.wait(_END_SECONDS)
             self._server.stdout.close()
             self._server = None
-
-    def counts(self) -> dict[str, int]:
-        """Return what was asked for since it was mounted.
-
-        ``opens``; ``files``, how many different ones; ``most_opens`` of any one of them;
-        ``reads`` and ``bytes_read``; ``lookups`` and ``stats`` that the kernel did not answer.
-        """
-        return json.loads(os.getxattr(self.root, _ATTRIBUTE))
 
     def opens_of(self, path: str) -> int:
         """Return how often a file was opened; ``path`` is relative to the root."""

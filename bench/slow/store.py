@@ -29,20 +29,16 @@ import pathlib
 import time
 import weakref
 from collections import Counter
-from typing import IO, TYPE_CHECKING, TypeVar
+from collections.abc import Callable, Iterator
+from typing import IO, TypeVar
 
-from bench.slow.ledger import OpenRecord, close_ledger, create_ledger, ledger_of
+from bench.slow import ledger
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
-    from bench.slow.ledger import State
-
-    AnyPath = str | bytes | os.PathLike[str]
+AnyPath = str | bytes | os.PathLike[str]
 
 DatasetT = TypeVar("DatasetT")
 
-_openers: dict[State, _SlowOpen] = {}
+_openers: dict[ledger.State, _SlowOpen] = {}
 
 
 class _SlowOpen:
@@ -91,9 +87,9 @@ class _SlowOpen:
 class SlowStore:
     """A directory tree that is slow to open, and whose bandwidth all its users share.
 
-    Nothing is slow until :meth:`install` is called in a process. Pickled copies share the clock
-    and the log with the original; the process that made it has to live while they are unpickled.
-    After :meth:`close`, or once the original is garbage-collected, copies in other processes go on
+    Nothing is slow until :meth:`install` is called in a process. Pickled copies share the log with
+    the original; the process that made it has to live while they are unpickled. After
+    :meth:`close`, or once the original is garbage-collected, copies in other processes go on
     working, and neither the original nor a copy in its process can be used.
 
     Args:
@@ -110,27 +106,18 @@ class SlowStore:
     ) -> None:
         if open_seconds < 0 or not bytes_per_second > 0:
             raise ValueError("open_seconds must be 0 or more and bytes_per_second more than 0")
-        state = create_ledger()
-        root = os.path.abspath(root)
-        self.__setstate__((root, float(open_seconds), float(bytes_per_second), state))
-        self._release = weakref.finalize(self, _release, state, os.getpid())
+        state = ledger.create()
+        self.__setstate__((os.path.abspath(root), open_seconds, bytes_per_second, state))
+        self._release = weakref.finalize(self, ledger.close, state, os.getpid())
 
-    def __getstate__(self) -> tuple[str, float, float, State]:
+    def __getstate__(self) -> tuple[str, float, float, ledger.State]:
         return self.root, self.open_seconds, self.bytes_per_second, self._state
 
-    def __setstate__(self, state: tuple[str, float, float, State]) -> None:
+    def __setstate__(self, state: tuple[str, float, float, ledger.State]) -> None:
         self.root, self.open_seconds, self.bytes_per_second, self._state = state
         names = {self.root, os.path.realpath(self.root)}
         self._prefixes = tuple(name.rstrip(os.sep) + os.sep for name in names)
-        self._ledger = ledger_of(self._state)
-
-    def __copy__(self) -> SlowStore:
-        """Return the store itself: there is one store, however many objects refer to it."""
-        return self
-
-    def __deepcopy__(self, memo: dict[int, object]) -> SlowStore:
-        """Return the store itself, as :meth:`__copy__` does."""
-        return self
+        ledger.descriptor_of(self._state)
 
     # -- being slow ---------------------------------------------------------------------------
 
@@ -192,8 +179,8 @@ class SlowStore:
             path: Path relative to the root, for the log.
             size_bytes: What is charged to the shared bandwidth.
         """
-        ready = self._ledger.reserve(self.open_seconds, size_bytes / self.bytes_per_second)
-        self._ledger.append(OpenRecord(ready, size_bytes, os.getpid(), path))
+        transfer_seconds = size_bytes / self.bytes_per_second
+        ready = ledger.add(self._state, path, size_bytes, self.open_seconds, transfer_seconds)
         left = ready - time.monotonic()
         if left > 0:
             time.sleep(left)
@@ -203,28 +190,28 @@ class SlowStore:
     @property
     def opens(self) -> int:
         """Successful opens for reading by all processes."""
-        return self._ledger.count()
+        return ledger.count(self._state)
 
     @property
     def bytes_read(self) -> int:
         """Bytes that crossed the store: whole files."""
-        return sum(record.size_bytes for record in self._ledger.records())
+        return sum(record.size_bytes for record in self.records())
 
-    def records(self) -> list[OpenRecord]:
+    def records(self) -> list[ledger.OpenRecord]:
         """Return every open, oldest first."""
-        return self._ledger.records()
+        return ledger.records(self._state)
 
     def opens_by_path(self) -> Counter[str]:
         """Return how often each file was opened; keys are relative to the root."""
-        return Counter(record.path for record in self._ledger.records())
+        return Counter(record.path for record in self.records())
 
     def counts(self) -> dict[str, int]:
         """Return opens and bytes read, under the names that a mount has for them."""
         return {"opens": self.opens, "bytes_read": self.bytes_read}
 
     def reset(self) -> None:
-        """Forget all counts, for all processes."""
-        self._ledger.clear()
+        """Forget all counts, for all processes, and make the store idle."""
+        ledger.clear(self._state)
 
     def close(self) -> None:
         """Uninstall in this process and, of the original, forget the state. Idempotent."""
@@ -250,30 +237,18 @@ def _replace_open(opener: Callable[..., IO]) -> None:
         accessor.open = opener
 
 
-def _release(state: State, owner_pid: int) -> None:
-    """Close the state, unless this is a fork of the process that created it."""
-    if os.getpid() == owner_pid:
-        close_ledger(state)
-
-
-class InstallWhenUnpickled:
-    """Installs a store in the process that unpickles this object. Unpickles as itself."""
+class _Carried:
+    """Carries a store within a data set, and installs it in the process that unpickles that."""
 
     def __init__(self, store: SlowStore) -> None:
-        self.store = store
+        self._store = store
 
-    def __reduce__(self) -> tuple[Callable[[SlowStore], InstallWhenUnpickled], tuple[SlowStore]]:
-        """Pickle as a call of the function that installs."""
-        return _install_and_wrap, (self.store,)
+    def __getstate__(self) -> SlowStore:
+        return self._store
 
-    def __deepcopy__(self, memo: dict[int, object]) -> InstallWhenUnpickled:
-        """Return itself: copying in memory is not a reason to install."""
-        return self
-
-
-def _install_and_wrap(store: SlowStore) -> InstallWhenUnpickled:
-    store.install()
-    return InstallWhenUnpickled(store)
+    def __setstate__(self, store: SlowStore) -> None:
+        self._store = store
+        store.install()
 
 
 def attach(dataset: DatasetT, store: SlowStore) -> DatasetT:
@@ -287,7 +262,7 @@ def attach(dataset: DatasetT, store: SlowStore) -> DatasetT:
     """
     carrier = copy.copy(dataset)
     try:
-        carrier._slow_store = InstallWhenUnpickled(store)  # type: ignore[attr-defined]
+        carrier._slow_store = _Carried(store)  # type: ignore[attr-defined]
     except AttributeError as error:
         message = f"a {type(dataset).__name__} cannot carry a slow store: it takes no attributes"
         raise TypeError(message) from error

@@ -7,8 +7,8 @@ import collections.abc
 import contextlib
 import os
 import pickle
-from collections.abc import Callable, Sequence
-from typing import IO, Any, overload
+from collections.abc import Sequence
+from typing import Any, overload
 
 import numpy as np
 from chainer import datasets as chainer_datasets
@@ -192,17 +192,7 @@ def _empty_zipped_images() -> ZippedImages:
 
 
 class DatasetPickler(pickle.Pickler):
-    """Pickles a dataset with the long lists of Chainer's image datasets packed.
-
-    Args:
-        file: Where to write.
-        buffer_callback: Called with each array, which stays out of the pickle.
-    """
-
-    def __init__(
-        self, file: IO[bytes], buffer_callback: Callable[[pickle.PickleBuffer], Any]
-    ) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=buffer_callback)
+    """Pickles a dataset with the long lists of Chainer's image datasets packed."""
 
     def reducer_override(self, thing: Any) -> Any:
         """Replace the lists of Chainer's image datasets by packed ones; pickle the rest as is."""

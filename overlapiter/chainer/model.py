@@ -11,6 +11,8 @@ import chainer.functions as F  # Chainer's own way to write it
 import numpy as np
 from numpy.typing import NDArray
 
+from overlapiter.objective import Objective
+
 Vector = NDArray[np.float32]
 
 _LOSSES = {
@@ -24,33 +26,19 @@ class ChainerModel:
     """A link; see :class:`overlapiter.mpi.training.model.Model` for what the methods do.
 
     Args:
-        link: Maps features to outputs, or features and labels to the loss if ``loss`` is "model".
-        loss: Name of the loss.
-        metrics: Names of the metrics: "accuracy".
-        device: As :func:`chainer.get_device` takes it, or ``cpu``.
-        example: Features and labels of one example, to make parameters that wait for a shape.
-
-    Attributes:
-        layout: As in the protocol.
-        measure_names: As in the protocol.
-        n_state: As in the protocol.
+        link: Maps features to outputs, or features and labels to the loss.
+        objective: What it is trained for; the device as :func:`chainer.get_device` takes it.
     """
 
-    def __init__(
-        self,
-        link: Any,
-        loss: str,
-        metrics: tuple[str, ...],
-        device: str,
-        example: tuple[Any, ...],
-    ) -> None:
+    def __init__(self, link: Any, objective: Objective) -> None:
         self._link = link
-        self._loss = loss
-        self.measure_names = ("loss", *metrics)
+        self._objective = objective
+        self.measure_names = objective.measure_names
+        device = objective.device
         self._device = chainer.get_device("@numpy" if device == "cpu" else device)
         if any(param.array is None for param in link.params()):
             with chainer.using_config("train", False), chainer.no_backprop_mode():
-                self._measures(example)
+                self._measures(objective.example)
         link.to_device(self._device)
         self._params = [param for _, param in sorted(link.namedparams()) if param.array is not None]
         self._names = [name for name, p in sorted(link.namedparams()) if p.array is not None]
@@ -129,24 +117,29 @@ class ChainerModel:
 
     def _measures(self, batch: tuple[Any, ...]) -> tuple[Any, list[Any]]:
         *features, labels = (self._device.send(each) for each in batch)
-        if self._loss == "model":
+        if self._objective.loss == "model":
             reporter = chainer.Reporter()
             observed: dict[str, Any] = {}
             reporter.add_observer("main", self._link)
             with reporter.scope(observed):
                 loss = self._link(*features, labels)
-            return loss, [loss.array, *(observed[f"main/{n}"] for n in self.measure_names[1:])]
+            for name in self._objective.metrics:
+                if f"main/{name}" not in observed:
+                    raise self._objective.missing(
+                        name, f"chainer.report {{{name!r}: ...}} of itself"
+                    )
+            return loss, [loss.array, *(observed[f"main/{n}"] for n in self._objective.metrics)]
         outputs = self._link(*features)
-        if self._loss == "mean_squared_error":
+        if self._objective.loss == "mean_squared_error":
             labels = labels.astype(outputs.dtype, copy=False).reshape(outputs.shape)
-        elif self._loss == "sigmoid_cross_entropy":
+        elif self._objective.loss == "sigmoid_cross_entropy":
             labels = labels.reshape(outputs.shape)
-        loss = _LOSSES[self._loss](outputs, labels)
-        accuracies = [self._accuracy(outputs, labels) for _ in self.measure_names[1:]]
+        loss = _LOSSES[self._objective.loss](outputs, labels)
+        accuracies = [self._accuracy(outputs, labels) for _ in self._objective.metrics]
         return loss, [loss.array, *accuracies]
 
     def _accuracy(self, outputs: Any, labels: Any) -> Any:
-        if self._loss == "sigmoid_cross_entropy":
+        if self._objective.loss == "sigmoid_cross_entropy":
             return F.binary_accuracy(outputs, labels).array
         return F.accuracy(outputs, labels).array
 

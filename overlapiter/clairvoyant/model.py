@@ -98,11 +98,9 @@ class System:
         return self.buffer.n_threads + sum(tier.n_threads for tier in self.tiers)
 
     @property
-    def nodes(self) -> list[range]:
-        """The ranks of each node."""
-        step = self.ranks_per_node
-        starts = range(0, self.n_ranks, step)
-        return [range(start, min(start + step, self.n_ranks)) for start in starts]
+    def node_of_rank(self) -> NDArray[np.intp]:
+        """The number of each rank's node."""
+        return np.arange(self.n_ranks) // self.ranks_per_node
 
     @property
     def write_seconds(self) -> float:
@@ -116,10 +114,6 @@ class System:
     def busy_store_seconds(self) -> float:
         """What a thread takes to read a MB, ``fetch_k + write_k``, while all ranks fetch."""
         return float(self.store_seconds(self.n_ranks)) + self.write_seconds
-
-    def capacities_bytes(self, n_ranks: int = 1) -> list[float]:
-        """Return what each tier of so many ranks together holds, in bytes."""
-        return [1e6 * tier.capacity * n_ranks for tier in self.tiers]
 
 
 def expected_store_seconds(system: System, idle_seconds: float) -> float:

@@ -11,7 +11,7 @@ section 3 (access frequency).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,6 +20,7 @@ from overlapiter.errors import OptionError
 from overlapiter.nextuse import FAR
 from overlapiter.options import check_count
 from overlapiter.order import Indices
+from overlapiter.peers.holders import Placement
 from overlapiter.scatter import Remainder, ScatteredOrder
 
 
@@ -90,13 +91,9 @@ class AccessPlan:
             for rank in ranks:
                 yield epoch, rank, self.of_rank(rank, epoch)
 
-    def first_reads(self, epoch: int) -> tuple[Indices, Indices]:
-        """Return which rank reads each example first in an epoch, and at which of its positions.
-
-        Returns:
-            Two arrays of shape ``(n_examples,)``; -1 for an example that is not read.
-        """
-        return self._order.first_reads(epoch, self.n_examples)
+    def placement(self, node_of_rank: Sequence[int]) -> Placement:
+        """Return which node holds each example, as the run itself computes it."""
+        return Placement(self._order, node_of_rank, self.n_examples, (self.epochs[0], 0))
 
     def frequencies(self, ranks: Iterable[int]) -> NDArray[np.int32]:
         """Return how often these ranks together read each example; shape ``(n_examples,)``."""

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from overlapiter.order import Indices
 
 from .model import Array, Clock, System, expected_store_seconds, naive_seconds
-from .placement import Placement, by_tier
+from .placement import by_tier, pooled_tiers
 from .workload import Workload
 
 Policy = Callable[[System, Workload], "float | None"]
@@ -272,23 +272,21 @@ def pooled_times(system: System, reads: EpochReads, n_store_threads: int) -> Arr
 
 
 def pooled_reads(system: System, workload: Workload) -> Iterator[EpochReads]:
-    """Yield, for each epoch, from where each example is read with :class:`Placement`."""
-    plan = workload.plan
-    sizes_bytes = np.round(workload.sizes * 1e6).astype(np.int64)
-    rooms = [sum(system.capacities_bytes(len(ranks))) for ranks in system.nodes]
-    placement = Placement(plan, system.nodes, rooms, sizes_bytes)
-    tiers = placement.tiers(system.capacities_bytes(system.ranks_per_node))
-    holders = placement.holders()
-    node_of = np.arange(system.n_ranks) // system.ranks_per_node
+    """Yield, for each epoch, from where each example is read with the placement of the run."""
+    node_of = system.node_of_rank
+    placement = workload.plan.placement(node_of.tolist())
+    rooms = np.outer(np.bincount(node_of), [tier.capacity for tier in system.tiers])
     store = float(system.store_seconds(system.n_ranks))
     local = np.array([tier.read_seconds for tier in system.tiers] + [np.inf])
     peer = np.array([system.peer_seconds(tier) for tier in system.tiers] + [np.inf])
-    for number, (examples, sizes) in enumerate(workload.epochs()):
+    for epoch, (examples, sizes) in zip(workload.plan.epochs, workload.epochs(), strict=True):
         fetch = np.full(sizes.shape, store)
         sources = np.full(sizes.shape, -1, np.int8)
-        for copy in range(holders.shape[1] if number else 0):
+        is_first = epoch == placement.start[0]
+        nodes, tiers = pooled_tiers(placement, epoch, workload.sizes, rooms)
+        for copy in range(0 if is_first else nodes.shape[1]):
             tier = tiers[examples, copy]
-            is_local = holders[examples, copy] == node_of
+            is_local = nodes[examples, copy] == node_of
             seconds = np.where(is_local, local[tier], peer[tier])
             source = np.where(is_local, tier, tier + len(system.tiers))
             is_faster = seconds < fetch

@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from overlapiter.options import MAX_READS_IN_FLIGHT
+from overlapiter.words import count_words, duration_words, size_words
 
-from .console import Names, count_words, duration_words, size_words
+from .console import Names
 from .probe import DiskSpeed, FileSystem, Node
 from .sourcespeed import Level
 

@@ -32,17 +32,9 @@ from overlapiter.store.index import IndexDamagedError
 from overlapiter.store.inventory import Accounts, Inventory, Source, StagedFile
 from overlapiter.store.store import Store
 from overlapiter.urls import is_url
+from overlapiter.words import count_words, size_words
 
-from .console import (
-    CommandError,
-    Names,
-    Progress,
-    add_json,
-    count_words,
-    printable,
-    size_words,
-    tell,
-)
+from .console import CommandError, Names, Progress, printable, tell
 from .crew import Crew, Part, WatchedOrigin, parts_of
 from .origins import add_reading, check_reading, origin_of, storage_options
 from .place import add_directory, chosen, opened, recorded, store_of
@@ -77,7 +69,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     reading = "read the sources, too: takes as long as staging"
     parser.add_argument("--checksum", action="store_true", help=reading)
     add_reading(parser, _READS_IN_FLIGHT)
-    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

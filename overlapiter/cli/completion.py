@@ -10,6 +10,7 @@ exit code: 0
 from __future__ import annotations
 
 import argparse
+import json
 
 _SHELLS = ("bash", "zsh", "tcsh")
 
@@ -25,5 +26,6 @@ def run(arguments: argparse.Namespace) -> int:
 
     from .main import whole_parser
 
-    print(shtab.complete(whole_parser(), arguments.shell))
+    script = shtab.complete(whole_parser(), arguments.shell)
+    print(json.dumps({"shell": arguments.shell, "script": script}) if arguments.json else script)
     return 0

@@ -29,9 +29,10 @@ from overlapiter.origins.origin import Origin
 from overlapiter.sources import source_root
 from overlapiter.store.inventory import Inventory
 from overlapiter.urls import is_url
+from overlapiter.words import duration_words, size_words
 
 from . import advice, probe, sourcespeed
-from .console import CommandError, UsageError, duration_words, is_terminal, size_words, table
+from .console import CommandError, UsageError, is_terminal, table
 from .crew import answered
 from .filelist import add_list, read_list
 from .origins import TIMEOUT_SECONDS, add_storage_options, origin_of, storage_options
@@ -53,7 +54,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ranks", metavar="N", type=int, default=1, help=ranks)
     seconds = "how long to measure, about (default: %(default)g)"
     parser.add_argument("--seconds", metavar="S", type=float, default=_SECONDS, help=seconds)
-    parser.add_argument("--json", action="store_true", help="print JSON")
     save = "write the JSON to this file, too, for `overlapiter plan`"
     parser.add_argument("--save", metavar="PROFILE", help=save)
 

@@ -27,19 +27,10 @@ from overlapiter.store.extents import key_of
 from overlapiter.store.generation import old_store
 from overlapiter.store.inventory import Inventory, Listing, Source
 from overlapiter.store.segments import aligned
+from overlapiter.words import count_words, size_words
 
 from . import place
-from .console import (
-    Names,
-    Progress,
-    UsageError,
-    add_json,
-    count_words,
-    is_confirmed,
-    say,
-    size_words,
-    tell,
-)
+from .console import Names, Progress, UsageError, is_confirmed, say, tell
 from .crew import parts_of
 from .filelist import add_list, read_list
 
@@ -68,7 +59,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_list(parser, "remove the files that this list names, as for stage", "?")
     parser.add_argument("--yes", action="store_true", help="do not ask, in a terminal")
     parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
-    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

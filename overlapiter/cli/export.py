@@ -24,17 +24,9 @@ from overlapiter.store.extents import Checksum, DamagedError, Extent, ExtentRead
 from overlapiter.store.generation import segment_path
 from overlapiter.store.inventory import Inventory, StagedFile
 from overlapiter.urls import is_url
+from overlapiter.words import count_words, size_words
 
-from .console import (
-    CommandError,
-    Names,
-    Progress,
-    add_json,
-    count_words,
-    error_words,
-    size_words,
-    tell,
-)
+from .console import CommandError, Names, Progress, error_words, tell
 from .place import add_directory, chosen, new_directory, only_one, opened
 
 _CHUNK_BYTES = 1 << 20
@@ -47,7 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("to", metavar="TO", help="a directory, which is made if it is missing")
     pattern = "copy only these, as for ls"
     parser.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help=pattern)
-    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

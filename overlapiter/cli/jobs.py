@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from overlapiter.board import StatsBoard
+from overlapiter.node import command_words
 
 _NAME = "/memfd:overlapiter-stats"
 
@@ -56,10 +57,6 @@ def find_jobs(pid: int | None = None) -> list[Job]:
 
 def _program_of(pid: int) -> str:
     """Return the script of a process, or what stands in its place; further words may be private."""
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read().split(b"\0")
-    except OSError:
-        return ""
-    names = [word for word in words[1:] if word and not word.startswith(b"-")]
-    return os.path.basename(os.fsdecode((names or words)[0]))
+    words = command_words(pid)
+    names = [word for word in words[1:] if word and not word.startswith("-")]
+    return os.path.basename((names or words or [""])[0])

@@ -20,8 +20,9 @@ import sys
 import time
 
 from overlapiter.store.inventory import StagedFile
+from overlapiter.words import duration_words
 
-from .console import duration_words, printable
+from .console import printable
 from .place import add_directory, chosen, opened
 
 
@@ -29,7 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_directory(parser, "list")
     parser.add_argument("pattern", metavar="PATTERN", nargs="?", default="*", help="only these")
-    parser.add_argument("--json", action="store_true", help="print an object of JSON a line")
 
 
 def run(arguments: argparse.Namespace) -> int:

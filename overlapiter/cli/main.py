@@ -18,7 +18,7 @@ from typing import Any
 from overlapiter.errors import OptionError, OverlapError
 from overlapiter.store.index import IndexBusyError, IndexDamagedError
 
-from .console import CommandError, UsageError, error_words, say
+from .console import CommandError, UsageError, add_json, error_words, say
 
 #: Each command is a module of this package, which is imported only to run it. Its docstring is what
 #: ``--help`` says; it has ``add_arguments(parser)``, and ``run(arguments)`` returns the exit code.
@@ -46,6 +46,9 @@ _DESCRIPTION = (
 )
 _STYLE = argparse.RawDescriptionHelpFormatter
 _EPILOG = "`overlapiter COMMAND --help` explains a command. More: docs/commands.md"
+_ENDS = "any command: 2 if the command line cannot work, 130 after Ctrl-C, 143 after SIGTERM"
+#: These declare ``--json`` themselves.
+_OWN_JSON = ("train", "search")
 _USAGE_STATUS = 2
 
 
@@ -92,7 +95,7 @@ def _parsed(words: Sequence[str]) -> tuple[ModuleType, argparse.Namespace]:
         parser.error("name the COMMAND first")
     command = _module(words[0])
     parser = argparse.ArgumentParser(f"overlapiter {words[0]}", **_described(command))
-    command.add_arguments(parser)
+    _add_arguments(words[0], command, parser)
     if getattr(command, "TAKES_ALL", False) and words[1:2] not in (["-h"], ["--help"]):
         return command, argparse.Namespace(words=[*words[1:]])
     return command, parser.parse_intermixed_args(words[1:])
@@ -115,8 +118,15 @@ def whole_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="COMMAND")
     for name, summary in COMMANDS.items():
         command = _module(name)
-        command.add_arguments(commands.add_parser(name, help=summary, **_described(command)))
+        parser_of = commands.add_parser(name, help=summary, **_described(command))
+        _add_arguments(name, command, parser_of)
     return parser
+
+
+def _add_arguments(name: str, command: ModuleType, parser: argparse.ArgumentParser) -> None:
+    command.add_arguments(parser)
+    if name not in _OWN_JSON:
+        add_json(parser)
 
 
 def _module(name: str) -> ModuleType:
@@ -128,7 +138,7 @@ def _described(command: ModuleType) -> dict[str, Any]:
     description, _, examples = str(command.__doc__).partition("\n\nExamples:")
     return {
         "description": description,
-        "epilog": f"examples:{examples}",
+        "epilog": f"examples:{examples}{_ENDS}",
         "formatter_class": _STYLE,
     }
 

@@ -10,9 +10,9 @@ A doctor measures one node. What the store gives all nodes together it cannot kn
 Examples:
   overlapiter doctor --source /lustre/imagenet --to /nvme/me --save node.json
   overlapiter plan node.json --nodes 8 --ranks-per-node 4 --epochs 90 --train-rate 400
-  overlapiter plan node.json --nodes 8 --capacity 30% --json --to plan.png
+  overlapiter plan node.json --nodes 8 --capacity 30% --json --output plan.png
 
-exit code: 0, or 2 if the profile or an option cannot be used
+exit code: 0, or 1 if the figure cannot be drawn
 """
 
 from __future__ import annotations
@@ -33,8 +33,9 @@ from overlapiter.clairvoyant.planner import (
     without_peers,
 )
 from overlapiter.options import check_count, parse_size
+from overlapiter.words import count_words, duration_words, size_words
 
-from .console import UsageError, duration_words, size_words, table
+from .console import UsageError, add_figure, table
 
 _NETWORK = "1GB"
 
@@ -58,8 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--store-limit", metavar="SIZE", help=limit)
     network = "bytes/s between two nodes (%(default)s)"
     add("--network", metavar="SIZE", default=_NETWORK, help=network)
-    add("--json", action="store_true", help="print JSON, sizes in bytes")
-    add("--to", metavar="FIGURE", help="draw a figure into this file, .png for example")
+    add_figure(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -73,10 +73,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(_facts(job, found, others), indent=2))
     else:
         print("\n\n".join([_head(job), _epochs(found["as it is"]), _changes(found, others)]))
-    if arguments.to:
+    if arguments.output:
         from .plots import draw_plan
 
-        draw_plan(found["as it is"], _runs(found, others), arguments.to)
+        draw_plan(found["as it is"], _runs(found, others), arguments.output)
     return 0
 
 
@@ -171,10 +171,12 @@ def _facts(job: Job, found: dict[str, Forecast], others: dict[str, float]) -> di
 
 def _head(job: Job) -> str:
     share = job.n_nodes * (job.ram_bytes + job.disk_bytes) / job.dataset_bytes
+    who = "the node has" if job.n_nodes == 1 else "the nodes together have"
+    ranks = count_words(job.n_ranks, "rank")
     return (
-        f"{job.n_examples:,} examples, {size_words(job.dataset_bytes)}; {job.n_nodes} nodes x "
-        f"{job.ranks_per_node} ranks, {job.n_epochs} epochs; the nodes together have room for "
-        f"{share:.0%} of the data set"
+        f"{count_words(job.n_examples, 'example')}, {size_words(job.dataset_bytes)}; "
+        f"{ranks} on {count_words(job.n_nodes, 'node')}, {count_words(job.n_epochs, 'epoch')}; "
+        f"{who} room for {'all' if share >= 1 else f'{share:.0%}'} of the data set"
     )
 
 

@@ -1,7 +1,8 @@
 """Draw a trace over time: what the trainer did, what the slow store gave, and what was ready.
 
 The image shows at one look whether and when the trainer waited, and why: the store gave all it
-could, or nothing was asked of it. Needs matplotlib: pip install "overlapiter[plots]".
+could, or nothing was asked of it. --json prints each
+step of what is drawn, and draws with --output only. Needs matplotlib: "overlapiter[plots]".
 
 Examples:
   overlapiter plot out.json
@@ -18,42 +19,38 @@ import json
 import os
 from typing import Any
 
-from overlapiter.tracing import events_of
-
-from .console import CommandError
+from .console import CommandError, add_figure
+from .trace import read_trace
 
 _STEPS = 100
 #: Mini-batches that a step has at least, on average.
 _STEP_BATCHES = 2
-# Of Okabe and Ito, which the colour-blind can tell apart.
-_BLUE, _ORANGE, _GREEN, _GREY = "#0072b2", "#e69f00", "#009e73", "#999999"
+#: What is shown, as the events are called.
+_WAIT, _READ, _READY, _SPEED = "wait", "read slow store", "mini-batches ready", "slow store, MB/s"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("file", metavar="FILE", help="a trace")
-    where = "the image, .png, .svg or .pdf (default: beside the trace, .png)"
-    parser.add_argument("--output", metavar="IMAGE", help=where)
+    add_figure(parser, " (default: beside the trace, .png)")
     parser.add_argument("--title", default="", help="what stands above it")
-    parser.add_argument(
-        "--json", action="store_true", help="print what would be drawn, each step of time, as JSON"
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Draw; return the exit code."""
-    try:
-        steps = steps_of([*events_of(arguments.file)])
-    except (UnicodeDecodeError, KeyError, TypeError) as error:
-        raise CommandError(f"{arguments.file} is no trace of overlapiter") from error
+    shown = (_WAIT, _READ, _READY, _SPEED)
+    steps = steps_of([each for each in read_trace(arguments.file) if each["name"] in shown])
     if not steps:
         raise CommandError(f"{arguments.file} holds no mini-batch; trace a training for longer")
     if arguments.json:
         print(json.dumps(steps))
-        return 0
     output = arguments.output or os.path.splitext(arguments.file)[0] + ".png"
-    _draw(steps, output, arguments.title)
-    print(output)
+    if arguments.output or not arguments.json:
+        from .plots import draw_steps
+
+        draw_steps(steps, arguments.title, output)
+    if not arguments.json:
+        print(output)
     return 0
 
 
@@ -68,7 +65,7 @@ def steps_of(events: list[dict[str, Any]]) -> list[dict[str, float]]:
         that the trainer ``waited``, ``reads`` of the slow store in flight, ``mb_per_second`` that
         it gave, and mini-batches ``ready``; the last two as they were known last.
     """
-    waits = [event for event in events if event["ph"] == "X" and event["name"] == "wait"]
+    waits = [event for event in events if event["ph"] == "X" and event["name"] == _WAIT]
     if not waits:
         return []
     begin = min(event["ts"] for event in waits)
@@ -78,8 +75,8 @@ def steps_of(events: list[dict[str, Any]]) -> list[dict[str, float]]:
     width = max(1.0, (end - begin) / n_steps)
     waited = _shares(waits, n_steps, begin, width)
     in_flight = _shares(reads, n_steps, begin, width)
-    ready = _levels(events, "mini-batches ready", n_steps, begin, width)
-    speed = _levels(events, "slow store, MB/s", n_steps, begin, width)
+    ready = _levels(events, _READY, n_steps, begin, width)
+    speed = _levels(events, _SPEED, n_steps, begin, width)
     return [
         {
             "seconds": (step + 0.5) * width / 1e6,
@@ -90,9 +87,6 @@ def steps_of(events: list[dict[str, Any]]) -> list[dict[str, float]]:
         }
         for step in range(n_steps)
     ]
-
-
-_READ = "read slow store"
 
 
 def _shares(events: list[dict[str, Any]], n_steps: int, begin: float, width: float) -> list[float]:
@@ -123,32 +117,3 @@ def _levels(
         last = total / number if number else last
         levels.append(last)
     return levels
-
-
-def _draw(steps: list[dict[str, float]], output: str, title: str) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise CommandError('drawing needs matplotlib: pip install "overlapiter[plots]"') from error
-    seconds = [step["seconds"] for step in steps]
-    figure = Figure(figsize=(8, 5.2), layout="constrained")
-    top, middle, bottom = figure.subplots(3, sharex=True)
-    waited = [100 * min(1.0, step["waited"]) for step in steps]
-    top.fill_between(seconds, waited, 100, color=_GREY, alpha=0.3, lw=0, label="trains")
-    top.fill_between(seconds, 0, waited, color=_ORANGE, lw=0, label="waits for data")
-    top.set(ylabel="trainer, % of time", ylim=(0, 100))
-    middle.plot(seconds, [step["mb_per_second"] for step in steps], color=_BLUE, label="MB/s")
-    middle.plot(
-        seconds, [step["reads"] for step in steps], color=_GREEN, ls="--", label="reads in flight"
-    )
-    middle.set(ylabel="slow store", ylim=(0, None))
-    bottom.plot(seconds, [step["ready"] for step in steps], color=_BLUE, label="ready")
-    bottom.set(ylabel="mini-batches ready", ylim=(0, None), xlabel="time, s")
-    for axes in (top, middle, bottom):
-        above = {"loc": "lower right", "bbox_to_anchor": (1, 0.97), "ncols": 2}
-        axes.legend(**above, fontsize=9, frameon=False)
-        axes.margins(x=0)
-        axes.spines[["top", "right"]].set_visible(False)
-    if title:
-        figure.suptitle(title)
-    figure.savefig(output, dpi=120)

@@ -8,7 +8,9 @@ from overlapiter.clairvoyant.planner import Forecast
 
 from .console import CommandError
 
+# Of Okabe and Ito, which the colour-blind can tell apart.
 _BLUE, _GREY, _RED, _SKY = "#0072B2", "#999999", "#D55E00", "#56B4E9"
+_ORANGE, _GREEN = "#E69F00", "#009E73"
 
 
 def _pyplot() -> Any:
@@ -17,7 +19,7 @@ def _pyplot() -> Any:
         import matplotlib as mpl
     except ImportError:
         raise CommandError(
-            "a figure needs matplotlib: pip install 'overlapiter[plots]', or leave out --to"
+            "a figure needs matplotlib: pip install 'overlapiter[plots]', or leave out --output"
         ) from None
     mpl.use("agg")
     from matplotlib import pyplot
@@ -28,7 +30,7 @@ def _pyplot() -> Any:
 def _save(figure: Any, path: str) -> None:
     try:
         figure.savefig(path, dpi=150, bbox_inches="tight")
-    except ValueError as error:  # a kind of file that matplotlib does not write
+    except (OSError, ValueError) as error:  # a kind of file that matplotlib does not write
         raise CommandError(f"{path} cannot be drawn: {error}") from error
     _pyplot().close(figure)
 
@@ -72,5 +74,32 @@ def draw_plan(now: Forecast, runs: dict[str, float], path: str) -> None:
     right.set_xlabel("hours of the run")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
+    figure.align_ylabels()
+    figure.tight_layout()
+    _save(figure, path)
+
+
+def draw_steps(steps: list[dict[str, float]], title: str, path: str) -> None:
+    """Draw what a trace shows: the trainer, the slow store, and what is ready, over time."""
+    figure, (top, middle, bottom) = _pyplot().subplots(3, sharex=True, figsize=(8, 5.2))
+    seconds = [step["seconds"] for step in steps]
+    waited = [100 * min(1.0, step["waited"]) for step in steps]
+    top.fill_between(seconds, waited, 100, color=_GREY, alpha=0.3, lw=0, label="trains")
+    top.fill_between(seconds, 0, waited, color=_ORANGE, lw=0, label="waits for data")
+    top.set(ylabel="trainer, % of time", ylim=(0, 100))
+    speed, reads = ([step[name] for step in steps] for name in ("mb_per_second", "reads"))
+    middle.plot(seconds, speed, color=_BLUE, label="slow store, MB/s")
+    middle.plot(seconds, reads, color=_GREEN, ls="--", label="reads in flight")
+    middle.set(ylabel="MB/s, reads", ylim=(0, None))
+    bottom.plot(seconds, [step["ready"] for step in steps], color=_BLUE, label="ready")
+    bottom.set(ylabel="mini-batches", ylim=(0, max(1.0, bottom.get_ylim()[1])), xlabel="time, s")
+    for axes in (top, middle, bottom):
+        above = {"loc": "lower right", "bbox_to_anchor": (1, 0.97), "ncols": 2}
+        axes.legend(**above, fontsize=9, frameon=False)
+        axes.margins(x=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    if title:
+        figure.suptitle(title)
+    figure.align_ylabels()
     figure.tight_layout()
     _save(figure, path)

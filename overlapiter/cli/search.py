@@ -22,16 +22,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shlex
 from collections.abc import Sequence
 from typing import Any
 
-from overlapiter.errors import OptionError, OverlapError
 from overlapiter.mpi.searching.run import search
 from overlapiter.mpi.searching.study import Study, Trial
-from overlapiter.mpi.training.ending import set_status
-from overlapiter.node import launched_rank
+from overlapiter.words import duration_words
 
-from .console import CommandError, duration_words, say, table
+from .console import CommandError, say, table
+from .ranks import run_as_rank
 
 _SHOWN = 10
 
@@ -59,14 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Search; return the exit code."""
-    set_status(1)  # unless it comes to its end
-    status = _search(arguments)
-    set_status(status)
-    return status
+    return run_as_rank(lambda: _search(arguments))
 
 
 def _search(arguments: argparse.Namespace) -> int:
-    rank = launched_rank() or 0
     try:
         study = search(
             arguments.space,
@@ -81,10 +77,6 @@ def _search(arguments: argparse.Namespace) -> int:
             is_pruning=arguments.pruning,
             on_trial=_quiet if arguments.json else _say_trial,
         )
-    except OverlapError as error:
-        if not rank:
-            raise
-        return 2 if isinstance(error, OptionError) else 1  # rank 0 says it
     except ModuleNotFoundError as error:
         if error.name != "optuna":
             raise
@@ -92,7 +84,7 @@ def _search(arguments: argparse.Namespace) -> int:
     if study is None:  # another rank shows the results
         return 0
     result = _result(study)
-    _write(study, result, arguments.out)
+    _write(study, result, arguments)
     print(json.dumps(result) if arguments.json else _table(study), flush=True)
     if result["best"] is None:
         raise CommandError("no trial was complete; the table says why")
@@ -126,16 +118,20 @@ def _result(study: Study) -> dict[str, Any]:
     }
 
 
-def _write(study: Study, result: dict[str, Any], out: str) -> None:
+def _write(study: Study, result: dict[str, Any], arguments: argparse.Namespace) -> None:
     from overlapiter.mpi.training.history import write_atomically
 
+    out = arguments.out
     write_atomically(os.path.join(out, "search.json"), json.dumps(result, indent=1) + "\n")
     best = study.best()
     if best is None:
         return
     with open(os.path.join(best.out, "settings.toml"), encoding="utf-8") as file:
-        lines = [line for line in file if not line.startswith("out = ")]
-    write_atomically(os.path.join(out, "best.toml"), "".join(lines))
+        lines = [line for line in file if not line.startswith(("#", "out = "))]
+    path = os.path.join(out, "best.toml")
+    words = ("train", arguments.model, arguments.train_files, arguments.val_files)
+    head = f"# overlapiter {shlex.join(words)} --settings {shlex.quote(path)}\n"
+    write_atomically(path, head + "".join(lines))
     try:
         from .search_figure import draw
     except ModuleNotFoundError:

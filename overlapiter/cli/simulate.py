@@ -8,9 +8,9 @@ Examples:
   overlapiter simulate --scenario 2
   overlapiter simulate --scenario 1 --json
   overlapiter simulate --ranks 1024 --examples 1281167 --mean-size 0.11 --tiers 10000:20000 \
-      --store 1:200,1024:20000 --to figure.png
+      --store 1:200,1024:20000 --output figure.png
 
-exit code: 0, or 2 if the scenario makes no sense
+exit code: 0, or 1 if the figure cannot be drawn
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ from overlapiter.clairvoyant.policies import POLICIES
 from overlapiter.clairvoyant.simulator import simulate
 from overlapiter.clairvoyant.workload import SCENARIOS, Scenario
 from overlapiter.options import check_count
+from overlapiter.words import duration_words
 
-from .console import Progress, UsageError, duration_words, table
+from .console import Progress, UsageError, add_figure, table
 
 #: Options that replace a number of the scenario: of the system, and of the data set.
 _RATES = {
@@ -46,8 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     number = "a published scenario, 1 to 4 (default: 1), or what other options change"
     add("--scenario", metavar="N", type=int, choices=sorted(SCENARIOS), default=1, help=number)
     add("--seed", metavar="N", type=int, default=0, help="sizes and orders follow from it (0)")
-    add("--json", action="store_true", help="print JSON")
-    add("--to", metavar="FIGURE", help="draw a figure into this file, .png for example")
+    add_figure(parser)
     names = ", ".join(POLICIES)
     add("--policies", metavar="NAMES", type=_names, help=f"some of: {names} (default: all)")
     add("--ranks", metavar="N", type=int, help="ranks of the job")
@@ -78,10 +78,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps({"scenario": number, "seconds": seconds}))
     else:
         print(_title(scenario) + "\n\n" + _table(seconds))
-    if arguments.to:
+    if arguments.output:
         from .plots import draw_seconds
 
-        draw_seconds(seconds, _title(scenario), arguments.to)
+        draw_seconds(seconds, _title(scenario), arguments.output)
     return 0
 
 
@@ -159,6 +159,8 @@ def _table(seconds: dict[str, float | None]) -> str:
     rows = []
     for name, value in seconds.items():
         times = "-" if not bound or value is None else f"{value / bound:.2f}"
-        words = ("cannot run", "") if value is None else (f"{value:,.2f}", duration_words(value))
-        rows.append((name, *words, times))
+        words = "cannot run" if value is None else f"{value:,.2f}"
+        # Seconds are easier to compare, hours easier to imagine; below a minute they are the same.
+        long_words = duration_words(value) if value is not None and value >= 60 else ""
+        rows.append((name, words, long_words, times))
     return table(("policy", "seconds", "", "of the lower bound"), rows)

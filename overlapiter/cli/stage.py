@@ -9,8 +9,7 @@ Examples:
   overlapiter stage train.txt --source s3://bucket/imagenet --to /nvme/me
   find /lustre/imagenet -name '*.jpg' | overlapiter stage - --source /lustre/imagenet --to /nvme/me
 
-exit code: 0 if all files are staged, 1 if some are not, 2 if the command line cannot work,
-130 after Ctrl-C
+exit code: 0 if all files are staged, 1 if some are not
 """
 
 from __future__ import annotations
@@ -31,20 +30,10 @@ from overlapiter.store.outcome import Outcome, Staged
 from overlapiter.store.stager import Stager
 from overlapiter.store.store import Store, Wanted
 from overlapiter.urls import is_url
+from overlapiter.words import count_words, duration_words, size_words
 from overlapiter.workers.plan import StagingPlan
 
-from .console import (
-    Names,
-    Progress,
-    UsageError,
-    add_json,
-    count_words,
-    duration_words,
-    say,
-    size_words,
-    spoken_warnings,
-    tell,
-)
+from .console import Names, Progress, UsageError, say, spoken_warnings, tell
 from .crew import Crew, Part, WatchedOrigin, answered, parts_of
 from .filelist import FileList, add_list, read_list
 from .origins import add_reading, check_reading, storage_options
@@ -118,7 +107,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="how to tell whether a staged file is still as its source (default: %(default)s)",
     )
     add_reading(parser, FIRST_READS_IN_FLIGHT)
-    add_json(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -20,18 +20,19 @@ import time
 from overlapiter.options import check_count
 from overlapiter.stats import snapshot
 from overlapiter.store.inventory import Facts, Inventory
+from overlapiter.words import duration_words, size_words
 
-from .console import duration_words, printable, size_words, table
+from .console import printable, table
 from .jobs import boards_of
 from .place import add_directory, opened
 
 _SHOWN_RUNS = 10
+_PROGRAM_LETTERS = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_directory(parser, "")
-    parser.add_argument("--json", action="store_true", help="print JSON, all sizes in bytes")
     runs = "how many of the last runs to show (default: %(default)s)"
     parser.add_argument("--runs", metavar="N", type=int, default=_SHOWN_RUNS, help=runs)
 
@@ -114,7 +115,7 @@ def _users(users: list[Facts]) -> str:
             user["state"],
             _text(user, "user", "job"),
             _text(user, "host", "trainer_pid"),
-            _text(user, "command"),
+            _program(user),
             duration_words(max(0.0, time.time() - user["started_seconds"])),
             _hit_rate(user),
             _count(user, "files_staged"),
@@ -146,7 +147,7 @@ def _runs(ended: list[Facts]) -> str:
     rows = [
         (
             time.strftime("%m-%d %H:%M", time.localtime(run["ended_seconds"])),
-            _text(run, "command")[-40:],
+            _program(run),
             run["end"],
             duration_words(max(0.0, run["ended_seconds"] - run["started_seconds"])),
             _hit_rate(run),
@@ -160,6 +161,12 @@ def _runs(ended: list[Facts]) -> str:
 
 def _text(run: Facts, *names: str) -> str:
     return printable(" ".join(f"{run[name]}" for name in names if run.get(name))) or "-"
+
+
+def _program(run: Facts) -> str:
+    """Return what runs, without the folders; what is left out stands at the end."""
+    words = " ".join(os.path.basename(word) for word in _text(run, "command").split())
+    return words if len(words) <= _PROGRAM_LETTERS else f"{words[:_PROGRAM_LETTERS]}…"
 
 
 def _number(run: Facts, name: str) -> float | None:

@@ -22,9 +22,10 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from overlapiter.explain import Explanation, explain, setup_of
-from overlapiter.stats import Stats, snapshot
+from overlapiter.stats import WAITED_FOR, Stats, snapshot
+from overlapiter.words import duration_words, size_words
 
-from .console import CommandError, UsageError, duration_words, printable, size_words, table
+from .console import CommandError, UsageError, printable, table
 from .jobs import Job, find_jobs
 from .prometheus import write_metrics
 
@@ -35,7 +36,6 @@ _HEAD = (
     "program", "pid", "runs for", "examples/s", "waits", "for what", "ready", "slow store",
     "latency", "in flight", "from staging", "cores", "memory", "faults",
 )  # fmt: skip
-_PARTS = ("start", "index", "staging", "reading", "decoding", "slot", "assembling")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     interval = "seconds between two looks (default: %(default)g)"
     parser.add_argument("--interval", metavar="S", type=float, default=2.0, help=interval)
     parser.add_argument("--once", action="store_true", help="look once, at all since the start")
-    parser.add_argument("--json", action="store_true", help="print a list of JSON a line")
     metrics = "write the counters there, too, each time, as node_exporter reads them (textfile)"
     parser.add_argument("--prometheus", metavar="FILE", help=metrics)
 
@@ -146,7 +145,7 @@ def _facts(seen: _Seen) -> dict[str, object]:
 
 def _row(seen: _Seen) -> tuple[str, ...]:
     stats = seen.stats
-    parts = {name: getattr(stats, f"wait_{name}_seconds") for name in _PARTS}
+    parts = {name: getattr(stats, f"wait_{name}_seconds") for name in WAITED_FOR}
     staged, store = stats.staged_share, stats.store_latency.percentile(50)
     speed = f"{size_words(stats.store_bytes_per_second)}/s" if stats.n_prefetchers else "-"
     return (

@@ -16,12 +16,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
+from array import array
 from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from overlapiter.tracing import events_of, join_traces
+from overlapiter.words import count_words, duration_words
 
-from .console import CommandError, count_words, duration_words, printable, table
+from .console import CommandError, printable, table
 
 Event = dict[str, Any]
 
@@ -30,7 +34,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("files", metavar="FILE", nargs="+", help="a trace; one of each rank")
     parser.add_argument("--output", metavar="JOINED", help="write all events to this file, too")
-    parser.add_argument("--json", action="store_true", help="print JSON, all times in seconds")
 
 
 class Spans(NamedTuple):
@@ -76,7 +79,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Sum up, and join; return the exit code."""
     if arguments.output in arguments.files:
         raise CommandError("--output is one of the traces; give another name")
-    summary = summarize([event for path in arguments.files for event in _read(path)])
+    summary = summarize(event for path in arguments.files for event in read_trace(path))
     if arguments.output:
         join_traces(arguments.files, arguments.output)
     if arguments.json:
@@ -86,22 +89,33 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _read(path: str) -> list[Event]:
+def read_trace(path: str) -> Iterator[Event]:
+    """Give the events of a trace, one after the other: all of them may not fit into memory.
+
+    Raises:
+        CommandError: It is none.
+    """
+    event: object = None
     try:
-        events = [*events_of(path)]
-    except UnicodeDecodeError as error:
-        raise CommandError(f"{path} is no text; name a trace") from error
-    if not events or not all(isinstance(event, dict) and "ph" in event for event in events):
-        raise CommandError(f"{path} holds no trace; name a file that overlapiter wrote")
-    return events
+        for event in events_of(path):
+            if not isinstance(event, dict) or "ph" not in event:
+                break
+            yield event
+        else:
+            if event is not None:
+                return
+    except UnicodeDecodeError:
+        pass
+    raise CommandError(f"{path} holds no trace; name a file that overlapiter wrote")
 
 
-def summarize(events: list[Event]) -> Summary:
+def summarize(events: Iterable[Event]) -> Summary:
     """Sum up the events of a trace."""
     names: dict[int, tuple[int, str]] = {}
-    took: dict[tuple[int, str], list[tuple[float, int]]] = defaultdict(list)
-    first, last, n_dropped = float("inf"), 0.0, 0
+    took: dict[tuple[int, str], array[float]] = defaultdict(lambda: array("d"))  # and the weights
+    first, last, n_events, n_dropped = float("inf"), 0.0, 0, 0
     for event in events:
+        n_events += 1
         pid, args = event["pid"], event.get("args", {})
         if event["ph"] == "M":
             order, name = names.get(pid, (0, str(pid)))
@@ -112,7 +126,7 @@ def summarize(events: list[Event]) -> Summary:
         begin, duration = float(event["ts"]), float(event.get("dur", 0))
         first, last = min(first, begin), max(last, begin + duration)
         if event["ph"] == "X":
-            took[pid, event["name"]].append((duration / 1e6, args.get("recorded_1_of", 1)))
+            took[pid, event["name"]].extend((duration / 1e6, args.get("recorded_1_of", 1)))
         n_dropped += args.get("left_out", 0)
     seconds = max(0.0, (last - first) / 1e6) if took else 0.0
     keys = sorted(took, key=lambda key: (*names.get(key[0], (0, "")), key))
@@ -120,16 +134,16 @@ def summarize(events: list[Event]) -> Summary:
         _spans(names.get(pid, (0, str(pid)))[1], name, took[pid, name], seconds)
         for pid, name in keys
     ]
-    return Summary(seconds, len(events), n_dropped, spans)
+    return Summary(seconds, n_events, n_dropped, spans)
 
 
-def _spans(process: str, name: str, took: list[tuple[float, int]], seconds: float) -> Spans:
-    durations = sorted(duration for duration, _ in took)
-    total_seconds = sum(duration * weight for duration, weight in took)
+def _spans(process: str, name: str, took: array[float], seconds: float) -> Spans:
+    durations, weights = sorted(took[::2]), took[1::2]
+    total_seconds = sum(map(operator.mul, took[::2], weights))
     return Spans(
         process,
         name,
-        sum(weight for _, weight in took),
+        round(sum(weights)),
         total_seconds,
         total_seconds / seconds if seconds else 0.0,
         durations[len(durations) // 2],

@@ -18,15 +18,13 @@ import argparse
 import dataclasses
 from typing import Any
 
-from overlapiter.errors import OptionError, OverlapError
-from overlapiter.mpi.training.ending import set_status
 from overlapiter.mpi.training.job import NoListener
 from overlapiter.mpi.training.run import train
 from overlapiter.mpi.training.settings import Settings, read_toml, settings_of
-from overlapiter.mpi.training.worker import ServerLostError
 from overlapiter.node import launched_rank
 
 from .console import Progress, say
+from .ranks import run_as_rank
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -57,42 +55,37 @@ def _add_setting(parser: argparse.ArgumentParser, field: dataclasses.Field[Any])
         return
     shown = ",".join(default) if kind is tuple else default
     about += f" (default: {shown})" if shown != "" else ""
-    if "choices" in field.metadata and kind is str:
-        about = f"{', '.join(field.metadata['choices'])}: {about}"
+    choices = field.metadata.get("choices")
+    if kind is str and choices:
+        more["choices"] = choices
+    elif choices:
+        more["metavar"] = ",".join(choices)
+    else:
+        more["metavar"] = kind.__name__.upper() if kind in (int, float) else "WORD"
     more["type"] = str if kind is tuple else kind
-    parser.add_argument(name, metavar=kind.__name__.upper() if kind in (int, float) else "WORD",
-                        help=about, **more)  # fmt: skip
+    parser.add_argument(name, help=about, **more)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Train; return the exit code."""
-    set_status(1)  # unless it comes to its end
-    status = _train(arguments)
-    set_status(status)
-    return status
+    return run_as_rank(lambda: _train(arguments))
 
 
 def _train(arguments: argparse.Namespace) -> int:
-    rank = launched_rank() or 0
-    try:
-        values = read_toml(arguments.settings) if arguments.settings else {}
-        names = [field.name for field in dataclasses.fields(Settings)]
-        given = {name: getattr(arguments, name) for name in names}
-        values |= {name: value for name, value in given.items() if value is not None}
-        settings_of(values)  # before anything starts
-        with _Listener(rank) as listener:
-            train(
-                arguments.model,
-                arguments.train_files,
-                arguments.val_files or (),
-                listener=listener,
-                restart=arguments.restart,
-                **values,
-            )
-    except OverlapError as error:
-        if not rank or isinstance(error, ServerLostError):
-            raise
-        return 2 if isinstance(error, OptionError) else 1  # rank 0 says it
+    values = read_toml(arguments.settings) if arguments.settings else {}
+    names = [field.name for field in dataclasses.fields(Settings)]
+    given = {name: getattr(arguments, name) for name in names}
+    values |= {name: value for name, value in given.items() if value is not None}
+    settings_of(values)  # before anything starts
+    with _Listener(launched_rank() or 0) as listener:
+        train(
+            arguments.model,
+            arguments.train_files,
+            arguments.val_files or (),
+            listener=listener,
+            restart=arguments.restart,
+            **values,
+        )
     return 0
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import io
 import os
 import stat
+from types import BuiltinFunctionType
 from typing import NamedTuple, Protocol
 
-#: What can be opened and is no file, besides devices; opening a directory fails by itself.
+#: What can be opened and is no file, besides directories and devices.
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC
 
 
 class Original(NamedTuple):
@@ -66,21 +67,24 @@ class LocalOrigin:
 
     def stat(self, path: str) -> Original:
         """Tell what a file is now."""
-        return _original(os.stat(path))
+        found = os.stat(path)
+        return Original(found.st_size, found.st_mtime_ns)
 
     def open(self, path: str) -> LocalFile:
         """Open a file, for the length of a ``with`` block."""
-        # The builtin, looked up now: benchmarks and tests replace it to make the store slow.
-        # Closed at the end of the block.
-        return LocalFile(open(path, "rb", buffering=0, opener=_open_at_once))
+        if isinstance(open, BuiltinFunctionType):
+            return LocalFile(path, _open_at_once(path, _FLAGS))
+        # Benchmarks and tests replace the builtin to make the store slow.
+        with open(path, "rb", buffering=0, opener=_open_at_once) as file:
+            return LocalFile(path, os.dup(file.fileno()))
 
 
 class LocalFile:
-    """An open file of a mounted directory, whose descriptor is ``fd``."""
+    """An open file of a mounted directory, whose descriptor is ``fd``; it is to be closed."""
 
-    def __init__(self, file: io.FileIO) -> None:
-        self._file = file
-        self.fd = file.fileno()
+    def __init__(self, path: str, fd: int) -> None:
+        self._path = path
+        self.fd = fd
 
     def __enter__(self) -> LocalFile:
         """Return the file."""
@@ -88,18 +92,24 @@ class LocalFile:
 
     def __exit__(self, *_exception: object) -> None:
         """Close the file."""
-        self._file.close()
+        os.close(self.fd)
 
     def stat(self) -> Original:
         """Tell what the file is now."""
         found = os.fstat(self.fd)
         if not stat.S_ISREG(found.st_mode):
-            raise _no_file(stat.S_IFMT(found.st_mode), self._file.name)
-        return _original(found)
+            raise _no_file(stat.S_IFMT(found.st_mode), self._path)
+        return Original(found.st_size, found.st_mtime_ns)
 
     def read(self, size_bytes: int) -> bytes:
         """Return up to so many bytes more."""
-        return os.read(self.fd, size_bytes)
+        try:
+            return os.read(self.fd, size_bytes)
+        except OSError:
+            if os.get_blocking(self.fd):
+                raise
+            os.set_blocking(self.fd, True)  # some file systems need it, to fetch a file from tape
+            return os.read(self.fd, size_bytes)
 
 
 def _open_at_once(path: str, flags: int) -> int:
@@ -108,20 +118,16 @@ def _open_at_once(path: str, flags: int) -> int:
     To look first what it is would cost the slow store another request for each file.
     """
     try:
-        fd = os.open(path, flags | os.O_NONBLOCK)
+        return os.open(path, flags | os.O_NONBLOCK)
     except BlockingIOError:  # a file on which another process has a lease, which this open ends
         return os.open(path, flags)
     except OSError as error:
         if error.errno == errno.ENXIO:
             raise _no_file(stat.S_IFSOCK, path) from None
         raise
-    os.set_blocking(fd, True)  # some file systems return early from reads as well
-    return fd
-
-
-def _original(found: os.stat_result) -> Original:
-    return Original(found.st_size, found.st_mtime_ns)
 
 
 def _no_file(kind: int, path: str) -> OSError:
+    if kind == stat.S_IFDIR:
+        return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
     return OSError(errno.EINVAL, f"{_KINDS.get(kind, 'a device')}, not a file", path)

@@ -93,13 +93,14 @@ class _UnwantedError(Exception):
 class _Want:
     """A file that is wanted from peers."""
 
-    __slots__ = ("begun", "deadline", "holders", "left", "name", "take")
+    __slots__ = ("begun", "deadline", "holders", "is_first", "left", "name", "take")
 
     def __init__(self, name: bytes, holders: Holders, take: Take) -> None:
         self.name = name
         self.holders = holders
         self.left = [*reversed(holders.nodes)]  # that were not asked
         self.take = take
+        self.is_first = False  # the holder that is asked, the only one that is waited for
         self.begun = 0.0  # when the holder that is asked had it to answer
         self.deadline = 0.0  # until when the holder that is asked may be about to have it
 
@@ -136,8 +137,8 @@ class Peers:
         while want.left:
             node = want.left.pop()
             if node != self._plan.own and self._lanes[node].is_passable(now_seconds):
-                is_first = len(want.left) == len(want.holders.nodes) - 1
-                is_coming = want.holders.is_coming and is_first
+                want.is_first = node == want.holders.nodes[0]
+                is_coming = want.holders.is_coming and want.is_first
                 want.deadline = now_seconds + _PATIENCE_SECONDS if is_coming else 0.0
                 want.begun = now_seconds
                 self._lanes[node].put(want)
@@ -290,7 +291,7 @@ class _Lane:
     def _is_to_come(self, want: _Want, record: Record) -> bool:
         """Return whether to ask the same node again, which may be about to have the file."""
         now_seconds = time.monotonic()
-        if record.state == COMING and not want.deadline:
+        if record.state == COMING and want.is_first and not want.deadline:
             want.deadline = now_seconds + _PATIENCE_SECONDS
         return now_seconds + _PAUSE_SECONDS < want.deadline
 

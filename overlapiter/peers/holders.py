@@ -1,9 +1,10 @@
-"""Which node holds what, from the order of all ranks alone. Pure.
+"""Which nodes hold what, from the order of all ranks alone. Pure.
 
 The node that is the first to read an example in this run holds it: it has to read it from the slow
 store in any case, so each file crosses that once, and no message is needed. It keeps what it holds
-as long as any rank of the job will read it; a copy that another node fetches from it is the first
-to go there.
+as long as any rank of the job will read it. A copy that another node fetches from it is the first
+to go there, but stays while there is room: so the nodes that have read an example of late are its
+further holders.
 """
 
 from __future__ import annotations
@@ -19,34 +20,119 @@ from overlapiter.order import Indices
 from overlapiter.scatter import ScatteredOrder
 from overlapiter.store.elsewhere import Holders
 
+#: The node of an example without a holder.
+NOWHERE = -1
 #: Epochs that are looked at until the first reader of every example is known. With a remainder
 #: that is dropped an example may not come for some epochs; it is then held by no node.
 _MOST_EPOCHS = 4
+#: Its readers in so many epochs before may still have a copy of an example.
+_RECENT_EPOCHS = 2
+
+Nodes = NDArray[np.int16]
+
+
+class Placement:
+    """Which nodes hold each example; the same on all ranks, for a run and for its simulation.
+
+    Args:
+        order: That of any rank.
+        node_of_rank: The number of each rank's node.
+        n_examples: Examples in the dataset.
+        start: The epoch in which the run begins or goes on, and the global position there.
+
+    Attributes:
+        nodes: For each example the node that reads it first, or NOWHERE.
+        since: For each example the position at which that node reads it, or FAR.
+    """
+
+    def __init__(
+        self,
+        order: ScatteredOrder,
+        node_of_rank: Sequence[int],
+        n_examples: int,
+        start: tuple[int, int] = (0, 0),
+    ) -> None:
+        self._order = order
+        # One more, for the rank -1 of examples that are not read.
+        self._node_of = np.array([*node_of_rank, NOWHERE], np.int16)
+        self.start = start
+        self.length = order.length(n_examples)
+        self._recent: dict[int, tuple[Nodes, NDArray[np.int64]]] = {}
+        self.nodes = np.full(n_examples, NOWHERE, np.int16)
+        self.since = np.full(n_examples, FAR, np.int64)
+        for epoch in range(start[0], start[0] + _MOST_EPOCHS):
+            is_new = self.nodes == NOWHERE
+            if not is_new.any():
+                break
+            nodes, positions = self.readers(epoch)
+            is_new &= nodes != NOWHERE
+            self.nodes[is_new], self.since[is_new] = nodes[is_new], positions[is_new]
+
+    def readers(self, epoch: int) -> tuple[Nodes, NDArray[np.int64]]:
+        """Return the node that reads each example first in an epoch, or NOWHERE, and where.
+
+        Returns:
+            Nodes and positions; a position is ``epoch * length + offset in the epoch``.
+        """
+        if epoch not in self._recent:
+            global_position = self.start[1] if epoch == self.start[0] else 0
+            ranks, offsets = self._order.readers(epoch, global_position, len(self.nodes))
+            self._recent[epoch] = self._node_of[ranks], epoch * self.length + offsets
+            for past in [e for e in self._recent if e < epoch - _RECENT_EPOCHS]:
+                del self._recent[past]
+        return self._recent[epoch]
+
+    def holders(self, epoch: int) -> Nodes:
+        """Return which nodes may hold each example when it is read in an epoch, the best first.
+
+        Returns:
+            Its first reader, then those of the latest epochs; shape ``(n_examples, 1 + epochs)``.
+            A node may be named more than once, and NOWHERE among others.
+        """
+        first = max(self.start[0], epoch - _RECENT_EPOCHS)
+        latest = [self.readers(past)[0] for past in reversed(range(first, epoch))]
+        return np.stack([self.nodes, *latest], axis=1)
 
 
 class HolderPlan(NamedTuple):
-    """Where one node finds examples that it does not hold.
+    """Where one node finds examples that it does not have.
 
     Attributes:
-        nodes: For each example the node that holds it; -1 if that is this one, or none.
-        since: For each example the position from which on its holder may have it.
+        own: The number of this node.
+        first: For each example its first holder, or NOWHERE.
+        nodes: By epoch, for each example the nodes that may hold it; see `Placement.holders`.
+        since: For each example the position from which on its first holder may have it.
+        length: Examples that a rank reads in an epoch.
     """
 
-    nodes: NDArray[np.int16]
+    own: int
+    first: Nodes
+    nodes: dict[int, Nodes]
     since: NDArray[np.int64]
+    length: int
 
-    def of(self, indices: Sequence[int], settled_position: int) -> list[Holders | None]:
+    def is_elsewhere(self) -> NDArray[np.bool_]:
+        """Return for each example whether another node is its first holder."""
+        return np.asarray((self.first != self.own) & (self.first != NOWHERE))
+
+    def of(
+        self, indices: Sequence[int], position: int, settled_position: int
+    ) -> list[Holders | None]:
         """Return for each example which nodes may hold it; None if no other one does.
 
         Args:
             indices: The examples.
+            position: That at which they are read, or somewhat earlier.
             settled_position: All ranks have read what they read before.
         """
-        nodes = self.nodes[indices].tolist()
+        nodes = self.nodes.get(position // self.length)
+        if nodes is None:
+            return [None] * len(indices)
         is_coming = (self.since[indices] >= settled_position).tolist()
         return [
-            Holders((node,), is_late) if node >= 0 else None
-            for node, is_late in zip(nodes, is_coming, strict=True)
+            Holders(found, is_late) if {*found} - {self.own} else None
+            for row, is_late in zip(nodes[indices].tolist(), is_coming, strict=True)
+            for found in [tuple(dict.fromkeys(node for node in row if node != NOWHERE))]
         ]
 
 
@@ -54,7 +140,7 @@ class Sharing(NamedTuple):
     """What the nodes of a job hold for each other, seen from one of them.
 
     Attributes:
-        holders: Where it finds what it does not hold.
+        holders: Where it finds what it does not have.
         served: By epoch, what others read from it.
     """
 
@@ -75,11 +161,9 @@ class NodeShare:
         self, order: ScatteredOrder, node_of_rank: Sequence[int], dataset_size: int
     ) -> None:
         self._order = order
-        self._node_of_rank = np.array(node_of_rank, np.int16)
-        self._own = self._node_of_rank[order.rank]
+        self._node_of_rank = node_of_rank
+        self._own = node_of_rank[order.rank]
         self._dataset_size = dataset_size
-        self._start = 0, 0
-        self._holder = np.empty(0, np.int16)
 
     def begin(self, epoch: int, position: int, order: Indices | None) -> None:
         """Plan for a run that begins, or goes on, somewhere in an epoch.
@@ -90,40 +174,22 @@ class NodeShare:
             order: The order of this rank in it.
         """
         reached = self._order.state_of(epoch, position, order, self._dataset_size)
-        global_position = max(0, reached.global_position)  # that is -1 of an order of another's
-        self._start = epoch, global_position
-        n = self._dataset_size
-        self._holder = np.full(n, -1, np.int16)
-        self._since = np.full(n, FAR, np.int64)
-        for later in range(epoch, epoch + _MOST_EPOCHS):
-            is_new = self._holder < 0
-            if not is_new.any():
-                break
-            ranks, positions = self._readers(later)
-            is_new &= ranks >= 0
-            self._holder[is_new] = self._node_of_rank[ranks[is_new]]
-            self._since[is_new] = positions[is_new]
-
-    def _readers(self, epoch: int) -> tuple[NDArray[np.intp], NDArray[np.int64]]:
-        """Return the rank that reads each example in an epoch, or -1, and its position then."""
-        start_epoch, start_position = self._start
-        global_position = start_position if epoch == start_epoch else 0
-        ranks, offsets = self._order.readers(epoch, global_position, self._dataset_size)
-        length = self._order.length(self._dataset_size)
-        return ranks, epoch * length + offsets
+        start = epoch, max(0, reached.global_position)  # that is -1 of an order of another's
+        self._placement = Placement(self._order, self._node_of_rank, self._dataset_size, start)
 
     def sharing(self, epochs: Iterable[int]) -> Sharing:
-        """Return what the nodes hold, and what others read from this one in some epochs."""
-        nodes = np.where(self._holder == self._own, np.int16(-1), self._holder)
-        served = {epoch: self._served(epoch) for epoch in epochs if epoch >= self._start[0]}
-        return Sharing(HolderPlan(nodes, self._since), served)
+        """Return what the nodes hold, and what others read from this one, in some epochs."""
+        placement = self._placement
+        coming = sorted(epoch for epoch in epochs if epoch >= placement.start[0])
+        nodes = {epoch: placement.holders(epoch) for epoch in coming}
+        plan = HolderPlan(self._own, placement.nodes, nodes, placement.since, placement.length)
+        return Sharing(plan, {epoch: self._served(epoch) for epoch in coming})
 
     def _served(self, epoch: int) -> Served:
-        ranks, positions = self._readers(epoch)
-        is_served = (self._holder == self._own) & (ranks >= 0)
-        is_served[is_served] = self._node_of_rank[ranks[is_served]] != self._own
+        placement = self._placement
+        nodes, positions = placement.readers(epoch)
+        is_served = (placement.nodes == self._own) & (nodes != self._own) & (nodes != NOWHERE)
         (examples,) = np.nonzero(is_served)
-        length = self._order.length(self._dataset_size)
-        offsets = positions[examples] - epoch * length
+        offsets = positions[examples] - epoch * placement.length
         by_offset = np.argsort(offsets, kind="stable")
         return Served(offsets[by_offset], examples[by_offset])

@@ -2,14 +2,15 @@
 
 One process with one thread; it waits in ``epoll``, so an idle one costs nothing. What a connection
 may take is bounded: a request in memory, a time for each step, and how many connections there are.
-Bytes are read from the page cache for many files at once and sent by one call; on the loopback that
-costs less than ``sendfile``.
+The bytes of all files of an answer are sent by one call, from the page cache, which is mapped: each
+is copied once, which on the loopback costs less than ``sendfile``.
 """
 
 from __future__ import annotations
 
 import collections
 import contextlib
+import mmap
 import os
 import secrets
 import selectors
@@ -47,13 +48,9 @@ STEP_SECONDS = 5.0
 MOST_STRANGERS = 64
 #: A connection sends at most so much before the others have their turn.
 _TURN_BYTES = 1 << 20
-#: Segments that are open at the same time.
-_MOST_SEGMENTS = 64
+#: Segments that are mapped at the same time; one of 1 GiB takes up to 2 MiB of page tables.
+_MOST_SEGMENTS = 32
 _READ_BYTES = 64 << 10
-#: Pieces of memory that are kept for the next answers.
-_MOST_IDLE = 16
-#: What is read of segments at once, to be sent by one call.
-_COPIED_BYTES = 256 << 10
 
 
 class Finds(Protocol):
@@ -63,54 +60,37 @@ class Finds(Protocol):
         """Return the staged ones of some files, and those that are being copied."""
 
 
-class _Segment:
-    """A segment that is open.
+class _Segments:
+    """Segments that are mapped; the one that was used longest ago goes for another one.
 
-    Attributes:
-        fd: Its descriptor.
-        length: Its length in bytes when it was last looked at; segments grow.
-        n_users: Files of it that are on their way.
+    Only the kernel reads what is mapped, so a segment that was cut is an error of a system call.
     """
 
-    __slots__ = ("fd", "length", "n_users")
-
-    def __init__(self, path: str) -> None:
-        self.fd = os.open(path, READ_FLAGS)
-        self.length = os.fstat(self.fd).st_size
-        self.n_users = 0
-
-    def reaches(self, end: int) -> bool:
-        """Return whether it has so many bytes."""
-        if end > self.length:
-            self.length = os.fstat(self.fd).st_size
-        return end <= self.length
-
-
-class _Segments:
-    """Open segments; the one that was used longest ago is closed for another one."""
-
     def __init__(self) -> None:
-        self._open: collections.OrderedDict[str, _Segment] = collections.OrderedDict()
+        self._mapped: collections.OrderedDict[str, memoryview] = collections.OrderedDict()
 
-    def at(self, path: str) -> _Segment:
-        """Return a segment. Raises OSError if it is gone."""
-        found = self._open.get(path)
-        if found is None:
-            self._close_idle()
-            found = self._open[path] = _Segment(path)
-        self._open.move_to_end(path)
-        return found
+    def view(self, path: str, start: int, size: int) -> memoryview | None:
+        """Return bytes of a segment, which stay mapped as long as they are held; None if beyond it.
 
-    def _close_idle(self) -> None:
-        n_surplus = len(self._open) + 1 - _MOST_SEGMENTS
-        idle = [path for path, segment in self._open.items() if not segment.n_users]
-        for path in idle[: max(0, n_surplus)]:
-            os.close(self._open.pop(path).fd)
+        Raises:
+            OSError: It is gone.
+        """
+        mapped = self._mapped.pop(path, None)
+        if mapped is None or start + size > len(mapped):  # segments grow
+            mapped = _mapping(path)
+        self._mapped[path] = mapped
+        if len(self._mapped) > _MOST_SEGMENTS:
+            self._mapped.popitem(last=False)
+        return mapped[start : start + size] if start + size <= len(mapped) else None
 
-    def close(self) -> None:
-        """Close all."""
-        while self._open:
-            os.close(self._open.popitem()[1].fd)
+
+def _mapping(path: str) -> memoryview:
+    fd = os.open(path, READ_FLAGS)
+    try:
+        empty = not os.fstat(fd).st_size
+        return memoryview(b"" if empty else mmap.mmap(fd, 0, prot=mmap.PROT_READ))
+    finally:
+        os.close(fd)
 
 
 class _Connection:
@@ -121,9 +101,7 @@ class _Connection:
         is_known: Whether the other side has shown that it knows the secret.
         received: What has come and is not used yet.
         deadline: When the present step has lasted too long; 0 if there is none.
-        head: What is to be sent next.
-        memory: What the bytes of files are read into; None while there are none.
-        pieces: What is to be sent after it: segments, starts and sizes of bytes.
+        pieces: What is to be sent.
     """
 
     def __init__(self, end: socket.socket, nonce: bytes) -> None:
@@ -132,22 +110,23 @@ class _Connection:
         self.is_known = False
         self.received = bytearray()
         self.deadline = time.monotonic() + STEP_SECONDS
-        self.head = memoryview(nonce)
-        self.memory: bytearray | None = None
-        self.pieces: collections.deque[tuple[_Segment, int, int]] = collections.deque()
+        self.pieces = collections.deque([memoryview(nonce)])
         self.requests: Seal
         self.answers: Seal
 
-    @property
-    def is_sending(self) -> bool:
-        """Whether there is something to send."""
-        return bool(self.head or self.pieces)
+    def send(self) -> int:
+        """Send as much as does not block; return how many bytes. Raises OSError if none does."""
+        n_sent = n_left = self.socket.sendmsg(self.pieces)
+        while n_left and n_left >= len(self.pieces[0]):
+            n_left -= len(self.pieces.popleft())
+        if n_left:
+            self.pieces[0] = self.pieces[0][n_left:]
+        return n_sent
 
     def close(self) -> None:
-        """Close the socket, and what was to be sent."""
+        """Close the socket, and forget what was to be sent."""
         self.socket.close()
-        while self.pieces:
-            self.pieces.popleft()[0].n_users -= 1
+        self.pieces.clear()
 
 
 class Server:
@@ -176,7 +155,6 @@ class Server:
         self._most_peers = most_peers
         self._since = since
         self._segments = _Segments()
-        self._idle: list[bytearray] = []  # memory of connections that have sent everything
         self._selector = selectors.DefaultSelector()
         self._connections: dict[_Connection, None] = {}  # the one that came first is the first
         self._ready: dict[_Connection, None] = {}  # may send, and have had their turn
@@ -236,11 +214,11 @@ class Server:
     def _serve(self, connection: _Connection, events: int) -> None:
         """Go on with a connection as far as it does not block; close it if it is not in order."""
         try:
-            if events & selectors.EVENT_READ and not connection.is_sending:
+            if events & selectors.EVENT_READ and not connection.pieces:
                 self._receive(connection)
-            if connection.is_sending:
+            if connection.pieces:
                 self._send(connection)
-            while not connection.is_sending and self._take_message(connection):
+            while not connection.pieces and self._take_message(connection):
                 self._send(connection)
             self._await(connection)
         except BlockingIOError:
@@ -252,8 +230,7 @@ class Server:
         """Wait for what a connection needs next."""
         if connection not in self._connections:
             return
-        is_sending = connection.is_sending
-        events = selectors.EVENT_WRITE if is_sending else selectors.EVENT_READ
+        events = selectors.EVENT_WRITE if connection.pieces else selectors.EVENT_READ
         if connection in self._ready:
             events = 0
         wanted = events or selectors.EVENT_READ
@@ -303,7 +280,7 @@ class Server:
         connection.is_known = True
         connection.requests = Seal(self._secret, b"client", nonces)
         connection.answers = Seal(self._secret, b"server", nonces)
-        connection.head = memoryview(proof(self._secret, b"server", nonces))
+        connection.pieces.append(memoryview(proof(self._secret, b"server", nonces)))
 
     def _answer(self, connection: _Connection, names: Sequence[bytes]) -> None:
         found, coming = self._catalogue.look(names)
@@ -316,20 +293,19 @@ class Server:
                 records.append(Record(state, size, mtime, checksum))
             else:
                 records.append(Record(COMING if name in coming else ABSENT))
-        connection.head = memoryview(connection.answers.message(packed_records(records)))
+        answer = connection.answers.message(packed_records(records))
+        connection.pieces.appendleft(memoryview(answer))
 
     def _offer(self, connection: _Connection, entry: Entry) -> bool:
         """Have the bytes of a file sent; return whether they are there, right or wrong."""
         start, size = max(entry.extent.start, 0), entry.extent.size
         try:
-            segment = self._segments.at(entry.path)
-            if not segment.reaches(start + size):
-                return False
+            piece = self._segments.view(entry.path, start, size)
         except OSError:  # it was evicted a moment ago
             return False
-        segment.n_users += 1
-        connection.pieces.append((segment, start, size))
-        return True
+        if piece:
+            connection.pieces.append(piece)
+        return piece is not None
 
     # --- sending ------------------------------------------------------------------------------
 
@@ -338,44 +314,16 @@ class Server:
         self._ready.pop(connection, None)
         n_left = _TURN_BYTES
         connection.deadline = time.monotonic() + STEP_SECONDS
-        while connection.is_sending:
+        while connection.pieces:
             if n_left <= 0:
                 self._ready[connection] = None
                 return
-            if not connection.head:
-                self._fill(connection)
-            flags = socket.MSG_MORE if connection.pieces else 0
-            n_sent = connection.socket.send(connection.head, flags)
-            connection.head = connection.head[n_sent:]
-            n_left -= n_sent
-        if connection.memory is not None:
-            if len(self._idle) < _MOST_IDLE:
-                self._idle.append(connection.memory)
-            connection.memory = None
+            n_left -= connection.send()
         if connection.is_known and not connection.received:
             connection.deadline = 0.0  # it may rest for as long as it likes
-
-    def _fill(self, connection: _Connection) -> None:
-        """Read what to send next, of several files if they are small."""
-        if connection.memory is None:
-            connection.memory = self._idle.pop() if self._idle else bytearray(_COPIED_BYTES)
-        memory, pieces = memoryview(connection.memory), connection.pieces
-        n_bytes = 0
-        while pieces and n_bytes < _COPIED_BYTES:
-            segment, start, size = pieces.popleft()
-            n_read = os.preadv(segment.fd, [memory[n_bytes : n_bytes + size]], start)
-            n_bytes += n_read
-            if n_read == size:
-                segment.n_users -= 1
-                continue
-            pieces.appendleft((segment, start + n_read, size - n_read))
-            if not n_read:
-                raise PeerError("a segment was cut")
-        connection.head = memory[:n_bytes]
 
     def close(self) -> None:
         """Close all connections; the listener stays open for another server."""
         for connection in [*self._connections]:
             self._close(connection)
         self._selector.close()
-        self._segments.close()

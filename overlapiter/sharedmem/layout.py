@@ -184,7 +184,9 @@ def _unflatten(structure: Structure, leaves: Any) -> Any:
     values = [_unflatten(child, leaves) for child in children]
     if kind == "dict":
         return dict(zip(keys, values, strict=True))
-    return tuple(values) if kind == "tuple" else values
+    if isinstance(kind, str):
+        return tuple(values) if kind == "tuple" else values
+    return kind(*values)  # a named tuple
 
 
 def assemble(structure: Structure, rows: Sequence[Sequence[Any]]) -> list[Any]:

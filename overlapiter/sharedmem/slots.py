@@ -10,7 +10,7 @@ entry is ``(IN_COLUMN,)``, ``(IN_ROW, dtype, shape)`` or ``(LOOSE, value)``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -191,51 +191,47 @@ def view_empty(reports: Sequence[tuple[int, int, Report]]) -> MiniBatch:
     return MiniBatch([], skipped=[entry for entry in entries if isinstance(entry, ExampleError)])
 
 
-def view_batch(
-    layout: Layout,
-    segment: Segment | None,
-    slot: Slot,
-    reports: Sequence[tuple[int, int, Report]],
-    lend: Callable[[Array | None], None],
-) -> MiniBatch:
-    """Return the mini-batch in a slot; the trainer's end. Copies nothing.
+class FilledSlot(NamedTuple):
+    """A slot with a mini-batch in it; the trainer's end.
 
-    Args:
+    Attributes:
         layout: The layout that the readers used.
         segment: The segment of the slot; None where the layout has no columns.
         slot: The slot.
         reports: ``(start, stop, report)`` of every part, in order.
-        lend: Called at once with the array that all views of the slot refer to, so that it is
+        lend: Called once with the array that all views of the slot refer to, so that it is
             garbage-collected with the last of them; with None if there are no views.
     """
-    root, columns = lent_columns(layout, segment, slot, reports[-1][1], lend)
+
+    layout: Layout
+    segment: Segment | None
+    slot: Slot
+    reports: Sequence[tuple[int, int, Report]]
+    lend: Callable[[Array | None], None]
+
+    def columns(self, n_rows: int) -> tuple[Array | None, list[Array]]:
+        """Lend the slot; return the array that its views refer to, and rows of the columns."""
+        columns: list[Array] = []
+        root: Array | None = None
+        if self.segment is not None:
+            memory, n_bytes = self.segment.memory, self.layout.slot_bytes
+            # NumPy makes this array the base of every view.
+            root = np.frombuffer(memory, np.uint8, n_bytes, self.slot.offset_bytes)
+            columns = [a[:n_rows] for a in column_arrays(self.layout, root, Slot(0, 0))]
+        self.lend(root)
+        return root, columns
+
+
+def view_batch(filled: FilledSlot) -> MiniBatch:
+    """Return the mini-batch in a slot. Copies nothing."""
+    layout, reports = filled.layout, filled.reports
+    root, columns = filled.columns(reports[-1][1])
     kinds = leaf_kinds(layout.structure)
     if all(report is None for _, _, report in reports) and columns:
         rows = [_rows(column, kind) for column, kind in zip(columns, kinds, strict=True)]
         contiguous = _contiguous(layout, columns)
         return MiniBatch(assemble(layout.structure, rows), layout.structure, contiguous)
     return _view_mixed(layout, root, columns, reports)
-
-
-def lent_columns(
-    layout: Layout,
-    segment: Segment | None,
-    slot: Slot,
-    n_rows: int,
-    lend: Callable[[Array | None], None],
-) -> tuple[Array | None, list[Array]]:
-    """Return the array that all views of a slot refer to, and the first rows of its columns.
-
-    The arguments are those of :func:`view_batch`.
-    """
-    columns: list[Array] = []
-    root: Array | None = None
-    if segment is not None:
-        # NumPy makes this array the base of every view.
-        root = np.frombuffer(segment.memory, np.uint8, layout.slot_bytes, slot.offset_bytes)
-        columns = [a[:n_rows] for a in column_arrays(layout, root, Slot(0, 0))]
-    lend(root)
-    return root, columns
 
 
 def _rows(column: Array, kind: str) -> Sequence[Any]:
@@ -287,7 +283,7 @@ def row_leaves(
 
     Args:
         layout: The layout of the slot.
-        root: The array of the whole slot, of :func:`lent_columns`.
+        root: The array of the whole slot, of :meth:`FilledSlot.columns`.
         columns: Its columns.
         row: Number of the example.
         entry: What the report says of it.

@@ -51,6 +51,11 @@ class Content(NamedTuple):
     read_ns: int
     promise: tuple[int, int]
 
+    @property
+    def original(self) -> Original:
+        """What it is a copy of."""
+        return Original(len(self.data), self.mtime)
+
 
 def content_of(file: Wanted, data: bytes, extent: Extent) -> Content:
     """Return what was read of a small file that is staged in another tier."""
@@ -71,6 +76,11 @@ class Copy(NamedTuple):
     place: Place
     extent: Extent
     answer: Staged
+
+    @property
+    def original(self) -> Original:
+        """What it is a copy of."""
+        return Original(self.extent.size, self.extent.mtime)
 
 
 class Copier:
@@ -114,7 +124,8 @@ class Copier:
         promise = self._promise(home, make_room)
         if promise is None:
             return Staged(Outcome.REFUSED)
-        got: Content | Copy | Staged = Staged(Outcome.SOURCE_FAILED)
+        got: Copy | Staged = Staged(Outcome.SOURCE_FAILED)
+        data, read_bytes = b"", 0
         began_ns = time.monotonic_ns()
         try:
             with self._origin.open(file.path) as source:
@@ -124,13 +135,20 @@ class Copier:
                     promise = home, 0
                     tiers = range(home, len(self._stores))
                     got = self._copy_long(file, source, original, tiers, make_room, home, began_ns)
+                    read_bytes = got.extent.size if isinstance(got, Copy) else 0
                 elif original.size_bytes:  # else it is empty, or does not tell: read it there
-                    got = self._content(file, source, original, began_ns, promise)
+                    data = _read(source, original.size_bytes)
+                    if source.stat() == original:  # else it is being written: not ours to keep
+                        read_bytes = original.size_bytes
         except (OSError, ValueError):  # no file can have a path with a null in it
-            got = Staged(Outcome.SOURCE_FAILED)
-        self._note_answer(time.monotonic_ns() - began_ns, _read_bytes(got))
-        if not isinstance(got, Content):
-            self._release([promise])
+            got, read_bytes = Staged(Outcome.SOURCE_FAILED), 0
+        read_ns = time.monotonic_ns() - began_ns
+        self._note_answer(read_ns, read_bytes)
+        if data and read_bytes:
+            mtime_ns = original.mtime_ns
+            checksum = checksum_of(data, file.key, mtime_ns)
+            return Content(file, data, mtime_ns, checksum, Outcome.COPIED, read_ns, promise)
+        self._release([promise])
         return got
 
     def receive(
@@ -159,23 +177,6 @@ class Copier:
             return None
         return Content(file, data, mtime_ns, source.checksum, Outcome.FETCHED, 0, (home, 0))
 
-    def _content(
-        self,
-        file: Wanted,
-        source: OriginalFile,
-        original: Original,
-        began_ns: int,
-        promise: tuple[int, int],
-    ) -> Content | Staged:
-        """Return a file that was read at once. Raises OSError if the source fails."""
-        size_bytes, mtime_ns = original
-        data = _read(source, size_bytes)
-        if source.stat() != original:  # it is being written: not ours to keep
-            return Staged(Outcome.SOURCE_FAILED)
-        read_ns = time.monotonic_ns() - began_ns
-        checksum = checksum_of(data, file.key, mtime_ns)
-        return Content(file, data, mtime_ns, checksum, Outcome.COPIED, read_ns, promise)
-
     def _promise(self, home: int, make_room: MakeRoom | None) -> tuple[int, int] | None:
         """Have room kept for a file of ordinary size: to read one in vain costs the slow store.
 
@@ -185,8 +186,10 @@ class Copier:
         tiers = range(home, len(self._stores))
         if make_room is None:
             now_seconds = time.monotonic()
-            full = self._health.full
-            return (home, 0) if any(full[t].is_passable(now_seconds) for t in tiers) else None
+            for full in self._health.full[home:]:
+                if full.is_passable(now_seconds):
+                    return home, 0
+            return None
         size_bytes = int(self._mean_bytes)
         if not size_bytes:
             return home, 0
@@ -319,6 +322,10 @@ class Copier:
             share = 0.1 if self._mean_bytes else 1.0
             self._mean_bytes += (place.size - self._mean_bytes) * share
 
+    def discard(self, copy: Copy) -> None:
+        """Give up the place of a copy that is not to be published."""
+        self._give_up(copy.extent.tier, copy.place)
+
     def _give_up(self, tier: int, place: Place) -> None:
         try:
             self._stores[tier].give_up(place)
@@ -407,13 +414,6 @@ class _Segment:
 
     def read(self, size_bytes: int) -> bytes:
         return os.read(self._fd, size_bytes)
-
-
-def _read_bytes(got: Content | Copy | Staged) -> int:
-    """Return the bytes of a file that was read; 0 if it was not."""
-    if isinstance(got, Content):
-        return len(got.data)
-    return got.extent.size if isinstance(got, Copy) else 0
 
 
 def _read(source: OriginalFile, size_bytes: int) -> bytes:

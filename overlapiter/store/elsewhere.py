@@ -9,10 +9,10 @@ from overlapiter.origins.origin import OriginalFile
 
 
 class Holders(NamedTuple):
-    """Which other nodes may hold a file.
+    """Which nodes may hold a file.
 
     Attributes:
-        nodes: Their numbers, the best first; at least one.
+        nodes: Their numbers, the best first; this node may be among them.
         is_coming: Whether the first one may be about to stage it.
     """
 

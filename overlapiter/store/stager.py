@@ -19,7 +19,7 @@ from typing import Literal
 
 from overlapiter.origins.origin import Origin, Original
 
-from .copier import CHUNK_BYTES, Content, Copier, Copy
+from .copier import Content, Copier, Copy
 from .elsewhere import FetchedFile, Fetches, Holders
 from .extents import Extent, ExtentReader
 from .health import Health
@@ -225,13 +225,13 @@ class Stager:
 
     def _accept(self, part: Part, file: Wanted, extent: Extent) -> None:
         """Take a valid copy; one in a slower tier rises if a faster one may have room."""
-        part.answers[file.key] = Staged(Outcome.FOUND, extent, has_settled(extent.mtime))
-        self._remember(extent)
+        part.answers[file.key] = answer = Staged(Outcome.FOUND, extent, has_settled(extent.mtime))
+        self._remember(extent, answer)
         if extent.tier and self._health.is_well(0):
             part.missing.append((file, extent))
 
-    def _remember(self, extent: Extent) -> None:
-        if has_settled(extent.mtime):
+    def _remember(self, extent: Extent, answer: Staged) -> None:
+        if answer.is_settled:
             self._compared[extent.key] = extent
             if len(self._compared) > _REMEMBERED:
                 self._compared.popitem(last=False)
@@ -282,7 +282,7 @@ class Stager:
             part.n_copying += len(claimed.mine)
             part.n_jobs += len(claimed.mine) + bool(claimed.others)
         self._do([functools.partial(self._copy, part, *by_key[key]) for key in claimed.mine
-                  if not self._ask_peers(part, *by_key[key])])  # fmt: skip
+                  if not (self._peers and self._ask_peers(part, *by_key[key]))])  # fmt: skip
         return claimed.others
 
     def _wait(
@@ -346,10 +346,11 @@ class Stager:
             if lower is not None:
                 part.risen[file.key] = lower
             part.n_copying -= 1
-            is_due = not part.n_copying or part.batch.is_large
-            batch = part.take_batch() if is_due else None
-        if batch is not None:
-            self._publish(part, batch)
+            if part.n_copying and not part.batch.is_large:
+                part.n_jobs -= 1  # another one ends it
+                return
+            batch = part.take_batch()
+        self._publish(part, batch)
         self._end_job(part)
 
     # --- other nodes --------------------------------------------------------------------------
@@ -397,29 +398,32 @@ class Stager:
         return got is not None
 
     def _receive_unknown(self, part: Part, file: Wanted, source: FetchedFile) -> bool:
-        """Take a small file that this job has not compared with its source yet, and do so."""
-        if source.stat().size_bytes > CHUNK_BYTES:
-            return False  # the source would be waited for while the others wait behind it
+        """Take a file that this job has not compared with its source yet, and do so."""
         got = self._copier.receive(file, source, part.home, part.make_room)
-        if not isinstance(got, Content):
+        if got is None:
             return False
         if part.partly is None:
             self._compare_received(part, file, got)
-        else:
+        else:  # other files come behind this one
             self._submit(functools.partial(self._compare_received, part, file, got))
         return True
 
-    def _compare_received(self, part: Part, file: Wanted, got: Content) -> None:
+    def _compare_received(self, part: Part, file: Wanted, got: Content | Copy | Staged) -> None:
+        if isinstance(got, Staged):  # there was no room for it
+            self._end_copy(part, file, None, got)
+            return
         began_ns = time.monotonic_ns()
         try:
-            is_valid = self._origin.stat(file.path) == Original(len(got.data), got.mtime)
+            is_valid = self._origin.stat(file.path) == got.original
         except OSError:
             is_valid = False
         self._note_answer(time.monotonic_ns() - began_ns, 0)
         if is_valid:
             self._end_copy(part, file, None, got)
-        else:
-            self._copy(part, file, None)
+            return
+        if isinstance(got, Copy):
+            self._copier.discard(got)
+        self._copy(part, file, None)
 
     def _publish(self, part: Part, batch: Batch) -> None:
         """Write what was read, and make all copies known."""
@@ -476,7 +480,7 @@ class Stager:
             with self._lock:
                 for copy in here:
                     answers[copy.wanted.key] = copy.answer
-                    self._remember(copy.extent)
+                    self._remember(copy.extent, copy.answer)
         return answers
 
     def _drop(self, extent: Extent) -> None:

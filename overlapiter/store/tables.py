@@ -14,7 +14,8 @@ from .extents import Extent
 from .index import Cursor, IndexDamagedError
 from .segments import aligned
 
-_MOST_PARAMETERS = 256
+#: Keys, and values of rows, in a statement; before SQLite 3.32 it had at most 999 of both.
+_MOST_KEYS, _MOST_VALUES = 256, 640
 _NUMBERS, _PLACE = struct.Struct("<6q"), struct.Struct("<3q")
 
 #: Where bytes lie that are given back to the disk: segment, start (WHOLE for all of it), size in
@@ -29,8 +30,8 @@ def run_by_key(cursor: Cursor, statement: str, keys: Sequence[int]) -> list[tupl
     while, in the middle of a transaction; so there are few.
     """
     rows: list[tuple[Any, ...]] = []
-    for first in range(0, len(keys), _MOST_PARAMETERS):
-        piece = list(keys[first : first + _MOST_PARAMETERS])
+    for first in range(0, len(keys), _MOST_KEYS):
+        piece = list(keys[first : first + _MOST_KEYS])
         n_marks = 1 << (len(piece) - 1).bit_length()  # few different statements, to be prepared
         piece += piece[-1:] * (n_marks - len(piece))
         marks = ",".join("?" * n_marks)
@@ -47,7 +48,7 @@ def insert(cursor: Cursor, into: str, rows: Sequence[tuple[object, ...]]) -> int
         rows: All of one length.
     """
     n_inserted = first = 0
-    while left := min(len(rows) - first, _MOST_PARAMETERS // len(rows[0]) if rows else 0):
+    while left := min(len(rows) - first, _MOST_VALUES // len(rows[0]) if rows else 0):
         n_rows = 1 << (left.bit_length() - 1)
         marks = ",".join([f"({','.join('?' * len(rows[0]))})"] * n_rows)
         values = [value for row in rows[first : first + n_rows] for value in row]

@@ -13,9 +13,8 @@ from torch.utils.data import default_collate
 
 from overlapiter.errors import ExampleError, described
 from overlapiter.pipeline import FailedBatch, Views
-from overlapiter.sharedmem.layout import Array, Layout, Structure, leaf_kinds
-from overlapiter.sharedmem.segments import Segment, Slot
-from overlapiter.sharedmem.slots import IN_COLUMN, LOOSE, Report, lent_columns, row_leaves
+from overlapiter.sharedmem.layout import Array, Layout, Structure, leaf_kinds, unflatten
+from overlapiter.sharedmem.slots import IN_COLUMN, LOOSE, FilledSlot, Report, row_leaves
 from overlapiter.torch.face import RAW, RemoteError
 
 _ORIGINALS: dict[str, Callable[[Any], Any]] = {
@@ -49,16 +48,10 @@ class Collated(NamedTuple):
 class TensorViews(Views):
     """Shows slots as what PyTorch's collation makes of the examples in them."""
 
-    def view(
-        self,
-        layout: Layout,
-        segment: Segment | None,
-        slot: Slot,
-        reports: Sequence[tuple[int, int, Report]],
-        lend: Callable[[Array | None], None],
-    ) -> Collated | FailedBatch:
+    def view(self, filled: FilledSlot) -> Collated | FailedBatch:
         """Return the collated mini-batch; copies nothing where all examples are alike."""
-        root, columns = lent_columns(layout, segment, slot, reports[-1][1], lend)
+        layout, reports = filled.layout, filled.reports
+        root, columns = filled.columns(reports[-1][1])
         if columns and all(report is None for _, _, report in reports):
             kinds = leaf_kinds(layout.structure)
             tensors = [_tensor(kind, array) for kind, array in zip(kinds, columns, strict=True)]
@@ -74,16 +67,10 @@ class TensorViews(Views):
 class WholeViews(TensorViews):
     """Shows slots as what a ``collate_fn`` has returned, in a file reader."""
 
-    def view(
-        self,
-        layout: Layout,
-        segment: Segment | None,
-        slot: Slot,
-        reports: Sequence[tuple[int, int, Report]],
-        lend: Callable[[Array | None], None],
-    ) -> Collated | FailedBatch:
+    def view(self, filled: FilledSlot) -> Collated | FailedBatch:
         """Return the mini-batch; its tensors and arrays are views."""
-        root, columns = lent_columns(layout, segment, slot, 1, lend)
+        layout, reports = filled.layout, filled.reports
+        root, columns = filled.columns(1)
         (_, n_indices, report), skipped = reports[0], _skipped(reports)
         written = [entry for entry in report or [None] if not isinstance(entry, ExampleError)]
         if not written:
@@ -206,16 +193,4 @@ def _rebuilt(layout: Layout, root: Array | None, columns: list[Array], row: int,
     structure, leaves, _ = row_leaves(layout, root, columns, row, entry)
     kinds = leaf_kinds(structure)
     originals = (_original(kind, leaf) for kind, leaf in zip(kinds, leaves, strict=True))
-    return _unflatten(structure, originals)
-
-
-def _unflatten(structure: Structure, leaves: Iterator[Any]) -> Any:
-    if isinstance(structure, str):
-        return next(leaves)
-    kind, keys, children = structure
-    parts = [_unflatten(child, leaves) for child in children]
-    if kind == "dict":
-        return dict(zip(keys, parts, strict=True))
-    if kind == "list":
-        return parts
-    return tuple(parts) if kind == "tuple" else kind(*parts)
+    return unflatten(structure, originals)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
+import random
 import warnings
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -19,18 +20,19 @@ from overlapiter.errors import ExampleError, OptionError, described
 from overlapiter.faults import SkippedExamples, explain_stall
 from overlapiter.order import IndexList, Indices
 from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
+from overlapiter.sources import Dataset
 from overlapiter.torch.batches import Collated
-from overlapiter.torch.face import RemoteError, Renewal, Seeded
+from overlapiter.torch.face import RemoteError, Renewal, seed_torch
 from overlapiter.torch.feed import Feed, begin
 from overlapiter.torch.orders import (
     Foresight,
     Keys,
     as_indices,
     foresee,
-    order_of,
     put_draws,
 )
 from overlapiter.torch.states import Progress
+from overlapiter.workers.reader.face import Face
 
 #: Without a timeout of the user's, how long a mini-batch may take before a warning.
 STALL_SECONDS = 30.0
@@ -38,6 +40,32 @@ STALL_SECONDS = 30.0
 
 class TimeoutWarning(RuntimeWarning):
     """No mini-batch has come for a while."""
+
+
+class Seeded:
+    """A dataset whose examples each see a random state of their own, in this process.
+
+    Args:
+        dataset: The dataset.
+        seed: From which these states follow.
+        epoch: The epoch.
+    """
+
+    def __init__(self, dataset: Dataset, seed: int, epoch: int) -> None:
+        self._face = Face(dataset)
+        self._seed = seed
+        self._epoch = epoch
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return an example, and leave the random states of this process as they are."""
+        states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        try:
+            seed_torch(self._face.seed_example(self._seed, self._epoch, index))
+            return self._face.dataset[index]
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            torch.set_rng_state(states[2])
 
 
 class LocalEpoch(_SingleProcessDataLoaderIter):
@@ -90,6 +118,7 @@ class Epoch(_BaseDataLoaderIter):
             put_draws(loader, self._progress.draws)
             self._progress.has_base_seed = False
         super()._reset(loader, first_iter=True)
+        self._is_resumed = state is not None
         self._begin(loader, 0 if state is None else state["n_taken"])
 
     # --- the beginning ------------------------------------------------------------------------
@@ -112,14 +141,19 @@ class Epoch(_BaseDataLoaderIter):
         foresight = None
         if staging is not None:
             n_wanted = max(n_ahead, staging.look_ahead)
-            foresight = foresee(loader, draws_base_seed=not loader.persistent_workers)
+            foresight = foresee(
+                loader, self._progress.number, draws_base_seed=not loader.persistent_workers
+            )
             n_ahead = n_ahead if foresight is not None else n_wanted
         for keys in itertools.islice(self._keys(), n_to_skip):
             self._progress.count(keys)
             self._position += len(self._flat(keys))
         self._pending.clear()
+        if self._progress.scattered is not None:  # an epoch holds what precedes a resumption, too
+            self._position = self._progress.scattered[1]
         first = list(itertools.islice(self._keys(), n_ahead))
-        self._feed = self._feed_of(loader, first)
+        orders = {} if foresight is None else foresight.orders
+        self._feed = self._feed_of(loader, first, orders.get(self._progress.number))
         if foresight is not None:
             self._announce(foresight)
         self._first_position = self._position  # of the next mini-batch to be taken
@@ -130,34 +164,29 @@ class Epoch(_BaseDataLoaderIter):
                 self._submit_foreseen(keys)
         self._pipeline.flush()
 
-    def _feed_of(self, loader: data.DataLoader[Any], first: list[Keys]) -> Feed:
+    def _feed_of(
+        self, loader: data.DataLoader[Any], first: list[Keys], order: Indices | None
+    ) -> Feed:
         if self._feed is not None:
             self._pipeline.reset()
             return self._feed
         indices = as_indices(self._flat(first[0]) if first else [])
         if loader.staging is not None and indices.dtype != np.intp:
             raise OptionError("staging", f"needs whole numbers as keys, not {indices[0]!r}")
-        return begin(loader, Renewal(self._base_seed), indices.tolist())
+        feed, is_new = begin(loader, Renewal(self._base_seed), indices.tolist())
+        if feed.share is not None and (is_new or self._is_resumed):
+            feed.share.begin(self._progress.number, self._position, order)
+        return feed
 
     def _announce(self, foresight: Foresight) -> None:
         """Tell the pipeline the orders, by which it chooses which staged files to keep."""
-        order = order_of(foresight.batches)
-        if order is None or not len(order):
+        if not foresight.orders or self._feed is None:
             return
-        if (
-            self._progress.scattered is not None
-        ):  # what was read before a resumption belongs to the epoch
-            _, start, whole = self._progress.scattered
-            order = np.concatenate([whole[:start], order])
-            self._position = start
-        self._order_size = len(order)
-        orders: dict[int, Indices | None] = {self._progress.number: order}
-        if foresight.next_order is not None and len(foresight.next_order) == len(order):
-            orders[self._progress.number + 1] = foresight.next_order
-        others = foresight.others
-        self._pipeline.announce(
-            orders, {} if others is None else {self._progress.number: others[: len(order)]}
-        )
+        self._order_size = len(foresight.orders[self._progress.number])
+        share = self._feed.share
+        sharing = None if share is None else share.sharing(foresight.orders)
+        orders: dict[int, Indices | None] = {**foresight.orders}
+        self._pipeline.announce(orders, foresight.others, sharing)
 
     # --- index lists --------------------------------------------------------------------------
 

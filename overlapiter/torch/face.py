@@ -1,21 +1,24 @@
-"""What PyTorch adds to the work of a file reader: tensors, collation, seeds, worker info."""
+"""What PyTorch adds to the work of a file reader: tensors, collation, seeds, worker info.
+
+It does not import PyTorch: where the dataset does not either, a file reader starts a second sooner.
+"""
 
 from __future__ import annotations
 
+import functools
 import io
 import pickle
 import random
+import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
-from torch.utils.data import _utils
 
 from overlapiter.errors import described
 from overlapiter.sharedmem.layout import Structure
 from overlapiter.sources import Dataset
-from overlapiter.torch.datasets import register_known
+from overlapiter.torch.presence import is_tensor, when_imported
 from overlapiter.workers.reader.face import Face
 
 #: Types of elements that NumPy has and PyTorch, too, so that an array becomes a tensor as it is.
@@ -28,7 +31,7 @@ SHARED_DTYPES = frozenset(
     )
 )
 #: Element types that NumPy lacks travel as integers of their size.
-_RAW_TYPES = {1: torch.uint8, 2: torch.int16}
+_RAW_TYPES = {1: "uint8", 2: "int16"}
 RAW = "raw:"
 
 
@@ -86,31 +89,45 @@ class TorchFace(Face):
         self.fetches_whole = is_batched and fetches_whole(dataset)
         self.collates = collate_fn is not None or self.fetches_whole
         self._number = -1
+        self._words: bytes | None = None  # of the example that is read
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         """Learn, in the workers, which files the dataset's classes read."""
         vars(self).update(state)
-        register_known()
+        if "torch" in sys.modules:  # else they are none of its
+            from overlapiter.torch.datasets import register_known
+
+            register_known()
 
     def begin(self, number: int, n_readers: int) -> None:
         """Seed this process, set ``get_worker_info()`` and call ``worker_init_fn``."""
         self._number = number
-        torch.set_num_threads(1)
         base_seed = self.renewal.base_seed
-        seed = base_seed + number
-        random.seed(seed)
-        torch.manual_seed(seed)
-        np.random.seed(_utils.worker._generate_state(base_seed, number))
-        _utils.worker._worker_info = _utils.worker.WorkerInfo(
-            id=number, num_workers=n_readers, seed=seed, dataset=self.dataset
-        )
+        random.seed(base_seed + number)
+        words = [number, base_seed & 0xFFFFFFFF, base_seed >> 32, 0]  # as PyTorch takes them
+        np.random.seed(np.random.SeedSequence(words).generate_state(4))
+        when_imported(functools.partial(self._begin_torch, n_readers))
         if self.worker_init_fn is not None:
             self.worker_init_fn(number)
 
+    def _begin_torch(self, n_readers: int) -> None:
+        import torch
+        from torch.utils.data import _utils
+
+        torch.set_num_threads(1)
+        seed = self.renewal.base_seed + self._number
+        torch.manual_seed(seed)
+        if self._words is not None:
+            seed_torch(self._words)
+        _utils.worker._worker_info = _utils.worker.WorkerInfo(
+            id=self._number, num_workers=n_readers, seed=seed, dataset=self.dataset
+        )
+
     def seed_example(self, seed: int, epoch: int, index: int) -> bytes:
         """Seed ``torch.random`` besides."""
-        more = super().seed_example(seed, epoch, index)
-        seed_torch(more)
+        self._words = more = super().seed_example(seed, epoch, index)
+        if "torch" in sys.modules:
+            seed_torch(more)
         return more
 
     def fetch_whole(self, indices: list[Any]) -> list[Any]:
@@ -127,8 +144,11 @@ class TorchFace(Face):
 
     def collate(self, examples: list[Any]) -> object:
         """Call ``collate_fn`` as PyTorch does."""
-        collate = self.collate_fn or _utils.collate.default_collate
-        return collate(examples if self.is_batched else examples[0])
+        if self.collate_fn is None:
+            from torch.utils.data import default_collate
+
+            return default_collate(examples)
+        return self.collate_fn(examples if self.is_batched else examples[0])
 
     def failure(self, error: BaseException) -> BaseException:
         """Wrap what the trainer is to raise as PyTorch does; the rest keeps its own way."""
@@ -138,39 +158,17 @@ class TorchFace(Face):
         return RemoteError(type(error), described(error)[1], where)
 
 
-class Seeded:
-    """A dataset whose examples each see a random state of their own, in this process.
-
-    Args:
-        dataset: The dataset.
-        seed: From which these states follow.
-        epoch: The epoch.
-    """
-
-    def __init__(self, dataset: Dataset, seed: int, epoch: int) -> None:
-        self._face = Face(dataset)
-        self._seed = seed
-        self._epoch = epoch
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return an example, and leave the random states of this process as they are."""
-        states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        try:
-            seed_torch(self._face.seed_example(self._seed, self._epoch, index))
-            return self._face.dataset[index]
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
-            torch.set_rng_state(states[2])
-
-
 def seed_torch(words: bytes) -> None:
     """Set ``torch.random`` to a state that follows from 16 bytes alone."""
+    import torch
+
     torch.default_generator.manual_seed(int.from_bytes(words[:8], "little") >> 1)
 
 
 def fetches_whole(dataset: object) -> bool:
     """Return whether a dataset has a way of its own to give several examples at once."""
+    import torch
+
     if type(dataset) is torch.utils.data.Subset:  # it passes that on
         inner: Any = dataset
         return fetches_whole(inner.dataset)
@@ -186,7 +184,7 @@ def _walk(node: Any, leaves: list[Any]) -> Structure:
     The leaves that collate to tensors are arrays in ``leaves``; their kind says what they were.
     """
     kind = type(node)
-    if kind is torch.Tensor:
+    if is_tensor(node):
         return _tensor_leaf(node, leaves)
     if kind is tuple or kind is list:
         return (kind.__name__, None, tuple([_walk(child, leaves) for child in node]))
@@ -197,14 +195,16 @@ def _walk(node: Any, leaves: list[Any]) -> Structure:
     return _plain_leaf(node, kind, leaves)
 
 
-def _tensor_leaf(tensor: torch.Tensor, leaves: list[Any]) -> str:
+def _tensor_leaf(tensor: Any, leaves: list[Any]) -> str:
+    import torch
+
     if _is_dense(tensor):
         try:
             leaves.append(tensor.resolve_conj().resolve_neg().numpy())
         except TypeError:  # NumPy lacks this type of element
             raw = _RAW_TYPES.get(tensor.element_size())
             if raw is not None:
-                leaves.append(tensor.view(raw).numpy())
+                leaves.append(tensor.view(getattr(torch, raw)).numpy())
                 return RAW + str(tensor.dtype).removeprefix("torch.")
         else:
             return "tensor"
@@ -212,8 +212,10 @@ def _tensor_leaf(tensor: torch.Tensor, leaves: list[Any]) -> str:
     return "loose"
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
+def _is_dense(tensor: Any) -> bool:
     """Return whether a tensor is an array in memory, and nothing besides."""
+    import torch
+
     is_plain = tensor.device.type == "cpu" and tensor.layout is torch.strided
     return is_plain and not (tensor.requires_grad or tensor.is_quantized or tensor.is_nested)
 
@@ -248,7 +250,7 @@ class _SkeletonPickler(pickle.Pickler):
 
     def persistent_id(self, thing: Any) -> int | None:
         """Return the number of a leaf; None for what is pickled."""
-        if type(thing) is torch.Tensor:
+        if is_tensor(thing):
             kind = _tensor_leaf(thing, self._leaves)
         elif type(thing) is np.ndarray and not thing.dtype.hasobject:
             kind = "array"

@@ -7,8 +7,7 @@ import io
 import os
 import pickle
 import time
-from collections.abc import Callable
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import xxhash
@@ -16,31 +15,30 @@ from torch.utils import data
 from torch.utils.data import default_collate
 
 from overlapiter.errors import OptionError
+from overlapiter.peers.holders import NodeShare
 from overlapiter.pipeline import Pipeline
-from overlapiter.planning import names_source, staging_plan
+from overlapiter.planning import join_peers, names_source, staging_plan
 from overlapiter.torch.batches import TensorViews, WholeViews
-from overlapiter.torch.face import Renewal, TorchFace
+from overlapiter.torch.face import Renewal, TorchFace, fetches_whole
 from overlapiter.torch.pinned import TorchLocker
+from overlapiter.torch.presence import is_needed
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.launch import start_forkserver
-from overlapiter.workers.start.parcel import Parcel
+from overlapiter.workers.start.parcel import Parcel, make_pickler
 
-#: What the forkserver is to import, so that the processes forked from it need not.
-PRELOAD = ("overlapiter.workers.supervisor.main", "overlapiter.torch.face")
+_PRELOAD = ("overlapiter.workers.supervisor.main", "overlapiter.torch.face")
+
+
+def preload_of(loader: data.DataLoader[Any]) -> tuple[str, ...]:
+    """Return what the forkserver is to import, so that the processes forked from it need not."""
+    things = [loader.dataset, loader.worker_init_fn]
+    if loader.collate_fn is not default_collate or fetches_whole(loader.dataset):
+        things.append(loader.collate_fn)
+    return (*_PRELOAD, *["torch"] * is_needed(things))
 
 
 class FacePickler(pickle.Pickler):
-    """Pickles a face with the tensors in its dataset as buffers, which are not copied twice.
-
-    Args:
-        file: Where to write.
-        buffer_callback: Called with each array, which stays out of the pickle.
-    """
-
-    def __init__(
-        self, file: IO[bytes], buffer_callback: Callable[[pickle.PickleBuffer], Any]
-    ) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL, buffer_callback=buffer_callback)
+    """Pickles a face with the tensors in its dataset as buffers, which are not copied twice."""
 
     def reducer_override(self, thing: Any) -> Any:
         """Pickle dense tensors of the CPU as arrays, and the rest as it is."""
@@ -59,11 +57,13 @@ class Feed(NamedTuple):
         pipeline: The pipeline.
         options: What it depends on besides the dataset.
         digest: Of the pickled dataset.
+        share: What this node holds for others; None without peers.
     """
 
     pipeline: Pipeline
     options: tuple[Any, ...]
     digest: bytes
+    share: NodeShare | None
 
 
 class Shelf:
@@ -94,10 +94,13 @@ class Shelf:
             feed.pipeline.close()
 
 
-def begin(loader: data.DataLoader[Any], renewal: Renewal, first_indices: list[int]) -> Feed:
-    """Return a feed for an epoch of a loader: the one on its shelf if that will do, or a new one.
+def begin(
+    loader: data.DataLoader[Any], renewal: Renewal, first_indices: list[int]
+) -> tuple[Feed, bool]:
+    """Return a feed for an epoch of a loader, and whether it is new: that on its shelf may do.
 
-    Its file readers are fresh processes in either case, with the dataset as it is now.
+    Its file readers are fresh processes in either case, with the dataset as it is now. Making a new
+    one with peers is collective.
 
     Args:
         loader: The loader.
@@ -117,11 +120,11 @@ def begin(loader: data.DataLoader[Any], renewal: Renewal, first_indices: list[in
         with contextlib.suppress(Exception):  # explained below
             if old.options == options and old.digest == digest_of(face):
                 old.pipeline.reset(renewal)
-                return old
+                return old, False
         old.pipeline.close()
     feed = _new_feed(loader, face, options, renewal, first_indices)
     loader._shelf.latest = feed.pipeline
-    return feed
+    return feed, True
 
 
 def _face_of(loader: data.DataLoader[Any]) -> TorchFace:
@@ -158,10 +161,13 @@ def _new_feed(
 ) -> Feed:
     created_ns = time.monotonic_ns()
     n_workers, prefetch_factor, batch_size, seed, is_skipping, staging, is_pinned = options
-    start_forkserver(PRELOAD)
+    preload = preload_of(loader)
+    start_forkserver(preload)
     parcel = Parcel(face, FacePickler, name="")
     try:
         staged = staging_plan(staging, loader.dataset, first_indices)
+        size = _size_of(loader, staged is not None)
+        staged, listener, share = join_peers(staging, staged, loader._order, size)
     except BaseException:
         parcel.close()
         raise
@@ -169,21 +175,21 @@ def _new_feed(
         n_readers=n_workers,
         n_build_ahead=prefetch_factor * n_workers,
         batch_size=batch_size,
-        dataset_size=_size_of(loader, staged is not None),
+        dataset_size=size,
         index_type="O",  # as they come
         seed=seed,
         is_skipping=is_skipping,
         max_parts_per_reader=None,
         staging=staged,
-        imports=PRELOAD,
+        imports=preload,
         names_source=staged is not None and names_source(parcel, staged.source),
         renewal=renewal,
     )
     views = WholeViews() if face.collates else TensorViews()
-    pipeline = Pipeline(parcel, plan, PRELOAD, created_ns, views=views)
+    pipeline = Pipeline(parcel, plan, preload, created_ns, views=views, listener=listener)
     if is_pinned:
         pipeline.lock_pages(TorchLocker())
-    return Feed(pipeline, options, digest_of(face))
+    return Feed(pipeline, options, digest_of(face), share)
 
 
 def _size_of(loader: data.DataLoader[Any], is_staging: bool) -> int:
@@ -203,7 +209,7 @@ def digest_of(face: TorchFace) -> bytes:
     digest = xxhash.xxh3_128()
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
-    FacePickler(stream, buffers.append).dump(face)
+    make_pickler(FacePickler, stream, buffers.append).dump(face)
     digest.update(stream.getbuffer())
     for buffer in buffers:
         digest.update(buffer.raw())

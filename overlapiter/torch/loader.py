@@ -16,8 +16,13 @@ from overlapiter.scatter import ScatteredOrder
 from overlapiter.stats import Stats
 from overlapiter.torch.datasets import register_known
 from overlapiter.torch.epoch import Epoch, LocalEpoch, TimeoutWarning
-from overlapiter.torch.feed import PRELOAD, Shelf
-from overlapiter.torch.orders import OrderedSampler, samplers_of
+from overlapiter.torch.feed import Shelf, preload_of
+from overlapiter.torch.orders import (
+    DistributedOrder,
+    OrderedSampler,
+    order_of_ranks,
+    samplers_of,
+)
 from overlapiter.torch.states import Progress, State, begun_state, resumed, state_between
 from overlapiter.workers.start.launch import start_forkserver
 
@@ -116,6 +121,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self.staging = check_staging(staging)
         self.seed = count_or_none("seed", seed, minimum=0)
         self.bad_examples = bad_examples
+        self._order = order_of_ranks(samplers_of(self)[-1])
         self._check_workers()
         limit = None if bad_examples == "raise" else skip_limit(bad_examples, len(dataset))
         self._skipped = SkippedExamples(limit, dataset, keeps_step=_is_in_step(self))
@@ -126,7 +132,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         register_known()
         if num_workers:
             warn_if_failure_hangs()
-            start_forkserver(PRELOAD)  # it imports PyTorch meanwhile
+            start_forkserver(preload_of(self))  # it may import PyTorch meanwhile
 
     @classmethod
     def like(
@@ -159,8 +165,6 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         return cls(other.dataset, **batching, **same)
 
     def _check_workers(self) -> None:
-        if self.staging is not None and self.staging.peers is not None:
-            raise OptionError("peers", "is not used by the loader of PyTorch yet; leave it out")
         for option, given in (
             ("staging", self.staging is not None),
             ("bad_examples", self.bad_examples != "raise"),
@@ -185,6 +189,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         epoch = getattr(sampler, "epoch", 0)
         number = epoch if isinstance(sampler, OrderedSampler) else max(self._n_begun, epoch)
         self._n_begun = number + 1
+        if isinstance(self._order, DistributedOrder):
+            self._order.epoch_0 = epoch - number
         self._progress = Progress(self, number)
         return self._progress
 
@@ -253,7 +259,6 @@ def _refuse_iterable(dataset: Any) -> None:
 
 def _is_in_step(loader: DataLoader[Any]) -> bool:
     """Return whether other ranks take a mini-batch for each one of this loader."""
-    sampler = samplers_of(loader)[-1]
-    if isinstance(sampler, OrderedSampler):
-        return sampler.order.size > 1
-    return getattr(sampler, "num_replicas", 1) > 1
+    return getattr(samplers_of(loader)[-1], "num_replicas", 1) > 1 or (
+        loader._order is not None and loader._order.size > 1
+    )

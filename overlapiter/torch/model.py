@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from overlapiter.objective import Objective
+
 Vector = NDArray[np.float32]
 
 
@@ -39,33 +41,19 @@ class TorchModel:
     """A module; see :class:`overlapiter.mpi.training.model.Model` for what the methods do.
 
     Args:
-        module: Maps features to outputs, or features and labels to the loss if ``loss`` is "model".
-        loss: Name of the loss.
-        metrics: Names of the metrics: "accuracy".
-        device: As PyTorch names it.
-        example: Features and labels of one example, to make parameters that wait for a shape.
-
-    Attributes:
-        layout: As in the protocol.
-        measure_names: As in the protocol.
-        n_state: As in the protocol.
+        module: Maps features to outputs; or features and labels to the loss, or to a tuple of the
+            loss and the metrics.
+        objective: What it is trained for.
     """
 
-    def __init__(
-        self,
-        module: Any,
-        loss: str,
-        metrics: tuple[str, ...],
-        device: str,
-        example: tuple[Any, ...],
-    ) -> None:
-        self._loss = loss
-        self.measure_names = ("loss", *metrics)
-        self._device = torch.device(device)
+    def __init__(self, module: Any, objective: Objective) -> None:
+        self._objective = objective
+        self.measure_names = objective.measure_names
+        self._device = torch.device(objective.device)
         self._module = module.to(self._device)
         self._module.eval()
         with torch.no_grad():
-            self._measures(example)
+            self._measures(objective.example)
         self._parameters = dict(self._module.named_parameters())
         self._buffers = dict(self._module.named_buffers())
         self._parts = [*self._parameters.values(), *self._buffers.values()]
@@ -118,16 +106,20 @@ class TorchModel:
 
     def _measures(self, batch: tuple[Any, ...]) -> tuple[Any, list[float]]:
         *features, labels = (torch.from_numpy(each).to(self._device) for each in batch)
-        if self._loss == "model":
-            loss = self._module(*features, labels)
-            return loss, [float(loss.detach())]
+        objective = self._objective
+        if objective.loss == "model":
+            said = self._module(*features, labels)
+            loss, *metrics = said if isinstance(said, tuple) else (said,)
+            if len(metrics) < len(objective.metrics):
+                raise objective.missing(objective.metrics[0], "return (loss, accuracy)")
+            return loss, [float(loss.detach()), *(float(each) for each in metrics)]
         outputs = self._module(*features)
-        loss = _LOSSES[self._loss](outputs, labels)
-        accuracies = [self._accuracy(outputs, labels) for _ in self.measure_names[1:]]
+        loss = _LOSSES[objective.loss](outputs, labels)
+        accuracies = [self._accuracy(outputs, labels) for _ in objective.metrics]
         return loss, [float(loss.detach()), *accuracies]
 
     def _accuracy(self, outputs: Any, labels: Any) -> float:
-        if self._loss == "sigmoid_cross_entropy":
+        if self._objective.loss == "sigmoid_cross_entropy":
             said = (outputs > 0).reshape(-1)
         else:
             said = outputs.argmax(1)

@@ -119,26 +119,72 @@ def undrawn(loader: Any) -> Iterator[None]:
         put_draws(loader, before)
 
 
+def _permutation(seed: int, epoch: int, size: int) -> Indices:
+    generator = torch.Generator().manual_seed(seed + epoch)
+    order: Indices = torch.randperm(size, generator=generator).numpy()
+    return order
+
+
+class DistributedOrder(ScatteredOrder):
+    """What PyTorch's ``DistributedSampler`` gives all ranks: ours, but for how it shuffles.
+
+    Args:
+        sampler: The sampler of this rank.
+
+    Attributes:
+        epoch_0: The epoch of the sampler at which the loader counts 0.
+    """
+
+    _shuffled = staticmethod(_permutation)
+
+    def __init__(self, sampler: DistributedSampler[Any]) -> None:
+        node = this_node()
+        first = sampler.rank - node.local_rank
+        super().__init__(
+            sampler.rank,
+            sampler.num_replicas,
+            sampler.seed,
+            shuffle=sampler.shuffle,
+            remainder="drop" if sampler.drop_last else "fill",
+            local_ranks=range(max(0, first), min(first + node.local_size, sampler.num_replicas)),
+        )
+        self.epoch_0 = 0
+
+    def _global_order(self, epoch: int, dataset_size: int) -> Indices:
+        return super()._global_order(self.epoch_0 + epoch, dataset_size)
+
+
+def order_of_ranks(sampler: Any) -> ScatteredOrder | None:
+    """Return the order that a sampler has together with those of other ranks, if it has one."""
+    if isinstance(sampler, OrderedSampler):
+        return sampler.order
+    if type(sampler) is not DistributedSampler or sampler.seed < 0:
+        return None
+    return DistributedOrder(sampler)
+
+
 class Foresight(NamedTuple):
     """What a loader is going to give.
 
     Attributes:
         batches: What its sampler gives in this epoch.
-        next_order: The order of the following one; None where that is not known.
-        others: For each example of this epoch's order a row of what the other ranks of the node
-            read at the same time; None if there are none, or that is not known.
+        orders: By epoch, what it gives in this one and, where that is known, in the following one;
+            all of one length. Empty where keys are no integers.
+        others: By epoch, for each example of the order a row of what the other ranks of the node
+            read at the same time, where that is known.
     """
 
     batches: list[Keys]
-    next_order: Indices | None
-    others: Indices | None
+    orders: dict[int, Indices]
+    others: dict[int, Indices]
 
 
-def foresee(loader: Any, *, draws_base_seed: bool) -> Foresight | None:
+def foresee(loader: Any, number: int, *, draws_base_seed: bool) -> Foresight | None:
     """Find out what the samplers of a loader are about to give; None where that is not known.
 
     Args:
         loader: The loader, before anything was drawn for the epoch but the base seed.
+        number: Of the epoch.
         draws_base_seed: Whether the following epoch draws a base seed, too.
     """
     samplers = samplers_of(loader)
@@ -154,38 +200,51 @@ def foresee(loader: Any, *, draws_base_seed: bool) -> Foresight | None:
         else:
             index_sampler = inner
         batches = list(index_sampler)
-        next_order = None
+        order = order_of(batches)
+        if order is None or not len(order):
+            return Foresight(batches, {}, {})
+        shared = _foresee_ranks(loader, number, order)
+        if shared is not None:
+            return Foresight(batches, *shared)
+        orders = {number: order}
         if _knows_next(innermost):
             if draws_base_seed:
                 torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-            if isinstance(inner, DistributedSampler):
-                inner.epoch += 1
             next_order = order_of(list(index_sampler))
-    return Foresight(batches, next_order, _others(innermost))
+            if next_order is not None and len(next_order) == len(order):
+                orders[number + 1] = next_order
+    return Foresight(batches, orders, {})
 
 
 def _knows_next(sampler: Any) -> bool:
     """Return whether what a sampler gives next does not depend on what else is drawn meanwhile."""
-    if isinstance(sampler, (data.SequentialSampler, DistributedSampler, OrderedSampler)):
-        return True
-    return sampler.generator is not None
+    return isinstance(sampler, data.SequentialSampler) or (
+        getattr(sampler, "generator", None) is not None
+    )
 
 
-def _others(sampler: Any) -> Indices | None:
-    """Return what the other ranks of this node read, where that is known."""
-    if isinstance(sampler, OrderedSampler) and sampler.resumed is None:
-        return sampler.order.of_neighbours(sampler.epoch, sampler._dataset_size)
-    if not isinstance(sampler, DistributedSampler):
+def _foresee_ranks(
+    loader: Any, number: int, order: Indices
+) -> tuple[dict[int, Indices], dict[int, Indices]] | None:
+    """Return the orders of this epoch and the next, and those of the node's other ranks.
+
+    Args:
+        loader: The loader.
+        number: Of the epoch.
+        order: What the loader gives in it; less than the sampler where it drops a last mini-batch.
+    """
+    shared, sampler, size = loader._order, samplers_of(loader)[-1], len(loader.dataset)
+    if shared is None:
         return None
-    node = this_node()
-    first = sampler.rank - node.local_rank
-    others = []
-    for rank in range(first, first + node.local_size):
-        if rank != sampler.rank and 0 <= rank < sampler.num_replicas:
-            neighbour = copy.copy(sampler)
-            neighbour.rank = rank
-            others.append(list(neighbour))
-    return np.array(others, np.intp).T if others else None
+    orders = {epoch: shared.of_epoch(epoch, size) for epoch in (number, number + 1)}
+    others = {epoch: shared.of_neighbours(epoch, size) for epoch in orders}
+    start = 0
+    if isinstance(sampler, OrderedSampler) and sampler.resumed is not None:
+        start, orders[number] = sampler.resumed
+        others[number] = None
+    if not np.array_equal(orders[number][start:][: len(order)], order):
+        return None  # the sampler was changed since
+    return orders, {epoch: rows for epoch, rows in others.items() if rows is not None}
 
 
 def order_of(batches: Sequence[Keys]) -> Indices | None:

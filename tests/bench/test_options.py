@@ -28,32 +28,17 @@ class SomeOptions(Options):
             raise OptionsError("--files: give at least 1")
 
 
-@pytest.fixture(params=["dataclass", "function"])
-def some_claim(request, monkeypatch):
-    """A claim in each of the two ways to name its options, found under the name "some"."""
-
-    def add_options(parser) -> None:
-        parser.add_argument("--files", type=int, default=7, help="files (%(default)s)")
-        parser.set_defaults(repeats=5)
-
-    kind = SomeOptions if request.param == "dataclass" else add_options
-    found = claim.Claim("About.", kind, lambda *_: {}, quick={"files": 1})
-    monkeypatch.setitem(sys.modules, "bench.claims.some", SimpleNamespace(CLAIM=found))
-    return found
-
-
-@pytest.mark.usefixtures("some_claim")
-def test_an_argument_has_the_type_of_its_default():
-    options = claim.parse("some", ["--files", "3", "--seed", "4"])
-    assert (options.files, options.seed, options.repeats) == (3, 4, 5)
-    assert options.out == claim.OWN_RESULTS / "some.json"
-    assert claim.parse("some", ["--quick"]).files == 1
-
-
 def parse_some(monkeypatch, *words: str) -> SomeOptions:
-    found = claim.Claim("About.", SomeOptions, lambda *_: {})
+    found = claim.Claim("About.", SomeOptions, lambda *_: {}, quick={"files": 1})
     monkeypatch.setitem(sys.modules, "bench.claims.some", SimpleNamespace(CLAIM=found))
     return claim.parse("some", words)
+
+
+def test_an_argument_has_the_type_of_its_default(monkeypatch):
+    options = parse_some(monkeypatch, "--files", "3", "--seed", "4")
+    assert (options.files, options.seed, options.repeats) == (3, 4, 5)
+    assert options.out == claim.OWN_RESULTS / "some.json"
+    assert parse_some(monkeypatch, "--quick").files == 1
 
 
 def test_lists_flags_paths_and_shares_are_read(monkeypatch):

@@ -12,6 +12,7 @@ import pytest
 from overlapiter.clairvoyant.plan import AccessPlan, binomial_tail, expected_often
 from overlapiter.errors import OptionError
 from overlapiter.nextuse import FAR
+from overlapiter.peers.holders import NOWHERE
 from overlapiter.scatter import ScatteredOrder
 
 SEED = 3
@@ -34,13 +35,13 @@ def test_it_has_the_accesses_that_the_samplers_of_all_ranks_have(n_examples, rem
 def test_the_first_reader_is_the_rank_that_has_an_example_first(remainder) -> None:
     n = 43
     plan = AccessPlan(SEED, n, 4, 1, remainder=remainder)
-    ranks, positions = plan.first_reads(0)
+    nodes, positions = plan.placement(range(4)).readers(0)
     first: dict[int, tuple[int, int]] = {}
     for rank in range(4):
         for position, example in enumerate(plan.of_rank(rank, 0).tolist()):
             first[example] = min(first.get(example, (n, n)), (position, rank))
-    expected = [first.get(example, (-1, -1)) for example in range(n)]
-    assert list(zip(positions.tolist(), ranks.tolist(), strict=True)) == expected
+    expected = [first.get(example, (0, NOWHERE)) for example in range(n)]
+    assert list(zip(positions.tolist(), nodes.tolist(), strict=True)) == expected
 
 
 def test_frequencies_and_next_uses_are_those_of_the_accesses() -> None:

@@ -13,10 +13,11 @@ from overlapiter.cli.advice import (
     reads_advice,
     warnings,
 )
-from overlapiter.cli.console import duration_words, printable, size_words
+from overlapiter.cli.console import printable
 from overlapiter.cli.probe import DiskSpeed, FileSystem, Node
 from overlapiter.cli.sourcespeed import Level
 from overlapiter.options import parse_size
+from overlapiter.words import duration_words, size_words
 
 NODE = Node(16, memory_bytes=10**11, shm_bytes=10**10, n_descriptors=1024, n_processes=0, load=2.0)
 DISK = DiskSpeed(1e9, 2e9, 20_000, 1e-4, 1e-4, 1e-4, 2e-5)

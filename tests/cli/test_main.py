@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
-from importlib import import_module
+from pathlib import Path
 
 import pytest
 
-from overlapiter.cli.main import COMMANDS
+from overlapiter.cli.main import COMMANDS, main
 
 from .commands import ENVIRONMENT, REPOSITORY, command, overlapiter
 
+COMMANDS_PAGE = (REPOSITORY / "docs/commands.md").read_text()
 # In the place of a module of which a command needs much, and which takes long to import.
 SLOW = """
 import os, time
@@ -67,11 +69,57 @@ def test_each_command_that_works_on_a_directory_speaks_to_machines(source, tmp_p
         assert expected in json.loads(lines[0]).items(), lines
 
 
+#: Of each command words with which it cannot do its work, and the exit code. ``{}`` is a folder.
+FAILING = {
+    "top": ("1 --once", 1),
+    "trace": ("{}/none.json", 1),
+    "plot": ("{}/none.json", 1),
+    "bench": ("no-such-benchmark", 1),
+    "completion": ("no-such-shell", 2),
+    "stage": ("- --source {}/none --to {}/fast", 2),
+    "status": ("{}/none", 1),
+    "ls": ("{}/none", 1),
+    "check": ("{}/none --reads-in-flight 0", 2),
+    "evict": ("{}/none", 2),
+    "export": ("{}/none {}/out", 1),
+    "train": ("{}/none.py {}/none.txt", 2),
+    "search": ("{}/none.toml {}/none.py {}/none.txt {}/none.txt", 2),
+    "doctor": ("--source {}/none", 2),
+    "plan": ("{}/none.json", 2),
+    "simulate": ("--ranks 0", 2),
+}
+
+
 @pytest.mark.parametrize("name", COMMANDS)
-def test_each_command_has_examples_and_says_what_its_exit_codes_mean(name: str) -> None:
-    text = str(import_module(f"overlapiter.cli.{name}").__doc__)
-    assert f"Examples:\n  overlapiter {name}" in text or f"overlapiter {name} " in text
-    assert "\nexit code: " in text
+def test_each_command_has_examples_json_and_documented_exit_codes(
+    name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([name, "--help"]) == 0
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"examples: overlapiter {name}" in text or f" overlapiter {name} " in text
+    assert "exit code: " in text
+    assert text.endswith("130 after Ctrl-C, 143 after SIGTERM")
+    assert "--json" in text or name == "train"
+    (codes,) = re.findall(r"\n\| command \| 1 \|\n(.*?)\n\n", COMMANDS_PAGE, re.DOTALL)
+    assert f"`{name}`" in codes or name == "completion"
+
+
+def test_benchmarks_and_completion_speak_to_machines() -> None:
+    listed = json.loads(overlapiter("bench", "--list", "--json").stdout)
+    assert any(line.startswith("thousand") for line in listed["lines"])
+    completed = json.loads(overlapiter("completion", "bash", "--json").stdout)
+    assert completed["shell"] == "bash"
+    assert "--prometheus" in completed["script"]
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_cannot_work_says_why_and_what_to_do(name: str, tmp_path: Path) -> None:
+    words, status = FAILING[name]
+    done = overlapiter(name, *words.replace("{}", str(tmp_path)).split())
+    assert done.returncode == status, done.stderr
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()[-1]) > 30
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_the_command_line_is_imported_in_less_than_200_milliseconds() -> None:

@@ -75,10 +75,15 @@ def test_the_report_and_the_figure(profile, tmp_path) -> None:
     words = ("--nodes", 2, "--ranks-per-node", 2, "--ram", "100MB", "--to", tmp_path / "plan.png")
     done = overlapiter("plan", profile, *words)
     assert done.returncode == 0, done.stderr
-    assert "the nodes together have room for 80% of the data set" in done.stdout
+    assert "4 ranks on 2 nodes, 90 epochs; the nodes together have room for 80%" in done.stdout
     for words in ("own RAM", "peers", "later ones", "twice the nodes", "the store alone"):
         assert words in done.stdout
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_small_job_is_told_in_words_that_fit_it(profile) -> None:
+    done = overlapiter("plan", profile, "--epochs", 1, "--capacity", "3TB")
+    assert "1 rank on 1 node, 1 epoch; the node has room for all of the data set" in done.stdout
 
 
 def test_what_doctor_saves_is_a_profile(source, listing, tmp_path) -> None:

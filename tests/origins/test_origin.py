@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from overlapiter.origins.origin import LocalOrigin, Original
+from overlapiter.origins.origin import LocalFile, LocalOrigin, Original
 from tests.support.leases import held_back
 
 
@@ -52,8 +52,22 @@ def test_a_file_is_read_from_its_start_to_its_end(tmp_path) -> None:
     found = (tmp_path / "file").stat()
     with LocalOrigin().open(str(tmp_path / "file")) as opened:
         assert opened.stat() == Original(10, found.st_mtime_ns)
-        assert os.get_blocking(opened.fd)
         assert [opened.read(6), opened.read(6), opened.read(6)] == [b"012345", b"6789", b""]
+
+
+def test_what_cannot_be_read_at_once_is_waited_for() -> None:
+    fd, other_fd = os.pipe()
+    os.set_blocking(fd, False)
+    read = []
+    with LocalFile("offline", fd) as opened:
+        thread = threading.Thread(target=lambda: read.append(opened.read(10)))
+        thread.start()
+        while not os.get_blocking(fd):
+            assert thread.is_alive()
+        os.write(other_fd, b"fetched")
+        thread.join()
+    os.close(other_fd)
+    assert read == [b"fetched"]
 
 
 def test_a_file_on_which_another_process_has_a_lease_is_waited_for(tmp_path) -> None:

@@ -263,6 +263,17 @@ def test_but_not_for_ever(ask: Callable[..., Asking], play: Callable[[Deed], Add
     assert 0.5 < time.monotonic() - began < 3
 
 
+def test_a_further_holder_is_asked_before_the_source_and_never_waited_for(
+    ask: Callable[..., Asking], play: Callable[[Deed], Address]
+) -> None:
+    asking = ask(play(say_that_it_comes), play(answer))
+    began = time.monotonic()
+    asking.fetch(0, 0, 1, 2)  # node 0 is this one
+    assert asking.came(1) == {0: DATA}
+    assert time.monotonic() - began < 0.9  # as long as a first holder is waited for
+    assert asking.n_faults == 0
+
+
 def test_a_node_that_does_not_exist_costs_nobody_time(ask: Callable[..., Asking]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = closed.getsockname()

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from overlapiter.order import Indices
-from overlapiter.peers.holders import NodeShare
+from overlapiter.peers.holders import NOWHERE, NodeShare
 from overlapiter.scatter import ScatteredOrder, ScatterState
+from overlapiter.store.elsewhere import Holders
 
 N = 97
 NODE_OF_RANK = (0, 0, 1, 2)
@@ -35,18 +36,36 @@ def test_each_example_has_one_holder_that_reads_it_first(remainder: str) -> None
     for rank, share in enumerate(shares(remainder)):
         holders = share.sharing([0]).holders
         first = ScatteredOrder(rank, 4, 5, remainder=remainder).of_epoch(0, N)  # type: ignore[arg-type]  # one of three
-        own = np.flatnonzero(holders.nodes < 0)
-        assert set(NODE_OF_RANK) - {NODE_OF_RANK[rank]} >= set(holders.nodes[holders.nodes >= 0])
+        own = np.flatnonzero(holders.first == NODE_OF_RANK[rank])
         assert remainder == "drop" or set(first[: N // 4]) <= set(own)
-    of_nodes = [shares(remainder)[rank].sharing([0]).holders.nodes < 0 for rank in (0, 2, 3)]
-    assert np.array_equal(sum(held.astype(int) for held in of_nodes), np.ones(N))
+        assert (holders.first == shares(remainder)[0].sharing([0]).holders.first).all()
+        assert (holders.first != NOWHERE).all()
+        assert np.array_equal(holders.is_elsewhere(), holders.first != NODE_OF_RANK[rank])
+
+
+def test_its_latest_readers_are_the_further_holders_of_an_example() -> None:
+    share = shares()[2]
+    orders = [[set(ScatteredOrder(r, 4, 5).of_epoch(e, N)) for r in range(4)] for e in range(5)]
+    holders = share.sharing([3, 4]).holders
+    example = next(e for e in range(N) if e in orders[3][0] and e in orders[2][3])
+    (found,) = holders.of([example], 4 * holders.length, 4 * holders.length)
+    assert found is not None
+    assert found.nodes == tuple(dict.fromkeys([holders.first[example], 0, 2]))
+    assert holders.of([example], 0, 0) == [None]  # an epoch that is over
+
+
+def test_in_the_first_epoch_none_is_asked_that_cannot_have_it_yet() -> None:
+    holders = shares()[0].sharing([0]).holders
+    for example, found in enumerate(holders.of(range(N), 0, 0)):
+        first = int(holders.first[example])
+        assert found == (None if first == 0 else Holders((first,), is_coming=True))
 
 
 def test_what_a_node_serves_is_what_others_read_of_what_it_holds() -> None:
     orders = [ScatteredOrder(rank, 4, 5) for rank in range(4)]
     for rank, share in enumerate(shares()):
         sharing = share.sharing([1])
-        own = set(np.flatnonzero(sharing.holders.nodes < 0).tolist())
+        own = set(np.flatnonzero(sharing.holders.first == NODE_OF_RANK[rank]).tolist())
         elsewhere = [r for r in range(4) if NODE_OF_RANK[r] != NODE_OF_RANK[rank]]
         expected = {
             int(example): place
@@ -64,8 +83,7 @@ def test_what_a_node_serves_is_what_others_read_of_what_it_holds() -> None:
 def test_a_run_that_goes_on_amid_an_epoch_counts_from_there() -> None:
     begun = shares(start=(2, 40))
     order = ScatteredOrder(0, 1, 5).of_epoch(2, N)
-    holders = begun[0].sharing([2]).holders
-    nodes = np.where(holders.nodes < 0, 0, holders.nodes)
+    nodes = begun[0].sharing([2]).holders.first
     for place, example in enumerate(order[40:]):
         assert nodes[example] == NODE_OF_RANK[place % 4]
     later = ScatteredOrder(0, 1, 5).of_epoch(3, N)
@@ -79,9 +97,9 @@ def test_a_run_that_goes_on_amid_an_epoch_counts_from_there() -> None:
 def test_a_holder_that_has_not_read_its_file_yet_is_about_to() -> None:
     share = shares()[0]
     holders = share.sharing([0]).holders
-    elsewhere = np.flatnonzero(holders.nodes >= 0)
+    elsewhere = np.flatnonzero(holders.is_elsewhere())
     late = elsewhere[np.argmax(holders.since[elsewhere])]
     position = int(holders.since[late])
-    found = [holders.of([int(late)], settled)[0] for settled in (0, position, position + 1)]
+    found = [holders.of([int(late)], 0, settled)[0] for settled in (0, position, position + 1)]
     assert [each is not None and each.is_coming for each in found] == [True, True, False]
-    assert holders.of([int(np.flatnonzero(holders.nodes < 0)[0])], 0) == [None]
+    assert holders.of([int(np.flatnonzero(holders.first == 0)[0])], 0, 0) == [None]

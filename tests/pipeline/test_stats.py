@@ -12,8 +12,8 @@ import pytest
 
 from bench.claims.explained import Job, TimedFiles
 from bench.slow.store import attach
-from overlapiter.board import StatsBoard
-from overlapiter.stats import Latencies, Stats
+from overlapiter.board import Latencies, StatsBoard
+from overlapiter.stats import Stats
 from tests.chainer.scripts import workers
 from tests.support.engine import engine_of
 
@@ -65,8 +65,7 @@ def test_what_was_done_is_counted(seen: Seen) -> None:
 
     assert (end.batches_taken, end.examples_taken) == (20, 120)
     assert end.examples_read >= 120
-    # Counted at once, the others at the end of a part.
-    assert end.opens_by_tier[0] == sum(end.opens_by_tier) >= end.opens_staged >= 120
+    assert end.opens_by_tier[0] == sum(end.opens_by_tier) == end.opens_staged >= 120
     assert (end.opens_source, end.files_staged, end.staged_share) == (0, 60, 1.0)
     assert 60 * 5_000 < end.bytes_staged < 60 * 35_000
     assert end.bytes_read_staged > 1.9 * end.bytes_staged
@@ -81,10 +80,10 @@ def test_latencies_are_those_of_the_store_and_of_the_disk(seen: Seen) -> None:
     end = seen.end
 
     assert sum(end.store_latency.counts) == 60
-    assert 0.018 < end.store_latency.percentile(50) < 0.2
+    assert end.store_latency.percentile(50) > 0.018
     assert 0.02 <= end.least_read_seconds <= end.store_latency.percentile(50) * 1.2
     assert sum(end.disk_latency.counts) >= 120
-    assert end.disk_latency.percentile(50) < 0.005
+    assert end.disk_latency.percentile(10) < end.least_read_seconds
     assert end.read_seconds >= 60 * JOB.open_seconds
 
 

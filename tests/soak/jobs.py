@@ -7,7 +7,7 @@ started again. A watcher compares what is charged, and what lies on the disk, wi
 meanwhile. Then the jobs end in order, another one reads the whole data set, and nothing may be
 left. Each thing that is not as it has to be is named::
 
-    SOAK_MINUTES=10 python -m pytest tests/soak -m slow --timeout 1200
+    SOAK_MINUTES=10 python -m pytest tests/soak -m slow
 """
 
 from __future__ import annotations
@@ -23,15 +23,9 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from bench.harness.family import (
-    MARK,
-    Process,
-    marked,
-    memory_files,
-    new_shared_memory,
-    send,
-    workers,
-)
+import psutil
+
+from bench.harness.family import MARK, marked, memory_files, new_shared_memory, send, workers
 from bench.harness.isolated import CHECKOUT, Program, call
 from bench.harness.launching import launch
 from tests.soak import watch
@@ -122,7 +116,7 @@ class Soak:
         self._stop = folder / "stop"
         self._jobs: list[Job] = []
         self._ended: list[Job] = []
-        self._stopped: list[tuple[float, int, Process]] = []
+        self._stopped: list[tuple[float, int, psutil.Process]] = []
         self.violations: list[str] = []
         self.kills: collections.Counter[str] = collections.Counter()
         self.counts: collections.Counter[str] = collections.Counter()
@@ -260,7 +254,7 @@ class Soak:
         self.longest["end_seconds"] = max(self.longest["end_seconds"], late)
         self._ended.remove(job)
         if left:
-            names = ", ".join(f"{process.name} ({process.state})" for process in left)
+            names = ", ".join(map(str, left))
             self._violate(f"job {job.mark}: {late:.0f} s after its end there are {names}", job)
             for process in left:
                 send(process, signal.SIGKILL)
@@ -309,18 +303,21 @@ class Soak:
             until = time.monotonic() + self._random.uniform(*_STOP_SECONDS)
             self._stopped.append((until, rank, victim))
 
-    def _candidates(self, job: Job, kind: str) -> list[tuple[int, Process]]:
+    def _candidates(self, job: Job, kind: str) -> list[tuple[int, psutil.Process]]:
         """Return the processes of a kind that may be hit, each with its rank."""
         family = {process.pid: process for process in marked(job.mark)}
         ranks = {row.pid: rank for rank, (row, _) in enumerate(job.shown) if row.n_taken}
         kinds = workers(family.values()) | {family[p]: "rank" for p in ranks if p in family}
-        stopped = {process.identity for _, _, process in self._stopped}
-        found = []
+        stopped = {process for _, _, process in self._stopped}
+        parents, found = {}, []
+        for process in family.values():
+            with contextlib.suppress(psutil.NoSuchProcess):  # ended just now
+                parents[process.pid] = process.ppid()
         for process, name in kinds.items():
             pid = process.pid
-            while pid in family and pid not in ranks:
-                pid = family[pid].parent_pid
-            if name != kind or pid not in ranks or process.identity in stopped:
+            while pid in parents and pid not in ranks:
+                pid = parents[pid]
+            if name != kind or pid not in ranks or process in stopped:
                 continue
             row = job.shown[ranks[pid]][0]
             if not row.has_ended and row.n_taken >= job.calm_until.get((ranks[pid], kind), 0):
@@ -333,11 +330,11 @@ class Soak:
         ranks = {row.pid for row in job.board.rows()} if not job.ended_at else set()
         kills_all = self._random.random() < 0.5
         family = marked(job.mark)
+        spared = set() if kills_all else {p for p in workers(family) if p.pid not in ranks}
         with contextlib.suppress(ProcessLookupError):
             os.killpg(job.launcher.pid, signal.SIGKILL)
-        for process in family:
-            if kills_all or process.pid in ranks or not process.name.startswith("ovl-"):
-                send(process, signal.SIGKILL)
+        for process in set(family) - spared:
+            send(process, signal.SIGKILL)
 
     # --- the end ------------------------------------------------------------------------------
 

@@ -18,16 +18,17 @@ from tests.soak.watch import Watch
 from tests.support.opens import Opens
 from tests.support.staged import another_run
 
+#: Of kills.
+MINUTES = float(os.environ.get("SOAK_MINUTES", "0.5"))
 FEW = {"jobs": 2, "small_files": 300, "large_files": 6, "job_batches": 200, "pause_ms": 300.0}
 
 
 @pytest.mark.slow
 @pytest.mark.mpi
 @pytest.mark.skipif(shutil.which("mpiexec") is None, reason="needs mpiexec")
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(300 + 60 * MINUTES)
 def test_some_kills_change_no_mini_batch_exceed_no_capacity_and_leave_nothing(tmp_path):
-    minutes = float(os.environ.get("SOAK_MINUTES", "0.5"))
-    result = soak(Options(minutes, **(FEW if minutes < 1 else {})), tmp_path)
+    result = soak(Options(MINUTES, **(FEW if MINUTES < 1 else {})), tmp_path)
 
     sys.stdout.write(f"{result}\n")
     assert result["violations"] == []

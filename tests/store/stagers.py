@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from overlapiter.store.elsewhere import Fetches, Holders
 from overlapiter.store.extents import Extent
 from overlapiter.store.outcome import MakeRoom, Outcome, Staged
 from overlapiter.store.site import Run, Site
@@ -37,6 +38,7 @@ class Setting:
         run: The number of the run.
         validate: As for the stager.
         submit: Does the jobs otherwise.
+        peers: Fetches files from other nodes.
 
     Attributes:
         paths: The source files.
@@ -51,6 +53,7 @@ class Setting:
         run: int = 1,
         validate: Any = "mtime",
         submit: Callable[[Callable[[], None]], object] | None = None,
+        peers: Fetches | None = None,
     ) -> None:
         self.origin = MemoryOrigin(contents)
         self.paths = [*contents]
@@ -65,7 +68,7 @@ class Setting:
         ]
         self._jobs: collections.deque[Callable[[], None]] = collections.deque()
         submit = submit or self._jobs.append
-        self.stager = Stager(self.stores, self.origin, validate, submit, self._say)
+        self.stager = Stager(self.stores, self.origin, validate, submit, self._say, peers=peers)
 
     def _say(self, text: str) -> None:
         if text not in self.said:
@@ -91,6 +94,7 @@ class Setting:
             [key_of(path) for path in suspects],
             {key_of(path): extent for path, extent in (trusted or {}).items()},
             lambda _answers: None,
+            {key_of(path): Holders((1,)) for path in paths},
         )
         while self._jobs:
             self._jobs.popleft()()

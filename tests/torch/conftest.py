@@ -22,7 +22,7 @@ Make = Callable[..., Any]
 def _forkserver_with_torch() -> None:
     """Start the forkserver with PyTorch in it: else each supervisor imports that anew."""
     forkserver._forkserver._stop()  # what other tests started
-    loader = DataLoader([1], num_workers=1)
+    loader = DataLoader(data.TensorDataset(torch.zeros(1)), num_workers=1)
     list(loader)
     loader.close()
 

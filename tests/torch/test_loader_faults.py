@@ -35,12 +35,10 @@ from tests.chainer.scripts import (  # noqa: E402
     Program,
     abandoned_memory,
     are_gone,
-    run_script,
     wait_until,
     workers,
 )
 from tests.conftest import make_images  # noqa: E402
-from tests.support.staged import staged_paths  # noqa: E402
 from tests.torch import torch_datasets as D  # noqa: E402
 from tests.torch.comparing import assert_same  # noqa: E402
 from tests.torch.conftest import Pair  # noqa: E402
@@ -298,58 +296,6 @@ def test_killing_the_trainer_ends_all_workers_and_leaves_no_memory(tmp_path: Pat
         program.process.kill()
         assert are_gone(children, 5.0)
     assert abandoned_memory(before) == []
-
-
-# --- several processes ------------------------------------------------------------------------
-
-RANKS = """
-    from pathlib import Path
-    import torch, torch.distributed as dist
-    from torch.utils.data.distributed import DistributedSampler
-    import overlapiter
-    from overlapiter.torch import Communicator, DataLoader
-    from tests.torch.torch_datasets import Images
-
-    def main():
-        dist.init_process_group("gloo")
-        rank = dist.get_rank()
-        dataset = Images(Path({folder!r}), 64)
-        options = {{"source": {folder!r}, "n_prefetchers": 1, "keep_free": 0}}
-        staging = overlapiter.Staging({directory!r}, **options)
-        sampler = DistributedSampler(dataset, seed=3)
-        loader = DataLoader(dataset, 4, sampler=sampler, num_workers=1, staging=staging)
-        original = torch.utils.data.DataLoader(dataset, 4, sampler=sampler)
-        for epoch in range(2):
-            sampler.set_epoch(epoch)
-            for ours, theirs in zip(loader, original, strict=True):
-                assert all(torch.equal(a, b) for a, b in zip(ours, theirs, strict=True))
-        order = overlapiter.scatter_order(Communicator(), seed=7)
-        scattered = DataLoader(dataset, 4, sampler=order, num_workers=1, staging=staging)
-        own = [index for batch in scattered for index in batch[1].tolist()]
-        found = [None] * dist.get_world_size()
-        dist.all_gather_object(found, (own, loader.stats().files_staged))
-        if rank == 0:
-            assert sorted(sum((own for own, _ in found), [])) == list(range(64))
-            print("staged", sum(count for _, count in found))
-        dist.destroy_process_group()
-
-    if __name__ == "__main__":
-        main()
-"""
-
-
-def test_under_torchrun_the_processes_of_a_node_stage_each_file_once(
-    tmp_path: Path, image_folder: Path
-) -> None:
-    body = RANKS.format(folder=str(image_folder), directory=str(tmp_path / "fast"))
-    body = body.replace("Images('", "Images(__import__('pathlib').Path('").replace(
-        "', 64)", "'), 64)"
-    )
-    runner = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
-    ended = run_script(tmp_path, body, runner=runner)
-    assert ended.returncode == 0, ended.stderr
-    assert "staged 64" in ended.stdout
-    assert len(staged_paths(tmp_path / "fast")) == 64
 
 
 @pytest.mark.slow

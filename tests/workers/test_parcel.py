@@ -17,10 +17,6 @@ from overlapiter.errors import DatasetPicklingError
 from overlapiter.workers.start.parcel import Parcel, open_parcel
 
 
-def make_pickler(stream, buffer_callback):
-    return pickle.Pickler(stream, pickle.HIGHEST_PROTOCOL, buffer_callback=buffer_callback)
-
-
 class Things:
     """A dataset-like object with any attributes."""
 
@@ -36,7 +32,7 @@ class Careful(Things):
 
 
 def sent(thing: object) -> object:
-    parcel = Parcel(thing, make_pickler)
+    parcel = Parcel(thing, pickle.Pickler)
     try:
         return open_parcel(parcel.fd, parcel.size_bytes)
     finally:
@@ -77,7 +73,7 @@ def test_memory_orders_and_strides_are_those_of_pickle():
 
 def test_a_big_array_is_not_in_the_pickle():
     array = np.arange(1_000_000)
-    parcel = Parcel({"x": array, "same": array}, make_pickler)
+    parcel = Parcel({"x": array, "same": array}, pickle.Pickler)
     assert len(parcel._mentioned) < 1000
     assert array.nbytes < parcel.size_bytes < array.nbytes + 2000
     got = open_parcel(parcel.fd, parcel.size_bytes)
@@ -94,7 +90,7 @@ def test_arrays_are_used_where_they_lie():
 
 
 def test_arrays_can_be_written_to_and_nobody_else_sees_it():
-    parcel = Parcel([np.zeros(1000)], make_pickler)
+    parcel = Parcel([np.zeros(1000)], pickle.Pickler)
     one, other = (open_parcel(parcel.fd, parcel.size_bytes)[0] for _ in range(2))
     one[:] = 5
     assert (other == 0).all()
@@ -104,13 +100,13 @@ def test_arrays_can_be_written_to_and_nobody_else_sees_it():
 
 
 def test_a_parcel_can_be_closed_twice():
-    parcel = Parcel([1], make_pickler)
+    parcel = Parcel([1], pickle.Pickler)
     parcel.close()
     parcel.close()
 
 
 def test_a_parcel_knows_which_modules_it_mentions():
-    parcel = Parcel(Things(x=1), make_pickler)
+    parcel = Parcel(Things(x=1), pickle.Pickler)
     assert parcel.mentions(__name__)
     assert not parcel.mentions("chainer")
     assert __name__.startswith("tests.")
@@ -125,7 +121,7 @@ def test_a_parcel_knows_which_modules_it_mentions():
 def culprit_of(thing: object) -> str:
     n_fds = len(os.listdir("/proc/self/fd"))
     with pytest.raises(DatasetPicklingError) as caught:
-        Parcel(thing, make_pickler)
+        Parcel(thing, pickle.Pickler)
     assert len(os.listdir("/proc/self/fd")) == n_fds
     assert caught.value.__cause__ is not None
     assert caught.value.attribute in str(caught.value)
@@ -163,5 +159,5 @@ def test_a_dataset_that_refers_to_itself_is_searched_once():
 
 def test_the_error_tells_the_reason_and_survives_the_way_back():
     with pytest.raises(DatasetPicklingError, match="cannot pickle") as caught:
-        Parcel(Things(bad=threading.Lock()), make_pickler)
+        Parcel(Things(bad=threading.Lock()), pickle.Pickler)
     assert pickle.loads(pickle.dumps(caught.value)).attribute == "dataset.bad"

@@ -28,7 +28,6 @@ import shutil
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from bench.claims.data_parallel import summary
 from bench.harness import isolated
@@ -37,11 +36,8 @@ from bench.harness.files import read_files, read_pairs
 from bench.harness.launching import YIELDS, launch
 from bench.harness.options import OptionsError, names_of, option, picked
 from bench.harness.turns import take_turns
-from bench.loaders.sources import SourceOptions, check_epochs, prepare, store_label
+from bench.loaders.sources import SourceOptions, Sources, check_epochs, prepare, store_label
 from bench.slow.store import SlowStore
-
-if TYPE_CHECKING:
-    from bench.loaders.sources import Sources
 
 MODELS = ("data", "compute", "resnet50")
 _KNOWN = names_of(summary.LOADERS)
@@ -102,9 +98,9 @@ def request_of(
 
 def measure(options: TrainingOptions, scratch: Path) -> dict | None:
     """Do all runs; within a job, None on all ranks but the first."""
-    if options.in_job:
-        from bench.claims.data_parallel.rank import run_in_job
+    from bench.claims.data_parallel.rank import run_in_job, train_rank
 
+    if options.in_job:
         return run_in_job(options)
     n_cores = len(os.sched_getaffinity(0))
     points = [
@@ -115,20 +111,25 @@ def measure(options: TrainingOptions, scratch: Path) -> dict | None:
     sources = prepare(options, scratch, options.examples)
     paths = [path for path, _ in read_pairs(sources.pairs, options.examples)]
     pickled = None if options.source else scratch / "store.pickle"
-    speed = options.open_ms / 1e3, options.bytes_per_second
-    with SlowStore(sources.slow, *speed) as store:
-        if pickled is not None:
+    with SlowStore(sources.slow, options.open_ms / 1e3, options.bytes_per_second) as store:
+        if pickled:
             pickled.write_bytes(pickle.dumps(store))
 
         def run(point: dict) -> dict:
-            number = len(point.get("runs", ()))
-            staging = scratch / f"staging-{points.index(point)}-{number}"
-            if pickled is not None:
+            staging = scratch / f"staging-{points.index(point)}-{len(point.get('runs', ()))}"
+            if pickled:
                 read_files(paths, sources.slow)
             store.reset()
-            request = request_of(point, options, sources, staging, pickled)
-            ranks = run_ranks(request, point, options.mpiexec)
-            if pickled is not None:
+            size = {name: point[name] for name in ("n_nodes", "n_ranks")}
+            n_threads = max(1, n_cores // (size["n_nodes"] * size["n_ranks"]))
+            ranks = isolated.call(
+                train_rank,
+                request_of(point, options, sources, staging, pickled),
+                partial(launch, **size, launcher=options.mpiexec),
+                **YIELDS,
+                OMP_NUM_THREADS=str(n_threads),
+            )["ranks"]
+            if pickled:
                 return {"ranks": ranks, "reads": summary.reads_by_node(store.records(), ranks)}
             # A data set is large, and there may be room for one copy alone.
             shutil.rmtree(staging, ignore_errors=True)
@@ -136,17 +137,6 @@ def measure(options: TrainingOptions, scratch: Path) -> dict | None:
 
         take_turns(points, options.repeats, run)
     return result_of(points, sources, options)
-
-
-def run_ranks(request: dict, point: dict, launcher: str) -> list[dict]:
-    """Run all ranks of one run and return what each reports; blocks until they have ended."""
-    from bench.claims.data_parallel.rank import train_rank
-
-    sizes = {name: point[name] for name in ("n_ranks", "n_nodes")}
-    n_threads = max(1, len(os.sched_getaffinity(0)) // (sizes["n_nodes"] * sizes["n_ranks"]))
-    job = partial(launch, **sizes, launcher=launcher)
-    variables = {**YIELDS, "OMP_NUM_THREADS": str(n_threads)}
-    return isolated.call(train_rank, request, job, **variables)["ranks"]
 
 
 def result_of(points: list[dict], sources: Sources, options: TrainingOptions) -> dict:
@@ -167,5 +157,5 @@ CLAIM = Claim(
         "node-reads": summary.node_read_rows,
         "overheads": summary.overhead_rows,
     },
-    figures="bench.claims.data_parallel.figures",
+    figures=summary.__name__,
 )

@@ -13,49 +13,39 @@ import chainer.links as L
 N_CLASSES = 1000
 
 
-class Data(chainer.Chain):
-    """A linear layer over every 32nd pixel: next to no time, so that the data are what counts."""
+def data() -> chainer.Sequential:
+    """Return next to no work, so that the data are what counts: a layer over every 32nd pixel."""
+    return chainer.Sequential(lambda x: x[:, :, ::32, ::32] / 255, L.Linear(None, N_CLASSES))
 
+
+def compute() -> chainer.Sequential:
+    """Return convolutions that keep a core busy for long, with few parameters to exchange."""
+    return chainer.Sequential(
+        lambda x: x / 255,
+        L.Convolution2D(3, 64, ksize=7, stride=4, pad=3),
+        F.relu,
+        *(_Residual() for _ in range(6)),
+        lambda h: F.mean(h, axis=(2, 3)),
+        L.Linear(64, N_CLASSES),
+    )
+
+
+class _Residual(L.Convolution2D):
     def __init__(self) -> None:
-        super().__init__()
-        with self.init_scope():
-            self.linear = L.Linear(None, N_CLASSES)
+        super().__init__(64, 64, ksize=3, pad=1)
 
     def forward(self, x: chainer.Variable) -> chainer.Variable:
-        """Return the scores."""
-        return self.linear(x[:, :, ::32, ::32] / 255)
+        return F.relu(super().forward(x)) + x
 
 
-class Compute(chainer.Chain):
-    """Convolutions of a size that keeps a core busy for long, with few parameters to exchange."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with self.init_scope():
-            self.first = L.Convolution2D(3, 64, ksize=7, stride=4, pad=3)
-            blocks = [L.Convolution2D(64, 64, ksize=3, pad=1) for _ in range(6)]
-            self.blocks = chainer.ChainList(*blocks)
-            self.linear = L.Linear(64, N_CLASSES)
-
+class _ResNet50(L.ResNet50Layers):
     def forward(self, x: chainer.Variable) -> chainer.Variable:
-        """Return the scores."""
-        h = F.relu(self.first(x / 255))
-        for block in self.blocks:
-            h = F.relu(block(h)) + h
-        return self.linear(F.mean(h, axis=(2, 3)))
+        return super().forward(x[:, :, :224, :224] / 255, layers=["fc6"])["fc6"]
 
 
-class ResNet50(chainer.Chain):
-    """Chainer's own ResNet-50, untrained, over the 224 x 224 pixels in the corner."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        with self.init_scope():
-            self.base = L.ResNet50Layers(pretrained_model=None)
-
-    def forward(self, x: chainer.Variable) -> chainer.Variable:
-        """Return the scores: the last layer before the softmax."""
-        return self.base(x[:, :, :224, :224] / 255, layers=["fc6"])["fc6"]
+def resnet50() -> chainer.Link:
+    """Return Chainer's own ResNet-50, untrained, over the 224 x 224 pixels in the corner."""
+    return _ResNet50(pretrained_model=None)
 
 
-MODELS = {"data": Data, "compute": Compute, "resnet50": ResNet50}
+MODELS = {"data": data, "compute": compute, "resnet50": resnet50}

@@ -8,25 +8,20 @@ import pickle
 import shutil
 import time
 import warnings
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 import overlapiter.mpi
-from bench.claims.data_parallel import request_of, result_of, summary
-from bench.harness.cpu import cpu_of
+from bench.claims.data_parallel import TrainingOptions, request_of, result_of, summary
+from bench.harness.cpu import cpu_seconds
 from bench.harness.family import descendants
 from bench.harness.files import copy_files, read_pairs
 from bench.harness.turns import take_turns
 from bench.loaders.sources import prepare
 from bench.slow.store import attach
 from overlapiter.node import this_node
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from bench.claims.data_parallel import TrainingOptions
 
 _N_PREPARED = 4
 _LOCAL = ("local", "synthetic")
@@ -49,42 +44,27 @@ def part_of(request: dict, comm: object) -> tuple:
     return shard, ShuffleOrderSampler(np.random.RandomState([seed, comm.rank]))
 
 
-class Loader:
-    """An iterator with the converter that belongs to it; ``staging`` is the directory of the node.
+def open_loader(
+    request: dict, dataset: object, sampler: object, staging: str, resources: contextlib.ExitStack
+) -> tuple:
+    """Return an iterator and the converter that belongs to it; ``resources`` end both."""
+    from chainer.dataset import concat_examples
+    from chainer.iterators import MultiprocessIterator
 
-    Attributes:
-        iterator: The iterator.
-        convert: Makes arrays on a device of a mini-batch.
-    """
-
-    def __init__(self, request: dict, dataset: object, sampler: object, staging: str) -> None:
-        from chainer.dataset import concat_examples
-        from chainer.iterators import MultiprocessIterator
-
-        self._resources, store = contextlib.ExitStack(), None
-        if request["store"] is not None and request["loader"] != "local":
-            store = pickle.loads(Path(request["store"]).read_bytes())
-        make, self.convert = MultiprocessIterator, concat_examples
-        usual = {"n_processes": request["n_readers"], "order_sampler": sampler}
-        if request["loader"] == "overlap":
-            make, self.convert = overlapiter.OverlapIterator, overlapiter.concat_examples
-            usual["staging"] = overlapiter.Staging(staging, source=request["root"])
-            dataset = dataset if store is None else attach(dataset, store)
-        elif store is not None:  # its workers are forks of this process
-            self._resources.enter_context(store.installed())
-        self.iterator = make(dataset, request["batch_size"], **usual)
-
-    def counts(self) -> list[int] | None:
-        """Return :data:`_COUNTS` so far, if there is anything to count."""
-        if not hasattr(self.iterator, "stats"):
-            return None
-        found = self.iterator.stats()
-        return [getattr(found, name) for name in _COUNTS]
-
-    def close(self) -> None:
-        """End all processes."""
-        self.iterator.finalize()
-        self._resources.close()
+    store = None
+    if request["store"] is not None and request["loader"] != "local":
+        store = pickle.loads(Path(request["store"]).read_bytes())
+    make, convert = MultiprocessIterator, concat_examples
+    usual = {"n_processes": request["n_readers"], "order_sampler": sampler}
+    if request["loader"] == "overlap":
+        make, convert = overlapiter.OverlapIterator, overlapiter.concat_examples
+        usual["staging"] = overlapiter.Staging(staging, source=request["root"])
+        dataset = dataset if store is None else attach(dataset, store)
+    elif store is not None:  # its workers are forks of this process
+        resources.enter_context(store.installed())
+    iterator = make(dataset, request["batch_size"], **usual)
+    resources.callback(iterator.finalize)
+    return iterator, convert
 
 
 class Synthetic:
@@ -99,7 +79,7 @@ class Synthetic:
         examples = [dataset[i % len(dataset)] for i in range(self._batch_size)]
         batch = concat_examples(examples, device)
         self._arrays = [tuple(array.copy() for array in batch) for _ in range(_N_PREPARED)]
-        self._n_taken, self.iterator = 0, self
+        self._n_taken = 0
 
     @property
     def is_new_epoch(self) -> bool:
@@ -109,16 +89,6 @@ class Synthetic:
     def __next__(self) -> tuple:
         self._n_taken += self._batch_size
         return self._arrays[self._n_taken // self._batch_size % _N_PREPARED]
-
-    def convert(self, arrays: tuple, _device: int) -> tuple:
-        """Return them as they are."""
-        return arrays
-
-    def counts(self) -> None:
-        """Return None: there is nothing to count."""
-
-    def close(self) -> None:
-        """Do nothing: there are no processes."""
 
 
 def training_step(request: dict, comm: object, device: int) -> Callable[[tuple], float]:
@@ -161,41 +131,38 @@ def train(request: dict, comm: object) -> dict:
     os.makedirs(staging, exist_ok=True)
     is_synthetic = request["loader"] == "synthetic"
     prepared = Synthetic(request, *part, device) if is_synthetic else None
-    run = _Run(step, device)
     comm.mpi_comm.Barrier()
-    run.begin()
-    run.loader = prepared or Loader(request, *part, staging)
-    epochs = [run.epoch() for _ in range(request["n_epochs"])]
-    comm.mpi_comm.Barrier()  # before a rank ends processes, which takes time of the others
-    run.loader.close()
+    with contextlib.ExitStack() as resources:
+        run = _Run()
+        found = (prepared, lambda arrays, _device: arrays)
+        iterator, convert = found if prepared else open_loader(request, *part, staging, resources)
+
+        def update(batch: list) -> tuple[int, float]:
+            arrays = convert(batch, device)
+            return len(arrays[0]), step(arrays)
+
+        epochs = [run.epoch(iterator, update) for _ in range(request["n_epochs"])]
+        comm.mpi_comm.Barrier()  # before a rank ends processes, which takes time of the others
     facts = {"rank": comm.rank, "node": node.name, "start_seconds": run.first_seconds}
     return {**facts, "epochs": epochs, "pids": sorted(run.pids)}
 
 
 class _Run:
-    """Takes the time of what a rank does, from :meth:`begin` on.
+    """Takes the time of what a rank does, from when it is made.
 
     Attributes:
-        loader: What it trains from.
         pids: This process and all that it has started.
         first_seconds: Until the first mini-batch was there.
     """
 
-    loader: Loader | Synthetic
-
-    def __init__(self, step: Callable[[tuple], float], device: int) -> None:
-        self._step, self._device = step, device
-        self._counts = [0] * len(_COUNTS)
-        self._cpu_seconds = [0.0, 0.0]
+    def __init__(self) -> None:
+        self._totals = np.zeros(2 + len(_COUNTS))
         self.pids = {os.getpid()}
         self.first_seconds = 0.0
-
-    def begin(self) -> None:
-        """Start the clock."""
-        self._cpu()
+        self._since_last()
         self._start = self._mark = time.monotonic()
 
-    def epoch(self) -> dict:
+    def epoch(self, iterator: object, update: Callable[[list], tuple[int, float]]) -> dict:
         """Train for one epoch.
 
         Returns:
@@ -205,42 +172,38 @@ class _Run:
             for other loaders; the mean ``loss``; ``trainer_cpu_seconds``, in which the rank may
             have polled for others; ``workers_cpu_seconds`` of all that it has started.
         """
-        start, waited, losses, n_images = self._mark, 0.0, [], 0
+        start, waited, updates = self._mark, 0.0, []
         asked, is_over = start, False  # the first wait of a run is that for the constructor, too
         while not is_over:
-            batch = next(self.loader.iterator)
+            batch = next(iterator)
             delivered = time.monotonic()
             waited += delivered - asked
             self.first_seconds = self.first_seconds or delivered - self._start
-            arrays = self.loader.convert(batch, self._device)
-            losses.append(self._step(arrays))
-            n_images += len(arrays[0])
-            del batch, arrays  # their memory is for the next ones
-            is_over, asked = self.loader.iterator.is_new_epoch, time.monotonic()
-        found = {"start": start, "end": asked, "wait_seconds": waited, "n_images": n_images}
-        found |= {**self._staged(), "loss": sum(losses) / len(losses), **self._cpu()}
+            updates.append(update(batch))
+            del batch  # its memory is for the next ones
+            is_over, asked = iterator.is_new_epoch, time.monotonic()
+        sizes, losses = zip(*updates, strict=True)
+        found = {"start": start, "end": asked, "wait_seconds": waited, "n_images": sum(sizes)}
+        found |= {**self._since_last(iterator), "loss": sum(losses) / len(losses)}
         self._mark = time.monotonic()  # looking at the processes has taken milliseconds
         return found
 
-    def _staged(self) -> dict[str, float | None]:
-        """Return the staged share, and files and bytes staged, since the last call."""
-        counts, names = self.loader.counts(), ("staged_share", "files_staged", "bytes_staged")
-        if counts is None:
-            return dict.fromkeys(names)
-        staged, source, *others = np.subtract(counts, self._counts).tolist()
-        self._counts = counts
-        return dict(zip(names, (staged / max(staged + source, 1), *others), strict=True))
-
-    def _cpu(self) -> dict[str, float]:
-        """Return the CPU time of this process and of its workers since the last call."""
-        now = [time.process_time(), 0.0]
+    def _since_last(self, iterator: object = None) -> dict[str, float | None]:
+        """Return CPU times, and what was staged, since the last call."""
+        stats = iterator.stats() if hasattr(iterator, "stats") else None
+        totals = [time.process_time(), 0.0, *(getattr(stats, name, 0) for name in _COUNTS)]
         for process in descendants(os.getpid()):
             self.pids.add(process.pid)
             with contextlib.suppress(OSError):  # ended just now
-                now[1] += cpu_of(process.pid)["seconds"]
-        own, of_workers = np.subtract(now, self._cpu_seconds).tolist()
-        self._cpu_seconds = now
-        return {"trainer_cpu_seconds": own, "workers_cpu_seconds": of_workers}
+                totals[1] += cpu_seconds(process.pid)
+        own, of_workers, *counts = np.subtract(totals, self._totals).tolist()
+        self._totals = totals
+        found = {"trainer_cpu_seconds": own, "workers_cpu_seconds": of_workers}
+        if stats is None:
+            return found | dict.fromkeys(("staged_share", *_COUNTS[2:]))
+        staged, source, *others = counts
+        share = staged / max(staged + source, 1)
+        return {**found, "staged_share": share, **dict(zip(_COUNTS[2:], others, strict=True))}
 
 
 def _copy_to_local_disk(request: dict) -> None:

@@ -1,17 +1,14 @@
-"""What the runs of data-parallel training come to: who read what, medians, tables."""
+"""What the runs of data-parallel training come to: who read what, medians, tables, a figure."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from statistics import mean, median
-from typing import TYPE_CHECKING
 
 from bench.harness.text import spread, table
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from bench.slow.ledger import OpenRecord
+from bench.slow.ledger import OpenRecord
 
 #: What each name of a loader means, for tables and figures.
 LOADERS = {
@@ -20,6 +17,13 @@ LOADERS = {
     "local": "MultiprocessIterator on the local disk, all files there before",
     "synthetic": "prepared mini-batches in memory, no loader",
 }
+
+
+def _ranks_by_node(ranks: Iterable[dict]) -> dict[str, list[dict]]:
+    found: dict[str, list[dict]] = {}
+    for rank in ranks:
+        found.setdefault(rank["node"], []).append(rank)
+    return found
 
 
 def reads_by_node(records: Iterable[OpenRecord], ranks: Sequence[dict]) -> list[dict]:
@@ -33,24 +37,22 @@ def reads_by_node(records: Iterable[OpenRecord], ranks: Sequence[dict]) -> list[
     Raises:
         ValueError: An open was by no process of any rank.
     """
-    node_of = {pid: rank["node"] for rank in ranks for pid in rank["pids"]}
-    ends, found, by_path = {}, {}, {}
-    for node in dict.fromkeys(rank["node"] for rank in ranks):
-        by_epoch = zip(*(rank["epochs"] for rank in ranks if rank["node"] == node), strict=True)
-        ends[node] = [max(epoch["end"] for epoch in epochs) for epochs in by_epoch]
-        found[node] = {name: [0] * (len(ends[node]) + 1) for name in ("epoch_opens", "epoch_bytes")}
-        by_path[node] = Counter[str]()
-    for record in records:
-        if record.pid not in node_of:
-            raise ValueError(f"process {record.pid}, which read {record.path}, is of no rank")
-        node = node_of[record.pid]
-        epoch = sum(record.ready_seconds > end for end in ends[node])
-        found[node]["epoch_opens"][epoch] += 1
-        found[node]["epoch_bytes"][epoch] += record.size_bytes
-        by_path[node][record.path] += 1
-    for node, counts in by_path.items():
-        found[node] |= {"files": len(counts), "most_opens": max(counts.values(), default=0)}
-    return [{"node": node, **reads} for node, reads in found.items()]
+    records, found = list(records), []
+    if strangers := {r.pid for r in records} - {pid for rank in ranks for pid in rank["pids"]}:
+        raise ValueError(f"processes {sorted(strangers)}, which read files, are of no rank")
+    for node, its_ranks in _ranks_by_node(ranks).items():
+        by_epoch = zip(*(rank["epochs"] for rank in its_ranks), strict=True)
+        ends = [max(epoch["end"] for epoch in epochs) for epochs in by_epoch]
+        opens, sizes, by_path = [0] * (len(ends) + 1), [0] * (len(ends) + 1), Counter[str]()
+        for record in records:
+            if any(record.pid in rank["pids"] for rank in its_ranks):
+                epoch = sum(record.ready_seconds > end for end in ends)
+                opens[epoch] += 1
+                sizes[epoch] += record.size_bytes
+                by_path[record.path] += 1
+        reads = {"node": node, "epoch_opens": opens, "epoch_bytes": sizes, "files": len(by_path)}
+        found.append({**reads, "most_opens": max(by_path.values(), default=0)})
+    return found
 
 
 def staged_by_node(ranks: Sequence[dict]) -> list[dict] | None:
@@ -58,13 +60,15 @@ def staged_by_node(ranks: Sequence[dict]) -> list[dict] | None:
     if ranks[0]["epochs"][0]["files_staged"] is None:
         return None
     found = []
-    for node in dict.fromkeys(rank["node"] for rank in ranks):
-        by_epoch = zip(*(rank["epochs"] for rank in ranks if rank["node"] == node), strict=True)
-        sums = [[sum(e[f"{k}_staged"] for e in es) for k in ("files", "bytes")] for es in by_epoch]
-        opens, sizes = (list(each) for each in zip(*sums, strict=True))
-        reads = {"epoch_opens": opens, "epoch_bytes": sizes, "files": None, "most_opens": None}
-        found.append({"node": node, **reads})
+    for node, its_ranks in _ranks_by_node(ranks).items():
+        by_epoch = list(zip(*(rank["epochs"] for rank in its_ranks), strict=True))
+        sums = {name: [sum(e[name] for e in es) for es in by_epoch] for name in _STAGED}
+        reads = {"epoch_opens": sums[_STAGED[0]], "epoch_bytes": sums[_STAGED[1]]}
+        found.append({"node": node, **reads, "files": None, "most_opens": None})
     return found
+
+
+_STAGED = ("files_staged", "bytes_staged")
 
 
 def seconds_of(epoch: dict) -> float:
@@ -143,12 +147,17 @@ def overhead_rows(result: dict) -> list[list[str]]:
     return rows
 
 
+def _by_size(result: dict) -> tuple[list[tuple[int, int]], dict[tuple[str, int, int], list]]:
+    """Return all sizes, and the epochs of each loader and size."""
+    points = result["points"]
+    found = {(p["loader"], p["n_nodes"], p["n_ranks"]): p["summary"] for p in points}
+    return sorted({key[1:] for key in found}), found
+
+
 def training_rows(result: dict) -> list[list[str]]:
     """Return a row for each loader, with seconds and share of waiting of each epoch and size."""
-    points = result["points"]
-    sizes = sorted({(point["n_nodes"], point["n_ranks"]) for point in points})
-    found = {(p["loader"], p["n_nodes"], p["n_ranks"]): p["summary"] for p in points}
-    numbers = range(len(points[0]["summary"]))
+    sizes, found = _by_size(result)
+    numbers = range(len(result["points"][0]["summary"]))
     rows = [["seconds of an epoch (waiting)"]]
     rows[0] += [f"{words_of(*size)}, epoch {number + 1}" for size in sizes for number in numbers]
     for loader in [name for name in LOADERS if any(key[0] == name for key in found)]:
@@ -170,3 +179,31 @@ def node_read_rows(result: dict) -> list[list[str]]:
         "of any one file, at most": lambda pair: pair[1]["most_opens"],
     }
     return table(pairs, columns)
+
+
+def draw_all(result: dict, stem: Path) -> list[Path]:
+    """Draw the seconds of an epoch over ranks, a panel for each epoch."""
+    from bench.harness import figures
+
+    options, (sizes, found) = result["options"], _by_size(result)
+    colours = {"slow": "RED", "overlap": "BLUE", "local": "GREEN", "synthetic": "GREY"}
+    loaders = [name for name in colours if any(key[0] == name for key in found)]
+    panels = {
+        f"Epoch {number + 1}: seconds per epoch": {
+            (LOADERS[loader], getattr(figures, colours[loader])): [
+                found[key][number]["seconds"] if (key := (loader, *size)) in found else None
+                for size in sizes
+            ]
+            for loader in loaders
+        }
+        for number in range(len(result["points"][0]["summary"]))
+    }
+    readers = " or ".join(map(str, sorted({point["n_readers"] for point in result["points"]})))
+    lines = [
+        f"{result['store']}; {result['data']}; model '{options['model']}', mini-batches of "
+        f"{options['batch_size']}, {readers} file readers per rank for every loader",
+        f"median of {options['repeats']} interleaved runs; epoch 1 with the start of the workers",
+    ]
+    figure = figures.bar_panels(panels, [words_of(*size) for size in sizes])
+    path = stem.with_name(f"{stem.name}-epochs.png")
+    return [figures.save(figure, path, result, *lines, space_inches=0.9)]

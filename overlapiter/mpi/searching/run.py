@@ -12,10 +12,11 @@ from typing import Any
 
 from overlapiter.errors import OptionError, TrainingError
 from overlapiter.mpi.training.checkpoint import path_in
-from overlapiter.mpi.training.ending import leave_without_finalize
+from overlapiter.mpi.training.ending import is_tolerant, leave_without_finalize
 from overlapiter.mpi.training.model import Builder, builder_from
 from overlapiter.mpi.training.run import train
 from overlapiter.mpi.training.settings import METRICS, read_toml
+from overlapiter.mpi.training.worker import ServerLostError
 
 from .groups import Alone, Group
 from .space import Values, is_of_model, space_of, split
@@ -84,10 +85,7 @@ def search(
     name = uuid.uuid4().hex if world is None else world.bcast(uuid.uuid4().hex)
     with Alone() if world is None else Group(world, group_size) as group:
         if not group.is_leader:
-            for values in group.orders():
-                # The leader records it; and if the leader is lost, there are no more orders.
-                with contextlib.suppress(TrainingError, group.failure):
-                    run(group.comm, values, None)
+            _follow(group, run)
             return None
         study = Study(out, chosen, metric, n_trials, seed, is_pruning=is_pruning)
         _lead(group, study, name, run, on_trial)
@@ -138,6 +136,19 @@ def _train(
         asked.finish(records[-1])
 
 
+def _follow(group: Group | Alone, run: Callable[[Any, Values, Asked | None], None]) -> None:
+    """Train trials at the leader's orders, until it sends this rank home or is lost."""
+    for values in group.orders():
+        try:
+            run(group.comm, values, None)
+        except ServerLostError:
+            if is_tolerant():  # another group does the trial again
+                return
+            raise
+        except Exception:  # the leader was told, and records it
+            continue
+
+
 def _lead(
     group: Group | Alone,
     study: Study,
@@ -164,6 +175,9 @@ def _lead(
                 study.put_back(asked)
                 continue
             asked.reason = asked.reason or str(error)
+        except BaseException:  # this group ends; another one, or a later run, does it
+            study.put_back(asked)
+            raise
         trial = study.tell(asked)
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path_in(trial.out))

@@ -41,7 +41,7 @@ class Host:
         self._validation = Validation(len(plan.val_pieces))
         self._epochs = outputs.epochs(self.model)
         number = outputs.restore(self._side, self._queue, self._validation, self._epochs)
-        is_inline = settings.validation == "inline"
+        self._inline = job.evaluator(job.model()) if settings.validation == "inline" else None
         self.server = Server(
             self.model,
             self._side,
@@ -53,7 +53,7 @@ class Host:
             # Sub-servers look after their workers themselves; only their own silence is left.
             timeout_seconds=settings.worker_timeout * (2 if settings.masters else 1),
             validates=settings.validation,
-            inline=job.evaluator(job.model()) if is_inline else None,
+            inline=self._inline,
             trace=job.trace,
             say=job.say,
         )
@@ -122,4 +122,6 @@ class Host:
         self._validation.close()
         if self._thread is not None:
             self._thread.close()
+        if self._inline is not None:
+            self._inline.close()
         self._outputs.close()

@@ -5,24 +5,32 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from overlapiter.errors import OptionError, TrainingError
+from overlapiter.objective import Objective
 from overlapiter.tracing import OFF, Tracing, begin_trace
 
-from .algorithms import ALGORITHMS, make_server_side, make_worker_side
+from .algorithms import (
+    ALGORITHMS,
+    ServerSide,
+    WorkerSide,
+    make_server_side,
+    make_worker_side,
+)
 from .checkpoint import WorkerStates
 from .data import Source
+from .leases import Piece
 from .model import Builder, Model, wrapped
+from .monitor import Monitor
 from .optimizers import ServerOptimizer, make_optimizer
 from .plan import Plan
-from .reading import Reader
-from .server import ServerSide
+from .reading import Pieces, Reader
 from .settings import Settings
 from .staging import StagedFiles
 from .validation import Evaluator
-from .worker import Connection, Worker, WorkerSide
+from .worker import Connection, Worker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,14 +61,9 @@ class Job:
         """
         settings = self.settings
         try:
-            return wrapped(
-                self.build,
-                settings.loss,
-                settings.metrics,
-                settings.device,
-                self.plan.example,
-                settings.seed,
-            )
+            of_loss = settings.loss, settings.metrics
+            objective = Objective(*of_loss, settings.device, self.plan.example)
+            return wrapped(self.build, objective, settings.seed)
         except (OptionError, TrainingError):
             raise
         except Exception as error:
@@ -119,14 +122,8 @@ class Job:
 
     def evaluator(self, model: Model) -> Evaluator:
         """Return what evaluates the validation files with a model."""
-        return Evaluator(
-            model,
-            self.source,
-            self.plan.val_paths,
-            self.plan.val_pieces,
-            self.settings.batch,
-            self.trace,
-        )
+        pieces = self._pieces(self.plan.val_paths, self.plan.val_pieces)
+        return Evaluator(model, pieces, self.settings.batch, self.trace)
 
     def worker(self, rank: int, model: Model, connection: Connection) -> Worker:
         """Return the training loop of a worker."""
@@ -146,21 +143,16 @@ class Job:
         )
 
     def _reader(self) -> Reader:
-        settings, plan = self.settings, self.plan
-        make_staged = None
+        pieces = self._pieces(self.plan.train_paths, self.plan.train_pieces)
+        return Reader(pieces, self.settings.seed, shuffle=self.settings.shuffle)
+
+    def _pieces(self, paths: Sequence[str], pieces: Sequence[Piece]) -> Pieces:
+        settings, make_staged = self.settings, None
         if settings.staging:
             make_staged = functools.partial(
                 StagedFiles, settings.staging, settings.source, self.say
             )
-        return Reader(
-            self.source,
-            plan.train_paths,
-            plan.train_pieces,
-            settings.seed,
-            shuffle=settings.shuffle,
-            make_staged=make_staged,
-            trace=self.trace,
-        )
+        return Pieces(self.source, paths, pieces, make_staged, self.trace)
 
 
 class NoListener:
@@ -176,10 +168,16 @@ class NoListener:
         """Take the record of an epoch, and its summary; a true answer stops the run."""
 
 
+@contextlib.contextmanager
 def begin_tracing(
     settings: Settings, name: str, rank: int, clock_offset_ns: int = 0
-) -> contextlib.AbstractContextManager[Tracing]:
-    """Return the trace of this rank; it records nothing if none is wanted."""
+) -> Iterator[Tracing]:
+    """Give the trace of this rank; it records nothing if none is wanted."""
     if not settings.trace:
-        return OFF
-    return begin_trace(settings.trace, name, rank=rank, clock_offset_ns=clock_offset_ns)
+        yield OFF
+        return
+    with (
+        begin_trace(settings.trace, name, rank=rank, clock_offset_ns=clock_offset_ns) as trace,
+        Monitor(trace, settings.device),
+    ):
+        yield trace

@@ -36,11 +36,13 @@ class Kind(enum.IntEnum):
     FAILED = 6  # it cannot go on; the text says why
     LOST = 7  # from a sub-server: a worker of its group is gone
     GROUP = 8  # from a sub-server: mean of a group, and the reports of its workers
+    PING = 9  # it waits for long, and asks for a sign of life
     # from the server
     BEGIN = 11  # the weights to begin with
     GO = 12  # reply to a report, with the reply of the algorithm
     VALIDATE = 13  # evaluate a piece of the validation files with these weights
     STOP = 14  # end; a text says why if that is a failure
+    ALIVE = 15  # reply to a ping
 
 
 class Message(NamedTuple):
@@ -53,7 +55,7 @@ class Message(NamedTuple):
         piece: Of the report, or to validate.
         position: Up to which of its examples; of a worker that joins, the digest of its model; of
             the server, the number of the checkpoint that the worker's own state is to be kept with,
-            or to be taken from.
+            or to be taken from; of its last message, 1 if the run is refused.
         n_examples: That the measures are about.
         leases: Granted ones, at most :data:`MOST_LEASES`: epoch, piece and position.
         doubles: Measures, as sums over examples.

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from overlapiter.errors import OptionError
+from overlapiter.objective import Objective
 
 from .messages import Vector
 
@@ -116,18 +117,13 @@ def builder_from(model: str | os.PathLike[str] | Builder) -> Builder:
     return build  # type: ignore[no-any-return]  # the user's
 
 
-def wrapped(
-    build: Builder, loss: str, metrics: Sequence[str], device: str, example: Batch, seed: int
-) -> Model:
+def wrapped(build: Builder, objective: Objective, seed: int) -> Model:
     """Return what ``build_model()`` returns as a :class:`Model`.
 
     Args:
         build: Returns a ``chainer.Link``, a ``torch.nn.Module``, or a Model.
-        loss: Name of the loss.
-        metrics: Names of the metrics.
-        device: Where it computes.
-        example: A mini-batch of one example: parameters whose shapes depend on it are made.
-        seed: Their first values follow from it.
+        objective: What it is trained for.
+        seed: The first values of its parameters follow from it.
 
     Raises:
         OptionError: It is something else.
@@ -145,7 +141,7 @@ def wrapped(
         else:
             continue
         make = getattr(importlib.import_module(home), adapter)
-        return make(built, loss, tuple(metrics), device, example)  # type: ignore[no-any-return]  # by name
+        return make(built, objective)  # type: ignore[no-any-return]  # by name
     if all(hasattr(built, name) for name in ("gradient", "evaluate", "weights", "load")):
         return built  # type: ignore[no-any-return]  # as far as can be seen
     raise OptionError(

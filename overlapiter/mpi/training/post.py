@@ -2,7 +2,8 @@
 
 A rank that waits sleeps between looks instead of spinning: there may be more ranks than cores. What
 a dead peer leaves open shows as an error where MPI was started with fault tolerance
-(``mpiexec --with-ft ulfm``); else its launcher ends the job.
+(``mpiexec --with-ft ulfm``); else its launcher ends the job. Neither notices a process that is
+stopped, or a node that hangs: so a rank that waits for its server pings it now and then.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +20,8 @@ from mpi4py import MPI
 
 from overlapiter.tracing import OFF, Tracing
 
-from .messages import Buffer, Message, buffer_bytes, pack, unpack
+from .messages import Buffer, Kind, Message, buffer_bytes, pack, unpack
+from .watch import Watch
 from .worker import ServerLostError
 
 _TAG = 17
@@ -53,10 +55,20 @@ class Post:
         peers: The ranks to hear.
         n_doubles: Most numbers of double precision in a message.
         n_values: Length of the vectors.
+        watch: How long the first peer may be silent, who is the server; None not to mind.
     """
 
-    def __init__(self, comm: Any, peers: Iterable[int], n_doubles: int, n_values: int) -> None:
+    def __init__(
+        self,
+        comm: Any,
+        peers: Sequence[int],
+        n_doubles: int,
+        n_values: int,
+        watch: Watch | None = None,
+    ) -> None:
         self._comm = comm
+        self._server = peers[0] if watch else None
+        self._watch = watch
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._n_bytes = buffer_bytes(n_doubles, n_values)
         self._lock = threading.Lock()
@@ -84,12 +96,37 @@ class Post:
             try:
                 request = self._comm.Isend([part, MPI.BYTE], peer, _TAG)
             except MPI.Exception as error:
-                self._dead.setdefault(peer, _words(error))
+                self._dead.setdefault(peer, words_of(error))
             else:
                 self._sending.append((peer, request, buffer))
 
     def look(self) -> list[Arrival]:
-        """Return what has come since the last look."""
+        """Return what has come since the last look; answer pings."""
+        self._look_after_server()
+        arrivals = []
+        for arrival in self._arrivals():
+            kind = None if arrival.message is None else arrival.message.kind
+            if arrival.rank == self._server and self._watch is not None:
+                self._watch.hear()
+            if kind is Kind.PING:
+                self.send(arrival.rank, Message(Kind.ALIVE))
+            if kind in (Kind.PING, Kind.ALIVE):
+                self.release(arrival)
+            else:
+                arrivals.append(arrival)
+        return arrivals
+
+    def _look_after_server(self) -> None:
+        """Ping the server if it is silent; take it for dead if that lasts."""
+        if self._watch is None or self._server is None:
+            return
+        is_asking = self._watch.look(time.monotonic())
+        if self._watch.reason:
+            self._dead.setdefault(self._server, self._watch.reason)
+        elif is_asking:
+            self.send(self._server, Message(Kind.PING))
+
+    def _arrivals(self) -> list[Arrival]:
         arrivals = []
         status = MPI.Status()
         with self._lock:
@@ -102,7 +139,9 @@ class Post:
                         continue
                 except (MPI.Exception, _DeadError) as error:
                     del self._receiving[peer]
-                    self._dead.setdefault(peer, _words(error))
+                    with contextlib.suppress(MPI.Exception):
+                        request.Cancel()  # what lives yet must not write to the buffer
+                    self._dead.setdefault(peer, words_of(error))
                     arrivals.append(Arrival(peer, None, buffer, self._dead[peer]))
                 else:
                     n_bytes = status.Get_count(MPI.BYTE)
@@ -118,7 +157,7 @@ class Post:
                     left.append((peer, request, buffer))
                     continue
             except MPI.Exception as error:
-                self._dead.setdefault(peer, _words(error))
+                self._dead.setdefault(peer, words_of(error))
             self._free.append(buffer)
         self._sending = left
 
@@ -133,7 +172,7 @@ class Post:
         Args:
             silent: Peers that are not waited for.
         """
-        silent = set(silent)
+        silent = {*silent, *self._dead}
         deadline = time.monotonic() + _FLUSH_SECONDS
         while time.monotonic() < deadline:
             with self._lock:
@@ -152,7 +191,8 @@ class _DeadError(Exception):
     """A message could not be sent."""
 
 
-def _words(error: Exception) -> str:
+def words_of(error: Exception) -> str:
+    """Return why a peer is taken for dead, by what MPI reports."""
     if isinstance(error, _DeadError):
         return str(error)
     is_death = "PROC_FAILED" in str(error)
@@ -217,6 +257,16 @@ class Mail:
         self._thread.join()
 
 
+def server_lost(rank: int, reason: str) -> ServerLostError:
+    """Return what is raised where a server, or sub-server, is dead."""
+    if rank:
+        text = f"the sub-server, rank {rank}, is lost ({reason}); the other groups go on"
+    else:
+        words = "the same command goes on from its last checkpoint"
+        text = f"the server, rank 0, is lost ({reason}); {words}"
+    return ServerLostError(text, rank)
+
+
 class ServerConnection:
     """A worker's way to its server.
 
@@ -225,22 +275,29 @@ class ServerConnection:
         server: Rank of the server, or of the sub-server.
         n_doubles: Most numbers of double precision in a message.
         n_values: Length of the vectors.
+        timeout_seconds: After which silence the server is taken for dead.
         trace: Where spans go.
     """
 
     def __init__(
-        self, comm: Any, server: int, n_doubles: int, n_values: int, trace: Tracing = OFF
+        self,
+        comm: Any,
+        server: int,
+        n_doubles: int,
+        n_values: int,
+        timeout_seconds: float,
+        trace: Tracing = OFF,
     ) -> None:
         self._server = server
         self._trace = trace
-        self._post = Post(comm, [server], n_doubles, n_values)
+        self._post = Post(comm, [server], n_doubles, n_values, Watch(timeout_seconds))
         self._last: Arrival | None = None
 
     def exchange(self, message: Message) -> Message:
         """Send a message and return the reply, whose arrays live until the next call. Blocks.
 
         Raises:
-            ServerLostError: The server is dead.
+            ServerLostError: The server is dead, or silent for too long.
         """
         with self._trace.span("send", "mpi", None, kind=message.kind.name.lower()):
             self._post.send(self._server, message)
@@ -252,10 +309,7 @@ class ServerConnection:
                 pauses.sleep()
         (self._last,) = arrivals
         if self._last.message is None:
-            raise ServerLostError(
-                f"the server, rank {self._server}, is lost ({self._last.reason}); the same command "
-                f"goes on from its last checkpoint"
-            )
+            raise server_lost(self._server, self._last.reason)
         return self._last.message
 
     def close(self) -> None:

@@ -6,6 +6,8 @@ import os
 import time
 from typing import Any, Protocol
 
+from mpi4py import MPI
+
 from overlapiter.errors import OptionError, OverlapError, TrainingError
 from overlapiter.node import this_host
 from overlapiter.tracing import Tracing
@@ -18,11 +20,11 @@ from .job import Job, NoListener, begin_tracing
 from .messages import Kind, Message
 from .outputs import Outputs
 from .plan import Plan
-from .post import Mail, ServerConnection
+from .post import Mail, ServerConnection, server_lost, words_of
 from .settings import Settings
-from .site import Site, world_size
+from .site import Site, end_server, world_size
 from .submaster import SubServer
-from .worker import StoppedError
+from .worker import RefusedError, ServerLostError, StoppedError
 
 #: How often the server looks around when no message comes, or besides.
 _LOOK_SECONDS = 0.02
@@ -55,7 +57,7 @@ def train_as_rank(
     world = comm
     comm = comm.Dup()  # so that no message of the caller's is taken for ours
     settings = preparation.settings
-    processes = comm.gather((this_host().key, os.getpid()))
+    processes = comm.allgather((this_host().key, os.getpid()))
     plan = _shared_plan(comm, preparation)
     offset_ns = _clock_offset_ns(comm) if settings.trace else 0
     groups = groups_of(comm.size, settings.masters)
@@ -64,14 +66,18 @@ def train_as_rank(
     with begin_tracing(
         settings, "sub-server" if is_master else name, comm.rank, offset_ns
     ) as trace:
-        if is_master:
-            _pass_on(comm, groups[comm.rank], preparation, plan, trace)
-        elif comm.rank:
-            masters = [master for master, group in groups.items() if comm.rank in group]
-            _work(comm, masters[0] if masters else 0, preparation, plan, trace)
-        else:
+        if not comm.rank:
             site = Site(comm, groups, processes, is_world=world.size == world_size())
             return _serve(site, preparation, plan, listener, trace, restart=restart)
+        try:
+            if is_master:
+                _pass_on(comm, groups[comm.rank], preparation, plan, trace)
+            else:
+                masters = [master for master, group in groups.items() if comm.rank in group]
+                _work(comm, masters[0] if masters else 0, preparation, plan, trace)
+        except ServerLostError as error:
+            end_server(comm, error.rank, processes[error.rank])
+            raise
     return None
 
 
@@ -80,12 +86,15 @@ def _shared_plan(comm: Any, preparation: Preparation) -> Plan:
 
     Raises:
         OptionError: On rank 0: a file, or the number of ranks, cannot work.
-        TrainingError: A file cannot be read; or rank 0 has failed.
+        TrainingError: A file cannot be read; or rank 0 has failed, or is dead.
     """
     if comm.rank:
-        plan, failure = comm.bcast(None)
+        try:
+            plan, failure = comm.bcast(None)
+        except MPI.Exception as error:
+            raise server_lost(0, words_of(error)) from error
         if plan is None:
-            raise StoppedError(failure)
+            raise failure
         return plan  # type: ignore[no-any-return]  # as it was sent
     try:
         n_masters = preparation.settings.masters
@@ -95,9 +104,10 @@ def _shared_plan(comm: Any, preparation: Preparation) -> Plan:
             raise OptionError("masters", words)
         plan = preparation.plan(n_workers)
     except Exception as error:
-        comm.bcast((None, str(error)))
+        refused = RefusedError if isinstance(error, OptionError) else StoppedError
+        comm.bcast((None, refused(str(error))))
         raise
-    comm.bcast((plan, ""))
+    comm.bcast((plan, None))
     return plan
 
 
@@ -137,7 +147,7 @@ def _serve(
         outputs = Outputs(job, preparation.command, listener, restart=restart)
         host = Host(job, outputs, site.workers)
     except Exception as error:
-        site.turn_away(str(error) or "the server has failed")
+        site.turn_away(error)
         raise
     with host:
         _run_server(site, host, trace)
@@ -193,14 +203,16 @@ def _pass_on(
 
 
 def _work(comm: Any, server: int, preparation: Preparation, plan: Plan, trace: Tracing) -> None:
+    timeout_seconds = preparation.settings.worker_timeout
     try:
         job = preparation.job(plan, trace)
         model = job.model()
     except Exception as error:
-        _fail(ServerConnection(comm, server, 0, 0), comm.rank, error)
+        _fail(ServerConnection(comm, server, 0, 0, timeout_seconds), comm.rank, error)
         raise
     n_measures = len(model.measure_names)
-    connection = ServerConnection(comm, server, n_measures, model.weights().size, trace)
+    n_values = model.weights().size
+    connection = ServerConnection(comm, server, n_measures, n_values, timeout_seconds, trace)
     try:
         job.worker(comm.rank, model, connection).run()
     except StoppedError:

@@ -1,4 +1,4 @@
-"""Reads the pieces of coming leases off the training thread, and cuts them into mini-batches."""
+"""Reads pieces of files, off the training thread, and cuts them into mini-batches."""
 
 from __future__ import annotations
 
@@ -27,17 +27,15 @@ def cut(arrays: Batch, position: int, size: int) -> Iterator[tuple[int, Batch]]:
         yield end, tuple(array[begin:end] for array in arrays)
 
 
-class Reader:
-    """A thread that reads pieces in the order in which their leases were given.
+class Pieces:
+    """The pieces of some files, staged before they are read. For one thread, which waits for them.
 
     Args:
         source: Opens the files.
-        paths: Of the training files.
+        paths: Of the files.
         pieces: Of all of them.
-        seed: The order of the examples of a piece follows from it, the epoch and the piece.
-        shuffle: Whether examples are shuffled.
-        make_staged: Makes what stages the files before they are read, in the thread that reads;
-            None to read them where they are.
+        make_staged: Makes what stages the files, in the thread that reads; None to read them where
+            they are.
         trace: Where spans go.
     """
 
@@ -46,20 +44,48 @@ class Reader:
         source: Source,
         paths: Sequence[str],
         pieces: Sequence[Piece],
-        seed: int,
-        *,
-        shuffle: bool = True,
         make_staged: Callable[[], StagedFiles] | None = None,
         trace: Tracing = OFF,
     ) -> None:
         self._source = source
         self._paths = paths
         self._pieces = pieces
-        self._seed = seed
-        self._shuffle = shuffle
         self._make_staged = make_staged
         self._staged: StagedFiles | None = None
         self._trace = trace
+
+    def read(self, number: int) -> Batch:
+        """Return the arrays of a piece. Blocks. Raises TrainingError if it cannot be read."""
+        file, start, stop = self._pieces[number]
+        path = local_path = self._paths[file]
+        if self._make_staged is not None:
+            self._staged = self._staged or self._make_staged()
+            with self._trace.span("stage", "staging", None, path=path):
+                self._staged.stage(path)
+                local_path = self._staged.local_path(path)
+        with self._trace.span("read", "reading", None, path=path, start=start, stop=stop):
+            return self._source.read(path, start, stop, local_path)
+
+    def close(self) -> None:
+        """End the staging, in the thread that has read."""
+        if self._staged is not None:
+            self._staged.close()
+            self._staged = None
+
+
+class Reader:
+    """A thread that reads pieces in the order in which their leases were given.
+
+    Args:
+        pieces: Of the training files.
+        seed: The order of the examples of a piece follows from it, the epoch and the piece.
+        shuffle: Whether examples are shuffled.
+    """
+
+    def __init__(self, pieces: Pieces, seed: int, *, shuffle: bool = True) -> None:
+        self._pieces = pieces
+        self._seed = seed
+        self._shuffle = shuffle
         self._leases: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
         self._ready: queue.Queue[Batch | Exception] = queue.Queue(_PIECES_AHEAD)
         self._is_closed = threading.Event()
@@ -89,8 +115,7 @@ class Reader:
                 except Exception as error:  # the training thread raises it
                     self._put(error)
         finally:
-            if self._staged is not None:
-                self._staged.close()
+            self._pieces.close()
 
     def _put(self, got: Batch | Exception) -> None:
         while not self._is_closed.is_set():
@@ -99,18 +124,10 @@ class Reader:
                 return
 
     def _read(self, lease: Lease) -> Batch:
-        file, start, stop = self._pieces[lease.piece]
-        path = local_path = self._paths[file]
-        if self._make_staged is not None:
-            self._staged = self._staged or self._make_staged()
-            with self._trace.span("stage", "staging", None, path=path):
-                self._staged.stage(path)
-                local_path = self._staged.local_path(path)
-        with self._trace.span("read", "reading", None, path=path, start=start, stop=stop):
-            arrays = self._source.read(path, start, stop, local_path)
+        arrays = self._pieces.read(lease.piece)
         if not self._shuffle:
             return arrays
-        order = order_of(stop - start, self._seed, lease.epoch, lease.piece + 1)
+        order = order_of(len(arrays[-1]), self._seed, lease.epoch, lease.piece + 1)
         return tuple(array[order] for array in arrays)
 
     def close(self) -> None:

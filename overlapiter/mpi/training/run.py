@@ -114,7 +114,8 @@ class _Preparation:
         if not all(isinstance(word, (str, os.PathLike)) for word in words):
             return "made by overlapiter.mpi.train()"
         names = " ".join(os.fspath(word) for word in words)
-        return f"overlapiter train {names} --settings settings.toml"
+        settings = os.path.join(self.settings.out, "settings.toml")
+        return f"overlapiter train {names} --settings {settings} --out other"
 
     def plan(self, n_workers: int) -> Plan:
         """Look at the files. Raises OptionError and TrainingError."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 import zlib
 from collections.abc import Callable
-from typing import Any, Protocol
 
 import numpy as np
 
 from overlapiter.tracing import OFF, Tracing
 
+from .algorithms import ServerSide
 from .epochs import Epochs
 from .groups import reports_in
 from .leases import LeaseQueue
@@ -24,30 +24,12 @@ from .validation import Evaluator, Validation
 
 #: Leases that a worker holds: the one it trains on, and the one that is read meanwhile.
 _HELD_LEASES = 2
+#: How long a worker that is to start yet, and the last one, may at least be silent.
+_LEAST_SECONDS = 60.0
+#: The server looks around more often, unless it validates in line or was stopped; that does not
+#: count as silence of the workers.
+_LATE_SECONDS = 1.0
 _NONE = np.empty(0, np.float32)
-
-
-class ServerSide(Protocol):
-    """The algorithm's part on the server; see :mod:`.algorithms`."""
-
-    weights: Vector
-    learning_rate: float
-    n_updates: int
-
-    def apply(self, message: Vector, rank: int) -> dict[int, Vector]:
-        """Work on a message; return the replies that are due, by rank."""
-
-    def set_workers(self, n: int) -> dict[int, Vector]:
-        """Note how many workers take part now; return the replies that are due thereby."""
-
-    def forget(self, rank: int) -> None:
-        """Drop what waits of a worker that is gone."""
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs."""
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
 
 
 class Server:
@@ -101,14 +83,15 @@ class Server:
         self._trace = trace
         self._say = say
         self._workers = set(workers)
-        self._heard = dict.fromkeys(workers, time.monotonic())
+        self._ticked_at = time.monotonic()
+        self._heard = dict.fromkeys(workers, self._ticked_at)
         self._parked: dict[int, None] = {}
         self._exchanging: set[int] = set()
         self._idle: set[int] = set()  # have waited for work: their weights are old
         self._told_to_stop: set[int] = set()
         self._knows_snapshot: dict[int, int] = {}
         self._reports: dict[int, Message] = {}  # of those that exchange: they count when applied
-        self._has_begun = False
+        self._joined: set[int] = set()
         self._marks: dict[int, int] = {}
         self._resumes: dict[int, int] = {}
         self.outbox: list[tuple[int, Message]] = []
@@ -173,12 +156,22 @@ class Server:
 
     def tick(self) -> None:
         """Look for workers that are silent, and for validations that are done."""
-        latest = time.monotonic() - self._timeout_seconds
+        now = time.monotonic()
+        late_seconds = max(0.0, now - self._ticked_at - _LATE_SECONDS)
+        self._heard = {worker: at + late_seconds for worker, at in self._heard.items()}
+        self._ticked_at = now
         waiting = self._parked.keys() | self._exchanging | self._told_to_stop | self.lost.keys()
         for worker in sorted(self._workers - waiting):
-            if self._heard[worker] < latest:
-                self.lose(worker, f"silent for {self._timeout_seconds:g} s")
+            seconds = self._patience_with(worker)
+            if self._heard[worker] < now - seconds:
+                self.lose(worker, f"silent for {seconds:g} s")
         self._settle()
+
+    def _patience_with(self, worker: int) -> float:
+        """Return for how long a worker may be silent: longer if none could take its work."""
+        if worker in self._joined and self._workers - self.lost.keys() != {worker}:
+            return self._timeout_seconds
+        return max(self._timeout_seconds, _LEAST_SECONDS)
 
     def fail(self, reason: str) -> None:
         """End the run with a failure."""
@@ -229,9 +222,9 @@ class Server:
             self._send(worker, Message(Kind.STOP, text=self.failure))
             self._told_to_stop.add(worker)
             return
-        if not self._has_begun:
-            self._has_begun = True
+        if not self._joined:
             self._epochs.begin()
+        self._joined.add(worker)
         self._begin(worker)
 
     def _begin(self, worker: int) -> None:
@@ -378,7 +371,6 @@ class Server:
                     self._inline, -1, is_waiting=False
                 ):
                     pass
-                self._heard = dict.fromkeys(self._heard, time.monotonic())  # all have waited
 
 
 def digest_of(model: Model) -> int:

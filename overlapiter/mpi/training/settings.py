@@ -100,7 +100,8 @@ class Settings:
         if bool(self.staging) != bool(self.source):
             raise OptionError("staging", "needs --source, the root of the files, and vice versa")
         if self.masters and self.algorithm != "downpour":
-            raise OptionError("masters", "work with --algorithm downpour only")
+            words = f"average gradients, and {self.algorithm} sends none; use --algorithm downpour"
+            raise OptionError("masters", words)
         if self.masters and self.synchronous:
             words = "are synchronous within their groups already; leave --synchronous out"
             raise OptionError("masters", words)

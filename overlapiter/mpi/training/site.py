@@ -12,6 +12,7 @@ from typing import Any
 
 from mpi4py import MPI
 
+from overlapiter.errors import OptionError
 from overlapiter.node import this_host
 
 from .ending import is_tolerant
@@ -63,14 +64,17 @@ class Site:
     def post(self, n_measures: int, n_values: int) -> Post:
         """Return the server's post."""
         n_doubles = max([n_measures, *(n_doubles_of(g, n_measures) for g in self._groups.values())])
-        peers = self._groups or self.workers
+        peers = [*self._groups] or self.workers
         return Post(self._comm, peers, n_doubles, n_values)
 
-    def turn_away(self, reason: str) -> None:
+    def turn_away(self, error: Exception) -> None:
         """Tell all workers that the run does not begin."""
+        reason = str(error) or "the server has failed"
+        is_refused = isinstance(error, OptionError)
         post = self.post(0, 0)
         for worker in self.workers:
-            post.send(self.way_to(worker), Message(Kind.STOP, worker, text=reason))
+            message = Message(Kind.STOP, worker, position=is_refused, text=reason)
+            post.send(self.way_to(worker), message)
         post.close()
 
     # --- silent ranks -------------------------------------------------------------------------
@@ -105,6 +109,25 @@ class Site:
         elif self._is_world:
             status = 1 if server.failure or sys.exc_info()[0] is not None else 0
             atexit.register(lambda: self._comm.Abort(status))
+
+
+def end_server(comm: Any, server: int, process: tuple[object, int]) -> None:
+    """End a server that does not answer: MPI's end, and so the launcher, would wait for it.
+
+    With fault tolerance it is killed, if this is its node; else the whole job is ended when this
+    process ends. A sub-server is left to rank 0.
+
+    Args:
+        comm: The communicator.
+        server: The rank of the server, or of a sub-server.
+        process: Its host and process.
+    """
+    host, pid = process
+    if is_tolerant() and host == this_host().key:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    elif not server:
+        atexit.register(lambda: comm.Abort(1))
 
 
 def _silent(server: Server) -> list[int]:

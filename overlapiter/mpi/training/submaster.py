@@ -17,8 +17,9 @@ from overlapiter.tracing import OFF, Tracing
 
 from .groups import n_doubles_of, rows_of
 from .messages import Kind, Message, Vector
-from .post import Mail, Post
-from .worker import ServerLostError, StoppedError
+from .post import Mail, Post, server_lost
+from .watch import Watch
+from .worker import ServerLostError, stopped_by
 
 _LOOK_SECONDS = 0.02
 
@@ -31,7 +32,7 @@ class SubServer:
         group: Ranks of its workers.
         n_measures: How many measures a report has.
         n_values: Length of the vectors.
-        timeout_seconds: After which silence a worker is given up.
+        timeout_seconds: After which silence a worker is given up, and the server taken for dead.
         trace: Where spans go.
     """
 
@@ -48,7 +49,8 @@ class SubServer:
         self._group = group
         self._timeout_seconds = timeout_seconds
         self._trace = trace
-        self._post = Post(comm, [0, *group], n_doubles_of(group, n_measures), n_values)
+        n_doubles = n_doubles_of(group, n_measures)
+        self._post = Post(comm, [0, *group], n_doubles, n_values, Watch(timeout_seconds))
         self._centre: Vector = np.zeros(n_values, np.float32)
         self._heard = dict.fromkeys(group, time.monotonic())
         self._training: set[int] = set()
@@ -56,7 +58,7 @@ class SubServer:
         self._awaiting: set[int] = set()  # the server's reply to the message of the group
         self._lost: set[int] = set()
         self._stopped: set[int] = set()
-        self._failure = ""
+        self._last: Message | None = None
 
     def run(self) -> None:
         """Pass messages on until all workers of the group are told to stop.
@@ -80,11 +82,15 @@ class SubServer:
                     self._post.release(arrival)
                 if self._waiting and not self._training:
                     self._pass_on_mean()
+        except ServerLostError as error:
+            for worker in set(self._group) - self._stopped - self._lost:
+                self._post.send(worker, Message(Kind.STOP, worker, text=str(error)))
+            raise
         finally:
             mail.close()
             self._post.close(self._lost)
-        if self._failure:
-            raise StoppedError(self._failure)
+        if self._last is not None and self._last.text:
+            raise stopped_by(self._last)
 
     def _from_worker(self, message: Message) -> None:
         worker = message.origin
@@ -111,7 +117,7 @@ class SubServer:
             self._heard[worker] = time.monotonic()
         elif message.kind is Kind.STOP:
             self._stopped.add(worker)
-            self._failure = message.text
+            self._last = message
         self._post.send(worker, message)
 
     def _pass_on_mean(self) -> None:
@@ -135,7 +141,7 @@ class SubServer:
 
     def _lose(self, rank: int, reason: str) -> None:
         if not rank:
-            raise ServerLostError(f"the server, rank 0, is lost ({reason})")
+            raise server_lost(rank, reason)
         self._lost.add(rank)
         self._training.discard(rank)
         self._waiting.pop(rank, None)

@@ -7,18 +7,17 @@ give the same numbers, bit for bit.
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 
 from overlapiter.tracing import OFF, Tracing
 
-from .data import Source
-from .leases import Piece
 from .messages import Doubles, Vector
 from .model import Model
-from .reading import cut
+from .reading import Pieces, cut
 
 
 class Evaluator:
@@ -26,9 +25,7 @@ class Evaluator:
 
     Args:
         model: That snapshots are loaded into.
-        source: Opens the files.
-        paths: Of the validation files.
-        pieces: Of all of them.
+        pieces: Of the validation files.
         batch: Examples of a mini-batch.
         trace: Where spans go.
     """
@@ -36,29 +33,28 @@ class Evaluator:
     def __init__(
         self,
         model: Model,
-        source: Source,
-        paths: Sequence[str],
-        pieces: Sequence[Piece],
+        pieces: Pieces,
         batch: int,
         trace: Tracing = OFF,
     ) -> None:
         self._model = model
-        self._source = source
-        self._paths = paths
         self._pieces = pieces
         self._batch = batch
         self._trace = trace
 
     def sums(self, snapshot: Vector, piece: int) -> tuple[Doubles, int]:
         """Return the sums of the measures over the examples of a piece, and how many these are."""
-        file, start, stop = self._pieces[piece]
         total = np.zeros(len(self._model.measure_names))
         with self._trace.span("validate", "validation", None, piece=piece):
             self._model.load(snapshot)
-            arrays = self._source.read(self._paths[file], start, stop)
+            arrays = self._pieces.read(piece)
             for _, batch in cut(arrays, 0, self._batch):
                 total += np.array(self._model.evaluate(batch)) * len(batch[-1])
-        return total, stop - start
+        return total, len(arrays[-1])
+
+    def close(self) -> None:
+        """End the staging, in the thread that has evaluated."""
+        self._pieces.close()
 
 
 class Validation:
@@ -182,9 +178,9 @@ class ValidationThread:
 
     def _run(self) -> None:
         try:
-            evaluator = self._make_evaluator()
-            while self._validation.evaluate_next(evaluator, SERVER, is_waiting=True):
-                pass
+            with contextlib.closing(self._make_evaluator()) as evaluator:
+                while self._validation.evaluate_next(evaluator, SERVER, is_waiting=True):
+                    pass
         except Exception as error:  # the server ends the run by it
             self.error = error
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import collections
 import math
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -14,41 +13,15 @@ import numpy as np
 from overlapiter.errors import TrainingError
 from overlapiter.tracing import OFF, Tracing
 
+from .algorithms import WorkerSide
 from .checkpoint import WorkerStates
 from .leases import Lease
 from .messages import Kind, Message, Vector
 from .model import Model
+from .monitor import memory_bytes
 from .reading import Reader, cut
 from .server import digest_of
 from .validation import Evaluator
-
-
-class WorkerSide(Protocol):
-    """The algorithm's part on a worker; see :mod:`.algorithms`."""
-
-    weights: Vector
-    learning_rate: float
-
-    def begin(self, weights: Vector) -> None:
-        """Begin with the weights of the server."""
-
-    def step(self, gradient: Vector) -> Vector | None:
-        """Make a step; return what is to be sent, if that is due."""
-
-    def flush(self) -> Vector | None:
-        """Return what is to be sent at the end of a lease, if anything."""
-
-    def receive(self, reply: Vector) -> Vector | None:
-        """Take a reply; return what is to be sent thereupon, if anything."""
-
-    def refresh(self, weights: Vector) -> None:
-        """Take the weights of the server after a while without work."""
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint needs."""
-
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from a state."""
 
 
 class Connection(Protocol):
@@ -62,8 +35,25 @@ class StoppedError(TrainingError):
     """The server ends the run; the text says why if that is a failure."""
 
 
+class RefusedError(StoppedError):
+    """The run does not begin, since a setting or a file cannot work."""
+
+
 class ServerLostError(StoppedError):
-    """The server is dead; this rank is one that knows it."""
+    """The server is dead, or does not answer; this rank is one that knows it.
+
+    Attributes:
+        rank: Of the server, or of the sub-server.
+    """
+
+    def __init__(self, text: str, rank: int = 0) -> None:
+        super().__init__(text)
+        self.rank = rank
+
+
+def stopped_by(message: Message) -> StoppedError:
+    """Return what is raised on a message that ends the run."""
+    return (RefusedError if message.position else StoppedError)(message.text)
 
 
 class _BegunError(Exception):
@@ -143,6 +133,7 @@ class Worker:
         finally:
             if self._reader is not None:
                 self._reader.close()
+            self._evaluator.close()
 
     def _again(self, work: Callable[[], object]) -> None:
         try:
@@ -230,11 +221,11 @@ class Worker:
     def _exchange(self, message: Message) -> Message:
         """Send a message, and take from the reply what is not the algorithm's."""
         message = message._replace(
-            origin=self._rank, memory_bytes=_memory_bytes(), cpu_ms=time.process_time_ns() // 10**6
+            origin=self._rank, memory_bytes=memory_bytes(), cpu_ms=time.process_time_ns() // 10**6
         )
         reply = self._connection.exchange(message)
         if reply.kind is Kind.STOP:
-            raise StoppedError(reply.text)
+            raise stopped_by(reply)
         if reply.kind is Kind.BEGIN:
             self._begin(reply)
             raise _BegunError
@@ -262,9 +253,3 @@ class Worker:
             self._leases.append(lease)
             assert self._reader is not None
             self._reader.ask(lease)
-
-
-def _memory_bytes() -> int:
-    """Return how much of the memory this process has."""
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")

@@ -36,7 +36,7 @@ from overlapiter.workers.usage import Usage
 
 from .discovery import Discovery
 from .evictor import Evictor, RoomForTask
-from .staging_work import Finding, StageTask
+from .staging_work import StageTask
 from .threads import Threads
 from .traced import TracedOrigin
 
@@ -50,6 +50,15 @@ _MANY_FRUITLESS = 64
 #: How long a thread keeps the interpreter's lock while others want it, one of which may be in the
 #: middle of a transaction.
 _SWITCH_SECONDS = 0.001
+
+
+#: What counts the files of which became what, and their bytes; others were refused.
+_COUNTERS = (
+    (Outcome.COPIED, Counter.FILES_STAGED, Counter.BYTES_STAGED),
+    (Outcome.FETCHED, Counter.FILES_PEER, Counter.BYTES_PEER),
+    (Outcome.FOUND, Counter.FILES_FOUND_STAGED, None),
+    (Outcome.SOURCE_FAILED, None, None),
+)
 
 
 class _Example:
@@ -327,7 +336,7 @@ class Prefetcher:
             del self._at_hand[work.task.task_id]
         if work.task.victims is not None:
             work.room.shrink()
-        findings = [tuple(self._finding(work, example)) for example in work.examples]
+        findings = [self._finding(work, example) for example in work.examples]
         self._channel.send(("staged", work.task.task_id, findings, work.room.moved))
         self._trace_task(work)
         if not self._at_hand:
@@ -346,8 +355,7 @@ class Prefetcher:
 
     def _note(self, work: _AtHand, answers: dict[int, Staged]) -> None:
         with self._lock:
-            for key in answers.keys() - work.answers.keys():
-                self._count(answers[key])
+            self._count([answers[key] for key in answers.keys() - work.answers.keys()])
             work.answers |= answers
 
     def _report_settled(self) -> None:
@@ -358,38 +366,37 @@ class Prefetcher:
         for work in tasks:
             with self._lock:
                 settled = [example for example in work.examples if work.is_settled(example)]
-                findings = [tuple(self._finding(work, example)) for example in settled]
+                findings = [self._finding(work, example) for example in settled]
                 is_news = work.n_reported < len(settled) < len(work.examples)
                 work.n_reported = len(settled)
             if is_news:
                 self._channel.send(("staged", work.task.task_id, findings, None))
 
-    def _finding(self, work: _AtHand, example: _Example) -> Finding:
-        answers = [work.answers[key] for key in example.keys]
-        extents = [answer.extent for answer in answers if answer.extent is not None]
-        is_complete = (
-            example.is_complete
-            and len(extents) == len(answers)
-            and all(answer.is_settled for answer in answers)
-        )
-        was_refused = any(answer.outcome is Outcome.REFUSED for answer in answers)
-        return Finding(
-            example.index, packed(extents), is_complete, was_refused, tuple(example.paths)
-        )
+    def _finding(self, work: _AtHand, example: _Example) -> tuple[object, ...]:
+        """Return a :class:`Finding` as a message has it."""
+        extents: list[Extent] = []
+        is_complete, was_refused = example.is_complete, False
+        for key in example.keys:
+            outcome, extent, is_settled, _ = work.answers[key]
+            if extent is not None:
+                extents.append(extent)
+            is_complete &= is_settled and extent is not None
+            was_refused |= outcome is Outcome.REFUSED
+        # Not by Finding, which a message would name each time.
+        return example.index, packed(extents), is_complete, was_refused, tuple(example.paths)
 
-    def _count(self, answer: Staged) -> None:
-        row, outcome = self._row, answer.outcome
-        if outcome is Outcome.COPIED and answer.extent is not None:
-            row.add(Counter.FILES_STAGED, 1)
-            row.add(Counter.BYTES_STAGED, answer.extent.size)
-            row.add(Counter.READ_NS, answer.read_ns)
-        elif outcome is Outcome.FETCHED and answer.extent is not None:
-            row.add(Counter.FILES_PEER, 1)
-            row.add(Counter.BYTES_PEER, answer.extent.size)
-        elif outcome is Outcome.FOUND:
-            row.add(Counter.FILES_FOUND_STAGED, 1)
-        elif outcome is not Outcome.SOURCE_FAILED:
-            row.add(Counter.FILES_REFUSED, 1)
+    def _count(self, answers: list[Staged]) -> None:
+        row, n_left = self._row, len(answers)
+        for outcome, files, size in _COUNTERS:
+            own = [answer for answer in answers if answer.outcome is outcome]
+            n_left -= len(own)
+            if own and files:
+                row.add(files, len(own))
+            if own and size:
+                row.add(size, sum([answer.extent.size for answer in own if answer.extent]))
+                row.add(Counter.READ_NS, sum([answer.read_ns for answer in own]))
+        if n_left:
+            row.add(Counter.FILES_REFUSED, n_left)
 
     def _count_peer_fault(self) -> None:
         with self._lock:
@@ -403,14 +410,7 @@ class Prefetcher:
         if self._peers is not None:
             self._peers.note_store(took_ns / 1e9)
         with self._lock:
-            row = self._row
-            row.add_latency(took_ns)
-            row.add(Counter.ANSWERS, 1)
-            row.add(Counter.ANSWERED_KB, n_bytes // 1000)
-            row.put(Counter.ANSWERED_NS, time.monotonic_ns())
-            least_ns = row.get(Counter.LEAST_READ_NS)
-            if not least_ns or took_ns < least_ns:
-                row.put(Counter.LEAST_READ_NS, took_ns)
+            self._row.add_answer(took_ns, n_bytes)
 
     def _count_evicted(self, n_files: int) -> None:
         with self._lock:

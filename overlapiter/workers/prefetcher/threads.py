@@ -50,7 +50,7 @@ class Threads:
         self._n_begun = self._n_begun_before = self._n_looks = 0
         self._since: dict[int, int] = {}  # of each thread at work: at which look its job began
         self._held: set[int] = set()  # threads whose jobs have lasted for more than a look
-        self._mean_ns = float(_SLOW_NS)
+        self._learn(_SLOW_NS)
 
     def __len__(self) -> int:
         """Return how many threads there are to be, once those that are too many have ended."""
@@ -67,7 +67,11 @@ class Threads:
 
         Few long ones among many short ones count little: on a busy node they waited for a core.
         """
-        self._mean_ns += (min(took_ns, _MOST_OF_MEAN * self._mean_ns) - self._mean_ns) * _SHARE
+        mean_ns = self._mean_ns
+        self._learn(mean_ns + (min(took_ns, _MOST_OF_MEAN * mean_ns) - mean_ns) * _SHARE)
+
+    def _learn(self, mean_ns: float) -> None:
+        self._mean_ns, self._n_useful = mean_ns, int(mean_ns / _STEP_NS) or 1
 
     def look(self) -> None:
         """Look whether all threads that are awake wait for an answer that does not come."""
@@ -75,18 +79,18 @@ class Threads:
             self._held = {thread for thread, since in self._since.items() if since < self._n_looks}
             self._n_looks += 1
             if self._jobs and self._n_begun == self._n_begun_before:
-                self._mean_ns = _SLOW_NS
+                self._learn(_SLOW_NS)
             for _ in range(len(self._jobs)):
                 self._wake_for_job()
             self._n_begun_before = self._n_begun
 
     def _wake_for_job(self) -> None:
-        if self._jobs and self._n_awake < min(self._most_awake(), self._n_threads):
+        if self._jobs and self._n_awake < self._n_threads and self._n_awake < self._most_awake():
             self._wake()
 
     def _most_awake(self) -> int:
         """Return how many threads are to be awake; one whose answer does not come counts apart."""
-        return max(1, int(self._mean_ns / _STEP_NS)) + len(self._held)
+        return self._n_useful + len(self._held)
 
     def _wake(self) -> None:
         self._n_awake += 1

@@ -146,7 +146,7 @@ class FileReader:
         copies, row = self._copies, self._row
         if copies is not None:
             copies.begin_part(unpacked(task.extents))
-            counted = copies.opens_staged, copies.opens_source
+            n_from_source = copies.opens_source
         reading = _Reading(task)
         before = time.monotonic_ns(), *self._clock.now()
         for number, index in enumerate(task.indices[: 1 if self._face.fetches_whole else None]):
@@ -172,8 +172,7 @@ class FileReader:
         if reading.examples and reading.failure is None:
             self._write_collated(reading)
         if copies is not None:
-            row.add(Counter.OPENS_STAGED, copies.opens_staged - counted[0])
-            row.add(Counter.OPENS_SOURCE, copies.opens_source - counted[1])
+            row.add(Counter.OPENS_SOURCE, copies.opens_source - n_from_source)
             self._unseen.count(reading.unopened)
         self._report(reading, before)
         self._begin_example()  # what the last one opened is not needed any more

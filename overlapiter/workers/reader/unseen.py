@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from overlapiter.board import Counter, Row
+from overlapiter.board import N_TIERS, Counter, Row
 from overlapiter.sources import Dataset, declared_paths, paths_below
 
 #: So many examples that open no file, though the dataset names some, are no accident.
 _ENOUGH = 16
+#: Opens of staged copies.
+_OF_COPIES = range(Counter.OPENS_TIER_0, Counter.OPENS_TIER_0 + N_TIERS)
 
 
 class UnseenReads:
@@ -47,7 +49,7 @@ class UnseenReads:
     def count(self, indices: Sequence[int]) -> None:
         """Count examples that were read and have opened no file below the source."""
         row = self._row
-        if not indices or row.get(Counter.OPENS_STAGED) + row.get(Counter.OPENS_SOURCE):
+        if not indices or row.get(Counter.OPENS_SOURCE) or any(map(row.get, _OF_COPIES)):
             return
         declares = [self._declares(index) for index in indices]
         is_open = self._names_source and not self._reads_elsewhere

@@ -41,6 +41,12 @@ _FIRST_PRELOAD = "overlapiter.workers.start.hide_mpi"
 #: Ends in the forkserver what :func:`_interrupts_held` began.
 _LAST_PRELOAD = "overlapiter.workers.start.release_interrupts"
 
+_NO_GUARD = (
+    "the script defines the dataset, so a worker process imports it, and it starts its training "
+    'there, too; put what starts the training below `if __name__ == "__main__":`, or the dataset '
+    "into a module of its own"
+)
+
 _environment_lock = threading.Lock()
 
 
@@ -107,8 +113,10 @@ def launch(
         needs_main_module: Whether the child must import the program's ``__main__``.
 
     Raises:
-        PipelineError: It must, but cannot; or there is no forkserver.
+        PipelineError: It must, but cannot; or there is no forkserver; or this is such a child.
     """
+    if is_importing_main():
+        raise PipelineError(_NO_GUARD)
     buffer = io.BytesIO()
     with _undecided_start_method():
         data: dict[str, Any] = spawn.get_preparation_data("overlapiter supervisor")

@@ -24,16 +24,13 @@ from overlapiter.errors import DatasetPicklingError
 
 _ALIGNMENT_BYTES = 64
 
-#: Makes a pickler that appends to a file and hands out-of-band buffers to a callback.
-PicklerFactory = Callable[[IO[bytes], Callable[[pickle.PickleBuffer], None]], pickle.Pickler]
-
 
 class Parcel:
     """A pickled object in anonymous memory.
 
     Args:
         thing: What to pickle.
-        make_pickler: The pickler to use.
+        kind: The pickler to use.
         name: What an error calls it; empty if its attributes have names that the user knows.
 
     Raises:
@@ -44,13 +41,11 @@ class Parcel:
         size_bytes: Its size.
     """
 
-    def __init__(
-        self, thing: object, make_pickler: PicklerFactory, *, name: str = "dataset"
-    ) -> None:
+    def __init__(self, thing: object, kind: type[pickle.Pickler], *, name: str = "dataset") -> None:
         buffers: list[pickle.PickleBuffer] = []
         stream = io.BytesIO()
         try:
-            make_pickler(stream, buffers.append).dump(thing)
+            make_pickler(kind, stream, buffers.append).dump(thing)
         except Exception as error:
             raise _explained(thing, error, name) from error
         self._mentioned = stream.getvalue()
@@ -81,6 +76,13 @@ class Parcel:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def make_pickler(
+    kind: type[pickle.Pickler], file: IO[bytes], lend: Callable[[pickle.PickleBuffer], None]
+) -> pickle.Pickler:
+    """Return a pickler that appends to a file, and hands arrays to ``lend``, out of the pickle."""
+    return kind(file, pickle.HIGHEST_PROTOCOL, buffer_callback=lend)
 
 
 def _explained(thing: object, error: Exception, name: str) -> DatasetPicklingError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 
+from overlapiter.node import command_words
 from overlapiter.store.site import Run
 from overlapiter.workers.plan import SupervisorPlan
 
@@ -24,7 +25,7 @@ def run_of(plan: SupervisorPlan, board_fd: int) -> Run:
     """
     staging = plan.staging
     facts: dict[str, object] = {
-        "command": _command_of(plan.trainer_pid),
+        "command": " ".join(command_words(plan.trainer_pid)[:_SHOWN_WORDS])[:_SHOWN_CHARACTERS],
         "trainer_pid": plan.trainer_pid,
         "board_inode": os.fstat(board_fd).st_ino,
         "n_readers": plan.n_readers,
@@ -45,12 +46,3 @@ def _user_name(number: int) -> str:
         return pwd.getpwuid(number).pw_name
     except KeyError:  # a container may have no such user
         return str(number)
-
-
-def _command_of(pid: int) -> str:
-    try:
-        with open(f"/proc/{pid}/cmdline", "rb") as file:
-            words = file.read().split(b"\0")
-    except OSError:
-        return ""
-    return os.fsdecode(b" ".join(words[:_SHOWN_WORDS]))[:_SHOWN_CHARACTERS]

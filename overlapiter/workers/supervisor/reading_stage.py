@@ -164,6 +164,8 @@ class ReadingStage:
         part_id, cost, missed = answer
         part = worker.take_back(part_id)
         self._costs.add(ReadCost(*cost), len(part.indices))
+        part.batch.busy_ns += cost[1]
+        part.batch.cpu_ns += cost[2]
         if missed:
             self._residency.suspect(missed)
         if self._probe is part:

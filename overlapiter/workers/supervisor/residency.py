@@ -100,9 +100,9 @@ class Residency:
         sharing: Sharing | None = None,
     ) -> None:
         """Take note of the orders of epochs, and of what other ranks read meanwhile."""
-        if sharing is not None and sharing.holders is not None:
+        if sharing is not None:
             self._holders = sharing.holders
-            self._eviction.leave_to_nodes(self._holders.nodes >= 0)
+            self._eviction.leave_to_nodes(self._holders.is_elsewhere())
         self._eviction.learn(orders, others, {} if sharing is None else sharing.served)
 
     def settle(self, position: int) -> None:
@@ -146,14 +146,12 @@ class Residency:
         look = self._known.get if self._holders is None else self._known.last
         return b"".join(filter(None, map(look, self._plain(indices))))
 
-    def holders_of(self, indices: list[int]) -> dict[int, Holders]:
-        """Return which other nodes may hold which of some examples."""
+    def holders_of(self, indices: list[int], position: int) -> dict[int, Holders]:
+        """Return which nodes may hold which of some examples, read from a position on."""
         if self._holders is None:
             return {}
-        found = zip(
-            indices, self._holders.of(self._plain(indices), self._settled_position), strict=True
-        )
-        return {index: holders for index, holders in found if holders is not None}
+        found = self._holders.of(self._plain(indices), position, self._settled_position)
+        return {i: holders for i, holders in zip(indices, found, strict=True) if holders}
 
     def suspects_among(self, indices: list[int]) -> list[int]:
         """Return those examples of which a file reader has found a copy damaged or gone."""

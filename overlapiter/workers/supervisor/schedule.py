@@ -85,11 +85,13 @@ class Batch:
         layout_id: The layout of the slot; -1 before.
         failure: Why it cannot be delivered, pickled; None if it can.
         is_dropped: Whether the trainer has dropped it.
+        busy_ns: For how long its parts, as far as they are read, have kept file readers busy.
+        cpu_ns: For how long these have used a core for them.
     """
 
     __slots__ = (
-        "batch_id", "epochs", "failure", "indices", "is_dropped", "layout_id", "n_waiting", "parts",
-        "position", "slot",
+        "batch_id", "busy_ns", "cpu_ns", "epochs", "failure", "indices", "is_dropped", "layout_id",
+        "n_waiting", "parts", "position", "slot",
     )  # fmt: skip
 
     def __init__(
@@ -105,6 +107,7 @@ class Batch:
         self.layout_id = -1
         self.failure: bytes | None = None
         self.is_dropped = False
+        self.busy_ns = self.cpu_ns = 0
 
     @property
     def is_abandoned(self) -> bool:

@@ -77,11 +77,6 @@ class CostEstimate:
         waiting = self.example_seconds / self._cpu_seconds
         return min(self._n_readers, math.ceil(self._n_cores * max(1.0, waiting - _SLACK)))
 
-    @property
-    def cpu_share(self) -> float:
-        """The part of a busy reader's time for which it uses a core."""
-        return min(1.0, self._cpu_seconds / self.example_seconds) if self.example_seconds else 0.0
-
     def part_size(self, batch_size: int, n_build_ahead: int, *, is_due: bool = True) -> int:
         """Return how many examples of a mini-batch to put into a part.
 

@@ -14,7 +14,8 @@ from overlapiter.workers.supervisor.stages import UNBOUNDED, CostEstimate, Super
 from overlapiter.workers.supervisor.team import Team, Worker
 
 #: A task has about so many examples: transactions and messages are made for all of them together.
-_TASK_EXAMPLES = 32
+#: It is small where the first answer is waited for, or where much at once would be evicted.
+_TASK_EXAMPLES, _SMALL_TASK_EXAMPLES = 64, 8
 
 
 class _Task:
@@ -116,7 +117,7 @@ class StagingStage:
         # The first task of each prefetcher is small, so that all have one soon; and where files
         # are evicted, much at once would be evicted too early.
         is_small = not self._had_tasks or self._residency.is_full
-        wanted = _TASK_EXAMPLES // 4 if is_small else _TASK_EXAMPLES
+        wanted = _SMALL_TASK_EXAMPLES if is_small else _TASK_EXAMPLES
         while n_examples < wanted:
             limit = None if self._residency.may_run_ahead() else before_id
             part = self._schedule.next_to_stage(limit)
@@ -156,7 +157,8 @@ class StagingStage:
         suspects = residency.suspects_among(indices)
         trusted = residency.trusted(indices)
         batches = list(dict.fromkeys(part.batch.batch_id for part in parts))
-        n_files, holders = self._costs.n_files, residency.holders_of(indices)
+        n_files = self._costs.n_files
+        holders = residency.holders_of(indices, parts[0].position)
         task = StageTask(
             task_id, indices, n_files, avoid, suspects, trusted, victims, holders, batches
         )

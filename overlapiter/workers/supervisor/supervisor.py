@@ -114,7 +114,7 @@ class Supervisor:
         if staging is not None and staging.reads_in_flight is None:
             self._tuner = Tuner(self._staging.team.workers, staging, time.monotonic())
         trace = self._trace = open_trace(plan.trace, "supervisor", 10)
-        self._watch = Watch(board, self._schedule, self._costs, trace)
+        self._watch = Watch(board, self._schedule, trace)
         self._serving = self._serving_stage()
         self._stages: tuple[Stage, ...] = (self._staging, self._reading, self._serving)
 

@@ -13,7 +13,7 @@ from overlapiter.workers.supervisor.team import Worker
 _LOOK_AFTER_SECONDS = 0.02
 #: Examples that a prefetcher has at hand beyond twice its reads: parts come back as a whole, so
 #: most examples of the last ones may be done already.
-_SPARE_EXAMPLES = 32
+_SPARE_EXAMPLES = 64
 
 
 def credit_examples(reads_per_prefetcher: int) -> int:

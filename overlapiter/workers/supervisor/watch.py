@@ -8,7 +8,6 @@ from overlapiter.board import Counter, StatsBoard
 from overlapiter.tracing import Tracing
 from overlapiter.workers.supervisor.rates import StoreRates
 from overlapiter.workers.supervisor.schedule import Batch, PartState, Schedule
-from overlapiter.workers.supervisor.stages import CostEstimate
 from overlapiter.workers.usage import Usage
 
 #: How often to note how much is queued.
@@ -23,19 +22,17 @@ class Watch:
     Args:
         board: The counters of all processes.
         schedule: The schedule.
-        costs: What reading an example costs.
         trace: Where to record it as well.
     """
 
-    def __init__(
-        self, board: StatsBoard, schedule: Schedule, costs: CostEstimate, trace: Tracing
-    ) -> None:
+    def __init__(self, board: StatsBoard, schedule: Schedule, trace: Tracing) -> None:
         self._row = board.supervisor_row()
         self._schedule = schedule
-        self._costs = costs
         self._trace = trace
         self._usage = Usage(self._row)
         self._cause: Counter | None = None
+        self._batch: Batch | None = None
+        self._reading_ns = 0
         self._since_ns = time.monotonic_ns()
         self._sample_at_ns = 0
         self._sampled = 0, 0
@@ -50,20 +47,31 @@ class Watch:
             is_probing: Whether an example is being read to learn how large they are.
         """
         now_ns = time.monotonic_ns()
-        self._count(now_ns - self._since_ns)
+        if self._cause is Counter.WAIT_READING_NS:
+            self._reading_ns += now_ns - self._since_ns
+        elif self._cause is not None:
+            self._row.add(self._cause, now_ns - self._since_ns)
         self._since_ns = now_ns
         batch = self._schedule.batch(consumed_id - 1)
+        if batch is not self._batch:
+            self._divide_reading()
+            self._batch = batch
         self._cause = None if batch is None else _cause_of(batch, is_probing=is_probing)
         if now_ns >= self._sample_at_ns:
             self._sample(now_ns, consumed_id, is_waiting=batch is not None)
 
-    def _count(self, ns: int) -> None:
-        if self._cause is Counter.WAIT_READING_NS:
-            decoding_ns = int(ns * self._costs.cpu_share)
+    def _divide_reading(self) -> None:
+        """Divide the wait for file readers as their time for that very mini-batch divides.
+
+        Others do not tell: the mini-batches that are waited for are those that took long. What it
+        took beyond that time were messages, and file readers that waited for a core.
+        """
+        batch, waited_ns, self._reading_ns = self._batch, self._reading_ns, 0
+        if batch is not None and batch.busy_ns:
+            busy_ns = min(waited_ns, batch.busy_ns)
+            decoding_ns = busy_ns * min(batch.cpu_ns, batch.busy_ns) // batch.busy_ns
             self._row.add(Counter.WAIT_DECODING_NS, decoding_ns)
-            ns -= decoding_ns
-        if self._cause is not None:
-            self._row.add(self._cause, ns)
+            self._row.add(Counter.WAIT_READING_NS, busy_ns - decoding_ns)
 
     def _sample(self, now_ns: int, consumed_id: int, *, is_waiting: bool) -> None:
         schedule = self._schedule

@@ -1,17 +1,28 @@
 """A classifier of digits, whose process ends amid the first trial of a group if a test wants it.
 
 ``SEARCH_KILLED`` is the rank that is killed, once, when it trains or validates for the second time;
-``SEARCH_MARK`` a file by which it knows that it has been.
+``SEARCH_MARK`` a file by which it knows that it has been. Both groups have a trial then: it waits
+for a rank of the other one, and that for it.
 """
 
 import os
 import pathlib
 import signal
+import time
 
 import chainer
 import chainer.links as L
 
-KILLED, MARK = os.environ.get("SEARCH_KILLED", ""), os.environ.get("SEARCH_MARK", "")
+KILLED, RANK = os.environ.get("SEARCH_KILLED", ""), os.environ.get("OMPI_COMM_WORLD_RANK")
+MARK = pathlib.Path(os.environ.get("SEARCH_MARK", "mark"))
+READY = MARK.with_suffix(".ready")
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "the other group did not come so far"
+        time.sleep(0.005)
 
 
 class Digits(chainer.Chain):
@@ -24,10 +35,14 @@ class Digits(chainer.Chain):
 
     def forward(self, pixels):
         self.n_calls += 1
-        is_killed = KILLED and os.environ.get("OMPI_COMM_WORLD_RANK") == KILLED
-        if is_killed and self.n_calls > 1 and not os.path.exists(MARK):
-            pathlib.Path(MARK).touch()
+        is_killed = KILLED and RANK == KILLED
+        if is_killed and self.n_calls > 1 and not MARK.exists():
+            wait_until(READY.exists)
+            MARK.touch()
             os.kill(os.getpid(), signal.SIGKILL)
+        if KILLED and RANK in ("0", "1"):
+            READY.touch()
+            wait_until(MARK.exists)
         return self.out(chainer.functions.relu(self.hidden(pixels)))
 
 

@@ -67,6 +67,9 @@ def test_a_search_goes_on_where_it_ended_and_its_best_settings_can_be_trained(
     assert result["trials"][:2] == first
     assert result["best"]["value"] == max(t["value"] for t in result["trials"]) > 0.15
     assert (tmp_path / "search" / "search.png").stat().st_size > 5000
+    head = (tmp_path / "search" / "best.toml").read_text().splitlines()[0]
+    assert head.startswith("# overlapiter train ")
+    assert head.endswith(" --settings search/best.toml")
     best = ("--settings", tmp_path / "search" / "best.toml", "--out", "best")
     assert run_training(tmp_path, 0, MODEL, *write_digits(tmp_path), *best).exit_status == 0
     epochs = json.loads((tmp_path / "best" / "history.json").read_text())["epochs"]

@@ -1,13 +1,16 @@
 """A model that counts: after training by plain SGD, each parameter is minus how often its example
 was used; and that can die, hang or say nonsense on the way. It has no framework, so it starts fast.
 
-``TRAINING_FAULT`` is ``kill``, ``stop``, ``nan``, ``other`` (another model) or ``evaluate`` (killed
-then), the rank and the mini-batch at which it happens; ``TRAINING_WAIT_SECONDS`` is how long a
-mini-batch takes; ``TRAINING_LOG`` a folder where each rank writes down the examples that it used.
+``TRAINING_FAULT`` is ``kill``, ``stop``, ``nan``, ``other`` (another model), or
+``killed-validating`` or ``stopped-validating``; then the rank and the mini-batch at which it
+happens; the other ranks do not end their first mini-batch before. ``TRAINING_WAIT_SECONDS`` is how
+long a mini-batch takes; ``TRAINING_LOG`` a folder where each rank writes down the examples that it
+used, and does not end its first mini-batch before ``TRAINING_MEET`` ranks have begun theirs.
 """
 
 import math
 import os
+import pathlib
 import signal
 import time
 
@@ -16,7 +19,15 @@ import numpy as np
 RANK = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
 FAULT, WHERE, WHEN = os.environ.get("TRAINING_FAULT", "none:x:0").split(":")
 WAIT_SECONDS = float(os.environ.get("TRAINING_WAIT_SECONDS", "0"))
-LOG = os.environ.get("TRAINING_LOG", "")
+LOG, MEET = os.environ.get("TRAINING_LOG", ""), int(os.environ.get("TRAINING_MEET", "0"))
+HAPPENED = pathlib.Path("fault-happened")
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline, "the other ranks did not come so far"
+        time.sleep(0.005)
 
 
 class Counting:
@@ -40,8 +51,12 @@ class Counting:
         if LOG:
             with open(f"{LOG}/{RANK}", "a") as log:
                 log.write(" ".join(map(str, numbers.tolist())) + "\n")
+            wait_until(lambda: len(os.listdir(LOG)) >= MEET)
         time.sleep(WAIT_SECONDS)
-        if RANK == WHERE and self.n_calls == int(WHEN):
+        if RANK != WHERE and int(WHEN):
+            wait_until(HAPPENED.exists)
+        elif self.n_calls == int(WHEN):
+            HAPPENED.touch()
             if FAULT == "nan":
                 return [math.nan]
             os.kill(os.getpid(), signal.SIGKILL if FAULT == "kill" else signal.SIGSTOP)
@@ -50,8 +65,8 @@ class Counting:
         return [0.0]
 
     def evaluate(self, _batch):
-        if FAULT == "evaluate" and RANK == WHERE:
-            os.kill(os.getpid(), signal.SIGKILL)
+        if FAULT.endswith("-validating") and RANK == WHERE:
+            os.kill(os.getpid(), signal.SIGKILL if "killed" in FAULT else signal.SIGSTOP)
         return [0.0]
 
     def names_of_bad(self):

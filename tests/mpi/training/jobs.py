@@ -81,10 +81,7 @@ def begin_training(
         return subprocess.Popen(
             command,
             cwd=folder,
-            # A mini-batch takes so long that no worker has used all examples before another starts.
-            env={**ENVIRONMENT, "TRAINING_WAIT_SECONDS": "0.03", **environment}
-            if environment
-            else ENVIRONMENT,
+            env={**ENVIRONMENT, **(environment or {})},
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
@@ -97,12 +94,17 @@ def run_training(folder: Path, n_ranks: int, *words: object, **more: Any) -> End
     try:
         job.wait(120)
     finally:
-        if job.poll() is None:
-            for process in psutil.Process(job.pid).children(recursive=True):
-                process.kill()
-            job.kill()
-            job.wait()
+        end_job(job)
     return Ended(job.returncode, (folder / "output.txt").read_text())
+
+
+def end_job(job: subprocess.Popen[bytes]) -> None:
+    """Kill a job with all its ranks, unless it has ended."""
+    if job.poll() is None:
+        for process in psutil.Process(job.pid).children(recursive=True):
+            process.kill()
+        job.kill()
+        job.wait()
 
 
 def counts(out: Path) -> list[int]:

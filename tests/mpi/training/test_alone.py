@@ -252,20 +252,23 @@ def test_a_data_class_of_the_users_takes_the_place_of_hdf5(tmp_path: Path) -> No
     assert counts(tmp_path / "run") == [2] * 100
 
 
-def test_files_are_staged_before_they_are_read(tmp_path: Path) -> None:
+@pytest.mark.parametrize("validation", ["thread", "workers", "inline"])
+def test_files_are_staged_before_they_are_read(tmp_path: Path, validation: str) -> None:
     source = tmp_path / "slow"
     source.mkdir()
     listing, staging = write_numbers(source), tmp_path / "fast"
+    write_file(source / "v.h5", [0, 1], [0, 0])
     overlapiter.mpi.train(
-        COUNTING, listing, **COUNTED, epochs=2, staging=staging, source=source, out=tmp_path / "run"
-    )
+        COUNTING, listing, [source / "v.h5"], **COUNTED, epochs=2, staging=staging, source=source,
+        validation=validation, out=tmp_path / "run",
+    )  # fmt: skip
     assert counts(tmp_path / "run") == [2] * 100
     from overlapiter.store.inventory import Inventory
 
     inventory = Inventory(str(staging))
     try:
         (holding,) = inventory.holdings()
-        assert holding["n_files"] == 5
+        assert holding["n_files"] == 6
     finally:
         inventory.close()
 
@@ -313,6 +316,8 @@ def test_files_that_cannot_be_trained_on_are_named(
         ({"target": "accuracy"}, "write NAME=VALUE"),
         ({"schedule": "1-0.1"}, "write 'cosine'"),
         ({"masters": 1}, "start it by mpiexec"),
+        ({"masters": 2, "algorithm": "easgd"}, "average gradients, and easgd sends none"),
+        ({"masters": 2, "synchronous": True}, "are synchronous within their groups already"),
         ({"early_stopping": "val_accuracy"}, "is none of loss, val_loss"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from collections.abc import Callable
 
 import chainer
 import numpy as np
@@ -76,23 +77,18 @@ def in_float64(name: str, rate: float) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", RULES)
-def test_updates_are_those_of_chainer(name: str, means: str) -> None:
+@pytest.mark.parametrize(
+    ("expected", "tolerance"), [(trained_by_chainer, 2e-6), (in_float64, 2e-5)]
+)
+def test_updates_are_those_of_chainer_and_of_the_published_equations(
+    name: str, means: str, expected: Callable[[str, float], np.ndarray], tolerance: float
+) -> None:
     rate = RATES.get(name, 0.02)
     weights, gradients = problem()
     optimizer = make_optimizer(name, rate, means=means)
     for gradient in gradients:
         optimizer.update(weights, gradient)
-    np.testing.assert_allclose(weights, trained_by_chainer(name, rate), rtol=2e-6, atol=2e-7)
-
-
-@pytest.mark.parametrize("name", RULES)
-def test_updates_are_the_published_equations(name: str, means: str) -> None:
-    rate = RATES.get(name, 0.02)
-    weights, gradients = problem()
-    optimizer = make_optimizer(name, rate, means=means)
-    for gradient in gradients:
-        optimizer.update(weights, gradient)
-    np.testing.assert_allclose(weights, in_float64(name, rate), rtol=2e-5, atol=2e-6)
+    np.testing.assert_allclose(weights, expected(name, rate), rtol=tolerance, atol=tolerance / 10)
 
 
 def test_defaults_are_those_of_chainer() -> None:

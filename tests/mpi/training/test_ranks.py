@@ -19,6 +19,7 @@ from .jobs import (
     DIGITS,
     begin_training,
     counts,
+    end_job,
     epochs,
     run_training,
     same_weights,
@@ -45,8 +46,10 @@ def test_one_worker_ends_with_the_weights_of_a_single_process_bit_for_bit(tmp_pa
 
 
 def test_every_example_is_used_once_per_epoch_by_three_workers(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
     words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 2, "--trace", "trace.json")
-    ended = run_training(tmp_path, 4, *words)
+    log = {"TRAINING_LOG": str(tmp_path / "log"), "TRAINING_MEET": "3"}
+    ended = run_training(tmp_path, 4, *words, environment=log)
     assert ended.exit_status == 0, ended.output
     assert counts(tmp_path / "result") == TWICE
     assert [record["examples"] for record in epochs(tmp_path / "result")] == [100, 100]
@@ -106,7 +109,7 @@ def test_a_stopped_worker_is_given_up_and_does_not_keep_the_job_from_ending(
 
 @pytest.mark.slow
 def test_a_worker_that_was_given_up_and_comes_back_begins_anew(tmp_path: Path) -> None:
-    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 4, "--worker-timeout", 1)
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 12, "--worker-timeout", 1)
     fault = {"TRAINING_FAULT": "stop:2:5", "TRAINING_WAIT_SECONDS": "0.05"}
     job = begin_training(tmp_path, 3, *words, environment=fault)
     try:
@@ -117,17 +120,16 @@ def test_a_worker_that_was_given_up_and_comes_back_begins_anew(tmp_path: Path) -
                 process.send_signal(signal.SIGCONT)
         assert job.wait(60) == 0, output.read_text()
     finally:
-        job.kill()
-        job.wait()
+        end_job(job)
     assert "rank 2 is back" in output.read_text()
-    assert counts(tmp_path / "result") == [4] * 100
-    assert epochs(tmp_path / "result")[-1]["workers"] == 2
+    assert counts(tmp_path / "result") == [12] * 100
+    assert any(record["workers"] == 2 for record in epochs(tmp_path / "result")[1:])
 
 
 def test_sub_servers_leave_no_file_out(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 2, "--masters", 2)
-    log = {"TRAINING_LOG": str(tmp_path / "log")}
+    log = {"TRAINING_LOG": str(tmp_path / "log"), "TRAINING_MEET": "3"}
     ended = run_training(tmp_path, 6, *words, environment=log)
     assert ended.exit_status == 0, ended.output
     used = Counter(
@@ -160,12 +162,14 @@ def test_synchronous_workers_validate_with_exact_sums(tmp_path: Path, mode: str)
     from overlapiter.mpi.training.data import Source, listed
     from overlapiter.mpi.training.model import builder_from, wrapped
     from overlapiter.mpi.training.settings import Settings
+    from overlapiter.objective import Objective
 
     source = Source(Settings(metrics=("accuracy",)))
     files = listed(lists[1], "val")
     batches = [source.read(path, 0, source.length_of(path)) for path in files]
-    model = wrapped(builder_from(DIGITS), "softmax_cross_entropy", ("accuracy",), "cpu",
-                    tuple(each[:1] for each in batches[0]), 0)  # fmt: skip
+    example = tuple(each[:1] for each in batches[0])
+    objective = Objective("softmax_cross_entropy", ("accuracy",), "cpu", example)
+    model = wrapped(builder_from(DIGITS), objective, 0)
     import chainer
 
     chainer.serializers.load_npz(tmp_path / "ranks" / "weights.npz", model._link)  # type: ignore[attr-defined]  # Chainer's
@@ -191,13 +195,62 @@ def test_a_run_that_makes_no_sense_ends_in_order_with_a_message(
     assert "Traceback" not in ended.output
 
 
-@pytest.mark.slow
-def test_a_dead_server_ends_the_workers_with_a_message(tmp_path: Path) -> None:
-    # The server evaluates in line, and is killed there by its model.
+@pytest.mark.parametrize(
+    ("fault", "is_tolerant", "n_masters", "reason"),
+    [
+        ("stopped", False, 0, "silent for 10 s"),
+        pytest.param("stopped", True, 0, "silent for 10 s", marks=pytest.mark.slow),
+        pytest.param("stopped", False, 2, "silent for 10 s", marks=pytest.mark.slow),
+        pytest.param("killed", True, 0, "its process has ended", marks=pytest.mark.slow),
+        pytest.param("killed", True, 2, "its process has ended", marks=pytest.mark.slow),
+    ],
+)
+def test_a_server_that_is_dead_or_stopped_ends_the_workers_with_a_message(
+    tmp_path: Path, fault: str, is_tolerant: bool, n_masters: int, reason: str
+) -> None:
+    # The server evaluates in line, and is killed or stopped there by its model.
     write_file(tmp_path / "v.h5", [0, 1], [0, 0])
     (tmp_path / "val.txt").write_text("v.h5\n")
-    words = (COUNTING, write_numbers(tmp_path), "val.txt", *COUNTED, "--validation", "inline")
-    fault = {"TRAINING_FAULT": "evaluate:0:0"}
-    ended = run_training(tmp_path, 3, *words, is_tolerant=True, environment=fault)
-    assert ended.exit_status != 0
-    assert "the server, rank 0, is lost" in ended.output
+    words = (COUNTING, write_numbers(tmp_path), "val.txt", *COUNTED, "--validation", "inline",
+             "--worker-timeout", 5, "--masters", n_masters)  # fmt: skip
+    environment = {"TRAINING_FAULT": f"{fault}-validating:0:0"}
+    ended = run_training(
+        tmp_path, 3 + n_masters, *words, is_tolerant=is_tolerant, environment=environment
+    )
+    assert ended.exit_status not in (0, None)
+    assert f"the server, rank 0, is lost ({reason})" in ended.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_tolerant", [False, True], ids=["plain", "ulfm"])
+def test_the_group_of_a_stopped_sub_server_does_not_keep_the_others_from_ending(
+    tmp_path: Path, is_tolerant: bool
+) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 40, "--worker-timeout", 2,
+             "--masters", 2)  # fmt: skip
+    slow = {"TRAINING_WAIT_SECONDS": "0.01"}
+    job = begin_training(tmp_path, 5, *words, is_tolerant=is_tolerant, environment=slow)
+    output = tmp_path / "output.txt"
+    try:
+        wait_until(lambda: "epoch  1/" in output.read_text())
+        for process in psutil.Process(job.pid).children(recursive=True):
+            if process.environ().get("OMPI_COMM_WORLD_RANK") == "1":
+                process.suspend()
+        assert job.wait(100) == 0, output.read_text()
+    finally:
+        end_job(job)
+    assert "the sub-server, rank 1, is lost (silent for 10 s)" in output.read_text()
+    assert [record["examples"] for record in epochs(tmp_path / "result")] == [100] * 40
+
+
+@pytest.mark.parametrize(
+    "is_tolerant", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["ulfm", "plain"]
+)
+def test_a_run_that_is_refused_late_ends_with_the_exit_code_of_the_command_line(
+    tmp_path: Path, is_tolerant: bool
+) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 1)
+    assert run_training(tmp_path, 0, *words).exit_status == 0
+    ended = run_training(tmp_path, 3, *words, "--batch", 5, is_tolerant=is_tolerant)
+    assert ended.exit_status == 2
+    assert ended.output.count("holds the checkpoint of a run with 2, not 5") == 1

@@ -1,0 +1,35 @@
+"""What the commands have in common that every rank of an MPI job runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from overlapiter.errors import OptionError, OverlapError
+from overlapiter.mpi.training.ending import set_status
+from overlapiter.mpi.training.worker import RefusedError, ServerLostError
+from overlapiter.node import launched_rank
+
+from .console import say
+
+
+def run_as_rank(work: Callable[[], int]) -> int:
+    """Run the work of a command on this rank; return the exit code.
+
+    An error is raised, to be said, where the others do not say it: by rank 0, and where that is
+    dead.
+    """
+    set_status(1)  # unless it comes to its end
+    try:
+        status = work()
+    except ServerLostError as error:
+        if not error.rank:
+            raise
+        say(f"note: {error}")
+        status = 0  # the server says how it ends
+    except OverlapError as error:
+        status = 2 if isinstance(error, (OptionError, RefusedError)) else 1
+        set_status(status)
+        if not launched_rank():
+            raise
+    set_status(status)
+    return status

@@ -1,0 +1,32 @@
+"""What a model is trained for: what `overlapiter train` tells the adapter of each framework."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from overlapiter.errors import TrainingError
+
+
+class Objective(NamedTuple):
+    """What is minimised and measured, and where.
+
+    Attributes:
+        loss: Name of the loss; ``model``: the model takes features and labels and returns it.
+        metrics: Names of what else is measured: ``accuracy``.
+        device: Where the model computes, as its framework names it; ``cpu`` for all of them.
+        example: Features and labels of one example, to make parameters that wait for a shape.
+    """
+
+    loss: str
+    metrics: tuple[str, ...]
+    device: str
+    example: tuple[Any, ...]
+
+    @property
+    def measure_names(self) -> tuple[str, ...]:
+        """The loss, then the metrics."""
+        return ("loss", *self.metrics)
+
+    def missing(self, name: str, how: str) -> TrainingError:
+        """Return what is raised if a model that returns its loss does not measure the rest."""
+        return TrainingError(f"with --loss model --metrics {name} the model has to {how}")
