@@ -164,6 +164,11 @@ class Residency:
             self._known.forget(index)
             self._suspects.add(index)
 
+    @property
+    def n_staged(self) -> float:
+        """About how many examples are staged."""
+        return self._eviction.staged_bytes / max(self._eviction.mean_bytes, 1)
+
     def may_run_ahead(self) -> bool:
         """Return whether to stage more than what is needed at once."""
         if self._capacity_bytes is not None:
