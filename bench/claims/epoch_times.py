@@ -1,16 +1,10 @@
 """The first epochs when the staging directory holds half of the data set: the time of each.
 
-Compared on the slow store, interleaved: ``OverlapIterator`` with a staging directory that holds a
-part of the photographs, with one that holds all, and ``MultiprocessIterator``::
-
     python -m bench epoch-times
     python -m bench epoch-times --mount fuse --examples 4000 --loaders capacity,unlimited,ideal
 
-What the later epochs would take if misses cost nothing, ``ideal``, is measured, too: everything is
-staged, and in each epoch after the first one more process reads from the store, with 64 threads,
-as many files as have to be missed at the least, and forgets them; the epoch ends when both have
-ended. So what is missing to it is the cost of copying, of the index and of evicting, and reads of
-the store that are not overlapped. ``unlimited`` does not even read them.
+``ideal`` is what the later epochs would take if misses cost nothing: everything is staged, and one
+more process reads from the store meanwhile what has to be missed at the least.
 """
 
 from __future__ import annotations

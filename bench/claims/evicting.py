@@ -1,16 +1,12 @@
-"""What evicting a file costs: microseconds of CPU.
-
-Measured in two ways, in turns, in directories of their own::
+"""What evicting a file costs: microseconds of CPU, measured in two ways, in turns.
 
     python -m bench evicting
     python -m bench evicting --local /mnt/xfs        # a folder on another disk
 
-* ``pipeline``: photographs are staged from the local disk, once with room for all of them and once
-  with room for a part. What the prefetchers use of the CPU beyond their share for staging, divided
-  by the files that they evicted.
-* ``store``: one process stages files through the store and evicts all of them, a part of a
-  mini-batch at a time: at once (``dirty``), and after the disk has written them (``written``).
-  A hole in what is not yet written costs several times as much.
+* ``pipeline``: photographs are staged with room for all of them and with room for a part. What the
+  prefetchers use beyond their share for staging, divided by the files that they evicted.
+* ``store``: one process stages files through the store and evicts all of them: at once (``dirty``),
+  and after the disk has written them (``written``), since a hole then costs a fraction.
 """
 
 from __future__ import annotations
@@ -41,7 +37,6 @@ class EvictingOptions(EpochOptions):
     epochs: int = 2
     repeats: int = 5
     fraction: float = option(0.5, "of the data that fits")
-    ways: list[str] = option(["pipeline", "store"], "of measuring", known=("pipeline", "store"))
 
 
 def drive(request: dict) -> dict:
@@ -59,10 +54,10 @@ def drive(request: dict) -> dict:
 
     store = store_in(tempfile.mkdtemp(prefix="evicted-", dir=request["local"]))
     data, n_files = os.urandom(_FILE_BYTES), request["n_files"]
-    firsts = range(0, n_files, _PART_FILES)
-    parts = [range(first, min(first + _PART_FILES, n_files)) for first in firsts]
+    names = [f"{number}.jpg" for number in range(n_files)]
+    parts = [names[first : first + _PART_FILES] for first in range(0, n_files, _PART_FILES)]
     begin = time.process_time()
-    keys = [stage_bytes(store, [f"{number}.jpg" for number in part], data) for part in parts]
+    keys = [stage_bytes(store, part, data) for part in parts]
     staged = time.process_time()
     if request["state"] == "written":
         os.sync()
@@ -96,8 +91,7 @@ def measure(options: EvictingOptions, scratch: Path) -> dict:
     """Do all runs."""
     sources = prepare(options, scratch, options.examples)
     fractions = {"whole": None, "part": options.fraction}
-    points = [{"name": name} for name in fractions if "pipeline" in options.ways]
-    points += [{"name": state} for state in STATES if "store" in options.ways]
+    points = [{"name": name} for name in (*fractions, *STATES)]
 
     def run(point: dict) -> dict:
         name = point["name"]
@@ -114,15 +108,12 @@ def measure(options: EvictingOptions, scratch: Path) -> dict:
 
 def values(points: list[dict]) -> dict[str, list[float]]:
     """Return microseconds for a file, one for each repeat, by what they were used for."""
-    runs, found = {point["name"]: point["runs"] for point in points}, {}
-    if "whole" in runs:
-        pairs = zip(runs["whole"], runs["part"], strict=True)
-        found["evicting, in the pipeline"] = [evicting_us(*pair) for pair in pairs]
-    for state in [state for state in STATES if state in runs]:
-        found[f"evicting, store, {state}"] = [run["evict_us"] for run in runs[state]]
-        staged = found.setdefault("claiming, writing and publishing", [])
-        staged += [run["stage_us"] for run in runs[state]]
-    return found
+    runs = {point["name"]: point["runs"] for point in points}
+    pairs = zip(runs["whole"], runs["part"], strict=True)
+    found = {"evicting, in the pipeline": [evicting_us(*pair) for pair in pairs]}
+    found |= {f"evicting, store, {name}": [r["evict_us"] for r in runs[name]] for name in STATES}
+    staged = [run["stage_us"] for name in STATES for run in runs[name]]
+    return {**found, "claiming, writing and publishing": staged}
 
 
 def rows(result: dict) -> list[list[str]]:

@@ -1,17 +1,14 @@
 """What a fault costs: a worker that is killed or stopped under a trainer, and the end of a program.
 
 A trainer takes mini-batches from ``OverlapIterator``, whose staging directory holds a part of the
-data, and hits one of its own file readers, prefetchers or its supervisor with SIGKILL, SIGSEGV or
-SIGSTOP, in a random order that follows from the seed. All bytes of all mini-batches are compared
-with those of an undisturbed run by one reader without staging::
+data, and hits one of its own workers with SIGKILL, SIGSEGV or SIGSTOP, in a random order. All bytes
+of all mini-batches are compared with those of an undisturbed run::
 
     python -m bench faults
 
-``notice`` is the time from the signal until a new process stood in the victim's place, by a look
-every two milliseconds or so; ``lost`` is the longest call of ``next()`` from then until three
-mini-batches after that, beyond what a call takes undisturbed. A stopped process is replaced by
-design when it is seen stopped at two looks in a row, a second apart. Then programs end, by
-``finalize``, Ctrl-C or ``kill -9``, and it is measured how long their children live on.
+``notice`` is the time from the signal until a new process stood in the victim's place; ``lost`` is
+the longest call of ``next()`` from then until three mini-batches after that, beyond what a call
+takes undisturbed. Then programs end, and it is measured how long their children live on.
 """
 
 from __future__ import annotations

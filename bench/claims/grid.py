@@ -20,7 +20,7 @@ from bench.harness import isolated
 from bench.harness.claim import Claim
 from bench.harness.isolated import CHECKOUT
 from bench.harness.options import Options, option
-from bench.harness.text import aligned
+from bench.harness.targets import missed, target_of, target_rows
 from bench.harness.turns import take_turns
 
 _EXAMPLE = CHECKOUT / "examples/digits"
@@ -94,7 +94,11 @@ def measure(options: GridOptions, scratch: Path) -> dict:
         return isolated.call(take, request)
 
     take_turns(points, options.repeats, run)
-    return {"points": points, "data": "1,797 handwritten digits of scikit-learn"}
+    return {
+        "points": points,
+        "targets": targets(points),
+        "data": "1,797 handwritten digits of scikit-learn",
+    }
 
 
 def rows(result: dict) -> list[list[str]]:
@@ -108,12 +112,11 @@ def rows(result: dict) -> list[list[str]]:
     return table
 
 
-def faults(result: dict) -> list[str]:
-    """Return which searches have found less than the grid."""
+def targets(points: list[dict]) -> list[dict]:
+    """Return whether the search has found at least what the grid has."""
+    pairs = [(run["search"]["best"], run["grid"]["best"]) for run in points[0]["runs"]]
     return [
-        f"search {number} found {run['search']['best']:.4f}, the grid {run['grid']['best']:.4f}"
-        for number, run in enumerate(result["points"][0]["runs"])
-        if run["search"]["best"] < run["grid"]["best"]
+        target_of("best val_accuracy, search / grid", "", 1, [one / other for one, other in pairs])
     ]
 
 
@@ -121,8 +124,7 @@ CLAIM = Claim(
     __doc__,
     GridOptions,
     measure,
-    lambda result: aligned(rows(result)),
     quick={"trials": 2, "repeats": 1},
-    tables={"grid": rows},
-    faults=faults,
+    tables={"grid": rows, "targets": target_rows},
+    faults=lambda result: [] if result["options"]["quick"] else missed(result),
 )

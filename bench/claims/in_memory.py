@@ -1,19 +1,18 @@
 """The cost of the loader itself: examples that are in memory already and need no decoding.
 
-Each example is a float32 array of 3x256x256 and an int32 label, so a mini-batch of 32 is 24 MiB.
-Reported are milliseconds per mini-batch, with ``concat_examples``, and the milliseconds of CPU
-that the trainer process spends on it in all its threads, flat out and beside an emulated training
-step::
+A mini-batch of 32 is 24 MiB. Reported are milliseconds per mini-batch, with ``concat_examples``,
+and of CPU of the trainer process, flat out and beside an emulated training step::
 
     python -m bench in-memory
 
 Code that runs after a pause finds cold caches and costs several times as much CPU; how much, shows
-the ``control``: a piece of Python code that parses and prints two lines and is always the same.
+the ``control``: a piece of Python code that is always the same.
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,26 +60,24 @@ def take(request: dict) -> dict:
     """
     from chainer.datasets import TupleDataset
 
-    shape = (request["examples"], 3, 256, 256)
-    images = np.random.default_rng(0).random(shape, np.float32)
+    images = np.random.default_rng(0).random((request["examples"], 3, 256, 256), np.float32)
     dataset = TupleDataset(images, np.arange(len(images), dtype=np.int32))
     iterator, concat_examples = _open(request, dataset)
-    compute_seconds = request["compute_ms"] / 1e3
     steps = []
     for position in range(_WARM_UP_BATCHES + request["batches"]):
         if position == _WARM_UP_BATCHES:
             cpu_start = time.process_time()
         start = time.perf_counter()
         arrays = concat_examples(next(iterator))
-        if compute_seconds:
-            time.sleep(compute_seconds)
+        if request["compute_ms"]:
+            time.sleep(request["compute_ms"] / 1e3)
         steps.append((time.perf_counter() - start) * 1e3)
-        if arrays[0].shape != (request["batch_size"], *shape[1:]):
-            raise ValueError(f"a mini-batch has the shape {arrays[0].shape}")
     cpu_seconds = time.process_time() - cpu_start
     is_same = bool(np.array_equal(arrays[0], images[arrays[1]]))
+    is_same &= len(arrays[0]) == request["batch_size"]
     del arrays
-    iterator.finalize()
+    if request["loader"] != "control":
+        iterator.finalize()
     timed = steps[_WARM_UP_BATCHES:]
     return {
         "batch_ms": sum(timed) / len(timed) - request["compute_ms"],
@@ -92,30 +89,19 @@ def take(request: dict) -> dict:
 
 def _open(request: dict, dataset: object) -> tuple:
     """Return the iterator and the converter that belongs to it."""
-    if request["loader"] == "overlap":
-        from overlapiter import OverlapIterator as make
-        from overlapiter import concat_examples
-    elif request["loader"] == "control":
-        return _Control(dataset[: request["batch_size"]]), tuple
-    else:
-        from chainer.dataset import concat_examples
-        from chainer.iterators import MultiprocessIterator as make
     options = {"n_processes": request["readers"], "n_prefetch": request["n_prefetch"]}
-    return make(dataset, request["batch_size"], **options), concat_examples
+    if request["loader"] == "overlap":
+        import overlapiter
 
+        iterator = overlapiter.OverlapIterator(dataset, request["batch_size"], **options)
+        return iterator, overlapiter.concat_examples
+    from chainer.dataset import concat_examples
+    from chainer.iterators import MultiprocessIterator
 
-class _Control:
-    """In the place of an iterator: the same piece of Python code for each mini-batch."""
-
-    def __init__(self, examples: list) -> None:
-        self._arrays = tuple(map(np.array, zip(*examples, strict=True)))
-
-    def __next__(self) -> tuple:
-        ast.unparse(ast.parse(_SOURCE))
-        return self._arrays
-
-    def finalize(self) -> None:
-        """Do nothing."""
+    if request["loader"] == "multiprocess":
+        return MultiprocessIterator(dataset, request["batch_size"], **options), concat_examples
+    arrays = concat_examples(dataset[: request["batch_size"]])
+    return (arrays for _ in itertools.count() if ast.unparse(ast.parse(_SOURCE))), tuple
 
 
 def measure(options: InMemoryOptions, _scratch: Path) -> dict:

@@ -11,7 +11,6 @@ The start of the prefetchers counts. What the disk does later, on behalf of eith
 
 from __future__ import annotations
 
-import os
 import resource
 import subprocess
 import tempfile
@@ -19,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.harness.claim import Claim
-from bench.harness.files import read_files
+from bench.harness.files import make_files, read_files
 from bench.harness.options import Options, option
 from bench.harness.targets import target_of, target_rows
 from bench.harness.text import median_of, spread, table
@@ -28,7 +27,6 @@ from bench.loaders.sources import run_once
 from bench.loaders.spec import RunSpec
 
 WANTED = 0.9
-_FILES_IN_FOLDER = 100
 
 
 @dataclass
@@ -38,18 +36,6 @@ class LargeFilesOptions(Options):
     sizes: list[int] = option([110_000, 1_000_000, 10_000_000], "bytes of a file")
     total_mb: int = option(300, "MB of each size")
     repeats: int = 5
-
-
-def make_files(root: Path, size_bytes: int, total_bytes: int) -> list[str]:
-    """Make files of one size, and the list of pairs; return their paths relative to ``root``."""
-    paths = []
-    for number in range(max(2, total_bytes // size_bytes)):
-        path = f"{number // _FILES_IN_FOLDER}/{number}.bin"
-        (root / path).parent.mkdir(parents=True, exist_ok=True)
-        (root / path).write_bytes(os.urandom(size_bytes))
-        paths.append(path)
-    root.with_suffix(".txt").write_text("".join(f"{path} 0\n" for path in paths))
-    return paths
 
 
 def stage(root: Path, n_files: int, scratch: Path) -> dict[str, float]:
@@ -79,7 +65,8 @@ def measure(options: LargeFilesOptions, scratch: Path) -> dict:
     """Do all runs."""
     paths, points = {}, []
     for size in options.sizes:
-        paths[size] = make_files(scratch / f"source-{size}", size, options.total_mb * 10**6)
+        n_files = max(2, options.total_mb * 10**6 // size)
+        paths[size] = make_files(scratch / f"source-{size}", n_files, size, n_files)
         facts = {"file_bytes": size, "n_files": len(paths[size])}
         points += [{"name": way, **facts} for way in ("stage", "copy")]
 

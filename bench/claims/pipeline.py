@@ -7,11 +7,7 @@ with a staging directory of its own, in turns::
     python -m bench pipeline --mount emulated        # a delay inside open, without privileges
     python -m bench pipeline --source /lustre/images --pairs /lustre/images/pairs.txt
 
-Beside the rates it reports what each kind of process used of the CPU for an image, read from
-``/proc`` before ``finalize``, so that the start of each process counts; and what has to be reached,
-met or missed. Rates are given with everything included, and from the first mini-batch on. The
-ceiling is what a cold run could reach: loops over ``dataset[i]`` on local files while 64 threads of
-one more process read every file once from the store and forget it.
+bench/results/README.md says what is measured, and what the loops and the ceiling are.
 """
 
 from __future__ import annotations
@@ -21,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.harness.claim import Claim
-from bench.harness.options import names_of, option
+from bench.harness.options import OptionsError, names_of, option
 from bench.harness.targets import target_of, target_rows
 from bench.harness.text import median_of, table
 from bench.loaders import report
@@ -64,6 +60,8 @@ class PipelineOptions(MountOptions):
     def check(self) -> None:
         """Complete the options."""
         super().check()
+        if self.batches < 2 or self.slow_batches < 2:
+            raise OptionsError("--batches, --slow-batches: give at least 2: one alone has no rate")
         is_mount = self.mount == "fuse" and not self.source  # where a stat can be slow
         self.lines = self.lines or [name for name in LINES if is_mount or name != _OF_MOUNT]
 
@@ -102,18 +100,19 @@ def _share(key: str) -> Callable[..., float]:
     return lambda one, other: one[key] / other[key]
 
 
-def _us(run: dict, kind: str) -> float:
-    """Return what the processes of a kind used for an image."""
-    return run["cpu"].get(kind, {}).get("seconds", 0.0) / run["n_images"] * 1e6
-
-
-def _cpu_us(kind: str) -> Callable[..., float]:
-    return lambda run: _us(run, kind)
+def _us(run: dict, *kinds: str) -> float:
+    """Return what the processes of some kinds used for an image."""
+    seconds = sum(run["cpu"].get(kind, {}).get("seconds", 0.0) for kind in kinds)
+    return seconds / run["n_images"] * 1e6
 
 
 def _prefetchers_us(run: dict) -> float:
     """Return what staging one file cost the prefetchers."""
     return _us(run, "prefetcher") * run["n_images"] / max(run["statistics"]["files_staged"], 1)
+
+
+def _supervisor_us(run: dict) -> float:
+    return _us(run, "supervisor")
 
 
 def _reader_beyond_us(run: dict, loops: dict) -> float:
@@ -123,8 +122,7 @@ def _reader_beyond_us(run: dict, loops: dict) -> float:
 
 def _less_cpu(run: dict, limit: dict) -> float:
     """Return the CPU of all processes for an image of ``limit``, as a share of that of ``run``."""
-    own, least = (sum(_us(each, kind) for kind in each["cpu"]) for each in (run, limit))
-    return least / own
+    return _us(limit, *limit["cpu"]) / _us(run, *run["cpu"])
 
 
 def _first(run: dict) -> float:
@@ -135,8 +133,8 @@ def _first(run: dict) -> float:
 _TARGETS: tuple[tuple[str, str, float | None, tuple[str, ...], Callable[..., float]], ...] = (
     ("prefetchers, a staged file, local source", "µs", 80, ("from local",), _prefetchers_us),
     ("prefetchers, a staged file, slow store", "µs", 140, ("cold",), _prefetchers_us),
-    ("supervisor, an image, cold", "µs", 35, ("cold",), _cpu_us("supervisor")),
-    ("supervisor, an image, staged", "µs", 35, ("staged",), _cpu_us("supervisor")),
+    ("supervisor, an image, cold", "µs", 35, ("cold",), _supervisor_us),
+    ("supervisor, an image, staged", "µs", 35, ("staged",), _supervisor_us),
     ("reader beyond dataset[i], staged", "µs", 10, ("staged", "loops"), _reader_beyond_us),
     ("reader beyond dataset[i], cold", "µs", 10, ("cold", "loops"), _reader_beyond_us),
     ("cold / ceiling, after the first", "", 0.85, ("cold", "ceiling"), _share(STEADY)),

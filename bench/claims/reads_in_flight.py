@@ -1,20 +1,16 @@
 """Reads in flight that tune themselves, beside fixed numbers of them.
 
-Files of 20 kB are staged from an emulated slow store and read, not decoded, so that the store and
-the prefetchers are what is measured. Every run is a process of its own, stages to a directory of
-its own, and is timed for some seconds; the runs of all settings are interleaved::
+Files of 20 kB are staged from an emulated slow store and read, not decoded, for some seconds::
 
     python -m bench reads-in-flight
 
-Reported are files per second in the second half of a run, when a number that tunes itself has been
-found; how many reads were allowed then; the seconds from the first mini-batch until 90 % of that
-rate was reached; and the CPU time that staging one file takes.
+Reported are files per second in the second half of a run; how many reads were allowed then; the
+seconds until 90 % of that rate was reached; and the CPU time that staging one file takes.
 """
 
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +19,7 @@ from statistics import median
 import numpy as np
 
 from bench.harness.claim import Claim
+from bench.harness.files import make_files
 from bench.harness.options import Options, option
 from bench.harness.text import median_of, table
 from bench.harness.turns import take_turns
@@ -50,27 +47,11 @@ class ReadsOptions(Options):
     local: Path = option(Path("/dev/shm"), "folder for files and staging (/dev/shm)", type=Path)
 
 
-def make_files(root: Path, n_files: int) -> Path:
-    """Make the files and their list; return the list."""
-    random, names = np.random.default_rng(0), []
-    for number in range(n_files):
-        names.append(f"{number // 1000}/{number}")
-        path = root / names[-1]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        if number < _CONTENTS:
-            path.write_bytes(random.bytes(_FILE_BYTES))
-            os.utime(path, (1e9, 1e9))
-        else:
-            os.link(root / names[number % _CONTENTS], path)
-    pairs = root.with_suffix(".txt")
-    pairs.write_text("".join(f"{name} 0\n" for name in names))
-    return pairs
-
-
 def measure(options: ReadsOptions, scratch: Path) -> dict:
     """Do all runs."""
     root = scratch / "source"
-    pairs = str(make_files(root, options.files))
+    make_files(root, options.files, _FILE_BYTES, _CONTENTS)
+    pairs = str(root.with_suffix(".txt"))
     settings = itertools.product(options.open_ms, (None, *options.reads))
     points = [{"open_ms": open_ms, "reads_in_flight": reads} for open_ms, reads in settings]
 

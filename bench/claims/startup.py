@@ -19,7 +19,6 @@ from bench.harness.options import option
 from bench.harness.text import extremes, median_of, spread, table
 from bench.loaders.sources import MountOptions, prepare, run_in_turns, spec_of, store_facts
 
-_LOADERS = ("overlap", "slow")
 _KINDS = ("reader", "prefetcher", "supervisor", "trainer")
 
 
@@ -32,7 +31,6 @@ class StartupOptions(MountOptions):
     readers: list[int] = option([2, 4, 8, 16], "file readers")
     batch_size: int = option(32, "images in a mini-batch")
     batches: int = option(100, "before memory is measured")
-    loaders: list[str] = option(list(_LOADERS), "some of them", known=_LOADERS)
 
 
 def measure(options: StartupOptions, scratch: Path) -> dict:
@@ -43,7 +41,7 @@ def measure(options: StartupOptions, scratch: Path) -> dict:
         {"loader": loader, "n_readers": n_readers, "n_examples": n_examples,
          "n_batches": options.batches if loader == "overlap" else max(options.batches // 4, 1)}
         for n_examples in options.lengths for n_readers in options.readers
-        for loader in options.loaders
+        for loader in ("overlap", "slow")
     ]  # fmt: skip
     common = {"order": "own", "batch_size": options.batch_size, "measures_memory": True}
     specs = [spec_of(options, sources, **point, **common) for point in points]

@@ -1,14 +1,12 @@
 """How long a start takes when many files are staged, in whatever state they were left.
 
-The index of a staging directory is filled with a row for each file; a file takes one block, and
-nothing is written. Then an iterator over as many files starts, with a capacity, and takes some
-mini-batches, which are none of those staged: they are the same work over an empty directory::
+The index of a staging directory is filled with a row for each file. Then an iterator over as many
+files starts and takes some mini-batches, which are none of those staged::
 
     python -m bench startup-staged
 
-The directory was left ``closed`` by the process that had filled it; by one that was ``killed``
-between changing a sixth of all rows, not yet written back, and copying some files; or before
-``another boot`` of the node, after which the index is checked as a whole.
+The directory was left ``closed``; ``killed`` between changing a sixth of all rows, not yet written
+back, and copying some files; or before ``another boot`` of the node, so that it is checked.
 """
 
 from __future__ import annotations
@@ -22,7 +20,7 @@ from pathlib import Path
 
 from bench.harness import isolated
 from bench.harness.claim import Claim
-from bench.harness.files import make_folder, read_pairs
+from bench.harness.files import read_pairs
 from bench.harness.options import Options, option
 from bench.harness.targets import target_of, target_rows
 from bench.harness.text import extremes, median_of, spread, table
@@ -101,7 +99,6 @@ def measure(options: StartupStagedOptions, scratch: Path) -> dict:
     )  # fmt: skip
     request = {"staging": full, "root": root, "n_files": options.files, "state": "closed"}
     isolated.call(leave, request)
-    make_folder(scratch / "staged")
 
     def run(point: dict) -> dict:
         if point["name"] == "empty":

@@ -9,11 +9,7 @@ by an earlier one. Without a slow store at hand one is emulated for all loaders 
     python -m bench --source /lustre/imagenet --pairs /lustre/imagenet/pairs.txt
 
 A rate needs fewer mini-batches than 1,000 where it is low or steady: how many each loader built
-stands in the table. Each run is a process of its own; the runs of all loaders are interleaved.
-
-A reader's time has four parts, the same for each loader: "initialize" from the constructor until
-it begins to wait for its first index list; "dequeue an index list", waiting for one; "fetch data",
-inside ``dataset[i]``; "others", the rest until the last mini-batch was delivered.
+stands in the table.
 """
 
 from __future__ import annotations

@@ -55,8 +55,7 @@ def split(points: list[dict]) -> tuple[list[dict], list[dict]]:
 
     The number that is constant in the one group is the one that occurs most often.
     """
-    overlap = [point for point in points if point["loader"] == "overlap"]
-    groups = []
+    overlap, groups = _of(points, "overlap"), []
     for varies, fixed in (("n_prefetchers", "n_readers"), ("n_readers", "n_prefetchers")):
         values = [point[fixed] for point in overlap]
         usual = max(values, key=values.count, default=None)
@@ -90,23 +89,26 @@ def _draw_parts(points: list[dict], varies: str) -> Figure:
 def _draw_lines(points: list[dict], over_readers: list[dict]) -> Figure:
     """Draw images per second over file readers: ours, and the two extremes of the stock one."""
     figure, axes = plt.subplots()
-    for loader in ("overlap", "fast", "slow"):
-        group = [point for point in points if point["loader"] == loader]
-        group = sorted(group, key=lambda point: point["n_readers"])
-        group = over_readers if loader == "overlap" else group
-        label, colour = _LOADERS[loader]
+    for loader in ("overlap", "fast", "slow", "floor"):
+        group = over_readers if loader == "overlap" else _of(points, loader)
+        label, colour = _LOADERS[loader][0].replace("\n", " "), _LOADERS[loader][1]
+        if loader == "floor":  # it has as many processes as there are cores
+            for point in group:
+                axes.axhline(median_of(point, _RATE), color=DARK, linestyle="--", label=label)
+            continue
         counts = [point["n_readers"] for point in group]
         rates = [spread_of(point, _RATE) for point in group]
-        line(axes, counts, rates, fmt="o-", color=colour, label=label.replace("\n", " "))
-    for point in points:
-        if point["loader"] == "floor":
-            label = _LOADERS["floor"][0].replace("\n", " ")
-            axes.axhline(median_of(point, _RATE), color=DARK, linestyle="--", label=label)
+        line(axes, counts, rates, fmt="o-", color=colour, label=label)
     axes.set_ylim(bottom=0)
     axes.set_xlabel(_WORDS["n_readers"])
     axes.set_ylabel("images per second (median, minimum and maximum)")
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=9)
     return figure
+
+
+def _of(points: list[dict], loader: str) -> list[dict]:
+    found = [point for point in points if point["loader"] == loader]
+    return sorted(found, key=lambda point: point["n_readers"])
 
 
 def _draw_bars(points: list[dict]) -> Figure:

@@ -60,6 +60,26 @@ def read_pairs(path: str, count: int) -> list[tuple[str, int]]:
     return pairs
 
 
+def make_files(root: Path, n_files: int, size_bytes: int, n_contents: int) -> list[str]:
+    """Make files of one size and, beside their folder, the list of pairs; return their paths.
+
+    Args:
+        root: Their folder; the list is ``root`` with the suffix ``.txt``.
+        n_files: How many.
+        size_bytes: Of each.
+        n_contents: How many of them are different; the others are links to these.
+    """
+    names = [f"{number // 1000}/{number}.bin" for number in range(n_files)]
+    for number, path in enumerate(map(root.joinpath, names)):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if number < n_contents:
+            path.write_bytes(os.urandom(size_bytes))
+        else:
+            os.link(root / names[number % n_contents], path)
+    root.with_suffix(".txt").write_text("".join(f"{name} 0\n" for name in names))
+    return names
+
+
 def make_folder(folder: Path) -> str:
     """Make a folder, and return its path."""
     folder.mkdir(parents=True, exist_ok=True)

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import secrets
-import sqlite3
 from collections.abc import Sequence
 
 from overlapiter.store.extents import Extent, checksum_of
-from overlapiter.store.generation import generation_of, index_path
 from overlapiter.store.segments import write_many
 from overlapiter.store.site import Run, Site
 from overlapiter.store.store import Copy, Store, Wanted
@@ -48,16 +45,3 @@ def stage_bytes(store: Store, names: Sequence[str], data: bytes) -> list[int]:
             copies.append((file, place, Extent(file.key, store.tier, *numbers)))
     store.publish(copies, ())
     return [file.key for file in wanted]
-
-
-def half_copied(directory: str) -> list[int]:
-    """Return the keys of the files that processes have begun to copy, dead ones too.
-
-    The index is open for this look only; no process may be forked meanwhile.
-    """
-    path = index_path(generation_of(directory))
-    if not os.path.exists(path):
-        return []
-    connection = sqlite3.connect(path, timeout=10)
-    with contextlib.closing(connection):
-        return [key for (key,) in connection.execute("SELECT key FROM copying")]

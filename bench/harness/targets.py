@@ -40,3 +40,13 @@ def target_rows(result: dict) -> list[list[str]]:
         middle = f"{target['median']:.{digits}f}{unit}"
         rows.append([target["what"], middle, extremes(target, digits), wanted, word])
     return rows
+
+
+def missed(result: dict) -> list[str]:
+    """Return which of the ``targets`` of a result were missed, in words."""
+    rows = zip(result["targets"], target_rows(result)[1:], strict=True)
+    return [
+        f"{what}: {measured}, wanted {wanted}"
+        for target, (what, measured, _, wanted, _) in rows
+        if target["is_met"] is False
+    ]

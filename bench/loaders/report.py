@@ -104,35 +104,19 @@ def faults(result: dict) -> list[str]:
 
 
 def _parts(points: list[dict]) -> str:
-    def part(name: str) -> Callable[[dict], str]:
-        def cell(point: dict) -> str:
-            is_observed = all(run["parts"] for run in point["runs"])
-            return f"{median_of(point, 'parts', name):.2f}" if is_observed else "-"
-
-        return cell
-
-    def wait_ms(percentile: float) -> Callable[[dict], str]:
-        def cell(point: dict) -> str:
-            waits = [seconds for run in point["runs"] for seconds in run["waits_seconds"]]
-            return f"{np.percentile(waits, percentile) * 1e3:.2f}" if waits else "-"
-
-        return cell
-
-    def opens(point: dict) -> object:
-        found = point["runs"][0]["store_opens"]
-        return "-" if found is None else found
-
-    columns: dict[str, Callable[[dict], object]] = {
-        "": name_of,
-        "prefetch.": lambda point: point["n_prefetchers"] or "-",
-        "readers": lambda point: point["n_readers"],
-        **{words: part(name) for name, words in PARTS.items()},
-        "wait ms: median": wait_ms(50),
-        "p99": wait_ms(99),
-        "max": wait_ms(100),
-        "opens": opens,
-    }
-    return aligned(table(points, columns))
+    header = ["", "prefetch.", "readers", *PARTS.values(), "wait ms: median", "p99", "max", "opens"]
+    rows = [header]
+    for point in points:
+        runs, parts, waits = point["runs"], ["-"] * len(PARTS), ["-"] * 3
+        if all(run["parts"] for run in runs):
+            parts = [f"{median_of(point, 'parts', name):.2f}" for name in PARTS]
+        if seconds := [each for run in runs for each in run["waits_seconds"]]:
+            waits = [f"{1e3 * wait:.2f}" for wait in np.percentile(seconds, (50, 99, 100))]
+        opens = runs[0]["store_opens"]
+        numbers = [point["n_prefetchers"] or "-", point["n_readers"], *parts, *waits]
+        row = [name_of(point), *numbers, "-" if opens is None else opens]
+        rows.append([str(cell) for cell in row])
+    return aligned(rows)
 
 
 def cpu_rows(result: dict, words: Callable[[dict], str] = meaning_of) -> list[list[str]]:

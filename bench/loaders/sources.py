@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.harness.files import copy_files, drop_page_cache, make_folder, read_files, read_pairs
+from bench.harness.files import copy_files, drop_page_cache, read_files, read_pairs
 from bench.harness.options import Options, OptionsError, option
 from bench.harness.turns import take_turns
 from bench.loaders.run import run_in_new_process
@@ -78,13 +78,8 @@ class EpochOptions(MountOptions):
     def check(self) -> None:
         """Refuse a single epoch, too."""
         super().check()
-        check_epochs(self.epochs)
-
-
-def check_epochs(n_epochs: int) -> None:
-    """Refuse a single epoch."""
-    if n_epochs < 2:
-        raise OptionsError("--epochs: give at least 2: the first one has the start of the workers")
+        if self.epochs < 2:
+            raise OptionsError("--epochs: give at least 2: the first has the start of the workers")
 
 
 class Sources(NamedTuple):
@@ -196,9 +191,10 @@ def fresh(spec: RunSpec) -> RunSpec:
     What earlier runs staged stays until the end while there is room: ext4 avoids the inodes of
     files removed in the last minute, and looking past thousands of them slows down every create.
     """
-    base = make_folder(Path(spec.staging).parent)
+    base = Path(spec.staging).parent
+    base.mkdir(parents=True, exist_ok=True)
     if shutil.disk_usage(base).free < _ROOM_BYTES:
-        for folder in Path(base).glob("fresh-*"):
+        for folder in base.glob("fresh-*"):
             shutil.rmtree(folder, ignore_errors=True)
     return dataclasses.replace(spec, staging=tempfile.mkdtemp(prefix="fresh-", dir=base))
 

@@ -12,7 +12,6 @@ import mmap
 import multiprocessing
 import multiprocessing.pool
 import time
-from collections.abc import Callable
 
 import chainer.iterators.multiprocess_iterator as stock
 import numpy as np
@@ -38,21 +37,28 @@ class StockTiming:
         self._rows = np.frombuffer(self._memory, np.float64).reshape(n_readers, 4)
         self._next_row = multiprocessing.Value("i", 0)
 
-    def claim_row(self) -> np.ndarray:
-        """Return the row of the calling worker: its own from now on."""
-        with self._next_row.get_lock():
-            row = self._next_row.value
-            self._next_row.value += 1
-        return self._rows[row]
-
     def install(self) -> None:
         """Observe the pools that are started until :meth:`uninstall`."""
         self._plain = multiprocessing.pool.worker
-        multiprocessing.pool.worker = _observed(self._plain, self)
+        multiprocessing.pool.worker = self._work
 
     def uninstall(self) -> None:
         """Put back what was there before."""
         multiprocessing.pool.worker = self._plain
+
+    def _work(self, inqueue: object, outqueue: object, initializer: object, *args: object) -> None:
+        """Be a worker of a pool, which writes a row of its own."""
+        with self._next_row.get_lock():
+            row = self._rows[self._next_row.value]
+            self._next_row.value += 1
+        setup = stock._fetch_setup
+
+        def observed_setup(dataset: object, mem_size: int | None, mem_bulk: object) -> None:
+            setup(_TimedDataset(dataset, row), mem_size, mem_bulk)
+
+        if initializer is setup:  # of a pool of the iterator, in a fork of the trainer
+            initializer = observed_setup
+        self._plain(_TimedQueue(inqueue, row), outqueue, initializer, *args)
 
     def parts(self, start: float, end: float) -> dict[str, float]:
         """Return the means over all workers, for a run from ``start`` to ``end``.
@@ -101,18 +107,3 @@ class _TimedDataset:
             return self._dataset[index]
         finally:
             self._row[_FETCH] += time.monotonic() - start
-
-
-def _observed(worker: Callable[..., None], timing: StockTiming) -> Callable[..., None]:
-    def run(inqueue: object, *args: object) -> None:
-        row, setup = timing.claim_row(), stock._fetch_setup
-
-        def observed_setup(dataset: object, mem_size: int | None, mem_bulk: object) -> None:
-            setup(_TimedDataset(dataset, row), mem_size, mem_bulk)
-
-        initializer, others = args[1], args[2:]
-        if initializer is setup:  # of a pool of the iterator, in a fork of the trainer
-            initializer = observed_setup
-        worker(_TimedQueue(inqueue, row), args[0], initializer, *others)
-
-    return run

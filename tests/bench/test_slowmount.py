@@ -64,11 +64,14 @@ def test_each_open_waits_and_the_waits_overlap(mount):
     start = time.monotonic()
     paths[0].read_bytes()
     assert time.monotonic() - start > 0.9 * OPEN_SECONDS
-    start = time.monotonic()
-    with ThreadPoolExecutor(16) as pool:
-        contents = list(pool.map(Path.read_text, paths))
-    assert time.monotonic() - start < 8 * OPEN_SECONDS
-    assert contents == [f"file {number}" for number in range(16)]
+    for _attempt in range(20):  # on a busy machine threads may start one after the other
+        start = time.monotonic()
+        with ThreadPoolExecutor(16) as pool:
+            contents = list(pool.map(Path.read_text, paths))
+        assert contents == [f"file {number}" for number in range(16)]
+        if time.monotonic() - start < 8 * OPEN_SECONDS:
+            return
+    pytest.fail("the waits of 16 opens never overlapped")
 
 
 @needs_fuse
@@ -90,9 +93,13 @@ def test_a_stat_waits_where_the_kernel_does_not_know_the_answer(source, tmp_path
     with SlowMount(source, tmp_path / "mount", 0.0, 1e9, stat_seconds=0.5) as mount:
         start = time.monotonic()
         os.stat(f"{mount.root}/large")
-        first = time.monotonic()
-        os.stat(f"{mount.root}/large")
-        assert time.monotonic() - first < 0.45 < first - start
+        assert time.monotonic() - start > 0.45
+        for _attempt in range(20):  # each is answered at once, unless the machine is busy
+            start = time.monotonic()
+            os.stat(f"{mount.root}/large")
+            if time.monotonic() - start < 0.45:
+                return
+        pytest.fail("the kernel knows the answer, and yet each stat waits")
 
 
 @needs_fuse
@@ -131,7 +138,7 @@ def test_it_does_not_outlive_a_process_that_was_killed(source, tmp_path):
         assert process.stdout.readline() == "mounted\n"
         assert os.path.ismount(tmp_path / "mount")
         process.send_signal(signal.SIGKILL)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while os.path.ismount(tmp_path / "mount") and time.monotonic() < deadline:
             time.sleep(0.01)
         assert not os.path.ismount(tmp_path / "mount")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bench.claims import algorithms, grid
+from bench.harness.targets import missed
 
 
 def test_an_algorithm_that_has_not_learned_is_a_fault() -> None:
@@ -10,7 +11,8 @@ def test_an_algorithm_that_has_not_learned_is_a_fault() -> None:
         {"name": name, "runs": [{"val_accuracy": [0.5, end], "seconds": [1.0, 2.0]}]}
         for name, end in (("Downpour", 0.95), ("GEM, every 4", 0.85))
     ]
-    assert algorithms.faults({"points": points}) == ["GEM, every 4: 0.850 of the digits"]
+    result = {"points": points, "targets": algorithms.targets(points)}
+    assert missed(result) == ["accuracy at the end, GEM, every 4: 0.85, wanted 0.90"]
     assert algorithms.rows({"points": points})[1][2:] == ["0.500", "0.950", "2.0"]
 
 
@@ -21,6 +23,7 @@ def test_a_search_that_finds_less_than_the_grid_is_a_fault() -> None:
             "search": {"n": 20, "best": best, "all": [0.5, best]},
         }
 
-    result = {"points": [{"runs": [run(0.98), run(0.96)]}]}
-    assert grid.faults(result) == ["search 1 found 0.9600, the grid 0.9700"]
-    assert grid.rows(result)[2][:3] == ["search", "20", "0.9800, 0.9600"]
+    result = {"points": [{"runs": [run(0.98), run(0.96), run(0.96)]}]}
+    (target,) = grid.targets(result["points"])
+    assert (target["is_met"], target["max"]) == (False, 0.98 / 0.97)
+    assert grid.rows(result)[2][:3] == ["search", "20", "0.9800, 0.9600, 0.9600"]

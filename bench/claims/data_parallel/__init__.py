@@ -36,7 +36,7 @@ from bench.harness.files import read_files, read_pairs
 from bench.harness.launching import YIELDS, launch
 from bench.harness.options import OptionsError, names_of, option, picked
 from bench.harness.turns import take_turns
-from bench.loaders.sources import SourceOptions, Sources, check_epochs, prepare, store_label
+from bench.loaders.sources import SourceOptions, Sources, prepare, store_label
 from bench.slow.store import SlowStore
 
 MODELS = ("data", "compute", "resnet50")
@@ -67,7 +67,8 @@ class TrainingOptions(SourceOptions):
         super().check()
         if self.in_job and not self.source:
             raise OptionsError("--in-job needs --source, --pairs: emulation is for one machine")
-        check_epochs(self.epochs)
+        if self.epochs < 2:
+            raise OptionsError("--epochs: give at least 2: the first has the start of the workers")
 
 
 def request_of(

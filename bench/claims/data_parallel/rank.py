@@ -19,9 +19,11 @@ from bench.harness.cpu import cpu_seconds
 from bench.harness.family import descendants
 from bench.harness.files import copy_files, read_pairs
 from bench.harness.turns import take_turns
+from bench.loaders.files import Heads
 from bench.loaders.sources import prepare
 from bench.slow.store import attach
 from overlapiter.node import this_node
+from overlapiter.scatter import ScatteredOrder
 
 _N_PREPARED = 4
 _LOCAL = ("local", "synthetic")
@@ -35,7 +37,10 @@ def part_of(request: dict, comm: object) -> tuple:
     from chainer.iterators import ShuffleOrderSampler
 
     seed, root = request["seed"], request["local_root" if request["loader"] in _LOCAL else "root"]
-    dataset = LabeledImageDataset(read_pairs(request["pairs"], request["n_examples"]), root)
+    make = LabeledImageDataset if request["model"] else Heads
+    dataset = make(read_pairs(request["pairs"], request["n_examples"]), root)
+    if request["order"] == "apart":  # a rank that does not know what the others read
+        return dataset, ScatteredOrder(comm.rank, comm.size, seed)
     if request["order"] != "shards":
         return dataset, overlapiter.scatter_order(comm, seed=seed)
     import chainermn
@@ -58,7 +63,8 @@ def open_loader(
     usual = {"n_processes": request["n_readers"], "order_sampler": sampler}
     if request["loader"] == "overlap":
         make, convert = overlapiter.OverlapIterator, overlapiter.concat_examples
-        usual["staging"] = overlapiter.Staging(staging, source=request["root"])
+        most = {"capacity": request.get("capacity")}
+        usual["staging"] = overlapiter.Staging(staging, source=request["root"], **most)
         dataset = dataset if store is None else attach(dataset, store)
     elif store is not None:  # its workers are forks of this process
         resources.enter_context(store.installed())
@@ -92,7 +98,12 @@ class Synthetic:
 
 
 def training_step(request: dict, comm: object, device: int) -> Callable[[tuple], float]:
-    """Return what trains the model of a run on a mini-batch and returns its loss."""
+    """Return what trains the model of a run on a mini-batch and returns its loss.
+
+    Without a model, what keeps the ranks in lockstep, as training does.
+    """
+    if not request["model"]:
+        return lambda _arrays: comm.mpi_comm.Barrier() or 0.0
     import chainer
     import chainermn
 
