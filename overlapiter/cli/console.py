@@ -67,7 +67,7 @@ def add_figure(parser: argparse.ArgumentParser, more: str = "") -> None:
 
 def tell(arguments: argparse.Namespace, text: str, **facts: object) -> None:
     """Print a result: a line for people, or its facts for machines."""
-    print(json.dumps(facts) if arguments.json else text)
+    print(json.dumps(facts) if arguments.json else text, flush=True)
 
 
 @contextlib.contextmanager

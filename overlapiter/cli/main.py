@@ -47,8 +47,8 @@ _DESCRIPTION = (
 _STYLE = argparse.RawDescriptionHelpFormatter
 _EPILOG = "`overlapiter COMMAND --help` explains a command. More: docs/commands.md"
 _ENDS = "any command: 2 if the command line cannot work, 130 after Ctrl-C, 143 after SIGTERM"
-#: These declare ``--json`` themselves.
-_OWN_JSON = ("train", "search")
+#: Declares ``--json`` itself.
+_OWN_JSON = ("search",)
 _USAGE_STATUS = 2
 
 

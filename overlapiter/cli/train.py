@@ -23,7 +23,7 @@ from overlapiter.mpi.training.run import train
 from overlapiter.mpi.training.settings import Settings, read_toml, settings_of
 from overlapiter.node import launched_rank
 
-from .console import Progress, say
+from .console import Progress, say, tell
 from .ranks import run_as_rank
 
 
@@ -77,7 +77,7 @@ def _train(arguments: argparse.Namespace) -> int:
     given = {name: getattr(arguments, name) for name in names}
     values |= {name: value for name, value in given.items() if value is not None}
     settings_of(values)  # before anything starts
-    with _Listener(launched_rank() or 0) as listener:
+    with _Listener(arguments) as listener:
         train(
             arguments.model,
             arguments.train_files,
@@ -92,8 +92,9 @@ def _train(arguments: argparse.Namespace) -> int:
 class _Listener(NoListener):
     """Shows a bar for each epoch in a terminal, and a line for each that is done."""
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._rank = launched_rank() or 0
         self._bar: Progress | None = None
         self._n_left = 0
 
@@ -119,6 +120,6 @@ class _Listener(NoListener):
             self._bar.__exit__()
             self._bar = None
 
-    def epoch(self, _record: dict[str, Any], line: str) -> None:
+    def epoch(self, record: dict[str, Any], line: str) -> None:
         """Print a line for an epoch."""
-        print(line, flush=True)
+        tell(self._arguments, line, **record)
