@@ -55,15 +55,18 @@ EXPERIMENTS = tuple(
          "two nodes, a shard for each rank"),
         ("data-parallel-compute", "data-parallel", "--model compute --ranks 2 --batch-size 1 "
          "--examples 200", 9, "the cost where data are not the bottleneck"),
-        ("pytorch", "pytorch", "", 4, "PyTorch's DataLoader, emulated store"),
-        ("pytorch-fuse", "pytorch", "--mount fuse", 4, "the same, FUSE mount"),
+        ("pytorch", "pytorch", "", 8, "PyTorch's DataLoader, emulated store"),
+        ("pytorch-fuse", "pytorch", "--mount fuse", 10, "the same, FUSE mount"),
         ("explained", "explained", "", 4, "whether explain() is right, and what watching costs"),
         ("faults", "faults", "", 3, "90 workers killed or stopped, and the end of programs"),
         ("training", "training", "", 4, "a server and workers: scaling, validation, a death"),
         ("updates", "updates", "", 3, "one update of the weights on a training server"),
         ("grid", "grid", "", 12, "a search of settings beside a grid"),
         ("algorithms", "algorithms", "", 3, "accuracy over time by algorithm"),
-        ("peers", "peers", "", 5, "files from other nodes: reads, times, what serving costs"),
+        ("peers", "peers", "", 8, "files from other nodes: reads, times, what serving costs"),
+        ("peers-fuse", "peers", "--parts epochs --mount fuse", 8, "the same, FUSE mount"),
+        ("peers-fast-store", "peers", "--parts epochs --kinds peers,alone --open-ms 0 "
+         "--mb-per-s 1000", 2, "where the store is not the limit"),
     )
 )  # fmt: skip
 

@@ -176,9 +176,9 @@ class Staging:
             while that has free room. A ``directory`` that is none of them comes last.
         peers: How the ranks of a job find each other, so that their nodes give each other what
             they have staged: the communicator that ``scatter_order`` was given, a directory that
-            all ranks see, or a store of ``torch.distributed``. Needs ``scatter_order``; making the
-            iterator is collective then. None reads from the source what is not staged on this
-            node.
+            all ranks see, or a store of ``torch.distributed``. Needs ``scatter_order``, or a
+            ``DistributedSampler`` of PyTorch's; making the iterator is collective then. None reads
+            from the source what is not staged on this node.
 
     Raises:
         OptionError: A value cannot work.

@@ -134,9 +134,10 @@ def source_root(path: str) -> str:
 
 def normalised(path: str) -> str:
     """Return ``os.path.abspath(path)``; at once where nothing is to be done."""
-    if path.startswith("/") and "/." not in path and "//" not in path and path[-1] != "/":
-        return path
-    return os.path.abspath(path)
+    if "/." in path and ("/./" in path or "/../" in path or path.endswith(("/.", "/.."))):
+        return os.path.abspath(path)
+    is_plain = path.startswith("/") and "//" not in path and path[-1] != "/"
+    return path if is_plain else os.path.abspath(path)
 
 
 def paths_below(source: str, paths: list[str]) -> Iterator[tuple[str, str]]:

@@ -234,17 +234,8 @@ class Trace:
         """Give a row a name: that of this thread, or another."""
         self._put("M", "thread_name", "", self._flushed_ns, row, "", {"name": name})
 
-    @contextlib.contextmanager
-    def lane(self, kind: str) -> Iterator[int]:
-        """Give a row that no other lane has meanwhile: the lowest one of its kind that is free."""
-        row = self.take_lane(kind)
-        try:
-            yield row
-        finally:
-            self.give_lane_back(row)
-
     def take_lane(self, kind: str) -> int:
-        """Return a row as :meth:`lane` gives it, until :meth:`give_lane_back`."""
+        """Return a row that no other lane has until :meth:`give_lane_back`: the lowest free one."""
         with self._lock:
             lanes = self._lanes.setdefault(kind, _Lanes(_FIRST_LANE + len(self._lanes) * _LANES))
             if lanes.free:
@@ -408,7 +399,6 @@ def _close_all() -> None:
 
 
 _NOTHING = contextlib.nullcontext()
-_ROW_0 = contextlib.nullcontext(0)
 
 
 class NoTrace:
@@ -420,10 +410,6 @@ class NoTrace:
     def span(self, *_: object, **__: object) -> contextlib.AbstractContextManager[object]:
         """Record nothing."""
         return _NOTHING
-
-    def lane(self, _kind: str) -> contextlib.AbstractContextManager[int]:
-        """Give the one row there is."""
-        return _ROW_0
 
     def take_lane(self, _kind: str) -> int:
         """Return the one row there is."""
@@ -507,34 +493,3 @@ def open_trace(file: TraceFile | None, process_name: str, order: int) -> Tracing
         return file.open(process_name, order)
     except OSError:  # it was removed, say: what the others record remains
         return OFF
-
-
-# --- reading --------------------------------------------------------------------------------------
-
-
-def events_of(path: str | os.PathLike[str]) -> Iterator[dict[str, object]]:
-    """Give the events of a file that :func:`begin_trace` made, whether it was ended or not."""
-    with open(path, encoding="utf-8") as lines:
-        for line in lines:
-            text = line.strip().removesuffix(",")
-            if text not in ("", "[", "]"):
-                with contextlib.suppress(json.JSONDecodeError):  # cut off, by a full disk
-                    yield json.loads(text)
-
-
-def join_traces(paths: list[str], to: str) -> int:
-    """Write the events of several files to one, which is complete JSON; return how many.
-
-    Raises:
-        OSError: A file cannot be read or written.
-    """
-    n_events = 0
-    with open(to + ".part", "w", encoding="utf-8") as joined:
-        for path in paths:
-            for event in events_of(path):
-                joined.write(",\n" if n_events else "[\n")
-                json.dump(event, joined, separators=(",", ":"))
-                n_events += 1
-        joined.write("\n]\n" if n_events else "[]\n")
-    os.replace(to + ".part", to)
-    return n_events

@@ -98,6 +98,9 @@ def test_things_without_items_are_not_searched():
         ("/lustre/me/../a.jpg", False),
         ("/etc/passwd", False),
         ("lustre/me/a.jpg", False),
+        ("/lustre/me/.cache/..a/b.", True),
+        ("/lustre/me/.cache/../../a", False),
+        ("/lustre/me/..", False),
     ],
 )
 def test_below_means_after_dots_are_resolved(path, below):

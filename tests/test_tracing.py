@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from overlapiter import tracing
+from overlapiter.cli.trace import events_of, join_traces
 from overlapiter.errors import OptionError
 from tests.support.traces import assert_valid, events_in
 
@@ -58,11 +59,13 @@ def test_all_that_can_be_recorded_is_valid(path: Path) -> None:
 
 def test_what_overlaps_gets_rows_of_its_own_which_are_used_again(path: Path) -> None:
     with tracing.begin_trace(path, "worker") as trace:
-        with trace.lane("I/O slot") as one, trace.lane("I/O slot") as two:
-            assert one != two
-        with trace.lane("I/O slot") as again, trace.lane("task") as other:
-            assert again == one
-            assert other not in (one, two)
+        one, two = trace.take_lane("I/O slot"), trace.take_lane("I/O slot")
+        assert one != two
+        for row in (two, one):
+            trace.give_lane_back(row)
+        again, other = trace.take_lane("I/O slot"), trace.take_lane("task")
+        assert again == one
+        assert other not in (one, two)
 
     rows = [event["args"]["name"] for event in events_in(path) if event["name"] == "thread_name"]
     assert rows == ["I/O slot 1", "I/O slot 2", "task 1"]
@@ -152,9 +155,9 @@ def test_traces_of_ranks_have_files_of_their_own_and_are_joined_on_one_clock(pat
         ):
             trace.flow("sf"[rank], 3, of_rank=0)
     files = [str(path), str(path.with_name("out.rank1.json"))]
-    assert tracing.join_traces(files, str(path.with_name("all.json"))) == 8
+    assert join_traces(files, str(path.with_name("all.json"))) == 8
 
-    events = [*tracing.events_of(path.with_name("all.json"))]
+    events = [*events_of(path.with_name("all.json"))]
     assert_valid(events)
     send, receive = (event for event in events if event["ph"] == "X")
     assert send["pid"] != receive["pid"]
@@ -167,8 +170,8 @@ def test_traces_of_ranks_have_files_of_their_own_and_are_joined_on_one_clock(pat
 
 def test_without_a_trace_nothing_is_recorded_and_nothing_fails() -> None:
     trace = tracing.open_trace(None, "worker", 0)
-    with trace.span("x", "y", 1, a=2), trace.lane("z"):
-        trace.add("x", "y", 0, 1)
+    with trace.span("x", "y", 1, a=2):
+        trace.add("x", "y", 0, 1, row=trace.take_lane("z"))
         trace.flow("s", 1)
     trace.close()
     assert not trace.is_on

@@ -291,7 +291,7 @@ def measure(options: ExplainedOptions, scratch: Path) -> dict:
     watched: list[dict] = [{"name": "watching"}]
     take_turns(points, options.repeats, lambda p: isolated.call(explain, {**common, **_name(p)}))
     common["seconds"] *= 2
-    take_turns(watched, 2 * options.repeats, lambda _point: isolated.call(watch, common))
+    take_turns(watched, 3 * options.repeats, lambda _point: isolated.call(watch, common))
     return {
         "points": points,
         "watched": watched[0]["runs"],

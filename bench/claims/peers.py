@@ -4,11 +4,16 @@ Two experiments::
 
     python -m bench peers
     python -m bench peers --parts serving
+    python -m bench peers --parts epochs --mount fuse
+    python -m bench peers --parts epochs --kinds peers,alone --open-ms 0 --mb-per-s 1000
 
 * ``epochs``: 4 ranks under ``mpiexec`` as 4 nodes or 2, in lockstep as in data-parallel training,
   fresh global shuffles, room on each node for a part of the data: reads of the slow store and
   seconds of each epoch, with peers, without, and with peers of which one server is killed or
-  stopped in the middle of each epoch from the second one on.
+  stopped in the middle of each epoch from the second one on; beside ``MultiprocessIterator``,
+  PyTorch's ``DataLoader`` with ``DistributedSampler`` (left out without PyTorch) and fixed shards,
+  of which each node holds its own and no rank sees another's. All nodes run on the cores of this
+  machine, so the store is slow enough to be the limit; the last command shows where it is not.
 * ``serving``: one server and one client on this machine: how fast staged files come, and what they
   take of the CPU on both sides, beside a plain socket that carries as many bytes from memory.
 """
@@ -235,15 +240,24 @@ def epoch_rows(result: dict) -> list[list[str]]:
     later, first = slice(1, None), slice(1)
     columns: dict[str, Callable[[dict], str]] = {
         "nodes x room": lambda p: f"{p['nodes']} x {100 * p['fraction']:g} %",
-        "": lambda p: MEANINGS[p["kind"]],
+        "": lambda p: p["kind"],
         "reads, epoch 1": lambda p: mean_of(p, "reads", first, 1 / n_examples),
         "reads, later ones": lambda p: mean_of(p, "reads", later, 1 / n_examples),
         "seconds, epoch 1": lambda p: mean_of(p, "seconds", first),
         "seconds, later ones": lambda p: mean_of(p, "seconds", later),
-        "s to the first mini-batch": lambda p: f"{median_of(p, 'first_seconds'):.2f}",
-        "idle server, % of a core": lambda p: f"{100 * median_of(p, 'idle_cpu_share'):.1f}",
     }
     return table(result.get("points", []), columns)
+
+
+def idle_rows(result: dict) -> list[list[str]]:
+    """Return a row for each kind of run: its first mini-batch, and what idle servers cost."""
+    points = [p for p in result.get("points", []) if "first_seconds" in p["runs"][0]]
+    columns: dict[str, Callable[[dict], str]] = {
+        "": lambda p: f"{MEANINGS[p['kind']]}, {p['nodes']} x {100 * p['fraction']:g} %",
+        "s to the first mini-batch": lambda p: f"{median_of(p, 'first_seconds'):.2f}",
+        "CPU of an idle server, %": lambda p: f"{100 * median_of(p, 'idle_cpu_share'):.1f}",
+    }
+    return table([p for p in points if p["kind"] not in _SIGNALS], columns)
 
 
 def measure(options: PeersOptions, scratch: Path) -> dict:
@@ -261,6 +275,6 @@ CLAIM = Claim(
     PeersOptions,
     measure,
     quick={"examples": 320, "epochs": 2},
-    tables={"peers-epochs": epoch_rows, "peers-serving": serving_rows},
+    tables={"peers-epochs": epoch_rows, "peers-idle": idle_rows, "peers-serving": serving_rows},
     figures="bench.claims.peers_figures",
 )

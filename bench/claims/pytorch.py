@@ -1,13 +1,16 @@
 """``overlapiter.torch.DataLoader`` beside PyTorch's own: the same mini-batches of images.
 
-PyTorch's reads the slow store with 2 to 16 workers, and the local disk with 2; ours has 2 workers,
+PyTorch's reads the slow store with 2 to 64 workers, and the local disk with 2; ours has 2 workers,
 with nothing staged before and with everything::
 
     python -m bench pytorch
     python -m bench pytorch --mount fuse
 
-``import torch`` is done before the clock starts. Our workers import it, too, while the clock runs,
-since none of them is forked from the trainer: it is part of their first mini-batch.
+``import torch`` is done before the clock starts. Our workers are not forked from the trainer; they
+import it, too, while the clock runs, if the data set does: that is a line of its own.
+
+On the FUSE mount NVIDIA DALI's CPU pipeline and Meta's SPDL do the same work, where they are
+installed: ``pip install nvidia-dali-cuda120 nvidia-nvimgcodec-cu12`` (1 GB), ``pip install spdl``.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import importlib
 import time
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,6 +29,7 @@ from bench.harness.options import numbers, option
 from bench.harness.targets import target_of, target_rows
 from bench.loaders import report
 from bench.loaders.sources import MountOptions
+from bench.loaders.spec import PACKAGES
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -37,7 +42,7 @@ class PytorchOptions(MountOptions):
     batches: int = option(200, "mini-batches of ours, and of PyTorch's on the local disk")
     slow_batches: int = option(50, "of PyTorch's on the slow store with 2 workers")
     batch_size: int = option(32, "images in a mini-batch")
-    readers: list[int] = option([2, 4, 8, 16], "workers of PyTorch's", type=numbers)
+    readers: list[int] = option([2, 8, 16, 32, 64], "workers of PyTorch's", type=numbers)
     repeats: int = 3
 
 
@@ -80,10 +85,13 @@ def measure(options: PytorchOptions, scratch: Path) -> dict:
         {"loader": "overlap-torch-staged", **ours},
         {"loader": "torch-local", **ours},
         {"loader": "ceiling", **ours},
+        {"loader": "overlap-torch-importing", **ours},
         *({"loader": "torch", "n_readers": n_readers, "name": f"torch, {n_readers} workers",
            "n_batches": options.slow_batches if n_readers == 2 else options.batches}
           for n_readers in options.readers),
     ]  # fmt: skip
+    rivals, absent = rivals_of(options)
+    points += rivals
     n_examples = options.batches * options.batch_size
     usual = {"batch_size": options.batch_size}
     result = report.measure_points(options, scratch, points, n_examples, **usual)
@@ -92,7 +100,36 @@ def measure(options: PytorchOptions, scratch: Path) -> dict:
         tuple(isolated.call(trainer_cpu, {"is_ours": is_ours})["us"] for is_ours in (True, False))
         for _ in range(options.repeats)
     ]
-    return {**result, "targets": targets(result["points"], imports, cpu)}
+    found = targets(result["points"], imports, cpu)
+    return {**result, "targets": found, "absent": absent}
+
+
+def rivals_of(options: PytorchOptions) -> tuple[list[dict], str]:
+    """Return the lines of DALI and SPDL, and a sentence on those that are left out."""
+    if options.mount != "fuse":
+        return [], "DALI and SPDL are compared on a mount alone (--mount fuse): DALI opens in C."
+    lines = [("dali", 2), ("dali", 16), ("dali-files", 2), ("spdl", 16), ("spdl", 64)]
+    absent = {name for name, _ in lines if not is_installed(PACKAGES[name])}
+    points = [
+        {"loader": name, "n_readers": n_readers, "name": f"{name}, {n_readers} workers",
+         "n_batches": options.batches if n_readers > 2 else options.slow_batches}
+        for name, n_readers in lines if name not in absent
+    ]  # fmt: skip
+    words = f"{', '.join(sorted(absent))} left out: not installed." if absent else ""
+    return points, words
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module can be found."""
+    try:
+        return find_spec(module) is not None
+    except ModuleNotFoundError:  # nor its parent
+        return False
+
+
+def show(result: dict) -> str:
+    """Return what is printed."""
+    return "\n\n".join(filter(None, (report.show(result), result["absent"])))
 
 
 def targets(
@@ -110,9 +147,14 @@ def targets(
         best = map(max, zip(*map(rates, others), strict=True))
         return [a / b for a, b in zip(rates(ours), best, strict=True)]
 
-    first = [run["first_batch_seconds"] for run in cold["runs"]]
+    def firsts_of(loader: str) -> list[float]:
+        return [run["first_batch_seconds"] for run in runs[loader, 2]["runs"]]
+
+    first = firsts_of("overlap-torch-importing")
     return [
         target_of("times PyTorch's, 2 workers each, cold", "", 10, times(cold, torch[0])),
+        target_of("the same, a data set that imports PyTorch", "", None,
+                  times(runs["overlap-torch-importing", 2], torch[0])),
         target_of("times PyTorch's best, cold", "", 1.7, times(cold, *torch)),
         target_of("of the ceiling, cold", "", 0.85, times(cold, runs["ceiling", 2])),
         target_of("times PyTorch's on the local disk", "", 1.8,
@@ -120,8 +162,9 @@ def targets(
         target_of("CPU of PyTorch's trainer beside ours", "", 10,
                   [theirs / ours for ours, theirs in cpu]),
         target_of("CPU of ours for a mini-batch", "µs", None, [ours for ours, _ in cpu]),
-        target_of("first mini-batch beyond import torch", "s", 0.5,
+        target_of("first mini-batch beyond import torch, imported", "s", 0.5,
                   [a - b for a, b in zip(first, import_seconds, strict=True)]),
+        target_of("first mini-batch, not imported", "s", 0.5, firsts_of("overlap-torch")),
         target_of("import torch", "s", None, import_seconds),
     ]  # fmt: skip
 
@@ -130,7 +173,7 @@ CLAIM = Claim(
     __doc__,
     PytorchOptions,
     measure,
-    show=report.show,
+    show=show,
     faults=report.faults,
     quick={"batches": 8, "slow_batches": 4, "readers": [2], "repeats": 1},
     tables={"pytorch": report.rate_rows, "pytorch targets": target_rows},

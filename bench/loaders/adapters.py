@@ -136,7 +136,10 @@ class OverlapTorch(Torch):
     def __init__(self, spec: RunSpec, dataset: object, store: SlowStore | None) -> None:
         import overlapiter
 
-        images = Images(dataset._pairs, spec.root)
+        kind = Images
+        if spec.loader == "overlap-torch-importing":
+            from bench.loaders.torch_images import TorchImages as kind
+        images = kind(dataset._pairs, spec.root)
         images = images if store is None else attach(images, store)
         options = {"batch_sampler": spec.batches(), "num_workers": spec.n_readers}
         options["staging"] = overlapiter.Staging(spec.staging, source=spec.root)
@@ -154,4 +157,14 @@ _OURS = ("overlap", "overlap-staged", "overlap-local", "overlap-from-local")
 ADAPTERS = dict.fromkeys(_OURS, Overlap) | {
     "slow": Stock, "fast": Stock, "copy": CopyFirst, "torch": Torch, "torch-local": Torch,
     "overlap-torch": OverlapTorch, "overlap-torch-staged": OverlapTorch,
+    "overlap-torch-importing": OverlapTorch,
 }  # fmt: skip
+
+
+def adapter_of(loader: str) -> type:
+    """Return what drives a loader."""
+    if loader in ADAPTERS:
+        return ADAPTERS[loader]
+    from bench.loaders import rivals
+
+    return {"dali": rivals.Dali, "dali-files": rivals.DaliFiles, "spdl": rivals.Spdl}[loader]

@@ -16,7 +16,7 @@ from bench.harness import isolated
 from bench.harness.cpu import OTHER, cpu_by_kind, private_bytes_by_kind
 from bench.loaders.checks import fingerprint
 from bench.loaders.files import Heads
-from bench.loaders.spec import OF_STORE, RunResult, RunSpec
+from bench.loaders.spec import OF_STORE, PACKAGES, RunResult, RunSpec
 from bench.slow import SlowStore, Store, crossed, slow_store
 from bench.slow.bare_reader import BareReader
 
@@ -56,13 +56,15 @@ def _drive(spec: RunSpec, dataset: object, store: Store, beside: Iterator[None])
         store: The slow store, if it is not given.
         beside: Has another process begin and end its reading, by turns.
     """
-    from bench.loaders.adapters import ADAPTERS
+    from bench.loaders.adapters import adapter_of
 
     if "torch" in spec.loader:  # a script has imported it before
         importlib.import_module("torch.utils.data")
+    elif spec.loader in PACKAGES:
+        importlib.import_module(PACKAGES[spec.loader])
     waits, sizes, fingerprints, reads, marks = [], [], [], [], [(0.0, 0, 0)]
     cpu_start, start = time.process_time(), time.monotonic()
-    loader = ADAPTERS[spec.loader](spec, dataset, store if isinstance(store, SlowStore) else None)
+    loader = adapter_of(spec.loader)(spec, dataset, store if isinstance(store, SlowStore) else None)
     constructor_seconds, first_delivered = time.monotonic() - start, 0.0
     for position in itertools.count(1):
         asked = time.monotonic()

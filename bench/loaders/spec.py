@@ -21,6 +21,10 @@ LOADERS = {
     "torch": "torch.utils.data.DataLoader on the slow store",
     "torch-local": "torch.utils.data.DataLoader on the local disk",
     "overlap-torch": "overlapiter.torch.DataLoader on the slow store, nothing staged before",
+    "overlap-torch-importing": "the same with a data set that imports PyTorch, as the workers must",
+    "dali": "NVIDIA DALI's CPU pipeline on the slow store; worker processes of its own read",
+    "dali-files": "the same with DALI's own reader of files",
+    "spdl": "Meta's SPDL on the slow store; its threads read and decode",
     "overlap-torch-staged": "overlapiter.torch.DataLoader, everything staged before",
     "floor": "plain loops over dataset[i], one for each core, local disk",
     "ceiling": "the same beside 64 threads that read every file of the slow store once",
@@ -28,8 +32,10 @@ LOADERS = {
 #: Those that read the slow store; the others read the local disk.
 OF_STORE = (
     *("overlap", "overlap-staged", "overlap-torch", "overlap-torch-staged"),
-    *("slow", "copy", "torch", "ceiling"),
+    *("overlap-torch-importing", "slow", "copy", "torch", "ceiling", "dali", "dali-files", "spdl"),
 )
+#: What is not installed with the benchmarks, as it is imported.
+PACKAGES = {"dali": "nvidia.dali", "dali-files": "nvidia.dali", "spdl": "spdl.pipeline"}
 
 
 @dataclass(frozen=True)

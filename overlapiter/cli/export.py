@@ -16,21 +16,18 @@ import argparse
 import contextlib
 import os
 import secrets
+import shutil
 import stat
 from collections import defaultdict
-from collections.abc import Iterator
+from typing import IO
 
-from overlapiter.store.extents import Checksum, DamagedError, Extent, ExtentReader
-from overlapiter.store.generation import segment_path
+from overlapiter.store.extents import DamagedError, Extent, ExtentReader
 from overlapiter.store.inventory import Inventory, StagedFile
 from overlapiter.urls import is_url
 from overlapiter.words import count_words, size_words
 
 from .console import CommandError, Names, Progress, error_words, tell
 from .place import add_directory, chosen, new_directory, only_one, opened
-
-_CHUNK_BYTES = 1 << 20
-_COPY = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,7 +88,6 @@ class _Tree:
 
     def __init__(self, root: str, inventory: Inventory) -> None:
         self._root = root
-        self._segments = inventory.folder
         self._reader = ExtentReader([inventory.directory])
         with contextlib.suppress(FileExistsError):
             os.mkdir(root)
@@ -120,8 +116,7 @@ class _Tree:
         new = os.path.join(os.path.dirname(path), f".overlapiter-{secrets.token_hex(8)}")
         try:
             with open(new, "xb") as target:
-                for piece in self._pieces(file.extent):
-                    target.write(piece)
+                self._write(file.extent, target)
             if is_dated:
                 os.utime(new, ns=(file.extent.mtime, file.extent.mtime))
             os.rename(new, path)
@@ -142,17 +137,15 @@ class _Tree:
             raise _RefusedError(f"{name} is no folder, and is left alone")
         self._folders.add(path)
 
-    def _pieces(self, extent: Extent) -> Iterator[bytes]:
-        """Give the bytes of a copy. Raises DamagedError, in the end if they are others."""
+    def _write(self, extent: Extent, target: IO[bytes]) -> None:
+        """Write the bytes of a copy. Raises DamagedError if they are others, or gone."""
         if not extent.is_whole:
-            yield self._reader.read(extent)
+            target.write(self._reader.read(extent))
             return
-        checksum = Checksum(extent.key, extent.size, extent.mtime)
-        with contextlib.suppress(FileNotFoundError):  # it was evicted
-            fd = os.open(segment_path(self._segments, extent.segment), _COPY)
-            with open(fd, "rb", buffering=0) as copy:
-                while piece := copy.read(_CHUNK_BYTES):
-                    checksum.update(piece)
-                    yield piece
-        if checksum.value() != extent.checksum:
-            raise DamagedError
+        with (
+            contextlib.suppress(FileNotFoundError),
+            open(self._reader.path_of(extent), "rb") as copy,
+        ):
+            shutil.copyfileobj(copy, target)
+        if target.tell() != extent.size:
+            raise DamagedError  # it was evicted meanwhile

@@ -45,8 +45,11 @@ def boards_of(pid: int) -> Iterator[tuple[StatsBoard, int]]:
 
 
 def find_jobs(pid: int | None = None) -> list[Job]:
-    """Return the iterators of this user's processes, or of one process; the oldest first."""
-    pids = sorted(int(name) for name in os.listdir("/proc") if name.isdecimal())
+    """Return the iterators of this user's processes, or of one process; the oldest first.
+
+    Not of this process, which holds the counters that it has looked at, of ended jobs too.
+    """
+    pids = sorted({int(name) for name in os.listdir("/proc") if name.isdecimal()} - {os.getpid()})
     jobs: dict[int, Job] = {}
     for each in pids if pid is None else [pid]:
         for board, inode in boards_of(each):

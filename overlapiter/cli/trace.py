@@ -15,14 +15,15 @@ exit code: 0, or 1 if a file cannot be read, or holds no trace
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import operator
+import os
 from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from overlapiter.tracing import events_of, join_traces
 from overlapiter.words import count_words, duration_words
 
 from .console import CommandError, printable, table
@@ -87,6 +88,34 @@ def run(arguments: argparse.Namespace) -> int:
         return 0
     print(_words(summary))
     return 0
+
+
+def events_of(path: str | os.PathLike[str]) -> Iterator[Event]:
+    """Give the events of a file as ``overlapiter.tracing`` writes it, ended or not."""
+    with open(path, encoding="utf-8") as lines:
+        for line in lines:
+            text = line.strip().removesuffix(",")
+            if text not in ("", "[", "]"):
+                with contextlib.suppress(json.JSONDecodeError):  # cut off, by a full disk
+                    yield json.loads(text)
+
+
+def join_traces(paths: list[str], to: str) -> int:
+    """Write the events of several files to one, which is complete JSON; return how many.
+
+    Raises:
+        OSError: A file cannot be read or written.
+    """
+    n_events = 0
+    with open(to + ".part", "w", encoding="utf-8") as joined:
+        for path in paths:
+            for event in events_of(path):
+                joined.write(",\n" if n_events else "[\n")
+                json.dump(event, joined, separators=(",", ":"))
+                n_events += 1
+        joined.write("\n]\n" if n_events else "[]\n")
+    os.replace(to + ".part", to)
+    return n_events
 
 
 def read_trace(path: str) -> Iterator[Event]:

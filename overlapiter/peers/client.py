@@ -32,6 +32,9 @@ _MOST_REQUESTS = 2
 _REQUEST_BYTES = 2 << 20
 #: How long a file is waited for that its holder is about to have, and how often it is asked for.
 _PATIENCE_SECONDS, _PAUSE_SECONDS = 1.0, 0.01
+#: Further holders are asked while they have this share of what they are asked for; else every so
+#: many times, to see whether that has changed: nodes that are full have no copies for others.
+_LEAST_SHARE, _TRY_EVERY = 1 / 16, 64
 #: A lane that has had nothing to do for so long ends its thread and its connection.
 _REST_SECONDS = 10.0
 #: What is left of a file that was not wanted is read, unless it is more than this.
@@ -121,6 +124,8 @@ class Peers:
         self.count_fault = count_fault
         self.crash = crash
         self._store = Pace()
+        self._share = 1.0  # of what further holders were asked for of late, what they had
+        self._n_spared = 0
         self._lanes = [_Lane(self, node, Way(self._store)) for node in range(len(plan.nodes))]
 
     def note_store(self, took_seconds: float) -> None:
@@ -136,14 +141,24 @@ class Peers:
         now_seconds = time.monotonic()
         while want.left:
             node = want.left.pop()
-            if node != self._plan.own and self._lanes[node].is_passable(now_seconds):
-                want.is_first = node == want.holders.nodes[0]
+            want.is_first = node == want.holders.nodes[0]
+            if node == self._plan.own or not (want.is_first or self._may_have_copies()):
+                continue
+            if self._lanes[node].is_passable(now_seconds):
                 is_coming = want.holders.is_coming and want.is_first
-                want.deadline = now_seconds + _PATIENCE_SECONDS if is_coming else 0.0
                 want.begun = now_seconds
+                want.deadline = now_seconds + _PATIENCE_SECONDS if is_coming else 0.0
                 self._lanes[node].put(want)
                 return
         want.take(None)
+
+    def note_copy(self, *, was_there: bool) -> None:
+        """Take note whether a further holder had what it was asked for."""
+        self._share += (was_there - self._share) / 64
+
+    def _may_have_copies(self) -> bool:
+        self._n_spared += self._share < _LEAST_SHARE
+        return self._share >= _LEAST_SHARE or not self._n_spared % _TRY_EVERY
 
     def close(self) -> None:
         """End the connections, once nothing waits for them."""
@@ -231,8 +246,7 @@ class _Lane:
                 while self._later and self._later[0][0] <= now_seconds:
                     self._waiting.append(heapq.heappop(self._later)[2])
                 if self._waiting or self._asked:
-                    n_files = self._files_at_once()
-                    n_files = min(n_files, len(self._waiting))
+                    n_files = min(self._files_at_once(), len(self._waiting))
                     return [self._waiting.popleft() for _ in range(n_files)]
                 if self._later:
                     self._wakes.wait(self._later[0][0] - now_seconds)
@@ -265,6 +279,8 @@ class _Lane:
             is_right = file is not None and batch[0].take(file)
             want = batch.popleft()
             self._way.note(time.monotonic() - want.begun)
+            if not want.is_first:
+                self._peers.note_copy(was_there=record.has_bytes)
             if not is_right:
                 self._ask_again(want, record)
             if file is not None:

@@ -125,9 +125,8 @@ class HolderPlan(NamedTuple):
             position: That at which they are read, or somewhat earlier.
             settled_position: All ranks have read what they read before.
         """
-        nodes = self.nodes.get(position // self.length)
-        if nodes is None:
-            return [None] * len(indices)
+        # After a restart the plan of the new epoch comes a little later than its first tasks.
+        nodes = self.nodes.get(position // self.length, self.first[:, np.newaxis])
         is_coming = (self.since[indices] >= settled_position).tolist()
         return [
             Holders(found, is_late) if {*found} - {self.own} else None

@@ -198,6 +198,29 @@ class Eviction:
         self.move(index, tier)
         self._is_missing[index] = is_missing
 
+    def note_one_file_each(
+        self,
+        indices: NDArray[np.int64],
+        tiers: NDArray[np.int64],
+        file_ids: NDArray[np.int64],
+        n_bytes: NDArray[np.int64],
+    ) -> None:
+        """Take note of several examples, none of them twice, each with its one declared file."""
+        add = self._owners.add
+        is_own = list(map(add, indices.tolist(), file_ids.tolist()))
+        own_bytes = n_bytes[is_own]
+        self._bytes[indices[is_own]] = own_bytes
+        self._known_bytes += int(own_bytes.sum())
+        self.largest_bytes = max(self.largest_bytes, *own_bytes.tolist(), 0)
+        self._n_files[indices] = 1
+        self._n_known += len(indices) - int(self._is_known[indices].sum())
+        self._is_known[indices] = True
+        self.staged_bytes += int(self._bytes[indices[self._tiers[indices] < 0]].sum())
+        self._tiers[indices] = tiers
+        self._is_offered[indices] = self._is_missing[indices] = False
+        for index in indices.tolist() if self._has_begun else ():
+            self._add(index)
+
     def move(self, index: int, tier: int) -> None:
         """Take note that the files of an example are in another tier than before."""
         self._tiers[index] = tier

@@ -73,12 +73,6 @@ def unpacked(data: bytes) -> dict[int, Extent]:
     return {values[0]: Extent(*values) for values in _PACKED.iter_unpack(data)}
 
 
-def tiers_and_files(data: bytes) -> tuple[list[int], list[tuple[int, int]]]:
-    """Return of the extents of a message the tiers, and the keys with the sizes in bytes."""
-    values = [*_PACKED.iter_unpack(data)]
-    return [each[1] for each in values], [(each[0], each[4]) for each in values]
-
-
 def source_seed(source: str, place: str = "") -> int:
     """Return the number that stands for a source root in the keys of its files.
 

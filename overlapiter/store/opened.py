@@ -339,7 +339,7 @@ class OpenGeneration:
     def give_up(self, place: Place) -> None:
         """Give a place back at which no copy was completed; its charge is lowered later."""
         with self.lock:
-            self.settle(place)
+            self.settle([place])
             if self._is_left:
                 return  # other processes give everything back
             if place.start == WHOLE:
@@ -349,13 +349,14 @@ class OpenGeneration:
                 segments.punch(self.folder, number, [(place.start, place.size)])
                 self._owed.lowered[number] += place.size
 
-    def settle(self, place: Place, *, is_published: bool = False) -> None:
-        """Note that nothing is written at a place any more."""
+    def settle(self, places: Sequence[Place], *, is_published: bool = False) -> None:
+        """Note that nothing is written at some places any more."""
         with self.lock:
-            place.segment.n_pending -= 1
-            self._n_pending -= 1
-            if is_published and place.start == WHOLE:
-                self._release(place.segment)
+            for segment, start, _ in places:
+                segment.n_pending -= 1
+                if is_published and start == WHOLE:
+                    self._release(segment)
+            self._n_pending -= len(places)
             if self._is_left and not self._n_pending:
                 self._end_ownership()
 

@@ -331,7 +331,8 @@ class Store:
         ended: Sequence[int],
     ) -> bool:
         """Publish copies; return False if their generation was thrown away meanwhile."""
-        is_here = all(opened.is_own(place.segment) for _, place, _ in copies)
+        places = [place for _, place, _ in copies]
+        is_here = all(opened.is_own(segment) for segment in {place.segment for place in places})
         at = int(time.time())
         rows = [
             (
@@ -360,8 +361,7 @@ class Store:
 
         going = opened.write(work, ended)
         if is_here:
-            for _, place, _ in copies:
-                opened.settle(place, is_published=True)
+            opened.settle(places, is_published=True)
             self._finish(opened, going)
         return is_here
 

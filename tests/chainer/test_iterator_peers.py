@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 import pytest
@@ -27,9 +28,12 @@ def run(
 
 
 def check_once(reads: list[int]) -> None:
-    """Check that files were read once. On busy cores a few peers do not answer within a second."""
-    assert N_FILES <= reads[0] <= 1.02 * N_FILES
-    assert sum(reads[1:]) <= 0.03 * N_FILES
+    """Check that files were read once.
+
+    Where all stands still for a second, nodes leave each other alone for the rest of an epoch.
+    """
+    assert N_FILES <= reads[0] <= 1.01 * N_FILES
+    assert statistics.median(reads[1:]) <= 0.01 * N_FILES
 
 
 def test_nodes_that_hold_everything_together_read_each_file_once(tmp_path: Path) -> None:
@@ -52,6 +56,6 @@ def test_a_server_that_is_killed_or_stopped_changes_nothing_but_where_files_come
     tmp_path: Path,
 ) -> None:
     reads, ranks = run(tmp_path, 3, 3, "comm", 0.4, "kill,stop")
-    assert N_FILES <= reads[0] <= 1.02 * N_FILES
+    assert N_FILES <= reads[0] <= 1.01 * N_FILES
     assert sum(reads) < 2 * N_FILES
     assert ranks[1]["replaced"] >= 2

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from overlapiter.cli.jobs import find_jobs
+from tests.chainer.scripts import wait_until
 
 from .commands import ENVIRONMENT, REPOSITORY, command, overlapiter
 
@@ -95,6 +100,13 @@ def test_counters_are_written_for_node_exporter(training: int, tmp_path: Path) -
     assert "# TYPE overlapiter_examples_taken_total counter" in lines
     assert "# TYPE overlapiter_n_readers gauge" in lines
     assert "# HELP overlapiter_n_readers File reader processes." in lines
+
+
+def test_a_training_that_has_ended_is_shown_no_more(training: int) -> None:
+    (job,) = [each for each in find_jobs() if each.pid == training]
+    os.kill(training, signal.SIGKILL)
+    # Its workers, which hold the counters too, end by themselves; we go on holding them.
+    wait_until(lambda: job.inode not in {each.inode for each in find_jobs()})
 
 
 def test_no_training_is_no_success() -> None:

@@ -17,6 +17,7 @@ import pytest
 from overlapiter.peers.client import PeerFile, Peers, PeersPlan
 from overlapiter.peers.connection import Address
 from overlapiter.peers.protocol import (
+    ABSENT,
     CODE_BYTES,
     COMING,
     FRESH,
@@ -274,6 +275,22 @@ def test_a_further_holder_is_asked_before_the_source_and_never_waited_for(
     assert asking.n_faults == 0
 
 
+def test_further_holders_that_never_have_anything_are_hardly_asked(
+    ask: Callable[..., Asking], play: Callable[[Deed], Address]
+) -> None:
+    asked: list[bytes] = []
+
+    def have_nothing(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
+        asked.extend(names)
+        end.sendall(seal.message(packed_records([Record(ABSENT) for _ in names])))
+
+    asking = ask(play(have_nothing))
+    for number in range(600):
+        asking.fetch(number, 0, 1)
+        assert asking.came(1) == {number: None}
+    assert 64 < len(asked) < 300
+
+
 def test_a_node_that_does_not_exist_costs_nobody_time(ask: Callable[..., Asking]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = closed.getsockname()
@@ -313,6 +330,17 @@ def test_a_peer_that_was_replaced_is_used_again(ask: Callable[..., Asking], tmp_
         asking.fetch(0, 1)
         assert asking.came(1) == {0: None}
         assert asking.n_faults == 1
+
+
+def test_what_a_dead_holder_had_comes_from_the_next_one(
+    ask: Callable[..., Asking], tmp_path: Path
+) -> None:
+    with served(tmp_path / "one") as (one, pid), served(tmp_path / "two") as (two, _):
+        asking = ask(one, two)
+        os.kill(pid, signal.SIGKILL)
+        for number in range(8):
+            asking.fetch(number, 1, 2)
+        assert asking.came(8) == dict.fromkeys(range(8), DATA)
 
 
 def test_many_threads_ask_many_files_of_a_real_server(

@@ -96,7 +96,7 @@ def test_hosts_find_each_other_and_read_each_file_once(hosts: list[str], tmp_pat
     with ranks(hosts, tmp_path) as processes:
         found = results(processes)
     reads = check_right(found)
-    assert N_FILES <= sum(reads) <= 1.03 * N_FILES  # on busy cores a few answers come too late
+    assert N_FILES <= sum(reads) <= 1.02 * N_FILES  # on busy cores a few answers come too late
 
 
 def test_a_cable_that_is_cut_and_joined_again_amid_training(
@@ -113,7 +113,7 @@ def test_a_cable_that_is_cut_and_joined_again_amid_training(
     assert reads[0] >= N_FILES
     assert reads[1] > 0
     assert sum(rank["faults"][-1] for rank in found) > 0
-    assert max(rank["seconds"][1] for rank in found) < 10
+    assert max(rank["seconds"][1] for rank in found) < 5
 
 
 def test_a_network_that_delays_and_loses(hosts: list[str], tmp_path: Path) -> None:

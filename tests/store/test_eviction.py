@@ -101,6 +101,24 @@ def test_what_is_handed_out_is_no_victim_until_it_is_settled() -> None:
     assert eviction.n_in_window == 1
 
 
+def test_examples_are_noted_together_as_one_by_one() -> None:
+    one_by_one, together = Eviction(6), Eviction(6)
+    files = [(0, 7, 4096), (1, 8, 8192), (2, 7, 4096), (5, 9, 4096)]  # two read the same one
+    for eviction in (one_by_one, together):
+        eviction.learn({0: np.array([3, 0, 5, 1, 4, 2])})
+        eviction.note(5, 1, [(9, 4096)])
+    for index, file_id, n_bytes in files:
+        one_by_one.note(index, 0, [(file_id, n_bytes)])
+    indices, file_ids, n_bytes = np.array(files).T
+    together.note_one_file_each(indices, np.zeros(4, np.int64), file_ids, n_bytes)
+    for name in ("staged_bytes", "largest_bytes", "mean_bytes"):
+        assert getattr(together, name) == getattr(one_by_one, name)
+    assert together.count_missing([*range(6)]) == one_by_one.count_missing([*range(6)]) == 2
+    for eviction in (one_by_one, together):
+        eviction.settle(6)
+    assert together.offer(0, 1 << 20) == one_by_one.offer(0, 1 << 20)
+
+
 def test_victims_come_in_the_order_of_their_next_use_and_as_many_as_the_bytes_need() -> None:
     eviction = Eviction(4)
     eviction.learn({0: None})

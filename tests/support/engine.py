@@ -23,10 +23,6 @@ from overlapiter.workers.plan import SupervisorPlan
 TIMEOUT_SECONDS = 60.0
 
 
-def _pickler(file: Any, buffer_callback: Any) -> pickle.Pickler:
-    return pickle.Pickler(file, pickle.HIGHEST_PROTOCOL, buffer_callback=buffer_callback)
-
-
 class Engine(contextlib.AbstractContextManager["Engine"], Iterator[list[Any]]):
     """Mini-batches of a dataset, epoch after epoch, in ascending order or in that of a seed.
 
@@ -70,7 +66,7 @@ class Engine(contextlib.AbstractContextManager["Engine"], Iterator[list[Any]]):
         )
         self._n_ahead = 3 if staging is None else max(3, staging.look_ahead)
         first = np.arange(size) if order is None else order
-        parcel, imports = pickled(dataset, _pickler)
+        parcel, imports = pickled(dataset, pickle.Pickler)
         staged = staging_plan(staging, dataset, [int(i) for i in first[:batch_size]])
         plan = SupervisorPlan(
             n_readers=n_readers,

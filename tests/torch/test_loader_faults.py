@@ -35,6 +35,7 @@ from tests.chainer.scripts import (  # noqa: E402
     Program,
     abandoned_memory,
     are_gone,
+    run_script,
     wait_until,
     workers,
 )
@@ -221,6 +222,29 @@ def test_a_capacity_keeps_what_the_known_order_needs_soonest(
     # Without foresight half of the files in random order would be hit at most half of the time.
     assert stats.files_staged + stats.opens_source < 5 * n_files
     loader.close()
+
+
+UNGUARDED = """
+    from torch.utils.data import Dataset
+    from overlapiter.torch import DataLoader
+
+    class Own(Dataset):
+        def __len__(self):
+            return 4
+
+        def __getitem__(self, index):
+            return index
+
+    for batch in DataLoader(Own(), 2, num_workers=1):
+        print(batch)
+"""
+
+
+def test_a_script_that_starts_its_training_when_imported_is_told_what_to_do(tmp_path: Path) -> None:
+    ended = run_script(tmp_path, UNGUARDED)
+    assert ended.returncode == 1
+    assert 'put what starts the training below `if __name__ == "__main__":`' in ended.stderr
+    assert "bootstrapping" not in ended.stderr  # Python's own words
 
 
 # --- ends -------------------------------------------------------------------------------------

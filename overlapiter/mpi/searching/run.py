@@ -14,7 +14,7 @@ from overlapiter.errors import OptionError, TrainingError
 from overlapiter.mpi.training.checkpoint import path_in
 from overlapiter.mpi.training.ending import is_tolerant, leave_without_finalize
 from overlapiter.mpi.training.model import Builder, builder_from
-from overlapiter.mpi.training.run import train
+from overlapiter.mpi.training.run import ranks_of, train
 from overlapiter.mpi.training.settings import METRICS, read_toml
 from overlapiter.mpi.training.worker import ServerLostError
 
@@ -22,7 +22,6 @@ from .groups import Alone, Group
 from .space import Values, is_of_model, space_of, split
 from .study import Asked, Study, Trial
 
-_LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 _LOOK_SECONDS = 0.2
 
 
@@ -79,7 +78,7 @@ def search(
     chosen = space_of(tables, _with_metric(settings, metric))
     builder = builder_from(model) if any(map(is_of_model, chosen.searched)) else model
     run = functools.partial(_train, builder, train_files, val_files)
-    world = _world(comm)
+    world = ranks_of(comm)
     if world is not None:
         leave_without_finalize()
     name = uuid.uuid4().hex if world is None else world.bcast(uuid.uuid4().hex)
@@ -101,15 +100,6 @@ def _with_metric(settings: Values, metric: str) -> Values:
         known = ", ".join(f"val_{each}" for each in ("loss", *METRICS))
         raise OptionError("metric", f"there is no {metric!r}; choose one of {known}")
     return settings
-
-
-def _world(comm: Any) -> Any:
-    """Return the communicator of all ranks; None for a process without MPI."""
-    if comm is None and any(int(os.environ.get(name, "1")) > 1 for name in _LAUNCHED):
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
-    return comm if comm is not None and comm.size > 1 else None
 
 
 def _train(

@@ -198,4 +198,7 @@ def listed(files: str | os.PathLike[str] | Sequence[Any], option: str) -> list[s
     if missing:
         more = f", and {len(missing) - 1} more of the list" if missing[1:] else ""
         raise OptionError(option, f"there is no {missing[0]}{more}")
+    for path in paths:  # some data classes take folders; a pipe would be waited for
+        if not (os.path.isfile(path) or os.path.isdir(path)):
+            raise OptionError(option, f"{path} is no file; take it out of the list")
     return paths

@@ -145,6 +145,21 @@ class ServerOptimizer:
         self._slots = None if is_new else tuple(slots)
 
 
+class Optimizing:
+    """What has an optimizer, and its learning rate, which a schedule sets."""
+
+    _optimizer: ServerOptimizer
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the optimizer."""
+        return self._optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._optimizer.learning_rate = value
+
+
 def _check_vectors(weights: Vector, gradient: Vector) -> None:
     for name, vector in (("weights", weights), ("gradient", gradient)):
         if vector.ndim != 1 or vector.dtype != np.float32 or not vector.flags.c_contiguous:

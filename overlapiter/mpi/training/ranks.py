@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from typing import Any, Protocol
+from collections.abc import Iterator
+from typing import Any
 
 from mpi4py import MPI
 
@@ -16,12 +18,12 @@ from .ending import leave_without_finalize
 from .groups import groups_of
 from .history import Record
 from .hosting import Host
-from .job import Job, NoListener, begin_tracing
+from .job import NoListener, begin_tracing
 from .messages import Kind, Message
 from .outputs import Outputs
 from .plan import Plan
-from .post import Mail, ServerConnection, server_lost, words_of
-from .settings import Settings
+from .post import Mail, Post, ServerConnection, server_lost, words_of
+from .preparation import Preparation
 from .site import Site, end_server, world_size
 from .submaster import SubServer
 from .worker import RefusedError, ServerLostError, StoppedError
@@ -33,31 +35,31 @@ _N_PINGS = 8
 _CLOCK_TAG = 18
 
 
-class Preparation(Protocol):
-    """What :func:`.run.train` makes of its arguments."""
-
-    settings: Settings
-
-    @property
-    def command(self) -> str:
-        """What repeats the run."""
-
-    def plan(self, n_workers: int) -> Plan:
-        """Look at the files."""
-
-    def job(self, plan: Plan, trace: Tracing) -> Job:
-        """Return what server and workers are made of."""
-
-
 def train_as_rank(
     comm: Any, preparation: Preparation, listener: NoListener, *, restart: bool
 ) -> list[Record] | None:
     """Train as one rank of a communicator; see :func:`.run.train`."""
     leave_without_finalize()
-    world = comm
-    comm = comm.Dup()  # so that no message of the caller's is taken for ours
+    own = comm.Dup()  # so that no message of the caller's is taken for ours
+    processes = own.allgather((this_host().key, os.getpid()))
+    is_world = comm.size == world_size()
+    try:
+        return _train(own, processes, preparation, listener, is_world=is_world, restart=restart)
+    except ServerLostError as error:
+        end_server(own, error.rank, processes[error.rank])
+        raise
+
+
+def _train(
+    comm: Any,
+    processes: list[Any],
+    preparation: Preparation,
+    listener: NoListener,
+    *,
+    is_world: bool,
+    restart: bool,
+) -> list[Record] | None:
     settings = preparation.settings
-    processes = comm.allgather((this_host().key, os.getpid()))
     plan = _shared_plan(comm, preparation)
     offset_ns = _clock_offset_ns(comm) if settings.trace else 0
     groups = groups_of(comm.size, settings.masters)
@@ -67,17 +69,13 @@ def train_as_rank(
         settings, "sub-server" if is_master else name, comm.rank, offset_ns
     ) as trace:
         if not comm.rank:
-            site = Site(comm, groups, processes, is_world=world.size == world_size())
+            site = Site(comm, groups, processes, is_world=is_world)
             return _serve(site, preparation, plan, listener, trace, restart=restart)
-        try:
-            if is_master:
-                _pass_on(comm, groups[comm.rank], preparation, plan, trace)
-            else:
-                masters = [master for master, group in groups.items() if comm.rank in group]
-                _work(comm, masters[0] if masters else 0, preparation, plan, trace)
-        except ServerLostError as error:
-            end_server(comm, error.rank, processes[error.rank])
-            raise
+        if is_master:
+            _pass_on(comm, groups[comm.rank], preparation, plan, trace)
+        else:
+            masters = [master for master, group in groups.items() if comm.rank in group]
+            _work(comm, masters[0] if masters else 0, preparation, plan, trace)
     return None
 
 
@@ -89,7 +87,10 @@ def _shared_plan(comm: Any, preparation: Preparation) -> Plan:
         TrainingError: A file cannot be read; or rank 0 has failed, or is dead.
     """
     if comm.rank:
-        try:
+        try:  # looking at many files takes a while, in which the server may die or hang
+            connection = ServerConnection(comm, 0, 0, 0, preparation.settings.worker_timeout)
+            connection.exchange(Message(Kind.ASK, comm.rank))
+            connection.close()
             plan, failure = comm.bcast(None)
         except MPI.Exception as error:
             raise server_lost(0, words_of(error)) from error
@@ -99,16 +100,32 @@ def _shared_plan(comm: Any, preparation: Preparation) -> Plan:
     try:
         n_masters = preparation.settings.masters
         n_workers = comm.size - 1 - n_masters
-        if n_masters and n_workers < n_masters:
-            words = f"{n_masters} of {comm.size} ranks; each needs a worker at least: start more"
-            raise OptionError("masters", words)
-        plan = preparation.plan(n_workers)
+        with _answering(comm):
+            if n_masters and n_workers < n_masters:
+                words = f"{n_masters} of {comm.size} ranks; each needs a worker: start more"
+                raise OptionError("masters", words)
+            plan = preparation.plan(n_workers)
     except Exception as error:
         refused = RefusedError if isinstance(error, OptionError) else StoppedError
         comm.bcast((None, refused(str(error))))
         raise
     comm.bcast((plan, None))
     return plan
+
+
+@contextlib.contextmanager
+def _answering(comm: Any) -> Iterator[None]:
+    """Answer the pings of the others, which wait for the end of the block."""
+    others = range(1, comm.size)
+    post = Post(comm, others, 0, 0)
+    mail = Mail(post)
+    try:
+        yield
+    finally:
+        for rank in others:
+            post.send(rank, Message(Kind.GO, rank))
+        mail.close()
+        post.close()
 
 
 def _clock_offset_ns(comm: Any) -> int:
@@ -160,7 +177,7 @@ def _serve(
 def _run_server(site: Site, host: Host, trace: Tracing) -> None:
     """Serve until all workers know that the run is over."""
     server = host.server
-    post = site.post(len(host.model.measure_names), server.weights.size)
+    post = site.post(len(host.model.measure_names), host.model.weights().size)
     mail = Mail(post)
     looked_at = time.monotonic()
     try:

@@ -7,16 +7,14 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from overlapiter.errors import OptionError
-from overlapiter.tracing import Tracing
 
-from . import data
 from .alone import train_alone
 from .history import Record
-from .job import Job, NoListener, begin_tracing
-from .model import Builder, builder_from
+from .job import NoListener, begin_tracing
+from .model import Builder
 from .outputs import Outputs
-from .plan import Plan, make_plan
-from .settings import Settings, settings_of
+from .preparation import Preparation
+from .settings import settings_of
 
 #: What launchers of MPI jobs set in the environment of each rank.
 _LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
@@ -58,22 +56,28 @@ def train(
     """
     chosen = settings_of(settings)
     listener = _Listener(listener or NoListener(), on_epoch)
-    if comm is None and any(int(os.environ.get(name, "1")) > 1 for name in _LAUNCHED):
-        from mpi4py import MPI
-
-        comm = MPI.COMM_WORLD
-    if comm is not None and comm.size > 1:
+    comm = ranks_of(comm)
+    if comm is not None:
         from .ranks import train_as_rank  # and with it mpi4py
 
-        make = _Preparation(model, train_files, val_files, chosen, listener)
+        make = Preparation(model, train_files, val_files, chosen, listener)
         return train_as_rank(comm, make, listener, restart=restart)
     if chosen.masters:
         raise OptionError("masters", "need processes: start it by mpiexec")
-    preparation = _Preparation(model, train_files, val_files, chosen, listener)
+    preparation = Preparation(model, train_files, val_files, chosen, listener)
     with begin_tracing(chosen, "train", 0) as trace:
         job = preparation.job(preparation.plan(1), trace)
         outputs = Outputs(job, preparation.command, listener, restart=restart)
         return train_alone(job, outputs)
+
+
+def ranks_of(comm: Any) -> Any:
+    """Return a communicator, by default of all ranks of the job; None for one process alone."""
+    if comm is None and any(int(os.environ.get(name, "1")) > 1 for name in _LAUNCHED):
+        from mpi4py import MPI
+
+        comm = MPI.COMM_WORLD
+    return comm if comm is not None and comm.size > 1 else None
 
 
 class _Listener(NoListener):
@@ -89,45 +93,3 @@ class _Listener(NoListener):
         """Show the record of an epoch; return whether that is to be the last one."""
         is_last = self._shown.epoch(record, line)
         return (self._on_epoch is not None and self._on_epoch(record)) or is_last
-
-
-class _Preparation:
-    """The arguments of :func:`train`, and what is made of them on each rank."""
-
-    def __init__(
-        self,
-        model: str | os.PathLike[str] | Builder,
-        train_files: Any,
-        val_files: Any,
-        settings: Settings,
-        listener: NoListener,
-    ) -> None:
-        self._model = model
-        self._files = train_files, val_files
-        self.settings = settings
-        self._listener = listener
-
-    @property
-    def command(self) -> str:
-        """The command that repeats the run; a comment where there is none."""
-        words = [self._model, *self._files]
-        if not all(isinstance(word, (str, os.PathLike)) for word in words):
-            return "made by overlapiter.mpi.train()"
-        names = " ".join(os.fspath(word) for word in words)
-        settings = os.path.join(self.settings.out, "settings.toml")
-        return f"overlapiter train {names} --settings {settings} --out other"
-
-    def plan(self, n_workers: int) -> Plan:
-        """Look at the files. Raises OptionError and TrainingError."""
-        train_files, val_files = self._files
-        train_paths = data.listed(train_files, "train_files")
-        has_val = isinstance(val_files, (str, os.PathLike)) or len(val_files)
-        val_paths = data.listed(val_files, "val_files") if has_val else []
-        source = data.Source(self.settings)
-        return make_plan(self.settings, source, train_paths, val_paths, n_workers)
-
-    def job(self, plan: Plan, trace: Tracing) -> Job:
-        """Return what server and workers are made of."""
-        source = data.Source(self.settings)
-        build = builder_from(self._model)
-        return Job(self.settings, build, source, plan, self._listener.say, trace)

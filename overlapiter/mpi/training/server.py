@@ -7,7 +7,6 @@ It knows nothing of MPI: messages of the workers come in by :meth:`Server.receiv
 from __future__ import annotations
 
 import time
-import zlib
 from collections.abc import Callable
 
 import numpy as np
@@ -15,20 +14,16 @@ import numpy as np
 from overlapiter.tracing import OFF, Tracing
 
 from .algorithms import ServerSide
+from .attendance import Attendance
 from .epochs import Epochs
 from .groups import reports_in
 from .leases import LeaseQueue
 from .messages import Kind, Message, Vector
-from .model import Model
+from .model import Model, digest_of
 from .validation import Evaluator, Validation
 
 #: Leases that a worker holds: the one it trains on, and the one that is read meanwhile.
 _HELD_LEASES = 2
-#: How long a worker that is to start yet, and the last one, may at least be silent.
-_LEAST_SECONDS = 60.0
-#: The server looks around more often, unless it validates in line or was stopped; that does not
-#: count as silence of the workers.
-_LATE_SECONDS = 1.0
 _NONE = np.empty(0, np.float32)
 
 
@@ -77,26 +72,22 @@ class Server:
         self._validation = validation
         self._epochs = epochs
         self._is_synchronous = is_synchronous
-        self._timeout_seconds = timeout_seconds
         self._validates = validates
         self._inline = inline
         self._trace = trace
         self._say = say
-        self._workers = set(workers)
-        self._ticked_at = time.monotonic()
-        self._heard = dict.fromkeys(workers, self._ticked_at)
+        self._attendance = Attendance(workers, timeout_seconds, time.monotonic())
         self._parked: dict[int, None] = {}
         self._exchanging: set[int] = set()
         self._idle: set[int] = set()  # have waited for work: their weights are old
         self._told_to_stop: set[int] = set()
         self._knows_snapshot: dict[int, int] = {}
         self._reports: dict[int, Message] = {}  # of those that exchange: they count when applied
-        self._joined: set[int] = set()
         self._marks: dict[int, int] = {}
         self._resumes: dict[int, int] = {}
         self.outbox: list[tuple[int, Message]] = []
         self.failure = ""
-        self.lost: dict[int, str] = {}
+        self.lost = self._attendance.lost
         side.learning_rate = epochs.learning_rate
         self._end_of_epochs()
 
@@ -105,8 +96,7 @@ class Server:
     def receive(self, message: Message) -> None:
         """Work on a message of a worker."""
         worker = message.origin
-        if worker in self._heard:  # not of a sub-server
-            self._heard[worker] = time.monotonic()
+        self._attendance.hear(worker, time.monotonic())
         if message.kind is Kind.JOIN:
             self._join(message)
         elif message.kind is Kind.FAILED:
@@ -145,7 +135,7 @@ class Server:
         self._exchanging.discard(worker)
         self._parked.pop(worker, None)
         self._reports.pop(worker, None)
-        n_left = len(self._workers - self.lost.keys())
+        n_left = len(self._attendance.present)
         if not self.is_over:
             parts = f"{len(leases)} part{'s' * (len(leases) != 1)} of the data"
             self._say(f"rank {worker} is lost ({reason}); {parts} go to the other {n_left} workers")
@@ -156,22 +146,10 @@ class Server:
 
     def tick(self) -> None:
         """Look for workers that are silent, and for validations that are done."""
-        now = time.monotonic()
-        late_seconds = max(0.0, now - self._ticked_at - _LATE_SECONDS)
-        self._heard = {worker: at + late_seconds for worker, at in self._heard.items()}
-        self._ticked_at = now
-        waiting = self._parked.keys() | self._exchanging | self._told_to_stop | self.lost.keys()
-        for worker in sorted(self._workers - waiting):
-            seconds = self._patience_with(worker)
-            if self._heard[worker] < now - seconds:
-                self.lose(worker, f"silent for {seconds:g} s")
+        waiting = {*self._parked, *self._exchanging, *self._told_to_stop}
+        for worker, reason in self._attendance.silent(time.monotonic(), waiting):
+            self.lose(worker, reason)
         self._settle()
-
-    def _patience_with(self, worker: int) -> float:
-        """Return for how long a worker may be silent: longer if none could take its work."""
-        if worker in self._joined and self._workers - self.lost.keys() != {worker}:
-            return self._timeout_seconds
-        return max(self._timeout_seconds, _LEAST_SECONDS)
 
     def fail(self, reason: str) -> None:
         """End the run with a failure."""
@@ -181,7 +159,7 @@ class Server:
 
     def mark(self, number: int) -> None:
         """Have each worker keep its own state with its next reply, for a checkpoint."""
-        self._marks = dict.fromkeys(self._workers - self.lost.keys(), number)
+        self._marks = dict.fromkeys(self._attendance.present, number)
         for i, (worker, message) in enumerate(self.outbox):
             if message.kind is Kind.GO:
                 marked = message._replace(position=self._marks.pop(worker, 0))
@@ -189,7 +167,7 @@ class Server:
 
     def resume_from(self, number: int) -> None:
         """Have each worker begin with the state that it kept with a checkpoint."""
-        self._resumes = dict.fromkeys(self._workers, number)
+        self._resumes = dict.fromkeys(self._attendance.all, number)
 
     # --- how it stands ------------------------------------------------------------------------
 
@@ -201,12 +179,7 @@ class Server:
     @property
     def is_finished(self) -> bool:
         """Whether all workers know that, too."""
-        return self.is_over and not self._workers - self._told_to_stop - self.lost.keys()
-
-    @property
-    def weights(self) -> Vector:
-        """The weights as they are now."""
-        return self._side.weights
+        return self.is_over and not self._attendance.present - self._told_to_stop
 
     # --- messages -----------------------------------------------------------------------------
 
@@ -222,9 +195,9 @@ class Server:
             self._send(worker, Message(Kind.STOP, text=self.failure))
             self._told_to_stop.add(worker)
             return
-        if not self._joined:
+        if not self._attendance.has_begun:
             self._epochs.begin()
-        self._joined.add(worker)
+        self._attendance.join(worker)
         self._begin(worker)
 
     def _begin(self, worker: int) -> None:
@@ -252,7 +225,7 @@ class Server:
         with self._trace.span("apply", "training", None, rank=message.origin):
             (vector,) = self._side.apply(message.vector, message.origin).values()
         for i, report in enumerate(reports_in(message, len(self._model.measure_names))):
-            self._heard[report.origin] = time.monotonic()
+            self._attendance.hear(report.origin, time.monotonic())
             self._note(report)
             self._go(report.origin, None if i else vector)  # the sub-server has it for the others
 
@@ -291,7 +264,7 @@ class Server:
         if self._validates == "workers" and self._validation.n_waiting:
             return ()  # it is to ask, and gets a piece to validate
         granted = []
-        n_others = len(self._workers) - len(self.lost) - 1
+        n_others = len(self._attendance.present) - 1
         while (n_held := len(self._queue.held.get(worker, ()))) < _HELD_LEASES:
             is_last = not self._queue.can_spare(n_others, self._epochs.current)
             if n_held and is_last:
@@ -363,7 +336,7 @@ class Server:
                 names = ", ".join(self._model.names_of_bad()[:3])
                 self.fail(f"after epoch {epoch} these parameters are not finite: {names}")
                 return
-            self._epochs.trained(self._side.n_updates, len(self._workers) - len(self.lost))
+            self._epochs.trained(self._side.n_updates, len(self._attendance.present))
             self._side.learning_rate = self._epochs.learning_rate
             if self._epochs.is_validating:
                 self._validation.begin(epoch, self._side.weights.copy())
@@ -371,8 +344,3 @@ class Server:
                     self._inline, -1, is_waiting=False
                 ):
                     pass
-
-
-def digest_of(model: Model) -> int:
-    """Return a number by which ranks compare their models."""
-    return zlib.crc32(model.layout.encode())

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from .optimizers import ServerOptimizer, State, Vector
+from .optimizers import Optimizing, ServerOptimizer, State, Vector
 from .workerside import EMPTY, optimizer_part
 
 
@@ -73,21 +73,12 @@ class Centre:
         self.n_updates = int(state["n_updates"])
 
 
-class DownpourServer(Centre):
+class DownpourServer(Optimizing, Centre):
     """Applies each gradient by its optimizer as it comes, and replies with the new weights."""
 
     def __init__(self, optimizer: ServerOptimizer, n_workers: int, n_state: int) -> None:
         super().__init__(n_workers, n_state)
         self._optimizer = optimizer
-
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of the optimizer."""
-        return self._optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self._optimizer.learning_rate = value
 
     def _apply(self, message: Vector, rank: int) -> dict[int, Vector]:
         self._update(message)

@@ -17,10 +17,9 @@ from .algorithms import WorkerSide
 from .checkpoint import WorkerStates
 from .leases import Lease
 from .messages import Kind, Message, Vector
-from .model import Model
+from .model import Model, digest_of
 from .monitor import memory_bytes
 from .reading import Reader, cut
-from .server import digest_of
 from .validation import Evaluator
 
 

@@ -7,14 +7,14 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from .optimizers import ServerOptimizer, State, Vector
+from .optimizers import Optimizing, ServerOptimizer, State, Vector
 
 EMPTY: Vector = np.empty(0, np.float32)
 EMPTY.flags.writeable = False
 _TINY = np.finfo(np.float32).tiny
 
 
-class LocalSteps:
+class LocalSteps(Optimizing):
     """What the workers of all algorithms have: weights, and steps of their own.
 
     Args:
@@ -29,15 +29,6 @@ class LocalSteps:
         self._sync_every = sync_every
         self._n_state = n_state
         self._n_steps = 0  # since the last message
-
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of the local steps; a schedule sets it."""
-        return self._optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self._optimizer.learning_rate = value
 
     def begin(self, centre: Vector) -> None:
         """Start from the server's weights; copies them."""

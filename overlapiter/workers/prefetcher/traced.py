@@ -40,10 +40,10 @@ class TracedOrigin:
 
     @contextlib.contextmanager
     def _recorded(self, name: str, path: str) -> Iterator[None]:
-        with self._trace.lane("I/O slot") as row:
-            begun_ns = time.monotonic_ns()
-            try:
-                yield
-            finally:
-                end_ns, file = time.monotonic_ns(), os.path.basename(path)
-                self._trace.add(name, "staging", begun_ns, end_ns, row=row, file=file)
+        row, begun_ns = self._trace.take_lane("I/O slot"), time.monotonic_ns()
+        try:
+            yield
+        finally:
+            end_ns, file = time.monotonic_ns(), os.path.basename(path)
+            self._trace.add(name, "staging", begun_ns, end_ns, row=row, file=file)
+            self._trace.give_lane_back(row)

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import mmap
 
+import numpy as np
+from numpy.typing import NDArray
+
 from overlapiter.store.extents import EXTENT_BYTES
 
 _UNKNOWN, _ONE_FILE, _OTHERWISE, _GONE = 0, 1, 2, 3
@@ -20,8 +23,10 @@ class KnownExtents:
     """
 
     def __init__(self, n_examples: int) -> None:
-        self._states = bytearray(n_examples)
-        self._memory = mmap.mmap(-1, max(1, n_examples * EXTENT_BYTES))
+        self._state_array = np.zeros(n_examples, np.uint8)
+        self._states = self._state_array.data
+        self._memory = mmap.mmap(-1, max(1, n_examples) * EXTENT_BYTES)
+        self._table = np.frombuffer(self._memory, f"V{EXTENT_BYTES}")
         self._others: dict[int, bytes] = {}
 
     def put(self, index: int, extents: bytes) -> None:
@@ -32,6 +37,11 @@ class KnownExtents:
         else:
             self._others[index] = extents
             self._states[index] = _OTHERWISE
+
+    def put_one_file_each(self, indices: NDArray[np.int64], extents: bytes) -> None:
+        """Note the extents of several examples, each of which has one file."""
+        self._table[indices] = np.frombuffer(extents, self._table.dtype)
+        self._state_array[indices] = _ONE_FILE
 
     def get(self, index: int) -> bytes | None:
         """Return the extents of an example; None if they are not known."""

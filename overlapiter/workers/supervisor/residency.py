@@ -9,10 +9,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from overlapiter.order import Indices
 from overlapiter.store.elsewhere import Holders
 from overlapiter.store.eviction import Eviction, Victim
-from overlapiter.store.extents import tiers_and_files, unpacked
+from overlapiter.store.extents import EXTENT_BYTES, Extent, unpacked
 from overlapiter.store.segments import aligned
 from overlapiter.workers.prefetcher.staging_work import Finding, Moved
 from overlapiter.workers.supervisor.known import KnownExtents
@@ -39,6 +41,7 @@ _FEW_PARTS = 16
 _FEW_SHARE = 0.02
 #: What a file takes of a disk is a multiple of this.
 _BLOCK_BYTES = 4096
+_EXTENT = np.dtype([(name, "<i8") for name in Extent._fields])
 
 
 class Residency:
@@ -164,6 +167,11 @@ class Residency:
             self._known.forget(index)
             self._suspects.add(index)
 
+    @property
+    def n_staged(self) -> float:
+        """About how many examples are staged."""
+        return self._eviction.staged_bytes / max(self._eviction.mean_bytes, 1)
+
     def may_run_ahead(self) -> bool:
         """Return whether to stage more than what is needed at once."""
         if self._capacity_bytes is not None:
@@ -228,19 +236,34 @@ class Residency:
         if moved is not None:
             self._hear_victims(self._offers.pop(task_id, None) or (), moved)
         refused = set()
+        usual: dict[int, bytes] = {}
         for finding in findings:
             index = finding.example % self._n_examples
             self._suspects.discard(index)
+            extents = finding.extents
+            if finding.is_complete and len(extents) == EXTENT_BYTES and not finding.paths:
+                usual[index] = extents
+                continue
             self._note(index, finding)
             if finding.was_refused:
                 refused.add(finding.example)
+        if usual:
+            self._note_usual(usual)
         self.is_full |= bool(refused)
         return refused
 
+    def _note_usual(self, found: dict[int, bytes]) -> None:
+        """Take note of examples that have one file each, all at once: that costs a quarter."""
+        indices, packed = np.fromiter(found, np.int64), b"".join(found.values())
+        table = np.frombuffer(packed, _EXTENT)
+        n_bytes = -(-table["size"] // _BLOCK_BYTES) * _BLOCK_BYTES
+        self._eviction.note_one_file_each(indices, table["tier"], table["key"], n_bytes)
+        self._known.put_one_file_each(indices, packed)
+
     def _note(self, index: int, finding: Finding) -> None:
-        tiers, files = tiers_and_files(finding.extents)
-        files = [(key, aligned(size_bytes, _BLOCK_BYTES)) for key, size_bytes in files]
-        tier, paths = min(tiers, default=-1), finding.paths
+        extents = unpacked(finding.extents).values()
+        files = [(extent.key, aligned(extent.size, _BLOCK_BYTES)) for extent in extents]
+        tier, paths = min((extent.tier for extent in extents), default=-1), finding.paths
         self._eviction.note(index, tier, files, paths, is_missing=finding.was_refused)
         if finding.is_complete:
             self._known.put(index, finding.extents)

@@ -14,8 +14,10 @@ from overlapiter.workers.supervisor.stages import UNBOUNDED, CostEstimate, Super
 from overlapiter.workers.supervisor.team import Team, Worker
 
 #: A task has about so many examples: transactions and messages are made for all of them together.
-#: It is small where the first answer is waited for, or where much at once would be evicted.
 _TASK_EXAMPLES, _SMALL_TASK_EXAMPLES = 64, 8
+#: Where files are evicted, it has at most this share of what is staged: much at once would be
+#: evicted too early.
+_TASK_SHARE = 1 / 256
 
 
 class _Task:
@@ -114,10 +116,11 @@ class StagingStage:
         parts: list[Part] = []
         to_look_at: dict[int, None] = {}
         n_examples = 0
-        # The first task of each prefetcher is small, so that all have one soon; and where files
-        # are evicted, much at once would be evicted too early.
-        is_small = not self._had_tasks or self._residency.is_full
-        wanted = _SMALL_TASK_EXAMPLES if is_small else _TASK_EXAMPLES
+        wanted: float = _TASK_EXAMPLES
+        if self._residency.is_full:
+            wanted = min(wanted, self._residency.n_staged * _TASK_SHARE)
+        # The first task of each prefetcher is small, so that all have one soon.
+        wanted = max(_SMALL_TASK_EXAMPLES, wanted * self._had_tasks)
         while n_examples < wanted:
             limit = None if self._residency.may_run_ahead() else before_id
             part = self._schedule.next_to_stage(limit)

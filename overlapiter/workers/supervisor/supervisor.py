@@ -86,6 +86,7 @@ class Supervisor:
         self._plan = plan
         self._listener_fd = listener_fd
         self._board = board
+        self._row = board.supervisor_row()
         self._selector = selectors.DefaultSelector()
         self._trainer = TrainerEnd(channel, self._selector)
         face = plan.face
@@ -212,8 +213,7 @@ class Supervisor:
         is_waiting = self._schedule.batch(self._consumed_id - 1) is not None
         if self._tuner.look(time.monotonic(), is_waiting=is_waiting):
             self._staging.credit_examples = credit_examples(self._tuner.reads_per_prefetcher)
-        in_vain = self._tuner.is_more_in_vain
-        self._board.supervisor_row().put(Counter.MORE_READS_IN_VAIN, in_vain)
+        self._row.put(Counter.MORE_READS_IN_VAIN, self._tuner.is_more_in_vain)
 
     def _look_around(self) -> None:
         """Look for what no message reports: processes that ended or stopped, vacant places."""

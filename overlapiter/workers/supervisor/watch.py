@@ -12,6 +12,8 @@ from overlapiter.workers.usage import Usage
 
 #: How often to note how much is queued.
 _SAMPLE_AFTER_NS = 20_000_000
+#: How often to record it in a trace, which takes longer.
+_RECORD_AFTER_NS = 100_000_000
 
 
 class Watch:
@@ -35,7 +37,7 @@ class Watch:
         self._reading_ns = 0
         self._since_ns = time.monotonic_ns()
         self._sample_at_ns = 0
-        self._sampled = 0, 0
+        self._recorded = 0, 0
         self._rates = StoreRates()
         self._readers = [board.prefetcher_row(number) for number in range(board.n_prefetchers)]
 
@@ -83,10 +85,10 @@ class Watch:
         if self._readers:
             self._note_store()
         self._sample_at_ns = now_ns + _SAMPLE_AFTER_NS
-        if self._trace.is_on:
+        if self._trace.is_on and now_ns - self._recorded[1] > _RECORD_AFTER_NS:
             self._trace.counter("parts waiting", stage=schedule.n_to_stage, read=schedule.n_to_read)
             self._trace.counter("mini-batches ready", ready=n_ready)
-            self._trace_store(now_ns)
+            self._record_store(now_ns)
 
     def _note_store(self) -> None:
         """Note how steady the slow store is."""
@@ -102,17 +104,15 @@ class Watch:
     def _total(self, counter: Counter) -> int:
         return sum(row.get(counter) for row in self._readers)
 
-    def _trace_store(self, now_ns: int) -> None:
+    def _record_store(self, now_ns: int) -> None:
         """Record what the slow store gives."""
-        n_kb = self._total(Counter.ANSWERED_KB)
-        n_reads = self._total(Counter.READS_IN_FLIGHT)
-        before_kb, before_ns = self._sampled
-        if now_ns - before_ns > 5 * _SAMPLE_AFTER_NS and self._readers:
-            self._sampled = n_kb, now_ns
-            if before_ns:
-                speed = (n_kb - before_kb) * 1e6 / (now_ns - before_ns)
-                self._trace.counter("slow store, MB/s", read=round(speed, 1))
-                self._trace.counter("reads in flight, at most", allowed=n_reads)
+        (before_kb, before_ns), n_kb = self._recorded, self._total(Counter.ANSWERED_KB)
+        self._recorded = n_kb, now_ns
+        if before_ns and self._readers:
+            speed = (n_kb - before_kb) * 1e6 / (now_ns - before_ns)
+            n_reads = self._total(Counter.READS_IN_FLIGHT)
+            self._trace.counter("slow store, MB/s", read=round(speed, 1))
+            self._trace.counter("reads in flight, at most", allowed=n_reads)
 
 
 def _cause_of(batch: Batch, *, is_probing: bool) -> Counter:

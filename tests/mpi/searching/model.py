@@ -8,21 +8,15 @@ for a rank of the other one, and that for it.
 import os
 import pathlib
 import signal
-import time
 
 import chainer
 import chainer.links as L
 
+from tests.mpi.waiting import wait_until
+
 KILLED, RANK = os.environ.get("SEARCH_KILLED", ""), os.environ.get("OMPI_COMM_WORLD_RANK")
 MARK = pathlib.Path(os.environ.get("SEARCH_MARK", "mark"))
 READY = MARK.with_suffix(".ready")
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "the other group did not come so far"
-        time.sleep(0.005)
 
 
 class Digits(chainer.Chain):

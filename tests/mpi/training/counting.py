@@ -16,18 +16,13 @@ import time
 
 import numpy as np
 
+from tests.mpi.waiting import wait_until
+
 RANK = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
 FAULT, WHERE, WHEN = os.environ.get("TRAINING_FAULT", "none:x:0").split(":")
 WAIT_SECONDS = float(os.environ.get("TRAINING_WAIT_SECONDS", "0"))
 LOG, MEET = os.environ.get("TRAINING_LOG", ""), int(os.environ.get("TRAINING_MEET", "0"))
 HAPPENED = pathlib.Path("fault-happened")
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < deadline, "the other ranks did not come so far"
-        time.sleep(0.005)
 
 
 class Counting:

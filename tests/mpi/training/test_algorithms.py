@@ -90,15 +90,20 @@ def downpour_reference(schedule: list[int], n_workers: int, tau: int) -> tuple:
     return c, x
 
 
+def take_step(x: np.ndarray, step: int) -> None:
+    """Take one local step of plain SGD."""
+    g = gradient_at(x, step)
+    x[:N] -= RATE * g[:N]
+    x[N:] = g[N:]
+
+
 def easgd_reference(schedule: list[int], n_workers: int, tau: int, beta: float = 0.9) -> tuple:
     alpha = beta / n_workers
     c = initial().astype(float)
     x = [c.copy() for _ in range(n_workers)]
     count = [0] * n_workers
     for step, i in enumerate(schedule):
-        g = gradient_at(x[i], step)
-        x[i][:N] -= RATE * g[:N]
-        x[i][N:] = g[N:]
+        take_step(x[i], step)
         count[i] += 1
         if count[i] % tau == 0:
             old_x, old_c = x[i].copy(), c.copy()
@@ -113,9 +118,7 @@ def gem_reference(schedule: list[int], n_workers: int, tau: int, eta: float = 0.
     m = [np.zeros(N) for _ in range(n_workers)]
     count = [0] * n_workers
     for step, i in enumerate(schedule):
-        g = gradient_at(x[i], step)
-        x[i][:N] -= RATE * g[:N]
-        x[i][N:] = g[N:]
+        take_step(x[i], step)
         count[i] += 1
         if count[i] % tau == 0:
             delta = -eta * (before[i][:N] - x[i][:N])

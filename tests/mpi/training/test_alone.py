@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +75,8 @@ def test_the_settings_that_a_run_writes_repeat_it(tmp_path: Path, lists: tuple[P
     assert ended.exit_status == 0, ended.output
     assert same_weights(tmp_path / "1", tmp_path / "2")
     assert ended.output.startswith("epoch 1/1   loss ")
+    head = (tmp_path / "2" / "settings.toml").read_text().splitlines()[0]
+    assert head.endswith(f"{lists[1]} --settings 2/settings.toml --out other")
 
 
 def test_another_seed_shuffles_files_and_examples_otherwise(tmp_path: Path) -> None:
@@ -285,6 +288,11 @@ def _reshape(path: Path) -> None:
     write_file(path, np.zeros((310, 32), np.float32), np.zeros(310, np.int32))
 
 
+def _replace_by_a_pipe(path: Path) -> None:
+    path.unlink()
+    os.mkfifo(path)
+
+
 def _rename(path: Path) -> None:
     path.rename(path.with_name("c.h5"))
 
@@ -296,6 +304,7 @@ def _rename(path: Path) -> None:
         (_shorten_labels, "b.h5 has different numbers of examples: 310 of features, 309 of labels"),
         (_reshape, "must be alike"),
         (_rename, "there is no .*b.h5"),
+        (_replace_by_a_pipe, "b.h5 is no file"),
     ],
 )
 def test_files_that_cannot_be_trained_on_are_named(
@@ -353,24 +362,3 @@ def test_a_model_that_explodes_ends_the_run_with_the_names_of_its_parameters(
         overlapiter.mpi.train(
             DIGITS, *lists, optimizer="sgd", learning_rate=1e38, out=tmp_path / "run"
         )
-
-
-def test_a_pytorch_model_is_trained_as_well(tmp_path: Path, lists: tuple[Path, Path]) -> None:
-    torch = pytest.importorskip("torch")
-
-    def build() -> Any:
-        return torch.nn.Sequential(
-            torch.nn.Linear(64, 32), torch.nn.BatchNorm1d(32), torch.nn.ReLU(),
-            torch.nn.Dropout(0.1), torch.nn.Linear(32, 10),
-        )  # fmt: skip
-
-    for out in ("one", "two"):
-        overlapiter.mpi.train(
-            build, *lists, epochs=3, metrics="accuracy", learning_rate=0.01, out=tmp_path / out
-        )
-    assert epochs(tmp_path / "one")[-1]["val_accuracy"] > 0.8
-    assert same_weights(tmp_path / "one", tmp_path / "two")
-    module = build()
-    found = weights(tmp_path / "one")
-    module.load_state_dict({name: torch.from_numpy(found[name]) for name in found})
-    assert found["1.num_batches_tracked"] == epochs(tmp_path / "one")[-1]["updates"]

@@ -1,0 +1,32 @@
+"""What the forkserver imports of Chainer, and what is loaded of it when a dataset uses it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.chainer.scripts import run_script
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "import chainer.functions as F; F.relu, F.array.reshape, F.math.basic_math",
+        "from chainer.functions.array import broadcast; chainer.links.Linear(3, 2)",
+        "from chainer.training import extensions; chainer.optimizers.SGD, chainer.serializers",
+        "import filelock, scipy.ndimage, scipy.io; filelock.FileLock, scipy.io.loadmat",
+    ],
+)
+def test_what_was_left_out_is_loaded_when_it_is_used(tmp_path: Path, use: str) -> None:
+    if "scipy" in use:
+        pytest.importorskip("scipy")
+    body = f"""
+import sys
+from overlapiter.chainer import preload
+import chainer, numpy
+print("chainer.functions.activation" in sys.modules, chainer.Variable(numpy.ones(2, "f"))[0] + 1)
+{use}
+assert not hasattr(chainer.functions, "nothing")
+"""
+    assert run_script(tmp_path, body).stdout == "False variable(2.)\n"
