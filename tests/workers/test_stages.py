@@ -141,7 +141,6 @@ def cost(seconds: float, n_examples: int, cpu_share: float = 1.0, n_files: int =
 def test_a_part_becomes_shorter_as_examples_take_longer():
     costs = CostEstimate(2, 2)
     assert costs.part_size(32, 2) == 4
-    assert costs.part_size(32, 2, is_due=False) == 16
     costs.add(cost(0.0001, 4), 4)
     assert costs.part_size(32, 2) == 16
     for _ in range(100):

@@ -77,14 +77,13 @@ class CostEstimate:
         waiting = self.example_seconds / self._cpu_seconds
         return min(self._n_readers, math.ceil(self._n_cores * max(1.0, waiting - _SLACK)))
 
-    def part_size(self, batch_size: int, n_build_ahead: int, *, is_due: bool = True) -> int:
+    def part_size(self, batch_size: int, n_build_ahead: int) -> int:
         """Return how many examples of a mini-batch to put into a part.
 
         Few large parts cost less; yet each reader that has work is to have its share of what is
-        built ahead, and one part to do next. ``is_due`` says whether it is to be built at once.
+        built ahead, and one part to do next.
         """
-        if not self.example_seconds and is_due:
+        if not self.example_seconds:
             return max(1, min(batch_size // self._n_readers, -(-batch_size // 8)))
         fair = batch_size * n_build_ahead // (READER_CREDIT * self.n_busy)
-        brief = round(PART_SECONDS / self.example_seconds) if self.example_seconds else fair
-        return max(1, min(fair, batch_size, brief))
+        return max(1, min(fair, batch_size, round(PART_SECONDS / self.example_seconds)))

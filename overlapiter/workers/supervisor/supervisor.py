@@ -252,9 +252,7 @@ class Supervisor:
             for batch_id, (indices, epochs, position) in enumerate(index_lists, first_id):
                 part_size = len(indices)
                 if not self._reads_whole:
-                    n_ahead = self._plan.n_build_ahead
-                    is_due = batch_id < self._consumed_id + n_ahead
-                    part_size = self._costs.part_size(part_size, n_ahead, is_due=is_due)
+                    part_size = self._costs.part_size(part_size, self._plan.n_build_ahead)
                 self._schedule.admit(batch_id, indices, epochs, part_size, position)
         elif kind == "orders":
             self._residency.learn(*message[1:])
