@@ -70,7 +70,7 @@ def test_it_trains_stages_and_resumes_amid_an_epoch_with_the_same_losses(
         save(training)
         n_saved += 1
         if n_saved == 6:  # three of the first epoch, its end, two of the second epoch
-            shutil.copy("checkpoint.pt", "amid.pt")
+            shutil.copy("checkpoint.pt.0", "amid.pt.0")
     script.Training.save = save_and_keep
     if __name__ == "__main__":
         script.main()
