@@ -187,12 +187,14 @@ def _cause_of(facts: _Facts) -> Cause:
     span = facts.span
     if span.wait_share < _LITTLE:
         return Cause.TRAINER
+    on_the_way = span.wait_assembling_seconds + span.wait_slot_seconds
     parts = {
         Cause.STORE_LATENCY: span.wait_staging_seconds,
         Cause.NOT_STAGED: span.wait_reading_seconds,
         Cause.DECODING: span.wait_decoding_seconds,
         Cause.ORDER_SAMPLER: span.wait_index_seconds,
-        Cause.CORES: span.wait_assembling_seconds + span.wait_slot_seconds,
+        # Where the cores are busy, file readers wait for them, too.
+        Cause.CORES: min(on_the_way, span.core_wait_seconds),
     }
     cause = max(parts, key=parts.__getitem__)
     if cause is Cause.NOT_STAGED:

@@ -69,6 +69,13 @@ def test_cores_that_others_use_promise_nothing() -> None:
     assert found.expected is None
 
 
+def test_cores_are_named_only_where_a_file_reader_has_waited_for_one() -> None:
+    waited = {Counter.WAIT_NS: 5 * SECOND, Counter.WAIT_DECODING_NS: SECOND}
+    busy = {Counter.DECODE_NS: 2 * SECOND}
+    assert explained(waited, busy).cause is Cause.DECODING
+    assert explained(waited, {**busy, Counter.CORE_WAIT_NS: 3 * SECOND}).cause is Cause.CORES
+
+
 def test_readers_that_wait_for_cores_are_not_told_to_get_another_disk() -> None:
     waited = {Counter.WAIT_NS: 5 * SECOND, Counter.WAIT_READING_NS: 4 * SECOND}
     opened = {Counter.OPENS_TIER_0: 1000, Counter.DECODE_NS: 2 * SECOND}
