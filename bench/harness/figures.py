@@ -89,8 +89,10 @@ def save(figure: Figure, path: Path, result: dict, *lines: str, space_inches: fl
     return path
 
 
-def legend_below(figure: Figure, handles: list, labels: list, n_columns: int = 3) -> None:
+def legend_below(
+    figure: Figure, handles: list, labels: list, n_columns: int = 3, bottom_inches: float = 0.3
+) -> None:
     """Put a legend for all panels below them."""
-    place = (0.5, 0.3 / figure.get_figheight())
+    place = (0.5, bottom_inches / figure.get_figheight())
     kind = {"loc": "lower center", "fontsize": 9}
     figure.legend(handles, labels, ncols=n_columns, bbox_to_anchor=place, **kind)
