@@ -18,7 +18,7 @@ def test_each_table_is_that_of_its_json_file(path):
 
 
 #: Results of an earlier version that said less; none may be added.
-OLD = {"data-parallel", "in-memory", "data-parallel-compute"}
+OLD = {"data-parallel", "data-parallel-compute"}
 
 
 @pytest.mark.parametrize("path", sorted(claim.RESULTS.glob("*.json")), ids=lambda path: path.stem)
