@@ -176,5 +176,5 @@ CLAIM = Claim(
     show=show,
     faults=report.faults,
     quick={"batches": 8, "slow_batches": 4, "readers": [2], "repeats": 1},
-    tables={"pytorch": report.rate_rows, "pytorch targets": target_rows},
+    tables={"pytorch": report.rate_rows, "pytorch-targets": target_rows},
 )

@@ -94,7 +94,9 @@ def _modules_of(thing: object) -> set[str]:
         return {thing.__name__}
     if isinstance(thing, FunctionType):
         return {thing.__module__ or ""}
-    return {base.__module__ for base in _class_of(thing).__mro__}
+    # A class in C may have something else there than a name.
+    names = [base.__module__ for base in _class_of(thing).__mro__]
+    return {name for name in names if isinstance(name, str)}
 
 
 def _named_by(thing: object) -> set[str]:

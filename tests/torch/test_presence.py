@@ -27,6 +27,16 @@ def test_it_is_seen_whether_a_dataset_needs_pytorch() -> None:
         assert is_needed([thing]), thing
 
 
+class Nameless:
+    """A class as some are in C: what it says of its module is no name."""
+
+    __module__ = property(str)
+
+
+def test_a_class_without_the_name_of_a_module_is_no_obstacle() -> None:
+    assert not is_needed([Nameless()])
+
+
 PROGRAM = """
     import torch
     from torch.utils import data
