@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 from overlapiter.order import Indices
 from overlapiter.peers.holders import NOWHERE, Placement
 
-from .plan import AccessPlan
-
 Sizes = NDArray[np.int64]
 Array = NDArray[np.float64]
 
@@ -27,26 +25,19 @@ def taken(examples: Indices, sizes: Sizes | Array, capacity: float) -> Indices:
 
 
 def greedy_placement(
-    plan: AccessPlan, rank: int, sizes: Sizes, capacities_bytes: Sequence[float]
+    counts: Indices, first_uses: Indices, sizes: Sizes | Array, capacities: Sequence[float]
 ) -> NDArray[np.int8]:
     """Return the tier of each example at a rank that counts only itself; NOWHERE without.
 
     Args:
-        plan: The whole run.
-        rank: The rank.
-        sizes: Bytes of each example.
-        capacities_bytes: Of each tier of this rank, the fastest first.
+        counts: How often the rank reads each example.
+        first_uses: When it first does.
+        sizes: Of each example.
+        capacities: Of each tier of this rank, the fastest first.
 
     Source: Dryden et al., SC '21, section 5.1: frequency first, then first use.
     """
-    counts = plan.frequencies([rank])
-    first = plan.first_uses([rank])
-    order = np.lexsort((first, -counts))[: np.count_nonzero(counts)]
-    return by_tier(order, sizes, capacities_bytes)
-
-
-def by_tier(order: Indices, sizes: Sizes | Array, capacities: Sequence[float]) -> NDArray[np.int8]:
-    """Fill tiers one after another, in this order; return the tier of each example or NOWHERE."""
+    order = np.lexsort((first_uses, -counts))[: np.count_nonzero(counts)]
     tiers = np.full(len(sizes), NOWHERE, np.int8)
     for tier, capacity in enumerate(capacities):
         some = taken(order, sizes, capacity)

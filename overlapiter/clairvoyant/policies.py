@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from overlapiter.order import Indices
 
 from .model import Array, Clock, System, expected_store_seconds, naive_seconds
-from .placement import by_tier, pooled_tiers
+from .placement import greedy_placement, pooled_tiers
 from .workload import Workload
 
 Policy = Callable[[System, Workload], "float | None"]
@@ -165,8 +165,7 @@ def _tier_schedules(
         stream, return_index=True, return_inverse=True, return_counts=True
     )
     sizes = workload.sizes[found]
-    order = np.lexsort((first, -counts))
-    tiers = by_tier(order, sizes, [tier.capacity for tier in system.tiers])
+    tiers = greedy_placement(counts, first, sizes, [tier.capacity for tier in system.tiers])
     there = np.full(len(found), np.inf)
     for number, tier in enumerate(system.tiers):
         (some,) = np.nonzero(tiers == number)
