@@ -37,6 +37,8 @@ def main(arguments: list[str]) -> int:
         return write_tables(is_checking="--check" in others)
     elif name[0] == "figures":
         paths = [Path(word) for word in others if word != "--together"]
+        if missing := [str(path) for path in paths if not path.is_file()]:
+            sys.exit(f"there is no file {', '.join(missing)}")
         paths = paths or sorted(claim.RESULTS.glob("*.json"))
         print("\n".join(claim.draw(paths, is_together="--together" in others)))
     elif name[0].startswith("-") or not name[0]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -94,7 +95,21 @@ def show(result: dict) -> str:
     if not faults(result):
         compared = result["verified"]["batches"]
         sections.append(f"All loaders delivered the same examples ({compared} mini-batches).")
+    sections += [words for point in points[:1] if (words := _in_short(point, points))]
     return "\n\n".join(sections)
+
+
+def _in_short(point: dict, points: list[dict]) -> str:
+    """Return how fast a loader of ours is beside the others, in words; empty without them."""
+    if point["loader"] != "overlap":
+        return ""
+    beside = [
+        f"  {times:.3g} times as many as {LOADERS[loader]}"
+        for loader in ("slow", "fast", "floor")
+        if (times := ratio(point, points, loader))
+    ]
+    rate = median_of(point, "images_per_second")
+    return "\n".join([f"{meaning_of(point)}: {rate:,.0f} images/s", *beside])
 
 
 def faults(result: dict) -> list[str]:
@@ -104,7 +119,16 @@ def faults(result: dict) -> list[str]:
 
 
 def _parts(points: list[dict]) -> str:
-    header = ["", "prefetch.", "readers", *PARTS.values(), "wait ms: median", "p99", "max", "opens"]
+    header = [
+        "",
+        "prefetchers",
+        "readers",
+        *PARTS.values(),
+        "wait ms: median",
+        "p99",
+        "max",
+        "opens",
+    ]
     rows = [header]
     for point in points:
         runs, parts, waits = point["runs"], ["-"] * len(PARTS), ["-"] * 3
@@ -137,7 +161,10 @@ def cpu_rows(result: dict, words: Callable[[dict], str] = meaning_of) -> list[li
 
 
 def rate_rows(result: dict, words: Callable[[dict], str] = meaning_of) -> list[list[str]]:
-    """Return a row for each point: its rate beside those of the floor and the stock iterator."""
+    """Return a row for each point: its rate beside those of the floor and the stock iterator.
+
+    What did not run has no column, and the readers have one only where their numbers differ.
+    """
     points = result["points"]
 
     def times(loader: str, digits: int) -> Callable[[dict], str]:
@@ -157,8 +184,12 @@ def rate_rows(result: dict, words: Callable[[dict], str] = meaning_of) -> list[l
         "images/s": lambda point: f"{median_of(point, 'images_per_second'):,.0f}",
         "min to max": extremes,
         "of the floor": times("floor", 2),
-        "times slow": times("slow", 1),
-        "times local disk": times("fast", 2),
+        "times 'slow'": times("slow", 1),
+        "times 'fast'": times("fast", 2),
         "first mini-batch, s": lambda point: f"{median_of(point, 'first_batch_seconds'):.2f}",
     }
-    return table(points, columns)
+    if len({point["n_readers"] for point in points}) > 1:
+        columns["readers"] = lambda point: point["n_readers"]
+    rows = table(points, columns)
+    kept = [{row[n] for row in rows[1:]} != {"-"} for n in range(len(rows[0]))]
+    return [list(itertools.compress(row, kept)) for row in rows]

@@ -21,13 +21,13 @@ LOADERS = {
     "torch": "torch.utils.data.DataLoader on the slow store",
     "torch-local": "torch.utils.data.DataLoader on the local disk",
     "overlap-torch": "overlapiter.torch.DataLoader on the slow store, nothing staged before",
-    "overlap-torch-importing": "the same with a data set that imports PyTorch, as the workers must",
+    "overlap-torch-importing": "overlapiter.torch.DataLoader on the slow store, with a data set that imports PyTorch",
     "dali": "NVIDIA DALI's CPU pipeline on the slow store; worker processes of its own read",
-    "dali-files": "the same with DALI's own reader of files",
+    "dali-files": "NVIDIA DALI with its own reader of files",
     "spdl": "Meta's SPDL on the slow store; its threads read and decode",
     "overlap-torch-staged": "overlapiter.torch.DataLoader, everything staged before",
     "floor": "plain loops over dataset[i], one for each core, local disk",
-    "ceiling": "the same beside 64 threads that read every file of the slow store once",
+    "ceiling": "plain loops beside 64 threads that read every file of the slow store once",
 }
 #: Those that read the slow store; the others read the local disk.
 OF_STORE = (
