@@ -248,32 +248,9 @@ WAITED_FOR = ("start", "index", "staging", "reading", "decoding", "slot", "assem
 
 def _words(stats: Stats) -> str:
     """Write statistics in a few lines, those of one subject in each."""
-    waits = {name: getattr(stats, f"wait_{name}_seconds") for name in WAITED_FOR}
-    named = ", ".join(f"{name} {duration_words(s)}" for name, s in waits.items() if s >= 0.0005)
-    lines = {
-        "trainer": f"{count_words(stats.examples_taken, 'example')} in "
-        f"{duration_words(stats.seconds)}, {stats.examples_per_second:,.0f} a second; waited "
-        f"{stats.wait_share:.0%} of the time{': ' * bool(named)}{named}",
-        "file readers": f"{stats.n_readers}: decoded for {duration_words(stats.decode_seconds)}, "
-        f"waited for files {duration_words(stats.file_wait_seconds)}, for a core "
-        f"{duration_words(stats.core_wait_seconds)}, for work "
-        f"{duration_words(stats.dequeue_seconds)}",
-    }
+    lines = _who_waited(stats)
     if stats.n_prefetchers:
-        busy_seconds = max(stats.store_busy_seconds, 1e-9)
-        lines["slow store"] = (
-            f"{count_words(stats.files_staged, 'file')}, {size_words(stats.bytes_staged)}, at "
-            f"{size_words(stats.bytes_staged / busy_seconds)}/s; a file takes "
-            f"{stats.store_latency}; reads in flight: "
-            f"{stats.read_seconds / busy_seconds:.1f} of {stats.reads_in_flight}"
-        )
-        share = stats.staged_share
-        lines["staging"] = (
-            f"{'no file was opened' if share is None else f'{share:.1%} of opens are hits'} "
-            f"({stats.opens_staged:,} hits, {stats.opens_source:,} misses); a copy takes "
-            f"{stats.disk_latency}; evicted {stats.files_evicted:,}, "
-            f"refused {stats.files_refused:,}"
-        )
+        lines |= _what_was_staged(stats)
     if stats.files_peer or stats.peer_faults:
         size = size_words(stats.bytes_peer)
         lines["other nodes"] = f"{stats.files_peer:,} files, {size}; faults: {stats.peer_faults:,}"
@@ -290,6 +267,37 @@ def _words(stats: Stats) -> str:
         f"skipped, {stats.examples_unseen:,} unseen"
     )
     return "\n".join(f"{name:12} {text}" for name, text in lines.items())
+
+
+def _who_waited(stats: Stats) -> dict[str, str]:
+    """Return a line on the trainer and one on the file readers, by their names."""
+    waits = {name: getattr(stats, f"wait_{name}_seconds") for name in WAITED_FOR}
+    named = ", ".join(f"{name} {duration_words(s)}" for name, s in waits.items() if s >= 0.0005)
+    return {
+        "trainer": f"{count_words(stats.examples_taken, 'example')} in "
+        f"{duration_words(stats.seconds)}, {stats.examples_per_second:,.0f} a second; waited "
+        f"{stats.wait_share:.0%} of the time{': ' * bool(named)}{named}",
+        "file readers": f"{stats.n_readers}: decoded for {duration_words(stats.decode_seconds)}, "
+        f"waited for files {duration_words(stats.file_wait_seconds)}, for a core "
+        f"{duration_words(stats.core_wait_seconds)}, for work "
+        f"{duration_words(stats.dequeue_seconds)}",
+    }
+
+
+def _what_was_staged(stats: Stats) -> dict[str, str]:
+    """Return a line on the slow store and one on the staging directory, by their names."""
+    busy_seconds = max(stats.store_busy_seconds, 1e-9)
+    share = stats.staged_share
+    return {
+        "slow store": f"{count_words(stats.files_staged, 'file')}, "
+        f"{size_words(stats.bytes_staged)}, at {size_words(stats.bytes_staged / busy_seconds)}/s; "
+        f"a file takes {stats.store_latency}; reads in flight: "
+        f"{stats.read_seconds / busy_seconds:.1f} of {stats.reads_in_flight}",
+        "staging": f"{'no file was opened' if share is None else f'{share:.1%} of opens are hits'} "
+        f"({stats.opens_staged:,} hits, {stats.opens_source:,} misses); a copy takes "
+        f"{stats.disk_latency}; evicted {stats.files_evicted:,}, "
+        f"refused {stats.files_refused:,}",
+    }
 
 
 _PARTS_OF_WAIT = (

@@ -21,7 +21,7 @@ LOADERS = {
     "torch": "torch.utils.data.DataLoader on the slow store",
     "torch-local": "torch.utils.data.DataLoader on the local disk",
     "overlap-torch": "overlapiter.torch.DataLoader on the slow store, nothing staged before",
-    "overlap-torch-importing": "overlapiter.torch.DataLoader on the slow store, with a data set that imports PyTorch",
+    "overlap-torch-importing": "overlapiter.torch.DataLoader, slow store, data set imports PyTorch",
     "dali": "NVIDIA DALI's CPU pipeline on the slow store; worker processes of its own read",
     "dali-files": "NVIDIA DALI with its own reader of files",
     "spdl": "Meta's SPDL on the slow store; its threads read and decode",
