@@ -28,7 +28,7 @@ from .console import CommandError, say
 #: All words are the benchmark's, options included.
 TAKES_ALL = True
 #: What makes no result of its own.
-_NO_RESULT = ("--all", "--list", "figures", "photographs", "tables")
+_NO_RESULT = ("--all", "--list", "figures", "tables")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

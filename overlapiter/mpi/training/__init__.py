@@ -3,11 +3,14 @@
 ::
 
     run          what the user calls: settings, model and files → a run on one or many processes
+    preparation  the arguments, on each rank               plan        what all ranks know
     alone        server and worker in one process          ranks       one rank of an MPI job
     server       what the server does with a message       hosting     its process: threads, files
     worker       the training loop of a worker             reading     its input, in a thread
     leases       which examples are whose                  epochs      what is known of an epoch
-    validation   beside training, by idle workers           submaster   makes one message of many
+    attendance   which workers are silent for too long     watch       whether the server is
+    validation   beside training, by idle workers          submaster   makes one message of many
     post         messages between ranks                    messages    their flat form
+    monitor      curves of cores, memory and GPU           outputs     files of the run
     algorithms, optimizers                                 the equations, pure
 """

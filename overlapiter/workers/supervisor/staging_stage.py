@@ -116,11 +116,7 @@ class StagingStage:
         parts: list[Part] = []
         to_look_at: dict[int, None] = {}
         n_examples = 0
-        wanted: float = _TASK_EXAMPLES
-        if self._residency.is_full:
-            wanted = min(wanted, self._residency.n_staged * _TASK_SHARE)
-        # The first task of each prefetcher is small, so that all have one soon.
-        wanted = max(_SMALL_TASK_EXAMPLES, wanted * self._had_tasks)
+        wanted = self._n_wanted()
         while n_examples < wanted:
             limit = None if self._residency.may_run_ahead() else before_id
             part = self._schedule.next_to_stage(limit)
@@ -140,6 +136,15 @@ class StagingStage:
             self._residency.hand_out(part)
             n_examples += len(part.indices)
         return parts, [*to_look_at]
+
+    def _n_wanted(self) -> float:
+        """Return how many examples a task is to have."""
+        if not self._had_tasks:  # the first ones are small, so that each prefetcher has one soon
+            return _SMALL_TASK_EXAMPLES
+        if not self._residency.is_full:
+            return _TASK_EXAMPLES
+        most = min(_TASK_EXAMPLES, self._residency.n_staged * _TASK_SHARE)
+        return max(_SMALL_TASK_EXAMPLES, most)
 
     def _give(self, worker: Worker, parts: list[Part], indices: list[int]) -> bool:
         """Give parts to a prefetcher as one task; False if there is no room for them yet."""
