@@ -28,12 +28,10 @@ def run(
 
 
 def check_once(reads: list[int]) -> None:
-    """Check that files were read once.
-
-    Where all stands still for a second, nodes leave each other alone for the rest of an epoch.
-    """
+    """Check that files were read once. On busy cores a few peers do not answer within a second."""
     assert N_FILES <= reads[0] <= 1.01 * N_FILES
     assert statistics.median(reads[1:]) <= 0.01 * N_FILES
+    assert sum(reads[1:]) <= 0.03 * N_FILES
 
 
 def test_nodes_that_hold_everything_together_read_each_file_once(tmp_path: Path) -> None:
