@@ -21,9 +21,9 @@ from overlapiter.errors import described
 from overlapiter.peers.client import Peers
 from overlapiter.sources import Dataset, declared_paths, paths_below
 from overlapiter.store.elsewhere import Holders
-from overlapiter.store.extents import Extent, packed, unpacked
+from overlapiter.store.extents import Extent, unpacked
 from overlapiter.store.index import IndexBusyError
-from overlapiter.store.outcome import Outcome, Staged
+from overlapiter.store.outcome import Staged
 from overlapiter.store.site import Run
 from overlapiter.store.stager import Stager
 from overlapiter.store.store import Wanted
@@ -34,6 +34,7 @@ from overlapiter.workers.plan import StagingPlan
 from overlapiter.workers.start.processes import keep_freed_memory
 from overlapiter.workers.usage import Usage
 
+from .at_hand import ExampleAtHand, TaskAtHand
 from .discovery import Discovery
 from .evictor import Evictor, RoomForTask
 from .staging_work import StageTask
@@ -50,46 +51,6 @@ _MANY_FRUITLESS = 64
 #: How long a thread keeps the interpreter's lock while others want it, one of which may be in the
 #: middle of a transaction.
 _SWITCH_SECONDS = 0.001
-
-
-#: What counts the files of which became what, and their bytes; others were refused.
-_COUNTERS = (
-    (Outcome.COPIED, Counter.FILES_STAGED, Counter.BYTES_STAGED),
-    (Outcome.FETCHED, Counter.FILES_PEER, Counter.BYTES_PEER),
-    (Outcome.FOUND, Counter.FILES_FOUND_STAGED, None),
-    (Outcome.SOURCE_FAILED, None, None),
-)
-
-
-class _Example:
-    """An example whose files are being staged."""
-
-    __slots__ = ("index", "is_complete", "is_followed", "keys", "paths")
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-        self.is_complete = True
-        self.is_followed = False  # whether all its files are known
-        self.keys: list[int] = []
-        self.paths: list[str] = []  # where they are not declared
-
-
-class _AtHand:
-    """A task at hand; guarded by the lock of the prefetcher."""
-
-    def __init__(self, task: StageTask, room: RoomForTask) -> None:
-        self.task = task
-        self.room = room
-        self.examples: list[_Example] = []
-        self.answers: dict[int, Staged] = {}
-        self.n_reported = 0
-        self.begun_ns = time.monotonic_ns()
-        self.row = 0  # of the trace
-        self.n_waiting = 1  # answers: for all declared files, and for each other example
-
-    def is_settled(self, example: _Example) -> bool:
-        """Return whether there is an answer for each file of an example."""
-        return example.is_followed and all(key in self.answers for key in example.keys)
 
 
 class Prefetcher:
@@ -146,7 +107,7 @@ class Prefetcher:
         self._user_code = threading.Lock()
         self._discovery: Discovery | None = None
         self._asked: int | None = None  # the example that user code is asked for
-        self._at_hand: dict[int, _AtHand] = {}  # by task, in the order in which they were begun
+        self._at_hand: dict[int, TaskAtHand] = {}  # by task, in the order in which they were begun
         self._has_first = self._has_found = False
         self._n_fruitless = 0  # examples of which no file was found
         self._n_files = 1
@@ -241,7 +202,7 @@ class Prefetcher:
     # --- tasks --------------------------------------------------------------------------------
 
     def _accept(self, task: StageTask) -> None:
-        work = _AtHand(task, RoomForTask(self._evictor, task.victims))
+        work = TaskAtHand(task, RoomForTask(self._evictor, task.victims))
         if self._trace.is_on:
             work.row = self._trace.take_lane("task")
         self._is_at_rest = False
@@ -249,14 +210,14 @@ class Prefetcher:
             self._at_hand[task.task_id] = work
         self._threads.put(functools.partial(self._begin, work))
 
-    def _begin(self, work: _AtHand) -> None:
+    def _begin(self, work: TaskAtHand) -> None:
         """Find out which files the examples of a task read, and have them staged."""
         task = work.task
         wanted: dict[int, Wanted] = {}
         suspects: set[int] = set()
         holders: dict[int, Holders] = {}
         for index in task.indices:
-            example = _Example(index)
+            example = ExampleAtHand(index)
             work.examples.append(example)
             if index in task.avoid:
                 example.is_complete, example.is_followed = False, True
@@ -290,7 +251,7 @@ class Prefetcher:
             holders,
         )
 
-    def _look(self, example: _Example, wanted: dict[int, Wanted]) -> None:
+    def _look(self, example: ExampleAtHand, wanted: dict[int, Wanted]) -> None:
         """Ask the dataset which files an example reads."""
         try:
             declared = declared_paths(self._dataset, example.index)
@@ -310,7 +271,7 @@ class Prefetcher:
             self._give_up(example, error)
         example.is_followed = True
 
-    def _give_up(self, example: _Example, error: BaseException) -> None:
+    def _give_up(self, example: ExampleAtHand, error: BaseException) -> None:
         """Leave an example to the file reader, which goes to the source."""
         example.is_complete = False
         self._warn(
@@ -323,10 +284,10 @@ class Prefetcher:
             with contextlib.suppress(OSError, IndexBusyError):  # looking the files up meets it
                 store.neighbours.want(wanted)
 
-    def _room_of(self, work: _AtHand) -> Callable[[int, int], bool] | None:
+    def _room_of(self, work: TaskAtHand) -> Callable[[int, int], bool] | None:
         return None if work.task.victims is None else work.room.make
 
-    def _take(self, work: _AtHand, answers: dict[int, Staged]) -> None:
+    def _take(self, work: TaskAtHand, answers: dict[int, Staged]) -> None:
         """Take answers for files; after the last ones of a task, send it back to the supervisor."""
         self._note(work, answers)
         with self._lock:
@@ -336,13 +297,13 @@ class Prefetcher:
             del self._at_hand[work.task.task_id]
         if work.task.victims is not None:
             work.room.shrink()
-        findings = [self._finding(work, example) for example in work.examples]
+        findings = [work.finding(example) for example in work.examples]
         self._channel.send(("staged", work.task.task_id, findings, work.room.moved))
         self._trace_task(work)
         if not self._at_hand:
             self._show_current()
 
-    def _trace_task(self, work: _AtHand) -> None:
+    def _trace_task(self, work: TaskAtHand) -> None:
         if not self._trace.is_on:
             return
         task, begun_ns, row = work.task, work.begun_ns, work.row
@@ -353,10 +314,9 @@ class Prefetcher:
             self._trace.flow("t", batch, begun_ns + 1000, row=row)
         self._trace.give_lane_back(row)
 
-    def _note(self, work: _AtHand, answers: dict[int, Staged]) -> None:
+    def _note(self, work: TaskAtHand, answers: dict[int, Staged]) -> None:
         with self._lock:
-            self._count([answers[key] for key in answers.keys() - work.answers.keys()])
-            work.answers |= answers
+            work.take(answers, self._row)
 
     def _report_settled(self) -> None:
         """Send back the settled examples of tasks that a file holds up."""
@@ -366,37 +326,11 @@ class Prefetcher:
         for work in tasks:
             with self._lock:
                 settled = [example for example in work.examples if work.is_settled(example)]
-                findings = [self._finding(work, example) for example in settled]
+                findings = [work.finding(example) for example in settled]
                 is_news = work.n_reported < len(settled) < len(work.examples)
                 work.n_reported = len(settled)
             if is_news:
                 self._channel.send(("staged", work.task.task_id, findings, None))
-
-    def _finding(self, work: _AtHand, example: _Example) -> tuple[object, ...]:
-        """Return a :class:`Finding` as a message has it."""
-        extents: list[Extent] = []
-        is_complete, was_refused = example.is_complete, False
-        for key in example.keys:
-            outcome, extent, is_settled, _ = work.answers[key]
-            if extent is not None:
-                extents.append(extent)
-            is_complete &= is_settled and extent is not None
-            was_refused |= outcome is Outcome.REFUSED
-        # Not by Finding, which a message would name each time.
-        return example.index, packed(extents), is_complete, was_refused, tuple(example.paths)
-
-    def _count(self, answers: list[Staged]) -> None:
-        row, n_left = self._row, len(answers)
-        for outcome, files, size in _COUNTERS:
-            own = [answer for answer in answers if answer.outcome is outcome]
-            n_left -= len(own)
-            if own and files:
-                row.add(files, len(own))
-            if own and size:
-                row.add(size, sum([answer.extent.size for answer in own if answer.extent]))
-                row.add(Counter.READ_NS, sum([answer.read_ns for answer in own]))
-        if n_left:
-            row.add(Counter.FILES_REFUSED, n_left)
 
     def _count_peer_fault(self) -> None:
         with self._lock:
@@ -418,7 +352,7 @@ class Prefetcher:
 
     # --- examples whose files are not declared ------------------------------------------------
 
-    def _discover(self, work: _AtHand, example: _Example) -> None:
+    def _discover(self, work: TaskAtHand, example: ExampleAtHand) -> None:
         """Find and stage the files of an example, one after the other."""
         answers: dict[int, Staged] = {}
         try:
@@ -430,7 +364,9 @@ class Prefetcher:
         example.is_followed = True
         self._take(work, answers)
 
-    def _discover_files(self, work: _AtHand, example: _Example, answers: dict[int, Staged]) -> None:
+    def _discover_files(
+        self, work: TaskAtHand, example: ExampleAtHand, answers: dict[int, Staged]
+    ) -> None:
         # The first example is followed to its end, to learn how many files an example opens.
         is_first, self._has_first = not self._has_first, True
         staged: dict[int, Extent] = {}
@@ -459,7 +395,7 @@ class Prefetcher:
         self._discovery = Discovery(self._dataset, self._plan.source, copies, self._index_type)
         return self._discovery
 
-    def _stage_now(self, work: _AtHand, file: Wanted, index: int) -> Staged:
+    def _stage_now(self, work: TaskAtHand, file: Wanted, index: int) -> Staged:
         """Have one file staged; that takes no other thread, so it has been done on return."""
         answers: dict[int, Staged] = {}
         self._want({file.key: file})

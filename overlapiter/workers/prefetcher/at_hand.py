@@ -1,0 +1,83 @@
+"""A task that a prefetcher has at hand: its examples, the answers for their files, its findings."""
+
+from __future__ import annotations
+
+import time
+
+from overlapiter.board import Counter, Row
+from overlapiter.store.extents import Extent, packed
+from overlapiter.store.outcome import Outcome, Staged
+
+from .evictor import RoomForTask
+from .staging_work import StageTask
+
+#: What counts the files of which became what, and their bytes; others were refused.
+_COUNTERS = (
+    (Outcome.COPIED, Counter.FILES_STAGED, Counter.BYTES_STAGED),
+    (Outcome.FETCHED, Counter.FILES_PEER, Counter.BYTES_PEER),
+    (Outcome.FOUND, Counter.FILES_FOUND_STAGED, None),
+    (Outcome.SOURCE_FAILED, None, None),
+)
+
+
+class ExampleAtHand:
+    """An example whose files are being staged."""
+
+    __slots__ = ("index", "is_complete", "is_followed", "keys", "paths")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.is_complete = True
+        self.is_followed = False  # whether all its files are known
+        self.keys: list[int] = []
+        self.paths: list[str] = []  # where they are not declared
+
+
+class TaskAtHand:
+    """A task at hand; guarded by the lock of the prefetcher."""
+
+    def __init__(self, task: StageTask, room: RoomForTask) -> None:
+        self.task = task
+        self.room = room
+        self.examples: list[ExampleAtHand] = []
+        self.answers: dict[int, Staged] = {}
+        self.n_reported = 0
+        self.begun_ns = time.monotonic_ns()
+        self.row = 0  # of the trace
+        self.n_waiting = 1  # answers: for all declared files, and for each other example
+
+    def take(self, answers: dict[int, Staged], row: Row) -> None:
+        """Take answers for files; count those that are new."""
+        _count([answers[key] for key in answers.keys() - self.answers.keys()], row)
+        self.answers |= answers
+
+    def is_settled(self, example: ExampleAtHand) -> bool:
+        """Return whether there is an answer for each file of an example."""
+        return example.is_followed and all(key in self.answers for key in example.keys)
+
+    def finding(self, example: ExampleAtHand) -> tuple[object, ...]:
+        """Return the :class:`Finding` of a settled example, as a message has it."""
+        extents: list[Extent] = []
+        is_complete, was_refused = example.is_complete, False
+        for key in example.keys:
+            outcome, extent, is_settled, _ = self.answers[key]
+            if extent is not None:
+                extents.append(extent)
+            is_complete &= is_settled and extent is not None
+            was_refused |= outcome is Outcome.REFUSED
+        # Not by Finding, which a message would name each time.
+        return example.index, packed(extents), is_complete, was_refused, tuple(example.paths)
+
+
+def _count(answers: list[Staged], row: Row) -> None:
+    n_left = len(answers)
+    for outcome, files, size in _COUNTERS:
+        own = [answer for answer in answers if answer.outcome is outcome]
+        n_left -= len(own)
+        if own and files:
+            row.add(files, len(own))
+        if own and size:
+            row.add(size, sum([answer.extent.size for answer in own if answer.extent]))
+            row.add(Counter.READ_NS, sum([answer.read_ns for answer in own]))
+    if n_left:
+        row.add(Counter.FILES_REFUSED, n_left)
