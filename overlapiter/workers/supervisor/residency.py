@@ -29,7 +29,7 @@ if TYPE_CHECKING:  # the module is imported with the plan, if there is one
 _AHEAD_SHARE = 1 / 16
 #: The same where nodes hold files for each other: nearly all that a rank stages ahead is held by
 #: another node, so it takes room here even if the job has all files.
-_AHEAD_SHARE_OF_HOLDERS = 1 / 32
+_AHEAD_SHARE_OF_HOLDERS = 1 / 64
 #: Victims are offered for so many times the bytes that are expected, and the largest file.
 _GENEROSITY = 1.25
 #: How often a part is staged again since there was no room; then it is read from the source.
