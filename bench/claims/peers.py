@@ -14,8 +14,8 @@ Two experiments::
   PyTorch's ``DataLoader`` with ``DistributedSampler`` (left out without PyTorch) and fixed shards,
   of which each node holds its own and no rank sees another's. All nodes run on the cores of this
   machine, so the store is slow enough to be the limit; the last command shows where it is not.
-  Where the nodes do not hold everything there are twice as many files: the mini-batches in work
-  take the place of some that are kept, as many in a small data set as in a large one.
+  With room for 15 % there are twice as many files: the three mini-batches that a rank has in work
+  take the place of files that are kept, and are to be as few of them as in a larger data set.
 * ``serving``: one server and one client on this machine: how fast staged files come, and what they
   take of the CPU on both sides, beside a plain socket that carries as many bytes from memory.
 """
