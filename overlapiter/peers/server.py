@@ -232,13 +232,11 @@ class Server:
         """Wait for what a connection needs next."""
         if connection not in self._connections:
             return
-        events = selectors.EVENT_WRITE if connection.pieces else selectors.EVENT_READ
-        if connection in self._ready:
-            events = 0
-        wanted = events or selectors.EVENT_READ
-        if self._selector.get_key(connection.socket).events != wanted:
-            data = self._selector.get_key(connection.socket).data
-            self._selector.modify(connection.socket, wanted, data)
+        is_blocked = connection.pieces and connection not in self._ready
+        wanted = selectors.EVENT_WRITE if is_blocked else selectors.EVENT_READ
+        key = self._selector.get_key(connection.socket)
+        if key.events != wanted:
+            self._selector.modify(connection.socket, wanted, key.data)
 
     def _receive(self, connection: _Connection) -> None:
         data = connection.socket.recv(_READ_BYTES)
