@@ -19,7 +19,7 @@ import os
 import shutil
 import time
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -27,7 +27,7 @@ import numpy as np
 from bench.harness import isolated
 from bench.harness.claim import Claim
 from bench.harness.options import Options, option
-from bench.harness.text import median_of, table
+from bench.harness.text import interval, median_of, table
 from bench.harness.turns import take_turns
 from bench.slow.store import SlowStore, attach
 
@@ -42,8 +42,6 @@ _MANY = 1e12
 #: The published bound: the change brings what was said.
 _WITHIN = 0.15
 _MOST_COST = {"stats": 0.01, "trace": 0.02}
-#: Student's t for 95% on both sides, by the number of repeats; 2.1 for more.
-_STUDENT = {2: 12.7, 3: 4.3, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 #: Of the second run, before which it does not count.
 _WARM_UP = 0.2
 
@@ -337,9 +335,7 @@ def costs(result: dict) -> Rows:
 
 def _cost(result: dict, name: str) -> tuple[float, float]:
     """Return how much more a way of watching takes, and half the interval of 95%."""
-    more = [run[name] / run[_NOT_WATCHED] - 1 for run in result["watched"]]
-    error = stdev(more) / len(more) ** 0.5 if len(more) > 1 else 0.0
-    return mean(more), _STUDENT.get(len(more), 2.1) * error
+    return interval([run[name] / run[_NOT_WATCHED] - 1 for run in result["watched"]])
 
 
 def _cost_words(result: dict, name: str) -> str:
