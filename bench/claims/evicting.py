@@ -22,7 +22,7 @@ from bench.harness.claim import Claim
 from bench.harness.options import option
 from bench.harness.text import aligned, extremes, spread, table
 from bench.harness.turns import take_turns
-from bench.loaders.sources import EpochOptions, epochs_of, prepare, run_once
+from bench.loaders.sources import EpochOptions, run_points
 
 _PART_FILES = 8
 _FILE_BYTES = 20_800
@@ -89,21 +89,16 @@ def evicting_us(whole: dict, part: dict) -> float:
 
 def measure(options: EvictingOptions, scratch: Path) -> dict:
     """Do all runs."""
-    sources = prepare(options, scratch, options.examples)
-    fractions = {"whole": None, "part": options.fraction}
-    points = [{"name": name} for name in (*fractions, *STATES)]
-
-    def run(point: dict) -> dict:
-        name = point["name"]
-        if name in STATES:
-            request = {"local": str(scratch), "n_files": options.examples, "state": name}
-            return isolated.call(drive, request)
-        others = {"mount": "given", "n_epochs": 1, "is_decoding": False, "root": sources.local}
-        found = run_once(epochs_of(options, sources, "overlap", fractions[name], **others))
-        return {key: found[key] for key in ("cpu", "statistics", "epochs")}
-
-    take_turns(points, options.repeats, run)
-    return {"data": sources.label, "points": points, "us": values(points)}
+    points = [{"name": "whole"}, {"name": "part", "room": options.fraction}]
+    usual = {**options.usual, "n_epochs": 1, "is_decoding": False, "loader": "overlap"}
+    found = run_points(options, scratch, points, options.examples, **usual, mount="given")
+    request = {"local": str(scratch), "n_files": options.examples}
+    driven = [{"name": state} for state in STATES]
+    take_turns(
+        driven, options.repeats, lambda p: isolated.call(drive, {**request, "state": p["name"]})
+    )
+    points += driven
+    return {"data": found["data"], "points": points, "us": values(points)}
 
 
 def values(points: list[dict]) -> dict[str, list[float]]:
