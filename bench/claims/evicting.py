@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.harness import isolated
 from bench.harness.claim import Claim
 from bench.harness.options import option
-from bench.harness.text import aligned, extremes, spread, table
+from bench.harness.text import extremes, spread, table
 from bench.harness.turns import take_turns
 from bench.loaders.sources import EpochOptions, run_points
 
@@ -124,7 +124,6 @@ CLAIM = Claim(
     __doc__,
     EvictingOptions,
     measure,
-    lambda result: f"{result['staging_filesystem']}\n\n{aligned(rows(result))}",
     quick={"examples": 320, "repeats": 1},
     tables={"evicting": rows},
 )

@@ -35,14 +35,7 @@ import psutil
 import overlapiter
 from bench.harness import isolated
 from bench.harness.claim import Claim
-from bench.harness.family import (
-    descendants,
-    is_running,
-    memory_files,
-    new_shared_memory,
-    send,
-    workers,
-)
+from bench.harness.family import descendants, is_running, send, workers
 from bench.harness.files import read_pairs
 from bench.harness.options import Options, option, picked
 from bench.harness.text import median_of, spread, table
@@ -172,9 +165,8 @@ def end(request: dict, folder: Path) -> dict:
     """Start a program and end it.
 
     Returns:
-        ``children_seconds`` until all of its workers were gone; ``shared_memory`` that is left.
+        ``children_seconds`` until all of its workers were gone.
     """
-    before = memory_files()
     program = isolated.Program(run_until_ended, request, folder)
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(program.command, cwd=isolated.CHECKOUT, text=True, **pipes) as process:
@@ -189,8 +181,7 @@ def end(request: dict, folder: Path) -> dict:
             process.send_signal(_SIGNALS[request["ending"]])
         while any(map(is_running, children)) and time.monotonic() - start < _HANG_SECONDS:
             time.sleep(_LOOK_SECONDS)
-        seconds = time.monotonic() - start
-    return {"children_seconds": seconds, "shared_memory": new_shared_memory(before)}
+        return {"children_seconds": time.monotonic() - start}
 
 
 _SIGNALS = {"interrupt": signal.SIGINT, "kill": signal.SIGKILL}
@@ -261,8 +252,6 @@ def faults(result: dict) -> list[str]:
     """Return every reason for which the benchmark fails."""
     found = [f"wrong mini-batches at {result['wrong']}"] if result["wrong"] else []
     runs = [(point["name"], run) for point in result["points"] for run in point["runs"]]
-    left = [(name, run["shared_memory"]) for name, run in runs if run["shared_memory"]]
-    found += [f"{name}: left in /dev/shm: {', '.join(names)}" for name, names in left]
     hung = {name for name, run in runs if run["children_seconds"] > _HANG_SECONDS}
     return found + [f"{name}: children that do not end" for name in sorted(hung)]
 
