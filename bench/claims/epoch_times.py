@@ -15,7 +15,7 @@ from statistics import median
 
 from bench.harness.claim import Claim
 from bench.harness.options import option
-from bench.harness.text import extremes, spread, table
+from bench.harness.text import by_repeat, extremes, spread, table
 from bench.loaders.report import name_of
 from bench.loaders.sources import EpochOptions, run_points
 
@@ -65,11 +65,10 @@ def summarize(runs: list[dict]) -> dict:
 
 def later_shares(points: list[dict], limit: str) -> list[float]:
     """Return for each repeat what the later epochs of ``limit`` take, of those of ``capacity``."""
-    runs = {name_of(point): point["runs"] for point in points}
-    if not {"capacity", limit} <= runs.keys():
+    found = {name_of(point): point for point in points}
+    if not {"capacity", limit} <= found.keys():
         return []
-    pairs = zip(runs[limit], runs["capacity"], strict=True)
-    return [_later(one) / _later(other) for one, other in pairs]
+    return by_repeat(lambda a, b: _later(a) / _later(b), found[limit], found["capacity"])
 
 
 def _later(run: dict) -> float:

@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.harness import isolated
 from bench.harness.claim import Claim
 from bench.harness.options import option
-from bench.harness.text import extremes, spread, table
+from bench.harness.text import by_repeat, extremes, spread, table
 from bench.harness.turns import take_turns
 from bench.loaders.sources import EpochOptions, run_points
 
@@ -103,11 +103,11 @@ def measure(options: EvictingOptions, scratch: Path) -> dict:
 
 def values(points: list[dict]) -> dict[str, list[float]]:
     """Return microseconds for a file, one for each repeat, by what they were used for."""
-    runs = {point["name"]: point["runs"] for point in points}
-    pairs = zip(runs["whole"], runs["part"], strict=True)
-    found = {"evicting, in the pipeline": [evicting_us(*pair) for pair in pairs]}
-    found |= {f"evicting, store, {name}": [r["evict_us"] for r in runs[name]] for name in STATES}
-    staged = [run["stage_us"] for name in STATES for run in runs[name]]
+    whole, part, *driven = points
+    found = {"evicting, in the pipeline": by_repeat(evicting_us, whole, part)}
+    for point in driven:
+        found[f"evicting, store, {point['name']}"] = [run["evict_us"] for run in point["runs"]]
+    staged = [run["stage_us"] for point in driven for run in point["runs"]]
     return {**found, "claiming, writing and publishing": staged}
 
 

@@ -14,14 +14,14 @@ from __future__ import annotations
 import resource
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bench.harness.claim import Claim
 from bench.harness.files import make_files, read_files
 from bench.harness.options import Options, option
 from bench.harness.targets import target_of, target_rows
-from bench.harness.text import median_of, spread, table
+from bench.harness.text import by_repeat, median_of, spread, table
 from bench.harness.turns import take_turns
 from bench.loaders.sources import run_once
 from bench.loaders.spec import RunSpec
@@ -43,8 +43,7 @@ def stage(root: Path, n_files: int, scratch: Path) -> dict[str, float]:
     pairs, staging = str(root.with_suffix(".txt")), str(scratch / "staged")
     batch_size = max(1, min(32, n_files // 20))
     spec = RunSpec("overlap", pairs, n_files, str(root), staging, mount="given", order="own")
-    facts = {**vars(spec), "is_decoding": False, "n_epochs": 1, "batch_size": batch_size}
-    found = run_once(RunSpec(**facts))
+    found = run_once(replace(spec, is_decoding=False, n_epochs=1, batch_size=batch_size))
     staged, wall = found["statistics"]["bytes_staged"], found["epochs"][0]["seconds"]
     return {**found["cpu"]["prefetcher"], "bytes": staged, "wall_seconds": wall}
 
@@ -80,9 +79,10 @@ def measure(options: LargeFilesOptions, scratch: Path) -> dict:
     take_turns(points, options.repeats, run)
     targets = []
     for staged, copied in zip(points[::2], points[1::2], strict=True):
-        pairs = zip(staged["runs"], copied["runs"], strict=True)
         what = f"bytes for CPU, {staged['file_bytes'] / 1e6:g} MB, of cp"
-        targets.append(target_of(what, "", WANTED, [rate(a) / rate(b) for a, b in pairs]))
+        targets.append(
+            target_of(what, "", WANTED, by_repeat(lambda a, b: rate(a) / rate(b), staged, copied))
+        )
     return {"points": points, "targets": targets}
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from bench.harness.claim import Claim
 from bench.harness.options import OptionsError, names_of, option
 from bench.harness.targets import target_of, target_rows
-from bench.harness.text import median_of, table
+from bench.harness.text import by_repeat, median_of, table
 from bench.loaders import report
 from bench.loaders.sources import MountOptions
 
@@ -87,12 +87,12 @@ RATE, STEADY, FIRST = "images_per_second", "rate_after_first", "first_batch_seco
 
 def targets(points: Sequence[dict]) -> list[dict]:
     """Return all targets of which both sides were measured."""
-    runs = {point["name"]: point["runs"] for point in points}
+    measured = {point["name"]: point for point in points}
     found = []
     for what, unit, wanted, names, value_of in _TARGETS:
-        if all(name in runs for name in names):
-            columns = zip(*(runs[name] for name in names), strict=True)
-            found.append(target_of(what, unit, wanted, [value_of(*row) for row in columns]))
+        if measured.keys() >= set(names):
+            values = by_repeat(value_of, *(measured[name] for name in names))
+            found.append(target_of(what, unit, wanted, values))
     return found
 
 

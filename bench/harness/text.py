@@ -44,6 +44,14 @@ def median_of(point: dict, *keys: str) -> float:
     return spread_of(point, *keys)["median"]
 
 
+def by_repeat(value_of: Callable[..., float], *points: dict) -> list[float]:
+    """Return for each repeat what a function makes of the runs of some points in it.
+
+    Runs of the same repeat are compared, since the speed of a machine drifts.
+    """
+    return [value_of(*runs) for runs in zip(*(point["runs"] for point in points), strict=True)]
+
+
 def table(items: Iterable[ItemT], columns: Mapping[str, Callable[[ItemT], object]]) -> Rows:
     """Return a header and a row for each item; a column is its head and what makes its cells."""
     rows = [[str(cell(item)) for cell in columns.values()] for item in items]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness.targets import target_rows
-from bench.harness.text import aligned, median_of, spread_of, table
+from bench.harness.text import aligned, by_repeat, median_of, spread_of, table
 from bench.loaders.checks import verify
 from bench.loaders.sources import MountOptions, run_points
 from bench.loaders.spec import LOADERS, PARTS
@@ -29,15 +29,15 @@ def measure_points(options: MountOptions, scratch: Path, *points: Any, **usual: 
 def ratio(point: dict, points: Sequence[dict], loader: str) -> float | None:
     """Return how many times as fast as ``loader`` a point is; None where that did not run.
 
-    It is compared with the one that had the same number of readers, if there is one. Runs of the
-    same repeat are compared, and the median is returned: the speed of a machine drifts.
+    It is compared with the one that had the same number of readers, if there is one, repeat by
+    repeat, and the median is returned.
     """
     found = [other for other in points if other["loader"] == loader]
     same = [other for other in found if other["n_readers"] == point["n_readers"]]
     if not found:
         return None
-    pairs = zip(point["runs"], (same or found)[0]["runs"], strict=True)
-    return median(run["images_per_second"] / other["images_per_second"] for run, other in pairs)
+    rate = "images_per_second"
+    return median(by_repeat(lambda one, other: one[rate] / other[rate], point, (same or found)[0]))
 
 
 def meaning_of(point: dict) -> str:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean, median
 
-from bench.harness.text import interval, spread, table
+from bench.harness.text import by_repeat, interval, spread, table
 from bench.slow.ledger import OpenRecord
 
 #: What each name of a loader means, for tables and figures.
@@ -134,24 +134,35 @@ def _shares(points: Sequence[dict]) -> dict[str, dict[str, list[float]]]:
     others = {_size(point): point for point in points if point["loader"] == "synthetic"}
     for point in points:
         if point["loader"] == "overlap" and _size(point) in others:
-            both = zip(point["runs"], others[_size(point)]["runs"], strict=True)
-            pairs = [(_totals(run), _totals(other)) for run, other in both]
+            pair = (point, others[_size(point)])
             found[_size(point)] = {
-                name: [run[name] / other[name] - 1 for run, other in pairs] for name in pairs[0][0]
+                name: by_repeat(lambda one, other, of=of: of(one) / of(other) - 1, *pair)
+                for name, of in _TOTALS.items()
             }
     return found
 
 
-def _totals(run: dict) -> dict[str, float]:
-    ranks = [rank["epochs"] for rank in run["ranks"]]
-    cpu = ("trainer_cpu_seconds", "workers_cpu_seconds")
-    return {
-        "all_epochs": mean(sum(map(seconds_of, epochs)) for epochs in ranks),
-        _AT_WORK: mean(rank["epochs"][-1]["end"] - rank["epochs"][0]["start"]
-                       - rank["start_seconds"] for rank in run["ranks"]),
-        "after_the_first": mean(sum(map(seconds_of, epochs[1:])) for epochs in ranks),
-        "cpu_time": sum(epoch[name] for epochs in ranks for epoch in epochs for name in cpu),
-    }  # fmt: skip
+def _training_seconds(rank: dict) -> float:
+    """Return what all epochs took a rank from its first mini-batch on."""
+    return rank["epochs"][-1]["end"] - rank["epochs"][0]["start"] - rank["start_seconds"]
+
+
+def _cpu_seconds(rank: dict) -> float:
+    names = ("trainer_cpu_seconds", "workers_cpu_seconds")
+    return sum(epoch[name] for epoch in rank["epochs"] for name in names)
+
+
+def _mean(of: Callable[[dict], float]) -> Callable[[dict], float]:
+    return lambda run: mean(map(of, run["ranks"]))
+
+
+#: What of a run is compared, over the mean of its ranks.
+_TOTALS = {
+    "all_epochs": _mean(lambda rank: sum(map(seconds_of, rank["epochs"]))),
+    "after_the_first": _mean(lambda rank: sum(map(seconds_of, rank["epochs"][1:]))),
+    "cpu_time": _mean(_cpu_seconds),
+    _AT_WORK: _mean(_training_seconds),
+}
 
 
 def _size(point: dict) -> str:
