@@ -16,12 +16,13 @@ import subprocess
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 from bench.harness.claim import Claim
 from bench.harness.files import make_files, read_files
 from bench.harness.options import Options, option
 from bench.harness.targets import target_of, target_rows
-from bench.harness.text import by_repeat, median_of, spread, table
+from bench.harness.text import by_repeat, median_of, table
 from bench.harness.turns import take_turns
 from bench.loaders.sources import run_once
 from bench.loaders.spec import RunSpec
@@ -95,17 +96,16 @@ def rows(result: dict) -> list[list[str]]:
     """Return a row for each size."""
 
     def mb_per_second(point: dict) -> str:
-        return f"{spread(map(rate, point['runs']))['median'] / 1e6:.0f}"
-
-    def us_per_file(pair: tuple[dict, dict]) -> str:
-        return f"{median_of(pair[0], 'seconds') / pair[0]['n_files'] * 1e6:.0f}"
+        return f"{median(map(rate, point['runs'])) / 1e6:.0f}"
 
     columns = {
         "bytes of a file": lambda pair: f"{pair[0]['file_bytes']:,}",
         "files": lambda pair: pair[0]["n_files"],
         "staging: MB for a CPU second": lambda pair: mb_per_second(pair[0]),
         "cp -r": lambda pair: mb_per_second(pair[1]),
-        "µs of CPU for a file": us_per_file,
+        "µs of CPU for a file": lambda pair: (
+            f"{median_of(pair[0], 'seconds') / pair[0]['n_files'] * 1e6:.0f}"
+        ),
     }
     points = result["points"]
     return table(zip(points[::2], points[1::2], strict=True), columns)

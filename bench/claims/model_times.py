@@ -83,23 +83,12 @@ def _seconds(run: dict) -> list[float]:
 
 def _compared(found: Forecast, runs: list[dict], start_seconds: float) -> dict[str, dict]:
     """Return forecast, measured spread and error of the first epoch, later ones, and the run."""
-    measured = {
-        "epoch 1": [_seconds(run)[0] for run in runs],
-        "later epochs": [mean(_seconds(run)[1:]) for run in runs],
-        "run": [sum(_seconds(run)) for run in runs],
-    }
-    forecasts = {
-        "epoch 1": found.first.seconds + start_seconds,
-        "later epochs": found.later.seconds,
-        "run": found.run_seconds + start_seconds,
-    }
+    first = found.first.seconds + start_seconds, [_seconds(run)[0] for run in runs]
+    later = found.later.seconds, [mean(_seconds(run)[1:]) for run in runs]
+    whole = found.run_seconds + start_seconds, [sum(_seconds(run)) for run in runs]
     return {
-        name: {
-            "forecast": forecasts[name],
-            "measured": spread(values),
-            "error": forecasts[name] / median(values) - 1,
-        }
-        for name, values in measured.items()
+        name: {"forecast": said, "measured": spread(took), "error": said / median(took) - 1}
+        for name, (said, took) in (("epoch 1", first), ("later epochs", later), ("run", whole))
     }
 
 
