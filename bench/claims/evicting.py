@@ -17,11 +17,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.harness import isolated
 from bench.harness.claim import Claim
 from bench.harness.options import option
 from bench.harness.text import by_repeat, extremes, spread, table
-from bench.harness.turns import take_turns
+from bench.harness.turns import call_in_turns
 from bench.loaders.sources import EpochOptions, run_points
 
 _PART_FILES = 8
@@ -43,7 +42,7 @@ def drive(request: dict) -> dict:
     """Stage files through the store in this process and evict them.
 
     Args:
-        request: ``local``, a folder on the disk that is measured; ``n_files``; ``state``, one of
+        request: ``local``, a folder on the disk that is measured; ``n_files``; ``name``, one of
             :data:`STATES`.
 
     Returns:
@@ -59,7 +58,7 @@ def drive(request: dict) -> dict:
     begin = time.process_time()
     keys = [stage_bytes(store, part, data) for part in parts]
     staged = time.process_time()
-    if request["state"] == "written":
+    if request["name"] == "written":
         os.sync()
     before = time.process_time()
     for part in keys:
@@ -92,11 +91,9 @@ def measure(options: EvictingOptions, scratch: Path) -> dict:
     points = [{"name": "whole"}, {"name": "part", "room": options.fraction}]
     usual = {**options.usual, "n_epochs": 1, "is_decoding": False, "loader": "overlap"}
     found = run_points(options, scratch, points, options.examples, **usual, mount="given")
-    request = {"local": str(scratch), "n_files": options.examples}
     driven = [{"name": state} for state in STATES]
-    take_turns(
-        driven, options.repeats, lambda p: isolated.call(drive, {**request, "state": p["name"]})
-    )
+    facts = {"local": str(scratch), "n_files": options.examples}
+    call_in_turns(driven, options.repeats, drive, **facts)
     points += driven
     return {"data": found["data"], "points": points, "us": values(points)}
 

@@ -24,11 +24,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.harness import isolated
 from bench.harness.claim import Claim
 from bench.harness.options import Options, option
 from bench.harness.text import Rows, interval, median_of, spread_of, table
-from bench.harness.turns import take_turns
+from bench.harness.turns import call_in_turns
 from bench.slow.store import SlowStore, attach
 
 if TYPE_CHECKING:
@@ -280,11 +279,9 @@ def measure(options: ExplainedOptions, scratch: Path) -> dict:
     common = {"scratch": str(scratch), "seconds": 0.5 if options.quick else options.seconds}
     points: list[dict] = [{"name": name} for name in JOBS]
     watched: list[dict] = [{"name": "watching"}]
-    take_turns(
-        points, options.repeats, lambda p: isolated.call(explain, {**common, "name": p["name"]})
-    )
+    call_in_turns(points, options.repeats, explain, **common)
     common["seconds"] *= 2
-    take_turns(watched, 3 * options.repeats, lambda _point: isolated.call(watch, common))
+    call_in_turns(watched, 3 * options.repeats, watch, **common)
     store = "emulated, see bench/slow/store.py"
     return {"points": points, "watched": watched[0]["runs"], "store": store}
 
