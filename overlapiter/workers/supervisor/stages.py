@@ -9,7 +9,9 @@ from overlapiter.workers.supervisor.schedule import Batch
 
 #: A part keeps a file reader busy for at most this long: short enough to balance the load, long
 #: enough that messages cost little.
-PART_SECONDS = 0.016
+PART_SECONDS = 0.032
+#: Parts of the first mini-batch, or more where there are many readers.
+_FIRST_PARTS = 8
 #: Parts that a file reader has at hand, so that it never waits for the supervisor.
 READER_CREDIT = 2
 #: No limit of examples or of parts.
@@ -77,13 +79,16 @@ class CostEstimate:
         waiting = self.example_seconds / self._cpu_seconds
         return min(self._n_readers, math.ceil(self._n_cores * max(1.0, waiting - _SLACK)))
 
-    def part_size(self, batch_size: int, n_build_ahead: int) -> int:
+    def part_size(self, batch_size: int, n_build_ahead: int, *, is_first: bool = False) -> int:
         """Return how many examples of a mini-batch to put into a part.
 
-        Few large parts cost less; yet each reader that has work is to have its share of what is
-        built ahead, and one part to do next.
+        Few large parts of one size cost less; yet each reader that has work is to have its share of
+        what is built ahead, and one part to do next. The first mini-batch is waited for: small
+        parts of it are staged and read by all at once.
         """
-        if not self.example_seconds:
-            return max(1, min(batch_size // self._n_readers, -(-batch_size // 8)))
-        fair = batch_size * n_build_ahead // (READER_CREDIT * self.n_busy)
-        return max(1, min(fair, batch_size, round(PART_SECONDS / self.example_seconds)))
+        n_parts = math.ceil(READER_CREDIT * self.n_busy / n_build_ahead)
+        if self.example_seconds:
+            n_parts = max(n_parts, round(batch_size * self.example_seconds / PART_SECONDS))
+        elif is_first:
+            n_parts = max(n_parts, _FIRST_PARTS)
+        return max(1, -(-batch_size // n_parts))

@@ -92,10 +92,12 @@ class Supervisor:
         face = plan.face
         self._reads_whole = face is not None and (face.collates or face.deals_in_turn)
         n_turns = plan.n_readers if face is not None and face.deals_in_turn else 1
-        self._schedule = Schedule(is_staging=plan.staging is not None, n_turns=n_turns)
+        self._costs = CostEstimate(plan.n_readers, len(os.sched_getaffinity(0)))
+        self._schedule = Schedule(
+            is_staging=plan.staging is not None, part_size=self._part_size, n_turns=n_turns
+        )
         # For those that are being built or ready, the next one, and the one that the user holds.
         self._keeper = SlotKeeper(n_expected=plan.n_build_ahead + 2)
-        self._costs = CostEstimate(plan.n_readers, len(os.sched_getaffinity(0)))
         self._consumed_id = 0
         self._warned: set[str] = set()
         self._look_at = time.monotonic() + _LOOK_AFTER_SECONDS
@@ -159,6 +161,13 @@ class Supervisor:
         return ServingStage(
             Team("peer", [self._board.supervisor_row()], role, self._leave_all), self
         )
+
+    def _part_size(self, batch: Batch) -> int:
+        """Return how many examples of a mini-batch to put into a part."""
+        size, is_first = len(batch.indices), batch.batch_id <= self._consumed_id
+        if self._reads_whole:
+            return size
+        return self._costs.part_size(size, self._plan.n_build_ahead, is_first=is_first)
 
     # --- life ---------------------------------------------------------------------------------
 
@@ -250,10 +259,7 @@ class Supervisor:
             for slot in released:
                 self._release(Slot(*slot))
             for batch_id, (indices, epochs, position) in enumerate(index_lists, first_id):
-                part_size = len(indices)
-                if not self._reads_whole:
-                    part_size = self._costs.part_size(part_size, self._plan.n_build_ahead)
-                self._schedule.admit(batch_id, indices, epochs, part_size, position)
+                self._schedule.admit(batch_id, indices, epochs, position)
         elif kind == "orders":
             self._residency.learn(*message[1:])
         elif kind == "reset":
