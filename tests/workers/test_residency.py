@@ -233,7 +233,8 @@ def test_victims_that_went_are_not_staged_any_more(moved):
 
 
 def test_indices_that_count_from_the_end_name_the_same_examples():
-    residency, schedule = Residency(4, 1, 100 * FILE_BYTES), Schedule(is_staging=True, part_size=lambda _: 2)
+    residency = Residency(4, 1, 100 * FILE_BYTES)
+    schedule = Schedule(is_staging=True, part_size=lambda _: 2)
     schedule.admit(0, [-1, 3], None, 0)
     part = schedule.next_to_stage()
     residency.hand_out(part)

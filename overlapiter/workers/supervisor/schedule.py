@@ -15,7 +15,6 @@ from collections.abc import Callable
 
 from overlapiter.sharedmem.segments import Slot
 
-
 #: Mini-batches have fewer examples.
 _MOST_EXAMPLES = 1 << 32
 

@@ -43,7 +43,6 @@ from overlapiter.board import Counter, StatsBoard
 from overlapiter.errors import PipelineError
 from overlapiter.sharedmem.segments import Slot
 from overlapiter.sources import Dataset
-from overlapiter.stats import snapshot
 from overlapiter.store.site import Run
 from overlapiter.tracing import open_trace
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
@@ -244,6 +243,8 @@ class Supervisor:
         Args:
             ending: How the run has ended, for its record in the staging directory.
         """
+        from overlapiter.stats import snapshot  # the first mini-batch need not wait for it
+
         self._staging.end(ending, snapshot(self._board).as_dict())
         self._reading.team.end()
         self._serving.team.end()
