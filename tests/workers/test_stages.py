@@ -171,6 +171,13 @@ def test_a_part_becomes_shorter_as_examples_take_longer():
     assert costs.part_size(32, 2) == 1
 
 
+def test_a_part_that_stalled_does_not_make_the_next_ones_tiny():
+    costs = CostEstimate(2, 2)
+    costs.add(cost(0.001, 16), 16)
+    costs.add(cost(1.0, 16), 16)
+    assert costs.part_size(32, 2) == 16
+
+
 def test_readers_beyond_the_cores_have_work_only_if_they_wait():
     costs = CostEstimate(16, 2)
     assert costs.n_busy == 16

@@ -10,6 +10,8 @@ from overlapiter.workers.supervisor.schedule import Batch
 #: A part keeps a file reader busy for at most this long: short enough to balance the load, long
 #: enough that messages cost little.
 PART_SECONDS = 0.032
+#: A part counts as at most so many times as slow as those before.
+_MOST_TIMES = 4
 #: Parts of the first mini-batch, or more where there are many readers.
 _FIRST_PARTS = 8
 #: Parts that a file reader has at hand, so that it never waits for the supervisor.
@@ -65,9 +67,12 @@ class CostEstimate:
         self.n_files = 1
 
     def add(self, cost: ReadCost, n_examples: int) -> None:
-        """Learn from the examples of a part."""
+        """Learn from the examples of a part, of which one that stalled counts as a slow one."""
         share = 0.1 if self.example_seconds else 1.0
-        self.example_seconds += (cost.busy_ns / 1e9 / n_examples - self.example_seconds) * share
+        seconds = cost.busy_ns / 1e9 / n_examples
+        if self.example_seconds:
+            seconds = min(seconds, _MOST_TIMES * self.example_seconds)
+        self.example_seconds += (seconds - self.example_seconds) * share
         self._cpu_seconds += (cost.cpu_ns / 1e9 / n_examples - self._cpu_seconds) * share
         self.n_files = max(self.n_files, cost.n_files)
 
