@@ -14,9 +14,8 @@ from overlapiter.workers.supervisor.stages import UNBOUNDED, CostEstimate, Super
 from overlapiter.workers.supervisor.team import Team, Worker
 
 #: A task has about so many examples: transactions and messages are made for all of them together.
-_TASK_EXAMPLES, _SMALL_TASK_EXAMPLES = 64, 8
-#: And so many times more while there is no hurry.
-_TIMES_FULL = 2
+#: It is large if all that is needed soon is staged.
+_TASK_EXAMPLES, _SMALL_TASK_EXAMPLES, _LARGE_TASK_EXAMPLES = 64, 8, 128
 #: Where files are evicted, it has at most this share of what is staged: much at once would be
 #: evicted too early.
 _TASK_SHARE = 1 / 256
@@ -109,10 +108,8 @@ class StagingStage:
                 return
             n_wanted = self._n_wanted()
             # While prefetchers have nothing to do, all before this is staged: a task may fill up.
-            if not self.team.has_parts:
-                n_wanted *= _TIMES_FULL
-                if not self._schedule.is_worth_staging(n_wanted, before_id):
-                    return
+            if not (self.team.has_parts or self._schedule.is_worth_staging(n_wanted, before_id)):
+                return
             parts, indices = self._next_parts(before_id, n_wanted, is_free=worker is not None)
             if not parts or worker is None:
                 return
@@ -156,7 +153,7 @@ class StagingStage:
         if not self._had_tasks:  # the first ones are small, so that each prefetcher has one soon
             return _SMALL_TASK_EXAMPLES
         if not self._residency.is_full:
-            return _TASK_EXAMPLES
+            return _TASK_EXAMPLES if self.team.has_parts else _LARGE_TASK_EXAMPLES
         most = min(_TASK_EXAMPLES, int(self._residency.n_staged * _TASK_SHARE))
         return max(_SMALL_TASK_EXAMPLES, most)
 
