@@ -11,7 +11,7 @@ from overlapiter.workers.prefetcher.staging_work import Finding, StageTask
 from overlapiter.workers.supervisor.deaths import Death
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Batch, Schedule
-from overlapiter.workers.supervisor.stages import CostEstimate, ReadCost
+from overlapiter.workers.supervisor.stages import CostEstimate
 from overlapiter.workers.supervisor.staging_stage import StagingStage
 from overlapiter.workers.supervisor.team import Team, Worker
 
@@ -151,40 +151,42 @@ def test_an_example_on_which_prefetchers_die_is_named_and_its_part_is_staged_aga
     assert schedule.next_to_stage() is part
 
 
-def cost(seconds: float, n_examples: int, cpu_share: float = 1.0, n_files: int = 1) -> ReadCost:
+def cost(
+    seconds: float, n_examples: int, cpu_share: float = 1.0, n_files: int = 1
+) -> tuple[int, int, int, int]:
     busy_ns = int(seconds * 1e9) * n_examples
-    return ReadCost(n_files, busy_ns, int(cpu_share * busy_ns))
+    return n_examples, n_files, busy_ns, int(cpu_share * busy_ns)
 
 
 def test_a_part_becomes_shorter_as_examples_take_longer():
     costs = CostEstimate(2, 2)
     assert costs.part_size(32, 2, is_first=True) == 4
     assert costs.part_size(32, 2) == 16
-    costs.add(cost(0.0001, 4), 4)
+    costs.add(*cost(0.0001, 4))
     assert costs.part_size(32, 2) == 16
     for _ in range(100):
-        costs.add(cost(0.008, 4, n_files=3), 4)
+        costs.add(*cost(0.008, 4, n_files=3))
     assert costs.part_size(32, 2) == 4
     assert costs.n_files == 3
     for _ in range(100):
-        costs.add(cost(1.0, 1), 1)
+        costs.add(*cost(1.0, 1))
     assert costs.part_size(32, 2) == 1
 
 
 def test_a_part_that_stalled_does_not_make_the_next_ones_tiny():
     costs = CostEstimate(2, 2)
-    costs.add(cost(0.001, 16), 16)
-    costs.add(cost(1.0, 16), 16)
+    costs.add(*cost(0.001, 16))
+    costs.add(*cost(1.0, 16))
     assert costs.part_size(32, 2) == 16
 
 
 def test_readers_beyond_the_cores_have_work_only_if_they_wait():
     costs = CostEstimate(16, 2)
     assert costs.n_busy == 16
-    costs.add(cost(0.0005, 4), 4)
+    costs.add(*cost(0.0005, 4))
     assert costs.n_busy == 2
     assert costs.part_size(32, 2) == 16
     for _ in range(100):
-        costs.add(cost(0.010, 4, cpu_share=0.05), 4)
+        costs.add(*cost(0.010, 4, cpu_share=0.05))
     assert costs.n_busy == 16
     assert costs.part_size(32, 2) == 2

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from overlapiter.workers.supervisor.schedule import Batch
 
@@ -21,20 +21,6 @@ UNBOUNDED = 1 << 60
 #: Readers that wait for less than this share of the time for which they use a core do not count
 #: as waiting.
 _SLACK = 0.2
-
-
-class ReadCost(NamedTuple):
-    """What reading a part has cost.
-
-    Attributes:
-        n_files: Most files that one of its examples has opened.
-        busy_ns: Nanoseconds that it took, less those for which a core was waited for.
-        cpu_ns: Nanoseconds of a core; for the others it waited for something else, such as a disk.
-    """
-
-    n_files: int
-    busy_ns: int
-    cpu_ns: int
 
 
 class Supervising(Protocol):
@@ -66,15 +52,22 @@ class CostEstimate:
         self.example_seconds = 0.0
         self.n_files = 1
 
-    def add(self, cost: ReadCost, n_examples: int) -> None:
-        """Learn from the examples of a part, of which one that stalled counts as a slow one."""
+    def add(self, n_examples: int, n_files: int, busy_ns: int, cpu_ns: int) -> None:
+        """Learn from a part, of which one that stalled counts as a slow one.
+
+        Args:
+            n_examples: Its examples.
+            n_files: Most files that one of them has opened.
+            busy_ns: What it took, less the time for which a core was waited for.
+            cpu_ns: For how long it had a core; else it waited for something such as a disk.
+        """
         share = 0.1 if self.example_seconds else 1.0
-        seconds = cost.busy_ns / 1e9 / n_examples
+        seconds = busy_ns / 1e9 / n_examples
         if self.example_seconds:
             seconds = min(seconds, _MOST_TIMES * self.example_seconds)
         self.example_seconds += (seconds - self.example_seconds) * share
-        self._cpu_seconds += (cost.cpu_ns / 1e9 / n_examples - self._cpu_seconds) * share
-        self.n_files = max(self.n_files, cost.n_files)
+        self._cpu_seconds += (cpu_ns / 1e9 / n_examples - self._cpu_seconds) * share
+        self.n_files = max(self.n_files, n_files)
 
     @property
     def n_busy(self) -> int:

@@ -231,10 +231,11 @@ class Supervisor:
             self._trainer.close()
             return
         for stage in self._stages:
-            for worker in stage.team.vacant():
-                self._refill(stage, worker)
-            for worker in stage.team.lost():
-                if self._serve(stage, worker):  # it may have sent something before
+            for worker in stage.team:
+                if not worker.pid:
+                    self._refill(stage, worker)
+                # It may have sent something before.
+                elif worker.is_lost() and self._serve(stage, worker):
                     self._reap(stage, worker)
 
     def end_workers(self, ending: str) -> None:
