@@ -43,6 +43,7 @@ class Cause(enum.Enum):
     STAGING_DISK = "staging disk"
     ORDER_SAMPLER = "order sampler"
     CORES = "cores"
+    STALLED = "stalled"
 
 
 class Setup(NamedTuple):
@@ -103,9 +104,13 @@ def explain(setup: Setup, now: Stats, earlier: Stats | None = None) -> Explanati
         earlier: The first one; None for the start.
     """
     facts = _Facts(setup, now, now.since(earlier) if earlier else _without_start(now))
-    if not facts.span.examples_taken or facts.span.seconds <= 0:
+    if not now.examples_taken or facts.span.seconds <= 0:
         text = "No mini-batch has been taken yet, so there is nothing to explain."
         return Explanation(Cause.STARTING, text, "", 0.0, None)
+    long_seconds = max(1.0, facts.span.wait_seconds / 2)
+    if not facts.span.examples_taken or now.waiting_seconds > long_seconds:
+        cause = Cause.STALLED if now.waiting_seconds else Cause.TRAINER
+        return Explanation(cause, _at_present_words(facts), "", facts.rate, None)
     cause = _cause_of(facts)
     reason, change, expected = _ADVICE[cause](facts)
     words = [_waited_words(facts, cause), reason]
@@ -198,11 +203,17 @@ def _cause_of(facts: _Facts) -> Cause:
     }
     cause = max(parts, key=parts.__getitem__)
     if cause is Cause.NOT_STAGED:
+        has_missed = span.opens_source or facts.total.examples_unseen or not span.n_prefetchers
         on_disk = min(span.file_wait_seconds, span.disk_read_seconds)
+        if not has_missed:
+            on_disk = span.file_wait_seconds  # some staged files are read by their paths
+        # Copies that mostly take no time took some for want of a core.
+        likely_seconds = span.opens_staged * span.disk_latency.percentile(90)
+        late_seconds = max(0.0, min(on_disk, span.disk_read_seconds) - likely_seconds)
         parts = {
             Cause.NOT_STAGED: span.file_wait_seconds - on_disk,
-            Cause.STAGING_DISK: on_disk,
-            Cause.CORES: span.core_wait_seconds,
+            Cause.STAGING_DISK: on_disk - late_seconds,
+            Cause.CORES: span.core_wait_seconds + late_seconds,
         }
         cause = max(parts, key=parts.__getitem__)
     if cause in (Cause.STORE_LATENCY, Cause.NOT_STAGED):
@@ -253,6 +264,23 @@ def _gain_words(facts: _Facts, expected: float | None) -> str:
         return ""
     times = expected / facts.rate
     return f": about {expected:,.0f} examples/s, {times:.2g} times as many as now"
+
+
+def _at_present_words(facts: _Facts) -> str:
+    """Say what the trainer is at, where no mini-batch that has come tells."""
+    now, span = facts.total, facts.span
+    if not now.waiting_seconds:
+        return f"The trainer has waited for no data, and computed, for {span.seconds:,.1f} s."
+    waiting_for = {
+        "file readers to read or decode it": now.waiting_for_readers_seconds,
+        "its files to be staged": min(now.waiting_seconds, span.wait_staging_seconds),
+        "a core, or for messages": now.waiting_seconds / 2,
+    }
+    words = max(waiting_for, key=waiting_for.__getitem__)
+    return (
+        f"The trainer has waited {now.waiting_seconds:,.1f} s for a mini-batch, mostly for "
+        f"{words}. After dataset_timeout a warning names the process and the file."
+    )
 
 
 def _store_words(span: Stats) -> str:

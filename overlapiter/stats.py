@@ -12,6 +12,8 @@ from overlapiter.words import count_words, duration_words, size_words
 #: Fields that hold what is at present: the difference of two of them means nothing.
 GAUGES = frozenset(
     [
+        "waiting_seconds",
+        "waiting_for_readers_seconds",
         "n_readers",
         "n_prefetchers",
         "least_read_seconds",
@@ -39,7 +41,8 @@ class Stats:
         batches_taken: Mini-batches that ``next()`` has returned.
         examples_taken: Examples in them. Divided by ``seconds``: ``examples_per_second``.
         wait_seconds: The trainer inside ``next()``. Near 0: data is there in time; near
-            ``seconds``: loading is the bottleneck. The seven fields that follow are its parts.
+            ``seconds``: loading is the bottleneck. The seven fields that follow are its parts, with
+            ``waiting_for_readers_seconds``.
         wait_start_seconds: Of these, until the processes had started and had the dataset.
         wait_index_seconds: Of these, asking the order sampler for index lists.
         wait_staging_seconds: Of these, while files of the very mini-batch were being staged: the
@@ -51,6 +54,10 @@ class Stats:
             at the start, until the first example shows how large they are.
         wait_assembling_seconds: Of these, the rest: messages, and putting the mini-batch together.
             Should be small; grows where the cores are busy with something else.
+        waiting_seconds: How long the trainer has waited for the mini-batch that it waits for, at
+            present; 0 while it trains. Above a few seconds: something stalls.
+        waiting_for_readers_seconds: Of these, while file readers were at that mini-batch. Counts
+            as reading and decoding once they have it.
         initialize_seconds: From the constructor until a file reader was ready, summed over them.
         dequeue_seconds: File readers waiting for an index list, summed. Near the whole run time:
             the trainer or the slow store is the bottleneck, not decoding.
@@ -133,6 +140,8 @@ class Stats:
     wait_decoding_seconds: float
     wait_slot_seconds: float
     wait_assembling_seconds: float
+    waiting_seconds: float
+    waiting_for_readers_seconds: float
     initialize_seconds: float
     dequeue_seconds: float
     fetch_seconds: float
@@ -242,8 +251,15 @@ class Stats:
         return facts | {name: getattr(self, name) for name in (*derived, "faults_survived")}
 
 
-#: What the trainer waits for, as ``Stats`` and its readers name it.
-WAITED_FOR = ("start", "index", "staging", "reading", "decoding", "slot", "assembling")
+#: What the trainer waits for, as the fields of ``Stats`` are named.
+_WAITED_FOR = ("start", "index", "staging", "reading", "decoding", "slot", "assembling")
+
+
+def waited_for(stats: Stats) -> dict[str, float]:
+    """Return the parts of the waiting, by name; what goes on counts for the file readers."""
+    waits = {name: getattr(stats, f"wait_{name}_seconds") for name in _WAITED_FOR}
+    waits["reading"] += stats.waiting_for_readers_seconds
+    return waits
 
 
 def _words(stats: Stats) -> str:
@@ -271,7 +287,7 @@ def _words(stats: Stats) -> str:
 
 def _who_waited(stats: Stats) -> dict[str, str]:
     """Return a line on the trainer and one on the file readers, by their names."""
-    waits = {name: getattr(stats, f"wait_{name}_seconds") for name in WAITED_FOR}
+    waits = waited_for(stats)
     named = ", ".join(f"{name} {duration_words(s)}" for name, s in waits.items() if s >= 0.0005)
     return {
         "trainer": f"{count_words(stats.examples_taken, 'example')} in "
@@ -301,7 +317,6 @@ def _what_was_staged(stats: Stats) -> dict[str, str]:
 
 
 _PARTS_OF_WAIT = (
-    Counter.WAIT_START_NS,
     Counter.WAIT_INDEX_NS,
     Counter.WAIT_STAGING_NS,
     Counter.WAIT_READING_NS,
@@ -331,12 +346,22 @@ def snapshot(board: StatsBoard) -> Stats:
     started = [row[Counter.STARTED_NS] or now_ns for row in rows[: board.n_readers]]
     least_ns = [ns for row in rows if (ns := row[Counter.LEAST_READ_NS])]
     tiers = totals[Counter.OPENS_TIER_0 : Counter.OPENS_TIER_0 + N_TIERS]
-    waited_ns = sum(totals[counter] for counter in _PARTS_OF_WAIT)
+    since_ns, reading_ns = totals[Counter.WAITING_SINCE_NS], totals[Counter.WAITING_FOR_READERS_NS]
+    waiting_ns = max(0, now_ns - since_ns) if since_ns else 0
+    start_ns = totals[Counter.WAIT_START_NS]
+    if not start_ns and not totals[Counter.BATCHES_TAKEN]:
+        start_ns = waiting_ns  # it is counted once it has ended
+    wait_ns = totals[Counter.WAIT_NS] + waiting_ns
+    rest_ns = wait_ns - start_ns - sum(totals[counter] for counter in _PARTS_OF_WAIT)
     values: dict[str, Any] = {
         "n_readers": board.n_readers,
         "n_prefetchers": board.n_prefetchers,
         "seconds": (now_ns - created_ns) / 1e9,
-        "wait_assembling_seconds": max(0, totals[Counter.WAIT_NS] - waited_ns) / 1e9,
+        "wait_seconds": wait_ns / 1e9,
+        "wait_start_seconds": start_ns / 1e9,
+        "wait_assembling_seconds": max(0, rest_ns - reading_ns) / 1e9,
+        "waiting_seconds": waiting_ns / 1e9,
+        "waiting_for_readers_seconds": reading_ns / 1e9,
         "initialize_seconds": sum(ns - created_ns for ns in started) / 1e9,
         "opens_staged": sum(tiers),
         "opens_by_tier": tuple(tiers),
