@@ -22,7 +22,7 @@ import time
 from overlapiter.store.inventory import StagedFile
 from overlapiter.words import duration_words
 
-from .console import printable, say
+from .console import printable
 from .place import add_directory, chosen, opened
 
 
@@ -43,8 +43,6 @@ def run(arguments: argparse.Namespace) -> int:
             line = _facts(file) if arguments.json else _line(file, now_seconds)
             write(os.fsencode(printable(line) if is_terminal else line) + b"\n")
         sys.stdout.buffer.flush()
-    if not files.n_files:
-        say("no such file is staged; `overlapiter status` shows of which sources there are any")
     return 0 if files.n_files else 1
 
 
