@@ -20,11 +20,14 @@ from typing import NamedTuple
 
 from overlapiter.board import Counter, StatsBoard
 from overlapiter.stats import Stats
+from overlapiter.words import duration_words
 
 #: A smaller share of the time is not worth any change.
 _LITTLE = 0.05
 #: A median of reads above so many times the shortest one: they wait for each other.
 _QUEUED = 1.8
+#: A median of reads below it is that of a local disk: the time goes elsewhere.
+_NO_LATENCY_SECONDS = 0.001
 #: Of the files: a few may be new or refused.
 _NEARLY_ALL = 0.99
 
@@ -226,6 +229,10 @@ def _cause_of(facts: _Facts) -> Cause:
 def _cause_of_store(facts: _Facts) -> Cause:
     """Return what limits the slow store."""
     span = facts.span
+    busy_seconds = max(span.store_busy_seconds, 1e-9)
+    is_asked_little = span.read_seconds / busy_seconds < span.reads_in_flight / 2
+    if is_asked_little and span.store_latency.percentile(50) < _NO_LATENCY_SECONDS:
+        return Cause.CORES  # the prefetchers could ask for more, and do not get to it
     is_queued = span.store_latency.percentile(50) > _QUEUED * span.least_read_seconds
     if not is_queued and not span.more_reads_in_vain:
         return Cause.STORE_LATENCY
@@ -316,7 +323,7 @@ def _on_hold(facts: _Facts, change: str) -> str:
 def _latency(facts: _Facts) -> _Advice:
     span, setup = facts.span, facts.setup
     reason = (
-        f"The slow store takes {span.store_latency.percentile(50) * 1e3:,.0f} ms for a file, "
+        f"The slow store takes {duration_words(span.store_latency.percentile(50))} for a file, "
         f"however many are read at once, and gives {_store_words(span)}: its latency is the limit."
     )
     if setup.fixed_reads:
@@ -384,7 +391,8 @@ def _too_small(facts: _Facts) -> _Advice:
         f"The staging directory is too small: {span.files_evicted:,} files were removed from it "
         f"and {span.files_refused:,} found no room, so that the slow store is read again."
     )
-    change = f"give it room for the whole data set, about {1.02 * needed_bytes / 1e6:,.0f} MB"
+    about = f", about {1.02 * needed_bytes / 1e6:,.0f} MB" if needed_bytes else ""
+    change = f"give it room for the whole data set{about}"
     return reason, change, facts.expected_rate()
 
 

@@ -106,6 +106,21 @@ def test_where_all_opens_are_hits_the_slow_store_is_not_blamed() -> None:
     assert explained(waited, {**hits, Counter.OPENS_SOURCE: 1}).cause is Cause.NOT_STAGED
 
 
+def test_a_source_that_answers_at_once_is_not_said_to_be_slow() -> None:
+    waited = {Counter.WAIT_NS: 5 * SECOND, Counter.WAIT_STAGING_NS: 4 * SECOND}
+    copied = {Counter.FILES_STAGED: 1000, Counter.STORE_BUSY_NS: 5 * SECOND}
+    reads = {**copied, Counter.READ_NS: 5 * SECOND}
+    assert explained(waited, {**reads, Counter.READS_IN_FLIGHT: 64}).cause is Cause.CORES
+    assert explained(waited, {**reads, Counter.READS_IN_FLIGHT: 1}).cause is Cause.STORE_LATENCY
+
+
+def test_a_directory_in_which_nothing_finds_room_is_given_no_size() -> None:
+    waited = {Counter.WAIT_NS: 5 * SECOND, Counter.WAIT_STAGING_NS: 4 * SECOND}
+    found = explained(waited, {Counter.FILES_REFUSED: 1000, Counter.OPENS_SOURCE: 1000})
+    assert found.cause is Cause.DIRECTORY_TOO_SMALL
+    assert found.change == "give it room for the whole data set"
+
+
 def test_readers_that_wait_for_files_which_were_removed_are_told_of_the_directory() -> None:
     # Most opens find a copy, in no time; the few that do not are what is waited for.
     waited = {Counter.WAIT_NS: 5 * SECOND, Counter.WAIT_READING_NS: 4 * SECOND}
