@@ -363,8 +363,11 @@ def _not_staged(facts: _Facts) -> _Advice:
     reason = f"A file reader waits {each * 1e3:,.1f} ms for the files of an example."
     if not span.n_prefetchers:
         return reason, "stage the files: staging=overlapiter.Staging(...)", facts.expected_rate()
-    reason += f" {span.opens_source:,} opens went to the slow store; a warning has said why."
-    return reason, "have all files staged", facts.expected_rate()
+    reason += f" {span.opens_source:,} opens went to the slow store; "
+    if facts.total.files_refused or facts.total.examples_unseen:
+        return f"{reason}a warning has said why.", "have all files staged", facts.expected_rate()
+    reason += "no prefetcher could foresee them, as where a dataset reads in threads of its own."
+    return reason, "have the dataset declare its files (source_paths)", facts.expected_rate()
 
 
 def _decoding(facts: _Facts) -> _Advice:

@@ -37,27 +37,30 @@ class Stats:
     Attributes:
         n_readers: File reader processes.
         n_prefetchers: Prefetcher processes; 0 without staging.
-        seconds: How long that took: since the iterator was made, or between the two snapshots.
+        seconds: Time since the iterator was made, or between the two snapshots.
         batches_taken: Mini-batches that ``next()`` has returned.
-        examples_taken: Examples in them. Divided by ``seconds``: ``examples_per_second``.
-        wait_seconds: The trainer inside ``next()``. Near 0: data is there in time; near
-            ``seconds``: loading is the bottleneck. The seven fields that follow are its parts, with
-            ``waiting_for_readers_seconds``.
-        wait_start_seconds: Of these, until the processes had started and had the dataset.
-        wait_index_seconds: Of these, asking the order sampler for index lists.
-        wait_staging_seconds: Of these, while files of the very mini-batch were being staged: the
-            slow store is the bottleneck, or the prefetchers' cores.
-        wait_reading_seconds: Of these, while file readers waited for files: staged copies, or, if
-            ``opens_source`` grows, the slow store.
-        wait_decoding_seconds: Of these, while file readers computed: decoding is the bottleneck.
-        wait_slot_seconds: Of these, while parts that could be read had no memory to be read into:
-            at the start, until the first example shows how large they are.
-        wait_assembling_seconds: Of these, the rest: messages, and putting the mini-batch together.
-            Should be small; grows where the cores are busy with something else.
+        examples_taken: Examples that ``next()`` has returned. Divided by ``seconds``:
+            ``examples_per_second``.
+        wait_seconds: How long the trainer was inside ``next()``. Near 0: data is there in time;
+            near ``seconds``: loading is the bottleneck. The seven fields that follow are its parts,
+            with ``waiting_for_readers_seconds``.
+        wait_start_seconds: Of ``wait_seconds``, until the processes had started and had the
+            dataset.
+        wait_index_seconds: Of ``wait_seconds``, asking the order sampler for index lists.
+        wait_staging_seconds: Of ``wait_seconds``, while files of the very mini-batch were being
+            staged: the slow store is the bottleneck, or the prefetchers' cores.
+        wait_reading_seconds: Of ``wait_seconds``, while file readers waited for files: staged
+            copies, or, if ``opens_source`` grows, the slow store.
+        wait_decoding_seconds: Of ``wait_seconds``, while file readers computed: decoding is the
+            bottleneck.
+        wait_slot_seconds: Of ``wait_seconds``, while parts that could be read had no memory to be
+            read into: at the start, until the first example shows how large they are.
+        wait_assembling_seconds: Of ``wait_seconds``, the rest: messages, and putting the mini-batch
+            together. Should be small; grows where the cores are busy with something else.
         waiting_seconds: How long the trainer has waited for the mini-batch that it waits for, at
             present; 0 while it trains. Above a few seconds: something stalls.
-        waiting_for_readers_seconds: Of these, while file readers were at that mini-batch. Counts
-            as reading and decoding once they have it.
+        waiting_for_readers_seconds: Of ``waiting_seconds``, while file readers were at that
+            mini-batch. Counts as reading and decoding once they have it.
         initialize_seconds: From the constructor until a file reader was ready, summed over them.
         dequeue_seconds: File readers waiting for an index list, summed. Near the whole run time:
             the trainer or the slow store is the bottleneck, not decoding.
@@ -76,7 +79,8 @@ class Stats:
             iterator's ``skipped`` by those that come again and those that are ready.
         opens_staged: Opens of source files that went to a staged copy: the hits.
         opens_by_tier: The same for each tier, the fastest first; the fourth holds further ones.
-        bytes_read_staged: Bytes of these copies; without large files, which have paths.
+        bytes_read_staged: Bytes of staged copies that were read; without large files, which have
+            paths.
         opens_source: Opens of source files that went to the slow store: the misses. Grows in
             steady state: something is not staged (see ``files_refused``).
         examples_unseen: Examples that file readers have read without opening a file below the
@@ -93,7 +97,7 @@ class Stats:
         store_latency: The same for each file. Where the median is near ``least_read_seconds``,
             the store is limited by its latency: more reads in flight bring more. Far above: they
             wait for each other, for its bandwidth or for requests that it serves at once.
-        least_read_seconds: The shortest of them in the whole run; 0 before the first.
+        least_read_seconds: The shortest copy of a file in the whole run; 0 before the first.
         reads_in_flight: Files that the prefetchers may copy at the same time, at present. At 256
             while the trainer waits for the slow store: give a higher number yourself.
         more_reads_in_vain: 1 if more reads in flight were tried and brought nothing.
@@ -103,8 +107,9 @@ class Stats:
             24 files with those of the ones before.
         file_rate_changes: Sum of the squares of the relative changes of files per second, in
             millionths. Below ``byte_rate_changes``: the store serves so many requests at once.
-        byte_rate_changes: The same of bytes per second. Below ``file_rate_changes``: its bandwidth
-            is the limit. Both alike: neither is, or all files have one size.
+        byte_rate_changes: Sum of the squares of the relative changes of bytes per second. Below
+            ``file_rate_changes``: its bandwidth is the limit. Both alike: neither is, or all files
+            have one size.
         files_found_staged: How often a prefetcher looked a file up that was staged before: mostly
             once for each file, since a run looks up anew only what may have changed.
         files_refused: Files not staged for lack of room or because the staging disk failed.
@@ -122,7 +127,7 @@ class Stats:
         supervisors_replaced: Supervisors that died and were replaced.
         copies_lost: Examples of which a staged copy was damaged or gone, and the source was read.
         files_peer: Files that came from another node of the job, where it was asked for them.
-        bytes_peer: Their bytes.
+        bytes_peer: Bytes of these files, which came from other nodes.
         peer_faults: How often another node did not answer, or sent what is not right. Grows in
             steady state: look at the network, and at the nodes' ``ovl-peer`` processes.
     """

@@ -103,7 +103,11 @@ def test_where_all_opens_are_hits_the_slow_store_is_not_blamed() -> None:
     waited = {Counter.WAIT_NS: 5 * SECOND, Counter.WAIT_READING_NS: 4 * SECOND}
     hits = {Counter.OPENS_TIER_0: 1000, Counter.FILE_WAIT_NS: 3 * SECOND}
     assert explained(waited, hits).cause is Cause.STAGING_DISK
-    assert explained(waited, {**hits, Counter.OPENS_SOURCE: 1}).cause is Cause.NOT_STAGED
+    missed = explained(waited, {**hits, Counter.OPENS_SOURCE: 1})
+    assert missed.cause is Cause.NOT_STAGED
+    assert missed.change == "have the dataset declare its files (source_paths)"
+    refused = {**hits, Counter.OPENS_SOURCE: 1, Counter.FILES_STAGED: 99, Counter.FILES_REFUSED: 1}
+    assert "a warning has said why" in explained(waited, refused).text
 
 
 def test_a_source_that_answers_at_once_is_not_said_to_be_slow() -> None:

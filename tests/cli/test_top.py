@@ -101,6 +101,8 @@ def test_counters_are_written_for_node_exporter(training: int, tmp_path: Path) -
     assert "# TYPE overlapiter_examples_taken_total counter" in lines
     assert "# TYPE overlapiter_n_readers gauge" in lines
     assert "# HELP overlapiter_n_readers File reader processes." in lines
+    told = [line.split(maxsplit=3)[3] for line in lines if line.startswith("# HELP")]
+    assert not [words for words in told if words.startswith(("Of these", "The same", "Their"))]
 
 
 def test_a_training_that_has_ended_is_shown_no_more(training: int) -> None:
