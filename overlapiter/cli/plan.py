@@ -88,7 +88,7 @@ def _profile(path: str) -> dict[str, Any]:
             raise KeyError("n_files")
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise UsageError(
-            f"{path} is no profile ({error}); make one: overlapiter doctor … --save {path}"
+            f"{path} is no profile ({error}); make one: overlapiter doctor … --save node.json"
         ) from None
     return dict(profile)
 

@@ -22,7 +22,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from overlapiter.explain import Explanation, explain, setup_of
-from overlapiter.stats import WAITED_FOR, Stats, snapshot
+from overlapiter.stats import Stats, snapshot, waited_for
 from overlapiter.words import duration_words, size_words
 
 from .console import CommandError, UsageError, printable, table
@@ -145,7 +145,7 @@ def _facts(seen: _Seen) -> dict[str, object]:
 
 def _row(seen: _Seen) -> tuple[str, ...]:
     stats = seen.stats
-    parts = {name: getattr(stats, f"wait_{name}_seconds") for name in WAITED_FOR}
+    parts = waited_for(stats)
     staged, store = stats.staged_share, stats.store_latency.percentile(50)
     speed = f"{size_words(stats.store_bytes_per_second)}/s" if stats.n_prefetchers else "-"
     return (
