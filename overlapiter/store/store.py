@@ -114,6 +114,7 @@ class Store:
         warn: Called with what the user should know.
 
     Attributes:
+        key_of: Gives the key of a file below the source root, by its absolute path.
         neighbours: The other runs that use it.
     """
 
@@ -131,7 +132,7 @@ class Store:
         self.site = site
         self.tier = tier
         self.source = source
-        self._keys_of = keys_of(source, place, real)
+        self.key_of = keys_of(source, place, real)
         self._real = real or source
         self._source_number = source_seed(self._real, place) - (1 << 63)
         self._root_bytes = os.path.join(source, "").encode("utf-8", "surrogateescape")
@@ -159,10 +160,6 @@ class Store:
         )
 
     # --- looking ------------------------------------------------------------------------------
-
-    def key_of(self, path: str) -> int:
-        """Return the key of a file below the source root, given by its absolute path."""
-        return self._keys_of(path)
 
     def look(self, wanted: Sequence[Wanted]) -> dict[int, Found]:
         """Return what is staged of some files, valid or not, by their keys."""
