@@ -32,7 +32,7 @@ from overlapiter.urls import is_url
 from overlapiter.words import duration_words, size_words
 
 from . import advice, probe, sourcespeed
-from .console import CommandError, UsageError, is_terminal, table
+from .console import CommandError, UsageError, is_terminal, table, tell
 from .crew import answered
 from .filelist import add_list, read_list
 from .origins import TIMEOUT_SECONDS, add_storage_options, origin_of, storage_options
@@ -108,12 +108,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.save:
         with open(arguments.save, "w") as file:
             file.write(json.dumps(facts, indent=2) + "\n")
-    if arguments.json:
-        print(json.dumps(facts, indent=2))
-        return 0
     noted = [textwrap.fill(f"Note: {text}.", _COLUMNS) for text in notes]
     tables = [_source_table(found), _node_table(found)]
-    print("\n\n".join([*tables, *noted, _recommendation(found, advised)]))
+    text = "\n\n".join([*tables, *noted, _recommendation(found, advised)])
+    tell(arguments, text, **facts)
     return 0
 
 
