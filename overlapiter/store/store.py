@@ -249,19 +249,18 @@ class Store:
         """Return whether the process that copies a file lives; see :attr:`Claim.others`."""
         return self._on(lambda opened: segments.is_owned(opened.folder, owner))
 
-    def progress(self, owner: int) -> tuple[int, int]:
+    def progress(self, owner: int) -> list[tuple[int, int]]:
         """Return what changes whenever the process that copies a file has written."""
         statement = "SELECT id FROM segment WHERE owner=?"
 
-        def progress(opened: OpenGeneration) -> tuple[int, int]:
+        def progress(opened: OpenGeneration) -> list[tuple[int, int]]:
             rows = opened.index.read(lambda cursor: cursor.execute(statement, (owner,)).fetchall())
-            sizes_and_times = [(0, 0)]
+            sizes_and_times = []
             for (number,) in rows:
                 with contextlib.suppress(FileNotFoundError):
                     found = os.stat(segment_path(opened.folder, number))
                     sizes_and_times.append((found.st_size, found.st_mtime_ns))
-            sizes, times = zip(*sizes_and_times, strict=True)
-            return sum(sizes), max(times)
+            return sizes_and_times
 
         return self._on(progress)
 
