@@ -222,16 +222,12 @@ def _node_table(found: _Findings) -> str:
         rows["  large files"] = f"write {write}/s, read {read}/s"
         rows[f"  files of {size_words(disk.small_bytes)}"] = ", ".join(map(" ".join, words))
         rows["  locks, holes"] = f"yes, {'yes' if disk.has_holes else 'no'}"
-    n_files, n_processes = (
-        f"{node.n_descriptors:,} (ulimit -n)",
-        f"{node.n_processes:,} (ulimit -u)",
-    )
     rows |= {
         "/dev/shm": f"{size_words(node.shm_bytes)} free" if node.shm_bytes else "none",
         "cores": f"{node.n_cores}",
         "memory": f"{size_words(node.memory_bytes)} available",
-        "open files": n_files if node.n_descriptors else "no limit",
-        "processes": n_processes if node.n_processes else "no limit",
+        "open files": f"{node.n_descriptors:,} (ulimit -n)" if node.n_descriptors else "no limit",
+        "processes": f"{node.n_processes:,} (ulimit -u)" if node.n_processes else "no limit",
         "SQLite": sqlite3.sqlite_version,
     }
     width = max(map(len, rows))
