@@ -55,7 +55,8 @@ class Part:
     trusted: Mapping[int, Extent]
     holders: Mapping[int, Holders]
     answers: dict[int, Staged] = field(default_factory=dict)
-    missing: list[tuple[Wanted, Extent | None]] = field(default_factory=list)  # with the copy below
+    #: Each with the copy in a slower tier.
+    missing: list[tuple[Wanted, Extent | None]] = field(default_factory=list)
     outdated: list[Extent] = field(default_factory=list)
     batch: Batch = field(default_factory=Batch)
     risen: dict[int, Extent] = field(default_factory=dict)  # where files lay before they rose

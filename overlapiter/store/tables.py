@@ -136,12 +136,12 @@ def surpluses(cursor: Cursor, block_bytes: int) -> dict[int, int]:
         "SELECT segment, size, NULL FROM staged UNION ALL SELECT segment, size, NULL FROM going "
         "UNION ALL SELECT id, NULL, charged FROM segment WHERE owner=0"
     )  # one statement, so that nothing changes in between; GROUP BY takes twice as long
-    taken: collections.Counter[int] = collections.Counter()
+    taken: collections.defaultdict[int, int] = collections.defaultdict(int)
     charged: dict[int, int] = {}
     try:
         for number, size_bytes, charged_bytes in cursor.execute(select):
             if charged_bytes is None:
-                taken[number] += aligned(size_bytes, block_bytes)
+                taken[number] += -(-max(size_bytes, 1) // block_bytes) * block_bytes  # aligned
             else:
                 charged[number] = charged_bytes
         return {number: size_bytes - taken[number] for number, size_bytes in charged.items()}
