@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from overlapiter.words import count_words, duration_words
 
-from .console import CommandError, printable, table, tell
+from .console import CommandError, printable, table
 
 Event = dict[str, Any]
 
@@ -83,8 +83,10 @@ def run(arguments: argparse.Namespace) -> int:
     summary = summarize(event for path in arguments.files for event in read_trace(path))
     if arguments.output:
         join_traces(arguments.files, arguments.output)
-    spans = [each._asdict() for each in summary.spans]
-    tell(arguments, _words(summary), **{**summary._asdict(), "spans": spans})
+    if arguments.json:
+        print(json.dumps({**summary._asdict(), "spans": [s._asdict() for s in summary.spans]}))
+        return 0
+    print(_words(summary))
     return 0
 
 
