@@ -28,7 +28,12 @@ _KINDS = ("prefetcher", "supervisor", "reader", "trainer", "loop")
 
 
 def measure_points(
-    options: MountOptions, scratch: Path, points: list[dict], n_examples: int, **usual: object
+    options: MountOptions,
+    scratch: Path,
+    points: list[dict],
+    n_examples: int,
+    most_seconds: float | None = None,
+    **usual: object,
 ) -> dict:
     """Do all runs, in turns, and compare what they delivered.
 
@@ -38,6 +43,9 @@ def measure_points(
         points: The lines of the table, with the ``loader`` and what else differs from ``usual``, by
             the names of ``RunSpec``.
         n_examples: Of the data set.
+        most_seconds: How long a run may take. The points of those that take longer or fail are
+            removed from ``points``, and the others' results are kept. With None, one failure ends
+            the benchmark.
         usual: What is the same for all.
     """
     sources, names = prepare(options, scratch, n_examples), {f.name for f in fields(RunSpec)}
@@ -47,10 +55,11 @@ def measure_points(
         specs.append(spec_of(options, sources, **{**usual, "n_examples": n_examples, **own}))
         point |= {name: getattr(specs[-1], name) for name in _NUMBERS}
     prepare_local(specs, sources)
-    run_in_turns(points, specs, options)
-    return {
-        "data": sources.label, **store_facts(options), "verified": verify(points), "points": points,
-    }  # fmt: skip
+    run_in_turns(points, specs, options, most_seconds)
+    failed = {name_of(point): point["error"] for point in points if "error" in point}
+    points[:] = [point for point in points if "error" not in point]
+    facts = {"data": sources.label, **store_facts(options), "failed": failed}
+    return {**facts, "verified": verify(points), "points": points}
 
 
 _NUMBERS = ("n_prefetchers", "n_readers", "n_batches")
@@ -113,9 +122,13 @@ def _in_short(point: dict, points: list[dict]) -> str:
 
 
 def faults(result: dict) -> list[str]:
-    """Return which loaders delivered other examples than the reference."""
-    different = result["verified"]["different"]
-    return [f"DIFFERENT EXAMPLES by {name}: {positions}" for name, positions in different.items()]
+    """Return which loaders delivered other examples than the reference, and which failed."""
+    different = result["verified"]["different"].items()
+    failed = result.get("failed", {}).items()  # those that earlier versions wrote lack it
+    return [
+        *(f"DIFFERENT EXAMPLES by {name}: {positions}" for name, positions in different),
+        *(f"NO RESULT of {name}: {error}" for name, error in failed),
+    ]
 
 
 def _parts(points: list[dict]) -> str:

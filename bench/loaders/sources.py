@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.harness.files import copy_files, drop_page_cache, read_files, read_pairs
+from bench.harness.isolated import RunFailedError
 from bench.harness.options import Options, OptionsError, option
 from bench.harness.turns import take_turns
 from bench.loaders.run import run_in_new_process
@@ -199,7 +200,9 @@ def fresh(spec: RunSpec) -> RunSpec:
     return dataclasses.replace(spec, staging=tempfile.mkdtemp(prefix="fresh-", dir=base))
 
 
-def run_once(spec: RunSpec, *, drops_caches: bool = False) -> dict:
+def run_once(
+    spec: RunSpec, *, drops_caches: bool = False, most_seconds: float | None = None
+) -> dict:
     """Do one run, with its files in the page cache unless that is dropped."""
     if not spec.loader.endswith("-staged"):
         spec = fresh(spec)
@@ -207,14 +210,36 @@ def run_once(spec: RunSpec, *, drops_caches: bool = False) -> dict:
         drop_page_cache()
     else:
         read_files(spec.paths(), spec.root)
-    return run_in_new_process(spec)
+    return run_in_new_process(spec, most_seconds)
 
 
-def run_in_turns(points: list[dict], specs: list[RunSpec], options: MountOptions) -> None:
-    """Do all runs in turns, each in a process of its own, and add them to their points."""
+def run_in_turns(
+    points: list[dict],
+    specs: list[RunSpec],
+    options: MountOptions,
+    most_seconds: float | None = None,
+) -> None:
+    """Do all runs in turns, each in a process of its own, and add them to their points.
+
+    Args:
+        points: What to run.
+        specs: How to run each.
+        options: Of the benchmark.
+        most_seconds: How long a run may take. If it takes longer or fails, its point has an
+            ``error`` and is not run again. With None, a failure ends the benchmark.
+    """
     by_point = {id(point): spec for point, spec in zip(points, specs, strict=True)}
 
     def run(point: dict) -> dict:
-        return run_once(by_point[id(point)], drops_caches=options.drop_caches)
+        if "error" in point:
+            return {}
+        spec, drops_caches = by_point[id(point)], options.drop_caches
+        try:
+            return run_once(spec, drops_caches=drops_caches, most_seconds=most_seconds)
+        except RunFailedError as error:
+            if most_seconds is None:
+                raise
+            point["error"] = str(error)
+            return {}
 
     take_turns(points, options.repeats, run)

@@ -159,7 +159,7 @@ class Epoch(_BaseDataLoaderIter):
         self._first_position = self._position  # of the next mini-batch to be taken
         self._submit_all(first)
         if foresight is not None:
-            self._foreseen = batches = iter(foresight.batches[n_to_skip + len(first) :])
+            self._foreseen = batches = foresight.batches_from(n_to_skip + len(first))
             for keys in itertools.islice(batches, n_wanted - len(first)):
                 self._submit_foreseen(keys)
         self._pipeline.flush()
