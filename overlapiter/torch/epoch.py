@@ -273,6 +273,8 @@ class Epoch(_BaseDataLoaderIter):
             self._first_position += len(self._flat(keys))
             self._progress.count(keys)
             self._is_unfinished = False
+            if self._is_exhausted and not self._pending and not self._persistent_workers:
+                self._release()  # a program that counts, as Lightning does, never asks for more
             if isinstance(batch, FailedBatch) and isinstance(batch.error, RemoteError):
                 _reraise(batch.error, batch.context, worker)
             error, is_passed_over = self._skipped.judge(batch)

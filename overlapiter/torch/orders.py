@@ -207,7 +207,7 @@ def foresee(loader: Any, number: int, *, draws_base_seed: bool) -> Foresight | N
 
     def keys_of_epoch() -> list[Any]:
         keys = list(sampler)
-        return keys[: len(keys) // size * size] if batching and batching[0].drop_last else keys
+        return keys[: len(keys) // size * size] if size and batching[0].drop_last else keys
 
     with undrawn(loader):
         keys = keys_of_epoch()
