@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +21,8 @@ from bench.photographs import PHOTOGRAPHS, make_photographs
 from bench.slow.mount import MountUnavailableError, build
 
 _BLOCK_BYTES = 4096
+#: What a point of each table tells of its run.
+_NUMBERS = ("n_prefetchers", "n_readers", "n_batches")
 _ROOM_BYTES = 5 * 10**9
 
 
@@ -81,6 +83,12 @@ class EpochOptions(MountOptions):
         super().check()
         if self.epochs < 2:
             raise OptionsError("--epochs: give at least 2: the first has the start of the workers")
+
+    @property
+    def usual(self) -> dict[str, object]:
+        """What all runs have in common, by the names of ``RunSpec``."""
+        numbers = {"n_epochs": self.epochs, "n_readers": self.readers}
+        return {**numbers, "batch_size": self.batch_size, "order": "own"}
 
 
 class Sources(NamedTuple):
@@ -160,25 +168,11 @@ def spec_of(options: MountOptions, sources: Sources, loader: str, **others: obje
     return dataclasses.replace(spec, **others)
 
 
-def epochs_of(
-    options: EpochOptions, sources: Sources, loader: str, fraction: float | None, **others: object
-) -> RunSpec:
-    """Return some epochs with a staging directory for a part of the data set, or all if None."""
-    usual = {
-        "n_examples": options.examples,
-        "batch_size": options.batch_size,
-        "n_epochs": options.epochs,
-        "n_readers": options.readers,
-        "order": "own",
-        "capacity": sources.capacity_of(fraction, options.examples),
-    }
-    return spec_of(options, sources, loader, **{**usual, **others})
-
-
 def prepare_local(specs: list[RunSpec], sources: Sources) -> None:
     """Copy and stage, outside of any timing, what some loaders presume; the store is fast."""
-    longest = max(specs, key=lambda spec: spec.n_batches * spec.batch_size)
-    if sources.local != sources.slow:
+    local = [spec for spec in specs if spec.root == sources.local != sources.slow]
+    if local:
+        longest = max(local, key=lambda spec: spec.n_batches * spec.batch_size)
         copy_files(longest.paths(), sources.slow, sources.local, n_streams=16)
     staged = [spec for spec in specs if spec.loader.endswith("-staged")]
     if staged:
@@ -213,21 +207,50 @@ def run_once(
     return run_in_new_process(spec, most_seconds)
 
 
-def run_in_turns(
-    points: list[dict],
-    specs: list[RunSpec],
+def run_points(
     options: MountOptions,
+    scratch: Path,
+    points: list[dict],
+    n_examples: int,
     most_seconds: float | None = None,
-) -> None:
+    **usual: object,
+) -> dict:
     """Do all runs in turns, each in a process of its own, and add them to their points.
 
     Args:
-        points: What to run.
-        specs: How to run each.
         options: Of the benchmark.
-        most_seconds: How long a run may take. If it takes longer or fails, its point has an
-            ``error`` and is not run again. With None, a failure ends the benchmark.
+        scratch: An empty folder on the fast disk.
+        points: The lines of the table. What of a point has a name of ``RunSpec`` is asked for, and
+            ``room``, the part of the data set that may be staged.
+        n_examples: Of the data set.
+        most_seconds: How long a run may take. The points of those that take longer or fail are
+            removed from ``points``, and the others' results are kept. With None, one failure ends
+            the benchmark.
+        usual: What is the same for all points that say nothing else.
+
+    Returns:
+        The points, what to say of data and store, and why those that ``failed`` have no result.
     """
+    sources, names = prepare(options, scratch, n_examples), {f.name for f in fields(RunSpec)}
+    specs = []
+    for point in points:
+        asked = {"n_examples": n_examples, **usual, **point}
+        if "room" in asked:
+            asked["capacity"] = sources.capacity_of(asked["room"], n_examples)
+        asked = {name: value for name, value in asked.items() if name in names}
+        specs.append(spec_of(options, sources, **asked))
+        point |= {name: getattr(specs[-1], name) for name in _NUMBERS}
+    prepare_local(specs, sources)
+    _run_in_turns(points, specs, options, most_seconds)
+    failed = {p.get("name", p["loader"]): p["error"] for p in points if "error" in p}
+    points[:] = [point for point in points if "error" not in point]
+    facts = {"data": sources.label, **store_facts(options)}
+    return {**facts, "failed": failed, "points": points}
+
+
+def _run_in_turns(
+    points: list[dict], specs: list[RunSpec], options: MountOptions, most_seconds: float | None
+) -> None:
     by_point = {id(point): spec for point, spec in zip(points, specs, strict=True)}
 
     def run(point: dict) -> dict:
