@@ -15,6 +15,7 @@ from .order import Indices
 
 #: The next use of an example that is not known to be used again.
 FAR = 2**62
+_NONE = np.empty(0, np.intp)
 
 
 class Served(NamedTuple):
@@ -137,7 +138,7 @@ class NextUse:
             The examples whose next use has changed: those that ranks of this node have read, and
             those that other nodes have read from it.
         """
-        by_others, served = [np.empty(0, np.intp)], [np.empty(0, np.intp)]
+        by_others, served = [_NONE], [_NONE]
         for epoch, uses in self._epochs.items() if position > self._passed else ():
             start = epoch * self._epoch_size
             first, last = max(self._passed - start, 0), max(position - start, 0)
@@ -147,6 +148,8 @@ class NextUse:
                 window = slice(*np.searchsorted(uses.served.offsets, (first, last)))
                 served.append(self._pass(epoch, uses.served.examples[window], position))
         self._passed = max(self._passed, position)
+        if len(by_others) == len(served) == 1:  # this rank is alone
+            return _NONE, _NONE
         return np.concatenate(by_others), np.concatenate(served)
 
     def _pass(self, epoch: int, examples: Indices, position: int) -> Indices:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import importlib
 import os
 import pickle
 import socket
@@ -17,24 +18,26 @@ import time
 import warnings
 import weakref
 from collections.abc import Iterable, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from overlapiter.board import Counter, StatsBoard
 from overlapiter.errors import ExampleError, PipelineError, StagingWarning, described
-from overlapiter.explain import Explanation, explain, setup_of
 from overlapiter.node import this_node
 from overlapiter.order import IndexList, Indices
-from overlapiter.peers.holders import Sharing
 from overlapiter.sharedmem.layout import Array, Layout
 from overlapiter.sharedmem.pagelocks import PageLocker, PageLocks
 from overlapiter.sharedmem.segments import Segment, Slot
 from overlapiter.sharedmem.slots import FilledSlot, MiniBatch, Report, view_batch, view_empty
-from overlapiter.stats import Stats, snapshot
 from overlapiter.tracing import OFF, Tracing, chosen_trace
 from overlapiter.workers.ipc.channel import ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.parcel import Parcel
 from overlapiter.workers.supervisor.service import Service, is_readable, is_writable
+
+if TYPE_CHECKING:  # nothing that the start of the workers would have to wait for
+    from overlapiter.explain import Explanation
+    from overlapiter.peers.holders import Sharing
+    from overlapiter.stats import Stats
 
 #: While waiting for the supervisor, how often to look whether it can still work.
 _LOOK_AFTER_SECONDS = 1.0
@@ -50,7 +53,7 @@ _Loan = weakref.KeyedRef[Slot, Array]
 
 
 #: By epoch: the orders, what the node's other ranks read meanwhile; and what nodes hold.
-Orders = tuple[dict[int, Indices | None], dict[int, Indices], Sharing | None]
+Orders: TypeAlias = "tuple[dict[int, Indices | None], dict[int, Indices], Sharing | None]"
 
 
 class WaitTimeoutError(Exception):
@@ -144,6 +147,7 @@ class Pipeline:
         self._locks: PageLocks | None = None
         self._forget_memory()
         self._service.start()
+        importlib.import_module("overlapiter.stats")  # while the workers start
 
     def _describe_setup(self) -> None:
         """Put on the board what explains its counters."""
@@ -451,10 +455,14 @@ class Pipeline:
 
     def stats(self) -> Stats:
         """Return what the workers have done so far; works after closing too."""
+        from overlapiter.stats import snapshot
+
         return snapshot(self._board)
 
     def explain(self, earlier: Stats | None = None) -> Explanation:
         """Return what the trainer waits for, and what to change; as :func:`.explain`."""
+        from overlapiter.explain import explain, setup_of
+
         return explain(setup_of(self._board), self.stats(), earlier or self._first)
 
     def close(self) -> None:

@@ -9,13 +9,11 @@ import pickle
 import socket
 import warnings
 from importlib.util import find_spec
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from overlapiter.errors import OptionError, StagingError, StagingWarning
 from overlapiter.node import this_node
 from overlapiter.options import Staging, Tier, directory_path, parse_share, parse_size
-from overlapiter.peers.holders import NodeShare
-from overlapiter.peers.rendezvous import communicator_of, join
 from overlapiter.redirection import added_readers
 from overlapiter.scatter import ScatteredOrder
 from overlapiter.sources import declared_paths, paths_below, source_root, source_roots
@@ -26,6 +24,9 @@ from overlapiter.urls import is_url
 from overlapiter.workers.plan import StagingPlan
 from overlapiter.workers.start.launch import start_forkserver
 from overlapiter.workers.start.parcel import Parcel
+
+if TYPE_CHECKING:  # nothing that the first mini-batch would have to wait for
+    from overlapiter.peers.holders import NodeShare
 
 #: What a file takes of a disk is a multiple of this, and more where the blocks are larger.
 _BLOCK_BYTES = 4096
@@ -131,6 +132,9 @@ def join_peers(
             "needs the orders of all ranks; give overlapiter.scatter_order(comm) as order_sampler, "
             "or as the sampler of a DataLoader, where a DistributedSampler will do, too",
         )
+    from overlapiter.peers.holders import NodeShare
+    from overlapiter.peers.rendezvous import communicator_of, join
+
     comm = communicator_of(staging.peers, sampler.rank, sampler.size)
     joined = join(comm, sampler.rank, plan.n_prefetchers)
     if joined is None:

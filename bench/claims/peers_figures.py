@@ -21,16 +21,16 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     if not points:
         return []
     figure, (reads, seconds) = plt.subplots(1, 2, figsize=(9.0, 4.3))
-    n_examples = result["options"]["examples"]
     for point in points:
         nodes, fraction, kind = point["nodes"], point["fraction"], point["kind"]
+        n_files = point.get("examples", result["options"]["examples"])
         style = {
             "color": _COLOURS[nodes, fraction],
             "linestyle": "-" if kind == "peers" else ":",
             "marker": "o",
             "label": f"{nodes} nodes, room for {100 * fraction:g} % each, {kind}",
         }
-        for axes, key, scale in ((reads, "reads", 100 / n_examples), (seconds, "seconds", 1.0)):
+        for axes, key, scale in ((reads, "reads", 100 / n_files), (seconds, "seconds", 1.0)):
             by_epoch = np.array([run[key] for run in point["runs"]]).T * scale
             line(axes, range(1, len(by_epoch) + 1), [*map(spread, by_epoch)], **style)
     reads.set_title("reads of the slow store, % of the files", loc="left")

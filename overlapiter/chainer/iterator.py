@@ -6,7 +6,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import chainer
 import numpy as np
@@ -25,7 +25,6 @@ from overlapiter.chainer.arguments import (
 from overlapiter.chainer.datasets import DatasetPickler
 from overlapiter.chainer.progress import Progress, ProgressAttributes
 from overlapiter.errors import ExampleError
-from overlapiter.explain import Explanation
 from overlapiter.faults import SkippedExamples, explain_stall, warn_if_failure_hangs
 from overlapiter.options import (
     BadExamples,
@@ -36,14 +35,17 @@ from overlapiter.options import (
     skip_limit,
 )
 from overlapiter.order import IterationState, Step
-from overlapiter.peers.holders import NodeShare
 from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
 from overlapiter.planning import join_peers, names_source, pickled, staging_plan
 from overlapiter.sharedmem.slots import MiniBatch
 from overlapiter.snapshot import exchange, is_same
-from overlapiter.stats import Stats
 from overlapiter.tracing import Trace, chosen_trace
 from overlapiter.workers.plan import SupervisorPlan
+
+if TYPE_CHECKING:  # nothing that the start of the workers would have to wait for
+    from overlapiter.explain import Explanation
+    from overlapiter.peers.holders import NodeShare
+    from overlapiter.stats import Stats
 
 
 class OverlapIterator(ProgressAttributes):

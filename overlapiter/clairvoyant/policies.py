@@ -271,7 +271,10 @@ def pooled_times(system: System, reads: EpochReads, n_store_threads: int) -> Arr
 
 
 def pooled_reads(system: System, workload: Workload) -> Iterator[EpochReads]:
-    """Yield, for each epoch, from where each example is read with the placement of the run."""
+    """Yield, for each epoch, from where each example is read with the placement of the run.
+
+    That is the fastest copy; the store is asked for what none of the nodes holds.
+    """
     node_of = system.node_of_rank
     placement = workload.plan.placement(node_of.tolist())
     rooms = np.outer(np.bincount(node_of), [tier.capacity for tier in system.tiers])
@@ -279,7 +282,7 @@ def pooled_reads(system: System, workload: Workload) -> Iterator[EpochReads]:
     local = np.array([tier.read_seconds for tier in system.tiers] + [np.inf])
     peer = np.array([system.peer_seconds(tier) for tier in system.tiers] + [np.inf])
     for epoch, (examples, sizes) in zip(workload.plan.epochs, workload.epochs(), strict=True):
-        fetch = np.full(sizes.shape, store)
+        fetch = np.full(sizes.shape, np.inf)
         sources = np.full(sizes.shape, -1, np.int8)
         is_first = epoch == placement.start[0]
         nodes, tiers = pooled_tiers(placement, epoch, workload.sizes, rooms)
@@ -290,6 +293,7 @@ def pooled_reads(system: System, workload: Workload) -> Iterator[EpochReads]:
             source = np.where(is_local, tier, tier + len(system.tiers))
             is_faster = seconds < fetch
             fetch[is_faster], sources[is_faster] = seconds[is_faster], source[is_faster]
+        fetch[sources < 0] = store
         yield EpochReads(sizes, fetch + system.write_seconds, sources)
 
 

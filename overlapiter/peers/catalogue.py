@@ -9,29 +9,35 @@ import os
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from overlapiter.store.extents import Extent, keys_of, source_seed
+from overlapiter.store.extents import key_of_bytes, source_seed
 from overlapiter.store.generation import generation_of, index_path, segment_path, segments_of
 from overlapiter.store.index import Cursor, Index, IndexBusyError, IndexDamagedError, StaleError
 from overlapiter.store.site import Site
-from overlapiter.store.tables import extent_of, run_by_key
+from overlapiter.store.tables import run_by_key
 
 #: That it cannot be looked up now; the node that asked reads the source instead.
 _FAILURES = (OSError, IndexBusyError, IndexDamagedError, StaleError)
 Row = tuple[Any, ...]
-_COLUMNS = "key, segment, start, size, mtime, checksum, at, path"
+_COLUMNS = "key, path, segment, start, size, mtime, checksum, CAST(at AS INTEGER)"
 
 
 class Entry(NamedTuple):
     """A staged file.
 
     Attributes:
-        extent: Where it lies.
         path: The path of its segment.
+        start: Where the bytes begin in it.
+        size: Bytes.
+        mtime: As in its extent.
+        checksum: As in its extent.
         at: When it was staged, in seconds.
     """
 
-    extent: Extent
     path: str
+    start: int
+    size: int
+    mtime: int
+    checksum: int
     at: int
 
 
@@ -47,17 +53,14 @@ class Catalogue:
 
     def __init__(self, sites: Sequence[Site], source: str, real: str, place: str) -> None:
         self._directories = [site.directory for site in sites]
-        self._root = os.path.join(source, "")
-        self._key_of = keys_of(source, place, real)
-        self._source_number = source_seed(real or source, place) - (1 << 63)
+        self._root = os.path.join(real or source, "").encode("utf-8", "surrogateescape")
+        self._seed = source_seed(real or source, place)
+        self._source_number = self._seed - (1 << 63)
         self._open: list[tuple[str, Index] | None] = [None] * len(sites)
 
     def look(self, names: Sequence[bytes]) -> tuple[dict[bytes, Entry], set[bytes]]:
         """Return the staged ones of some files, and those that are being copied."""
-        keys = {}
-        for name in names:
-            path = self._root + name.decode("utf-8", "surrogateescape")
-            keys[self._key_of(path)] = name
+        keys = {key_of_bytes(self._root + name, self._seed): name for name in names}
         found: dict[bytes, Entry] = {}
         coming: set[bytes] = set()
         for tier in range(len(self._directories)):
@@ -93,11 +96,11 @@ class Catalogue:
 
         rows, copying = index.read(select)
         folder = segments_of(generation)
-        for row in rows:
-            if row[7] == names[row[0]]:  # else another file that has this key
-                extent = extent_of(row[:6], tier)
-                path = segment_path(folder, extent.segment)
-                found[names[row[0]]] = Entry(extent, path, int(row[6]))
+        for key, path, segment, start, *others in rows:
+            if {*map(type, others), type(segment), type(start)} != {int}:
+                raise IndexDamagedError(f"no numbers in the row of {path!r}")
+            if path == names[key]:  # else another file that has this key
+                found[path] = Entry(segment_path(folder, segment), max(start, 0), *others)
         coming.update(names[key] for (key,) in copying if names[key] not in found)
 
     def _opened(self, tier: int) -> tuple[str, Index] | None:

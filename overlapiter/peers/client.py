@@ -22,7 +22,7 @@ from overlapiter.origins.origin import Original
 from overlapiter.store.breaker import Breaker
 from overlapiter.store.elsewhere import Holders, Take
 
-from .connection import Address, Connection
+from .connection import WAIT_AGAIN_SECONDS, WAIT_SECONDS, Address, Connection
 from .pace import Pace, Way
 from .protocol import COMING, FRESH, MOST_NAMES, PeerError, Record
 
@@ -166,10 +166,15 @@ class Peers:
             lane.close()
 
     def connect(self, node: int, n_failures: int) -> Connection:
-        """Return a connection to a server of a node, another one after each failure."""
+        """Return a connection to a server of a node, another one after each failure.
+
+        The kernel of a stopped server takes connections all the same: the files that try whether it
+        has gone on hold up their mini-batches for a moment only.
+        """
         addresses = self._plan.nodes[node]
         address = addresses[(self._plan.rank + n_failures) % len(addresses)]
-        return Connection(address, self._plan.secret)
+        let_in_seconds = WAIT_AGAIN_SECONDS if n_failures else WAIT_SECONDS
+        return Connection(address, self._plan.secret, let_in_seconds=let_in_seconds)
 
 
 class _Lane:

@@ -24,8 +24,8 @@ from .protocol import (
 #: Where a server is: host and port.
 Address = tuple[str, int]
 
-#: How long to wait for the next bytes of a server.
-WAIT_SECONDS = 1.0
+#: How long to wait for the next bytes of a server; to be let in again by one that has failed.
+WAIT_SECONDS, WAIT_AGAIN_SECONDS = 1.0, 0.25
 _TIMEVAL = struct.Struct("@ll")
 
 
@@ -36,30 +36,41 @@ class Connection:
         address: Of the server.
         secret: Of the job.
         wait_seconds: How long to wait for what comes next.
+        let_in_seconds: How long to wait to be let in.
 
     Raises:
         OSError: The server cannot be reached, or does not answer.
         PeerError: It does not know the secret.
     """
 
-    def __init__(self, address: Address, secret: bytes, wait_seconds: float = WAIT_SECONDS) -> None:
-        self._socket = socket.create_connection(address, wait_seconds)
+    def __init__(
+        self,
+        address: Address,
+        secret: bytes,
+        wait_seconds: float = WAIT_SECONDS,
+        let_in_seconds: float = WAIT_SECONDS,
+    ) -> None:
+        self._socket = socket.create_connection(address, let_in_seconds)
         try:
             self._socket.settimeout(None)  # the kernel's own limits cost no system call
-            limit = _TIMEVAL.pack(int(wait_seconds), int(wait_seconds % 1 * 1e6))
-            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
-                self._socket.setsockopt(socket.SOL_SOCKET, option, limit)
+            self._limit(let_in_seconds)
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             nonces = self.read(NONCE_BYTES) + secrets.token_bytes(NONCE_BYTES)
             hello = nonces[NONCE_BYTES:] + proof(secret, b"client", nonces)
             self._socket.sendall(hello)
             if not is_same(self.read(CODE_BYTES), proof(secret, b"server", nonces)):
                 raise PeerError("the server does not know the secret")
+            self._limit(wait_seconds)
         except BaseException:
             self._socket.close()
             raise
         self._requests = Seal(secret, b"client", nonces)
         self._answers = Seal(secret, b"server", nonces)
+
+    def _limit(self, seconds: float) -> None:
+        limit = _TIMEVAL.pack(int(seconds), int(seconds % 1 * 1e6))
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._socket.setsockopt(socket.SOL_SOCKET, option, limit)
 
     def ask(self, names: Sequence[bytes]) -> None:
         """Ask for files; a second request may be sent before the first one is answered."""

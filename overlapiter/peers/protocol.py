@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 SECRET_BYTES = 32
@@ -131,8 +131,8 @@ def unpacked_names(payload: bytes) -> list[bytes]:
     return names
 
 
-def packed_records(records: Sequence[Record]) -> bytes:
-    """Return the payload of an answer."""
+def packed_records(records: Iterable[tuple[int, int, int, int]]) -> bytes:
+    """Return the payload of an answer; each record is what a :class:`Record` is."""
     return b"".join([_RECORD.pack(*record) for record in records])
 
 

@@ -33,7 +33,6 @@ from .protocol import (
     NONCE_BYTES,
     THERE,
     PeerError,
-    Record,
     Seal,
     is_same,
     packed_records,
@@ -70,17 +69,20 @@ class _Segments:
         self._mapped: collections.OrderedDict[str, memoryview] = collections.OrderedDict()
 
     def view(self, path: str, start: int, size: int) -> memoryview | None:
-        """Return bytes of a segment, which stay mapped as long as they are held; None if beyond it.
+        """Return bytes of a segment, which stay mapped as long as they are held.
 
-        Raises:
-            OSError: It is gone.
+        Returns:
+            The bytes, right or wrong; None if the segment is gone or ends before them.
         """
-        mapped = self._mapped.pop(path, None)
+        mapped = self._mapped.get(path)
         if mapped is None or start + size > len(mapped):  # segments grow
-            mapped = _mapping(path)
-        self._mapped[path] = mapped
-        if len(self._mapped) > _MOST_SEGMENTS:
-            self._mapped.popitem(last=False)
+            try:
+                mapped = self._mapped[path] = _mapping(path)
+            except OSError:  # it was evicted a moment ago
+                return None
+            if len(self._mapped) > _MOST_SEGMENTS:
+                self._mapped.popitem(last=False)
+        self._mapped.move_to_end(path)
         return mapped[start : start + size] if start + size <= len(mapped) else None
 
 
@@ -230,13 +232,11 @@ class Server:
         """Wait for what a connection needs next."""
         if connection not in self._connections:
             return
-        events = selectors.EVENT_WRITE if connection.pieces else selectors.EVENT_READ
-        if connection in self._ready:
-            events = 0
-        wanted = events or selectors.EVENT_READ
-        if self._selector.get_key(connection.socket).events != wanted:
-            data = self._selector.get_key(connection.socket).data
-            self._selector.modify(connection.socket, wanted, data)
+        is_blocked = connection.pieces and connection not in self._ready
+        wanted = selectors.EVENT_WRITE if is_blocked else selectors.EVENT_READ
+        key = self._selector.get_key(connection.socket)
+        if key.events != wanted:
+            self._selector.modify(connection.socket, wanted, key.data)
 
     def _receive(self, connection: _Connection) -> None:
         data = connection.socket.recv(_READ_BYTES)
@@ -287,25 +287,16 @@ class Server:
         records = []
         for name in names:
             entry = found.get(name)
-            if entry is not None and self._offer(connection, entry):
-                _, _, _, _, size, mtime, checksum = entry.extent
+            piece = entry and self._segments.view(entry.path, entry.start, entry.size)
+            if entry is not None and piece is not None:
                 state = FRESH if entry.at > self._since else THERE
-                records.append(Record(state, size, mtime, checksum))
+                records.append((state, entry.size, entry.mtime, entry.checksum))
+                if piece:
+                    connection.pieces.append(piece)
             else:
-                records.append(Record(COMING if name in coming else ABSENT))
+                records.append((COMING if name in coming else ABSENT, 0, 0, 0))
         answer = connection.answers.message(packed_records(records))
         connection.pieces.appendleft(memoryview(answer))
-
-    def _offer(self, connection: _Connection, entry: Entry) -> bool:
-        """Have the bytes of a file sent; return whether they are there, right or wrong."""
-        start, size = max(entry.extent.start, 0), entry.extent.size
-        try:
-            piece = self._segments.view(entry.path, start, size)
-        except OSError:  # it was evicted a moment ago
-            return False
-        if piece:
-            connection.pieces.append(piece)
-        return piece is not None
 
     # --- sending ------------------------------------------------------------------------------
 

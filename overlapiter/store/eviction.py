@@ -136,7 +136,8 @@ class Eviction:
         """Take note that all before ``position`` has been read, by others too."""
         self._settled = position
         by_others, served = self._next_use.pass_by(position)
-        self._leave_to_others(by_others)
+        if len(by_others):
+            self._leave_to_others(by_others)
         settled: list[int] = served.tolist() if self._has_begun else []
         n_served = len(settled)
         while self._window and self._window[0][0] <= position:

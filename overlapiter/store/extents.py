@@ -90,8 +90,12 @@ def key_of(path: str, seed: int) -> int:
         path: Its absolute path.
         seed: Of its source root, see :func:`source_seed`.
     """
-    digest = xxhash.xxh3_64_intdigest(path.encode("utf-8", "surrogateescape"), seed)
-    return digest - (1 << 63)
+    return key_of_bytes(path.encode("utf-8", "surrogateescape"), seed)
+
+
+def key_of_bytes(path: bytes, seed: int) -> int:
+    """Return the number of a file, by its path as the disk has it; see :func:`key_of`."""
+    return xxhash.xxh3_64_intdigest(path, seed) - (1 << 63)
 
 
 def keys_of(source: str, place: str = "", real: str = "") -> Callable[[str], int]:

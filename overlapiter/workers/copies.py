@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from overlapiter.sources import normalised
 from overlapiter.stagedfile import open_bytes, open_instead
@@ -12,6 +12,8 @@ from overlapiter.store.extents import DamagedError, Extent, ExtentReader, keys_o
 from overlapiter.store.localfiles import LocalFiles
 from overlapiter.urls import is_url
 from overlapiter.workers.plan import StagingPlan
+
+_Given = TypeVar("_Given")
 
 
 def _note_nothing(_tier: int, _n_bytes: int, _took_ns: int) -> None:
@@ -67,40 +69,34 @@ class StagedCopies:
         self, path: str, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> IO[Any] | None:
         """Return the staged copy, opened; None where the source has to be read."""
-        self.opened.append(path)
-        extent = self._extent_of(path)
-        if extent is not None:
-            began_ns, n_bytes = time.monotonic_ns(), 0
-            try:
-                if extent.is_whole:
-                    segment = self._reader.path_of(extent)
-                    file = open_instead(segment, path, mode, *args, **kwargs)
-                else:
-                    n_bytes = extent.size
-                    file = open_bytes(self._reader.read(extent), path, mode, *args, **kwargs)
-            except (DamagedError, OSError):
-                self._miss(extent)
-            else:
-                self.opens_staged += 1
-                self._note_read(extent.tier, n_bytes, time.monotonic_ns() - began_ns)
-                return file
-        self.opens_source += 1
-        return None
+
+        def opened(extent: Extent) -> tuple[IO[Any], int]:
+            if extent.is_whole:
+                segment = self._reader.path_of(extent)
+                return open_instead(segment, path, mode, *args, **kwargs), 0
+            data = self._reader.read(extent)
+            return open_bytes(data, path, mode, *args, **kwargs), extent.size
+
+        return self._copy_of(path, opened)
 
     def local_path(self, path: str) -> str | None:
         """Return the path of the staged copy, until the next example; None without one."""
+        return self._copy_of(path, lambda e: (self._files.path_of(e, path), e.size))
+
+    def _copy_of(self, path: str, give: Callable[[Extent], tuple[_Given, int]]) -> _Given | None:
+        """Return what ``give`` makes of a copy, beside the bytes of it that it reads; else None."""
         self.opened.append(path)
         extent = self._extent_of(path)
         if extent is not None:
             began_ns = time.monotonic_ns()
             try:
-                found = self._files.path_of(extent, path)
+                given, n_bytes = give(extent)
             except (DamagedError, OSError):
                 self._miss(extent)
             else:
                 self.opens_staged += 1
-                self._note_read(extent.tier, extent.size, time.monotonic_ns() - began_ns)
-                return found
+                self._note_read(extent.tier, n_bytes, time.monotonic_ns() - began_ns)
+                return given
         self.opens_source += 1
         return None
 

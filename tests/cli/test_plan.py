@@ -65,6 +65,13 @@ def test_of_what_does_not_fit_the_rest_is_read_again_and_more_room_mends_it(prof
     assert found["run_seconds"] < alone < found["others_run_seconds"]["the store alone"]
 
 
+def test_copies_are_read_also_where_the_store_is_as_fast(profile) -> None:
+    slow_disk = {**DISK, "small_read_seconds": 0.1, "read_bytes_per_second": 1e6}
+    profile.write_text(json.dumps({**PROFILE, "disk": slow_disk}))
+    found = planned(profile, "--nodes", 4, "--capacity", "15%")
+    assert found["epochs"]["later"]["missed_share"] == pytest.approx(0.4, abs=0.01)
+
+
 def test_where_training_is_the_limit_peers_bring_nothing(profile) -> None:
     found = planned(profile, "--nodes", 4, "--train-rate", 20)
     assert found["run_seconds"] == pytest.approx(10 * 10_000 / 80, rel=0.02)

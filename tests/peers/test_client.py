@@ -315,12 +315,76 @@ def test_a_peer_that_was_stopped_is_used_again_when_it_goes_on(
             asking.fetch(number, 1)
         assert asking.came(8) == dict.fromkeys(range(8))
         assert time.monotonic() - began < 2
+        while asking.n_faults < 3:  # it is tried again, which holds up a file for less
+            began = time.monotonic()
+            asking.fetch(1, 1)
+            assert asking.came(1) == {1: None}
+            assert time.monotonic() - began < 0.9
         os.kill(pid, signal.SIGCONT)
         found = None
         while found is None:
             asking.fetch(1, 1)
             found = asking.came(1)[1]
         assert found == DATA
+
+
+@contextlib.contextmanager
+def bad_cable(address: Address, delay_seconds: float, most_bytes: int) -> Iterator[Address]:
+    """Pass on what goes to a server and comes from it, late; cut after so many bytes."""
+    ends: list[socket.socket] = []
+    threads: list[threading.Thread] = []
+
+    def start(run: Callable[..., None], *arguments: socket.socket) -> None:
+        threads.append(threading.Thread(target=run, args=arguments))
+        threads[-1].start()
+
+    def pass_on(source: socket.socket, target: socket.socket) -> None:
+        n_left = most_bytes
+        with contextlib.suppress(OSError):
+            while n_left > 0 and (data := source.recv(min(n_left, 30_000))):
+                time.sleep(delay_seconds)
+                target.sendall(data)
+                n_left -= len(data)
+        for end in (source, target):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def accept() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                ends.append(listener.accept()[0])
+                ends.append(socket.create_connection(address))
+                start(pass_on, *ends[-2:])
+                start(pass_on, *ends[:-3:-1])
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        start(accept)
+        yield listener.getsockname()
+        listener.shutdown(socket.SHUT_RDWR)
+        threads[0].join()
+        for end in ends:
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join()
+        for end in ends:
+            end.close()
+
+
+def test_over_a_network_that_delays_and_cuts_comes_nothing_wrong(
+    ask: Callable[..., Asking], tmp_path: Path
+) -> None:
+    with served(tmp_path / "fast", 40) as (address, _), bad_cable(address, 0.02, 10**5) as late:
+        asking = ask(late)
+        came: dict[int, bytes | None] = {}
+        while len(came) < 40 or None in came.values():  # until all have come, over many connections
+            lost = [number for number in range(40) if came.get(number) is None]
+            for number in lost:
+                asking.fetch(number, 1)
+            came |= asking.came(len(lost))
+        assert came == dict.fromkeys(range(40), DATA)
+        assert asking.n_faults >= 3
+        asking.peers.close()
 
 
 def test_a_peer_that_was_replaced_is_used_again(ask: Callable[..., Asking], tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ from overlapiter.peers.protocol import (
     unpacked_names,
 )
 from overlapiter.peers.server import MOST_STRANGERS, Server
-from overlapiter.store.extents import Extent, checksum_of
+from overlapiter.store.extents import checksum_of
 from tests.peers.serving import FILE_BYTES, SECRET, content, key, name, served
 
 
@@ -190,9 +190,8 @@ class Scattered:
         self._folder = folder
 
     def look(self, names: Sequence[bytes]) -> tuple[dict[bytes, Entry], set[bytes]]:
-        extent = Extent(1, 0, 0, 0, FILE_BYTES, 1, 1)
-        found = {each: Entry(extent, f"{self._folder}/{each.decode()}", 50) for each in names}
-        return found, set()
+        paths = {each: f"{self._folder}/{each.decode()}" for each in names}
+        return {each: Entry(path, 0, FILE_BYTES, 1, 1, 50) for each, path in paths.items()}, set()
 
 
 def test_more_segments_than_are_kept_open_are_sent_at_the_same_time(tmp_path: Path) -> None:

@@ -16,11 +16,10 @@ from overlapiter.workers.supervisor.schedule import Part, Schedule
 
 @pytest.fixture
 def parts() -> list[Part]:
-    schedule = Schedule(is_staging=False)
-    schedule.admit(0, [10, 11, 12, 13], None, 2)
-    batch = schedule.batch(0)
-    assert batch is not None
-    return batch.parts
+    schedule = Schedule(is_staging=False, part_size=lambda _: 2)
+    schedule.admit(0, [10, 11, 12, 13], None)
+    parts = [schedule.next_to_read(1), schedule.next_to_read(1)]
+    return [part for part in parts if part is not None]
 
 
 def test_the_example_that_a_worker_was_at_is_the_culprit(parts):

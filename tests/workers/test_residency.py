@@ -31,13 +31,13 @@ class Run:
 
     def __init__(self, capacity_bytes: int | None = 10 * FILE_BYTES, n_sharers: int = 1) -> None:
         self.residency = Residency(N_EXAMPLES, 1, capacity_bytes, n_sharers)
-        self.schedule = Schedule(is_staging=True)
+        self.schedule = Schedule(is_staging=True, part_size=lambda _: 2)
         self.n_tasks = 0
         orders = {0: None, 1: np.random.default_rng(1).permutation(N_EXAMPLES)}
         self.residency.learn(orders, {})
         for batch_id in range(N_EXAMPLES // 4):
             indices = list(range(4 * batch_id, 4 * batch_id + 4))
-            self.schedule.admit(batch_id, indices, None, 2, 4 * batch_id)
+            self.schedule.admit(batch_id, indices, None, 4 * batch_id)
 
     def hand_out(self) -> Part:
         part = self.schedule.next_to_stage()
@@ -125,8 +125,8 @@ def test_where_other_ranks_evict_every_part_is_looked_at_but_not_compared_again(
 
 
 def test_an_example_of_several_files_or_none_is_known_as_others_are():
-    residency, schedule = Residency(2, 1, None), Schedule(is_staging=True)
-    schedule.admit(0, [0, 1], None, 2, 0)
+    residency, schedule = Residency(2, 1, None), Schedule(is_staging=True, part_size=lambda _: 2)
+    schedule.admit(0, [0, 1], None, 0)
     part = schedule.next_to_stage()
     several = [extent_of(5), extent_of(6)]
     findings = [Finding(0, packed(several), True, False, ()), Finding(1, b"", True, False, ())]
@@ -233,8 +233,9 @@ def test_victims_that_went_are_not_staged_any_more(moved):
 
 
 def test_indices_that_count_from_the_end_name_the_same_examples():
-    residency, schedule = Residency(4, 1, 100 * FILE_BYTES), Schedule(is_staging=True)
-    schedule.admit(0, [-1, 3], None, 2, 0)
+    residency = Residency(4, 1, 100 * FILE_BYTES)
+    schedule = Schedule(is_staging=True, part_size=lambda _: 2)
+    schedule.admit(0, [-1, 3], None, 0)
     part = schedule.next_to_stage()
     residency.hand_out(part)
     assert not residency.hear(1, [finding_of(3)], {})

@@ -23,13 +23,15 @@ class ScheduleMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.schedule = Schedule(is_staging=self.is_staging)
+        self.part_size = 1
+        self.schedule = Schedule(is_staging=self.is_staging, part_size=lambda _: self.part_size)
         self.next_id = 0
         self.open: dict[int, Batch] = {}
         self.delivered: list[int] = []
         self.abandoned: list[int] = []
         self.staging: list[Part] = []
         self.reading: list[Part] = []
+        self.cuts: dict[int, int] = {}  # sizes, by part
 
     def settle(self, batch: Batch | None) -> None:
         """Note what the schedule returned as settled; it must be so, and for the first time."""
@@ -41,20 +43,22 @@ class ScheduleMachine(RuleBasedStateMachine):
         assert not {*numbers(batch.parts)} & {*numbers(self.staging + self.reading)}
         (self.abandoned if batch.is_abandoned else self.delivered).append(batch.batch_id)
 
-    @rule(size=st.integers(1, 6), part_size=st.integers(1, 4))
-    def admit(self, size: int, part_size: int) -> None:
+    @rule(size=st.integers(1, 6))
+    def admit(self, size: int) -> None:
         indices = [*range(self.next_id * 10, self.next_id * 10 + size)]
-        self.schedule.admit(self.next_id, indices, None, part_size)
-        batch = self.open[self.next_id] = self.schedule.batch(self.next_id)
-        assert [i for part in batch.parts for i in part.indices] == indices
-        assert max(len(part.indices) for part in batch.parts) <= part_size
+        self.schedule.admit(self.next_id, indices, None)
+        self.open[self.next_id] = self.schedule.batch(self.next_id)
         self.next_id += 1
+
+    @rule(part_size=st.integers(1, 4))
+    def learn_what_examples_cost(self, part_size: int) -> None:
+        self.part_size = part_size
 
     @precondition(lambda self: self.next_id)
     @rule(data=st.data())
     def admit_again(self, data) -> None:
         batch_id = data.draw(st.integers(0, self.next_id - 1))
-        self.schedule.admit(batch_id, [1, 2, 3], None, 1)
+        self.schedule.admit(batch_id, [1, 2, 3], None)
         assert self.schedule.batch(batch_id) is self.open.get(batch_id)
 
     @rule()
@@ -65,7 +69,15 @@ class ScheduleMachine(RuleBasedStateMachine):
         else:
             assert part.state is PartState.STAGING
             assert part.part_id < min(numbers(self.waiting(PartState.TO_STAGE)), default=1 << 60)
+            self.cut(part)
             self.staging.append(part)
+
+    def cut(self, part: Part) -> None:
+        """Note that a part was taken; it is cut the first time, as is then best."""
+        if part.part_id not in self.cuts:
+            self.cuts[part.part_id] = len(part.indices)
+            assert len(part.indices) == min(self.part_size, len(part.batch.indices) - part.start)
+        assert len(part.indices) == self.cuts[part.part_id]
 
     @rule(ahead=st.integers(0, 4))
     def take_to_read(self, ahead: int) -> None:
@@ -78,6 +90,7 @@ class ScheduleMachine(RuleBasedStateMachine):
             assert part.state is PartState.READING
             assert part.batch.batch_id < before_id
             assert part.part_id < min(numbers(waiting), default=1 << 60)
+            self.cut(part)
             self.reading.append(part)
 
     def waiting(self, state: PartState) -> list[Part]:
@@ -126,6 +139,7 @@ class ScheduleMachine(RuleBasedStateMachine):
         for state, held in [(PartState.STAGING, self.staging), (PartState.READING, self.reading)]:
             assert sorted(numbers(held)) == numbers([p for p in parts if p.state is state])
         for batch in self.open.values():
+            assert [i for part in batch.parts for i in part.indices] == batch.indices
             n_done = sum(part.state is PartState.DONE for part in batch.parts)
             assert batch.n_waiting == len(batch.parts) - n_done > 0
             queued = {PartState.TO_STAGE, PartState.TO_READ}
@@ -158,6 +172,10 @@ TestScheduleWithoutStaging = PlainScheduleMachine.TestCase
 TestScheduleWithoutStaging.settings = few
 
 
+def schedule_of_single_examples() -> Schedule:
+    return Schedule(is_staging=False, part_size=lambda _: 1)
+
+
 def take_all(schedule: Schedule) -> list[Part]:
     parts = []
     while (part := schedule.next_to_read(1 << 60)) is not None:
@@ -167,8 +185,8 @@ def take_all(schedule: Schedule) -> list[Part]:
 
 @pytest.mark.parametrize("part_size", range(1, 8))
 def test_parts_cut_a_mini_batch_in_order(part_size):
-    schedule = Schedule(is_staging=False)
-    schedule.admit(0, [7, 5, 5, 9, 1], [0, 0, 0, 1, 1], part_size)
+    schedule = Schedule(is_staging=False, part_size=lambda _: part_size)
+    schedule.admit(0, [7, 5, 5, 9, 1], [0, 0, 0, 1, 1])
     parts = take_all(schedule)
     assert [(part.start, part.stop) for part in parts] == [
         (start, min(start + part_size, 5)) for start in range(0, 5, part_size)
@@ -178,15 +196,15 @@ def test_parts_cut_a_mini_batch_in_order(part_size):
 
 
 def test_without_a_seed_parts_have_no_epochs():
-    schedule = Schedule(is_staging=False)
-    schedule.admit(0, [1, 2], None, 1)
+    schedule = schedule_of_single_examples()
+    schedule.admit(0, [1, 2], None)
     assert [part.epochs for part in take_all(schedule)] == [None, None]
 
 
 def test_the_part_needed_first_is_first_even_if_it_comes_back_last():
-    schedule = Schedule(is_staging=False)
+    schedule = schedule_of_single_examples()
     for batch_id in range(3):
-        schedule.admit(batch_id, [1, 2], None, 1)
+        schedule.admit(batch_id, [1, 2], None)
     parts = take_all(schedule)
     for part in reversed(parts):
         schedule.redo(part, PartState.TO_READ)
@@ -194,17 +212,17 @@ def test_the_part_needed_first_is_first_even_if_it_comes_back_last():
 
 
 def test_mini_batches_too_far_ahead_are_not_read_yet():
-    schedule = Schedule(is_staging=False)
+    schedule = schedule_of_single_examples()
     for batch_id in range(3):
-        schedule.admit(batch_id, [1], None, 1)
+        schedule.admit(batch_id, [1], None)
     assert schedule.next_to_read(1).batch.batch_id == 0
     assert schedule.next_to_read(1) is None
     assert schedule.next_to_read(2).batch.batch_id == 1
 
 
 def test_a_failed_mini_batch_waits_for_the_parts_that_workers_are_at():
-    schedule = Schedule(is_staging=False)
-    schedule.admit(0, [1, 2, 3], None, 1)
+    schedule = schedule_of_single_examples()
+    schedule.admit(0, [1, 2, 3], None)
     one, other = schedule.next_to_read(1), schedule.next_to_read(1)
     assert schedule.fail(one, b"why") is None
     assert schedule.next_to_read(1) is None  # the third part is no longer worth it
@@ -213,8 +231,8 @@ def test_a_failed_mini_batch_waits_for_the_parts_that_workers_are_at():
 
 
 def test_a_part_that_is_done_twice_counts_once():
-    schedule = Schedule(is_staging=False)
-    schedule.admit(0, [1, 2], None, 1)
+    schedule = schedule_of_single_examples()
+    schedule.admit(0, [1, 2], None)
     one, other = take_all(schedule)
     assert schedule.done(one) is None
     assert schedule.done(one) is None
@@ -223,11 +241,11 @@ def test_a_part_that_is_done_twice_counts_once():
 
 
 def test_after_a_drop_the_numbers_go_on_where_they_are_told():
-    schedule = Schedule(is_staging=False)
-    schedule.admit(0, [1], None, 1)
+    schedule = schedule_of_single_examples()
+    schedule.admit(0, [1], None)
     assert [batch.batch_id for batch in schedule.drop_all(5)] == [0]
-    schedule.admit(4, [1], None, 1)
+    schedule.admit(4, [1], None)
     assert schedule.batch(4) is None
-    schedule.admit(5, [1], None, 1)
+    schedule.admit(5, [1], None)
     assert schedule.batch(5).indices == [1]
     assert pickle.loads(pickle.dumps(schedule.batch(5).indices)) == [1]

@@ -11,7 +11,7 @@ from overlapiter.workers.prefetcher.staging_work import Finding, StageTask
 from overlapiter.workers.supervisor.deaths import Death
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Batch, Schedule
-from overlapiter.workers.supervisor.stages import CostEstimate, ReadCost
+from overlapiter.workers.supervisor.stages import CostEstimate
 from overlapiter.workers.supervisor.staging_stage import StagingStage
 from overlapiter.workers.supervisor.team import Team, Worker
 
@@ -31,8 +31,8 @@ class Supervisor:
         self.warnings.append(text)
 
 
-def staging_stage() -> tuple[StagingStage, Schedule, Supervisor]:
-    schedule, supervisor = Schedule(is_staging=True), Supervisor()
+def staging_stage(part_size: int) -> tuple[StagingStage, Schedule, Supervisor]:
+    schedule, supervisor = Schedule(is_staging=True, part_size=lambda _: part_size), Supervisor()
     team = Team("prefetcher", [], lambda _channel, _row: None, lambda: None)
     costs, residency = CostEstimate(2, 2), Residency(12, 1, None)
     stage = StagingStage(team, schedule, supervisor, 64, costs, residency, "/fast")
@@ -58,10 +58,10 @@ def staged(index: int) -> tuple[object, ...]:
 
 
 def test_what_is_settled_of_a_task_is_read_while_the_rest_of_it_is_held_up():
-    stage, schedule, _ = staging_stage()
+    stage, schedule, _ = staging_stage(2)
     worker = Prefetcher()
     stage.team.workers.append(worker)
-    schedule.admit(0, [0, 1, 2, 3, 4, 5], None, 2)
+    schedule.admit(0, [0, 1, 2, 3, 4, 5], None)
     stage.hand_out(9)
     (task,) = worker.tasks
     assert task.indices == [0, 1, 2, 3, 4, 5]
@@ -81,11 +81,29 @@ def test_what_is_settled_of_a_task_is_read_while_the_rest_of_it_is_held_up():
     assert schedule.next_to_read(1) is None
 
 
-def test_of_a_prefetcher_that_dies_in_the_middle_of_a_task_the_rest_is_staged_again():
-    stage, schedule, _ = staging_stage()
+def test_a_task_fills_up_while_all_that_is_needed_soon_is_staged():
+    stage, schedule, _ = staging_stage(2)
     worker = Prefetcher()
     stage.team.workers.append(worker)
-    schedule.admit(0, [0, 1, 2, 3], None, 2)
+    schedule.admit(0, [0, 1], None)
+    schedule.admit(1, [2, 3], None)
+    stage.hand_out(1)
+    (task,) = worker.tasks
+    stage.hear(worker, ("staged", task.task_id, [staged(n) for n in range(4)], {}))
+    schedule.admit(2, [4, 5], None)
+    stage.hand_out(1)
+    schedule.admit(3, [6, 7], None)
+    stage.hand_out(1)
+    assert worker.tasks == [task]
+    stage.hand_out(3)
+    assert [task.indices for task in worker.tasks] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_of_a_prefetcher_that_dies_in_the_middle_of_a_task_the_rest_is_staged_again():
+    stage, schedule, _ = staging_stage(2)
+    worker = Prefetcher()
+    stage.team.workers.append(worker)
+    schedule.admit(0, [0, 1, 2, 3], None)
     stage.hand_out(9)
     (task,) = worker.tasks
     stage.hear(worker, ("staged", task.task_id, [staged(2), staged(3)], None))
@@ -99,13 +117,13 @@ def test_of_a_prefetcher_that_dies_in_the_middle_of_a_task_the_rest_is_staged_ag
 
 
 def test_when_staging_is_given_up_every_part_is_read_unstaged():
-    stage, schedule, supervisor = staging_stage()
-    schedule.admit(0, list(range(8)), None, 3)
+    stage, schedule, supervisor = staging_stage(3)
+    schedule.admit(0, list(range(8)), None)
     stage.hand_out(9)
     assert schedule.next_to_read(1) is None
 
     stage.give_up("they all died")
-    schedule.admit(1, list(range(8, 12)), None, 3)
+    schedule.admit(1, list(range(8, 12)), None)
     stage.hand_out(9)
 
     read = []
@@ -119,8 +137,8 @@ def test_when_staging_is_given_up_every_part_is_read_unstaged():
 
 
 def test_an_example_on_which_prefetchers_die_is_named_and_its_part_is_staged_again():
-    stage, schedule, supervisor = staging_stage()
-    schedule.admit(0, [4, 5, 6], None, 3)
+    stage, schedule, supervisor = staging_stage(3)
+    schedule.admit(0, [4, 5, 6], None)
     for number in range(3):
         assert supervisor.warnings == []
         part = schedule.next_to_stage()
@@ -133,32 +151,42 @@ def test_an_example_on_which_prefetchers_die_is_named_and_its_part_is_staged_aga
     assert schedule.next_to_stage() is part
 
 
-def cost(seconds: float, n_examples: int, cpu_share: float = 1.0, n_files: int = 1) -> ReadCost:
+def cost(
+    seconds: float, n_examples: int, cpu_share: float = 1.0, n_files: int = 1
+) -> tuple[int, int, int, int]:
     busy_ns = int(seconds * 1e9) * n_examples
-    return ReadCost(n_files, busy_ns, int(cpu_share * busy_ns))
+    return n_examples, n_files, busy_ns, int(cpu_share * busy_ns)
 
 
 def test_a_part_becomes_shorter_as_examples_take_longer():
     costs = CostEstimate(2, 2)
-    assert costs.part_size(32, 2) == 4
-    costs.add(cost(0.0001, 4), 4)
+    assert costs.part_size(32, 2, is_first=True) == 4
+    assert costs.part_size(32, 2) == 16
+    costs.add(*cost(0.0001, 4))
     assert costs.part_size(32, 2) == 16
     for _ in range(100):
-        costs.add(cost(0.004, 4, n_files=3), 4)
+        costs.add(*cost(0.008, 4, n_files=3))
     assert costs.part_size(32, 2) == 4
     assert costs.n_files == 3
     for _ in range(100):
-        costs.add(cost(1.0, 1), 1)
+        costs.add(*cost(1.0, 1))
     assert costs.part_size(32, 2) == 1
+
+
+def test_a_part_that_stalled_does_not_make_the_next_ones_tiny():
+    costs = CostEstimate(2, 2)
+    costs.add(*cost(0.001, 16))
+    costs.add(*cost(1.0, 16))
+    assert costs.part_size(32, 2) == 16
 
 
 def test_readers_beyond_the_cores_have_work_only_if_they_wait():
     costs = CostEstimate(16, 2)
     assert costs.n_busy == 16
-    costs.add(cost(0.0005, 4), 4)
+    costs.add(*cost(0.0005, 4))
     assert costs.n_busy == 2
     assert costs.part_size(32, 2) == 16
     for _ in range(100):
-        costs.add(cost(0.010, 4, cpu_share=0.05), 4)
+        costs.add(*cost(0.010, 4, cpu_share=0.05))
     assert costs.n_busy == 16
     assert costs.part_size(32, 2) == 2

@@ -14,11 +14,10 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from overlapiter.board import Counter, Row
 from overlapiter.errors import described
-from overlapiter.peers.client import Peers
 from overlapiter.sources import Dataset, declared_paths, paths_below
 from overlapiter.store.elsewhere import Holders
 from overlapiter.store.extents import Extent, unpacked
@@ -40,6 +39,9 @@ from .evictor import Evictor, RoomForTask
 from .staging_work import StageTask
 from .threads import Threads
 from .traced import TracedOrigin
+
+if TYPE_CHECKING:
+    from overlapiter.peers.client import Peers
 
 #: How often to show which example a prefetcher is at, while it has work, and to report what is
 #: settled of a task that a file holds up.
@@ -90,9 +92,11 @@ class Prefetcher:
         self._threads = Threads(self._work)
         self._stores = plan.stores(run, self._warn)
         self._key_of = self._stores[0].key_of
-        self._peers = (
-            None if plan.peers is None else Peers(plan.peers, self._count_peer_fault, self._crash)
-        )
+        self._peers: Peers | None = None
+        if plan.peers is not None:
+            from overlapiter.peers.client import Peers  # sockets, for these alone
+
+            self._peers = Peers(plan.peers, self._count_peer_fault, self._crash)
         self._stager = Stager(
             self._stores,
             TracedOrigin(plan.origin(), trace) if trace.is_on else plan.origin(),

@@ -18,7 +18,6 @@ from overlapiter.workers.supervisor.stages import (
     READER_CREDIT,
     UNBOUNDED,
     CostEstimate,
-    ReadCost,
     Supervising,
 )
 from overlapiter.workers.supervisor.team import Team, Worker
@@ -163,7 +162,7 @@ class ReadingStage:
     ) -> Part:
         part_id, cost, missed = answer
         part = worker.take_back(part_id)
-        self._costs.add(ReadCost(*cost), len(part.indices))
+        self._costs.add(len(part.indices), *cost)
         part.batch.busy_ns += cost[1]
         part.batch.cpu_ns += cost[2]
         if missed:

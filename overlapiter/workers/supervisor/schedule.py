@@ -1,7 +1,8 @@
 """The schedule: which part of which mini-batch is where. Pure: no process, memory or clock.
 
-A mini-batch is cut into parts, the unit that is staged, read and redone. Each part goes through
-the states of :class:`PartState`; a mini-batch is *settled* when all its parts are done. One that
+A mini-batch is cut into parts, the unit that is staged, read and redone, each when a worker first
+takes it: by then more is known of what an example costs. Each part goes through the states of
+:class:`PartState`; a mini-batch is *settled* when all its parts are done. One that
 has failed or was dropped is *abandoned*: its queued parts count as done at once, those being
 worked on when they come back, so that no worker writes to its slot when it is settled.
 """
@@ -10,8 +11,12 @@ from __future__ import annotations
 
 import enum
 import heapq
+from collections.abc import Callable
 
 from overlapiter.sharedmem.segments import Slot
+
+#: Mini-batches have fewer examples.
+_MOST_EXAMPLES = 1 << 32
 
 
 class PartState(enum.Enum):
@@ -49,8 +54,8 @@ class Part:
         "stop",
     )
 
-    def __init__(self, part_id: int, batch: Batch, start: int, stop: int, state: PartState) -> None:
-        self.part_id = part_id
+    def __init__(self, batch: Batch, start: int, stop: int, state: PartState) -> None:
+        self.part_id = batch.batch_id * _MOST_EXAMPLES + start
         self.batch = batch
         self.start = start
         self.stop = stop
@@ -79,7 +84,8 @@ class Batch:
         indices: Its index list.
         epochs: The epoch of each example; None without a seed.
         position: The position of the first example, counted over all epochs.
-        parts: Its parts, in order.
+        parts: Its parts, in order; the last one is what is not cut yet.
+        n_cut: Examples in those parts that a worker has had.
         n_waiting: Parts that are not done.
         slot: Where it is built; None before.
         layout_id: The layout of the slot; -1 before.
@@ -91,7 +97,7 @@ class Batch:
 
     __slots__ = (
         "batch_id", "busy_ns", "cpu_ns", "epochs", "failure", "indices", "is_dropped", "layout_id",
-        "n_waiting", "parts", "position", "slot",
+        "n_cut", "n_waiting", "parts", "position", "slot",
     )  # fmt: skip
 
     def __init__(
@@ -102,7 +108,7 @@ class Batch:
         self.indices = indices
         self.epochs = epochs
         self.parts: list[Part] = []
-        self.n_waiting = 0
+        self.n_cut = self.n_waiting = 0
         self.slot: Slot | None = None
         self.layout_id = -1
         self.failure: bytes | None = None
@@ -123,14 +129,17 @@ class Schedule:
 
     Args:
         is_staging: Whether parts are staged before they are read.
+        part_size: Returns how many examples of a mini-batch to put into a part now.
         n_turns: Readers to which mini-batches are dealt in turn; 1 if any reader may read any part.
     """
 
-    def __init__(self, *, is_staging: bool, n_turns: int = 1) -> None:
+    def __init__(
+        self, *, is_staging: bool, part_size: Callable[[Batch], int], n_turns: int = 1
+    ) -> None:
         self._is_staging = is_staging
+        self._part_size = part_size
         self._first_batch_id = 0
         self._next_batch_id = 0
-        self._next_part_id = 0
         self._end_position = 0
         self._batches: dict[int, Batch] = {}
         self._to_stage: _Queue = []
@@ -161,32 +170,53 @@ class Schedule:
         """Parts that are staged, as far as they can be, and that no file reader has yet."""
         return sum(map(len, self._to_read))
 
+    def is_worth_staging(self, n_examples: int, before_id: int) -> bool:
+        """Return whether so many examples are to be staged, or some that are needed soon.
+
+        These are of the nearer half of the mini-batches that are built later, from ``before_id``
+        on, or of those before.
+        """
+        first = self._next(self._to_stage, PartState.TO_STAGE)
+        if first is None or first.batch.batch_id < (before_id + self._next_batch_id) // 2:
+            return first is not None
+        for _, part in self._to_stage:
+            if part.state is PartState.TO_STAGE:
+                n_examples -= len(part.indices)
+                if n_examples <= 0:
+                    return True
+        return False
+
     def batch(self, batch_id: int) -> Batch | None:
         """Return a mini-batch that is not settled, or None."""
         return self._batches.get(batch_id)
 
     def admit(
-        self,
-        batch_id: int,
-        indices: list[int],
-        epochs: list[int] | None,
-        part_size: int,
-        position: int = 0,
+        self, batch_id: int, indices: list[int], epochs: list[int] | None, position: int = 0
     ) -> None:
-        """Take up a mini-batch, in parts of ``part_size`` examples; one taken up before is left."""
+        """Take up a mini-batch; one taken up before is left."""
         if batch_id < self._next_batch_id:
             return
         self._next_batch_id = batch_id + 1
         batch = self._batches[batch_id] = Batch(batch_id, indices, epochs, position)
         self._end_position = position + len(indices)
-        state = PartState.TO_STAGE if self._is_staging else PartState.TO_READ
-        size = len(indices)
-        for start in range(0, size, part_size):
-            part = Part(self._next_part_id, batch, start, min(start + part_size, size), state)
-            self._next_part_id += 1
-            batch.parts.append(part)
-            self._queue(part, state)
-        batch.n_waiting = len(batch.parts)
+        self._add(batch, 0, PartState.TO_STAGE if self._is_staging else PartState.TO_READ)
+
+    def _add(self, batch: Batch, start: int, state: PartState) -> None:
+        """Add a part of all examples of a mini-batch from ``start`` on."""
+        part = Part(batch, start, len(batch.indices), state)
+        batch.parts.append(part)
+        batch.n_waiting += 1
+        self._queue(part, state)
+
+    def _cut(self, part: Part, state: PartState) -> None:
+        """Leave of a part as many examples as are to be in one now; the others are another one."""
+        batch = part.batch
+        stop = part.start + self._part_size(batch)
+        if stop < part.stop:
+            part.stop = stop
+            del part.indices[stop - part.start :]
+            self._add(batch, stop, state)
+        batch.n_cut = part.stop
 
     @property
     def settled_position(self) -> int:
@@ -284,13 +314,17 @@ class Schedule:
     def _pop(
         self, queue: _Queue, wanted: PartState, then: PartState, before_id: int | None
     ) -> Part | None:
-        while queue:
-            part = queue[0][1]
-            if part.state is wanted:
-                if before_id is not None and part.batch.batch_id >= before_id:
-                    return None
-                part.state = then
+        part = self._next(queue, wanted)
+        if part is None or (before_id is not None and part.batch.batch_id >= before_id):
+            return None
+        heapq.heappop(queue)
+        part.state = then
+        if part.start >= part.batch.n_cut:
+            self._cut(part, wanted)
+        return part
+
+    def _next(self, queue: _Queue, wanted: PartState) -> Part | None:
+        """Return the first part of a queue; those that were abandoned in it are dropped."""
+        while queue and queue[0][1].state is not wanted:
             heapq.heappop(queue)
-            if part.state is then:
-                return part
-        return None
+        return queue[0][1] if queue else None

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from overlapiter.workers.supervisor.schedule import Batch
 
 #: A part keeps a file reader busy for at most this long: short enough to balance the load, long
 #: enough that messages cost little.
-PART_SECONDS = 0.016
+PART_SECONDS = 0.032
+#: A part counts as at most so many times as slow as those before.
+_MOST_TIMES = 4
+#: Parts of the first mini-batch, or more where there are many readers.
+_FIRST_PARTS = 8
 #: Parts that a file reader has at hand, so that it never waits for the supervisor.
 READER_CREDIT = 2
 #: No limit of examples or of parts.
@@ -17,20 +21,6 @@ UNBOUNDED = 1 << 60
 #: Readers that wait for less than this share of the time for which they use a core do not count
 #: as waiting.
 _SLACK = 0.2
-
-
-class ReadCost(NamedTuple):
-    """What reading a part has cost.
-
-    Attributes:
-        n_files: Most files that one of its examples has opened.
-        busy_ns: Nanoseconds that it took, less those for which a core was waited for.
-        cpu_ns: Nanoseconds of a core; for the others it waited for something else, such as a disk.
-    """
-
-    n_files: int
-    busy_ns: int
-    cpu_ns: int
 
 
 class Supervising(Protocol):
@@ -62,12 +52,22 @@ class CostEstimate:
         self.example_seconds = 0.0
         self.n_files = 1
 
-    def add(self, cost: ReadCost, n_examples: int) -> None:
-        """Learn from the examples of a part."""
+    def add(self, n_examples: int, n_files: int, busy_ns: int, cpu_ns: int) -> None:
+        """Learn from a part, of which one that stalled counts as a slow one.
+
+        Args:
+            n_examples: Its examples.
+            n_files: Most files that one of them has opened.
+            busy_ns: What it took, less the time for which a core was waited for.
+            cpu_ns: For how long it had a core; else it waited for something such as a disk.
+        """
         share = 0.1 if self.example_seconds else 1.0
-        self.example_seconds += (cost.busy_ns / 1e9 / n_examples - self.example_seconds) * share
-        self._cpu_seconds += (cost.cpu_ns / 1e9 / n_examples - self._cpu_seconds) * share
-        self.n_files = max(self.n_files, cost.n_files)
+        seconds = busy_ns / 1e9 / n_examples
+        if self.example_seconds:
+            seconds = min(seconds, _MOST_TIMES * self.example_seconds)
+        self.example_seconds += (seconds - self.example_seconds) * share
+        self._cpu_seconds += (cpu_ns / 1e9 / n_examples - self._cpu_seconds) * share
+        self.n_files = max(self.n_files, n_files)
 
     @property
     def n_busy(self) -> int:
@@ -77,13 +77,16 @@ class CostEstimate:
         waiting = self.example_seconds / self._cpu_seconds
         return min(self._n_readers, math.ceil(self._n_cores * max(1.0, waiting - _SLACK)))
 
-    def part_size(self, batch_size: int, n_build_ahead: int) -> int:
+    def part_size(self, batch_size: int, n_build_ahead: int, *, is_first: bool = False) -> int:
         """Return how many examples of a mini-batch to put into a part.
 
-        Few large parts cost less; yet each reader that has work is to have its share of what is
-        built ahead, and one part to do next.
+        Few large parts of one size cost less; yet each reader that has work is to have its share of
+        what is built ahead, and one part to do next. The first mini-batch is waited for: small
+        parts of it are staged and read by all at once.
         """
-        if not self.example_seconds:
-            return max(1, min(batch_size // self._n_readers, -(-batch_size // 8)))
-        fair = batch_size * n_build_ahead // (READER_CREDIT * self.n_busy)
-        return max(1, min(fair, batch_size, round(PART_SECONDS / self.example_seconds)))
+        n_parts = math.ceil(READER_CREDIT * self.n_busy / n_build_ahead)
+        if self.example_seconds:
+            n_parts = max(n_parts, round(batch_size * self.example_seconds / PART_SECONDS))
+        elif is_first:
+            n_parts = max(n_parts, _FIRST_PARTS)
+        return max(1, -(-batch_size // n_parts))

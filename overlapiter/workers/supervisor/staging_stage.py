@@ -14,7 +14,8 @@ from overlapiter.workers.supervisor.stages import UNBOUNDED, CostEstimate, Super
 from overlapiter.workers.supervisor.team import Team, Worker
 
 #: A task has about so many examples: transactions and messages are made for all of them together.
-_TASK_EXAMPLES, _SMALL_TASK_EXAMPLES = 64, 8
+#: It is large if all that is needed soon is staged.
+_TASK_EXAMPLES, _SMALL_TASK_EXAMPLES, _LARGE_TASK_EXAMPLES = 64, 8, 128
 #: Where files are evicted, it has at most this share of what is staged: much at once would be
 #: evicted too early.
 _TASK_SHARE = 1 / 256
@@ -81,6 +82,7 @@ class StagingStage:
         self._tasks: dict[int, _Task] = {}
         self._next_task_id = 0
         self._had_tasks = False
+        self._is_held_up = False  # the next part needs a prefetcher, and none had time for it
         self.is_given_up = False
 
     @property
@@ -90,7 +92,7 @@ class StagingStage:
 
     def give_up(self, reason: str) -> None:
         """Stage nothing any more: what is not staged is read from the source."""
-        self.is_given_up = True
+        self.is_given_up, self._is_held_up = True, False
         self._supervisor.warn(f"staging is given up, and files are read from the source: {reason}")
 
     def hand_out(self, before_id: int) -> None:
@@ -102,13 +104,21 @@ class StagingStage:
         self._residency.settle(self._schedule.settled_position)
         while True:
             worker = self.team.least_loaded(UNBOUNDED, self.credit_examples)
-            parts, indices = self._next_parts(before_id, is_worker_free=worker is not None)
+            if worker is None and self._is_held_up:
+                return
+            n_wanted = self._n_wanted()
+            # While prefetchers have nothing to do, all before this is staged: a task may fill up.
+            if not (self.team.has_parts or self._schedule.is_worth_staging(n_wanted, before_id)):
+                return
+            parts, indices = self._next_parts(before_id, n_wanted, is_free=worker is not None)
             if not parts or worker is None:
                 return
             if not self._give(worker, parts, indices):
                 return
 
-    def _next_parts(self, before_id: int, *, is_worker_free: bool) -> tuple[list[Part], list[int]]:
+    def _next_parts(
+        self, before_id: int, n_wanted: int, *, is_free: bool
+    ) -> tuple[list[Part], list[int]]:
         """Take parts for a task, and their examples that need a prefetcher, each once.
 
         Parts that need none go on to be read.
@@ -116,8 +126,8 @@ class StagingStage:
         parts: list[Part] = []
         to_look_at: dict[int, None] = {}
         n_examples = 0
-        wanted = self._n_wanted()
-        while n_examples < wanted:
+        self._is_held_up = False
+        while n_examples < n_wanted:
             limit = None if self._residency.may_run_ahead() else before_id
             part = self._schedule.next_to_stage(limit)
             if part is None:
@@ -128,7 +138,8 @@ class StagingStage:
                 extents = self._residency.extents_of(part)
                 self._supervisor.settle(self._schedule.staged(part, extents))
                 continue
-            if not is_worker_free:
+            if not is_free:
+                self._is_held_up = True
                 self._supervisor.settle(self._schedule.redo(part, PartState.TO_STAGE))
                 break
             parts.append(part)
@@ -137,13 +148,13 @@ class StagingStage:
             n_examples += len(part.indices)
         return parts, [*to_look_at]
 
-    def _n_wanted(self) -> float:
+    def _n_wanted(self) -> int:
         """Return how many examples a task is to have."""
         if not self._had_tasks:  # the first ones are small, so that each prefetcher has one soon
             return _SMALL_TASK_EXAMPLES
         if not self._residency.is_full:
-            return _TASK_EXAMPLES
-        most = min(_TASK_EXAMPLES, self._residency.n_staged * _TASK_SHARE)
+            return _TASK_EXAMPLES if self.team.has_parts else _LARGE_TASK_EXAMPLES
+        most = min(_TASK_EXAMPLES, int(self._residency.n_staged * _TASK_SHARE))
         return max(_SMALL_TASK_EXAMPLES, most)
 
     def _give(self, worker: Worker, parts: list[Part], indices: list[int]) -> bool:

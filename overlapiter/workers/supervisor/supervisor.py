@@ -43,7 +43,6 @@ from overlapiter.board import Counter, StatsBoard
 from overlapiter.errors import PipelineError
 from overlapiter.sharedmem.segments import Slot
 from overlapiter.sources import Dataset
-from overlapiter.stats import snapshot
 from overlapiter.store.site import Run
 from overlapiter.tracing import open_trace
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
@@ -92,10 +91,12 @@ class Supervisor:
         face = plan.face
         self._reads_whole = face is not None and (face.collates or face.deals_in_turn)
         n_turns = plan.n_readers if face is not None and face.deals_in_turn else 1
-        self._schedule = Schedule(is_staging=plan.staging is not None, n_turns=n_turns)
+        self._costs = CostEstimate(plan.n_readers, len(os.sched_getaffinity(0)))
+        self._schedule = Schedule(
+            is_staging=plan.staging is not None, part_size=self._part_size, n_turns=n_turns
+        )
         # For those that are being built or ready, the next one, and the one that the user holds.
         self._keeper = SlotKeeper(n_expected=plan.n_build_ahead + 2)
-        self._costs = CostEstimate(plan.n_readers, len(os.sched_getaffinity(0)))
         self._consumed_id = 0
         self._warned: set[str] = set()
         self._look_at = time.monotonic() + _LOOK_AFTER_SECONDS
@@ -160,6 +161,13 @@ class Supervisor:
             Team("peer", [self._board.supervisor_row()], role, self._leave_all), self
         )
 
+    def _part_size(self, batch: Batch) -> int:
+        """Return how many examples of a mini-batch to put into a part."""
+        size, is_first = len(batch.indices), batch.batch_id <= self._consumed_id
+        if self._reads_whole:
+            return size
+        return self._costs.part_size(size, self._plan.n_build_ahead, is_first=is_first)
+
     # --- life ---------------------------------------------------------------------------------
 
     def run(self) -> None:
@@ -223,10 +231,11 @@ class Supervisor:
             self._trainer.close()
             return
         for stage in self._stages:
-            for worker in stage.team.vacant():
-                self._refill(stage, worker)
-            for worker in stage.team.lost():
-                if self._serve(stage, worker):  # it may have sent something before
+            for worker in stage.team:
+                if not worker.pid:
+                    self._refill(stage, worker)
+                # It may have sent something before.
+                elif worker.is_lost() and self._serve(stage, worker):
                     self._reap(stage, worker)
 
     def end_workers(self, ending: str) -> None:
@@ -235,6 +244,8 @@ class Supervisor:
         Args:
             ending: How the run has ended, for its record in the staging directory.
         """
+        from overlapiter.stats import snapshot  # the first mini-batch need not wait for it
+
         self._staging.end(ending, snapshot(self._board).as_dict())
         self._reading.team.end()
         self._serving.team.end()
@@ -250,10 +261,7 @@ class Supervisor:
             for slot in released:
                 self._release(Slot(*slot))
             for batch_id, (indices, epochs, position) in enumerate(index_lists, first_id):
-                part_size = len(indices)
-                if not self._reads_whole:
-                    part_size = self._costs.part_size(part_size, self._plan.n_build_ahead)
-                self._schedule.admit(batch_id, indices, epochs, part_size, position)
+                self._schedule.admit(batch_id, indices, epochs, position)
         elif kind == "orders":
             self._residency.learn(*message[1:])
         elif kind == "reset":

@@ -205,14 +205,6 @@ class Team:
         """Start a process in a worker's place."""
         worker.start(self._process_name, self._role, self._leave_supervisor)
 
-    def vacant(self) -> list[Worker]:
-        """Return the places without a process."""
-        return [worker for worker in self.workers if not worker.pid]
-
-    def lost(self) -> list[Worker]:
-        """Return the workers whose processes can do no more."""
-        return [worker for worker in self.workers if worker.pid and worker.is_lost()]
-
     def count_death(self, death: Death) -> None:
         """Count a process that has died.
 

@@ -10,10 +10,10 @@ from overlapiter.workers.supervisor.rates import StoreRates
 from overlapiter.workers.supervisor.schedule import Batch, PartState, Schedule
 from overlapiter.workers.usage import Usage
 
-#: How often to note how much is queued.
-_SAMPLE_AFTER_NS = 20_000_000
-#: How often to record it in a trace, which takes longer.
-_RECORD_AFTER_NS = 100_000_000
+#: How often to look at what the slow store gives, and how often to note how much is queued, which
+#: takes longer.
+_LOOK_AFTER_NS = 20_000_000
+_NOTE_AFTER_NS = 100_000_000
 
 
 class Watch:
@@ -36,10 +36,11 @@ class Watch:
         self._batch: Batch | None = None
         self._reading_ns = 0
         self._since_ns = time.monotonic_ns()
-        self._sample_at_ns = 0
+        self._look_at_ns = self._note_at_ns = 0
         self._recorded = 0, 0
         self._rates = StoreRates()
-        self._readers = [board.prefetcher_row(number) for number in range(board.n_prefetchers)]
+        self._n_files = 0
+        self._prefetchers = [board.prefetcher_row(number) for number in range(board.n_prefetchers)]
 
     def note_turn(self, consumed_id: int, *, is_probing: bool) -> None:
         """Note what the trainer waits for from now on.
@@ -59,8 +60,12 @@ class Watch:
             self._divide_reading()
             self._batch = batch
         self._cause = None if batch is None else _cause_of(batch, is_probing=is_probing)
-        if now_ns >= self._sample_at_ns:
-            self._sample(now_ns, consumed_id, is_waiting=batch is not None)
+        if now_ns >= self._look_at_ns:
+            self._look_at_ns = now_ns + _LOOK_AFTER_NS
+            self._note_store()
+        if now_ns >= self._note_at_ns:
+            self._note_at_ns = now_ns + _NOTE_AFTER_NS
+            self._note_queues(now_ns, consumed_id, is_waiting=batch is not None)
 
     def _divide_reading(self) -> None:
         """Divide the wait for file readers as their time for that very mini-batch divides.
@@ -75,25 +80,26 @@ class Watch:
             self._row.add(Counter.WAIT_DECODING_NS, decoding_ns)
             self._row.add(Counter.WAIT_READING_NS, busy_ns - decoding_ns)
 
-    def _sample(self, now_ns: int, consumed_id: int, *, is_waiting: bool) -> None:
+    def _note_queues(self, now_ns: int, consumed_id: int, *, is_waiting: bool) -> None:
         schedule = self._schedule
         n_ready = max(0, schedule.next_batch_id - consumed_id - schedule.n_batches + is_waiting)
         self._row.put(Counter.PARTS_TO_STAGE, schedule.n_to_stage)
         self._row.put(Counter.PARTS_TO_READ, schedule.n_to_read)
         self._row.put(Counter.BATCHES_READY, n_ready)
         self._usage.note()
-        if self._readers:
-            self._note_store()
-        self._sample_at_ns = now_ns + _SAMPLE_AFTER_NS
-        if self._trace.is_on and now_ns - self._recorded[1] > _RECORD_AFTER_NS:
+        if self._trace.is_on:
             self._trace.counter("parts waiting", stage=schedule.n_to_stage, read=schedule.n_to_read)
             self._trace.counter("mini-batches ready", ready=n_ready)
             self._record_store(now_ns)
 
     def _note_store(self) -> None:
-        """Note how steady the slow store is."""
-        ended_ns = max(row.get(Counter.ANSWERED_NS) for row in self._readers)
-        n_files, n_kb = self._total(Counter.ANSWERS), self._total(Counter.ANSWERED_KB)
+        """Note how steady the slow store is, if it has answered since."""
+        n_files = self._total(Counter.ANSWERS)
+        if n_files == self._n_files:
+            return
+        self._n_files = n_files
+        ended_ns = max(row.get(Counter.ANSWERED_NS) for row in self._prefetchers)
+        n_kb = self._total(Counter.ANSWERED_KB)
         rates, row = self._rates, self._row
         rates.add(ended_ns, n_files, n_kb)
         row.put(Counter.STORE_BUSY_NS, rates.busy_ns)
@@ -102,13 +108,13 @@ class Watch:
         row.put(Counter.BYTE_RATE_CHANGES, round(rates.byte_changes * 1e6))
 
     def _total(self, counter: Counter) -> int:
-        return sum(row.get(counter) for row in self._readers)
+        return sum(row.get(counter) for row in self._prefetchers)
 
     def _record_store(self, now_ns: int) -> None:
         """Record what the slow store gives."""
         (before_kb, before_ns), n_kb = self._recorded, self._total(Counter.ANSWERED_KB)
         self._recorded = n_kb, now_ns
-        if before_ns and self._readers:
+        if before_ns and self._prefetchers:
             speed = (n_kb - before_kb) * 1e6 / (now_ns - before_ns)
             n_reads = self._total(Counter.READS_IN_FLIGHT)
             self._trace.counter("slow store, MB/s", read=round(speed, 1))
