@@ -59,6 +59,8 @@ def call(
     function: Callable,
     request: dict,
     launcher: Callable[[list[str]], list[str]] = list,
+    *,
+    most_seconds: float | None = None,
     **environment: str,
 ) -> dict:
     """Call a function in a fresh process and return its answer; blocks until then.
@@ -67,10 +69,11 @@ def call(
         function: See :class:`Program`.
         request: See :class:`Program`.
         launcher: Makes the command that starts a program, of several ranks for example.
+        most_seconds: How long it may take; None for as long as it wants.
         environment: More variables.
 
     Raises:
-        RunFailedError: The process did not end well.
+        RunFailedError: The process did not end well, or in time.
     """
     with tempfile.TemporaryDirectory(prefix="bench-run-") as folder:
         program = Program(function, request, folder)
@@ -78,7 +81,9 @@ def call(
         command = launcher(program.command)
         process = subprocess.Popen(command, cwd=CHECKOUT, env=variables, stdin=subprocess.DEVNULL)
         try:
-            return program.answer(process.wait())
+            return program.answer(process.wait(most_seconds))
+        except subprocess.TimeoutExpired as error:
+            raise RunFailedError(f"{program.name} took more than {most_seconds:g} s") from error
         finally:  # a launcher that is killed leaves its ranks behind, so it is asked to end
             process.terminate()
             process.wait()

@@ -83,9 +83,13 @@ def _in_short(point: dict, points: list[dict]) -> str:
 
 
 def faults(result: dict) -> list[str]:
-    """Return which loaders delivered other examples than the reference."""
-    different = result["verified"]["different"]
-    return [f"DIFFERENT EXAMPLES by {name}: {positions}" for name, positions in different.items()]
+    """Return which loaders delivered other examples than the reference, and which failed."""
+    different = result["verified"]["different"].items()
+    failed = result.get("failed", {}).items()  # those that earlier versions wrote lack it
+    return [
+        *(f"DIFFERENT EXAMPLES by {name}: {positions}" for name, positions in different),
+        *(f"NO RESULT of {name}: {error}" for name, error in failed),
+    ]
 
 
 def _parts(points: list[dict]) -> str:

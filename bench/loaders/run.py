@@ -21,13 +21,13 @@ from bench.slow import SlowStore, Store, crossed, slow_store
 from bench.slow.bare_reader import BareReader
 
 
-def run_in_new_process(spec: RunSpec) -> dict:
+def run_in_new_process(spec: RunSpec, most_seconds: float | None = None) -> dict:
     """Do one run in a fresh process and return its result as JSON has it; blocks until it ended.
 
     Raises:
-        isolated.RunFailedError: The run did not end well.
+        isolated.RunFailedError: The run did not end well, or took more than ``most_seconds``.
     """
-    return isolated.call(run, asdict(spec))
+    return isolated.call(run, asdict(spec), most_seconds=most_seconds)
 
 
 def run(request: dict) -> dict:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from bench.harness.files import copy_files, drop_page_cache, read_files, read_pairs
+from bench.harness.isolated import RunFailedError
 from bench.harness.options import Options, OptionsError, option
 from bench.harness.turns import take_turns
 from bench.loaders.run import run_in_new_process
@@ -193,7 +194,9 @@ def fresh(spec: RunSpec) -> RunSpec:
     return dataclasses.replace(spec, staging=tempfile.mkdtemp(prefix="fresh-", dir=base))
 
 
-def run_once(spec: RunSpec, *, drops_caches: bool = False) -> dict:
+def run_once(
+    spec: RunSpec, *, drops_caches: bool = False, most_seconds: float | None = None
+) -> dict:
     """Do one run, with its files in the page cache unless that is dropped."""
     if not spec.loader.endswith("-staged"):
         spec = fresh(spec)
@@ -201,11 +204,16 @@ def run_once(spec: RunSpec, *, drops_caches: bool = False) -> dict:
         drop_page_cache()
     else:
         read_files(spec.paths(), spec.root)
-    return run_in_new_process(spec)
+    return run_in_new_process(spec, most_seconds)
 
 
 def run_points(
-    options: MountOptions, scratch: Path, points: list[dict], n_examples: int, **usual: object
+    options: MountOptions,
+    scratch: Path,
+    points: list[dict],
+    n_examples: int,
+    most_seconds: float | None = None,
+    **usual: object,
 ) -> dict:
     """Do all runs in turns, each in a process of its own, and add them to their points.
 
@@ -215,10 +223,13 @@ def run_points(
         points: The lines of the table. What of a point has a name of ``RunSpec`` is asked for, and
             ``room``, the part of the data set that may be staged.
         n_examples: Of the data set.
+        most_seconds: How long a run may take. The points of those that take longer or fail are
+            removed from ``points``, and the others' results are kept. With None, one failure ends
+            the benchmark.
         usual: What is the same for all points that say nothing else.
 
     Returns:
-        The points, and what to say of data and store.
+        The points, what to say of data and store, and why those that ``failed`` have no result.
     """
     sources, names = prepare(options, scratch, n_examples), {f.name for f in fields(RunSpec)}
     specs = []
@@ -230,9 +241,28 @@ def run_points(
         specs.append(spec_of(options, sources, **asked))
         point |= {name: getattr(specs[-1], name) for name in _NUMBERS}
     prepare_local(specs, sources)
+    _run_in_turns(points, specs, options, most_seconds)
+    failed = {p.get("name", p["loader"]): p["error"] for p in points if "error" in p}
+    points[:] = [point for point in points if "error" not in point]
+    facts = {"data": sources.label, **store_facts(options)}
+    return {**facts, "failed": failed, "points": points}
+
+
+def _run_in_turns(
+    points: list[dict], specs: list[RunSpec], options: MountOptions, most_seconds: float | None
+) -> None:
     by_point = {id(point): spec for point, spec in zip(points, specs, strict=True)}
-    drops_caches = options.drop_caches
-    take_turns(
-        points, options.repeats, lambda p: run_once(by_point[id(p)], drops_caches=drops_caches)
-    )
-    return {"data": sources.label, **store_facts(options), "points": points}
+
+    def run(point: dict) -> dict:
+        if "error" in point:
+            return {}
+        spec, drops_caches = by_point[id(point)], options.drop_caches
+        try:
+            return run_once(spec, drops_caches=drops_caches, most_seconds=most_seconds)
+        except RunFailedError as error:
+            if most_seconds is None:
+                raise
+            point["error"] = str(error)
+            return {}
+
+    take_turns(points, options.repeats, run)

@@ -159,7 +159,7 @@ class Epoch(_BaseDataLoaderIter):
         self._first_position = self._position  # of the next mini-batch to be taken
         self._submit_all(first)
         if foresight is not None:
-            self._foreseen = batches = iter(foresight.batches[n_to_skip + len(first) :])
+            self._foreseen = batches = foresight.batches_from(n_to_skip + len(first))
             for keys in itertools.islice(batches, n_wanted - len(first)):
                 self._submit_foreseen(keys)
         self._pipeline.flush()
@@ -273,6 +273,8 @@ class Epoch(_BaseDataLoaderIter):
             self._first_position += len(self._flat(keys))
             self._progress.count(keys)
             self._is_unfinished = False
+            if self._is_exhausted and not self._pending and not self._persistent_workers:
+                self._release()  # a program that counts, as Lightning does, never asks for more
             if isinstance(batch, FailedBatch) and isinstance(batch.error, RemoteError):
                 _reraise(batch.error, batch.context, worker)
             error, is_passed_over = self._skipped.judge(batch)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import os
 import pickle
 import time
 from typing import Any, NamedTuple
 
 import torch
-import xxhash
 from torch.utils import data
 from torch.utils.data import default_collate
 
@@ -24,7 +22,7 @@ from overlapiter.torch.pinned import TorchLocker
 from overlapiter.torch.presence import is_needed
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.launch import start_forkserver
-from overlapiter.workers.start.parcel import Parcel, make_pickler
+from overlapiter.workers.start.parcel import Parcel, digest_of, pickled_pieces
 
 _PRELOAD = ("overlapiter.workers.supervisor.main", "overlapiter.torch.face")
 
@@ -118,7 +116,8 @@ def begin(
     old: Feed | None = loader._shelf.take()
     if old is not None:
         with contextlib.suppress(Exception):  # explained below
-            if old.options == options and old.digest == digest_of(face):
+            digest = digest_of(pickled_pieces(face, FacePickler))
+            if old.options == options and old.digest == digest:
                 old.pipeline.reset(renewal)
                 return old, False
         old.pipeline.close()
@@ -149,6 +148,7 @@ def _options_of(loader: data.DataLoader[Any]) -> tuple[Any, ...]:
         skipping,
         loader.staging,
         is_pinned,
+        os.getpid(),  # in a forked process it is dead
     )
 
 
@@ -160,10 +160,11 @@ def _new_feed(
     first_indices: list[int],
 ) -> Feed:
     created_ns = time.monotonic_ns()
-    n_workers, prefetch_factor, batch_size, seed, is_skipping, staging, is_pinned = options
+    n_workers, prefetch_factor, batch_size, seed, is_skipping, staging, is_pinned, _ = options
     preload = preload_of(loader)
     start_forkserver(preload)
     parcel = Parcel(face, FacePickler, name="")
+    digest = parcel.digest
     try:
         staged = staging_plan(staging, loader.dataset, first_indices)
         size = _size_of(loader, staged is not None)
@@ -189,7 +190,7 @@ def _new_feed(
     pipeline = Pipeline(parcel, plan, preload, created_ns, views=views, listener=listener)
     if is_pinned:
         pipeline.lock_pages(TorchLocker())
-    return Feed(pipeline, options, digest_of(face), share)
+    return Feed(pipeline, options, digest, share)
 
 
 def _size_of(loader: data.DataLoader[Any], is_staging: bool) -> int:
@@ -202,15 +203,3 @@ def _size_of(loader: data.DataLoader[Any], is_staging: bool) -> int:
                 "staging", "needs a dataset with a length; give it a __len__"
             ) from None
         return 0
-
-
-def digest_of(face: TorchFace) -> bytes:
-    """Return a digest of a pickled face: another one where the dataset has changed."""
-    digest = xxhash.xxh3_128()
-    buffers: list[pickle.PickleBuffer] = []
-    stream = io.BytesIO()
-    make_pickler(FacePickler, stream, buffers.append).dump(face)
-    digest.update(stream.getbuffer())
-    for buffer in buffers:
-        digest.update(buffer.raw())
-    return digest.digest() + os.getpid().to_bytes(8, "little")

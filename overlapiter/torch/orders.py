@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import itertools
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -167,16 +168,26 @@ class Foresight(NamedTuple):
     """What a loader is going to give.
 
     Attributes:
-        batches: What its sampler gives in this epoch.
+        keys: What its sampler gives in this epoch, one by one.
+        batch_size: How many of them make a mini-batch; None where a key is not in a list.
         orders: By epoch, what it gives in this one and, where that is known, in the following one;
             all of one length. Empty where keys are no integers.
         others: By epoch, for each example of the order a row of what the other ranks of the node
             read at the same time, where that is known.
     """
 
-    batches: list[Keys]
+    keys: list[Any]
+    batch_size: int | None
     orders: dict[int, Indices]
     others: dict[int, Indices]
+
+    def batches_from(self, number: int) -> Iterator[Keys]:
+        """Give what the sampler gives for the mini-batches from this one on."""
+        if self.batch_size is None:
+            return itertools.islice(self.keys, number, None)
+        size = self.batch_size
+        starts = range(number * size, len(self.keys), size)
+        return (self.keys[start : start + size] for start in starts)
 
 
 def foresee(loader: Any, number: int, *, draws_base_seed: bool) -> Foresight | None:
@@ -187,33 +198,33 @@ def foresee(loader: Any, number: int, *, draws_base_seed: bool) -> Foresight | N
         number: Of the epoch.
         draws_base_seed: Whether the following epoch draws a base seed, too.
     """
-    samplers = samplers_of(loader)
-    innermost = samplers[-1]
-    are_known = all(type(sampler) is data.BatchSampler for sampler in samplers[:-1])
-    if not are_known or type(innermost) not in (*_KNOWN, OrderedSampler):
+    *batching, innermost = samplers_of(loader)
+    is_known = [type(sampler) for sampler in batching] in ([], [data.BatchSampler])
+    if not is_known or type(innermost) not in (*_KNOWN, OrderedSampler):
         return None
+    size = batching[0].batch_size if batching else None
+    sampler = copy.copy(innermost)
+
+    def keys_of_epoch() -> list[Any]:
+        keys = list(sampler)
+        return keys[: len(keys) // size * size] if size and batching[0].drop_last else keys
+
     with undrawn(loader):
-        index_sampler = copy.copy(loader._index_sampler)
-        inner = copy.copy(innermost)
-        if len(samplers) > 1:
-            index_sampler.sampler = inner
-        else:
-            index_sampler = inner
-        batches = list(index_sampler)
-        order = order_of(batches)
-        if order is None or not len(order):
-            return Foresight(batches, {}, {})
+        keys = keys_of_epoch()
+        order = as_indices(keys)
+        if order.dtype != np.intp or not len(order):
+            return Foresight(keys, size, {}, {})
         shared = _foresee_ranks(loader, number, order)
         if shared is not None:
-            return Foresight(batches, *shared)
+            return Foresight(keys, size, *shared)
         orders = {number: order}
         if _knows_next(innermost):
             if draws_base_seed:
                 torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-            next_order = order_of(list(index_sampler))
-            if next_order is not None and len(next_order) == len(order):
+            next_order = as_indices(keys_of_epoch())
+            if next_order.dtype == np.intp and len(next_order) == len(order):
                 orders[number + 1] = next_order
-    return Foresight(batches, orders, {})
+    return Foresight(keys, size, orders, {})
 
 
 def _knows_next(sampler: Any) -> bool:
@@ -245,15 +256,6 @@ def _foresee_ranks(
     if not np.array_equal(orders[number][start:][: len(order)], order):
         return None  # the sampler was changed since
     return orders, {epoch: rows for epoch, rows in others.items() if rows is not None}
-
-
-def order_of(batches: Sequence[Keys]) -> Indices | None:
-    """Return the indices of mini-batches one after the other; None if they are no integers."""
-    flat: list[Any] = []
-    for keys in batches:
-        flat += keys if isinstance(keys, (list, tuple)) else [keys]
-    order = as_indices(flat)
-    return order if order.dtype == np.intp else None
 
 
 def as_indices(keys: Sequence[Any]) -> Any:

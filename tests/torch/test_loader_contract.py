@@ -18,6 +18,7 @@ from torch.utils import data  # noqa: E402
 from overlapiter import pipeline  # noqa: E402
 from overlapiter.explain import Cause, Explanation  # noqa: E402
 from overlapiter.torch import DataLoader  # noqa: E402
+from tests.chainer.scripts import workers  # noqa: E402
 from tests.torch import torch_datasets as D  # noqa: E402
 from tests.torch.comparing import assert_same  # noqa: E402
 from tests.torch.conftest import Pair  # noqa: E402
@@ -176,6 +177,19 @@ def test_each_iteration_sees_the_dataset_as_it_is_then(plain_pair: Pair) -> None
             seen.append(list(loader))
         found.append(seen)
     assert_same(*found)
+
+
+def test_a_program_that_counts_mini_batches_has_the_same_supervisor_in_the_next_epoch(
+    plain_pair: Pair,
+) -> None:
+    loader = plain_pair.ours(D.Made("int", 6), 2)
+    supervisors = set()
+    for _ in range(3):
+        iterator = iter(loader)  # the one before still exists
+        assert [next(iterator).tolist() for _ in range(len(loader))] == [[0, 1], [2, 3], [4, 5]]
+        supervisors |= {process.pid for process in workers()["ovl-supervisor"]}
+    assert len(supervisors) == 1
+    assert next(iterator, None) is None
 
 
 def test_persistent_workers_keep_what_they_know_of_the_dataset(plain_pair: Pair) -> None:

@@ -17,8 +17,10 @@ import os
 import pickle
 import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import IO, Any
+
+import xxhash
 
 from overlapiter.errors import DatasetPicklingError
 
@@ -39,18 +41,17 @@ class Parcel:
     Attributes:
         fd: Descriptor of the memory.
         size_bytes: Its size.
+        digest: Of its content, by :func:`digest_of`.
     """
 
     def __init__(self, thing: object, kind: type[pickle.Pickler], *, name: str = "dataset") -> None:
-        buffers: list[pickle.PickleBuffer] = []
-        stream = io.BytesIO()
         try:
-            make_pickler(kind, stream, buffers.append).dump(thing)
+            pieces = pickled_pieces(thing, kind)
         except Exception as error:
             raise _explained(thing, error, name) from error
-        self._mentioned = stream.getvalue()
-        pieces = [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
-        header = struct.pack(f"<{len(pieces) + 1}q", len(buffers), *(p.nbytes for p in pieces))
+        self._mentioned = pieces[0]
+        self.digest = digest_of(pieces)
+        header = struct.pack(f"<{len(pieces) + 1}q", len(pieces) - 1, *(p.nbytes for p in pieces))
         self.fd = os.memfd_create("overlapiter-dataset", os.MFD_CLOEXEC)
         self.size_bytes = 0
         for piece in [memoryview(header), *pieces]:
@@ -59,8 +60,10 @@ class Parcel:
     def mentions(self, module: str) -> bool:
         """Return whether the pickle refers to a module or to one below it, or has such a text."""
         # As pickle writes a name, so that this is its beginning: a text, short or not, or a global.
+        # Most are not there at all, which a search for the name alone finds out much sooner.
+        name = re.escape(module.encode())
         begin = rb"(?s:\x8c.|X.{4}|c)"
-        return re.search(begin + re.escape(module.encode()), self._mentioned) is not None
+        return all(re.search(pattern, self._mentioned) for pattern in (name, begin + name))
 
     def _write(self, piece: memoryview) -> None:
         offset_bytes = self.size_bytes
@@ -76,6 +79,22 @@ class Parcel:
         if self.fd >= 0:
             os.close(self.fd)
             self.fd = -1
+
+
+def pickled_pieces(thing: object, kind: type[pickle.Pickler]) -> list[memoryview]:
+    """Return the pickle of a thing, and the memory of its arrays, which is not copied."""
+    buffers: list[pickle.PickleBuffer] = []
+    stream = io.BytesIO()
+    make_pickler(kind, stream, buffers.append).dump(thing)
+    return [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
+
+
+def digest_of(pieces: Iterable[memoryview]) -> bytes:
+    """Return a digest of what was pickled: another one where the thing has changed since."""
+    digest = xxhash.xxh3_128()
+    for piece in pieces:
+        digest.update(piece)
+    return digest.digest()
 
 
 def make_pickler(
