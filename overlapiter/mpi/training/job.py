@@ -161,6 +161,9 @@ class NoListener:
     def say(self, text: str) -> None:
         """Take what the user should know."""
 
+    def alive(self) -> None:
+        """Take a sign of life: the server works."""
+
     def progress(self, n: int, total: int) -> None:
         """Take how many more of all examples of an epoch are trained on."""
 

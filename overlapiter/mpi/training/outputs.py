@@ -76,6 +76,10 @@ class Outputs:
             on_progress=lambda n: self._listener.progress(n, total),
         )
 
+    def alive(self) -> None:
+        """Tell the listener that the server works."""
+        self._listener.alive()
+
     def _record(self, record: Record) -> object:
         self.write_history()
         return self._listener.epoch(record, summary(record, self._job.settings.epochs))
