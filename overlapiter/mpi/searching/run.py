@@ -17,6 +17,7 @@ from overlapiter.mpi.training.job import NoListener
 from overlapiter.mpi.training.model import Builder, builder_from
 from overlapiter.mpi.training.run import ranks_of, train
 from overlapiter.mpi.training.settings import METRICS, Settings, read_toml
+from overlapiter.mpi.training.worker import DesertedError
 from overlapiter.node import launched_rank
 
 from .groups import Alone, Group
@@ -180,8 +181,9 @@ def _lead(
         try:
             run(group.comm, asked.values, asked)
         except (TrainingError, group.failure) as error:
-            if group.leave_behind():
-                study.put_back(asked)
+            if group.leave_behind() or isinstance(error, DesertedError):
+                study.put_back(asked, f"ranks were lost ({error})")
+                say(f"trial {asked.number} of group {group.number} is done again: {error}")
                 continue
             asked.reason = asked.reason or str(error)
         except BaseException:  # this group ends; another one, or a later run, does it

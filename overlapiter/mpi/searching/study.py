@@ -22,8 +22,8 @@ from .space import Space, Values
 _JOURNAL = "study.journal"
 #: A trial that has no owner after so long belongs to a group that was lost as it began.
 _OWNERLESS_SECONDS = 30.0
-#: So often a trial is done again whose group is silent; it may be what makes groups hang.
-_MOST_SILENCES = 1
+#: So often a trial is done again that has lost ranks; it may be what stops or ends them.
+_MOST_LOSSES = 2
 #: So many trials may fail before any succeeds; then something else than the settings is wrong.
 _MOST_FAILURES = 5
 
@@ -197,9 +197,7 @@ class Study:
             return False
         return True
 
-    def _recover(
-        self, is_lost: Callable[[str], bool], say: Callable[[str], object]
-    ) -> None:
+    def _recover(self, is_lost: Callable[[str], bool], say: Callable[[str], object]) -> None:
         """Have the trials of lost groups done again, from their last checkpoints.
 
         A silent group may come back and write; what it has begun is begun anew elsewhere.
@@ -212,7 +210,10 @@ class Study:
             if age_seconds > _OWNERLESS_SECONDS if owner is None else is_lost(owner):
                 self._put_back(trial)
             elif self._is_silent(trial):
-                self._take_away(trial, say)
+                rank = trial.user_attrs.get("owner", "").rpartition(":")[2]
+                reason = f"rank {rank} is silent for {self.timeout_seconds:g} s"
+                say(f"{reason}; another group does trial {trial.number}")
+                self._put_back(trial, reason, is_anew=True)
 
     def _is_silent(self, trial: Any) -> bool:
         """Return whether a trial has given no sign of life since this group saw it first."""
@@ -223,25 +224,25 @@ class Study:
             return False
         return time.monotonic() > since + self.timeout_seconds
 
-    def _take_away(self, trial: Any, say: Callable[[str], object]) -> None:
-        n_silences = trial.user_attrs.get("silences", 0) + 1
-        rank = trial.user_attrs["owner"].rpartition(":")[2]
-        silent = f"rank {rank}, which trains it, is silent for {self.timeout_seconds:g} s"
-        if n_silences > _MOST_SILENCES:
-            if self._fail(trial.number, "failure", f"{silent}, as another one was before"):
-                say(f"trial {trial.number} has failed: {silent}, as another one was before")
-        elif self._fail(trial.number, "lost", ""):
-            say(f"trial {trial.number} begins anew: {silent}")
-            self._study.enqueue_trial(trial.params, user_attrs={"silences": n_silences})
+    def put_back(self, asked: Asked, reason: str = "") -> None:
+        """Have a trial done again, from its last checkpoint.
 
-    def put_back(self, asked: Asked) -> None:
-        """Have a trial done again, from its last checkpoint: ranks were lost that trained it."""
-        self._put_back(next(each for each in self._trials() if each.number == asked.number))
+        Args:
+            asked: The trial.
+            reason: Why ranks were lost that trained it; empty if they end in order.
+        """
+        trial = next(each for each in self._trials() if each.number == asked.number)
+        self._put_back(trial, reason)
 
-    def _put_back(self, trial: Any) -> None:
-        if self._fail(trial.number, "lost", "") and trial.params:
-            first = trial.user_attrs.get("continues", trial.number)
-            more = {"continues": first, "epochs": trial.intermediate_values}
+    def _put_back(self, trial: Any, reason: str = "", *, is_anew: bool = False) -> None:
+        """Have a trial done again, unless it has cost ranks as often as any may."""
+        more = {"losses": trial.user_attrs.get("losses", 0) + bool(reason)}
+        if more["losses"] > _MOST_LOSSES:
+            self._fail(trial.number, "failure", f"{reason}, as others were before")
+        elif self._fail(trial.number, "lost", "") and trial.params:
+            if not is_anew:
+                more["continues"] = trial.user_attrs.get("continues", trial.number)
+                more["epochs"] = trial.intermediate_values
             self._study.enqueue_trial(trial.params, user_attrs=more)
 
     # --- results --------------------------------------------------------------------------------

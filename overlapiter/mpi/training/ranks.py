@@ -28,7 +28,7 @@ from .post import Mail, Post, ServerConnection, server_lost, words_of
 from .preparation import Preparation
 from .site import Site, end_server, world_size
 from .submaster import SubServer
-from .worker import RefusedError, ServerLostError, StoppedError
+from .worker import DesertedError, RefusedError, ServerLostError, StoppedError
 
 #: How often the server looks around when no message comes, or besides.
 _LOOK_SECONDS = 0.02
@@ -192,7 +192,7 @@ def _serve(
     with host:
         _run_server(site, host, trace)
         if host.server.failure:
-            raise TrainingError(host.server.failure)
+            raise (DesertedError if host.server.is_deserted else TrainingError)(host.server.failure)
         host.finish()
     return outputs.records
 

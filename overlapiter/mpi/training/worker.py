@@ -34,6 +34,10 @@ class StoppedError(TrainingError):
     """The server ends the run; the text says why if that is a failure."""
 
 
+class DesertedError(TrainingError):
+    """All workers are lost."""
+
+
 class RefusedError(StoppedError):
     """The run does not begin, since a setting or a file cannot work."""
 
