@@ -111,25 +111,27 @@ class TestKilled:
 
 
 @pytest.mark.slow
-@NEEDS_MPIEXEC
-@pytest.mark.parametrize(
-    ("n_ranks", "group_size", "stopped", "launcher"),
-    [(3, 1, 2, ()), (4, 2, 2, ()), (4, 2, 3, ()), (3, 1, 0, ()), (4, 2, 2, TOLERANT)],
-    ids=["alone", "leader", "worker", "rank-0", "ulfm"],
-)
-def test_a_search_goes_on_without_a_stopped_process(
-    tmp_path: Path, n_ranks: int, group_size: int, stopped: int, launcher: tuple[str, ...]
-) -> None:
-    words = ("--group", group_size)
-    fault = {"SEARCH_KILLED": str(stopped), "SEARCH_SIGNAL": "SIGSTOP"}
-    more = "worker_timeout = 3"
-    ended = search(tmp_path, 4, *words, n_ranks=n_ranks, more=more, launcher=launcher, **fault)
-    assert (ended.returncode == 0) == (stopped != 0), ended.stderr
-    assert [trial["state"] for trial in results(tmp_path)["trials"]] == ["complete"] * 4
-    if stopped == 3:  # it is continued, and may go on
-        assert "of group 1 is done again" in ended.stderr
-    else:
-        assert f"rank {stopped} is silent for 3 s; another group does trial" in ended.stderr
+class TestStopped:
+    pytestmark = NEEDS_MPIEXEC
+
+    @pytest.mark.parametrize(
+        ("n_ranks", "group_size", "stopped", "launcher"),
+        [(3, 1, 2, ()), (4, 2, 2, ()), (4, 2, 3, ()), (3, 1, 0, ()), (4, 2, 2, TOLERANT)],
+        ids=["alone", "leader", "worker", "rank-0", "ulfm"],
+    )
+    def test_a_search_goes_on_without_a_stopped_process(
+        self, tmp_path: Path, n_ranks: int, group_size: int, stopped: int, launcher: tuple[str, ...]
+    ) -> None:
+        words = ("--group", group_size)
+        fault = {"SEARCH_KILLED": str(stopped), "SEARCH_SIGNAL": "SIGSTOP"}
+        more = "worker_timeout = 3"
+        ended = search(tmp_path, 4, *words, n_ranks=n_ranks, more=more, launcher=launcher, **fault)
+        assert (ended.returncode == 0) == (stopped != 0), ended.stderr
+        assert [trial["state"] for trial in results(tmp_path)["trials"]] == ["complete"] * 4
+        if stopped == 3:  # it is continued, and may go on
+            assert "of group 1 is done again" in ended.stderr
+        else:
+            assert f"rank {stopped} is silent for 3 s; another group does trial" in ended.stderr
 
 
 def test_a_space_that_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> None:
