@@ -13,13 +13,13 @@ import numpy as np
 
 from overlapiter.tracing import OFF, Tracing
 
-from .algorithms import ServerSide
 from .attendance import Attendance
 from .epochs import Epochs
 from .groups import reports_in
 from .leases import LeaseQueue
 from .messages import Kind, Message, Vector
 from .model import Model, digest_of
+from .serverside import ServerSide
 from .validation import Evaluator, Validation
 
 #: Leases that a worker holds: the one it trains on, and the one that is read meanwhile.
