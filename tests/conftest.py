@@ -20,7 +20,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from bench.harness.family import mapped_inodes, memory_files
+from tests.support.leftovers import mapped_inodes, memory_files
 
 GRACE_SECONDS = 10.0
 

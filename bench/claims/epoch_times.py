@@ -15,8 +15,9 @@ from statistics import median
 
 from bench.harness.claim import Claim
 from bench.harness.options import option
-from bench.harness.text import extremes, spread, table
-from bench.loaders.sources import EpochOptions, epochs_of, prepare, run_in_turns, store_facts
+from bench.harness.text import by_repeat, extremes, spread, table
+from bench.loaders.report import name_of
+from bench.loaders.sources import EpochOptions, run_points
 
 MEANINGS = {
     "capacity": "OverlapIterator, the staging directory holds a part",
@@ -39,23 +40,17 @@ class EpochTimesOptions(EpochOptions):
 
 def measure(options: EpochTimesOptions, scratch: Path) -> dict:
     """Do all runs."""
-    sources = prepare(options, scratch, options.examples)
     kinds = {
-        "capacity": ("overlap", options.fraction, {}),
-        "unlimited": ("overlap", None, {}),
-        "ideal": ("overlap", None, {"beside_fraction": 1 - options.fraction}),
-        "multiprocess": ("slow", None, {}),
+        "capacity": {"loader": "overlap", "room": options.fraction},
+        "unlimited": {"loader": "overlap"},
+        "ideal": {"loader": "overlap", "beside_fraction": 1 - options.fraction},
+        "multiprocess": {"loader": "slow"},
     }
-    points, specs = [{"loader": loader} for loader in options.loaders], []
-    for name in options.loaders:
-        loader, fraction, others = kinds[name]
-        specs.append(epochs_of(options, sources, loader, fraction, **others))
-    run_in_turns(points, specs, options)
+    points = [{"name": name, **kinds[name]} for name in options.loaders]
+    found = run_points(options, scratch, points, options.examples, **options.usual)
     for point in points:
         point["summary"] = summarize(point["runs"])
-    shares = {limit: later_shares(points, limit) for limit in _LIMITS}
-    facts = {"data": sources.label, **store_facts(options)}
-    return {**facts, "points": points, "later_shares": shares}
+    return {**found, "later_shares": {limit: later_shares(points, limit) for limit in _LIMITS}}
 
 
 def summarize(runs: list[dict]) -> dict:
@@ -70,11 +65,10 @@ def summarize(runs: list[dict]) -> dict:
 
 def later_shares(points: list[dict], limit: str) -> list[float]:
     """Return for each repeat what the later epochs of ``limit`` take, of those of ``capacity``."""
-    runs = {point["loader"]: point["runs"] for point in points}
-    if not {"capacity", limit} <= runs.keys():
+    found = {name_of(point): point for point in points}
+    if not {"capacity", limit} <= found.keys():
         return []
-    pairs = zip(runs[limit], runs["capacity"], strict=True)
-    return [_later(one) / _later(other) for one, other in pairs]
+    return by_repeat(lambda a, b: _later(a) / _later(b), found[limit], found["capacity"])
 
 
 def _later(run: dict) -> float:
@@ -88,7 +82,7 @@ def rows(result: dict) -> list[list[str]]:
         columns = zip(*point["summary"].values(), strict=True)
         for epoch, (seconds, opens, n_bytes) in enumerate(columns, 1):
             numbers = [f"{seconds['median']:.2f}", extremes(seconds), f"{opens:g}"]
-            lines.append([point["loader"], str(epoch), *numbers, f"{n_bytes / 1e6:.1f}"])
+            lines.append([name_of(point), str(epoch), *numbers, f"{n_bytes / 1e6:.1f}"])
     return lines
 
 
@@ -106,7 +100,7 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     from bench.harness.figures import BLUE, GREY, RED, SKY, bar_panels, save
 
     colours = {"multiprocess": RED, "capacity": SKY, "ideal": GREY, "unlimited": BLUE}
-    found = {point["loader"]: point["summary"]["epoch_seconds"] for point in result["points"]}
+    found = {name_of(p): p["summary"]["epoch_seconds"] for p in result["points"]}
     series = {(MEANINGS[n], colour): found[n] for n, colour in colours.items() if n in found}
     n_epochs, options = max(map(len, found.values())), result["options"]
     names = [f"epoch {number + 1}" for number in range(n_epochs)]

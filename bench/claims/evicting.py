@@ -17,12 +17,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.harness import isolated
 from bench.harness.claim import Claim
 from bench.harness.options import option
-from bench.harness.text import aligned, extremes, spread, table
-from bench.harness.turns import take_turns
-from bench.loaders.sources import EpochOptions, epochs_of, prepare, run_once
+from bench.harness.text import by_repeat, extremes, spread, table
+from bench.harness.turns import call_in_turns
+from bench.loaders.sources import EpochOptions, run_points
 
 _PART_FILES = 8
 _FILE_BYTES = 20_800
@@ -43,7 +42,7 @@ def drive(request: dict) -> dict:
     """Stage files through the store in this process and evict them.
 
     Args:
-        request: ``local``, a folder on the disk that is measured; ``n_files``; ``state``, one of
+        request: ``local``, a folder on the disk that is measured; ``n_files``; ``name``, one of
             :data:`STATES`.
 
     Returns:
@@ -59,7 +58,7 @@ def drive(request: dict) -> dict:
     begin = time.process_time()
     keys = [stage_bytes(store, part, data) for part in parts]
     staged = time.process_time()
-    if request["state"] == "written":
+    if request["name"] == "written":
         os.sync()
     before = time.process_time()
     for part in keys:
@@ -89,30 +88,23 @@ def evicting_us(whole: dict, part: dict) -> float:
 
 def measure(options: EvictingOptions, scratch: Path) -> dict:
     """Do all runs."""
-    sources = prepare(options, scratch, options.examples)
-    fractions = {"whole": None, "part": options.fraction}
-    points = [{"name": name} for name in (*fractions, *STATES)]
-
-    def run(point: dict) -> dict:
-        name = point["name"]
-        if name in STATES:
-            request = {"local": str(scratch), "n_files": options.examples, "state": name}
-            return isolated.call(drive, request)
-        others = {"mount": "given", "n_epochs": 1, "is_decoding": False, "root": sources.local}
-        found = run_once(epochs_of(options, sources, "overlap", fractions[name], **others))
-        return {key: found[key] for key in ("cpu", "statistics", "epochs")}
-
-    take_turns(points, options.repeats, run)
-    return {"data": sources.label, "points": points, "us": values(points)}
+    points = [{"name": "whole"}, {"name": "part", "room": options.fraction}]
+    usual = {**options.usual, "n_epochs": 1, "is_decoding": False, "loader": "overlap"}
+    found = run_points(options, scratch, points, options.examples, **usual, mount="given")
+    driven = [{"name": state} for state in STATES]
+    facts = {"local": str(scratch), "n_files": options.examples}
+    call_in_turns(driven, options.repeats, drive, **facts)
+    points += driven
+    return {"data": found["data"], "points": points, "us": values(points)}
 
 
 def values(points: list[dict]) -> dict[str, list[float]]:
     """Return microseconds for a file, one for each repeat, by what they were used for."""
-    runs = {point["name"]: point["runs"] for point in points}
-    pairs = zip(runs["whole"], runs["part"], strict=True)
-    found = {"evicting, in the pipeline": [evicting_us(*pair) for pair in pairs]}
-    found |= {f"evicting, store, {name}": [r["evict_us"] for r in runs[name]] for name in STATES}
-    staged = [run["stage_us"] for name in STATES for run in runs[name]]
+    whole, part, *driven = points
+    found = {"evicting, in the pipeline": by_repeat(evicting_us, whole, part)}
+    for point in driven:
+        found[f"evicting, store, {point['name']}"] = [run["evict_us"] for run in point["runs"]]
+    staged = [run["stage_us"] for point in driven for run in point["runs"]]
     return {**found, "claiming, writing and publishing": staged}
 
 
@@ -129,7 +121,6 @@ CLAIM = Claim(
     __doc__,
     EvictingOptions,
     measure,
-    lambda result: f"{result['staging_filesystem']}\n\n{aligned(rows(result))}",
     quick={"examples": 320, "repeats": 1},
     tables={"evicting": rows},
 )

@@ -19,22 +19,19 @@ import os
 import shutil
 import time
 from pathlib import Path
-from statistics import mean, median, stdev
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from bench.harness import isolated
 from bench.harness.claim import Claim
 from bench.harness.options import Options, option
-from bench.harness.text import median_of, table
-from bench.harness.turns import take_turns
+from bench.harness.text import Rows, interval, median_of, spread_of, table
+from bench.harness.turns import call_in_turns
 from bench.slow.store import SlowStore, attach
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-
-    from bench.harness.text import Rows
 
 #: What the store charges for a file whatever its size, where it serves so many requests a second.
 _CHARGED_BYTES = 1000
@@ -42,8 +39,6 @@ _MANY = 1e12
 #: The published bound: the change brings what was said.
 _WITHIN = 0.15
 _MOST_COST = {"stats": 0.01, "trace": 0.02}
-#: Student's t for 95% on both sides, by the number of repeats; 2.1 for more.
-_STUDENT = {2: 12.7, 3: 4.3, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 #: Of the second run, before which it does not count.
 _WARM_UP = 0.2
 
@@ -209,13 +204,8 @@ def explain(request: dict) -> dict:
     with _prepared(changed, scratch) as open_iterator, open_iterator() as iterator:
         changed.train(iterator, max(1, round(_WARM_UP * n_batches)))
         after = changed.train(iterator, round((1 - _WARM_UP) * n_batches))
-    return {
-        "cause": found.cause.value,
-        "text": found.text,
-        "before": before,
-        "expected": expected,
-        "after": after,
-    }
+    rates = {"before": before, "expected": expected, "after": after}
+    return {"cause": found.cause.value, "text": found.text, **rates}
 
 
 @contextlib.contextmanager
@@ -289,18 +279,11 @@ def measure(options: ExplainedOptions, scratch: Path) -> dict:
     common = {"scratch": str(scratch), "seconds": 0.5 if options.quick else options.seconds}
     points: list[dict] = [{"name": name} for name in JOBS]
     watched: list[dict] = [{"name": "watching"}]
-    take_turns(points, options.repeats, lambda p: isolated.call(explain, {**common, **_name(p)}))
+    call_in_turns(points, options.repeats, explain, **common)
     common["seconds"] *= 2
-    take_turns(watched, 3 * options.repeats, lambda _point: isolated.call(watch, common))
-    return {
-        "points": points,
-        "watched": watched[0]["runs"],
-        "store": "emulated, see bench/slow/store.py",
-    }
-
-
-def _name(point: dict) -> dict:
-    return {"name": point["name"]}
+    call_in_turns(watched, 3 * options.repeats, watch, **common)
+    store = "emulated, see bench/slow/store.py"
+    return {"points": points, "watched": watched[0]["runs"], "store": store}
 
 
 def rows(result: dict) -> Rows:
@@ -326,10 +309,15 @@ def _ratio(point: dict) -> float:
 
 def costs(result: dict) -> Rows:
     """Return a row for each way of watching."""
+
+    def more(name: str) -> str:
+        share, error = _cost(result, name)
+        return f"{share:+.2%} ± {error:.2%}" if name in _MOST_COST else ""
+
     columns = {
         "watched by": lambda name: name,
         "CPU, µs an example": lambda name: f"{median(run[name] for run in result['watched']):,.0f}",
-        "more, and so slower by": lambda name: _cost_words(result, name),
+        "more, and so slower by": more,
         "at most": lambda name: f"{_MOST_COST[name]:.0%}" if name in _MOST_COST else "",
     }
     return table(_WAYS, columns)
@@ -337,33 +325,21 @@ def costs(result: dict) -> Rows:
 
 def _cost(result: dict, name: str) -> tuple[float, float]:
     """Return how much more a way of watching takes, and half the interval of 95%."""
-    more = [run[name] / run[_NOT_WATCHED] - 1 for run in result["watched"]]
-    error = stdev(more) / len(more) ** 0.5 if len(more) > 1 else 0.0
-    return mean(more), _STUDENT.get(len(more), 2.1) * error
-
-
-def _cost_words(result: dict, name: str) -> str:
-    if name == _NOT_WATCHED:
-        return ""
-    share, error = _cost(result, name)
-    return f"{share:+.2%} ± {error:.2%}"
+    return interval([run[name] / run[_NOT_WATCHED] - 1 for run in result["watched"]])
 
 
 def faults(result: dict) -> list[str]:
     """Return what was found wrongly, or did not bring what was said."""
     found = []
     for point in result["points"]:
-        wrong = {run["cause"] for run in point["runs"]} - {point["name"]}
-        if wrong:
-            found.append(f"{point['name']} was taken for {', '.join(sorted(wrong))}")
-        if abs(_ratio(point) - 1) > _WITHIN:
-            found.append(
-                f"{point['name']}: the change brought {_ratio(point):.2f} of what was said"
-            )
+        name, ratio = point["name"], _ratio(point)
+        if wrong := {run["cause"] for run in point["runs"]} - {name}:
+            found.append(f"{name} was taken for {', '.join(sorted(wrong))}")
+        if abs(ratio - 1) > _WITHIN:
+            found.append(f"{name}: the change brought {ratio:.2f} of what was said")
     for name, most in _MOST_COST.items():
-        share, error = _cost(result, name)
-        if share + error > most:
-            found.append(f"{name} may cost {share + error:.1%}, above {most:.0%}")
+        if (largest := sum(_cost(result, name))) > most:
+            found.append(f"{name} may cost {largest:.1%}, above {most:.0%}")
     return found
 
 
@@ -371,25 +347,17 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     """Draw what was said and what was measured."""
     from bench.harness import figures
 
-    with figures.plt.rc_context(figures.STYLE):
-        figure, axes = figures.plt.subplots(figsize=(7.0, 4.0))
-        names = [point["name"] for point in result["points"]]
-        series = {
-            ("before", figures.GREY): "before",
-            ("said for after the change", figures.SKY): "expected",
-            ("measured after the change", figures.BLUE): "after",
-        }
-        for number, ((label, colour), key) in enumerate(series.items()):
-            places = np.arange(len(names)) + (number - 1) * 0.27
-            rates = [median_of(point, key) for point in result["points"]]
-            axes.barh(places, rates, 0.25, color=colour, label=label)
-        axes.set_yticks(range(len(names)), names)
-        axes.invert_yaxis()
-        axes.set_xlabel("examples/s")
-        axes.grid(visible=False, axis="y")
-        figures.legend_below(figure, *axes.get_legend_handles_labels(), n_columns=3)
-        lines = ("Trainings with one bottleneck each, on an emulated store.",)
-        return [figures.save(figure, stem.with_suffix(".png"), result, *lines)]
+    points = result["points"]
+    series = {
+        ("before", figures.GREY): "before",
+        ("said for after the change", figures.SKY): "expected",
+        ("measured after the change", figures.BLUE): "after",
+    }
+    rates = {words: [spread_of(p, key) for p in points] for words, key in series.items()}
+    names = [point["name"].replace(" ", "\n", 1) for point in points]
+    title = "Examples/s of trainings with one bottleneck each, on an emulated store"
+    figure = figures.bar_panels({title: rates}, names)
+    return [figures.save(figure, stem.with_suffix(".png"), result, space_inches=0.9)]
 
 
 CLAIM = Claim(
@@ -398,6 +366,6 @@ CLAIM = Claim(
     measure,
     quick={"repeats": 1},
     tables={"explained": rows, "watching": costs},
-    figures="bench.claims.explained",
+    figures=__name__,
     faults=faults,
 )

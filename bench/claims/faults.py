@@ -20,7 +20,6 @@ import random
 import resource
 import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -35,14 +34,7 @@ import psutil
 import overlapiter
 from bench.harness import isolated
 from bench.harness.claim import Claim
-from bench.harness.family import (
-    descendants,
-    is_running,
-    memory_files,
-    new_shared_memory,
-    send,
-    workers,
-)
+from bench.harness.family import descendants, is_running, send, workers
 from bench.harness.files import read_pairs
 from bench.harness.options import Options, option, picked
 from bench.harness.text import median_of, spread, table
@@ -53,8 +45,12 @@ from bench.photographs import PHOTOGRAPHS, make_photographs
 
 N_WORKERS = {"reader": 3, "prefetcher": 2, "supervisor": 1}
 SIGNALS = ("SIGKILL", "SIGSEGV", "SIGSTOP")
-#: Each way to end, with the seconds within which all children are to be gone.
-LIMIT_SECONDS = {"finalize": 2.0, "interrupt": 2.0, "kill": 5.0}
+#: Each way to end: its signal, and the seconds within which all children are to be gone.
+ENDINGS = {
+    "finalize": (signal.SIGUSR1, 2.0),
+    "interrupt": (signal.SIGINT, 2.0),
+    "kill": (signal.SIGKILL, 5.0),
+}
 _BATCH_SIZE = 16
 _N_FOLLOWING = 3  # mini-batches that may still wait because of a fault
 _N_CALM = 6  # between two faults
@@ -155,45 +151,38 @@ def train(request: dict) -> dict:
 
 
 def run_until_ended(request: dict) -> None:
-    """Be a program that trains until a line comes in, then finalizes, and waits for another."""
+    """Be a program that trains until the signal for that comes, then finalizes, and stays."""
+    is_over = threading.Event()
+    signal.signal(ENDINGS["finalize"][0], lambda *_: is_over.set())
     iterator = open_iterator(request, n_processes=N_WORKERS["reader"])
     trainer = Trainer(iterator, request["compute_ms"])
     trainer.take(_N_CALM)
-    has_come = threading.Thread(target=sys.stdin.readline, daemon=True)
-    has_come.start()
     print("ready", flush=True)
-    while has_come.is_alive():
+    while not is_over.is_set():
         trainer.take()
     iterator.finalize()
-    sys.stdin.readline()
+    signal.pause()
 
 
 def end(request: dict, folder: Path) -> dict:
     """Start a program and end it.
 
     Returns:
-        ``children_seconds`` until all of its workers were gone; ``shared_memory`` that is left.
+        ``children_seconds`` until all of its workers were gone.
     """
-    before = memory_files()
     program = isolated.Program(run_until_ended, request, folder)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(program.command, cwd=isolated.CHECKOUT, text=True, **pipes) as process:
         if process.stdout.readline() != "ready\n":
             raise isolated.RunFailedError(f"{program.name} did not become ready")
         children = workers(descendants(process.pid))
         start = time.monotonic()
-        if request["ending"] == "finalize":
-            process.stdin.write("\n")
-            process.stdin.flush()
-        else:
-            process.send_signal(_SIGNALS[request["ending"]])
+        process.send_signal(ENDINGS[request["ending"]][0])
         while any(map(is_running, children)) and time.monotonic() - start < _HANG_SECONDS:
             time.sleep(_LOOK_SECONDS)
         seconds = time.monotonic() - start
-    return {"children_seconds": seconds, "shared_memory": new_shared_memory(before)}
-
-
-_SIGNALS = {"interrupt": signal.SIGINT, "kill": signal.SIGKILL}
+        process.kill()
+    return {"children_seconds": seconds}
 
 
 # --- all --------------------------------------------------------------------------------------
@@ -216,7 +205,7 @@ def measure(options: FaultOptions, scratch: Path) -> dict:
     calm = {"staging": None, "n_readers": 1, "n_batches": len(sums), "hits": 0, "compute_ms": 0.0}
     reference = isolated.call(train, {**request, **calm})["checksums"]
     wrong = np.flatnonzero(np.not_equal(sums, reference)).tolist()
-    points = [{"name": name} for name in LIMIT_SECONDS]
+    points = [{"name": name} for name in ENDINGS]
     take_turns(
         points, options.repeats, lambda point: end({**request, "ending": point["name"]}, scratch)
     )
@@ -252,7 +241,7 @@ def ending_rows(result: dict) -> list[list[str]]:
         "ending": lambda point: point["name"],
         "all children gone after, s": lambda p: f"{median_of(p, 'children_seconds'):.3f}",
         "max": lambda p: f"{max(run['children_seconds'] for run in p['runs']):.3f}",
-        "limit": lambda point: f"{LIMIT_SECONDS[point['name']]:g}",
+        "limit": lambda point: f"{ENDINGS[point['name']][1]:g}",
     }
     return table(result["points"], columns)
 
@@ -261,8 +250,6 @@ def faults(result: dict) -> list[str]:
     """Return every reason for which the benchmark fails."""
     found = [f"wrong mini-batches at {result['wrong']}"] if result["wrong"] else []
     runs = [(point["name"], run) for point in result["points"] for run in point["runs"]]
-    left = [(name, run["shared_memory"]) for name, run in runs if run["shared_memory"]]
-    found += [f"{name}: left in /dev/shm: {', '.join(names)}" for name, names in left]
     hung = {name for name, run in runs if run["children_seconds"] > _HANG_SECONDS}
     return found + [f"{name}: children that do not end" for name in sorted(hung)]
 

@@ -19,11 +19,10 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.harness import isolated
 from bench.harness.claim import Claim
 from bench.harness.options import Options, option, picked
 from bench.harness.text import median_of, spread, table
-from bench.harness.turns import take_turns
+from bench.harness.turns import call_in_turns
 
 MEANINGS = {
     "overlap": "OverlapIterator and overlapiter.concat_examples",
@@ -112,11 +111,7 @@ def measure(options: InMemoryOptions, _scratch: Path) -> dict:
         for loader in MEANINGS
     ]
     common = picked(options, ("examples", "batch_size", "readers", "n_prefetch", "batches"))
-    take_turns(
-        points,
-        options.repeats,
-        lambda point: isolated.call(take, {**common, **point, "runs": None}),
-    )
+    call_in_turns(points, options.repeats, take, **common)
     return {"points": points}
 
 

@@ -14,14 +14,15 @@ from __future__ import annotations
 import resource
 import subprocess
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 
 from bench.harness.claim import Claim
 from bench.harness.files import make_files, read_files
 from bench.harness.options import Options, option
 from bench.harness.targets import target_of, target_rows
-from bench.harness.text import median_of, spread, table
+from bench.harness.text import by_repeat, median_of, table
 from bench.harness.turns import take_turns
 from bench.loaders.sources import run_once
 from bench.loaders.spec import RunSpec
@@ -43,8 +44,7 @@ def stage(root: Path, n_files: int, scratch: Path) -> dict[str, float]:
     pairs, staging = str(root.with_suffix(".txt")), str(scratch / "staged")
     batch_size = max(1, min(32, n_files // 20))
     spec = RunSpec("overlap", pairs, n_files, str(root), staging, mount="given", order="own")
-    facts = {**vars(spec), "is_decoding": False, "n_epochs": 1, "batch_size": batch_size}
-    found = run_once(RunSpec(**facts))
+    found = run_once(replace(spec, is_decoding=False, n_epochs=1, batch_size=batch_size))
     staged, wall = found["statistics"]["bytes_staged"], found["epochs"][0]["seconds"]
     return {**found["cpu"]["prefetcher"], "bytes": staged, "wall_seconds": wall}
 
@@ -80,9 +80,10 @@ def measure(options: LargeFilesOptions, scratch: Path) -> dict:
     take_turns(points, options.repeats, run)
     targets = []
     for staged, copied in zip(points[::2], points[1::2], strict=True):
-        pairs = zip(staged["runs"], copied["runs"], strict=True)
         what = f"bytes for CPU, {staged['file_bytes'] / 1e6:g} MB, of cp"
-        targets.append(target_of(what, "", WANTED, [rate(a) / rate(b) for a, b in pairs]))
+        targets.append(
+            target_of(what, "", WANTED, by_repeat(lambda a, b: rate(a) / rate(b), staged, copied))
+        )
     return {"points": points, "targets": targets}
 
 
@@ -95,17 +96,16 @@ def rows(result: dict) -> list[list[str]]:
     """Return a row for each size."""
 
     def mb_per_second(point: dict) -> str:
-        return f"{spread(map(rate, point['runs']))['median'] / 1e6:.0f}"
-
-    def us_per_file(pair: tuple[dict, dict]) -> str:
-        return f"{median_of(pair[0], 'seconds') / pair[0]['n_files'] * 1e6:.0f}"
+        return f"{median(map(rate, point['runs'])) / 1e6:.0f}"
 
     columns = {
         "bytes of a file": lambda pair: f"{pair[0]['file_bytes']:,}",
         "files": lambda pair: pair[0]["n_files"],
         "staging: MB for a CPU second": lambda pair: mb_per_second(pair[0]),
         "cp -r": lambda pair: mb_per_second(pair[1]),
-        "µs of CPU for a file": us_per_file,
+        "µs of CPU for a file": lambda pair: (
+            f"{median_of(pair[0], 'seconds') / pair[0]['n_files'] * 1e6:.0f}"
+        ),
     }
     points = result["points"]
     return table(zip(points[::2], points[1::2], strict=True), columns)

@@ -18,7 +18,7 @@ from statistics import mean
 
 from bench.claims.policies import POLICIES
 from bench.harness.claim import Claim
-from bench.loaders.sources import EpochOptions, epochs_of, prepare, run_in_turns, store_facts
+from bench.loaders.sources import EpochOptions, run_points
 from overlapiter.order import seeded_order
 
 FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9)
@@ -56,15 +56,15 @@ def simulated(options: MissesOptions, fraction: float) -> dict[str, list[float]]
 
 def measure(options: MissesOptions, scratch: Path) -> dict:
     """Do all runs."""
-    sources = prepare(options, scratch, options.examples)
-    points = [{"fraction": f, "missed_by_epoch": simulated(options, f)} for f in FRACTIONS]
-    specs = [epochs_of(options, sources, "overlap", f, is_decoding=False) for f in FRACTIONS]
-    run_in_turns(points, specs, options)
+    points = [{"fraction": f, "room": f, "loader": "overlap"} for f in FRACTIONS]
+    usual = {**options.usual, "is_decoding": False}
+    found = run_points(options, scratch, points, options.examples, **usual)
     for point in points:
         opens = [[epoch["opens"] for epoch in run["epochs"]] for run in point.pop("runs")]
         means = (mean(each) / options.examples for each in zip(*opens, strict=True))
+        point["missed_by_epoch"] = simulated(options, point["fraction"])
         point["missed_by_epoch"]["measured"] = [round(each, 6) for each in means]
-    return {"data": sources.label, **store_facts(options), "points": points}
+    return found
 
 
 def later_share(point: dict, policy: str) -> float:

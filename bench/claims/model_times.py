@@ -20,7 +20,7 @@ from statistics import mean, median
 from bench.harness.claim import Claim
 from bench.harness.options import option
 from bench.harness.text import spread, table
-from bench.loaders.sources import EpochOptions, epochs_of, prepare, run_in_turns
+from bench.loaders.sources import EpochOptions, run_points
 from overlapiter.clairvoyant.planner import Forecast, Job, forecast
 
 #: MB/s of each store; an open waits ``--open-ms`` in both.
@@ -42,32 +42,27 @@ class ModelOptions(EpochOptions):
 
 def measure(options: ModelOptions, scratch: Path) -> dict:
     """Do all runs, and forecast each."""
-    sources = prepare(options, scratch, options.examples)
-    dataset_bytes = sources.capacity_of(1.0, options.examples)
-    usual = {"is_decoding": False, "compute_seconds": options.train_ms / 1e3}
-    free = {**usual, "open_seconds": 0.0, "bytes_per_second": 1e12}
-    points: list[dict] = [{"name": "calibration"}]
-    specs = [epochs_of(options, sources, "overlap", None, **free)]
-    for rate in STORES:
-        for fraction in FRACTIONS:
-            points.append({"mb_per_s": rate, "fraction": fraction})
-            room = fraction if fraction < 1 else _ALL
-            store = {**usual, "bytes_per_second": rate * 1e6}
-            specs.append(epochs_of(options, sources, "overlap", room, **store))
-    run_in_turns(points, specs, options)
+    free = {"name": "calibration", "open_seconds": 0.0, "bytes_per_second": 1e12}
+    points = [free] + [
+        {"mb_per_s": rate, "bytes_per_second": rate * 1e6, "fraction": fraction,
+         "room": fraction if fraction < 1 else _ALL}
+        for rate in STORES for fraction in FRACTIONS
+    ]  # fmt: skip
+    usual = {"loader": "overlap", "is_decoding": False, "compute_seconds": options.train_ms / 1e3}
+    found = run_points(options, scratch, points, options.examples, **options.usual, **usual)
     calibration, *points = points
     later = median(mean(_seconds(run)[1:]) for run in calibration["runs"])
     start_seconds = median(run["first_batch_seconds"] for run in calibration["runs"])
+    size = median(run["store_bytes"] for run in calibration["runs"])  # each file once
     for point in points:
-        size = median(sum(e["bytes"] for e in run["epochs"][:1]) for run in point["runs"])
         job = Job(
             n_examples=options.examples,
-            dataset_bytes=min(size, dataset_bytes),
+            dataset_bytes=size,
             n_epochs=options.epochs,
             n_nodes=1,
             ranks_per_node=1,
             ram_bytes=0,
-            disk_bytes=point["fraction"] * min(size, dataset_bytes) * 1.001,
+            disk_bytes=point["fraction"] * size * 1.001,
             examples_per_second=options.examples / later,
             store_rate=point["mb_per_s"] * 1e6,
             store_limit=point["mb_per_s"] * 1e6,
@@ -75,11 +70,11 @@ def measure(options: ModelOptions, scratch: Path) -> dict:
             network_rate=1e12,
         )
         point["seconds"] = _compared(forecast(job), point["runs"], start_seconds)
-    facts = {"store": f"emulated stores: {options.open_ms:g} ms per open"}
-    facts |= {"later_seconds": later, "start_seconds": start_seconds}
+    found |= {"store": f"emulated stores: {options.open_ms:g} ms per open", "points": points}
+    found |= {"later_seconds": later, "start_seconds": start_seconds}
     errors = [each["error"] for p in points for each in p["seconds"].values()]
-    facts |= {"mean_error": mean(map(abs, errors)), "largest_error": max(map(abs, errors))}
-    return {"data": sources.label, **facts, "points": points, "calibration": calibration["runs"]}
+    found |= {"mean_error": mean(map(abs, errors)), "largest_error": max(map(abs, errors))}
+    return {**found, "calibration": calibration["runs"]}
 
 
 def _seconds(run: dict) -> list[float]:
@@ -88,23 +83,12 @@ def _seconds(run: dict) -> list[float]:
 
 def _compared(found: Forecast, runs: list[dict], start_seconds: float) -> dict[str, dict]:
     """Return forecast, measured spread and error of the first epoch, later ones, and the run."""
-    measured = {
-        "epoch 1": [_seconds(run)[0] for run in runs],
-        "later epochs": [mean(_seconds(run)[1:]) for run in runs],
-        "run": [sum(_seconds(run)) for run in runs],
-    }
-    forecasts = {
-        "epoch 1": found.first.seconds + start_seconds,
-        "later epochs": found.later.seconds,
-        "run": found.run_seconds + start_seconds,
-    }
+    first = found.first.seconds + start_seconds, [_seconds(run)[0] for run in runs]
+    later = found.later.seconds, [mean(_seconds(run)[1:]) for run in runs]
+    whole = found.run_seconds + start_seconds, [sum(_seconds(run)) for run in runs]
     return {
-        name: {
-            "forecast": forecasts[name],
-            "measured": spread(values),
-            "error": forecasts[name] / median(values) - 1,
-        }
-        for name, values in measured.items()
+        name: {"forecast": said, "measured": spread(took), "error": said / median(took) - 1}
+        for name, (said, took) in (("epoch 1", first), ("later epochs", later), ("run", whole))
     }
 
 

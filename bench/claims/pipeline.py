@@ -12,14 +12,16 @@ bench/results/README.md says what is measured, and what the loops and the ceilin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 from bench.harness.claim import Claim
 from bench.harness.options import OptionsError, names_of, option
 from bench.harness.targets import target_of, target_rows
-from bench.harness.text import median_of, table
+from bench.harness.text import by_repeat, median_of, table
 from bench.loaders import report
 from bench.loaders.sources import MountOptions
 
@@ -87,12 +89,12 @@ RATE, STEADY, FIRST = "images_per_second", "rate_after_first", "first_batch_seco
 
 def targets(points: Sequence[dict]) -> list[dict]:
     """Return all targets of which both sides were measured."""
-    runs = {point["name"]: point["runs"] for point in points}
+    measured = {point["name"]: point for point in points}
     found = []
     for what, unit, wanted, names, value_of in _TARGETS:
-        if all(name in runs for name in names):
-            columns = zip(*(runs[name] for name in names), strict=True)
-            found.append(target_of(what, unit, wanted, [value_of(*row) for row in columns]))
+        if measured.keys() >= set(names):
+            values = by_repeat(value_of, *(measured[name] for name in names))
+            found.append(target_of(what, unit, wanted, values))
     return found
 
 
@@ -100,7 +102,7 @@ def _share(key: str) -> Callable[..., float]:
     return lambda one, other: one[key] / other[key]
 
 
-def _us(run: dict, *kinds: str) -> float:
+def _us(run: dict, kinds: Iterable[str]) -> float:
     """Return what the processes of some kinds used for an image."""
     seconds = sum(run["cpu"].get(kind, {}).get("seconds", 0.0) for kind in kinds)
     return seconds / run["n_images"] * 1e6
@@ -108,26 +110,21 @@ def _us(run: dict, *kinds: str) -> float:
 
 def _prefetchers_us(run: dict) -> float:
     """Return what staging one file cost the prefetchers."""
-    return _us(run, "prefetcher") * run["n_images"] / max(run["statistics"]["files_staged"], 1)
-
-
-def _supervisor_us(run: dict) -> float:
-    return _us(run, "supervisor")
+    return _us(run, ["prefetcher"]) * run["n_images"] / max(run["statistics"]["files_staged"], 1)
 
 
 def _reader_beyond_us(run: dict, loops: dict) -> float:
     """Return what a reader used for an image beyond what the loops did."""
-    return _us(run, "reader") - _us(loops, "loop")
+    return _us(run, ["reader"]) - _us(loops, ["loop"])
 
 
 def _less_cpu(run: dict, limit: dict) -> float:
     """Return the CPU of all processes for an image of ``limit``, as a share of that of ``run``."""
-    return _us(limit, *limit["cpu"]) / _us(run, *run["cpu"])
+    return _us(limit, limit["cpu"]) / _us(run, run["cpu"])
 
 
-def _first(run: dict) -> float:
-    return run[FIRST]
-
+_supervisor_us = partial(_us, kinds=("supervisor",))
+_first = itemgetter(FIRST)
 
 # What it is, its unit, what is wanted, the lines, and the number.
 _TARGETS: tuple[tuple[str, str, float | None, tuple[str, ...], Callable[..., float]], ...] = (

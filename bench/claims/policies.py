@@ -14,7 +14,6 @@ crosses the slow store::
 
 from __future__ import annotations
 
-import collections
 import functools
 import heapq
 from collections.abc import Callable, Sequence
@@ -26,20 +25,27 @@ Orders = Sequence[NDArray[np.intp]]
 Policy = Callable[[Orders, int], NDArray[np.bool_]]
 
 
-def belady(orders: Orders, room: int) -> NDArray[np.bool_]:
-    """Return the misses of a policy that always evicts the farthest next use."""
+def _misses(orders: Orders, room: int, priority_of: Callable[..., int]) -> NDArray[np.bool_]:
+    """Return the misses of a policy that evicts the example of the least priority.
+
+    Args:
+        orders: Of the epochs.
+        room: How many examples may be staged.
+        priority_of: Takes the place of a read, the place at which its example is read next, and the
+            priority that the example had, if it was staged.
+    """
     reads = np.concatenate(orders)
-    next_use = _next_uses(reads).tolist()
-    staged: dict[int, int] = {}  # the next use of each example
-    farthest: list[tuple[int, int]] = []  # the same as a heap, with entries that are outdated
+    next_uses = _next_uses(reads).tolist()
+    staged: dict[int, int] = {}  # the priority of each example
+    least: list[tuple[int, int]] = []  # the same as a heap, with entries that are outdated
     missed = np.zeros(len(reads), bool)
     for place, example in enumerate(reads.tolist()):
         missed[place] = example not in staged
-        staged[example] = next_use[place]
-        heapq.heappush(farthest, (-next_use[place], example))
+        staged[example] = priority_of(place, next_uses[place], staged.get(example, place))
+        heapq.heappush(least, (staged[example], example))
         while len(staged) > room:
-            negative, candidate = heapq.heappop(farthest)
-            if staged.get(candidate) == -negative:
+            priority, candidate = heapq.heappop(least)
+            if staged.get(candidate) == priority:
                 del staged[candidate]
     return missed
 
@@ -53,24 +59,9 @@ def _next_uses(reads: NDArray[np.intp]) -> NDArray[np.intp]:
     return next_uses
 
 
-def _queue(orders: Orders, room: int, *, is_renewed: bool) -> NDArray[np.bool_]:
-    """Return the misses of a policy that evicts what was staged, or read, the longest time ago."""
-    reads = np.concatenate(orders)
-    staged: collections.OrderedDict[int, None] = collections.OrderedDict()
-    missed = np.zeros(len(reads), bool)
-    for place, example in enumerate(reads.tolist()):
-        missed[place] = example not in staged
-        if missed[place] or is_renewed:
-            staged[example] = None
-            staged.move_to_end(example)
-        if len(staged) > room:
-            staged.popitem(last=False)
-    return missed
-
-
 #: The policies by name, the best first.
 POLICIES: dict[str, Policy] = {
-    "belady": belady,
-    "lru": functools.partial(_queue, is_renewed=True),
-    "fifo": functools.partial(_queue, is_renewed=False),
+    "belady": functools.partial(_misses, priority_of=lambda _place, next_use, _before: -next_use),
+    "lru": functools.partial(_misses, priority_of=lambda place, _next_use, _before: place),
+    "fifo": functools.partial(_misses, priority_of=lambda _place, _next_use, before: before),
 }

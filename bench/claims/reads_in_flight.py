@@ -11,7 +11,6 @@ seconds until 90 % of that rate was reached; and the CPU time that staging one f
 from __future__ import annotations
 
 import itertools
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -20,12 +19,9 @@ import numpy as np
 
 from bench.harness.claim import Claim
 from bench.harness.files import make_files
-from bench.harness.options import Options, option
+from bench.harness.options import option
 from bench.harness.text import median_of, table
-from bench.harness.turns import take_turns
-from bench.loaders.run import run_in_new_process
-from bench.loaders.sources import fresh
-from bench.loaders.spec import RunSpec
+from bench.loaders.sources import MountOptions, run_points
 
 _FILE_BYTES = 20_000
 _CONTENTS = 500  # different ones; the other files are links to them
@@ -34,11 +30,10 @@ _WINDOW_SECONDS = 0.5
 
 
 @dataclass
-class ReadsOptions(Options):
+class ReadsOptions(MountOptions):
     """What is run."""
 
-    open_ms: list[int] = option([1, 10, 50], "latencies of the emulated store")
-    mb_per_s: float = option(100.0, "emulated bandwidth")
+    latencies_ms: list[int] = option([1, 10, 50], "of an open of the emulated store")
     reads: list[int] = option([16, 64, 256], "the fixed numbers")
     files: int = option(40_000, "files to stage, at most")
     seconds: float = option(6.0, "length of a run")
@@ -49,35 +44,29 @@ class ReadsOptions(Options):
 
 def measure(options: ReadsOptions, scratch: Path) -> dict:
     """Do all runs."""
-    root = scratch / "source"
-    make_files(root, options.files, _FILE_BYTES, _CONTENTS)
-    pairs = str(root.with_suffix(".txt"))
-    settings = itertools.product(options.open_ms, (None, *options.reads))
-    points = [{"open_ms": open_ms, "reads_in_flight": reads} for open_ms, reads in settings]
+    options.root = scratch / "source"
+    options.pairs = options.root.with_suffix(".txt")
+    make_files(options.root, options.files, _FILE_BYTES, _CONTENTS)
+    points = [
+        {"open_ms": latency_ms, "open_seconds": latency_ms / 1e3, "reads_in_flight": reads}
+        for latency_ms, reads in itertools.product(options.latencies_ms, (None, *options.reads))
+    ]
+    usual = {"loader": "overlap", "is_decoding": False, "seconds": options.seconds}
+    usual |= {"batch_size": _BATCH_SIZE, "n_batches": options.files // _BATCH_SIZE}
+    found = run_points(options, scratch, points, options.files, **usual)
+    for point in points:
+        point["runs"] = [_summary(run) for run in point["runs"]]
+    found["store"] = f"emulated store, {options.mb_per_s:g} MB/s"
+    return {**found, "data": f"files of {_FILE_BYTES / 1e3:g} kB, read but not decoded"}
 
-    def run(point: dict) -> dict:
-        staging = str(scratch / "staged")
-        spec = RunSpec(
-            "overlap", pairs, options.files, str(root), staging, is_decoding=False,
-            n_batches=options.files // _BATCH_SIZE, batch_size=_BATCH_SIZE, seconds=options.seconds,
-            reads_in_flight=point["reads_in_flight"],
-            open_seconds=point["open_ms"] / 1e3, bytes_per_second=options.mb_per_s * 1e6,
-        )  # fmt: skip
-        spec = fresh(spec)
-        found = run_in_new_process(spec)
-        shutil.rmtree(spec.staging)
-        n_staged, cpu_seconds = found["statistics"]["files_staged"], found["cpu"]["prefetcher"]
-        taken_at = np.cumsum(found["waits_seconds"])
-        return {
-            **facts(taken_at, found["reads_in_flight"]),
-            "files_staged": n_staged,
-            "cpu_us_per_file": cpu_seconds["seconds"] / max(1, n_staged) * 1e6,
-        }
 
-    take_turns(points, options.repeats, run)
-    store = f"emulated store, {options.mb_per_s:g} MB/s"
-    data = f"files of {_FILE_BYTES / 1e3:g} kB, read but not decoded"
-    return {"store": store, "data": data, "page_cache": "warm", "points": points}
+def _summary(run: dict) -> dict[str, float]:
+    n_staged, cpu_seconds = run["statistics"]["files_staged"], run["cpu"]["prefetcher"]["seconds"]
+    return {
+        **facts(np.cumsum(run["waits_seconds"]), run["reads_in_flight"]),
+        "files_staged": n_staged,
+        "cpu_us_per_file": cpu_seconds / max(1, n_staged) * 1e6,
+    }
 
 
 def facts(taken_at: np.ndarray, reads: list[int]) -> dict[str, float]:
@@ -126,6 +115,6 @@ CLAIM = Claim(
     __doc__,
     ReadsOptions,
     measure,
-    quick={"open_ms": [1], "reads": [8], "files": 640, "repeats": 1},
+    quick={"latencies_ms": [1], "reads": [8], "files": 640, "repeats": 1},
     tables={"settings": rows, "rates": rate_rows},
 )

@@ -16,8 +16,8 @@ from statistics import median
 
 from bench.harness.claim import Claim
 from bench.harness.options import option
-from bench.harness.text import extremes, median_of, spread, table
-from bench.loaders.sources import MountOptions, prepare, run_in_turns, spec_of, store_facts
+from bench.harness.text import extremes, median_of, spread_of, table
+from bench.loaders.sources import MountOptions, run_points
 
 _KINDS = ("reader", "prefetcher", "supervisor", "trainer")
 
@@ -35,7 +35,6 @@ class StartupOptions(MountOptions):
 
 def measure(options: StartupOptions, scratch: Path) -> dict:
     """Do all runs."""
-    sources = prepare(options, scratch, options.files)
     points = [
         # The stock iterator is slow on the slow store: a quarter has to do.
         {"loader": loader, "n_readers": n_readers, "n_examples": n_examples,
@@ -43,10 +42,8 @@ def measure(options: StartupOptions, scratch: Path) -> dict:
         for n_examples in options.lengths for n_readers in options.readers
         for loader in ("overlap", "slow")
     ]  # fmt: skip
-    common = {"order": "own", "batch_size": options.batch_size, "measures_memory": True}
-    specs = [spec_of(options, sources, **point, **common) for point in points]
-    run_in_turns(points, specs, options)
-    return {"data": sources.label, **store_facts(options), "points": points}
+    usual = {"order": "own", "batch_size": options.batch_size, "measures_memory": True}
+    return run_points(options, scratch, points, options.files, **usual)
 
 
 def rows(result: dict) -> list[list[str]]:
@@ -65,7 +62,7 @@ def rows(result: dict) -> list[list[str]]:
         "files": lambda point: f"{point['n_examples']:,}",
         "readers": lambda point: point["n_readers"],
         "first mini-batch, s": lambda point: f"{median_of(point, first):.2f}",
-        "[min, max]": lambda point: extremes(spread(run[first] for run in point["runs"])),
+        "[min, max]": lambda point: extremes(spread_of(point, first)),
         "finalize, s": lambda point: f"{median_of(point, 'finalize_seconds'):.2f}",
         **{f"MB of a {kind}": megabytes(kind) for kind in _KINDS},
     }

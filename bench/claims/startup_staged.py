@@ -23,7 +23,7 @@ from bench.harness.claim import Claim
 from bench.harness.files import read_pairs
 from bench.harness.options import Options, option
 from bench.harness.targets import target_of, target_rows
-from bench.harness.text import extremes, median_of, spread, table
+from bench.harness.text import by_repeat, extremes, median_of, spread_of, table
 from bench.harness.turns import progress_bar, take_turns
 from bench.loaders.run import run_in_new_process
 from bench.loaders.sources import fresh
@@ -35,6 +35,7 @@ WANTED_SECONDS = 1.0
 _CAPACITY_BYTES = 10**14
 _PART_FILES = 1_000
 _FOLDER_FILES = 1_280
+_FIRST = "first_batch_seconds"
 
 
 @dataclass
@@ -102,46 +103,32 @@ def measure(options: StartupStagedOptions, scratch: Path) -> dict:
 
     def run(point: dict) -> dict:
         if point["name"] == "empty":
-            return _run(fresh(spec))
+            return run_in_new_process(fresh(spec))
         program = isolated.Program(leave, {**request, "state": point["name"]}, scratch)
         status = subprocess.run(program.command, cwd=isolated.CHECKOUT, check=False).returncode
         if status != -signal.SIGKILL:
             program.answer(status)
         os.sync()
-        return _run(spec)
+        return run_in_new_process(spec)
 
     points = [{"name": state} for state in STATES]
     take_turns(points, options.repeats, run)
-    return {"points": points, "targets": _targets({p["name"]: p["runs"] for p in points})}
-
-
-def _run(spec: RunSpec) -> dict:
-    run = run_in_new_process(spec)
-    return {name: run[name] for name in (*_SECONDS, "cpu")}
-
-
-_SECONDS = ("constructor_seconds", "first_batch_seconds", "wall_seconds")
-
-
-def _targets(runs: dict[str, list[dict]]) -> list[dict]:
     targets = []
-    for state in STATES[1:]:
-        pairs = zip(runs[state], runs["empty"], strict=True)
-        more = [a["first_batch_seconds"] - b["first_batch_seconds"] for a, b in pairs]
-        what = f"first mini-batch, {state}, more than empty"
+    for point in points[1:]:
+        more = by_repeat(lambda one, empty: one[_FIRST] - empty[_FIRST], point, points[0])
+        what = f"first mini-batch, {point['name']}, more than empty"
         targets.append(target_of(what, "s", WANTED_SECONDS, more))
-    return targets
+    return {"points": points, "targets": targets}
 
 
 def rows(result: dict) -> list[list[str]]:
     """Return a row for each state."""
-    constructor, first, whole = _SECONDS
     columns = {
         "seconds": lambda point: point["name"],
-        "constructor": lambda point: f"{median_of(point, constructor):.2f}",
-        "first mini-batch": lambda point: f"{median_of(point, first):.2f}",
-        "[min, max]": lambda point: extremes(spread(run[first] for run in point["runs"])),
-        "all mini-batches": lambda point: f"{median_of(point, whole):.2f}",
+        "constructor": lambda point: f"{median_of(point, 'constructor_seconds'):.2f}",
+        "first mini-batch": lambda point: f"{median_of(point, _FIRST):.2f}",
+        "[min, max]": lambda point: extremes(spread_of(point, _FIRST)),
+        "all mini-batches": lambda point: f"{median_of(point, 'wall_seconds'):.2f}",
     }
     return table(result["points"], columns)
 

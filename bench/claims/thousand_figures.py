@@ -27,6 +27,7 @@ _LOADERS = {
 }
 _WORDS = {"n_readers": "file reader processes", "n_prefetchers": "prefetcher processes"}
 _RATE = "images_per_second"
+_RATE_WORDS = "images per second (median, minimum and maximum)"
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
@@ -67,41 +68,34 @@ def split(points: list[dict]) -> tuple[list[dict], list[dict]]:
 def _draw_parts(points: list[dict], varies: str) -> Figure:
     """Draw stacked bars: the mean seconds per file reader, over a number of processes."""
     figure, axes = plt.subplots()
-    bottom = np.zeros(len(points))
+    counts, bottom = [str(point[varies]) for point in points], np.zeros(len(points))
     for (name, label), colour in zip(PARTS.items(), _COLOURS, strict=True):
         heights = np.array([median_of(point, "parts", name) for point in points])
-        axes.bar(range(len(points)), heights, 0.62, bottom, label=label, color=colour)
+        bars = axes.bar(counts, heights, 0.62, bottom, label=label, color=colour)
         bottom += heights
-    for position, total in enumerate(bottom):
-        axes.annotate(f"{total:.1f}", (position, total), (0, 3), textcoords="offset points")
-    axes.set_xticks(range(len(points)), [str(point[varies]) for point in points])
+    axes.bar_label(bars, [f"{total:.1f}" for total in bottom], padding=3)
     axes.grid(visible=False, axis="x")
-    axes.set_xlabel(_WORDS[varies])
-    axes.set_ylabel("mean seconds per file reader process")
+    axes.set(xlabel=_WORDS[varies], ylabel="mean seconds per file reader process")
     fixed = "n_readers" if varies == "n_prefetchers" else "n_prefetchers"
     title = f"{points[0]['n_batches']} mini-batches with {points[0][fixed]} {_WORDS[fixed]}"
     axes.set_title(title, loc="left")
-    handles, labels = axes.get_legend_handles_labels()
-    axes.legend(handles[::-1], labels[::-1], loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    axes.legend(reverse=True, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return figure
 
 
 def _draw_lines(points: list[dict], over_readers: list[dict]) -> Figure:
     """Draw images per second over file readers: ours, and the two extremes of the stock one."""
     figure, axes = plt.subplots()
-    for loader in ("overlap", "fast", "slow", "floor"):
+    for loader in ("overlap", "fast", "slow"):
         group = over_readers if loader == "overlap" else _of(points, loader)
-        label, colour = _LOADERS[loader][0].replace("\n", " "), _LOADERS[loader][1]
-        if loader == "floor":  # it has as many processes as there are cores
-            for point in group:
-                axes.axhline(median_of(point, _RATE), color=DARK, linestyle="--", label=label)
-            continue
+        words, colour = _LOADERS[loader]
         counts = [point["n_readers"] for point in group]
         rates = [spread_of(point, _RATE) for point in group]
-        line(axes, counts, rates, fmt="o-", color=colour, label=label)
-    axes.set_ylim(bottom=0)
-    axes.set_xlabel(_WORDS["n_readers"])
-    axes.set_ylabel("images per second (median, minimum and maximum)")
+        line(axes, counts, rates, fmt="o-", color=colour, label=words.replace("\n", " "))
+    for point in _of(points, "floor"):  # it has as many processes as there are cores
+        words = _LOADERS["floor"][0].replace("\n", " ")
+        axes.axhline(median_of(point, _RATE), color=DARK, linestyle="--", label=words)
+    axes.set(ylim=(0, None), xlabel=_WORDS["n_readers"], ylabel=_RATE_WORDS)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=9)
     return figure
 
@@ -117,13 +111,10 @@ def _draw_bars(points: list[dict]) -> Figure:
     figure, axes = plt.subplots()
     middle, spread = errors([spread_of(point, _RATE) for point in points])
     words = [_LOADERS.get(point["loader"], (point["loader"], GREY)) for point in points]
-    colours = [colour for _, colour in words]
-    axes.barh(range(len(points)), middle, 0.62, xerr=spread, color=colours, capsize=3)
-    for row, rate in enumerate(middle):
-        place = (max(rate, rate + spread[1][row]), row)
-        axes.annotate(f"{rate:,.0f}", place, (4, 0), textcoords="offset points", va="center")
-    axes.set_yticks(range(len(points)), [name for name, _ in words])
-    axes.set_xlim(0, 1.15 * float(middle.max()))
+    names, colours = zip(*words, strict=True)
+    bars = axes.barh(range(len(points)), middle, 0.62, xerr=spread, color=colours, capsize=3)
+    axes.bar_label(bars, [f"{rate:,.0f}" for rate in middle], padding=4)
+    axes.set_yticks(range(len(points)), names)
     axes.grid(visible=False, axis="y")
-    axes.set_xlabel("images per second (median, minimum and maximum)")
+    axes.set(xlim=(0, 1.15 * float(middle.max())), xlabel=_RATE_WORDS)
     return figure

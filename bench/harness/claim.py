@@ -131,7 +131,7 @@ def head(result: dict) -> str:
     changed = f" and {len(result['changed'])} changed files" if result.get("changed") else ""
     lines = [
         f"{machine['cores']} cores, {machine['processor']}, Python {machine['python']}, commit "
-        f"{result.get('commit', 'unknown')[:12]}{changed}",
+        f"{result.get('commit', 'unknown')[:12]}{changed}, {result['staging_filesystem']}",
         "; ".join(result[name] for name in ("data", "store") if name in result),
     ]
     return "\n".join(filter(None, lines))

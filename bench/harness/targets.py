@@ -1,8 +1,4 @@
-"""What was measured beside what is wanted.
-
-Runs of the same repeat are compared, and the median over the repeats counts: the speed of a
-machine drifts.
-"""
+"""What was measured beside what is wanted; the median over the repeats counts."""
 
 from __future__ import annotations
 

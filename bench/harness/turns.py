@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 
 from tqdm import tqdm
 
+from bench.harness import isolated
+
 
 def progress_bar(total: int, unit: str) -> tqdm:
     """Return a bar on standard error, which shows nothing where that is no terminal."""
@@ -29,3 +31,19 @@ def take_turns(points: Sequence[dict], n_repeats: int, run: Callable[[dict], obj
                 os.sync()  # what the run before wrote is not to slow down this one
                 point.setdefault("runs", []).append(run(point))
                 progress.update()
+
+
+def call_in_turns(
+    points: Sequence[dict], n_repeats: int, function: Callable[[dict], dict], **common: object
+) -> None:
+    """Call a function in turns with what each point says, each time in a process of its own.
+
+    Args:
+        points: As for :func:`take_turns`.
+        n_repeats: As for :func:`take_turns`.
+        function: Takes a point, and ``common``; see :class:`bench.harness.isolated.Program`.
+        common: What is the same for all points.
+    """
+    take_turns(
+        points, n_repeats, lambda point: isolated.call(function, {**common, **point, "runs": None})
+    )

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import os
 import time
+from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
-from multiprocessing.connection import Connection
 from statistics import mean
 
 import numpy as np
@@ -56,20 +57,10 @@ def _run_loops(spec: RunSpec) -> list[dict]:
     """Return what each of the loops reports; blocks until all end."""
     dataset = LabeledImageDataset(spec.examples(), spec.root)
     # Each builds two at least: the first mini-batch of one alone is no pace.
-    n_processes = max(min(len(os.sched_getaffinity(0)), spec.n_batches // 2), 1)
-    context = get_context("fork")
-    workers = []
-    for first in range(n_processes):
-        receive, send = context.Pipe(duplex=False)
-        arguments = (spec, dataset, range(first, spec.n_batches, n_processes), send)
-        process = context.Process(target=_build, args=arguments)
-        process.start()
-        send.close()
-        workers.append((process, receive))
-    reports = [receive.recv() for _, receive in workers]
-    for process, _ in workers:
-        process.join()
-    return reports
+    n_loops = max(min(len(os.sched_getaffinity(0)), spec.n_batches // 2), 1)
+    parts = [range(first, spec.n_batches, n_loops) for first in range(n_loops)]
+    with ProcessPoolExecutor(n_loops, get_context("fork")) as pool:
+        return list(pool.map(partial(_build, spec, dataset), parts))
 
 
 def _result(spec: RunSpec, start: float, reports: list[dict], read_end: float = 0.0) -> RunResult:
@@ -94,8 +85,8 @@ def _result(spec: RunSpec, start: float, reports: list[dict], read_end: float = 
     )
 
 
-def _build(spec: RunSpec, dataset: LabeledImageDataset, positions: range, send: Connection) -> None:
-    """Build the mini-batches at ``positions`` one after the other, and report to ``send``."""
+def _build(spec: RunSpec, dataset: LabeledImageDataset, positions: range) -> dict:
+    """Build the mini-batches at ``positions`` one after the other; return what that took."""
     report = {"begin": time.monotonic(), "fetch_seconds": 0.0, "fingerprints": {}}
     cpu_begin, check_seconds, batches = time.process_time(), 0.0, spec.batches()
     images, labels = None, np.empty(spec.batch_size, np.int32)
@@ -112,6 +103,5 @@ def _build(spec: RunSpec, dataset: LabeledImageDataset, positions: range, send: 
         before_check = time.process_time()
         report["fingerprints"][position] = fingerprint(list(zip(images, labels, strict=True)))
         check_seconds += time.process_time() - before_check
-    report["end"] = time.monotonic()
-    report["cpu_seconds"] = time.process_time() - cpu_begin - check_seconds
-    send.send(report)
+    cpu_seconds = time.process_time() - cpu_begin - check_seconds
+    return {**report, "end": time.monotonic(), "cpu_seconds": cpu_seconds}

@@ -4,70 +4,40 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import numpy as np
 
 from bench.harness.targets import target_rows
-from bench.harness.text import aligned, median_of, spread_of, table
+from bench.harness.text import aligned, by_repeat, median_of, spread_of, table
 from bench.loaders.checks import verify
-from bench.loaders.sources import (
-    MountOptions,
-    prepare,
-    prepare_local,
-    run_in_turns,
-    spec_of,
-    store_facts,
-)
-from bench.loaders.spec import LOADERS, PARTS, RunSpec
+from bench.loaders.sources import MountOptions, run_points
+from bench.loaders.spec import LOADERS, PARTS
 
 #: Kinds of processes whose CPU counts most, in this order.
 _KINDS = ("prefetcher", "supervisor", "reader", "trainer", "loop")
 
 
-def measure_points(
-    options: MountOptions, scratch: Path, points: list[dict], n_examples: int, **usual: object
-) -> dict:
-    """Do all runs, in turns, and compare what they delivered.
-
-    Args:
-        options: Of the benchmark.
-        scratch: An empty folder on the fast disk.
-        points: The lines of the table, with the ``loader`` and what else differs from ``usual``, by
-            the names of ``RunSpec``.
-        n_examples: Of the data set.
-        usual: What is the same for all.
-    """
-    sources, names = prepare(options, scratch, n_examples), {f.name for f in fields(RunSpec)}
-    specs = []
-    for point in points:
-        own = {name: value for name, value in point.items() if name in names}
-        specs.append(spec_of(options, sources, **{**usual, "n_examples": n_examples, **own}))
-        point |= {name: getattr(specs[-1], name) for name in _NUMBERS}
-    prepare_local(specs, sources)
-    run_in_turns(points, specs, options)
-    return {
-        "data": sources.label, **store_facts(options), "verified": verify(points), "points": points,
-    }  # fmt: skip
-
-
-_NUMBERS = ("n_prefetchers", "n_readers", "n_batches")
+def measure_points(options: MountOptions, scratch: Path, *points: Any, **usual: Any) -> dict:
+    """Do all runs as :func:`run_points`, and compare what they delivered."""
+    found = run_points(options, scratch, *points, **usual)
+    return {**found, "verified": verify(found["points"])}
 
 
 def ratio(point: dict, points: Sequence[dict], loader: str) -> float | None:
     """Return how many times as fast as ``loader`` a point is; None where that did not run.
 
-    It is compared with the one that had the same number of readers, if there is one. Runs of the
-    same repeat are compared, and the median is returned: the speed of a machine drifts.
+    It is compared with the one that had the same number of readers, if there is one, repeat by
+    repeat, and the median is returned.
     """
     found = [other for other in points if other["loader"] == loader]
     same = [other for other in found if other["n_readers"] == point["n_readers"]]
     if not found:
         return None
-    pairs = zip(point["runs"], (same or found)[0]["runs"], strict=True)
-    return median(run["images_per_second"] / other["images_per_second"] for run, other in pairs)
+    rate = "images_per_second"
+    return median(by_repeat(lambda one, other: one[rate] / other[rate], point, (same or found)[0]))
 
 
 def meaning_of(point: dict) -> str:
@@ -119,17 +89,8 @@ def faults(result: dict) -> list[str]:
 
 
 def _parts(points: list[dict]) -> str:
-    header = [
-        "",
-        "prefetchers",
-        "readers",
-        *PARTS.values(),
-        "wait ms: median",
-        "p99",
-        "max",
-        "opens",
-    ]
-    rows = [header]
+    waited = ("wait ms: median", "p99", "max", "opens")
+    rows = [["", "prefetchers", "readers", *PARTS.values(), *waited]]
     for point in points:
         runs, parts, waits = point["runs"], ["-"] * len(PARTS), ["-"] * 3
         if all(run["parts"] for run in runs):

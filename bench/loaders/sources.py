@@ -7,7 +7,7 @@ import math
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 
@@ -20,6 +20,8 @@ from bench.photographs import PHOTOGRAPHS, make_photographs
 from bench.slow.mount import MountUnavailableError, build
 
 _BLOCK_BYTES = 4096
+#: What a point of each table tells of its run.
+_NUMBERS = ("n_prefetchers", "n_readers", "n_batches")
 _ROOM_BYTES = 5 * 10**9
 
 
@@ -80,6 +82,12 @@ class EpochOptions(MountOptions):
         super().check()
         if self.epochs < 2:
             raise OptionsError("--epochs: give at least 2: the first has the start of the workers")
+
+    @property
+    def usual(self) -> dict[str, object]:
+        """What all runs have in common, by the names of ``RunSpec``."""
+        numbers = {"n_epochs": self.epochs, "n_readers": self.readers}
+        return {**numbers, "batch_size": self.batch_size, "order": "own"}
 
 
 class Sources(NamedTuple):
@@ -159,25 +167,11 @@ def spec_of(options: MountOptions, sources: Sources, loader: str, **others: obje
     return dataclasses.replace(spec, **others)
 
 
-def epochs_of(
-    options: EpochOptions, sources: Sources, loader: str, fraction: float | None, **others: object
-) -> RunSpec:
-    """Return some epochs with a staging directory for a part of the data set, or all if None."""
-    usual = {
-        "n_examples": options.examples,
-        "batch_size": options.batch_size,
-        "n_epochs": options.epochs,
-        "n_readers": options.readers,
-        "order": "own",
-        "capacity": sources.capacity_of(fraction, options.examples),
-    }
-    return spec_of(options, sources, loader, **{**usual, **others})
-
-
 def prepare_local(specs: list[RunSpec], sources: Sources) -> None:
     """Copy and stage, outside of any timing, what some loaders presume; the store is fast."""
-    longest = max(specs, key=lambda spec: spec.n_batches * spec.batch_size)
-    if sources.local != sources.slow:
+    local = [spec for spec in specs if spec.root == sources.local != sources.slow]
+    if local:
+        longest = max(local, key=lambda spec: spec.n_batches * spec.batch_size)
         copy_files(longest.paths(), sources.slow, sources.local, n_streams=16)
     staged = [spec for spec in specs if spec.loader.endswith("-staged")]
     if staged:
@@ -210,11 +204,35 @@ def run_once(spec: RunSpec, *, drops_caches: bool = False) -> dict:
     return run_in_new_process(spec)
 
 
-def run_in_turns(points: list[dict], specs: list[RunSpec], options: MountOptions) -> None:
-    """Do all runs in turns, each in a process of its own, and add them to their points."""
+def run_points(
+    options: MountOptions, scratch: Path, points: list[dict], n_examples: int, **usual: object
+) -> dict:
+    """Do all runs in turns, each in a process of its own, and add them to their points.
+
+    Args:
+        options: Of the benchmark.
+        scratch: An empty folder on the fast disk.
+        points: The lines of the table. What of a point has a name of ``RunSpec`` is asked for, and
+            ``room``, the part of the data set that may be staged.
+        n_examples: Of the data set.
+        usual: What is the same for all points that say nothing else.
+
+    Returns:
+        The points, and what to say of data and store.
+    """
+    sources, names = prepare(options, scratch, n_examples), {f.name for f in fields(RunSpec)}
+    specs = []
+    for point in points:
+        asked = {"n_examples": n_examples, **usual, **point}
+        if "room" in asked:
+            asked["capacity"] = sources.capacity_of(asked["room"], n_examples)
+        asked = {name: value for name, value in asked.items() if name in names}
+        specs.append(spec_of(options, sources, **asked))
+        point |= {name: getattr(specs[-1], name) for name in _NUMBERS}
+    prepare_local(specs, sources)
     by_point = {id(point): spec for point, spec in zip(points, specs, strict=True)}
-
-    def run(point: dict) -> dict:
-        return run_once(by_point[id(point)], drops_caches=options.drop_caches)
-
-    take_turns(points, options.repeats, run)
+    drops_caches = options.drop_caches
+    take_turns(
+        points, options.repeats, lambda p: run_once(by_point[id(p)], drops_caches=drops_caches)
+    )
+    return {"data": sources.label, **store_facts(options), "points": points}

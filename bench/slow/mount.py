@@ -19,7 +19,6 @@ import os
 import shutil
 import subprocess
 from pathlib import Path
-from types import TracebackType
 
 from bench.harness.isolated import CHECKOUT
 
@@ -105,12 +104,7 @@ class SlowMount(MountPoint):
             raise MountUnavailableError(f"nothing can be mounted at {self.root}; {_ADVICE}")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exc_info: object) -> None:
         """Unmount, as :meth:`close`."""
         self.close()
 

@@ -185,3 +185,22 @@ def test_runs_are_summed_up_over_ranks_and_repeats() -> None:
     assert found["all_epochs"]["median"] == pytest.approx(0.1)
     assert found["after_the_first"]["max"] == pytest.approx(0.1)
     assert found["cpu_time"] == {"median": 0, "min": 0, "max": 0}
+
+
+@pytest.mark.parametrize(
+    ("longer", "word"),
+    [((10.03, 10.032), "met"), ((10.29, 10.3), "missed"), ((10.0, 10.15), "within noise")],
+)
+def test_what_loading_adds_is_told_from_noise(longer: tuple[float, float], word: str) -> None:
+    def runs(*seconds: float) -> list[dict]:
+        return [{"ranks": [rank_of(0, "a", [1], each)]} for each in seconds]
+
+    size = {"n_nodes": 1, "n_ranks": 4}
+    points = [
+        {"loader": "overlap", **size, "runs": runs(*longer)},
+        {"loader": "synthetic", **size, "runs": runs(10.0, 10.0)},
+    ]
+    found = training.costs(points)
+    # Both epochs without the second until the first mini-batch was there.
+    assert found["1 x 4"]["values"][1] == pytest.approx((2 * longer[1] - 1) / 19 - 1)
+    assert training.cost_rows({"costs": found})[1][3] == word

@@ -31,12 +31,11 @@ def test_the_end_of_a_program_is_timed_until_its_last_child_is_gone(tmp_path, en
     request |= {"staging": str(tmp_path / "staging"), "capacity": 10**6, "seed": 0}
     found = faults.end({**request, "compute_ms": 0.0, "ending": ending}, tmp_path)
     assert 0 < found["children_seconds"] < 60
-    assert found["shared_memory"] == []
 
 
 def a_result() -> dict:
     hit = {"kind": "reader", "signal": "SIGKILL", "notice_seconds": 0.02, "recover_seconds": 0.05}
-    run = {"children_seconds": 0.1, "shared_memory": []}
+    run = {"children_seconds": 0.1}
     points = [{"name": "kill", "runs": [run]}]
     return {"hits": [hit], "calm_seconds": [0.01] * 3, "wrong": [], "points": points}
 
@@ -51,9 +50,8 @@ def test_what_a_call_takes_anyway_is_not_lost():
 def test_every_fault_is_named():
     assert faults.faults(a_result()) == []
     result = a_result() | {"wrong": [3]}
-    result["points"][0]["runs"][0].update(children_seconds=61.0, shared_memory=["psm_1"])
+    result["points"][0]["runs"][0]["children_seconds"] = 61.0
     assert faults.faults(result) == [
         "wrong mini-batches at [3]",
-        "kill: left in /dev/shm: psm_1",
         "kill: children that do not end",
     ]

@@ -16,9 +16,9 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness.family import memory_files, new_shared_memory
 from bench.harness.isolated import CHECKOUT
 from bench.slow.store import SlowStore, attach
+from tests.support.leftovers import memory_files, new_shared_memory
 
 FILE_BYTES = 10_000
 

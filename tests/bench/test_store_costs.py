@@ -13,7 +13,7 @@ from bench.harness import claim, isolated
 
 @pytest.mark.parametrize("state", evicting.STATES)
 def test_evicting_everything_through_the_store_leaves_nothing_staged(state, tmp_path):
-    request = {"local": str(tmp_path), "n_files": 100, "state": state}
+    request = {"local": str(tmp_path), "n_files": 100, "name": state}
     found = isolated.call(evicting.drive, request)
     assert min(found["stage_us"], found["evict_us"]) > 0
     piece_bytes = 16 << 20  # what is reserved ahead of the files

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 import psutil
 import pytest
 
-from bench.harness.family import memory_files
 from tests.chainer.scripts import ENVIRONMENT, abandoned_memory, kill_all, wait_until
+from tests.support.leftovers import memory_files
 from tests.support.staged import being_copied, read_staged, staged_paths
 
 #: The marks of a module whose tests start mpiexec.

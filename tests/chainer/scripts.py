@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from bench.harness.family import mapped_inodes, memory_files
+from tests.support.leftovers import mapped_inodes, memory_files
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {

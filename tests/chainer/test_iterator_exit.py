@@ -7,7 +7,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from bench.harness.family import memory_files
 from tests.chainer.scripts import (
     Program,
     abandoned_memory,
@@ -18,6 +17,7 @@ from tests.chainer.scripts import (
     wait_until,
 )
 from tests.support.leases import held_back
+from tests.support.leftovers import memory_files
 from tests.support.staged import being_copied, blocks_on_disk, charged_bytes, mend
 
 START = """

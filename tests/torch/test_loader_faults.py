@@ -18,7 +18,6 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.utils import data  # noqa: E402
 
-from bench.harness.family import memory_files  # noqa: E402
 from overlapiter import Skip, Staging  # noqa: E402
 from overlapiter.errors import (  # noqa: E402
     BadExampleWarning,
@@ -40,6 +39,7 @@ from tests.chainer.scripts import (  # noqa: E402
     workers,
 )
 from tests.conftest import make_images  # noqa: E402
+from tests.support.leftovers import memory_files  # noqa: E402
 from tests.torch import torch_datasets as D  # noqa: E402
 from tests.torch.comparing import assert_same  # noqa: E402
 from tests.torch.conftest import Pair  # noqa: E402

@@ -8,7 +8,12 @@ with a staging directory of its own::
 
     python -m bench data-parallel                              # 1, 2 and 4 ranks on one node
     python -m bench data-parallel --nodes 1,2 --ranks 2        # two nodes as well
-    python -m bench data-parallel --model compute --ranks 2    # ours against data in memory
+    python -m bench data-parallel --model waits --ranks 2,4 --iterations 200 --batch-size 4
+
+The last one measures what loading adds where data are not the bottleneck, beside mini-batches that
+lie in memory: its step waits, as a rank does for its accelerator, so the cores are free. With
+``--model compute`` training keeps them busy itself, and decoding an image takes 2 ms of a core away
+from it: how much that is says how long the step was made, and little of the loader.
 
 On a cluster it runs in a job of yours, on all its ranks and nodes, and emulates nothing::
 
@@ -39,7 +44,7 @@ from bench.harness.turns import take_turns
 from bench.loaders.sources import SourceOptions, Sources, prepare, store_label
 from bench.slow.store import SlowStore
 
-MODELS = ("data", "compute", "resnet50")
+MODELS = ("data", "waits", "compute", "resnet50")
 _KNOWN = names_of(summary.LOADERS)
 
 
@@ -53,6 +58,7 @@ class TrainingOptions(SourceOptions):
     model: str = option("data", "data: next to no computing (data)", choices=MODELS)
     order: str = option("global", "of examples (global)", choices=("global", "shards"))
     examples: int = option(4096, "images")
+    iterations: int = option(0, "of an epoch, whatever the number of ranks: sets --examples")
     batch_size: int = option(32, "images of a rank's mini-batch")
     epochs: int = option(2, "epochs")
     readers: int | None = option(None, "readers of a rank (its share of the cores)", type=int)
@@ -69,6 +75,10 @@ class TrainingOptions(SourceOptions):
             raise OptionsError("--in-job needs --source, --pairs: emulation is for one machine")
         if self.epochs < 2:
             raise OptionsError("--epochs: give at least 2: the first has the start of the workers")
+
+    def examples_of(self, n_ranks: int) -> int:
+        """Return how many images so many ranks train on in an epoch."""
+        return self.iterations * self.batch_size * n_ranks or self.examples
 
 
 def request_of(
@@ -88,7 +98,7 @@ def request_of(
         **picked(options, names),
         **{name: point[name] for name in ("loader", "n_readers")},
         "pairs": sources.pairs,
-        "n_examples": options.examples,
+        "n_examples": options.examples_of(point["n_nodes"] * point["n_ranks"]),
         "root": sources.slow,
         "local_root": sources.local,
         "staging": str(staging),
@@ -109,8 +119,9 @@ def measure(options: TrainingOptions, scratch: Path) -> dict | None:
          "n_readers": options.readers or max(1, n_cores // (n_nodes * n_ranks))}
         for n_nodes in options.nodes for n_ranks in options.ranks for loader in options.loaders
     ]  # fmt: skip
-    sources = prepare(options, scratch, options.examples)
-    paths = [path for path, _ in read_pairs(sources.pairs, options.examples)]
+    n_most = options.examples_of(max(options.nodes) * max(options.ranks))
+    sources = prepare(options, scratch, n_most)
+    paths = [path for path, _ in read_pairs(sources.pairs, n_most)]
     pickled = None if options.source else scratch / "store.pickle"
     with SlowStore(sources.slow, options.open_ms / 1e3, options.bytes_per_second) as store:
         if pickled:
@@ -145,18 +156,20 @@ def result_of(points: list[dict], sources: Sources, options: TrainingOptions) ->
     for point in points:
         point["summary"] = summary.summarize(point["runs"])
     facts = {"data": sources.label, "store": store_label(options)}
-    return {**facts, "overheads": summary.overheads(points), "points": points}
+    facts |= {"overheads": summary.overheads(points), "costs": summary.costs(points)}
+    return {**facts, "points": points}
 
 
 CLAIM = Claim(
     __doc__,
     TrainingOptions,
     measure,
-    quick={"ranks": [2], "examples": 48, "batch_size": 4, "repeats": 1},
+    quick={"ranks": [2], "examples": 48, "iterations": 0, "batch_size": 4, "repeats": 1},
     tables={
         "training": summary.training_rows,
         "node-reads": summary.node_read_rows,
         "overheads": summary.overhead_rows,
+        "costs": summary.cost_rows,
     },
     figures=summary.__name__,
 )

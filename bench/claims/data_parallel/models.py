@@ -6,16 +6,29 @@ wide, to scores of shape ``(batch_size, 1000)``.
 
 from __future__ import annotations
 
+import time
+
 import chainer
 import chainer.functions as F
 import chainer.links as L
 
 N_CLASSES = 1000
+WAIT_SECONDS = 0.07
 
 
 def data() -> chainer.Sequential:
     """Return next to no work, so that the data are what counts: a layer over every 32nd pixel."""
     return chainer.Sequential(lambda x: x[:, :, ::32, ::32] / 255, L.Linear(None, N_CLASSES))
+
+
+def waits() -> chainer.Sequential:
+    """Return the same, which begins with a wait: the cores are free, as beside an accelerator."""
+
+    def wait(x: chainer.Variable) -> chainer.Variable:
+        time.sleep(WAIT_SECONDS)
+        return x
+
+    return chainer.Sequential(wait, *data())
 
 
 def compute() -> chainer.Sequential:
@@ -48,4 +61,4 @@ def resnet50() -> chainer.Link:
     return _ResNet50(pretrained_model=None)
 
 
-MODELS = {"data": data, "compute": compute, "resnet50": resnet50}
+MODELS = {"data": data, "waits": waits, "compute": compute, "resnet50": resnet50}

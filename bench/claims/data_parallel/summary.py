@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean, median
 
-from bench.harness.text import spread, table
+from bench.harness.text import by_repeat, interval, spread, table
 from bench.slow.ledger import OpenRecord
 
 #: What each name of a loader means, for tables and figures.
@@ -17,6 +17,10 @@ LOADERS = {
     "local": "MultiprocessIterator on the local disk, all files there before",
     "synthetic": "prepared mini-batches in memory, no loader",
 }
+
+#: What loading may add where data are not the bottleneck, as a share.
+MOST_COST = 0.01
+_AT_WORK = "from_the_first_mini_batch"
 
 
 def _ranks_by_node(ranks: Iterable[dict]) -> dict[str, list[dict]]:
@@ -104,27 +108,61 @@ def overheads(points: Sequence[dict]) -> dict[str, dict]:
     the CPU time of ranks and workers, which a busy machine changes less; ranks that wait for
     others take CPU time, since MPI polls. The keys are like ``1 x 2``, nodes and ranks per node.
     """
+    return {
+        size: {name: spread(values) for name, values in shares.items() if name != _AT_WORK}
+        for size, shares in _shares(points).items()
+    }
+
+
+def costs(points: Sequence[dict]) -> dict[str, dict]:
+    """Return what loading adds from the first mini-batch on, and whether that is little enough.
+
+    The start of the workers is not in it. The keys are those of :func:`overheads`.
+    """
+    found = {}
+    for size, shares in _shares(points).items():
+        share, error = interval(shares[_AT_WORK])
+        # Neither, where 1% cannot be told from noise.
+        is_met = None if abs(share - MOST_COST) < error else share < MOST_COST
+        found[size] = {"values": shares[_AT_WORK], "mean": share, "error": error, "is_met": is_met}
+    return found
+
+
+def _shares(points: Sequence[dict]) -> dict[str, dict[str, list[float]]]:
+    """Return for each size, and each of its totals, how much more ours took in each repeat."""
     found = {}
     others = {_size(point): point for point in points if point["loader"] == "synthetic"}
     for point in points:
         if point["loader"] == "overlap" and _size(point) in others:
-            both = zip(point["runs"], others[_size(point)]["runs"], strict=True)
-            pairs = [(_totals(run), _totals(other)) for run, other in both]
+            pair = (point, others[_size(point)])
             found[_size(point)] = {
-                name: spread(run[name] / other[name] - 1 for run, other in pairs)
-                for name in pairs[0][0]
+                name: by_repeat(lambda one, other, of=of: of(one) / of(other) - 1, *pair)
+                for name, of in _TOTALS.items()
             }
     return found
 
 
-def _totals(run: dict) -> dict[str, float]:
-    ranks = [rank["epochs"] for rank in run["ranks"]]
-    cpu = ("trainer_cpu_seconds", "workers_cpu_seconds")
-    return {
-        "all_epochs": mean(sum(map(seconds_of, epochs)) for epochs in ranks),
-        "after_the_first": mean(sum(map(seconds_of, epochs[1:])) for epochs in ranks),
-        "cpu_time": sum(epoch[name] for epochs in ranks for epoch in epochs for name in cpu),
-    }
+def _training_seconds(rank: dict) -> float:
+    """Return what all epochs took a rank from its first mini-batch on."""
+    return rank["epochs"][-1]["end"] - rank["epochs"][0]["start"] - rank["start_seconds"]
+
+
+def _cpu_seconds(rank: dict) -> float:
+    names = ("trainer_cpu_seconds", "workers_cpu_seconds")
+    return sum(epoch[name] for epoch in rank["epochs"] for name in names)
+
+
+def _mean(of: Callable[[dict], float]) -> Callable[[dict], float]:
+    return lambda run: mean(map(of, run["ranks"]))
+
+
+#: What of a run is compared, over the mean of its ranks.
+_TOTALS = {
+    "all_epochs": _mean(lambda rank: sum(map(seconds_of, rank["epochs"]))),
+    "after_the_first": _mean(lambda rank: sum(map(seconds_of, rank["epochs"][1:]))),
+    "cpu_time": _mean(_cpu_seconds),
+    _AT_WORK: _mean(_training_seconds),
+}
 
 
 def _size(point: dict) -> str:
@@ -145,6 +183,18 @@ def overhead_rows(result: dict) -> list[list[str]]:
         cells = [[f"{found[n][key]:+.1%}" for key in ("median", "min", "max")] for n in names]
         rows.append([size, *(f"{middle} [{low}, {high}]" for middle, low, high in cells)])
     return rows
+
+
+def cost_rows(result: dict) -> list[list[str]]:
+    """Return what loading adds from the first mini-batch on, with its interval, for each size."""
+    words = {True: "met", False: "missed", None: "within noise"}
+    columns = {
+        "nodes x ranks": lambda item: item[0],
+        "longer by, of 95 %": lambda item: f"{item[1]['mean']:+.2%} ± {item[1]['error']:.2%}",
+        "wanted": lambda _item: f"{MOST_COST:.0%}",
+        "": lambda item: words[item[1]["is_met"]],
+    }
+    return table(result.get("costs", {}).items(), columns)
 
 
 def _by_size(result: dict) -> tuple[list[tuple[int, int]], dict[tuple[str, int, int], list]]:
