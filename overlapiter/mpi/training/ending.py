@@ -16,6 +16,7 @@ import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -26,6 +27,8 @@ _TOLERANT = "OMPI_MCA_mpi_ft_enable"
 _TAG = 20
 #: How long ranks may take to leave when the run is over.
 _LEAVE_SECONDS = 30.0
+#: How long mpiexec may take to pass on what was said, which it drops when the job is aborted.
+_PASS_ON_SECONDS = 0.5
 
 
 class _State:
@@ -135,6 +138,7 @@ def _meet_others(world: Any, say: Callable[[str], object], status: int) -> int:
     if not missing or (rank and missing != [0]):
         return status
     _flush()
+    time.sleep(_PASS_ON_SECONDS)
     if not is_tolerant():
         world.Abort(status)
     for each in missing:  # with fault tolerance, MPI_Abort would wait for what is stopped
