@@ -63,7 +63,7 @@ EXPERIMENTS = tuple(
         ("faults", "faults", "", 3, "90 workers killed or stopped, and the end of programs"),
         ("training", "training", "", 4, "a server and workers: scaling, validation, a death"),
         ("updates", "updates", "", 3, "one update of the weights on a training server"),
-        ("grid", "grid", "", 12, "a search of settings beside a grid"),
+        ("grid", "grid", "", 7, "a search of settings beside a grid"),
         ("algorithms", "algorithms", "", 3, "accuracy over time by algorithm"),
         ("peers", "peers", "", 8, "files from other nodes: reads, times, what serving costs"),
         ("peers-fuse", "peers", "--parts epochs --mount fuse", 8, "the same, FUSE mount"),

@@ -5,6 +5,9 @@ own optimizer, each in one thread of a process of its own::
 
     python -m bench updates
 
+The results are compared, too: how far the weights are from those of plain NumPy after ten updates,
+in units of the last place of the largest weight.
+
 ``memory`` is the traffic that an update cannot do without, weights, gradient and slots read,
 weights and slots written, per second, as a share of what scaling a large array in place achieves.
 """
@@ -45,7 +48,7 @@ class UpdatesOptions(Options):
 
     millions: list[float] = option([0.1, 1.0, 5.0, 20.0], "of weights", type=_numbers)
     optimizers: list[str] = option(list(OPTIMIZERS), "some of them", known=OPTIMIZERS)
-    seconds: float = option(0.5, "for which each repeats its updates")
+    seconds: float = option(0.3, "for which each repeats its updates")
 
 
 def take(request: dict) -> dict:
@@ -55,7 +58,8 @@ def take(request: dict) -> dict:
         request: ``optimizer``, ``means``, ``n`` and ``seconds``.
 
     Returns:
-        ``update_ms`` and ``cpu_ms``, medians; ``memory_gb_per_s``, read and written.
+        ``difference_ulp`` from plain NumPy; ``update_ms`` and ``cpu_ms``, medians;
+        ``memory_gb_per_s``, read and written.
     """
     import numpy as np
 
@@ -67,10 +71,29 @@ def take(request: dict) -> dict:
     large, one = np.ones(40 * _MILLION, np.float32), np.float32(1)
     scaling = _timed(lambda: np.multiply(large, one, out=large), request["seconds"] / 2)
     return {
+        "difference_ulp": _difference(request["optimizer"], request["means"], min(n, _MILLION)),
         "update_ms": median(wall for wall, _ in times) * 1e3,
         "cpu_ms": median(cpu for _, cpu in times) * 1e3,
         "memory_gb_per_s": 2 * large.nbytes / median(wall for wall, _ in scaling) / 1e9,
     }
+
+
+def _difference(name: str, means: str, n: int) -> float:
+    """Return how far ten updates lead away from those of plain NumPy, at most."""
+    import numpy as np
+
+    random = np.random.default_rng(1)
+    start = random.standard_normal(n, np.float32)
+    gradient = random.standard_normal(n, np.float32)
+    ended = []
+    for each in ("plain", means):
+        weights = start.copy()
+        update = _updater(name, each, weights, gradient)  # which makes the first one
+        for _ in range(9):
+            found = update()
+        ended.append(weights if found is None else found)
+    plain, other = ended
+    return float(np.abs(plain - other).max() / np.spacing(np.abs(plain).max()))
 
 
 def _updater(name, means, weights, gradient):
@@ -96,11 +119,12 @@ def _plain(rule, weights, gradient):
     """Return an update as the equations are written: whole arrays, and new ones for all results."""
     news, n_updates = (weights, *(0 * weights for _ in rule.slots)), 0
 
-    def update() -> None:
+    def update():
         nonlocal news, n_updates
         n_updates += 1
         constants = rule.constants(rule.learning_rate, n_updates, rule.settings)
         news = rule.step(news[0], gradient, *news[1:], *constants)
+        return news[0]
 
     return update
 
@@ -114,7 +138,12 @@ def _of_chainer(name, weights, gradient):
     with link.init_scope():
         link.weights = chainer.Parameter(weights)
     link.weights.grad = gradient
-    return getattr(optimizers, names.get(name, "RMSprop"))().setup(link).update
+    optimizer = getattr(optimizers, names.get(name, "RMSprop"))().setup(link)
+
+    def update() -> None:
+        optimizer.update()
+
+    return update
 
 
 def _timed(call, seconds: float) -> list[tuple[float, float]]:
@@ -136,6 +165,7 @@ def measure(options: UpdatesOptions, _scratch: Path) -> dict:
         for name in options.optimizers
         for millions in (options.millions if name == "adam" else [middle])
         for means in all_means
+        if means == "plain" or _is_of_use(name, means, millions == middle)
     ]
 
     def run(point: dict) -> dict:
@@ -143,6 +173,11 @@ def measure(options: UpdatesOptions, _scratch: Path) -> dict:
 
     take_turns(points, options.repeats, run)
     return {"points": points, "targets": targets(points)}
+
+
+def _is_of_use(name: str, means: str, is_middle: bool) -> bool:
+    """Return whether a means is measured: Chainer's at one size, NumPy's blocks with Adam."""
+    return is_middle if means == "chainer" else means == "numba" or name == "adam"
 
 
 def ms_of(point: dict) -> float:
@@ -198,6 +233,9 @@ def targets(points: list[dict]) -> list[dict]:
             what = f"Adam, {point['n'] / _MILLION:g} M, {MEANINGS[point['means']]} / plain NumPy"
             gains = [one["update_ms"] / other["update_ms"] for one, other in pairs]
             found.append(target_of(what, "", _TARGET if is_published else None, gains))
+        if point["means"] in ("numba", "numpy"):
+            apart = [run["difference_ulp"] for run in point["runs"]]
+            found.append(target_of(f"{what.partition(' / ')[0]}, difference", "ULP", 1, apart))
     return found
 
 

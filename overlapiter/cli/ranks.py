@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from overlapiter.errors import OptionError, OverlapError
-from overlapiter.mpi.training.ending import set_status
+from overlapiter.mpi.training.ending import leave_together, set_status
 from overlapiter.mpi.training.worker import RefusedError, ServerLostError
 from overlapiter.node import launched_rank
 
@@ -18,6 +18,7 @@ def run_as_rank(work: Callable[[], int]) -> int:
     An error is raised, to be said, where the others do not say it: by rank 0, and where that is
     dead.
     """
+    leave_together(say)
     set_status(1)  # unless it comes to its end
     try:
         status = work()

@@ -76,6 +76,7 @@ def _search(arguments: argparse.Namespace) -> int:
             seed=arguments.seed,
             is_pruning=arguments.pruning,
             on_trial=_quiet if arguments.json else _say_trial,
+            say=lambda text: say(f"note: {text}"),
         )
     except ModuleNotFoundError as error:
         if error.name != "optuna":

@@ -1,15 +1,26 @@
-"""Ranks in groups: each has a leader, which gives orders to the others and may be lost."""
+"""Ranks in groups: each has a leader, which gives orders to the others and may be lost.
+
+A rank that is stopped or hangs does not answer, and MPI's collective calls would wait for it for
+ever. So the members of a group say that they are ready before each order, and those that do not in
+time are left behind: the others make a communicator of their own.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from overlapiter.errors import TrainingError
+from overlapiter.mpi.training.ending import note_processes
+from overlapiter.node import this_host
 
-_TAG = 19
+_TAG, _END_TAG = 19, 21
 _PAUSE_SECONDS = 0.005
+#: How long a rank may at least be silent; on a busy node it answers late.
+_LEAST_SECONDS = 10.0
 
 
 class Group:
@@ -18,99 +29,150 @@ class Group:
     Args:
         world: A communicator of all ranks. Collective: it waits for all of them.
         size: Ranks of a group; the last one may have fewer.
+        timeout_seconds: After which silence a rank is left behind, but not within 10 s.
+        say: Called with what the user should know.
 
     Attributes:
         number: Of the group, from 0.
         is_leader: Whether this rank leads it.
         failure: What is raised where a rank of the group has died.
+        comm: The communicator of those of the group that take part.
     """
 
-    def __init__(self, world: Any, size: int) -> None:
+    def __init__(
+        self, world: Any, size: int, timeout_seconds: float, say: Callable[[str], object]
+    ) -> None:
         from mpi4py import MPI
 
         self.failure: type[Exception] = MPI.Exception
         self._world = world
-        self._comm = world.Split(world.rank // size, world.rank)
+        self._limit_seconds = max(timeout_seconds, _LEAST_SECONDS)
+        self._say = say
+        note_processes(world.allgather((this_host().key, os.getpid())))
+        self.comm = world.Split(world.rank // size, world.rank)
         self.number = world.rank // size
-        self.is_leader = self._comm.rank == 0
+        self.is_leader = self.comm.rank == 0
         self._size = size
+        self._ready: set[int] = set()
+        self._greeted_at = 0.0
 
-    @property
-    def comm(self) -> Any:
-        """The communicator of those of the group that live."""
-        return self._comm
+    # --- the leader -----------------------------------------------------------------------------
 
     def order(self, what: Any) -> None:
-        """Give an order to the others, those that live. The leader's."""
-        self._leave_the_dead()
-        for rank in range(1, self._comm.size):
-            self._comm.send(("do", what), rank, _TAG)
+        """Give an order to the others, those that take part. The leader's."""
+        self.leave_behind()
+        for rank in self._ready:
+            self._tell(rank, "do", what)
+        self._ready.clear()
 
-    def _leave_the_dead(self) -> None:
+    def leave_behind(self) -> list[int]:
+        """Wait until all are ready; leave those behind that do not answer, and return them."""
+        until = time.monotonic() + self._limit_seconds
+        while self.wait() and time.monotonic() < until:
+            time.sleep(_PAUSE_SECONDS)
+        here = [0, *sorted(self._ready)]
+        left = self._of_world(set(range(self.comm.size)) - {*here})
+        if left:
+            names = ", ".join(map(str, left))
+            self._say(f"rank {names} does not answer; group {self.number} goes on without")
+            for rank in self._ready:
+                self._tell(rank, "form", here)
+            self._form(here)
+            self._ready = {*range(1, self.comm.size)}
+        return left
+
+    def _of_world(self, ranks: set[int]) -> list[int]:
         from mpi4py import MPI
 
-        self._look()
-        failed = self._comm.Get_failed()
-        if not failed.size:
-            return
-        dead = set(MPI.Group.Translate_ranks(failed, range(failed.size), self._comm.group))
-        for rank in set(range(1, self._comm.size)) - dead:
-            self._comm.send(("shrink", None), rank, _TAG)
-        self._comm = self._comm.Shrink()
+        found = MPI.Group.Translate_ranks(self.comm.group, sorted(ranks), self._world.group)
+        return [int(rank) for rank in found]
+
+    def _form(self, ranks: list[int]) -> None:
+        self.comm = self.comm.Create_group(self.comm.group.Incl(ranks))
+
+    def _tell(self, rank: int, kind: str, what: Any = None) -> None:
+        with contextlib.suppress(self.failure):  # it is dead
+            self.comm.isend((kind, what), rank, _TAG)
+
+    def wait(self) -> set[int]:
+        """Look who is ready, and tell them to wait for orders; return those that are to come."""
+        from overlapiter.mpi.training.meeting import dead_in, has_come
+
+        dead = dead_in(self.comm)
+        self._ready -= dead
+        missing = set(range(1, self.comm.size)) - self._ready - dead
+        for rank in [*missing]:
+            if has_come(self.comm, rank, _TAG):
+                self.comm.recv(source=rank, tag=_TAG)
+                self._ready.add(rank)
+                missing.discard(rank)
+        if time.monotonic() > self._greeted_at + self._limit_seconds / 5:
+            self._greeted_at = time.monotonic()
+            for rank in self._ready:
+                self._tell(rank, "wait")
+        return missing
+
+    # --- the others -----------------------------------------------------------------------------
 
     def orders(self) -> Iterator[Any]:
         """Yield the leader's orders, until it sends this rank home or is lost."""
-        from mpi4py import MPI
+        from overlapiter.mpi.training.meeting import dead_in, has_come
 
         while True:
-            try:
-                while not self._comm.iprobe(source=0, tag=_TAG):
+            self.comm.isend(None, 0, _TAG)
+            kind, what = "wait", None
+            while kind == "wait":
+                until = time.monotonic() + self._limit_seconds
+                while not has_come(self.comm, 0, _TAG):
+                    is_dead = 0 in dead_in(self.comm)
+                    if is_dead or time.monotonic() > until:  # another group does its trial again
+                        leader = self.number * self._size
+                        reason = "is dead" if is_dead else "does not answer"
+                        self._say(f"rank {leader} {reason}; rank {self._world.rank} leaves with it")
+                        return
                     time.sleep(_PAUSE_SECONDS)
-                kind, what = self._comm.recv(source=0, tag=_TAG)
-                if kind == "shrink":
-                    self._comm = self._comm.Shrink()
-            except MPI.Exception:  # the leader is dead; another group does its trial again
-                return
+                kind, what = self.comm.recv(source=0, tag=_TAG)
+                if kind == "form":
+                    self._form(what)
+                    kind = "wait"
             if kind == "home":
                 return
-            if kind == "do":
-                yield what
+            yield what
 
-    def _look(self) -> None:
-        """Have MPI notice what has happened."""
-        self._world.iprobe(source=self._world.rank, tag=_TAG)
-        self._comm.iprobe(source=self._comm.rank, tag=_TAG)
-
-    def has_lost_members(self) -> bool:
-        """Return whether ranks of the group have died since the last order."""
-        self._look()
-        return bool(self._comm.Get_failed().size)
+    # --- all groups -----------------------------------------------------------------------------
 
     def lost_leaders(self) -> set[int]:
         """Return the numbers of the groups whose leader is known to be dead."""
-        from mpi4py import MPI
+        from overlapiter.mpi.training.meeting import dead_in
 
-        self._look()
-        failed = self._world.Get_failed()
-        ranks = MPI.Group.Translate_ranks(failed, range(failed.size), self._world.group)
-        return {rank // self._size for rank in ranks if rank % self._size == 0}
+        return {rank // self._size for rank in dead_in(self._world) if not rank % self._size}
 
     def is_first(self) -> bool:
-        """Return whether no group with a lower number has its leader."""
-        return self.lost_leaders() >= set(range(self.number))
+        """Return whether no leader of a group with a lower number has come here. For leaders."""
+        from overlapiter.mpi.training.meeting import has_come
 
-    def close(self) -> None:
-        """Send the others home."""
-        if self.is_leader:
-            self._leave_the_dead()
-            for rank in range(1, self._comm.size):
-                self._comm.send(("home", None), rank, _TAG)
+        leaders = range(0, self._world.size, self._size)
+        for leader in leaders[self.number + 1 :]:
+            with contextlib.suppress(self.failure):  # it is dead
+                self._world.isend(None, leader, _END_TAG)
+        until = time.monotonic() + self._limit_seconds
+        while time.monotonic() < until:
+            lower = {*range(self.number)} - self.lost_leaders()
+            if not lower:
+                return True
+            if any(has_come(self._world, number * self._size, _END_TAG) for number in lower):
+                return False
+            time.sleep(_PAUSE_SECONDS)
+        return True
 
     def __enter__(self) -> Group:
         return self
 
     def __exit__(self, *_exception: object) -> None:
-        self.close()
+        """Send the others home, also those that are not ready yet."""
+        if self.is_leader:
+            for rank in range(1, self.comm.size):
+                self._tell(rank, "home")
 
 
 class Alone:
@@ -122,13 +184,17 @@ class Alone:
     def order(self, what: Any) -> None:
         """Do nothing: there are no others."""
 
+    def leave_behind(self) -> list[int]:
+        """Return none: there are no others."""
+        return []
+
+    def wait(self) -> set[int]:
+        """Return none: there are no others."""
+        return set()
+
     def orders(self) -> Iterator[Any]:
         """Yield nothing: this one leads."""
         yield from ()
-
-    def has_lost_members(self) -> bool:
-        """Return False."""
-        return False
 
     def lost_leaders(self) -> set[int]:
         """Return none."""

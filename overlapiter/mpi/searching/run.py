@@ -12,15 +12,17 @@ from typing import Any
 
 from overlapiter.errors import OptionError, TrainingError
 from overlapiter.mpi.training.checkpoint import path_in
-from overlapiter.mpi.training.ending import is_tolerant, leave_without_finalize
+from overlapiter.mpi.training.ending import expect_end, leave_without_finalize
+from overlapiter.mpi.training.job import NoListener
 from overlapiter.mpi.training.model import Builder, builder_from
 from overlapiter.mpi.training.run import ranks_of, train
-from overlapiter.mpi.training.settings import METRICS, read_toml
-from overlapiter.mpi.training.worker import ServerLostError
+from overlapiter.mpi.training.settings import METRICS, Settings, read_toml
+from overlapiter.mpi.training.worker import DesertedError
+from overlapiter.node import launched_rank
 
 from .groups import Alone, Group
 from .space import Values, is_of_model, space_of, split
-from .study import Asked, Study, Trial
+from .study import Asked, Study, Trial, journal_bytes
 
 _LOOK_SECONDS = 0.2
 
@@ -39,13 +41,14 @@ def search(
     is_pruning: bool = True,
     comm: Any = None,
     on_trial: Callable[[Trial, Study], object] = lambda _trial, _study: None,
+    say: Callable[[str], object] = lambda _text: None,
     **settings: Any,
 ) -> Study | None:
     """Find good settings for a training.
 
     Every rank calls it with the same arguments. It blocks until all trials have ended, and goes on
-    with a search that was begun in ``out`` before. With ``mpiexec --with-ft ulfm`` it survives the
-    loss of ranks and of whole groups.
+    with a search that was begun in ``out`` before. It survives the loss of ranks and of whole
+    groups that are silent for ``worker_timeout``; with ``mpiexec --with-ft ulfm`` also their death.
 
     Args:
         space: A TOML file, or its tables; see :mod:`.space`.
@@ -62,6 +65,7 @@ def search(
         is_pruning: Whether a trial ends early that is worse than the median of the others.
         comm: An mpi4py communicator; None for all ranks of the job.
         on_trial: Called by the leader of a group when it has ended a trial.
+        say: Called with what the user should know.
         settings: Fixed settings of the training, which come before those in ``space``.
 
     Returns:
@@ -82,12 +86,16 @@ def search(
     if world is not None:
         leave_without_finalize()
     name = uuid.uuid4().hex if world is None else world.bcast(uuid.uuid4().hex)
-    with Alone() if world is None else Group(world, group_size) as group:
+    seconds = chosen.fixed.get("worker_timeout", Settings.worker_timeout)
+    with Alone() if world is None else Group(world, group_size, seconds, say) as group:
         if not group.is_leader:
             _follow(group, run)
+            expect_end(seconds, functools.partial(journal_bytes, out))
             return None
         study = Study(out, chosen, metric, n_trials, seed, is_pruning=is_pruning)
-        _lead(group, study, name, run, on_trial)
+        study.timeout_seconds = seconds
+        _lead(group, study, name, run, on_trial, say)
+        expect_end(seconds)
         return study if group.is_first() else None
 
 
@@ -118,7 +126,7 @@ def _train(
         train_files,
         val_files,
         comm=comm,
-        on_epoch=None if asked is None else asked.on_epoch,
+        listener=None if asked is None else _Listener(asked),
         restart=asked is not None and not asked.is_continued,
         **settings,
     )
@@ -126,17 +134,26 @@ def _train(
         asked.finish(records[-1])
 
 
+class _Listener(NoListener):
+    """Tells a trial how its training goes on."""
+
+    def __init__(self, asked: Asked) -> None:
+        self._asked = asked
+
+    def alive(self) -> None:
+        """Give a sign of life."""
+        self._asked.beat()
+
+    def epoch(self, record: dict[str, Any], _line: str) -> bool:
+        """Take the record of an epoch; return whether that is to be the last one."""
+        return self._asked.on_epoch(record)
+
+
 def _follow(group: Group | Alone, run: Callable[[Any, Values, Asked | None], None]) -> None:
     """Train trials at the leader's orders, until it sends this rank home or is lost."""
     for values in group.orders():
-        try:
+        with contextlib.suppress(Exception):  # the leader was told, and records it, or is lost
             run(group.comm, values, None)
-        except ServerLostError:
-            if is_tolerant():  # another group does the trial again
-                return
-            raise
-        except Exception:  # the leader was told, and records it
-            continue
 
 
 def _lead(
@@ -145,15 +162,18 @@ def _lead(
     name: str,
     run: Callable[[Any, Values, Asked | None], None],
     on_trial: Callable[[Trial, Study], object],
+    say: Callable[[str], object],
 ) -> None:
     """Train trials as long as there are any."""
 
     def is_lost(owner: str) -> bool:
-        of_run, _, number = owner.partition(":")
+        of_run, number, *_ = owner.split(":")
         return of_run != name or int(number) in group.lost_leaders()
 
+    owner = f"{name}:{group.number}:{launched_rank() or 0}"
     while not study.is_over():
-        asked = study.ask(f"{name}:{group.number}", is_lost)
+        group.wait()
+        asked = study.ask(owner, is_lost, say)
         if asked is None:  # the last ones are being trained; one may be lost yet
             time.sleep(_LOOK_SECONDS)
             continue
@@ -161,14 +181,17 @@ def _lead(
         try:
             run(group.comm, asked.values, asked)
         except (TrainingError, group.failure) as error:
-            if group.has_lost_members():
-                study.put_back(asked)
+            if group.leave_behind() or isinstance(error, DesertedError):
+                study.put_back(asked, f"ranks were lost ({error})")
+                say(f"trial {asked.number} of group {group.number} is done again: {error}")
                 continue
             asked.reason = asked.reason or str(error)
         except BaseException:  # this group ends; another one, or a later run, does it
             study.put_back(asked)
             raise
         trial = study.tell(asked)
+        if trial is None:  # this rank did not answer for a while, and another group does it
+            continue
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path_in(trial.out))
         on_trial(trial, study)

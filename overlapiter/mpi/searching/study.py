@@ -22,6 +22,8 @@ from .space import Space, Values
 _JOURNAL = "study.journal"
 #: A trial that has no owner after so long belongs to a group that was lost as it began.
 _OWNERLESS_SECONDS = 30.0
+#: So often a trial is done again that has lost ranks; it may be what stops or ends them.
+_MOST_LOSSES = 2
 #: So many trials may fail before any succeeds; then something else than the settings is wrong.
 _MOST_FAILURES = 5
 
@@ -61,6 +63,9 @@ class Study:
         seed: What is proposed follows from it, and from the results so far.
         is_pruning: Whether a trial is ended that is worse than the median of the others.
 
+    Attributes:
+        timeout_seconds: After which silence of its group a trial is done again.
+
     Raises:
         OptionError: ``out`` holds another search.
         ImportError: Optuna is missing.
@@ -83,6 +88,8 @@ class Study:
         os.makedirs(out, exist_ok=True)
         self._out, self.space, self.metric = out, space, metric
         self._n_trials, self._seed = n_trials, seed
+        self.timeout_seconds = math.inf
+        self._seen: dict[int, tuple[object, float]] = {}
         self.is_maximized = not metric.endswith("loss")
         pruners = optuna.pruners
         backend = optuna.storages.journal.JournalFileBackend(os.path.join(out, _JOURNAL))
@@ -103,14 +110,20 @@ class Study:
 
     # --- asking ---------------------------------------------------------------------------------
 
-    def ask(self, owner: str, is_lost: Callable[[str], bool]) -> Asked | None:
+    def ask(
+        self,
+        owner: str,
+        is_lost: Callable[[str], bool],
+        say: Callable[[str], object] = lambda _text: None,
+    ) -> Asked | None:
         """Return the next trial; None when there is nothing to begin now.
 
         Args:
-            owner: Who trains it.
+            owner: Who trains it; the number of the rank behind the last colon.
             is_lost: Takes an owner; says whether it will never end its trial.
+            say: Called with the trials that are given to others, since their groups are silent.
         """
-        self._recover(is_lost)
+        self._recover(is_lost, say)
         states = self._states()
         if sum(states.values()) - states["waiting"] >= self._n_trials:
             return None
@@ -129,7 +142,7 @@ class Study:
         first = int(trial.user_attrs.get("continues", trial.number))
         values["out"] = os.path.join(self._out, "trials", f"{first:04}")
         trial.set_user_attr("out", values["out"])
-        return Asked(trial, values, self.metric)
+        return Asked(trial, values, self.metric, self.timeout_seconds / 5)
 
     def is_over(self) -> bool:
         """Return whether all trials have ended."""
@@ -150,8 +163,8 @@ class Study:
 
     # --- telling --------------------------------------------------------------------------------
 
-    def tell(self, asked: Asked) -> Trial:
-        """Record how a trial has ended, by its last epoch; return it.
+    def tell(self, asked: Asked) -> Trial | None:
+        """Record how a trial has ended, by its last epoch; return it, unless others do it again.
 
         Raises:
             TrainingError: It has failed, as all others before.
@@ -161,17 +174,17 @@ class Study:
             asked.reason = asked.reason or f"{self.metric} is {asked.value} after the last epoch"
         if asked.reason:
             self._fail(asked.number, "failure", asked.reason)
-        elif asked.is_pruned:
-            self._study.tell(asked.number, state=states.PRUNED)
         else:
-            self._study.tell(asked.number, asked.value)
+            result = {"state": states.PRUNED} if asked.is_pruned else {"values": asked.value}
+            with contextlib.suppress(ValueError, RuntimeError):  # it was given to another group
+                self._study.tell(asked.number, **result)
         ended = {each.state for each in self.trials()}
         if ended <= {"failed", "running"} and self._states()["failed"] >= _MOST_FAILURES:
             raise TrainingError(
                 f"the first {self._states()['failed']} trials have all failed, the last one since "
                 f"{asked.reason}"
             )
-        return next(each for each in self.trials() if each.number == asked.number)
+        return next((each for each in self.trials() if each.number == asked.number), None)
 
     def _fail(self, number: int, key: str, reason: str) -> bool:
         """Record that a trial has failed; return False if it has ended otherwise meanwhile."""
@@ -184,8 +197,11 @@ class Study:
             return False
         return True
 
-    def _recover(self, is_lost: Callable[[str], bool]) -> None:
-        """Have the trials of lost groups done again, from their last checkpoints."""
+    def _recover(self, is_lost: Callable[[str], bool], say: Callable[[str], object]) -> None:
+        """Have the trials of lost groups done again, from their last checkpoints.
+
+        A silent group may come back and write; what it has begun is begun anew elsewhere.
+        """
         for trial in self._trials():
             if not _counts(trial) or _state_of(trial) != "running":
                 continue
@@ -193,15 +209,40 @@ class Study:
             age_seconds = time.time() - trial.datetime_start.timestamp()
             if age_seconds > _OWNERLESS_SECONDS if owner is None else is_lost(owner):
                 self._put_back(trial)
+            elif self._is_silent(trial):
+                rank = trial.user_attrs.get("owner", "").rpartition(":")[2]
+                reason = f"rank {rank} is silent for {self.timeout_seconds:g} s"
+                say(f"{reason}; another group does trial {trial.number}")
+                self._put_back(trial, reason, is_anew=True)
 
-    def put_back(self, asked: Asked) -> None:
-        """Have a trial done again, from its last checkpoint: ranks were lost that trained it."""
-        self._put_back(next(each for each in self._trials() if each.number == asked.number))
+    def _is_silent(self, trial: Any) -> bool:
+        """Return whether a trial has given no sign of life since this group saw it first."""
+        signs = len(trial.user_attrs), trial.user_attrs.get("beat"), len(trial.intermediate_values)
+        before, since = self._seen.get(trial.number, (None, 0.0))
+        if signs != before:
+            self._seen[trial.number] = signs, time.monotonic()
+            return False
+        return time.monotonic() > since + self.timeout_seconds
 
-    def _put_back(self, trial: Any) -> None:
-        if self._fail(trial.number, "lost", "") and trial.params:
-            first = trial.user_attrs.get("continues", trial.number)
-            more = {"continues": first, "epochs": trial.intermediate_values}
+    def put_back(self, asked: Asked, reason: str = "") -> None:
+        """Have a trial done again, from its last checkpoint.
+
+        Args:
+            asked: The trial.
+            reason: Why ranks were lost that trained it; empty if they end in order.
+        """
+        trial = next(each for each in self._trials() if each.number == asked.number)
+        self._put_back(trial, reason)
+
+    def _put_back(self, trial: Any, reason: str = "", *, is_anew: bool = False) -> None:
+        """Have a trial done again, unless it has cost ranks as often as any may."""
+        more = {"losses": trial.user_attrs.get("losses", 0) + bool(reason)}
+        if more["losses"] > _MOST_LOSSES:
+            self._fail(trial.number, "failure", f"{reason}, as others were before")
+        elif self._fail(trial.number, "lost", "") and trial.params:
+            if not is_anew:
+                more["continues"] = trial.user_attrs.get("continues", trial.number)
+                more["epochs"] = trial.intermediate_values
             self._study.enqueue_trial(trial.params, user_attrs=more)
 
     # --- results --------------------------------------------------------------------------------
@@ -227,17 +268,24 @@ class Asked:
         is_pruned: Whether it was ended since others were better.
         reason: Why it failed; empty otherwise. The group that trains it sets it.
         is_continued: Whether a group that was lost has begun it.
+        is_taken: Whether it was given to another group, since this one was silent.
     """
 
-    def __init__(self, trial: Any, values: Values, metric: str) -> None:
+    def __init__(
+        self, trial: Any, values: Values, metric: str, beat_seconds: float = math.inf
+    ) -> None:
         self.number: int = trial.number
         self.values = values
         self.value: float | None = None
         self.is_pruned = False
         self.reason = ""
         self.is_continued = "continues" in trial.user_attrs
+        self.is_taken = False
         self._trial = trial
         self._metric = metric
+        self._beat_seconds = beat_seconds
+        self._beaten_at = time.monotonic()
+        self._n_beats = 0
         for epoch, value in trial.user_attrs.get("epochs", {}).items():
             self._report(int(epoch), value)
 
@@ -247,18 +295,38 @@ class Asked:
             warnings.simplefilter("ignore", UserWarning)
             self._trial.report(value, epoch)
 
+    def beat(self) -> None:
+        """Give the other groups a sign of life, now and then."""
+        if time.monotonic() > self._beaten_at + self._beat_seconds and not self.is_taken:
+            self._beaten_at, self._n_beats = time.monotonic(), self._n_beats + 1
+            try:
+                self._trial.set_user_attr("beat", self._n_beats)
+            except RuntimeError:  # it has ended, for the others
+                self.is_taken = True
+
     def on_epoch(self, record: dict[str, Any]) -> bool:
         """Take the record of an epoch; return whether that is to be the last one."""
         if self._metric not in record:
             self.reason = f"an epoch has no {self._metric}; are there validation files?"
             return True
-        self._report(record["epoch"], float(record[self._metric]))
+        try:
+            self._report(record["epoch"], float(record[self._metric]))
+        except RuntimeError:  # it has ended, for the others
+            self.is_taken = True
+            return True
         self.is_pruned = bool(self._trial.should_prune())
         return self.is_pruned
 
     def finish(self, record: dict[str, Any]) -> None:
         """Take the record of the last epoch, which may be from before it was continued."""
         self.value = record.get(self._metric, self.value)
+
+
+def journal_bytes(out: str) -> int:
+    """Return how large the journal of a search is; it grows while a group lives."""
+    with contextlib.suppress(FileNotFoundError):
+        return os.path.getsize(os.path.join(out, _JOURNAL))
+    return 0
 
 
 def _counts(trial: Any) -> bool:

@@ -21,15 +21,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any, Protocol
-
-from numpy.typing import NDArray
 
 from overlapiter.errors import OptionError
 
-from .optimizers import ServerOptimizer, State, Vector
-from .serverside import Centre, DownpourServer, EasgdServer, GemServer, SynchronousServer
-from .workerside import DownpourWorker, EasgdWorker, GemWorker
+from .optimizers import ServerOptimizer
+from .serverside import DownpourServer, EasgdServer, GemServer, ServerSide, SynchronousServer
+from .workerside import DownpourWorker, EasgdWorker, GemWorker, WorkerSide
 
 #: The settings of each, with their defaults.
 ALGORITHMS: dict[str, dict[str, float]] = {
@@ -37,86 +34,6 @@ ALGORITHMS: dict[str, dict[str, float]] = {
     "easgd": {"beta": 0.9},
     "gem": {"eta": 0.01, "mu": 0.9, "kappa": 2.0, "epsilon": 1e-12},
 }
-
-
-class WorkerSide(Protocol):
-    """A worker's half. The messages that it returns are valid until its next call.
-
-    Attributes:
-        weights: Where the next gradient is to be taken; valid until ``step`` or ``receive``.
-        learning_rate: Of the local steps; a schedule sets it.
-    """
-
-    weights: Vector
-    learning_rate: float
-
-    def begin(self, centre: Vector) -> None:
-        """Start from the server's weights, at first and after being away; copies them."""
-
-    def step(self, gradient: Vector) -> Vector | None:
-        """Take the gradient of the mean loss of one mini-batch; return the message that is due.
-
-        Args:
-            gradient: At :attr:`weights`; its last ``n_state`` values are the persistent state as it
-                is after that mini-batch.
-        """
-
-    def flush(self) -> Vector | None:
-        """Return a message of the steps since the last one, or None if there are none."""
-
-    def receive(self, reply: Vector) -> Vector | None:
-        """Take the reply to the last message; return a further message, or None."""
-
-    def refresh(self, centre: Vector) -> None:
-        """Take the server's weights after a pause, where the worker has none of its own."""
-
-    def state(self) -> State:
-        """Return what another process needs to go on exactly from here, between two messages."""
-
-    def load_state(self, state: Mapping[str, NDArray[Any] | int | float]) -> None:
-        """Go on from what :meth:`state` returned."""
-
-
-class ServerSide(Protocol):
-    """The server's half.
-
-    Attributes:
-        weights: The centre, changed in place.
-        learning_rate: Of its optimizer, if it has one; a schedule sets it.
-        n_updates: How often the centre was changed.
-    """
-
-    weights: Vector
-    learning_rate: float
-    n_updates: int
-
-    def begin(self, weights: Vector) -> None:
-        """Take the initial weights; copies them."""
-
-    def apply(self, message: Vector, rank: int) -> dict[int, Vector]:
-        """Apply a message.
-
-        Returns:
-            The replies that are due now, by rank; views of :attr:`weights` or of a buffer that the
-            next call changes, so copy or send them before. In synchronous mode there is none until
-            the quorum is there, and then one for each worker that waits.
-        """
-
-    def set_workers(self, n: int) -> dict[int, Vector]:
-        """Say how many workers take part now, such as fewer at the end of an epoch.
-
-        Returns:
-            The replies that are due now, since fewer make a quorum.
-        """
-
-    def forget(self, rank: int) -> None:
-        """Drop the waiting message of a worker that has died."""
-
-    def state(self) -> State:
-        """Return a copy of what a later run needs to go on exactly."""
-
-    def load_state(self, state: Mapping[str, NDArray[Any] | int | float]) -> None:
-        """Go on from what :meth:`state` returned."""
 
 
 def make_worker_side(
@@ -175,18 +92,15 @@ def make_server_side(
         OptionError: There is no such algorithm or setting, or a number is out of its range.
     """
     chosen = _checked(name, n_workers, settings)
-    side: Centre
     if is_synchronous and name != "downpour":
         raise OptionError("synchronous", f"{name} has no such mode; leave it out, or use downpour")
     if is_synchronous:
-        side = SynchronousServer(optimizer, n_workers, n_state, chosen["quorum"])
-    elif name == "downpour":
-        side = DownpourServer(optimizer, n_workers, n_state)
-    elif name == "easgd":
-        side = EasgdServer(chosen["beta"] / n_workers, n_workers, n_state)
-    else:
-        side = GemServer(n_workers, n_state)
-    return side
+        return SynchronousServer(optimizer, n_workers, n_state, chosen["quorum"])
+    if name == "downpour":
+        return DownpourServer(optimizer, n_workers, n_state)
+    if name == "easgd":
+        return EasgdServer(chosen["beta"] / n_workers, n_workers, n_state)
+    return GemServer(n_workers, n_state)
 
 
 def _checked(name: str, n_workers: int, settings: Mapping[str, float]) -> dict[str, float]:

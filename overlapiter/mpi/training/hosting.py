@@ -70,6 +70,7 @@ class Host:
     def receive(self, message: Message) -> None:
         """Give a message to the server, and write a checkpoint if it is time."""
         self._is_busy = True
+        self._outputs.alive()
         self.server.receive(message)
         self._is_busy = False
         self._after(is_report=bool(message.n_examples))
@@ -81,6 +82,7 @@ class Host:
 
     def tick(self) -> None:
         """Have the server look around; to be called now and then."""
+        self._outputs.alive()
         if self._thread is not None and self._thread.error is not None:
             error = self._thread.error
             self.server.fail(f"validation has failed ({type(error).__name__}: {error})")

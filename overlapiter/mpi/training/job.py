@@ -14,8 +14,6 @@ from overlapiter.tracing import OFF, Tracing, begin_trace
 
 from .algorithms import (
     ALGORITHMS,
-    ServerSide,
-    WorkerSide,
     make_server_side,
     make_worker_side,
 )
@@ -27,10 +25,12 @@ from .monitor import Monitor
 from .optimizers import ServerOptimizer, make_optimizer
 from .plan import Plan
 from .reading import Pieces, Reader
+from .serverside import ServerSide
 from .settings import Settings
 from .staging import StagedFiles
 from .validation import Evaluator
 from .worker import Connection, Worker
+from .workerside import WorkerSide
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,6 +160,9 @@ class NoListener:
 
     def say(self, text: str) -> None:
         """Take what the user should know."""
+
+    def alive(self) -> None:
+        """Take a sign of life: the server works."""
 
     def progress(self, n: int, total: int) -> None:
         """Take how many more of all examples of an epoch are trained on."""

@@ -104,10 +104,14 @@ def gpu_of(device: str, environment: Mapping[str, str]) -> Gpu | None:
     number = int(match[1] or 0)
     visible = [word for word in environment.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
     try:
-        pynvml.nvmlInit()
         name = visible[number] if visible else str(number)
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError, IndexError):
+        return None
+    try:
         if name.isdecimal():
             return Gpu(pynvml, pynvml.nvmlDeviceGetHandleByIndex(int(name)))
         return Gpu(pynvml, pynvml.nvmlDeviceGetHandleByUUID(name))
-    except (pynvml.NVMLError, IndexError):
+    except pynvml.NVMLError:
+        pynvml.nvmlShutdown()
         return None

@@ -10,13 +10,13 @@ from typing import Any
 from overlapiter.errors import OptionError, TrainingError
 
 from . import checkpoint
-from .algorithms import ServerSide
 from .epochs import Epochs
 from .history import History, Record, summary, write_atomically
 from .job import Job, NoListener
 from .leases import LeaseQueue
 from .messages import Vector
 from .model import Model
+from .serverside import ServerSide
 from .validation import Validation
 
 #: Settings that may change when a run is resumed.
@@ -75,6 +75,10 @@ class Outputs:
             on_record=self._record,
             on_progress=lambda n: self._listener.progress(n, total),
         )
+
+    def alive(self) -> None:
+        """Tell the listener that the server works."""
+        self._listener.alive()
 
     def _record(self, record: Record) -> object:
         self.write_history()

@@ -14,11 +14,13 @@ from overlapiter.errors import OptionError, OverlapError, TrainingError
 from overlapiter.node import this_host
 from overlapiter.tracing import Tracing
 
-from .ending import leave_without_finalize
+from .ending import expect_end, is_command, leave_without_finalize, note_processes
 from .groups import groups_of
 from .history import Record
 from .hosting import Host
 from .job import NoListener, begin_tracing
+from .meeting import meet
+from .meeting import words_of as ranks_words
 from .messages import Kind, Message
 from .outputs import Outputs
 from .plan import Plan
@@ -26,13 +28,16 @@ from .post import Mail, Post, ServerConnection, server_lost, words_of
 from .preparation import Preparation
 from .site import Site, end_server, world_size
 from .submaster import SubServer
-from .worker import RefusedError, ServerLostError, StoppedError
+from .worker import DesertedError, RefusedError, ServerLostError, StoppedError
 
 #: How often the server looks around when no message comes, or besides.
 _LOOK_SECONDS = 0.02
 #: Round trips by which the clocks of two ranks are compared.
 _N_PINGS = 8
 _CLOCK_TAG = 18
+_MEETING_TAG = 16
+#: How long ranks may at least take to start, one after the other.
+_START_SECONDS = 60.0
 
 
 def train_as_rank(
@@ -40,14 +45,32 @@ def train_as_rank(
 ) -> list[Record] | None:
     """Train as one rank of a communicator; see :func:`.run.train`."""
     leave_without_finalize()
+    timeout_seconds = preparation.settings.worker_timeout
+    if is_command():
+        _meet(comm, max(timeout_seconds, _START_SECONDS))
     own = comm.Dup()  # so that no message of the caller's is taken for ours
     processes = own.allgather((this_host().key, os.getpid()))
     is_world = comm.size == world_size()
+    if is_world:
+        note_processes(processes)
     try:
-        return _train(own, processes, preparation, listener, is_world=is_world, restart=restart)
+        result = _train(own, processes, preparation, listener, is_world=is_world, restart=restart)
     except ServerLostError as error:
-        end_server(own, error.rank, processes[error.rank])
+        if is_world:
+            end_server(own, error.rank, processes[error.rank])
         raise
+    except Exception:
+        expect_end(timeout_seconds)
+        raise
+    expect_end(timeout_seconds)
+    return result
+
+
+def _meet(comm: Any, limit_seconds: float) -> None:
+    """Wait for all ranks, before what would wait for them for ever."""
+    if missing := meet(comm, _MEETING_TAG, limit_seconds):
+        error = StoppedError if comm.rank else TrainingError
+        raise error(f"{ranks_words(missing)} did not start in {limit_seconds:g} s; start again")
 
 
 def _train(
@@ -169,7 +192,7 @@ def _serve(
     with host:
         _run_server(site, host, trace)
         if host.server.failure:
-            raise TrainingError(host.server.failure)
+            raise (DesertedError if host.server.is_deserted else TrainingError)(host.server.failure)
         host.finish()
     return outputs.records
 

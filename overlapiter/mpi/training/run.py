@@ -86,6 +86,7 @@ class _Listener(NoListener):
     def __init__(self, shown: NoListener, on_epoch: Callable[[Record], object] | None) -> None:
         self.say = shown.say  # type: ignore[method-assign]  # passed through
         self.progress = shown.progress  # type: ignore[method-assign]  # passed through
+        self.alive = shown.alive  # type: ignore[method-assign]  # passed through
         self._shown = shown
         self._on_epoch = on_epoch
 

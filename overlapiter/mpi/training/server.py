@@ -13,13 +13,13 @@ import numpy as np
 
 from overlapiter.tracing import OFF, Tracing
 
-from .algorithms import ServerSide
 from .attendance import Attendance
 from .epochs import Epochs
 from .groups import reports_in
 from .leases import LeaseQueue
 from .messages import Kind, Message, Vector
 from .model import Model, digest_of
+from .serverside import ServerSide
 from .validation import Evaluator, Validation
 
 #: Leases that a worker holds: the one it trains on, and the one that is read meanwhile.
@@ -47,6 +47,7 @@ class Server:
         outbox: Replies, with the worker that each is for; to be sent, or copied, before the next
             call, for their vectors change.
         failure: Why the run has failed; empty if it has not.
+        is_deserted: Whether that is since all workers are gone.
         lost: The workers that are gone, with the reason.
     """
 
@@ -87,6 +88,7 @@ class Server:
         self._resumes: dict[int, int] = {}
         self.outbox: list[tuple[int, Message]] = []
         self.failure = ""
+        self.is_deserted = False
         self.lost = self._attendance.lost
         side.learning_rate = epochs.learning_rate
         self._end_of_epochs()
@@ -142,6 +144,7 @@ class Server:
         if not n_left and not self.is_over:
             words = "; ".join(f"rank {each}: {why}" for each, why in sorted(self.lost.items()))
             self.fail(f"all workers are lost ({words})")
+            self.is_deserted = True
         self._settle()
 
     def tick(self) -> None:

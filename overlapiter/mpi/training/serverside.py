@@ -12,12 +12,17 @@ from .optimizers import Optimizing, ServerOptimizer, State, Vector
 from .workerside import EMPTY, optimizer_part
 
 
-class Centre:
-    """What the servers of all algorithms have: the weights, which workers may ask for at any time.
+class ServerSide:
+    """The server's half of an algorithm: the weights, which workers may ask for at any time.
 
     Args:
         n_workers: The number of workers.
         n_state: Length of the persistent state at the end of all vectors.
+
+    Attributes:
+        weights: The centre, changed in place.
+        learning_rate: Of its optimizer, if it has one; a schedule sets it.
+        n_updates: How often the centre was changed.
     """
 
     learning_rate = 0.0
@@ -33,7 +38,13 @@ class Centre:
         self.weights = np.array(weights, np.float32)
 
     def apply(self, message: Vector, rank: int) -> dict[int, Vector]:
-        """Apply a message; return the replies that are due now, by rank."""
+        """Apply a message.
+
+        Returns:
+            The replies that are due now, by rank; views of :attr:`weights` or of a buffer that the
+            next call changes, so copy or send them before. In synchronous mode there is none until
+            the quorum is there, and then one for each worker that waits.
+        """
         if not len(message):
             return {rank: self.weights}
         if message.shape != self.weights.shape:
@@ -73,7 +84,7 @@ class Centre:
         self.n_updates = int(state["n_updates"])
 
 
-class DownpourServer(Optimizing, Centre):
+class DownpourServer(Optimizing, ServerSide):
     """Applies each gradient by its optimizer as it comes, and replies with the new weights."""
 
     def __init__(self, optimizer: ServerOptimizer, n_workers: int, n_state: int) -> None:
@@ -149,7 +160,7 @@ class SynchronousServer(DownpourServer):
         return dict.fromkeys(ranks, self.weights)
 
 
-class EasgdServer(Centre):
+class EasgdServer(ServerSide):
     """Moves the centre towards each worker that reports, and replies by how much.
 
     alpha stays what it was at the start when workers leave: both halves must use the same.
@@ -166,7 +177,7 @@ class EasgdServer(Centre):
         return {rank: force}
 
 
-class GemServer(Centre):
+class GemServer(ServerSide):
     """Adds what the workers send, since they have scaled it for the centre that they asked for."""
 
     def _apply(self, message: Vector, rank: int) -> dict[int, Vector]:

@@ -13,7 +13,6 @@ import numpy as np
 from overlapiter.errors import TrainingError
 from overlapiter.tracing import OFF, Tracing
 
-from .algorithms import WorkerSide
 from .checkpoint import WorkerStates
 from .leases import Lease
 from .messages import Kind, Message, Vector
@@ -21,6 +20,7 @@ from .model import Model, digest_of
 from .monitor import memory_bytes
 from .reading import Reader, cut
 from .validation import Evaluator
+from .workerside import WorkerSide
 
 
 class Connection(Protocol):
@@ -32,6 +32,10 @@ class Connection(Protocol):
 
 class StoppedError(TrainingError):
     """The server ends the run; the text says why if that is a failure."""
+
+
+class DesertedError(TrainingError):
+    """All workers are lost."""
 
 
 class RefusedError(StoppedError):

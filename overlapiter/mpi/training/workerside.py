@@ -14,13 +14,18 @@ EMPTY.flags.writeable = False
 _TINY = np.finfo(np.float32).tiny
 
 
-class LocalSteps(Optimizing):
-    """What the workers of all algorithms have: weights, and steps of their own.
+class WorkerSide(Optimizing):
+    """A worker's half of an algorithm: weights, and steps of its own.
+
+    The messages that it returns are valid until its next call.
 
     Args:
         optimizer: Makes the local steps.
         sync_every: So many of them lie between two messages.
         n_state: Length of the persistent state at the end of all vectors.
+
+    Attributes:
+        weights: Where the next gradient is to be taken; valid until ``step`` or ``receive``.
     """
 
     def __init__(self, optimizer: ServerOptimizer, sync_every: int, n_state: int) -> None:
@@ -31,12 +36,17 @@ class LocalSteps(Optimizing):
         self._n_steps = 0  # since the last message
 
     def begin(self, centre: Vector) -> None:
-        """Start from the server's weights; copies them."""
+        """Start from the server's weights, at first and after being away; copies them."""
         self.weights = np.array(centre, np.float32)
         self._n_steps = 0
 
     def step(self, gradient: Vector) -> Vector | None:
-        """Take one local step; return the message that is due, or None."""
+        """Take one local step; return the message that is due, or None.
+
+        Args:
+            gradient: Of the mean loss of one mini-batch, at :attr:`weights`; its last ``n_state``
+                values are the persistent state as it is after that mini-batch.
+        """
         n = len(self.weights) - self._n_state
         self._optimizer.update(self.weights[:n], gradient[:n])
         self.weights[n:] = gradient[n:]
@@ -51,6 +61,10 @@ class LocalSteps(Optimizing):
         return self._message()
 
     def _message(self) -> Vector:
+        raise NotImplementedError
+
+    def receive(self, reply: Vector) -> Vector | None:
+        """Take the reply to the last message; return a further message, or None."""
         raise NotImplementedError
 
     def refresh(self, centre: Vector) -> None:
@@ -76,7 +90,7 @@ def optimizer_part(
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
 
 
-class DownpourWorker(LocalSteps):
+class DownpourWorker(WorkerSide):
     """Sends gradients, and goes on from the weights that come back.
 
     Source: Dean et al., "Large scale distributed deep networks", NIPS 2012, algorithm 7.1: the
@@ -121,7 +135,7 @@ class DownpourWorker(LocalSteps):
         self._sum = np.array(state["sum"], np.float32)
 
 
-class EasgdWorker(LocalSteps):
+class EasgdWorker(WorkerSide):
     """Explores on its own, tied to the centre by an elastic force.
 
     The reply is alpha (x - c), which the server has added to its centre, so both updates are made
@@ -136,7 +150,7 @@ class EasgdWorker(LocalSteps):
         self.weights -= reply
 
 
-class GemWorker(LocalSteps):
+class GemWorker(WorkerSide):
     """Sends how far its steps led, scaled by how the centre moves beside the expected momentum.
 
     A message is due in two parts: it asks for the centre c, and with the reply it finds what to

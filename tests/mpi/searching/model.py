@@ -1,6 +1,7 @@
-"""A classifier of digits, whose process ends amid the first trial of a group if a test wants it.
+"""A classifier of digits, whose process ends, or stops, amid the first trial of a group.
 
-``SEARCH_KILLED`` is the rank that is killed, once, when it trains or validates for the second time;
+``SEARCH_KILLED`` is the rank that is killed, once, when it trains or validates for the second time,
+or gets the signal ``SEARCH_SIGNAL``;
 ``SEARCH_MARK`` a file by which it knows that it has been. Both groups have a trial then: it waits
 for a rank of the other one, and that for it.
 """
@@ -15,6 +16,7 @@ import chainer.links as L
 from tests.mpi.waiting import wait_until
 
 KILLED, RANK = os.environ.get("SEARCH_KILLED", ""), os.environ.get("OMPI_COMM_WORLD_RANK")
+SIGNAL = getattr(signal, os.environ.get("SEARCH_SIGNAL", "SIGKILL"))
 MARK = pathlib.Path(os.environ.get("SEARCH_MARK", "mark"))
 READY = MARK.with_suffix(".ready")
 
@@ -33,8 +35,8 @@ class Digits(chainer.Chain):
         if is_killed and self.n_calls > 1 and not MARK.exists():
             wait_until(READY.exists)
             MARK.touch()
-            os.kill(os.getpid(), signal.SIGKILL)
-        if KILLED and RANK in ("0", "1"):
+            os.kill(os.getpid(), SIGNAL)
+        if KILLED and RANK in ("0", "1") and RANK != KILLED:
             READY.touch()
             wait_until(MARK.exists)
         return self.out(chainer.functions.relu(self.hidden(pixels)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,14 +29,25 @@ optimizer = "momentum"
 """
 
 
-def search(folder: Path, n_trials: int, *words: object, n_ranks: int = 0, **environment: str):
+TOLERANT = ("--with-ft", "ulfm")
+
+
+def search(
+    folder: Path,
+    n_trials: int,
+    *words: object,
+    n_ranks: int = 0,
+    more: str = "",
+    launcher: Sequence[str] = TOLERANT,
+    **environment: str,
+):
     """Run the command on the digits; return its exit status, its output and its complaints."""
     lists = write_digits(folder)
-    (folder / "space.toml").write_text(SPACE)
+    (folder / "space.toml").write_text(SPACE + more)
     command = [sys.executable, "-m", "overlapiter", "search", "space.toml", MODEL, *lists]
     if n_ranks:
-        launcher = ["mpiexec", "--allow-run-as-root", "--oversubscribe", "--with-ft", "ulfm"]
-        command = [*launcher, "-n", n_ranks, *command]
+        mpiexec = ["mpiexec", "--allow-run-as-root", "--oversubscribe", *launcher]
+        command = [*mpiexec, "-n", n_ranks, *command]
     return subprocess.run(
         [*map(str, command), "--trials", str(n_trials), *map(str, words)],
         cwd=folder,
@@ -96,6 +108,30 @@ class TestKilled:
         folders = {Path(trial["out"]).name for trial in trials}
         assert len(folders) == 3
         assert folders > {"0000", "0001"}
+
+
+@pytest.mark.slow
+class TestStopped:
+    pytestmark = NEEDS_MPIEXEC
+
+    @pytest.mark.parametrize(
+        ("n_ranks", "group_size", "stopped", "launcher"),
+        [(3, 1, 2, ()), (4, 2, 2, ()), (4, 2, 3, ()), (3, 1, 0, ()), (4, 2, 2, TOLERANT)],
+        ids=["alone", "leader", "worker", "rank-0", "ulfm"],
+    )
+    def test_a_search_goes_on_without_a_stopped_process(
+        self, tmp_path: Path, n_ranks: int, group_size: int, stopped: int, launcher: tuple[str, ...]
+    ) -> None:
+        words = ("--group", group_size)
+        fault = {"SEARCH_KILLED": str(stopped), "SEARCH_SIGNAL": "SIGSTOP"}
+        more = "worker_timeout = 3"
+        ended = search(tmp_path, 4, *words, n_ranks=n_ranks, more=more, launcher=launcher, **fault)
+        assert (ended.returncode == 0) == (stopped != 0), ended.stderr
+        assert [trial["state"] for trial in results(tmp_path)["trials"]] == ["complete"] * 4
+        if stopped == 3:  # it is continued, and may go on
+            assert "of group 1 is done again" in ended.stderr
+        else:
+            assert f"rank {stopped} is silent for 3 s; another group does trial" in ended.stderr
 
 
 def test_a_space_that_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> None:

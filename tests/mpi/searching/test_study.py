@@ -114,6 +114,47 @@ def test_a_group_gives_a_trial_back_whose_ranks_were_lost(tmp_path: Path) -> Non
     assert again.is_continued
 
 
+def test_the_trial_of_a_silent_group_begins_anew_elsewhere_and_its_late_result_does_not_count(
+    tmp_path: Path,
+) -> None:
+    mine, theirs = open_study(tmp_path, 1), open_study(tmp_path, 1)
+    silent, said = ask(theirs, "run:1:3"), []
+    assert mine.ask("run:0:0", nobody_is_lost, said.append) is None
+    assert mine.ask("run:0:0", nobody_is_lost, said.append) is None  # silent, and not for long
+    mine.timeout_seconds = 0.0
+    again = mine.ask("run:0:0", nobody_is_lost, said.append)
+    assert again is not None
+    assert said == ["rank 3 is silent for 0 s; another group does trial 0"]
+    assert not again.is_continued  # the silent one may write to the same files yet
+    assert again.values["out"] != silent.values["out"]
+    assert {**again.values, "out": ""} == {**silent.values, "out": ""}
+    assert silent.on_epoch({"epoch": 1, "val_accuracy": 0.9})  # it is back, and is to stop
+    assert theirs.tell(silent) is None
+    report(again, 0.5)
+    mine.tell(again)
+    assert [trial.value for trial in mine.trials()] == [0.5]
+
+
+def test_a_group_that_gives_signs_of_life_keeps_its_trial(tmp_path: Path) -> None:
+    mine, theirs = open_study(tmp_path, 1), open_study(tmp_path, 1)
+    theirs.timeout_seconds = 0.0  # a sign of life each time
+    asked = ask(theirs, "run:1:3")
+    mine.timeout_seconds = 0.0
+    for _ in range(3):
+        asked.beat()
+        assert mine.ask("run:0:0", nobody_is_lost) is None
+
+
+def test_a_trial_that_costs_ranks_again_and_again_has_failed(tmp_path: Path) -> None:
+    study = open_study(tmp_path, 1)
+    for _ in range(3):
+        study.put_back(ask(study), "rank 1 is silent for 3 s")
+    assert study.is_over()
+    assert [trial.reason for trial in study.trials()] == [
+        "rank 1 is silent for 3 s, as others were before"
+    ]
+
+
 def test_a_later_run_goes_on(tmp_path: Path) -> None:
     first = open_study(tmp_path, 2)
     run_trial(first, 0.5)

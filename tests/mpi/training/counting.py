@@ -1,13 +1,15 @@
 """A model that counts: after training by plain SGD, each parameter is minus how often its example
 was used; and that can die, hang or say nonsense on the way. It has no framework, so it starts fast.
 
-``TRAINING_FAULT`` is ``kill``, ``stop``, ``nan``, ``other`` (another model), or
-``killed-validating`` or ``stopped-validating``; then the rank and the mini-batch at which it
-happens; the other ranks do not end their first mini-batch before. ``TRAINING_WAIT_SECONDS`` is how
+``TRAINING_FAULT`` is ``kill``, ``stop``, ``nan``, ``other`` (another model), ``killed-validating``,
+``stopped-validating``, ``stopped-leaving`` or ``stopped-finalizing``; then the rank and the
+mini-batch at which it happens; the other ranks do not end their first mini-batch before.
+``TRAINING_WAIT_SECONDS`` is how
 long a mini-batch takes; ``TRAINING_LOG`` a folder where each rank writes down the examples that it
 used, and does not end its first mini-batch before ``TRAINING_MEET`` ranks have begun theirs.
 """
 
+import atexit
 import math
 import os
 import pathlib
@@ -23,6 +25,18 @@ FAULT, WHERE, WHEN = os.environ.get("TRAINING_FAULT", "none:x:0").split(":")
 WAIT_SECONDS = float(os.environ.get("TRAINING_WAIT_SECONDS", "0"))
 LOG, MEET = os.environ.get("TRAINING_LOG", ""), int(os.environ.get("TRAINING_MEET", "0"))
 HAPPENED = pathlib.Path("fault-happened")
+
+
+def stop():
+    os.kill(os.getpid(), signal.SIGSTOP)
+
+
+if RANK == WHERE and FAULT == "stopped-leaving":
+    atexit.register(stop)
+if RANK == WHERE and FAULT == "stopped-finalizing":
+    from mpi4py import MPI
+
+    MPI.Finalize = stop
 
 
 class Counting:

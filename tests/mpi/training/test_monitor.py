@@ -96,8 +96,10 @@ def test_the_gpu_is_the_one_that_the_job_sees(
 
 @pytest.mark.parametrize("device", ["cpu", "-1", "@numpy", "native:0", "cuda:7"])
 def test_without_such_a_gpu_nothing_is_said(monkeypatch: pytest.MonkeyPatch, device: str) -> None:
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    nvml = Nvml()
+    monkeypatch.setitem(sys.modules, "pynvml", nvml)
     assert gpu_of(device, {}) is None
+    assert not nvml.n_begun
 
 
 def test_without_a_driver_or_the_library_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,6 +223,35 @@ def test_a_server_that_is_dead_or_stopped_ends_the_workers_with_a_message(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("is_tolerant", [False, True], ids=["plain", "ulfm"])
+@pytest.mark.parametrize("where", [0, 2], ids=["server", "worker"])
+def test_a_rank_that_is_stopped_at_the_very_end_is_named_and_does_not_keep_the_job_from_ending(
+    tmp_path: Path, where: int, is_tolerant: bool
+) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 1, "--worker-timeout", 1)
+    fault = {"TRAINING_FAULT": f"stopped-leaving:{where}:0"}
+    ended = run_training(tmp_path, 3, *words, is_tolerant=is_tolerant, environment=fault)
+    if where:  # all results are written, and the server knows it
+        assert ended.exit_status == 0, ended.output
+        assert f"rank {where} did not end, and is ended" in ended.output
+        assert counts(tmp_path / "result") == [1] * 100
+    else:
+        assert ended.exit_status not in (0, None)
+        assert ended.output.count("rank 0 has not ended") == 1
+
+
+@pytest.mark.slow
+def test_a_rank_that_is_stopped_in_mpi_finalize_does_not_keep_the_job_from_ending(
+    tmp_path: Path,
+) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 1)
+    fault = {"TRAINING_FAULT": "stopped-finalizing:2:0"}
+    ended = run_training(tmp_path, 3, *words, environment=fault)
+    assert ended.exit_status == 1, ended.output
+    assert counts(tmp_path / "result") == [1] * 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_tolerant", [False, True], ids=["plain", "ulfm"])
 def test_the_group_of_a_stopped_sub_server_does_not_keep_the_others_from_ending(
     tmp_path: Path, is_tolerant: bool
 ) -> None:
