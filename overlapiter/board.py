@@ -70,6 +70,8 @@ class Counter(enum.IntEnum):
     WAIT_READING_NS = 34
     WAIT_DECODING_NS = 35
     WAIT_SLOT_NS = 36
+    #: For file readers, for the mini-batch at hand: what of it was decoding shows when it is read.
+    WAITING_FOR_READERS_NS = 26
     PARTS_TO_STAGE = 37
     PARTS_TO_READ = 38
     BATCHES_READY = 39
@@ -80,6 +82,8 @@ class Counter(enum.IntEnum):
     WAIT_NS = 41
     WAIT_START_NS = 42
     WAIT_INDEX_NS = 43
+    #: Since when it has waited for the mini-batch at hand; 0 while it trains.
+    WAITING_SINCE_NS = 47
     BATCHES_TAKEN = 44
     EXAMPLES_TAKEN = 45
     SUPERVISORS_REPLACED = 46

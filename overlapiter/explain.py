@@ -20,11 +20,14 @@ from typing import NamedTuple
 
 from overlapiter.board import Counter, StatsBoard
 from overlapiter.stats import Stats
+from overlapiter.words import duration_words
 
 #: A smaller share of the time is not worth any change.
 _LITTLE = 0.05
 #: A median of reads above so many times the shortest one: they wait for each other.
 _QUEUED = 1.8
+#: A median of reads below it is that of a local disk: the time goes elsewhere.
+_NO_LATENCY_SECONDS = 0.001
 #: Of the files: a few may be new or refused.
 _NEARLY_ALL = 0.99
 
@@ -43,6 +46,7 @@ class Cause(enum.Enum):
     STAGING_DISK = "staging disk"
     ORDER_SAMPLER = "order sampler"
     CORES = "cores"
+    STALLED = "stalled"
 
 
 class Setup(NamedTuple):
@@ -103,9 +107,13 @@ def explain(setup: Setup, now: Stats, earlier: Stats | None = None) -> Explanati
         earlier: The first one; None for the start.
     """
     facts = _Facts(setup, now, now.since(earlier) if earlier else _without_start(now))
-    if not facts.span.examples_taken or facts.span.seconds <= 0:
+    if not now.examples_taken or facts.span.seconds <= 0:
         text = "No mini-batch has been taken yet, so there is nothing to explain."
         return Explanation(Cause.STARTING, text, "", 0.0, None)
+    long_seconds = max(1.0, facts.span.wait_seconds / 2)
+    if not facts.span.examples_taken or now.waiting_seconds > long_seconds:
+        cause = Cause.STALLED if now.waiting_seconds else Cause.TRAINER
+        return Explanation(cause, _at_present_words(facts), "", facts.rate, None)
     cause = _cause_of(facts)
     reason, change, expected = _ADVICE[cause](facts)
     words = [_waited_words(facts, cause), reason]
@@ -198,11 +206,17 @@ def _cause_of(facts: _Facts) -> Cause:
     }
     cause = max(parts, key=parts.__getitem__)
     if cause is Cause.NOT_STAGED:
+        has_missed = span.opens_source or facts.total.examples_unseen or not span.n_prefetchers
         on_disk = min(span.file_wait_seconds, span.disk_read_seconds)
+        if not has_missed:
+            on_disk = span.file_wait_seconds  # some staged files are read by their paths
+        # Copies that mostly take no time took some for want of a core.
+        likely_seconds = span.opens_staged * span.disk_latency.percentile(90)
+        late_seconds = max(0.0, min(on_disk, span.disk_read_seconds) - likely_seconds)
         parts = {
             Cause.NOT_STAGED: span.file_wait_seconds - on_disk,
-            Cause.STAGING_DISK: on_disk,
-            Cause.CORES: span.core_wait_seconds,
+            Cause.STAGING_DISK: on_disk - late_seconds,
+            Cause.CORES: span.core_wait_seconds + late_seconds,
         }
         cause = max(parts, key=parts.__getitem__)
     if cause in (Cause.STORE_LATENCY, Cause.NOT_STAGED):
@@ -215,6 +229,10 @@ def _cause_of(facts: _Facts) -> Cause:
 def _cause_of_store(facts: _Facts) -> Cause:
     """Return what limits the slow store."""
     span = facts.span
+    busy_seconds = max(span.store_busy_seconds, 1e-9)
+    is_asked_little = span.read_seconds / busy_seconds < span.reads_in_flight / 2
+    if is_asked_little and span.store_latency.percentile(50) < _NO_LATENCY_SECONDS:
+        return Cause.CORES  # the prefetchers could ask for more, and do not get to it
     is_queued = span.store_latency.percentile(50) > _QUEUED * span.least_read_seconds
     if not is_queued and not span.more_reads_in_vain:
         return Cause.STORE_LATENCY
@@ -255,6 +273,23 @@ def _gain_words(facts: _Facts, expected: float | None) -> str:
     return f": about {expected:,.0f} examples/s, {times:.2g} times as many as now"
 
 
+def _at_present_words(facts: _Facts) -> str:
+    """Say what the trainer is at, where no mini-batch that has come tells."""
+    now, span = facts.total, facts.span
+    if not now.waiting_seconds:
+        return f"The trainer has waited for no data, and computed, for {span.seconds:,.1f} s."
+    waiting_for = {
+        "file readers to read or decode it": now.waiting_for_readers_seconds,
+        "its files to be staged": min(now.waiting_seconds, span.wait_staging_seconds),
+        "a core, or for messages": now.waiting_seconds / 2,
+    }
+    words = max(waiting_for, key=waiting_for.__getitem__)
+    return (
+        f"The trainer has waited {now.waiting_seconds:,.1f} s for a mini-batch, mostly for "
+        f"{words}. After dataset_timeout a warning names the process and the file."
+    )
+
+
 def _store_words(span: Stats) -> str:
     seconds = max(span.store_busy_seconds, 1e-9)
     files, reads = span.files_staged / seconds, max(1, span.read_seconds / seconds)
@@ -288,7 +323,7 @@ def _on_hold(facts: _Facts, change: str) -> str:
 def _latency(facts: _Facts) -> _Advice:
     span, setup = facts.span, facts.setup
     reason = (
-        f"The slow store takes {span.store_latency.percentile(50) * 1e3:,.0f} ms for a file, "
+        f"The slow store takes {duration_words(span.store_latency.percentile(50))} for a file, "
         f"however many are read at once, and gives {_store_words(span)}: its latency is the limit."
     )
     if setup.fixed_reads:
@@ -328,8 +363,11 @@ def _not_staged(facts: _Facts) -> _Advice:
     reason = f"A file reader waits {each * 1e3:,.1f} ms for the files of an example."
     if not span.n_prefetchers:
         return reason, "stage the files: staging=overlapiter.Staging(...)", facts.expected_rate()
-    reason += f" {span.opens_source:,} opens went to the slow store; a warning has said why."
-    return reason, "have all files staged", facts.expected_rate()
+    reason += f" {span.opens_source:,} opens went to the slow store; "
+    if facts.total.files_refused or facts.total.examples_unseen:
+        return f"{reason}a warning has said why.", "have all files staged", facts.expected_rate()
+    reason += "no prefetcher could foresee them, as where a dataset reads in threads of its own."
+    return reason, "have the dataset declare its files (source_paths)", facts.expected_rate()
 
 
 def _decoding(facts: _Facts) -> _Advice:
@@ -356,7 +394,8 @@ def _too_small(facts: _Facts) -> _Advice:
         f"The staging directory is too small: {span.files_evicted:,} files were removed from it "
         f"and {span.files_refused:,} found no room, so that the slow store is read again."
     )
-    change = f"give it room for the whole data set, about {1.02 * needed_bytes / 1e6:,.0f} MB"
+    about = f", about {1.02 * needed_bytes / 1e6:,.0f} MB" if needed_bytes else ""
+    change = f"give it room for the whole data set{about}"
     return reason, change, facts.expected_rate()
 
 

@@ -214,6 +214,7 @@ class Pipeline:
         self._check_open()
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         begun_ns = time.monotonic_ns()
+        self._row.put(Counter.WAITING_SINCE_NS, begun_ns)
         try:
             self._send_all(announces_take=True)
             if not self._was_ready:
@@ -221,6 +222,7 @@ class Pipeline:
             while self._take_id not in self._ready:
                 self._receive(deadline)
         finally:
+            self._row.put(Counter.WAITING_SINCE_NS, 0)
             self._row.add(Counter.WAIT_NS, time.monotonic_ns() - begun_ns)
         self._note_taken(begun_ns)
         message = self._ready.pop(self._take_id)

@@ -12,6 +12,8 @@ from overlapiter.words import count_words, duration_words, size_words
 #: Fields that hold what is at present: the difference of two of them means nothing.
 GAUGES = frozenset(
     [
+        "waiting_seconds",
+        "waiting_for_readers_seconds",
         "n_readers",
         "n_prefetchers",
         "least_read_seconds",
@@ -35,22 +37,30 @@ class Stats:
     Attributes:
         n_readers: File reader processes.
         n_prefetchers: Prefetcher processes; 0 without staging.
-        seconds: How long that took: since the iterator was made, or between the two snapshots.
+        seconds: Time since the iterator was made, or between the two snapshots.
         batches_taken: Mini-batches that ``next()`` has returned.
-        examples_taken: Examples in them. Divided by ``seconds``: ``examples_per_second``.
-        wait_seconds: The trainer inside ``next()``. Near 0: data is there in time; near
-            ``seconds``: loading is the bottleneck. The seven fields that follow are its parts.
-        wait_start_seconds: Of these, until the processes had started and had the dataset.
-        wait_index_seconds: Of these, asking the order sampler for index lists.
-        wait_staging_seconds: Of these, while files of the very mini-batch were being staged: the
-            slow store is the bottleneck, or the prefetchers' cores.
-        wait_reading_seconds: Of these, while file readers waited for files: staged copies, or, if
-            ``opens_source`` grows, the slow store.
-        wait_decoding_seconds: Of these, while file readers computed: decoding is the bottleneck.
-        wait_slot_seconds: Of these, while parts that could be read had no memory to be read into:
-            at the start, until the first example shows how large they are.
-        wait_assembling_seconds: Of these, the rest: messages, and putting the mini-batch together.
-            Should be small; grows where the cores are busy with something else.
+        examples_taken: Examples that ``next()`` has returned. Divided by ``seconds``:
+            ``examples_per_second``.
+        wait_seconds: How long the trainer was inside ``next()``. Near 0: data is there in time;
+            near ``seconds``: loading is the bottleneck. The seven fields that follow are its parts,
+            with ``waiting_for_readers_seconds``.
+        wait_start_seconds: Of ``wait_seconds``, until the processes had started and had the
+            dataset.
+        wait_index_seconds: Of ``wait_seconds``, asking the order sampler for index lists.
+        wait_staging_seconds: Of ``wait_seconds``, while files of the very mini-batch were being
+            staged: the slow store is the bottleneck, or the prefetchers' cores.
+        wait_reading_seconds: Of ``wait_seconds``, while file readers waited for files: staged
+            copies, or, if ``opens_source`` grows, the slow store.
+        wait_decoding_seconds: Of ``wait_seconds``, while file readers computed: decoding is the
+            bottleneck.
+        wait_slot_seconds: Of ``wait_seconds``, while parts that could be read had no memory to be
+            read into: at the start, until the first example shows how large they are.
+        wait_assembling_seconds: Of ``wait_seconds``, the rest: messages, and putting the mini-batch
+            together. Should be small; grows where the cores are busy with something else.
+        waiting_seconds: How long the trainer has waited for the mini-batch that it waits for, at
+            present; 0 while it trains. Above a few seconds: something stalls.
+        waiting_for_readers_seconds: Of ``waiting_seconds``, while file readers were at that
+            mini-batch. Counts as reading and decoding once they have it.
         initialize_seconds: From the constructor until a file reader was ready, summed over them.
         dequeue_seconds: File readers waiting for an index list, summed. Near the whole run time:
             the trainer or the slow store is the bottleneck, not decoding.
@@ -69,7 +79,8 @@ class Stats:
             iterator's ``skipped`` by those that come again and those that are ready.
         opens_staged: Opens of source files that went to a staged copy: the hits.
         opens_by_tier: The same for each tier, the fastest first; the fourth holds further ones.
-        bytes_read_staged: Bytes of these copies; without large files, which have paths.
+        bytes_read_staged: Bytes of staged copies that were read; without large files, which have
+            paths.
         opens_source: Opens of source files that went to the slow store: the misses. Grows in
             steady state: something is not staged (see ``files_refused``).
         examples_unseen: Examples that file readers have read without opening a file below the
@@ -86,7 +97,7 @@ class Stats:
         store_latency: The same for each file. Where the median is near ``least_read_seconds``,
             the store is limited by its latency: more reads in flight bring more. Far above: they
             wait for each other, for its bandwidth or for requests that it serves at once.
-        least_read_seconds: The shortest of them in the whole run; 0 before the first.
+        least_read_seconds: The shortest copy of a file in the whole run; 0 before the first.
         reads_in_flight: Files that the prefetchers may copy at the same time, at present. At 256
             while the trainer waits for the slow store: give a higher number yourself.
         more_reads_in_vain: 1 if more reads in flight were tried and brought nothing.
@@ -96,8 +107,9 @@ class Stats:
             24 files with those of the ones before.
         file_rate_changes: Sum of the squares of the relative changes of files per second, in
             millionths. Below ``byte_rate_changes``: the store serves so many requests at once.
-        byte_rate_changes: The same of bytes per second. Below ``file_rate_changes``: its bandwidth
-            is the limit. Both alike: neither is, or all files have one size.
+        byte_rate_changes: Sum of the squares of the relative changes of bytes per second. Below
+            ``file_rate_changes``: its bandwidth is the limit. Both alike: neither is, or all files
+            have one size.
         files_found_staged: How often a prefetcher looked a file up that was staged before: mostly
             once for each file, since a run looks up anew only what may have changed.
         files_refused: Files not staged for lack of room or because the staging disk failed.
@@ -115,7 +127,7 @@ class Stats:
         supervisors_replaced: Supervisors that died and were replaced.
         copies_lost: Examples of which a staged copy was damaged or gone, and the source was read.
         files_peer: Files that came from another node of the job, where it was asked for them.
-        bytes_peer: Their bytes.
+        bytes_peer: Bytes of these files, which came from other nodes.
         peer_faults: How often another node did not answer, or sent what is not right. Grows in
             steady state: look at the network, and at the nodes' ``ovl-peer`` processes.
     """
@@ -133,6 +145,8 @@ class Stats:
     wait_decoding_seconds: float
     wait_slot_seconds: float
     wait_assembling_seconds: float
+    waiting_seconds: float
+    waiting_for_readers_seconds: float
     initialize_seconds: float
     dequeue_seconds: float
     fetch_seconds: float
@@ -242,8 +256,15 @@ class Stats:
         return facts | {name: getattr(self, name) for name in (*derived, "faults_survived")}
 
 
-#: What the trainer waits for, as ``Stats`` and its readers name it.
-WAITED_FOR = ("start", "index", "staging", "reading", "decoding", "slot", "assembling")
+#: What the trainer waits for, as the fields of ``Stats`` are named.
+_WAITED_FOR = ("start", "index", "staging", "reading", "decoding", "slot", "assembling")
+
+
+def waited_for(stats: Stats) -> dict[str, float]:
+    """Return the parts of the waiting, by name; what goes on counts for the file readers."""
+    waits = {name: getattr(stats, f"wait_{name}_seconds") for name in _WAITED_FOR}
+    waits["reading"] += stats.waiting_for_readers_seconds
+    return waits
 
 
 def _words(stats: Stats) -> str:
@@ -271,7 +292,7 @@ def _words(stats: Stats) -> str:
 
 def _who_waited(stats: Stats) -> dict[str, str]:
     """Return a line on the trainer and one on the file readers, by their names."""
-    waits = {name: getattr(stats, f"wait_{name}_seconds") for name in WAITED_FOR}
+    waits = waited_for(stats)
     named = ", ".join(f"{name} {duration_words(s)}" for name, s in waits.items() if s >= 0.0005)
     return {
         "trainer": f"{count_words(stats.examples_taken, 'example')} in "
@@ -301,7 +322,6 @@ def _what_was_staged(stats: Stats) -> dict[str, str]:
 
 
 _PARTS_OF_WAIT = (
-    Counter.WAIT_START_NS,
     Counter.WAIT_INDEX_NS,
     Counter.WAIT_STAGING_NS,
     Counter.WAIT_READING_NS,
@@ -331,12 +351,22 @@ def snapshot(board: StatsBoard) -> Stats:
     started = [row[Counter.STARTED_NS] or now_ns for row in rows[: board.n_readers]]
     least_ns = [ns for row in rows if (ns := row[Counter.LEAST_READ_NS])]
     tiers = totals[Counter.OPENS_TIER_0 : Counter.OPENS_TIER_0 + N_TIERS]
-    waited_ns = sum(totals[counter] for counter in _PARTS_OF_WAIT)
+    since_ns, reading_ns = totals[Counter.WAITING_SINCE_NS], totals[Counter.WAITING_FOR_READERS_NS]
+    waiting_ns = max(0, now_ns - since_ns) if since_ns else 0
+    start_ns = totals[Counter.WAIT_START_NS]
+    if not start_ns and not totals[Counter.BATCHES_TAKEN]:
+        start_ns = waiting_ns  # it is counted once it has ended
+    wait_ns = totals[Counter.WAIT_NS] + waiting_ns
+    rest_ns = wait_ns - start_ns - sum(totals[counter] for counter in _PARTS_OF_WAIT)
     values: dict[str, Any] = {
         "n_readers": board.n_readers,
         "n_prefetchers": board.n_prefetchers,
         "seconds": (now_ns - created_ns) / 1e9,
-        "wait_assembling_seconds": max(0, totals[Counter.WAIT_NS] - waited_ns) / 1e9,
+        "wait_seconds": wait_ns / 1e9,
+        "wait_start_seconds": start_ns / 1e9,
+        "wait_assembling_seconds": max(0, rest_ns - reading_ns) / 1e9,
+        "waiting_seconds": waiting_ns / 1e9,
+        "waiting_for_readers_seconds": reading_ns / 1e9,
         "initialize_seconds": sum(ns - created_ns for ns in started) / 1e9,
         "opens_staged": sum(tiers),
         "opens_by_tier": tuple(tiers),

@@ -14,8 +14,13 @@ from overlapiter.stats import snapshot
 SECOND = 10**9
 
 
-def explained(trainer: dict[Counter, int], reader: dict[Counter, int]) -> Explanation:
-    """Explain a training of ten seconds with 1,000 examples, one file reader and four cores."""
+def explained(
+    trainer: dict[Counter, int], reader: dict[Counter, int], copy_ns: int = 0
+) -> Explanation:
+    """Explain a training of ten seconds with 1,000 examples, one file reader and four cores.
+
+    Each staged copy took ``copy_ns`` to read.
+    """
     board, fd = StatsBoard.create(1, 1)
     os.close(fd)
     ten_ago = time.monotonic_ns() - 10 * SECOND
@@ -27,6 +32,8 @@ def explained(trainer: dict[Counter, int], reader: dict[Counter, int]) -> Explan
     ):
         for counter, value in counts.items():
             row.put(counter, value)
+    for _ in range(reader.get(Counter.OPENS_TIER_0, 0)):
+        board.reader_row(0).add_latency(copy_ns)
     return explain(setup_of(board), snapshot(board))
 
 
@@ -81,8 +88,41 @@ def test_readers_that_wait_for_cores_are_not_told_to_get_another_disk() -> None:
     opened = {Counter.OPENS_TIER_0: 1000, Counter.DECODE_NS: 2 * SECOND}
     disk = {**opened, Counter.FILE_WAIT_NS: 3 * SECOND, Counter.DISK_READ_NS: 3 * SECOND}
     cores = {**opened, Counter.DISK_READ_NS: SECOND // 10, Counter.CORE_WAIT_NS: 2 * SECOND}
-    assert explained(waited, disk).cause is Cause.STAGING_DISK
-    assert explained(waited, cores).cause is Cause.CORES
+    assert explained(waited, disk, SECOND // 300).cause is Cause.STAGING_DISK
+    assert explained(waited, cores, SECOND // 10_000).cause is Cause.CORES
+
+
+def test_copies_that_mostly_take_no_time_are_not_said_to_need_another_disk() -> None:
+    waited = {Counter.WAIT_NS: 5 * SECOND, Counter.WAIT_READING_NS: 4 * SECOND}
+    opened = {Counter.OPENS_TIER_0: 1000, Counter.DECODE_NS: 2 * SECOND}
+    late = {**opened, Counter.FILE_WAIT_NS: 3 * SECOND, Counter.DISK_READ_NS: 3 * SECOND}
+    assert explained(waited, late, SECOND // 100_000).cause is Cause.CORES
+
+
+def test_where_all_opens_are_hits_the_slow_store_is_not_blamed() -> None:
+    waited = {Counter.WAIT_NS: 5 * SECOND, Counter.WAIT_READING_NS: 4 * SECOND}
+    hits = {Counter.OPENS_TIER_0: 1000, Counter.FILE_WAIT_NS: 3 * SECOND}
+    assert explained(waited, hits).cause is Cause.STAGING_DISK
+    missed = explained(waited, {**hits, Counter.OPENS_SOURCE: 1})
+    assert missed.cause is Cause.NOT_STAGED
+    assert missed.change == "have the dataset declare its files (source_paths)"
+    refused = {**hits, Counter.OPENS_SOURCE: 1, Counter.FILES_STAGED: 99, Counter.FILES_REFUSED: 1}
+    assert "a warning has said why" in explained(waited, refused).text
+
+
+def test_a_source_that_answers_at_once_is_not_said_to_be_slow() -> None:
+    waited = {Counter.WAIT_NS: 5 * SECOND, Counter.WAIT_STAGING_NS: 4 * SECOND}
+    copied = {Counter.FILES_STAGED: 1000, Counter.STORE_BUSY_NS: 5 * SECOND}
+    reads = {**copied, Counter.READ_NS: 5 * SECOND}
+    assert explained(waited, {**reads, Counter.READS_IN_FLIGHT: 64}).cause is Cause.CORES
+    assert explained(waited, {**reads, Counter.READS_IN_FLIGHT: 1}).cause is Cause.STORE_LATENCY
+
+
+def test_a_directory_in_which_nothing_finds_room_is_given_no_size() -> None:
+    waited = {Counter.WAIT_NS: 5 * SECOND, Counter.WAIT_STAGING_NS: 4 * SECOND}
+    found = explained(waited, {Counter.FILES_REFUSED: 1000, Counter.OPENS_SOURCE: 1000})
+    assert found.cause is Cause.DIRECTORY_TOO_SMALL
+    assert found.change == "give it room for the whole data set"
 
 
 def test_readers_that_wait_for_files_which_were_removed_are_told_of_the_directory() -> None:

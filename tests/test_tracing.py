@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -12,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from overlapiter import tracing
-from overlapiter.cli.trace import events_of, join_traces
+from overlapiter.cli.main import main
+from overlapiter.cli.trace import events_of
 from overlapiter.errors import OptionError
 from tests.support.traces import assert_valid, events_in
 
@@ -155,9 +157,10 @@ def test_traces_of_ranks_have_files_of_their_own_and_are_joined_on_one_clock(pat
         ):
             trace.flow("sf"[rank], 3, of_rank=0)
     files = [str(path), str(path.with_name("out.rank1.json"))]
-    assert join_traces(files, str(path.with_name("all.json"))) == 8
+    assert main(["trace", *files, "--output", str(path.with_name("all.json"))]) == 0
 
-    events = [*events_of(path.with_name("all.json"))]
+    events = json.loads(path.with_name("all.json").read_text())
+    assert events == [event for file in files for event in events_of(file)]
     assert_valid(events)
     send, receive = (event for event in events if event["ph"] == "X")
     assert send["pid"] != receive["pid"]

@@ -10,7 +10,8 @@ exit code: 0
 from __future__ import annotations
 
 import argparse
-import json
+
+from .console import tell
 
 _SHELLS = ("bash", "zsh", "tcsh")
 
@@ -27,5 +28,5 @@ def run(arguments: argparse.Namespace) -> int:
     from .main import whole_parser
 
     script = shtab.complete(whole_parser(), arguments.shell)
-    print(json.dumps({"shell": arguments.shell, "script": script}) if arguments.json else script)
+    tell(arguments, script, shell=arguments.shell, script=script)
     return 0

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import itertools
 import queue
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from typing import Any, Generic, TypeVar
 
 from overlapiter.origins.origin import Origin, Original, OriginalFile
+from overlapiter.workers.prefetcher.threads import Threads
 
 from .console import CommandError
 
@@ -77,13 +78,9 @@ class Crew(Generic[ItemT, ResultT]):
         self._n_threads = n_threads
         self._timeout_seconds = timeout_seconds
         self._give_up = give_up
-        self._lock = threading.Lock()
-        self._parts: Iterator[Part[ItemT]] = iter(())
-        self._again: deque[Part[ItemT]] = deque()
-        self._done: queue.SimpleQueue[tuple[Part[ItemT], ResultT] | Exception | None]
-        self._done = queue.SimpleQueue()
-        self._threads: dict[int, threading.Thread] = {}  # by ident, as the following
-        self._working: dict[int, Part[ItemT]] = {}
+        self._threads = Threads(self._serve)
+        self._done: queue.SimpleQueue[tuple[Part[ItemT], ResultT | Exception]] = queue.SimpleQueue()
+        self._working: dict[int, Part[ItemT]] = {}  # by thread, as the following
         self._asking: dict[int, tuple[str, float]] = {}
         self._n_lost = 0
         self._is_ending = self._is_stopped = False
@@ -106,21 +103,20 @@ class Crew(Generic[ItemT, ResultT]):
             if self._asking.pop(me, None) is None:
                 threading.Event().wait()  # the files may have been worked on again
 
-    def _run(self) -> None:
-        try:
-            while (part := self._next()) is not None:
-                self._working[threading.get_ident()] = part
-                self._done.put((part, self._work(part)))
-        except Exception as error:
-            self._done.put(error)
-        finally:
-            self._done.put(None)
+    def _serve(self) -> None:
+        while self._threads.do_next():
+            pass
 
-    def _next(self) -> Part[ItemT] | None:
-        with self._lock:
-            if self._is_ending:
-                return None
-            return self._again.popleft() if self._again else next(self._parts, None)
+    def _do(self, part: Part[ItemT]) -> None:
+        me = threading.get_ident()
+        self._working[me] = part
+        result: ResultT | Exception
+        try:
+            result = self._work(part)
+        except Exception as error:
+            result = error
+        del self._working[me]
+        self._done.put((part, result))
 
     # --- in the thread that uses it -----------------------------------------------------------
 
@@ -131,52 +127,47 @@ class Crew(Generic[ItemT, ResultT]):
 
         Leaving the loop early, by an exception too, stops the threads.
         """
-        self._parts = parts
-        look_seconds = 0.0
+        n_begun = 0
         try:
-            n_working = sum(self._start() for _ in range(self._n_threads))
-            while n_working:
-                done = None
+            self._threads.resize(self._n_threads)
+            if not len(self._threads):
+                raise CommandError(
+                    "no thread can be started; raise the limit of processes (ulimit -u)"
+                )
+            while True:
+                n_left = len(self._threads) - self._n_lost
+                while n_begun < n_left and not self._is_ending and (part := next(parts, None)):
+                    self._threads.put(functools.partial(self._do, part))
+                    n_begun += 1
+                if not n_begun or not n_left:
+                    return
                 try:
-                    done = self._done.get(timeout=_LOOK_SECONDS)
-                    n_working -= done is None
+                    part, result = self._done.get(timeout=_LOOK_SECONDS)
                 except queue.Empty:
                     pass
-                if isinstance(done, Exception):
-                    raise done
-                if done is not None:
-                    yield done
-                if time.monotonic() >= look_seconds:
-                    look_seconds = time.monotonic() + _LOOK_SECONDS
-                    for part in self._overdue():
-                        # If too many are lost, the store is dead.
-                        n_working -= self._n_lost > self._n_threads or not self._start()
-                        yield part, None
+                else:
+                    n_begun -= 1
+                    if isinstance(result, Exception):
+                        raise result
+                    yield part, result
+                for path, part in self._overdue():
+                    n_begun -= 1
+                    parts = itertools.chain([{p: part[p]} for p in part if p != path], parts)
+                    yield {path: part[path]}, None
         finally:
             self.stop()
 
-    def _start(self) -> bool:
-        thread = threading.Thread(target=self._run, daemon=True)
-        try:
-            thread.start()
-        except RuntimeError:  # the limit of processes and threads: with fewer, then
-            if not self._threads:
-                raise
-            return False
-        self._threads[thread.ident or 0] = thread
-        return True
-
-    def _overdue(self) -> Iterator[Part[ItemT]]:
-        """Give up threads that wait too long; give the files for which they do."""
+    def _overdue(self) -> Iterator[tuple[str, Part[ItemT]]]:
+        """Give up threads that wait too long; give the file for which each does, and its part."""
         since = time.monotonic() - self._timeout_seconds
         for thread, (path, asked_seconds) in list(self._asking.items()):
             if asked_seconds < since and self._asking.pop(thread, None) is not None:
-                self._n_lost += 1
-                del self._threads[thread]
-                part = self._working[thread]
+                part = self._working.pop(thread)
                 self._give_up(part)
-                self._again.extend({other: part[other]} for other in part if other != path)
-                yield {path: part[path]}
+                self._n_lost += 1
+                # If more than these are lost, the store is dead.
+                self._threads.resize(self._n_threads + min(self._n_lost, self._n_threads))
+                yield path, part
 
     def stop_soon(self) -> None:
         """Begin no further part."""
@@ -185,9 +176,11 @@ class Crew(Generic[ItemT, ResultT]):
     def stop(self) -> None:
         """End the threads, in the middle of a file, too; those that hang are not waited for."""
         self._is_ending = self._is_stopped = True
+        self._threads.resize(0)
         deadline = time.monotonic() + _PATIENCE_SECONDS
-        for thread in self._threads.values():
-            thread.join(max(0.0, deadline - time.monotonic()))
+        with contextlib.suppress(queue.Empty):
+            while self._working:
+                self._done.get(timeout=max(0.0, deadline - time.monotonic()))
 
 
 class WatchedOrigin:
@@ -220,28 +213,18 @@ class WatchedOrigin:
         """Tell what a file is now."""
         return self.asked(path, lambda: self._origin.stat(path))
 
-    def open(self, path: str) -> contextlib.AbstractContextManager[OriginalFile]:
+    @contextlib.contextmanager
+    def open(self, path: str) -> Iterator[OriginalFile]:
         """Open a file, for the length of a ``with`` block."""
-        return _WatchedFile(self, path, self.asked(path, lambda: self._origin.open(path)))
+        with self.asked(path, lambda: self._origin.open(path)) as file:
+            yield _WatchedFile(self, path, file)
 
 
 class _WatchedFile:
     """A file of a watched origin."""
 
-    def __init__(
-        self,
-        origin: WatchedOrigin,
-        path: str,
-        opened: contextlib.AbstractContextManager[OriginalFile],
-    ) -> None:
-        self._origin, self._path, self._opened = origin, path, opened
-
-    def __enter__(self) -> _WatchedFile:
-        self._file = self._opened.__enter__()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        self._opened.__exit__(*exception)
+    def __init__(self, origin: WatchedOrigin, path: str, file: OriginalFile) -> None:
+        self._origin, self._path, self._file = origin, path, file
 
     def stat(self) -> Original:
         found = self._origin.asked(self._path, self._file.stat)

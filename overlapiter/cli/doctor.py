@@ -32,7 +32,7 @@ from overlapiter.urls import is_url
 from overlapiter.words import duration_words, size_words
 
 from . import advice, probe, sourcespeed
-from .console import CommandError, UsageError, is_terminal, table
+from .console import CommandError, UsageError, is_terminal, table, tell
 from .crew import answered
 from .filelist import add_list, read_list
 from .origins import TIMEOUT_SECONDS, add_storage_options, origin_of, storage_options
@@ -108,12 +108,10 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.save:
         with open(arguments.save, "w") as file:
             file.write(json.dumps(facts, indent=2) + "\n")
-    if arguments.json:
-        print(json.dumps(facts, indent=2))
-        return 0
     noted = [textwrap.fill(f"Note: {text}.", _COLUMNS) for text in notes]
     tables = [_source_table(found), _node_table(found)]
-    print("\n\n".join([*tables, *noted, _recommendation(found, advised)]))
+    text = "\n\n".join([*tables, *noted, _recommendation(found, advised)])
+    tell(arguments, text, **facts)
     return 0
 
 
@@ -224,16 +222,12 @@ def _node_table(found: _Findings) -> str:
         rows["  large files"] = f"write {write}/s, read {read}/s"
         rows[f"  files of {size_words(disk.small_bytes)}"] = ", ".join(map(" ".join, words))
         rows["  locks, holes"] = f"yes, {'yes' if disk.has_holes else 'no'}"
-    n_files, n_processes = (
-        f"{node.n_descriptors:,} (ulimit -n)",
-        f"{node.n_processes:,} (ulimit -u)",
-    )
     rows |= {
         "/dev/shm": f"{size_words(node.shm_bytes)} free" if node.shm_bytes else "none",
         "cores": f"{node.n_cores}",
         "memory": f"{size_words(node.memory_bytes)} available",
-        "open files": n_files if node.n_descriptors else "no limit",
-        "processes": n_processes if node.n_processes else "no limit",
+        "open files": f"{node.n_descriptors:,} (ulimit -n)" if node.n_descriptors else "no limit",
+        "processes": f"{node.n_processes:,} (ulimit -u)" if node.n_processes else "no limit",
         "SQLite": sqlite3.sqlite_version,
     }
     width = max(map(len, rows))

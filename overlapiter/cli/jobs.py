@@ -60,6 +60,11 @@ def find_jobs(pid: int | None = None) -> list[Job]:
 
 def _program_of(pid: int) -> str:
     """Return the script of a process, or what stands in its place; further words may be private."""
-    words = command_words(pid)
-    names = [word for word in words[1:] if word and not word.startswith("-")]
-    return os.path.basename((names or words or [""])[0])
+    interpreter, *words = command_words(pid) or [""]
+    while words and words[0].startswith("-"):
+        option = words.pop(0)
+        if option == "-c":
+            return f"{os.path.basename(interpreter)} -c"
+        if option in ("-W", "-X"):  # its value is the next word
+            words = words[1:]
+    return os.path.basename((words or [interpreter])[0])

@@ -47,15 +47,18 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _line(file: StagedFile, now_seconds: float) -> str:
-    _, _, _, _, size_bytes, mtime_ns, _ = file.extent
     # The mtime of a URL is a number that stands for a version.
     is_date = file.path.startswith("/")
-    mtime = time.strftime("%Y-%m-%d %H:%M", time.localtime(mtime_ns // 10**9)) if is_date else "-"
+    mtime = (
+        time.strftime("%Y-%m-%d %H:%M", time.localtime(file.extent.mtime // 10**9))
+        if is_date
+        else "-"
+    )
     age = duration_words(max(0.0, now_seconds - file.staged_seconds))
-    return f"{size_bytes:>15,}   {mtime:16}   {age:>11}   {file.path}"
+    return f"{file.extent.size:>15,}   {mtime:16}   {age:>11}   {file.path}"
 
 
 def _facts(file: StagedFile) -> str:
-    _, _, _, _, size_bytes, mtime_ns, _ = file.extent
-    facts = {"path": file.path, "source": file.source.root, "size_bytes": size_bytes}
-    return json.dumps({**facts, "mtime_ns": mtime_ns, "staged_seconds": file.staged_seconds})
+    facts = {"path": file.path, "source": file.source.root, "size_bytes": file.extent.size}
+    facts |= {"mtime_ns": file.extent.mtime, "staged_seconds": file.staged_seconds}
+    return json.dumps(facts)

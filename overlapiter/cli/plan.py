@@ -35,7 +35,7 @@ from overlapiter.clairvoyant.planner import (
 from overlapiter.options import check_count, parse_size
 from overlapiter.words import count_words, duration_words, size_words
 
-from .console import UsageError, add_figure, table
+from .console import UsageError, add_figure, table, tell
 
 _NETWORK = "1GB"
 
@@ -69,10 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
     others = {"the store alone": store_only(job)}
     if job.n_nodes > 1:
         others = {"each node for itself": without_peers(job), **others}
-    if arguments.json:
-        print(json.dumps(_facts(job, found, others), indent=2))
-    else:
-        print("\n\n".join([_head(job), _epochs(found["as it is"]), _changes(found, others)]))
+    text = "\n\n".join([_head(job), _epochs(found["as it is"]), _changes(found, others)])
+    tell(arguments, text, **_facts(job, found, others))
     if arguments.output:
         from .plots import draw_plan
 
@@ -88,7 +86,7 @@ def _profile(path: str) -> dict[str, Any]:
             raise KeyError("n_files")
     except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
         raise UsageError(
-            f"{path} is no profile ({error}); make one: overlapiter doctor … --save {path}"
+            f"{path} is no profile ({error}); make one: overlapiter doctor … --save node.json"
         ) from None
     return dict(profile)
 

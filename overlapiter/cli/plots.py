@@ -13,32 +13,31 @@ _BLUE, _GREY, _RED, _SKY = "#0072B2", "#999999", "#D55E00", "#56B4E9"
 _ORANGE, _GREEN = "#E69F00", "#009E73"
 
 
-def _pyplot() -> Any:
-    """Return matplotlib's pyplot, for files."""
+def _figure(width: float, height: float) -> Any:
     try:
-        import matplotlib as mpl
+        from matplotlib.figure import Figure
     except ImportError:
         raise CommandError(
             "a figure needs matplotlib: pip install 'overlapiter[plots]', or leave out --output"
         ) from None
-    mpl.use("agg")
-    from matplotlib import pyplot
-
-    return pyplot
+    return Figure(figsize=(width, height), layout="constrained")
 
 
 def _save(figure: Any, path: str) -> None:
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.align_ylabels()
     try:
         figure.savefig(path, dpi=150, bbox_inches="tight")
     except (OSError, ValueError) as error:  # a kind of file that matplotlib does not write
         raise CommandError(f"{path} cannot be drawn: {error}") from error
-    _pyplot().close(figure)
 
 
 def draw_seconds(seconds: dict[str, float | None], title: str, path: str) -> None:
     """Draw a bar for each policy that can run, with the lower bound as a line."""
     bars = {name: value for name, value in seconds.items() if value is not None}
-    figure, axes = _pyplot().subplots(figsize=(8, 0.9 + 0.36 * len(bars)))
+    figure = _figure(8, 0.9 + 0.36 * len(bars))
+    axes = figure.subplots()
     colours = [_BLUE if name == "ours" else _SKY for name in bars]
     drawn = axes.barh([*bars], [*bars.values()], color=colours)
     axes.bar_label(drawn, fmt="%.4g", padding=3)
@@ -47,13 +46,13 @@ def draw_seconds(seconds: dict[str, float | None], title: str, path: str) -> Non
     axes.invert_yaxis()
     axes.set_xlabel("seconds of the whole run")
     axes.set_title(title, loc="left", fontsize=9)
-    axes.spines[["top", "right"]].set_visible(False)
     _save(figure, path)
 
 
 def draw_plan(now: Forecast, runs: dict[str, float], path: str) -> None:
     """Draw from where the epochs read, and what the run takes with more or less to run on."""
-    figure, (left, right) = _pyplot().subplots(1, 2, figsize=(10, 4))
+    figure = _figure(10, 4)
+    left, right = figure.subplots(1, 2)
     epochs = {"epoch 1": now.first, "epoch 2": now.second, "later ones": now.later}
     sources = {
         "own RAM": ("ram_bytes", _SKY),
@@ -72,16 +71,13 @@ def draw_plan(now: Forecast, runs: dict[str, float], path: str) -> None:
     right.barh([*runs], [seconds / 3600 for seconds in runs.values()], color=colours)
     right.invert_yaxis()
     right.set_xlabel("hours of the run")
-    for axes in (left, right):
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.align_ylabels()
-    figure.tight_layout()
     _save(figure, path)
 
 
 def draw_steps(steps: list[dict[str, float]], title: str, path: str) -> None:
     """Draw what a trace shows: the trainer, the slow store, and what is ready, over time."""
-    figure, (top, middle, bottom) = _pyplot().subplots(3, sharex=True, figsize=(8, 5.2))
+    figure = _figure(8, 5.2)
+    top, middle, bottom = figure.subplots(3, sharex=True)
     seconds = [step["seconds"] for step in steps]
     waited = [100 * min(1.0, step["waited"]) for step in steps]
     top.fill_between(seconds, waited, 100, color=_GREY, alpha=0.3, lw=0, label="trains")
@@ -97,9 +93,6 @@ def draw_steps(steps: list[dict[str, float]], title: str, path: str) -> None:
         above = {"loc": "lower right", "bbox_to_anchor": (1, 0.97), "ncols": 2}
         axes.legend(**above, fontsize=9, frameon=False)
         axes.margins(x=0)
-        axes.spines[["top", "right"]].set_visible(False)
     if title:
         figure.suptitle(title)
-    figure.align_ylabels()
-    figure.tight_layout()
     _save(figure, path)

@@ -101,8 +101,7 @@ def file_system_of(directory: str) -> FileSystem:
         place = os.path.join(words[4].replace("\\040", " "), "")
         if real.startswith(place) and len(place) >= longest:
             kind, longest = words[words.index("-") + 1], len(place)
-    disk = os.statvfs(directory)
-    size_bytes, free_bytes = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+    size_bytes, _, free_bytes = shutil.disk_usage(directory)
     is_shared = kind in _SHARED or kind.startswith("fuse.")
     return FileSystem(kind, size_bytes, free_bytes, is_shared, kind in ("tmpfs", "ramfs"))
 
@@ -123,8 +122,7 @@ def measure_disk(folder: str, small_bytes: int, seconds: float) -> DiskSpeed:
 
 def _large(fd: int, seconds: float) -> tuple[float, float]:
     """Return the bytes per second of writing and reading a large file."""
-    disk = os.fstatvfs(fd)
-    most_bytes = min(_MOST_BYTES, disk.f_bavail * disk.f_frsize // 8)
+    most_bytes = min(_MOST_BYTES, shutil.disk_usage(fd).free // 8)
     piece = os.urandom(4 * _CHUNK_BYTES)  # which no disk compresses
     started, size_bytes = time.monotonic(), 0
     while size_bytes < most_bytes and time.monotonic() - started < seconds / 2:
@@ -200,8 +198,7 @@ def look_at_node() -> Node:
     """Look at the limits of this process."""
     shm_bytes = 0
     with contextlib.suppress(OSError):
-        shm = os.statvfs("/dev/shm")
-        shm_bytes = shm.f_bavail * shm.f_frsize
+        shm_bytes = shutil.disk_usage("/dev/shm").free
     facts = dict(line.split(":", 1) for line in _text("/proc/meminfo").splitlines())
     memory_bytes = int(facts.get("MemAvailable", "0 kB").split()[0]) << 10
     most, used = _text(f"{_CGROUP}/memory.max").strip(), _text(f"{_CGROUP}/memory.current").strip()

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import json
 
 from overlapiter.clairvoyant.model import System, Tier
 from overlapiter.clairvoyant.policies import POLICIES
@@ -26,7 +25,7 @@ from overlapiter.clairvoyant.workload import SCENARIOS, Scenario
 from overlapiter.options import check_count
 from overlapiter.words import duration_words
 
-from .console import Progress, UsageError, add_figure, table
+from .console import Progress, UsageError, add_figure, table, tell
 
 #: Options that replace a number of the scenario: of the system, and of the data set.
 _RATES = {
@@ -72,12 +71,9 @@ def run(arguments: argparse.Namespace) -> int:
     policies = arguments.policies or list(POLICIES)
     with Progress(len(policies), "policies") as shown:
         seconds = simulate(scenario, arguments.seed, policies, lambda _name: shown.advance())
-    is_published = scenario == SCENARIOS[arguments.scenario]
-    if arguments.json:
-        number = arguments.scenario if is_published else None
-        print(json.dumps({"scenario": number, "seconds": seconds}))
-    else:
-        print(_title(scenario) + "\n\n" + _table(seconds))
+    number = arguments.scenario if scenario == SCENARIOS[arguments.scenario] else None
+    text = f"{_title(scenario)}\n\n{_table(seconds)}"
+    tell(arguments, text, scenario=number, seconds=seconds)
     if arguments.output:
         from .plots import draw_seconds
 

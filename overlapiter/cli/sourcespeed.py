@@ -21,6 +21,9 @@ from overlapiter.origins.origin import LocalFile, LocalOrigin, Origin
 from overlapiter.workers.prefetcher.threads import Threads, reads_within_limit
 from overlapiter.workers.supervisor.inflight import InFlight, Reading
 
+from .console import CommandError
+from .crew import answered
+
 _CHUNK_BYTES = 1 << 20
 _MOST_FILES = 200_000
 _TIMEOUT_SECONDS = 5.0
@@ -57,22 +60,20 @@ def find_files(source: str, seconds: float) -> tuple[list[str], bool]:
     paths: list[str] = []
     folders = [source]
 
-    is_all = threading.Event()
-
-    def look() -> None:
+    def look() -> bool:
         while folders:
             with contextlib.suppress(OSError), os.scandir(folders.pop()) as entries:
                 for entry in entries:
                     if time.monotonic() > deadline or len(paths) == _MOST_FILES:
-                        return
+                        return False
                     is_folder = entry.is_dir(follow_symlinks=False)
                     (folders if is_folder else paths).append(entry.path)
-        is_all.set()
+        return True
 
-    thread = threading.Thread(target=look, daemon=True)  # which may never come back
-    thread.start()
-    thread.join(seconds)
-    return [*paths], is_all.is_set()
+    is_all = False
+    with contextlib.suppress(CommandError):  # what has been found by then is enough
+        is_all = answered(source, look, seconds)
+    return [*paths], is_all
 
 
 class SourceMeter:

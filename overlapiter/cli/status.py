@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import json
 import os
 import time
 
@@ -22,7 +21,7 @@ from overlapiter.stats import snapshot
 from overlapiter.store.inventory import Facts, Inventory
 from overlapiter.words import duration_words, size_words
 
-from .console import printable, table
+from .console import printable, table, tell
 from .jobs import boards_of
 from .place import add_directory, opened
 
@@ -44,13 +43,10 @@ def run(arguments: argparse.Namespace) -> int:
         held, disk, runs = inventory.holdings(), _disk(inventory), inventory.runs(arguments.runs)
     users = [_user(run, inventory.directory) for run in runs if run["ended_seconds"] is None]
     ended = [run for run in runs if run["ended_seconds"] is not None]
-    if arguments.json:
-        facts = {"directory": inventory.directory, "holdings": held, "users": users}
-        print(json.dumps({**facts, "disk": disk, "runs": ended}, indent=2))
-        return 0
-    parts = [_held(held, disk), _users(users), _full(disk, users)]
+    parts = [printable(inventory.directory), _held(held, disk), _users(users), _full(disk, users)]
     parts += [_runs(ended)] if arguments.runs else []
-    print("\n\n".join([printable(inventory.directory), *parts]))
+    facts = {"directory": inventory.directory, "holdings": held, "users": users}
+    tell(arguments, "\n\n".join(parts), **facts, disk=disk, runs=ended)
     return 0
 
 

@@ -16,13 +16,16 @@ exit code: 0, or 1 if there is no such training (with --once, or a PID)
 from __future__ import annotations
 
 import argparse
+import contextlib
+import functools
 import json
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from overlapiter.explain import Explanation, explain, setup_of
-from overlapiter.stats import WAITED_FOR, Stats, snapshot
+from overlapiter.stats import Stats, snapshot, waited_for
 from overlapiter.words import duration_words, size_words
 
 from .console import CommandError, UsageError, printable, table
@@ -75,9 +78,20 @@ def run(arguments: argparse.Namespace) -> int:
             "no process of this user on this node trains with overlapiter; run it there, as the "
             "user of the job, and with the PID of the trainer if one was given"
         )
-    if arguments.once or not sys.stdout.isatty() or arguments.json:
-        return _print_on(arguments, seen, before)
-    return _refresh(arguments, seen, before)
+    is_shown = sys.stdout.isatty() and not (arguments.once or arguments.json)
+    lines = contextlib.nullcontext(functools.partial(_print, arguments))
+    with _terminal() if is_shown else lines as show:
+        while True:
+            if arguments.prometheus:
+                jobs = [
+                    ({"pid": each.job.pid, "program": _name(each)}, each.total) for each in seen
+                ]
+                write_metrics(arguments.prometheus, jobs)
+            show(seen)
+            if arguments.once or (arguments.pid is not None and not seen):
+                return 0
+            time.sleep(arguments.interval)
+            seen = _look(arguments.pid, before)
 
 
 def _look(pid: int | None, before: dict[int, Stats]) -> list[_Seen]:
@@ -92,35 +106,18 @@ def _look(pid: int | None, before: dict[int, Stats]) -> list[_Seen]:
     return seen
 
 
-def _print_on(arguments: argparse.Namespace, seen: list[_Seen], before: dict[int, Stats]) -> int:
-    """Print what is seen, again and again as long as the process that was named runs."""
-    while True:
-        _write_metrics(arguments, seen)
-        text = json.dumps([_facts(each) for each in seen]) if arguments.json else _words(seen)
-        print(text, flush=True)
-        if arguments.once or (arguments.pid is not None and not seen):
-            return 0
-        time.sleep(arguments.interval)
-        seen = _look(arguments.pid, before)
+def _print(arguments: argparse.Namespace, seen: list[_Seen]) -> None:
+    text = json.dumps([_facts(each) for each in seen]) if arguments.json else _words(seen)
+    print(text, flush=True)
 
 
-def _refresh(arguments: argparse.Namespace, seen: list[_Seen], before: dict[int, Stats]) -> int:
-    """Show what is seen in a terminal, in the same place."""
+@contextlib.contextmanager
+def _terminal() -> Iterator[Callable[[list[_Seen]], None]]:
+    """Give what shows jobs in a terminal, each time in the same place."""
     from rich.live import Live
 
-    with Live(_screen(seen), auto_refresh=False, screen=True) as live:
-        while seen or arguments.pid is None:
-            _write_metrics(arguments, seen)
-            time.sleep(arguments.interval)
-            seen = _look(arguments.pid, before)
-            live.update(_screen(seen), refresh=True)
-    return 0
-
-
-def _write_metrics(arguments: argparse.Namespace, seen: list[_Seen]) -> None:
-    if arguments.prometheus:
-        totals = [({"pid": each.job.pid, "program": _name(each)}, each.total) for each in seen]
-        write_metrics(arguments.prometheus, totals)
+    with Live(auto_refresh=False, screen=True) as live:
+        yield lambda seen: live.update(_screen(seen), refresh=True)
 
 
 # --- words ----------------------------------------------------------------------------------------
@@ -145,7 +142,7 @@ def _facts(seen: _Seen) -> dict[str, object]:
 
 def _row(seen: _Seen) -> tuple[str, ...]:
     stats = seen.stats
-    parts = {name: getattr(stats, f"wait_{name}_seconds") for name in WAITED_FOR}
+    parts = waited_for(stats)
     staged, store = stats.staged_share, stats.store_latency.percentile(50)
     speed = f"{size_words(stats.store_bytes_per_second)}/s" if stats.n_prefetchers else "-"
     return (

@@ -21,7 +21,7 @@ import operator
 import os
 from array import array
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from overlapiter.words import count_words, duration_words
@@ -29,6 +29,7 @@ from overlapiter.words import count_words, duration_words
 from .console import CommandError, printable, table
 
 Event = dict[str, Any]
+Keep = Callable[[str], None]
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,9 +81,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Sum up, and join; return the exit code."""
     if arguments.output in arguments.files:
         raise CommandError("--output is one of the traces; give another name")
-    summary = summarize(event for path in arguments.files for event in read_trace(path))
-    if arguments.output:
-        join_traces(arguments.files, arguments.output)
+    joined = _Joined(arguments.output) if arguments.output else contextlib.nullcontext()
+    with joined as keep:
+        summary = summarize(event for path in arguments.files for event in read_trace(path, keep))
     if arguments.json:
         print(json.dumps({**summary._asdict(), "spans": [s._asdict() for s in summary.spans]}))
         return 0
@@ -90,43 +91,64 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def events_of(path: str | os.PathLike[str]) -> Iterator[Event]:
-    """Give the events of a file as ``overlapiter.tracing`` writes it, ended or not."""
+class _Joined:
+    """Writes events to a file, which is there once it is complete JSON. A context manager.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._before = "[\n"
+
+    def __enter__(self) -> Keep:
+        self._file = open(self._path + ".part", "w", encoding="utf-8")
+        return self._keep
+
+    def _keep(self, text: str) -> None:
+        self._file.write(self._before + text)
+        self._before = ",\n"
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        with self._file:
+            self._file.write("[]\n" if self._before == "[\n" else "\n]\n")
+        if kind is None:
+            os.replace(self._file.name, self._path)
+        else:
+            os.unlink(self._file.name)
+
+
+def events_of(path: str | os.PathLike[str], keep: Keep | None = None) -> Iterator[Event]:
+    """Give the events of a file as ``overlapiter.tracing`` writes it, ended or not.
+
+    Args:
+        path: The file.
+        keep: Called with the text of each: writing it anew would take several times as long.
+    """
     with open(path, encoding="utf-8") as lines:
         for line in lines:
             text = line.strip().removesuffix(",")
-            if text not in ("", "[", "]"):
-                with contextlib.suppress(json.JSONDecodeError):  # cut off, by a full disk
-                    yield json.loads(text)
+            if text in ("", "[", "]"):
+                continue
+            with contextlib.suppress(json.JSONDecodeError):  # cut off, by a full disk
+                event = json.loads(text)
+                if keep is not None:
+                    keep(text)
+                yield event
 
 
-def join_traces(paths: list[str], to: str) -> int:
-    """Write the events of several files to one, which is complete JSON; return how many.
-
-    Raises:
-        OSError: A file cannot be read or written.
-    """
-    n_events = 0
-    with open(to + ".part", "w", encoding="utf-8") as joined:
-        for path in paths:
-            for event in events_of(path):
-                joined.write(",\n" if n_events else "[\n")
-                json.dump(event, joined, separators=(",", ":"))
-                n_events += 1
-        joined.write("\n]\n" if n_events else "[]\n")
-    os.replace(to + ".part", to)
-    return n_events
-
-
-def read_trace(path: str) -> Iterator[Event]:
+def read_trace(path: str, keep: Keep | None = None) -> Iterator[Event]:
     """Give the events of a trace, one after the other: all of them may not fit into memory.
+
+    ``keep`` is called as by :func:`events_of`.
 
     Raises:
         CommandError: It is none.
     """
     event: object = None
     try:
-        for event in events_of(path):
+        for event in events_of(path, keep):
             if not isinstance(event, dict) or "ph" not in event:
                 break
             yield event

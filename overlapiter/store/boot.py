@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import collections
 from pathlib import Path
 
 from .index import Cursor, Index, IndexDamagedError
-from .tables import lower, number_of
+from .tables import lower, number_of, surpluses
 
 #: The kernel draws it at each boot.
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
@@ -25,26 +24,12 @@ class Boot:
     """
 
     def __init__(self, index: Index, block_bytes: int, disk_bytes: int) -> None:
-        self._block_bytes = block_bytes
         self._disk_bytes = disk_bytes
         self._id = Path(BOOT_ID_PATH).read_text().strip()
         self._surplus: dict[int, int] = {}
         if index.value("SELECT value FROM fact WHERE name='boot'") not in (self._id, ""):
             index.check()
-            try:
-                self._surplus = index.read(self._read_surplus)
-            except TypeError as error:
-                raise IndexDamagedError(f"no numbers: {error}") from error
-
-    def _read_surplus(self, cursor: Cursor) -> dict[int, int]:
-        """Return how much more each segment is charged for than it holds."""
-        kept: collections.defaultdict[int, int] = collections.defaultdict(int)
-        block_bytes = self._block_bytes
-        select = "SELECT segment, size FROM staged UNION ALL SELECT segment, size FROM going"
-        for number, size_bytes in cursor.execute(select):  # half of what GROUP BY takes
-            kept[number] += -(-max(size_bytes, 1) // block_bytes) * block_bytes
-        rows = cursor.execute("SELECT id, charged FROM segment WHERE owner = 0").fetchall()
-        return {number: charged_bytes - kept[number] for number, charged_bytes in rows}
+            self._surplus = index.read(lambda cursor: surpluses(cursor, block_bytes))
 
     def note(self, cursor: Cursor) -> int:
         """Note the boot; return how many there were."""

@@ -67,8 +67,7 @@ class Eviction:
         self._elsewhere = np.zeros(n_examples, np.int64)  # to be added to the next use
         self._is_missing = np.ones(n_examples, bool)  # would be staged if there were room
         self._is_offered = np.zeros(n_examples, bool)
-        self._is_known = np.zeros(n_examples, bool)
-        self._n_files = np.zeros(n_examples, np.int32)
+        self._n_files = np.zeros(n_examples, np.int32)  # 0 until they are known
         self._bytes = np.zeros(n_examples, np.int64)
         self._window: collections.deque[tuple[int, list[int]]] = collections.deque()
         self._settled = 0
@@ -183,14 +182,12 @@ class Eviction:
             return
         add = self._owners.add
         own_bytes = sum([n_bytes for file_id, n_bytes in files if add(index, file_id)])
+        self._n_known += not self._n_files[index]
         self._n_files[index] = len({file_id for file_id, _ in files})
         if own_bytes:
             self._bytes[index] = own_bytes
             self._known_bytes += own_bytes
             self.largest_bytes = max(self.largest_bytes, own_bytes)
-        if not self._is_known[index]:
-            self._is_known[index] = True
-            self._n_known += 1
         if paths:
             self._paths[index] = paths
             self._is_guessing = False  # of others nobody knows the files
@@ -213,9 +210,8 @@ class Eviction:
         self._bytes[indices[is_own]] = own_bytes
         self._known_bytes += int(own_bytes.sum())
         self.largest_bytes = max(self.largest_bytes, *own_bytes.tolist(), 0)
+        self._n_known += len(indices) - int(np.count_nonzero(self._n_files[indices]))
         self._n_files[indices] = 1
-        self._n_known += len(indices) - int(self._is_known[indices].sum())
-        self._is_known[indices] = True
         self.staged_bytes += int(self._bytes[indices[self._tiers[indices] < 0]].sum())
         self._tiers[indices] = tiers
         self._is_offered[indices] = self._is_missing[indices] = False

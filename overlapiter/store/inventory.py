@@ -19,12 +19,12 @@ from . import segments
 from .extents import Extent
 from .generation import generation_of, index_path, segment_path, segments_folder
 from .index import Cursor, Index
-from .tables import in_blocks
+from .limits import block_bytes_of
+from .tables import in_blocks, lower, surpluses, total_bytes
 
 #: What JSON gives for an object.
 Facts = dict[str, Any]
 
-_LEAST_BLOCK_BYTES = 4096
 _PAGE_ROWS = 1024
 #: In which order files are listed. The files of roots that no run uses are the first to evict.
 _ORDERS = {
@@ -97,7 +97,8 @@ class Listing:
     def __init__(self, inventory: Inventory, sources: Mapping[int, Source]) -> None:
         self._inventory = inventory
         self._sources = sources
-        statement = f"SELECT COUNT(*), {inventory.sum_of_blocks} FROM temp.listing"
+        blocks = in_blocks("size", inventory.block_bytes)
+        statement = f"SELECT COUNT(*), COALESCE(SUM({blocks}), 0) FROM temp.listing"
         ((self.n_files, self.size_bytes),) = inventory.select(statement)
 
     def __iter__(self) -> Iterator[StagedFile]:
@@ -121,7 +122,6 @@ class Inventory:
         directory: The same.
         folder: The folder of the segments.
         block_bytes: Files take multiples of it.
-        sum_of_blocks: SQL for the sum of a column ``size`` in whole blocks.
         is_read_only: Whether nothing can be written there.
         is_copy: Whether this looks into a copy, since the disk is full or nothing can be written.
 
@@ -138,8 +138,7 @@ class Inventory:
         path = index_path(generation_of(directory))
         os.stat(path)  # else it would be made
         disk = os.statvfs(directory)
-        self.block_bytes = max(_LEAST_BLOCK_BYTES, disk.f_frsize)
-        self.sum_of_blocks = f"COALESCE(SUM({in_blocks('size', self.block_bytes)}), 0)"
+        self.block_bytes = block_bytes_of(disk)
         self.is_read_only = not all(os.access(p, os.W_OK) for p in (path, os.path.dirname(path)))
         self.is_copy = False
         with contextlib.ExitStack() as stack:
@@ -240,7 +239,7 @@ class Inventory:
 
     def total_bytes(self) -> int:
         """Return what the capacity is compared with."""
-        return int(self.select("SELECT value FROM fact WHERE name='total'")[0][0])
+        return self._index.read(total_bytes)
 
     def accounts(self) -> Accounts:
         """Compare what is charged with what is there."""
@@ -249,10 +248,12 @@ class Inventory:
         for number in segments.listed(self.folder):
             with contextlib.suppress(FileNotFoundError):  # it went meanwhile
                 disk_bytes += os.stat(segment_path(self.folder, number)).st_blocks * 512
-        ((total, charged, n_miscounted),) = self.select(
-            f"SELECT (SELECT value FROM fact WHERE name='total'), COALESCE(SUM(charged), 0), "
-            f"(SELECT COUNT(*) FROM ({self._miscounted})) FROM segment"
+        ((total, charged),) = self.select(
+            "SELECT (SELECT value FROM fact WHERE name='total'), COALESCE(SUM(charged), 0) "
+            "FROM segment"
         )
+        surplus = self._index.read(lambda cursor: surpluses(cursor, self.block_bytes))
+        n_miscounted = sum(map(bool, surplus.values()))
         return Accounts(total, charged, disk_bytes, n_miscounted, n_left)
 
     def _left(self) -> set[int]:
@@ -265,26 +266,12 @@ class Inventory:
             if owner and not segments.is_owned(self.folder, owner if owner > 0 else number)
         }
 
-    @property
-    def _miscounted(self) -> str:
-        """SQL for the closed segments that are charged wrongly, each after its right charge."""
-        return (
-            f"SELECT COALESCE(bytes, 0), id FROM segment LEFT JOIN (SELECT segment, "
-            f"{self.sum_of_blocks} AS bytes FROM (SELECT segment, size FROM staged UNION ALL "
-            f"SELECT segment, size FROM going) GROUP BY segment) ON segment=id "
-            f"WHERE owner=0 AND charged != COALESCE(bytes, 0)"
-        )
-
     def recount(self) -> None:
-        """Charge closed segments for the files that they hold, and count the total anew."""
+        """Charge closed segments for the files that they hold.
 
-        def work(cursor: Cursor) -> None:
-            rows = cursor.execute(self._miscounted).fetchall()
-            cursor.executemany("UPDATE segment SET charged=? WHERE id=?", rows)
-            charged = "(SELECT COALESCE(SUM(charged), 0) FROM segment)"
-            cursor.execute(f"UPDATE fact SET value={charged} WHERE name='total'")
-
-        self._index.write(work)
+        The total is right afterwards: who opens a store to change it counts it anew.
+        """
+        self._index.write(lambda cursor: lower(cursor, surpluses(cursor, self.block_bytes)))
 
 
 def _copy_of(path: str, stack: contextlib.ExitStack) -> str:

@@ -34,7 +34,7 @@ class Limits:
         self._folder = folder
         disk = os.statvfs(folder)
         self.disk_bytes = disk.f_blocks * disk.f_frsize
-        self.block_bytes = max(_LEAST_BLOCK_BYTES, disk.f_frsize)
+        self.block_bytes = block_bytes_of(disk)
 
     @property
     def kept_free_bytes(self) -> int:
@@ -104,3 +104,8 @@ class Limits:
             raise StaleError(f"segment {segment.number:x} was taken over")
         cursor.execute("UPDATE fact SET value=value+? WHERE name='total'", (granted_bytes,))
         return granted_bytes
+
+
+def block_bytes_of(disk: os.statvfs_result) -> int:
+    """Return the bytes of which every place has a multiple."""
+    return max(_LEAST_BLOCK_BYTES, disk.f_frsize)

@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from .copier import Content, Copier, Copy, content_of
 from .extents import DamagedError, Extent, ExtentReader
 from .outcome import MakeRoom, Staged
+from .segments import READ_FLAGS
 from .store import Wanted
-
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Mover:
@@ -60,7 +59,7 @@ class Mover:
             with self._lock:
                 if not extent.is_whole:
                     return content_of(file, self._reader.read(extent), extent)
-                fd = os.open(self._reader.path_of(extent), _FLAGS)
+                fd = os.open(self._reader.path_of(extent), READ_FLAGS)
         except (DamagedError, OSError):
             return None
         try:

@@ -225,7 +225,7 @@ class OpenGeneration:
                 places = self._shared_places(charges)
             else:
                 charged_bytes = aligned(sizes_bytes[0], self.block_bytes)
-                whole = None if self.limits.lacks_inodes() else self._new_segment(charged_bytes)
+                whole = None if self.limits.lacks_inodes() else self._new_whole(charged_bytes)
                 places = [] if whole is None else [Place(whole, WHOLE, charged_bytes)]
             for place in places:
                 place.segment.n_pending += 1
@@ -258,6 +258,14 @@ class OpenGeneration:
             if not segment.can_take(size_bytes):
                 raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
         return self._segment
+
+    def _new_whole(self, charged_bytes: int) -> Segment | None:
+        """Make the segment of a large file; what was reserved for small ones makes room for it."""
+        whole = self._new_segment(charged_bytes)
+        if whole is None and self.spare_bytes > 0:
+            self._cut_reservation(self._promised_bytes)
+            whole = self._new_segment(charged_bytes)
+        return whole
 
     def _new_segment(self, charged_bytes: int) -> Segment | None:
         """Make a segment that is charged for so many bytes; None if there is no room for them."""
@@ -368,12 +376,16 @@ class OpenGeneration:
     def rest(self) -> None:
         """Give back what is reserved and not given, which other processes may need meanwhile."""
         with self.lock:
-            segment, surplus_bytes = self._segment, self._segment.surplus_bytes
-            if surplus_bytes:
-                segment.cut()
-                segment.reserved = segment.end
-                self._owed.lowered[segment.number] += surplus_bytes
+            if self._segment.surplus_bytes:
+                self._cut_reservation(0)
                 self.write(lambda _cursor: None)
+
+    def _cut_reservation(self, kept_bytes: int) -> None:
+        """Give back what is reserved beyond so many bytes; the next write lowers the charge."""
+        segment, before = self._segment, self._segment.reserved
+        segment.reserved = segment.end + kept_bytes
+        segments.cut(segment.fd, segment.reserved)
+        self._owed.lowered[segment.number] += before - segment.reserved
 
     def retire(self) -> None:
         """Close the segments that are full, and of which nothing is pending."""

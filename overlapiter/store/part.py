@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
+from dataclasses import field
 
 from .copier import Content, Copy
 from .elsewhere import Holders
@@ -14,15 +16,15 @@ from .store import Wanted
 _MOST_FETCHED_BYTES = 8 << 20
 
 
+@dataclasses.dataclass(eq=False)
 class Batch:
     """What has become of files of a part and is to be written or published together."""
 
-    def __init__(self) -> None:
-        self.contents: list[Content] = []
-        self.rising: list[Content] = []  # read from a slower tier
-        self.copies: list[Copy] = []
-        self.failed: list[int] = []
-        self._content_bytes = 0
+    contents: list[Content] = field(default_factory=list)
+    rising: list[Content] = field(default_factory=list)  # read from a slower tier
+    copies: list[Copy] = field(default_factory=list)
+    failed: list[int] = field(default_factory=list)
+    content_bytes: int = 0
 
     def __bool__(self) -> bool:
         return bool(self.contents or self.rising or self.copies or self.failed)
@@ -30,65 +32,40 @@ class Batch:
     @property
     def is_large(self) -> bool:
         """Whether it is not to grow any more."""
-        return self._content_bytes > _MOST_FETCHED_BYTES
+        return self.content_bytes > _MOST_FETCHED_BYTES
 
     def add(self, key: int, got: Content | Copy | Staged | None, *, is_rising: bool) -> None:
         """Take what has become of a file that was claimed."""
         if isinstance(got, Content):
             (self.rising if is_rising else self.contents).append(got)
-            self._content_bytes += len(got.data)
+            self.content_bytes += len(got.data)
         elif isinstance(got, Copy):
             self.copies.append(got)
         else:
             self.failed.append(key)
 
 
+@dataclasses.dataclass(eq=False)
 class Part:
     """The files of one request on their way; guarded by the lock of the stager."""
 
-    __slots__ = (
-        "answers",
-        "batch",
-        "done",
-        "has_claims",
-        "holders",
-        "home",
-        "is_held_up",
-        "make_room",
-        "missing",
-        "n_comparing",
-        "n_copying",
-        "n_jobs",
-        "outdated",
-        "partly",
-        "risen",
-        "trusted",
-    )  # fmt: skip
-
-    def __init__(
-        self,
-        done: Done,
-        make_room: MakeRoom | None,
-        partly: Done | None,
-        trusted: Mapping[int, Extent],
-        holders: Mapping[int, Holders],
-    ) -> None:
-        self.done = done
-        self.partly = partly
-        self.make_room = make_room
-        self.trusted = trusted
-        self.holders = holders
-        self.answers: dict[int, Staged] = {}
-        self.missing: list[tuple[Wanted, Extent | None]] = []  # with the copy in a slower tier
-        self.outdated: list[Extent] = []
-        self.batch = Batch()
-        self.risen: dict[int, Extent] = {}  # where files lay before they rose
-        self.home = 0  # the tier whose index holds the claims
-        self.has_claims = False
-        self.is_held_up = False  # it was there at the last flush
-        self.n_comparing = 0
-        self.n_copying = 0
-        self.n_jobs = 1  # until everything is claimed
+    done: Done
+    make_room: MakeRoom | None
+    partly: Done | None
+    trusted: Mapping[int, Extent]
+    holders: Mapping[int, Holders]
+    answers: dict[int, Staged] = field(default_factory=dict)
+    #: Each with the copy in a slower tier.
+    missing: list[tuple[Wanted, Extent | None]] = field(default_factory=list)
+    outdated: list[Extent] = field(default_factory=list)
+    batch: Batch = field(default_factory=Batch)
+    risen: dict[int, Extent] = field(default_factory=dict)  # where files lay before they rose
+    home: int = 0  # the tier whose index holds the claims
+    has_claims: bool = False
+    is_held_up: bool = False  # it was there at the last flush
+    n_comparing: int = 0
+    n_copying: int = 0
+    n_jobs: int = 1  # until everything is claimed
 
     def take_batch(self) -> Batch:
         """Return what is to be published, and begin anew."""

@@ -15,7 +15,7 @@ import os
 import re
 import resource
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from .generation import segment_path
 from .punching import allocate, punch_hole
@@ -197,18 +197,22 @@ def make_owned(folder: str) -> tuple[int, int]:
         os.close(fd)
 
 
-def is_owned(folder: str, number: int) -> bool:
-    """Return whether the process that appends to a segment lives."""
+@contextlib.contextmanager
+def _opened(folder: str, number: int) -> Iterator[int]:
+    fd = os.open(segment_path(folder, number), _FLAGS)
     try:
-        fd = os.open(segment_path(folder, number), _FLAGS)
-    except _GONE:
-        return False
-    try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        yield fd
     finally:
         os.close(fd)
+
+
+def is_owned(folder: str, number: int) -> bool:
+    """Return whether the process that appends to a segment lives."""
+    with contextlib.suppress(*_GONE), _opened(folder, number) as fd:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
     return False
 
 
@@ -239,11 +243,7 @@ def punch(folder: str, number: int, places: list[tuple[int, int]], end: int | No
     Raises:
         OSError: The disk failed.
     """
-    try:
-        fd = os.open(segment_path(folder, number), _FLAGS)
-    except _GONE:
-        return
-    try:
+    with contextlib.suppress(*_GONE), _opened(folder, number) as fd:
         holes = _joined(places)
         last = max((start + size_bytes for start, size_bytes in holes), default=0)
         if os.fstat(fd).st_size < last:  # ext4 punches no hole behind the end of a file
@@ -252,8 +252,6 @@ def punch(folder: str, number: int, places: list[tuple[int, int]], end: int | No
             punch_hole(fd, start, size_bytes)
         if end is not None:
             cut(fd, end)
-    finally:
-        os.close(fd)
 
 
 def _joined(places: list[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -114,6 +114,7 @@ class Store:
         warn: Called with what the user should know.
 
     Attributes:
+        key_of: Gives the key of a file below the source root, by its absolute path.
         neighbours: The other runs that use it.
     """
 
@@ -131,7 +132,7 @@ class Store:
         self.site = site
         self.tier = tier
         self.source = source
-        self._keys_of = keys_of(source, place, real)
+        self.key_of = keys_of(source, place, real)
         self._real = real or source
         self._source_number = source_seed(self._real, place) - (1 << 63)
         self._root_bytes = os.path.join(source, "").encode("utf-8", "surrogateescape")
@@ -159,10 +160,6 @@ class Store:
         )
 
     # --- looking ------------------------------------------------------------------------------
-
-    def key_of(self, path: str) -> int:
-        """Return the key of a file below the source root, given by its absolute path."""
-        return self._keys_of(path)
 
     def look(self, wanted: Sequence[Wanted]) -> dict[int, Found]:
         """Return what is staged of some files, valid or not, by their keys."""
@@ -252,19 +249,18 @@ class Store:
         """Return whether the process that copies a file lives; see :attr:`Claim.others`."""
         return self._on(lambda opened: segments.is_owned(opened.folder, owner))
 
-    def progress(self, owner: int) -> tuple[int, int]:
+    def progress(self, owner: int) -> list[tuple[int, int]]:
         """Return what changes whenever the process that copies a file has written."""
         statement = "SELECT id FROM segment WHERE owner=?"
 
-        def progress(opened: OpenGeneration) -> tuple[int, int]:
+        def progress(opened: OpenGeneration) -> list[tuple[int, int]]:
             rows = opened.index.read(lambda cursor: cursor.execute(statement, (owner,)).fetchall())
-            sizes_and_times = [(0, 0)]
+            sizes_and_times = []
             for (number,) in rows:
                 with contextlib.suppress(FileNotFoundError):
                     found = os.stat(segment_path(opened.folder, number))
                     sizes_and_times.append((found.st_size, found.st_mtime_ns))
-            sizes, times = zip(*sizes_and_times, strict=True)
-            return sum(sizes), max(times)
+            return sizes_and_times
 
         return self._on(progress)
 

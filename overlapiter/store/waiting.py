@@ -23,7 +23,7 @@ class Wait:
     def __init__(self, store: Store, owners: Mapping[int, int]) -> None:
         self._store = store
         self.owners = owners
-        self._progress: dict[int, tuple[int, int]] = {}
+        self._progress: dict[int, list[tuple[int, int]]] = {}
         self._deadline = 0.0
         self._pause_seconds = _FIRST_POLL_SECONDS
 

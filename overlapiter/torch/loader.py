@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -234,7 +235,14 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         Args:
             since: What :meth:`stats` gave when the time to be explained began.
         """
-        return None if self._shelf.latest is None else self._shelf.latest.explain(since)
+        if self._shelf.latest is None:
+            return None
+        found = self._shelf.latest.explain(since)
+        text, change = (
+            words.replace("n_processes=", "num_workers=").replace("dataset_timeout", "timeout")
+            for words in (found.text, found.change)
+        )
+        return dataclasses.replace(found, text=text, change=change)
 
     def close(self) -> None:
         """End the workers of finished iterations; the loader can be used again."""

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -100,6 +101,8 @@ def test_counters_are_written_for_node_exporter(training: int, tmp_path: Path) -
     assert "# TYPE overlapiter_examples_taken_total counter" in lines
     assert "# TYPE overlapiter_n_readers gauge" in lines
     assert "# HELP overlapiter_n_readers File reader processes." in lines
+    told = [line.split(maxsplit=3)[3] for line in lines if line.startswith("# HELP")]
+    assert not [words for words in told if words.startswith(("Of these", "The same", "Their"))]
 
 
 def test_a_training_that_has_ended_is_shown_no_more(training: int) -> None:
@@ -107,6 +110,62 @@ def test_a_training_that_has_ended_is_shown_no_more(training: int) -> None:
     os.kill(training, signal.SIGKILL)
     # Its workers, which hold the counters too, end by themselves; we go on holding them.
     wait_until(lambda: job.inode not in {each.inode for each in find_jobs()})
+
+
+# A training whose first mini-batch comes, and whose second one waits for a FIFO.
+STALLED = """
+import sys
+from pathlib import Path
+from tests.support.engine import Engine
+
+class Files:
+    def __init__(self, paths):
+        self.paths = paths
+
+    def __len__(self):
+        return len(self.paths)
+
+    def __getitem__(self, index):
+        return len(Path(self.paths[index]).read_bytes())
+
+if __name__ == "__main__":
+    with Engine(Files(sys.argv[1:]), 1, n_readers=1) as engine:
+        next(engine)
+        print("waits", flush=True)
+        next(engine)
+"""
+
+
+def test_a_mini_batch_that_does_not_come_is_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("of the first mini-batch")
+    os.mkfifo(tmp_path / "fifo")
+    script = tmp_path / "stalled.py"
+    script.write_text(STALLED)
+    words = [sys.executable, "-W", "ignore", script, tmp_path / "file", tmp_path / "fifo"]
+    environment = {**ENVIRONMENT, "PYTHONPATH": str(REPOSITORY)}
+    with subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "waits\n"
+
+        def seen() -> dict[str, Any]:
+            found: dict[str, Any] = json.loads(
+                overlapiter("top", process.pid, "--once", "--json").stdout
+            )[0]
+            return found
+
+        # The supervisor counts about once a second.
+        wait_until(lambda: seen()["stats"]["waiting_for_readers_seconds"] > 1.5)
+        found = seen()
+        row = overlapiter("top", process.pid, "--once").stdout.splitlines()[1]
+        process.kill()
+
+    stats = found["stats"]
+    assert stats["wait_seconds"] > stats["waiting_seconds"] > 1.5
+    assert stats["wait_assembling_seconds"] < 1.5
+    assert found["cause"] == "stalled"
+    assert "mostly for file readers to read or decode it" in found["explanation"]
+    assert row.split()[0] == "stalled.py"
+    assert row.split().count("reading") == 1
 
 
 def test_no_training_is_no_success() -> None:

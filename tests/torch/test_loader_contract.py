@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import random
 import warnings
@@ -14,6 +15,8 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.utils import data  # noqa: E402
 
+from overlapiter import pipeline  # noqa: E402
+from overlapiter.explain import Cause, Explanation  # noqa: E402
 from overlapiter.torch import DataLoader  # noqa: E402
 from tests.torch import torch_datasets as D  # noqa: E402
 from tests.torch.comparing import assert_same  # noqa: E402
@@ -375,3 +378,14 @@ def test_an_iterable_style_dataset_is_refused_with_the_reason() -> None:
         DataLoader(Stream())
     with pytest.raises(ValueError, match="iterable-style"):
         DataLoader(iter([1]))
+
+
+def test_an_explanation_names_the_arguments_of_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
+    told = Explanation(Cause.DECODING, "Give n_processes=4.", "give n_processes=4", 1.0, 4.0)
+    monkeypatch.setattr(pipeline, "explain", lambda *_: told)
+    with contextlib.closing(DataLoader([1.0, 2.0], num_workers=1)) as loader:
+        assert loader.explain() is None
+        assert len([*loader]) == 2
+        found = loader.explain()
+    assert found is not None
+    assert (found.text, found.change) == ("Give num_workers=4.", "give num_workers=4")

@@ -221,6 +221,20 @@ def test_victims_of_a_prefetcher_that_died_are_victims_again():
     assert {victim.example for victim in victims} <= {victim.example for victim in again}
 
 
+@pytest.mark.parametrize("is_done", [True, False], ids=["done", "died"])
+def test_a_part_with_a_victim_is_known_until_the_prefetcher_that_has_it_is_done_or_dies(is_done):
+    run, schedule = Run(), Schedule(is_staging=True)
+    _, victims = run.refuse()
+    schedule.admit(0, [victims[0].example - N_EXAMPLES], None, 1, 0)
+    part = schedule.next_to_stage()
+    assert run.residency.is_on_offer(part)
+    if is_done:
+        run.residency.hear(run.n_tasks, [], {})
+    else:
+        run.residency.lose(run.n_tasks)
+    assert not run.residency.is_on_offer(part)
+
+
 @pytest.mark.parametrize("moved", [b"", None])
 def test_victims_that_went_are_not_staged_any_more(moved):
     run = Run()

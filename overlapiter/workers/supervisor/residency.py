@@ -71,6 +71,7 @@ class Residency:
         self._holders: HolderPlan | None = None
         self._do_others_evict = n_sharers > 1
         self._offers: dict[int, list[Victim] | None] = {}  # by task
+        self._on_offer: set[int] = set()
         self._n_refusals: dict[int, int] = {}  # of parts
         self._handed_out_id = self._settled_position = -1
         self.is_full = False
@@ -195,7 +196,17 @@ class Residency:
         """
         victims = self._victims_for(indices)
         self._offers[task_id] = victims
+        self._on_offer.update(victim.example for victim in victims or ())
         return victims
+
+    def _take_offer(self, task_id: int) -> list[Victim]:
+        victims = self._offers.pop(task_id, None) or []
+        self._on_offer.difference_update(victim.example for victim in victims)
+        return victims
+
+    def is_on_offer(self, part: Part) -> bool:
+        """Return whether an example of a part may be evicted, or moved, at this moment."""
+        return bool(self._on_offer) and not self._on_offer.isdisjoint(self._plain(part.indices))
 
     def _victims_for(self, indices: list[int]) -> list[Victim] | None:
         if not self.is_full and not self._is_nearly_full():
@@ -235,7 +246,7 @@ class Residency:
             The examples that were refused for lack of room.
         """
         if moved is not None:
-            self._hear_victims(self._offers.pop(task_id, None) or (), moved)
+            self._hear_victims(self._take_offer(task_id), moved)
         refused = set()
         usual: dict[int, bytes] = {}
         for finding in findings:
@@ -302,7 +313,7 @@ class Residency:
 
     def lose(self, task_id: int) -> None:
         """Take note that the prefetcher that had a task has died."""
-        self._eviction.give_back(self._offers.pop(task_id, None) or ())
+        self._eviction.give_back(self._take_offer(task_id))
 
     def _plain(self, indices: list[int]) -> list[int]:
         """Return indices that count from the start, as others that name the same examples."""

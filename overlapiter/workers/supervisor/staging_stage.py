@@ -132,6 +132,10 @@ class StagingStage:
             part = self._schedule.next_to_stage(limit)
             if part is None:
                 break
+            if part.batch.batch_id >= before_id and self._residency.is_on_offer(part):
+                # It would be looked for where it no longer is, and read from the source.
+                self._supervisor.settle(self._schedule.redo(part, PartState.TO_STAGE))
+                break
             missing = [] if self.is_given_up else self._residency.to_look_at(part)
             if not missing:
                 self._residency.hand_out(part)

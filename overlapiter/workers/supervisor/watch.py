@@ -52,6 +52,7 @@ class Watch:
         now_ns = time.monotonic_ns()
         if self._cause is Counter.WAIT_READING_NS:
             self._reading_ns += now_ns - self._since_ns
+            self._row.put(Counter.WAITING_FOR_READERS_NS, self._reading_ns)
         elif self._cause is not None:
             self._row.add(self._cause, now_ns - self._since_ns)
         self._since_ns = now_ns
@@ -74,6 +75,7 @@ class Watch:
         took beyond that time were messages, and file readers that waited for a core.
         """
         batch, waited_ns, self._reading_ns = self._batch, self._reading_ns, 0
+        self._row.put(Counter.WAITING_FOR_READERS_NS, 0)
         if batch is not None and batch.busy_ns:
             busy_ns = min(waited_ns, batch.busy_ns)
             decoding_ns = busy_ns * min(batch.cpu_ns, batch.busy_ns) // batch.busy_ns

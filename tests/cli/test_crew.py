@@ -1,0 +1,20 @@
+"""A crew of threads: what the commands that use it cannot show."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from overlapiter.cli.console import CommandError
+from overlapiter.cli.crew import Crew
+
+
+def test_a_command_that_may_start_no_thread_says_so(monkeypatch) -> None:
+    def refuse(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    crew = Crew[None, None](lambda _part: None, 4, 1.0)
+    with pytest.raises(CommandError, match="ulimit -u"):
+        list(crew.run(iter([{"a.jpg": None}])))
