@@ -223,9 +223,9 @@ def test_victims_of_a_prefetcher_that_died_are_victims_again():
 
 @pytest.mark.parametrize("is_done", [True, False], ids=["done", "died"])
 def test_a_part_with_a_victim_is_known_until_the_prefetcher_that_has_it_is_done_or_dies(is_done):
-    run, schedule = Run(), Schedule(is_staging=True)
+    run, schedule = Run(), Schedule(is_staging=True, part_size=lambda _: 1)
     _, victims = run.refuse()
-    schedule.admit(0, [victims[0].example - N_EXAMPLES], None, 1, 0)
+    schedule.admit(0, [victims[0].example - N_EXAMPLES], None, 0)
     part = schedule.next_to_stage()
     assert run.residency.is_on_offer(part)
     if is_done:
