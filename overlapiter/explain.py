@@ -111,9 +111,14 @@ def explain(setup: Setup, now: Stats, earlier: Stats | None = None) -> Explanati
         text = "No mini-batch has been taken yet, so there is nothing to explain."
         return Explanation(Cause.STARTING, text, "", 0.0, None)
     long_seconds = max(1.0, facts.span.wait_seconds / 2)
-    if not facts.span.examples_taken or now.waiting_seconds > long_seconds:
-        cause = Cause.STALLED if now.waiting_seconds else Cause.TRAINER
-        return Explanation(cause, _at_present_words(facts), "", facts.rate, None)
+    if now.waiting_seconds > long_seconds:
+        return Explanation(Cause.STALLED, _stalled_words(facts), "", facts.rate, None)
+    if not facts.span.examples_taken:
+        text = (
+            f"The trainer has taken no mini-batch for {facts.span.seconds:,.1f} s, and computed: "
+            f"it waited for data for {facts.span.wait_seconds:,.1f} s of these."
+        )
+        return Explanation(Cause.TRAINER, text, "", facts.rate, None)
     cause = _cause_of(facts)
     reason, change, expected = _ADVICE[cause](facts)
     words = [_waited_words(facts, cause), reason]
@@ -273,14 +278,13 @@ def _gain_words(facts: _Facts, expected: float | None) -> str:
     return f": about {expected:,.0f} examples/s, {times:.2g} times as many as now"
 
 
-def _at_present_words(facts: _Facts) -> str:
-    """Say what the trainer is at, where no mini-batch that has come tells."""
-    now, span = facts.total, facts.span
-    if not now.waiting_seconds:
-        return f"The trainer has waited for no data, and computed, for {span.seconds:,.1f} s."
+def _stalled_words(facts: _Facts) -> str:
+    """Say what the trainer waits for, where no mini-batch that has come tells."""
+    now = facts.total
+    elsewhere_seconds = now.waiting_seconds - now.waiting_for_readers_seconds
     waiting_for = {
         "file readers to read or decode it": now.waiting_for_readers_seconds,
-        "its files to be staged": min(now.waiting_seconds, span.wait_staging_seconds),
+        "its files to be staged": min(elsewhere_seconds, facts.span.wait_staging_seconds),
         "a core, or for messages": now.waiting_seconds / 2,
     }
     words = max(waiting_for, key=waiting_for.__getitem__)

@@ -116,7 +116,7 @@ class Stats:
         files_evicted: Staged files that were removed to make room. Near ``files_staged`` in
             steady state: the staging directory is smaller than the data set.
         parts_to_stage: Parts of mini-batches that no prefetcher has yet, at present. Many while
-            the trainer waits: the slow store is behind; 0: the look-ahead is staged.
+            the trainer waits: the slow store is behind; few: the look-ahead is nearly staged.
         parts_to_read: Staged parts that no file reader has yet, at present. Many: readers are
             behind; these wait for decoding, or for the trainer to take what is ready.
         batches_ready: Mini-batches that the trainer could take at once, at present. 0: it waits.

@@ -134,3 +134,24 @@ def test_readers_that_wait_for_files_which_were_removed_are_told_of_the_director
     copied = {Counter.FILES_STAGED: 500, Counter.FILES_EVICTED: 400}
     assert explained(waited, reader).cause is Cause.NOT_STAGED
     assert explained(waited, {**reader, **copied}).cause is Cause.DIRECTORY_TOO_SMALL
+
+
+@pytest.mark.parametrize(("seconds", "cause"), [(0.01, Cause.TRAINER), (30.0, Cause.STALLED)])
+def test_what_stalls_is_told_from_a_look_that_falls_into_a_short_wait(seconds, cause) -> None:
+    board, fd = StatsBoard.create(1, 1)
+    os.close(fd)
+    row, now_ns = board.trainer_row(), time.monotonic_ns()
+    row.put(Counter.CREATED_NS, now_ns - 100 * SECOND)
+    row.put(Counter.EXAMPLES_TAKEN, 1000)
+    earlier = snapshot(board)
+    row.put(Counter.WAITING_SINCE_NS, now_ns - int(seconds * SECOND))
+    assert explain(setup_of(board), snapshot(board), earlier).cause is cause
+
+
+def test_a_stall_in_a_file_reader_is_not_blamed_on_what_was_staged_before() -> None:
+    now_ns = time.monotonic_ns()
+    waited = {Counter.WAIT_NS: 5 * SECOND, Counter.WAIT_STAGING_NS: 5 * SECOND}
+    waits = {Counter.WAITING_SINCE_NS: now_ns - 6 * SECOND}
+    found = explained({**waited, **waits}, {Counter.WAITING_FOR_READERS_NS: 5 * SECOND})
+    assert found.cause is Cause.STALLED
+    assert "mostly for file readers" in found.text

@@ -79,7 +79,8 @@ class Crew(Generic[ItemT, ResultT]):
         self._timeout_seconds = timeout_seconds
         self._give_up = give_up
         self._threads = Threads(self._serve)
-        self._done: queue.SimpleQueue[tuple[Part[ItemT], ResultT | Exception]] = queue.SimpleQueue()
+        self._done: queue.SimpleQueue[tuple[Part[ItemT], ResultT | Exception | None]]
+        self._done = queue.SimpleQueue()
         self._working: dict[int, Part[ItemT]] = {}  # by thread, as the following
         self._asking: dict[int, tuple[str, float]] = {}
         self._n_lost = 0
@@ -110,11 +111,12 @@ class Crew(Generic[ItemT, ResultT]):
     def _do(self, part: Part[ItemT]) -> None:
         me = threading.get_ident()
         self._working[me] = part
-        result: ResultT | Exception
-        try:
-            result = self._work(part)
-        except Exception as error:
-            result = error
+        result: ResultT | Exception | None = None
+        if not self._is_stopped:  # what is worked with may be closed
+            try:
+                result = self._work(part)
+            except Exception as error:
+                result = error
         del self._working[me]
         self._done.put((part, result))
 
@@ -127,7 +129,7 @@ class Crew(Generic[ItemT, ResultT]):
 
         Leaving the loop early, by an exception too, stops the threads.
         """
-        n_begun = 0
+        n_begun, look_seconds = 0, 0.0
         try:
             self._threads.resize(self._n_threads)
             if not len(self._threads):
@@ -150,6 +152,9 @@ class Crew(Generic[ItemT, ResultT]):
                     if isinstance(result, Exception):
                         raise result
                     yield part, result
+                if time.monotonic() < look_seconds:
+                    continue
+                look_seconds = time.monotonic() + _LOOK_SECONDS
                 for path, part in self._overdue():
                     n_begun -= 1
                     parts = itertools.chain([{p: part[p]} for p in part if p != path], parts)

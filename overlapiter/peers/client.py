@@ -165,7 +165,7 @@ class Peers:
         for lane in self._lanes:
             lane.close()
 
-    def connect(self, node: int, n_failures: int) -> Connection:
+    def connect(self, node: int, n_failures: int, *, is_again: bool) -> Connection:
         """Return a connection to a server of a node, another one after each failure.
 
         The kernel of a stopped server takes connections all the same: the files that try whether it
@@ -173,7 +173,7 @@ class Peers:
         """
         addresses = self._plan.nodes[node]
         address = addresses[(self._plan.rank + n_failures) % len(addresses)]
-        let_in_seconds = WAIT_AGAIN_SECONDS if n_failures else WAIT_SECONDS
+        let_in_seconds = WAIT_AGAIN_SECONDS if is_again else WAIT_SECONDS
         return Connection(address, self._plan.secret, let_in_seconds=let_in_seconds)
 
 
@@ -269,7 +269,8 @@ class _Lane:
     def _ask(self, batch: list[_Want]) -> None:
         self._asked.append(collections.deque(batch))
         if self._connection is None:
-            self._connection = self._peers.connect(self._node, self._n_failures)
+            is_again = not self._breaker.is_closed
+            self._connection = self._peers.connect(self._node, self._n_failures, is_again=is_again)
         self._connection.ask([want.name for want in batch])
 
     def _hear(self) -> None:

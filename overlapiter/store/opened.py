@@ -382,10 +382,10 @@ class OpenGeneration:
 
     def _cut_reservation(self, kept_bytes: int) -> None:
         """Give back what is reserved beyond so many bytes; the next write lowers the charge."""
-        segment, before = self._segment, self._segment.reserved
-        segment.reserved = segment.end + kept_bytes
-        segments.cut(segment.fd, segment.reserved)
-        self._owed.lowered[segment.number] += before - segment.reserved
+        segment, end = self._segment, self._segment.end + kept_bytes
+        segments.cut(segment.fd, end)
+        self._owed.lowered[segment.number] += segment.reserved - end
+        segment.reserved = end
 
     def retire(self) -> None:
         """Close the segments that are full, and of which nothing is pending."""

@@ -91,12 +91,31 @@ def test_a_task_fills_up_while_all_that_is_needed_soon_is_staged():
     (task,) = worker.tasks
     stage.hear(worker, ("staged", task.task_id, [staged(n) for n in range(4)], {}))
     schedule.admit(2, [4, 5], None)
-    stage.hand_out(1)
+    stage.hand_out(0)
     schedule.admit(3, [6, 7], None)
-    stage.hand_out(1)
+    stage.hand_out(0)
     assert worker.tasks == [task]
     stage.hand_out(3)
     assert [task.indices for task in worker.tasks] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_after_a_restart_what_is_known_is_read_though_no_prefetcher_has_time():
+    stage, schedule, _ = staging_stage(2)
+    worker = Prefetcher()
+    stage.team.workers.append(worker)
+    schedule.admit(0, [0, 1], None)
+    stage.hand_out(9)
+    stage.hear(worker, ("staged", 0, [staged(0), staged(1)], {}))
+    stage.credit_examples = 0
+    worker.n_examples = 1
+    schedule.admit(1, [2, 3], None)
+    stage.hand_out(9)
+    assert len(worker.tasks) == 1
+    schedule.drop_all(2)
+    stage.restart()
+    schedule.admit(2, [1, 0], None)
+    stage.hand_out(9)
+    assert schedule.next_to_read(3).indices == [1, 0]
 
 
 def test_of_a_prefetcher_that_dies_in_the_middle_of_a_task_the_rest_is_staged_again():

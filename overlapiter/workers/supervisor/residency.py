@@ -201,7 +201,9 @@ class Residency:
 
     def _take_offer(self, task_id: int) -> list[Victim]:
         victims = self._offers.pop(task_id, None) or []
-        self._on_offer.difference_update(victim.example for victim in victims)
+        # An example may be in two offers: the trainer may have started anew in between.
+        offers = [offer for offer in self._offers.values() if offer]
+        self._on_offer = {victim.example for offer in offers for victim in offer}
         return victims
 
     def is_on_offer(self, part: Part) -> bool:

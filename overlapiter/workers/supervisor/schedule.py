@@ -1,10 +1,10 @@
 """The schedule: which part of which mini-batch is where. Pure: no process, memory or clock.
 
-A mini-batch is cut into parts, the unit that is staged, read and redone, each when a worker first
-takes it: by then more is known of what an example costs. Each part goes through the states of
-:class:`PartState`; a mini-batch is *settled* when all its parts are done. One that
-has failed or was dropped is *abandoned*: its queued parts count as done at once, those being
-worked on when they come back, so that no worker writes to its slot when it is settled.
+A mini-batch is cut into parts, the unit that is staged, read and redone, each when it is first
+taken from its queue: by then more is known of what an example costs. Each part goes through the
+states of :class:`PartState`; a mini-batch is *settled* when all its parts are done. One that has
+failed or was dropped is *abandoned*: its queued parts count as done at once, those being worked on
+when they come back, so that no worker writes to its slot when it is settled.
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ class Batch:
         indices: Its index list.
         epochs: The epoch of each example; None without a seed.
         position: The position of the first example, counted over all epochs.
-        parts: Its parts, in order; the last one is what is not cut yet.
-        n_cut: Examples in those parts that a worker has had.
+        parts: Its parts, in order; the last one may be of what is not cut yet.
+        n_cut: Examples in parts that were cut.
         n_waiting: Parts that are not done.
         slot: Where it is built; None before.
         layout_id: The layout of the slot; -1 before.
@@ -173,11 +173,10 @@ class Schedule:
     def is_worth_staging(self, n_examples: int, before_id: int) -> bool:
         """Return whether so many examples are to be staged, or some that are needed soon.
 
-        These are of the nearer half of the mini-batches that are built later, from ``before_id``
-        on, or of those before.
+        Soon: in a mini-batch before the middle between ``before_id`` and the last one known.
         """
         first = self._next(self._to_stage, PartState.TO_STAGE)
-        if first is None or first.batch.batch_id < (before_id + self._next_batch_id) // 2:
+        if first is None or first.batch.batch_id < (before_id + self._next_batch_id + 1) // 2:
             return first is not None
         for _, part in self._to_stage:
             if part.state is PartState.TO_STAGE:

@@ -82,7 +82,7 @@ class StagingStage:
         self._tasks: dict[int, _Task] = {}
         self._next_task_id = 0
         self._had_tasks = False
-        self._is_held_up = False  # the next part needs a prefetcher, and none had time for it
+        self._is_held_up = False  # the next part needs a prefetcher, and none has time for it
         self.is_given_up = False
 
     @property
@@ -94,6 +94,11 @@ class StagingStage:
         """Stage nothing any more: what is not staged is read from the source."""
         self.is_given_up, self._is_held_up = True, False
         self._supervisor.warn(f"staging is given up, and files are read from the source: {reason}")
+
+    def restart(self) -> None:
+        """Take note that the trainer starts anew somewhere."""
+        self._is_held_up = False
+        self._residency.restart()
 
     def hand_out(self, before_id: int) -> None:
         """Give work to every prefetcher that may have more, as long as there is some.
@@ -107,7 +112,7 @@ class StagingStage:
             if worker is None and self._is_held_up:
                 return
             n_wanted = self._n_wanted()
-            # While prefetchers have nothing to do, all before this is staged: a task may fill up.
+            # Where no prefetcher has work, what is needed soon is staged: a task may fill up.
             if not (self.team.has_parts or self._schedule.is_worth_staging(n_wanted, before_id)):
                 return
             parts, indices = self._next_parts(before_id, n_wanted, is_free=worker is not None)
@@ -190,6 +195,7 @@ class StagingStage:
 
     def hear(self, worker: Worker, message: Message) -> bool:
         """Take note of what a prefetcher has done; return True."""
+        self._is_held_up = False  # its files may be known now
         _, task_id, plain_findings, moved = message
         task = self._tasks.get(task_id)
         if task is None:  # it was done when this was on its way
@@ -231,6 +237,7 @@ class StagingStage:
 
     def redo(self, parts: list[Part], death: Death) -> None:
         """Have the parts of a prefetcher that died staged by another one."""
+        self._is_held_up = False  # another part may come first now
         culprit = death.culprit(parts)
         lost = {part.part_id for part in parts}
         for task_id in [t for t, own in self._tasks.items() if own.parts[0].part_id in lost]:

@@ -270,7 +270,7 @@ class Supervisor:
             self._trainer.known = KnownSegments()
             for batch in self._schedule.drop_all(message[1]):
                 self.settle(batch)
-            self._residency.restart()
+            self._staging.restart()
             if message[2] is not None:
                 self._renew_readers(message[2])
         elif kind == "keep memory":
