@@ -19,7 +19,7 @@ import numpy as np
 
 from bench.harness.claim import Claim
 from bench.harness.files import make_files
-from bench.harness.options import option
+from bench.harness.options import OptionsError, option
 from bench.harness.text import median_of, table
 from bench.loaders.sources import MountOptions, run_points
 
@@ -40,6 +40,12 @@ class ReadsOptions(MountOptions):
     # Not ext4: it avoids the inodes of files removed in the last minute, and looking past thousands
     # of them slows down every create of the next run.
     local: Path = option(Path("/dev/shm"), "folder for files and staging (/dev/shm)", type=Path)
+
+    def check(self) -> None:
+        """Refuse another store: its latencies are what is varied."""
+        super().check()
+        if self.source or self.mount != "emulated":
+            raise OptionsError("reads-in-flight makes its files, and emulates its stores")
 
 
 def measure(options: ReadsOptions, scratch: Path) -> dict:

@@ -18,6 +18,8 @@ from pathlib import Path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 _numbers = itertools.count()
+#: What a run that is asked to end has for that.
+_PATIENCE_SECONDS = 30
 
 
 class RunFailedError(Exception):
@@ -86,7 +88,11 @@ def call(
             raise RunFailedError(f"{program.name} took more than {most_seconds:g} s") from error
         finally:  # a launcher that is killed leaves its ranks behind, so it is asked to end
             process.terminate()
-            process.wait()
+            try:
+                process.wait(_PATIENCE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
 
 def _main(name: str, request: str, answer: str) -> None:

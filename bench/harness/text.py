@@ -12,7 +12,7 @@ Rows = Sequence[Sequence[str]]
 
 ItemT = TypeVar("ItemT")
 
-#: Student's t for 95% on both sides, by the number of values; 2.1 for more.
+#: Student's t for 95% on both sides, by the number of values; at most 2.23 for more.
 _STUDENT = {2: 12.7, 3: 4.3, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
 
 
@@ -25,7 +25,7 @@ def spread(values: Iterable[float]) -> dict[str, float]:
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Return the mean, and half the interval of 95% around it; infinite for a single value."""
     n = len(values)
-    error = _STUDENT.get(n, 2.1) * stdev(values) / n**0.5 if n > 1 else float("inf")
+    error = _STUDENT.get(n, 2.23) * stdev(values) / n**0.5 if n > 1 else float("inf")
     return mean(values), error
 
 

@@ -40,11 +40,12 @@ class BareReader:
 
 
 def _read(root: str, paths: Sequence[str]) -> dict[str, float]:
-    def read(path: str) -> None:
-        with open(os.path.join(root, path), "rb", buffering=0) as file:
-            file.read()
+    def read(paths: Sequence[str]) -> None:
+        for path in paths:
+            with open(os.path.join(root, path), "rb", buffering=0) as file:
+                file.read()
 
     before = time.process_time()
-    with ThreadPoolExecutor(_N_THREADS) as pool:
-        list(pool.map(read, paths))
+    with ThreadPoolExecutor(_N_THREADS) as pool:  # a share for each: a task for a file costs CPU
+        list(pool.map(read, [paths[first::_N_THREADS] for first in range(_N_THREADS)]))
     return {"end": time.monotonic(), "seconds": time.process_time() - before}

@@ -249,7 +249,7 @@ def run_in_job(options: TrainingOptions) -> dict | None:
     size = {"n_nodes": node.count, "n_ranks": node.local_size}
     size["n_readers"] = options.readers or node.cores
     points = [{**size, "loader": loader} for loader in options.loaders]
-    sources = prepare(options, folder, options.examples)
+    sources = prepare(options, folder, options.examples_of(node.count * node.local_size))
 
     def run(point: dict) -> dict:
         staging = folder / f"staging-{points.index(point)}-{len(point.get('runs', ()))}"
