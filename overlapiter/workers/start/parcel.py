@@ -86,7 +86,8 @@ def pickled_pieces(thing: object, kind: type[pickle.Pickler]) -> list[memoryview
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     make_pickler(kind, stream, buffers.append).dump(thing)
-    return [stream.getbuffer(), *(buffer.raw() for buffer in buffers)]
+    # Not getbuffer(): a stream that is garbage together with its buffer complains on standard error.
+    return [memoryview(stream.getvalue()), *(buffer.raw() for buffer in buffers)]
 
 
 def digest_of(pieces: Iterable[memoryview]) -> bytes:
