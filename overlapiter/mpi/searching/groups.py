@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -55,6 +56,7 @@ class Group:
         self._size = size
         self._ready: set[int] = set()
         self._greeted_at = 0.0
+        self._sent: deque[Any] = deque(maxlen=1000)  # MPI may read a message after it was sent
 
     # --- the leader -----------------------------------------------------------------------------
 
@@ -88,11 +90,13 @@ class Group:
         return [int(rank) for rank in found]
 
     def _form(self, ranks: list[int]) -> None:
+        # MPI sets no limit here: one that is stopped since it was ready holds up its group, whose
+        # trial another one does.
         self.comm = self.comm.Create_group(self.comm.group.Incl(ranks))
 
     def _tell(self, rank: int, kind: str, what: Any = None) -> None:
         with contextlib.suppress(self.failure):  # it is dead
-            self.comm.isend((kind, what), rank, _TAG)
+            self._sent.append(self.comm.isend((kind, what), rank, _TAG))
 
     def wait(self) -> set[int]:
         """Look who is ready, and tell them to wait for orders; return those that are to come."""
@@ -119,7 +123,7 @@ class Group:
         from overlapiter.mpi.training.meeting import dead_in, has_come
 
         while True:
-            self.comm.isend(None, 0, _TAG)
+            self._sent.append(self.comm.isend(None, 0, _TAG))
             kind, what = "wait", None
             while kind == "wait":
                 until = time.monotonic() + self._limit_seconds
@@ -154,7 +158,7 @@ class Group:
         leaders = range(0, self._world.size, self._size)
         for leader in leaders[self.number + 1 :]:
             with contextlib.suppress(self.failure):  # it is dead
-                self._world.isend(None, leader, _END_TAG)
+                self._sent.append(self._world.isend(None, leader, _END_TAG))
         until = time.monotonic() + self._limit_seconds
         while time.monotonic() < until:
             lower = {*range(self.number)} - self.lost_leaders()
