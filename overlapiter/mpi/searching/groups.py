@@ -69,6 +69,8 @@ class Group:
 
     def leave_behind(self) -> list[int]:
         """Wait until all are ready; leave those behind that do not answer, and return them."""
+        from overlapiter.mpi.training.meeting import dead_in
+
         until = time.monotonic() + self._limit_seconds
         while self.wait() and time.monotonic() < until:
             time.sleep(_PAUSE_SECONDS)
@@ -77,9 +79,11 @@ class Group:
         if left:
             names = ", ".join(map(str, left))
             self._say(f"rank {names} does not answer; group {self.number} goes on without")
+            dead = dead_in(self.comm)
+            is_rid_of_dead = {*here} | dead == {*range(self.comm.size)}
             for rank in self._ready:
-                self._tell(rank, "form", here)
-            self._form(here)
+                self._tell(rank, "form", (here, is_rid_of_dead))
+            self._form(here, is_rid_of_dead=is_rid_of_dead)
             self._ready = {*range(1, self.comm.size)}
         return left
 
@@ -89,10 +93,13 @@ class Group:
         found = MPI.Group.Translate_ranks(self.comm.group, sorted(ranks), self._world.group)
         return [int(rank) for rank in found]
 
-    def _form(self, ranks: list[int]) -> None:
+    def _form(self, ranks: list[int], *, is_rid_of_dead: bool) -> None:
         # MPI sets no limit here: one that is stopped since it was ready holds up its group, whose
         # trial another one does.
-        self.comm = self.comm.Create_group(self.comm.group.Incl(ranks))
+        if is_rid_of_dead:  # Create_group may fail if some are dead
+            self.comm = self.comm.Shrink()
+        else:
+            self.comm = self.comm.Create_group(self.comm.group.Incl(ranks))
 
     def _tell(self, rank: int, kind: str, what: Any = None) -> None:
         with contextlib.suppress(self.failure):  # it is dead
@@ -137,7 +144,8 @@ class Group:
                     time.sleep(_PAUSE_SECONDS)
                 kind, what = self.comm.recv(source=0, tag=_TAG)
                 if kind == "form":
-                    self._form(what)
+                    ranks, is_rid_of_dead = what
+                    self._form(ranks, is_rid_of_dead=is_rid_of_dead)
                     kind = "wait"
             if kind == "home":
                 return
