@@ -98,7 +98,8 @@ def _shared_plan(comm: Any, preparation: Preparation) -> Plan:
     if comm.rank:
         try:  # looking at many files takes a while, in which the server may die or hang
             connection = ServerConnection(comm, 0, 0, 0, preparation.settings.worker_timeout)
-            connection.exchange(Message(Kind.ASK, comm.rank))
+            # No ASK: if it came late, the server of the run would take it for one of its own.
+            connection.exchange(Message(Kind.PING, comm.rank))
             connection.close()
             plan, failure = comm.bcast(None)
         except MPI.Exception as error:
