@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -55,6 +56,7 @@ class Group:
         self._size = size
         self._ready: set[int] = set()
         self._greeted_at = 0.0
+        self._sent: deque[Any] = deque(maxlen=1000)  # MPI may read a message after it was sent
 
     # --- the leader -----------------------------------------------------------------------------
 
@@ -67,6 +69,8 @@ class Group:
 
     def leave_behind(self) -> list[int]:
         """Wait until all are ready; leave those behind that do not answer, and return them."""
+        from overlapiter.mpi.training.meeting import dead_in
+
         until = time.monotonic() + self._limit_seconds
         while self.wait() and time.monotonic() < until:
             time.sleep(_PAUSE_SECONDS)
@@ -75,9 +79,11 @@ class Group:
         if left:
             names = ", ".join(map(str, left))
             self._say(f"rank {names} does not answer; group {self.number} goes on without")
+            dead = dead_in(self.comm)
+            is_rid_of_dead = {*here} | dead == {*range(self.comm.size)}
             for rank in self._ready:
-                self._tell(rank, "form", here)
-            self._form(here)
+                self._tell(rank, "form", (here, is_rid_of_dead))
+            self._form(here, is_rid_of_dead=is_rid_of_dead)
             self._ready = {*range(1, self.comm.size)}
         return left
 
@@ -87,12 +93,17 @@ class Group:
         found = MPI.Group.Translate_ranks(self.comm.group, sorted(ranks), self._world.group)
         return [int(rank) for rank in found]
 
-    def _form(self, ranks: list[int]) -> None:
-        self.comm = self.comm.Create_group(self.comm.group.Incl(ranks))
+    def _form(self, ranks: list[int], *, is_rid_of_dead: bool) -> None:
+        # MPI sets no limit here: one that is stopped since it was ready holds up its group, whose
+        # trial another one does.
+        if is_rid_of_dead:  # Create_group may fail if some are dead
+            self.comm = self.comm.Shrink()
+        else:
+            self.comm = self.comm.Create_group(self.comm.group.Incl(ranks))
 
     def _tell(self, rank: int, kind: str, what: Any = None) -> None:
         with contextlib.suppress(self.failure):  # it is dead
-            self.comm.isend((kind, what), rank, _TAG)
+            self._sent.append(self.comm.isend((kind, what), rank, _TAG))
 
     def wait(self) -> set[int]:
         """Look who is ready, and tell them to wait for orders; return those that are to come."""
@@ -119,7 +130,7 @@ class Group:
         from overlapiter.mpi.training.meeting import dead_in, has_come
 
         while True:
-            self.comm.isend(None, 0, _TAG)
+            self._sent.append(self.comm.isend(None, 0, _TAG))
             kind, what = "wait", None
             while kind == "wait":
                 until = time.monotonic() + self._limit_seconds
@@ -133,7 +144,8 @@ class Group:
                     time.sleep(_PAUSE_SECONDS)
                 kind, what = self.comm.recv(source=0, tag=_TAG)
                 if kind == "form":
-                    self._form(what)
+                    ranks, is_rid_of_dead = what
+                    self._form(ranks, is_rid_of_dead=is_rid_of_dead)
                     kind = "wait"
             if kind == "home":
                 return
@@ -154,7 +166,7 @@ class Group:
         leaders = range(0, self._world.size, self._size)
         for leader in leaders[self.number + 1 :]:
             with contextlib.suppress(self.failure):  # it is dead
-                self._world.isend(None, leader, _END_TAG)
+                self._sent.append(self._world.isend(None, leader, _END_TAG))
         until = time.monotonic() + self._limit_seconds
         while time.monotonic() < until:
             lower = {*range(self.number)} - self.lost_leaders()

@@ -12,7 +12,7 @@ from typing import Any
 
 from overlapiter.errors import OptionError, TrainingError
 from overlapiter.mpi.training.checkpoint import path_in
-from overlapiter.mpi.training.ending import expect_end, leave_without_finalize
+from overlapiter.mpi.training.ending import expect_end, start_together
 from overlapiter.mpi.training.job import NoListener
 from overlapiter.mpi.training.model import Builder, builder_from
 from overlapiter.mpi.training.run import ranks_of, train
@@ -83,18 +83,21 @@ def search(
     builder = builder_from(model) if any(map(is_of_model, chosen.searched)) else model
     run = functools.partial(_train, builder, train_files, val_files)
     world = ranks_of(comm)
-    if world is not None:
-        leave_without_finalize()
-    name = uuid.uuid4().hex if world is None else world.bcast(uuid.uuid4().hex)
     seconds = chosen.fixed.get("worker_timeout", Settings.worker_timeout)
+    name = uuid.uuid4().hex
+    if world is not None:
+        start_together(world, seconds)
+        name = world.bcast(name)
     with Alone() if world is None else Group(world, group_size, seconds, say) as group:
-        if not group.is_leader:
-            _follow(group, run)
+        try:
+            if not group.is_leader:
+                _follow(group, run)
+                return None
+            study = Study(out, chosen, metric, n_trials, seed, is_pruning=is_pruning)
+            study.timeout_seconds = seconds
+            _lead(group, study, name, run, on_trial, say)
+        finally:  # the others go on, if this rank has ended early
             expect_end(seconds, functools.partial(journal_bytes, out))
-            return None
-        study = Study(out, chosen, metric, n_trials, seed, is_pruning=is_pruning)
-        study.timeout_seconds = seconds
-        _lead(group, study, name, run, on_trial, say)
         expect_end(seconds)
         return study if group.is_first() else None
 
@@ -142,7 +145,7 @@ class _Listener(NoListener):
 
     def alive(self) -> None:
         """Give a sign of life."""
-        self._asked.beat()
+        self._asked.alive()
 
     def epoch(self, record: dict[str, Any], _line: str) -> bool:
         """Take the record of an epoch; return whether that is to be the last one."""
@@ -172,14 +175,15 @@ def _lead(
 
     owner = f"{name}:{group.number}:{launched_rank() or 0}"
     while not study.is_over():
-        group.wait()
+        group.leave_behind()  # this takes a while, in which a trial would be silent
         asked = study.ask(owner, is_lost, say)
         if asked is None:  # the last ones are being trained; one may be lost yet
             time.sleep(_LOOK_SECONDS)
             continue
         group.order(asked.values)
         try:
-            run(group.comm, asked.values, asked)
+            with asked.beating():
+                run(group.comm, asked.values, asked)
         except (TrainingError, group.failure) as error:
             if group.leave_behind() or isinstance(error, DesertedError):
                 study.put_back(asked, f"ranks were lost ({error})")

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -24,6 +25,10 @@ _JOURNAL = "study.journal"
 _OWNERLESS_SECONDS = 30.0
 #: So often a trial is done again that has lost ranks; it may be what stops or ends them.
 _MOST_LOSSES = 2
+#: Signs of life that a group gives within the limit.
+_BEATS = 5
+#: For so many times the limit the main thread of a group may be busy, say with many large files.
+_PATIENCE = 10
 #: So many trials may fail before any succeeds; then something else than the settings is wrong.
 _MOST_FAILURES = 5
 
@@ -119,11 +124,12 @@ class Study:
         """Return the next trial; None when there is nothing to begin now.
 
         Args:
-            owner: Who trains it; the number of the rank behind the last colon.
+            owner: Who trains it: the name of the run before the first colon, the number of the
+                rank behind the last one.
             is_lost: Takes an owner; says whether it will never end its trial.
             say: Called with the trials that are given to others, since their groups are silent.
         """
-        self._recover(is_lost, say)
+        self._recover(owner, is_lost, say)
         states = self._states()
         if sum(states.values()) - states["waiting"] >= self._n_trials:
             return None
@@ -142,7 +148,7 @@ class Study:
         first = int(trial.user_attrs.get("continues", trial.number))
         values["out"] = os.path.join(self._out, "trials", f"{first:04}")
         trial.set_user_attr("out", values["out"])
-        return Asked(trial, values, self.metric, self.timeout_seconds / 5)
+        return Asked(trial, values, self.metric, self.timeout_seconds / _BEATS)
 
     def is_over(self) -> bool:
         """Return whether all trials have ended."""
@@ -197,7 +203,9 @@ class Study:
             return False
         return True
 
-    def _recover(self, is_lost: Callable[[str], bool], say: Callable[[str], object]) -> None:
+    def _recover(
+        self, asker: str, is_lost: Callable[[str], bool], say: Callable[[str], object]
+    ) -> None:
         """Have the trials of lost groups done again, from their last checkpoints.
 
         A silent group may come back and write; what it has begun is begun anew elsewhere.
@@ -207,10 +215,11 @@ class Study:
                 continue
             owner = trial.user_attrs.get("owner")
             age_seconds = time.time() - trial.datetime_start.timestamp()
+            rank = (owner or "").rpartition(":")[2]
             if age_seconds > _OWNERLESS_SECONDS if owner is None else is_lost(owner):
-                self._put_back(trial)
+                is_of_run = owner is not None and owner.split(":")[0] == asker.split(":")[0]
+                self._put_back(trial, f"rank {rank} is dead" if is_of_run else "")
             elif self._is_silent(trial):
-                rank = trial.user_attrs.get("owner", "").rpartition(":")[2]
                 reason = f"rank {rank} is silent for {self.timeout_seconds:g} s"
                 say(f"{reason}; another group does trial {trial.number}")
                 self._put_back(trial, reason, is_anew=True)
@@ -268,7 +277,6 @@ class Asked:
         is_pruned: Whether it was ended since others were better.
         reason: Why it failed; empty otherwise. The group that trains it sets it.
         is_continued: Whether a group that was lost has begun it.
-        is_taken: Whether it was given to another group, since this one was silent.
     """
 
     def __init__(
@@ -280,11 +288,10 @@ class Asked:
         self.is_pruned = False
         self.reason = ""
         self.is_continued = "continues" in trial.user_attrs
-        self.is_taken = False
         self._trial = trial
         self._metric = metric
         self._beat_seconds = beat_seconds
-        self._beaten_at = time.monotonic()
+        self._seen_at = time.monotonic()
         self._n_beats = 0
         for epoch, value in trial.user_attrs.get("epochs", {}).items():
             self._report(int(epoch), value)
@@ -295,24 +302,60 @@ class Asked:
             warnings.simplefilter("ignore", UserWarning)
             self._trial.report(value, epoch)
 
-    def beat(self) -> None:
-        """Give the other groups a sign of life, now and then."""
-        if time.monotonic() > self._beaten_at + self._beat_seconds and not self.is_taken:
-            self._beaten_at, self._n_beats = time.monotonic(), self._n_beats + 1
-            try:
-                self._trial.set_user_attr("beat", self._n_beats)
-            except RuntimeError:  # it has ended, for the others
-                self.is_taken = True
+    @contextlib.contextmanager
+    def beating(self) -> Iterator[None]:
+        """Give the other groups signs of life during the block, whatever the main thread does.
+
+        A process that is stopped gives none, nor one whose main thread has shown none for long.
+        """
+        ended = threading.Event()
+        thread = threading.Thread(target=self._beat_until, args=(ended,), daemon=True)
+        self.alive()
+        if math.isfinite(self._beat_seconds):
+            thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            if thread.is_alive():
+                thread.join()
+
+    def _beat_until(self, ended: threading.Event) -> None:
+        limit_seconds = _PATIENCE * _BEATS * self._beat_seconds
+        is_mine = True
+        while is_mine and not ended.wait(self._beat_seconds):
+            is_mine = time.monotonic() > self._seen_at + limit_seconds or self.beat()
+
+    def alive(self) -> None:
+        """Note that the main thread goes on."""
+        self._seen_at = time.monotonic()
+
+    def beat(self) -> bool:
+        """Give a sign of life; return False if another group has been given the trial."""
+        self._n_beats += 1
+        storage, trial_id = self._trial.storage, self._trial._trial_id  # Trial is for one thread
+        return self._write(lambda: storage.set_trial_user_attr(trial_id, "beat", self._n_beats))
+
+    def _write(self, write: Callable[[], object]) -> bool:
+        """Write to the journal; return False if the trial has ended, for the others."""
+        from optuna.exceptions import UpdateFinishedTrialError
+
+        try:
+            write()
+        except UpdateFinishedTrialError:
+            return False
+        except RuntimeError as error:  # it is written, but Optuna's lock was broken after 30 s
+            if "lock" not in str(error):
+                raise
+        return True
 
     def on_epoch(self, record: dict[str, Any]) -> bool:
         """Take the record of an epoch; return whether that is to be the last one."""
         if self._metric not in record:
             self.reason = f"an epoch has no {self._metric}; are there validation files?"
             return True
-        try:
-            self._report(record["epoch"], float(record[self._metric]))
-        except RuntimeError:  # it has ended, for the others
-            self.is_taken = True
+        epoch, value = record["epoch"], float(record[self._metric])
+        if not self._write(lambda: self._report(epoch, value)):
             return True
         self.is_pruned = bool(self._trial.should_prune())
         return self.is_pruned

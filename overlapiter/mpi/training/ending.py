@@ -17,16 +17,19 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from overlapiter.errors import TrainingError
 from overlapiter.node import this_host
 
 #: How Open MPI tells its ranks that it was started with ``--with-ft ulfm``.
 _TOLERANT = "OMPI_MCA_mpi_ft_enable"
-_TAG = 20
+_TAG, _START_TAG = 20, 16
 #: How long ranks may take to leave when the run is over.
 _LEAVE_SECONDS = 30.0
+#: How long ranks may at least take to start, one after the other.
+_START_SECONDS = 60.0
 #: How long mpiexec may take to pass on what was said, which it drops when the job is aborted.
 _PASS_ON_SECONDS = 0.5
 
@@ -39,16 +42,18 @@ class _State:
         is_registered: Whether something is done at exit.
         say: Shows a line; None unless this process runs a command.
         patience_seconds: For how long rank 0 may go on when this one has ended.
-        sign: While its value changes, the others go on.
+        sign: While its value changes, the others go on; None if they end with this one.
         processes: Host and process of each rank of the job.
+        silent: Ranks that are not waited for at the end.
     """
 
     status: int | None = None
     is_registered = False
     say: Callable[[str], object] | None = None
     patience_seconds = math.inf
-    sign: Callable[[], object] = staticmethod(lambda: None)
+    sign: Callable[[], object] | None = None
     processes: Sequence[tuple[object, int]] = ()
+    silent: Collection[int] = ()
 
 
 def is_tolerant() -> bool:
@@ -88,15 +93,44 @@ def set_status(status: int) -> None:
     _State.status = status
 
 
-def expect_end(timeout_seconds: float, sign: Callable[[], object] = lambda: None) -> None:
+def expect_end(timeout_seconds: float, sign: Callable[[], object] | None = None) -> None:
     """Note that the run is over for this rank, and so soon for the others.
 
     Args:
         timeout_seconds: How long a silent worker is waited for, as rank 0 may do yet.
-        sign: While its value changes, the others go on.
+        sign: While its value changes, the others go on; None if they end, too.
     """
     _State.patience_seconds = 2 * timeout_seconds + _LEAVE_SECONDS
-    _State.sign = staticmethod(sign)
+    _State.sign = None if sign is None else staticmethod(sign)
+
+
+def expect_silent(ranks: Collection[int]) -> None:
+    """Note ranks that have not answered for long: they are ended with the others, at once."""
+    _State.silent = ranks
+
+
+def start_together(comm: Any, timeout_seconds: float) -> None:
+    """Have this rank leave without MPI_Finalize if it must; in a command, wait for all ranks.
+
+    What comes then would wait for them for ever.
+
+    Args:
+        comm: The communicator.
+        timeout_seconds: How long to wait, but a minute at least.
+
+    Raises:
+        TrainingError: Some have not come.
+    """
+    leave_without_finalize()
+    if is_command():
+        from .meeting import meet, words_of
+        from .worker import StoppedError
+
+        limit_seconds = max(timeout_seconds, _START_SECONDS)
+        expect_end(min(timeout_seconds, _START_SECONDS))
+        if missing := meet(comm, _START_TAG, limit_seconds):
+            error = StoppedError if comm.rank else TrainingError
+            raise error(f"{words_of(missing)} did not start in {limit_seconds:g} s; start again")
 
 
 def note_processes(processes: Sequence[tuple[object, int]]) -> None:
@@ -128,13 +162,17 @@ def _meet_others(world: Any, say: Callable[[str], object], status: int) -> int:
 
     rank = world.rank
     # Later for each rank: if rank 0 does not come, one of the others says so, and ends the job.
-    limit_seconds = _State.patience_seconds + 0.5 * (rank - 1) if rank else _LEAVE_SECONDS
-    missing = meet(world, _TAG, limit_seconds, _State.sign)
+    limit_seconds = _State.patience_seconds + 0.5 * (rank - 1)
+    if not rank and _State.sign is None:
+        limit_seconds = _LEAVE_SECONDS
+    sign = _State.sign or (lambda: None)
+    missing = meet(world, _TAG, limit_seconds, sign, _State.silent)
     if missing == [0]:
         status = status or 1
         say("note: rank 0 has not ended; what it writes may be incomplete: start again")
     elif missing and not rank:
-        say(f"note: {words_of(missing)} did not end, and is ended; all results are written")
+        more = "" if status else "; all results are written"
+        say(f"note: {words_of(missing)} did not end, and is ended{more}")
     if not missing or (rank and missing != [0]):
         return status
     _flush()

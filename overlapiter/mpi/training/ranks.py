@@ -14,13 +14,11 @@ from overlapiter.errors import OptionError, OverlapError, TrainingError
 from overlapiter.node import this_host
 from overlapiter.tracing import Tracing
 
-from .ending import expect_end, is_command, leave_without_finalize, note_processes
+from .ending import expect_end, note_processes, start_together
 from .groups import groups_of
 from .history import Record
 from .hosting import Host
 from .job import NoListener, begin_tracing
-from .meeting import meet
-from .meeting import words_of as ranks_words
 from .messages import Kind, Message
 from .outputs import Outputs
 from .plan import Plan
@@ -35,19 +33,14 @@ _LOOK_SECONDS = 0.02
 #: Round trips by which the clocks of two ranks are compared.
 _N_PINGS = 8
 _CLOCK_TAG = 18
-_MEETING_TAG = 16
-#: How long ranks may at least take to start, one after the other.
-_START_SECONDS = 60.0
 
 
 def train_as_rank(
     comm: Any, preparation: Preparation, listener: NoListener, *, restart: bool
 ) -> list[Record] | None:
     """Train as one rank of a communicator; see :func:`.run.train`."""
-    leave_without_finalize()
     timeout_seconds = preparation.settings.worker_timeout
-    if is_command():
-        _meet(comm, max(timeout_seconds, _START_SECONDS))
+    start_together(comm, timeout_seconds)
     own = comm.Dup()  # so that no message of the caller's is taken for ours
     processes = own.allgather((this_host().key, os.getpid()))
     is_world = comm.size == world_size()
@@ -64,13 +57,6 @@ def train_as_rank(
         raise
     expect_end(timeout_seconds)
     return result
-
-
-def _meet(comm: Any, limit_seconds: float) -> None:
-    """Wait for all ranks, before what would wait for them for ever."""
-    if missing := meet(comm, _MEETING_TAG, limit_seconds):
-        error = StoppedError if comm.rank else TrainingError
-        raise error(f"{ranks_words(missing)} did not start in {limit_seconds:g} s; start again")
 
 
 def _train(
@@ -112,7 +98,8 @@ def _shared_plan(comm: Any, preparation: Preparation) -> Plan:
     if comm.rank:
         try:  # looking at many files takes a while, in which the server may die or hang
             connection = ServerConnection(comm, 0, 0, 0, preparation.settings.worker_timeout)
-            connection.exchange(Message(Kind.ASK, comm.rank))
+            # No ASK: if it came late, the server of the run would take it for one of its own.
+            connection.exchange(Message(Kind.PING, comm.rank))
             connection.close()
             plan, failure = comm.bcast(None)
         except MPI.Exception as error:

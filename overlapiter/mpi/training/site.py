@@ -15,7 +15,7 @@ from mpi4py import MPI
 from overlapiter.errors import OptionError
 from overlapiter.node import this_host
 
-from .ending import is_tolerant
+from .ending import expect_silent, is_command, is_tolerant
 from .groups import n_doubles_of
 from .messages import Kind, Message
 from .post import Post
@@ -106,6 +106,8 @@ class Site:
             return
         if is_tolerant():
             self._signal(silent, signal.SIGKILL)
+        elif is_command() and self._is_world:  # that ends with another status, maybe
+            expect_silent(silent)
         elif self._is_world:
             status = 1 if server.failure or sys.exc_info()[0] is not None else 0
             atexit.register(lambda: self._comm.Abort(status))

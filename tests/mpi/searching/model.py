@@ -1,7 +1,8 @@
 """A classifier of digits, whose process ends, or stops, amid the first trial of a group.
 
 ``SEARCH_KILLED`` is the rank that is killed, once, when it trains or validates for the second time,
-or gets the signal ``SEARCH_SIGNAL``;
+or gets the signal ``SEARCH_SIGNAL``. That may also be ``leaves``: it leaves Python, and the other
+one goes on for longer than it waits; ``slow``: a model takes 3 s.
 ``SEARCH_MARK`` a file by which it knows that it has been. Both groups have a trial then: it waits
 for a rank of the other one, and that for it.
 """
@@ -9,6 +10,8 @@ for a rank of the other one, and that for it.
 import os
 import pathlib
 import signal
+import sys
+import time
 
 import chainer
 import chainer.links as L
@@ -16,9 +19,9 @@ import chainer.links as L
 from tests.mpi.waiting import wait_until
 
 KILLED, RANK = os.environ.get("SEARCH_KILLED", ""), os.environ.get("OMPI_COMM_WORLD_RANK")
-SIGNAL = getattr(signal, os.environ.get("SEARCH_SIGNAL", "SIGKILL"))
+DEED = os.environ.get("SEARCH_SIGNAL", "SIGKILL")
 MARK = pathlib.Path(os.environ.get("SEARCH_MARK", "mark"))
-READY = MARK.with_suffix(".ready")
+READY, WAITED = MARK.with_suffix(".ready"), MARK.with_suffix(".waited")
 
 
 class Digits(chainer.Chain):
@@ -35,12 +38,19 @@ class Digits(chainer.Chain):
         if is_killed and self.n_calls > 1 and not MARK.exists():
             wait_until(READY.exists)
             MARK.touch()
-            os.kill(os.getpid(), SIGNAL)
+            if DEED == "leaves":
+                sys.exit(1)
+            os.kill(os.getpid(), getattr(signal, DEED))
         if KILLED and RANK in ("0", "1") and RANK != KILLED:
             READY.touch()
             wait_until(MARK.exists)
+            if DEED == "leaves" and not WAITED.exists():
+                WAITED.touch()
+                time.sleep(6)
         return self.out(chainer.functions.relu(self.hidden(pixels)))
 
 
 def build_model(n_hidden=16):
+    if DEED == "slow":
+        time.sleep(3)
     return Digits(n_hidden)

@@ -39,12 +39,13 @@ def search(
     n_ranks: int = 0,
     more: str = "",
     launcher: Sequence[str] = TOLERANT,
+    program: str = "overlapiter",
     **environment: str,
 ):
     """Run the command on the digits; return its exit status, its output and its complaints."""
     lists = write_digits(folder)
     (folder / "space.toml").write_text(SPACE + more)
-    command = [sys.executable, "-m", "overlapiter", "search", "space.toml", MODEL, *lists]
+    command = [sys.executable, "-m", program, "search", "space.toml", MODEL, *lists]
     if n_ranks:
         mpiexec = ["mpiexec", "--allow-run-as-root", "--oversubscribe", *launcher]
         command = [*mpiexec, "-n", n_ranks, *command]
@@ -124,14 +125,49 @@ class TestStopped:
     ) -> None:
         words = ("--group", group_size)
         fault = {"SEARCH_KILLED": str(stopped), "SEARCH_SIGNAL": "SIGSTOP"}
-        more = "worker_timeout = 3"
+        more = "worker_timeout = 6"
         ended = search(tmp_path, 4, *words, n_ranks=n_ranks, more=more, launcher=launcher, **fault)
         assert (ended.returncode == 0) == (stopped != 0), ended.stderr
         assert [trial["state"] for trial in results(tmp_path)["trials"]] == ["complete"] * 4
         if stopped == 3:  # it is continued, and may go on
             assert "of group 1 is done again" in ended.stderr
         else:
-            assert f"rank {stopped} is silent for 3 s; another group does trial" in ended.stderr
+            assert f"rank {stopped} is silent for 6 s; another group does trial" in ended.stderr
+
+
+@pytest.mark.slow
+class TestSearchOfRanks:
+    pytestmark = NEEDS_MPIEXEC
+
+    def test_a_leader_that_leaves_early_does_not_end_the_trials_of_the_others(
+        self, tmp_path: Path
+    ) -> None:
+        fault = {"SEARCH_KILLED": "1", "SEARCH_SIGNAL": "leaves"}
+        more = "worker_timeout = 1"
+        ended = search(
+            tmp_path, 2, n_ranks=2, more=more, launcher=(), program="tests.mpi.impatient", **fault
+        )
+        assert [trial["state"] for trial in results(tmp_path)["trials"]] == ["complete"] * 2
+        assert "did not end" not in ended.stderr
+        assert "has not ended" not in ended.stderr
+
+    def test_a_search_does_not_wait_for_ever_for_a_rank_that_is_stopped_at_the_start(
+        self, tmp_path: Path
+    ) -> None:
+        more, fault = "worker_timeout = 1", {"STOPPED_RANK": "1"}
+        ended = search(
+            tmp_path, 2, n_ranks=2, more=more, launcher=(), program="tests.mpi.impatient", **fault
+        )
+        assert ended.returncode == 1
+        assert "rank 1 did not start in 3 s" in ended.stderr
+
+    def test_trials_whose_start_takes_longer_than_the_limit_are_no_losses(
+        self, tmp_path: Path
+    ) -> None:
+        more = "worker_timeout = 1"
+        ended = search(tmp_path, 1, n_ranks=2, more=more, launcher=(), SEARCH_SIGNAL="slow")
+        assert ended.returncode == 0, ended.stderr
+        assert "silent" not in ended.stderr
 
 
 def test_a_space_that_cannot_work_is_refused_before_anything_starts(tmp_path: Path) -> None:

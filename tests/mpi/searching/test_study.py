@@ -8,7 +8,8 @@ import pytest
 
 from overlapiter.errors import OptionError, TrainingError
 from overlapiter.mpi.searching.space import Space, space_of
-from overlapiter.mpi.searching.study import Asked, Study, Trial
+from overlapiter.mpi.searching.study import Asked, Study, Trial, journal_bytes
+from tests.mpi.waiting import wait_until
 
 pytest.importorskip("optuna")
 
@@ -143,6 +144,55 @@ def test_a_group_that_gives_signs_of_life_keeps_its_trial(tmp_path: Path) -> Non
     for _ in range(3):
         asked.beat()
         assert mine.ask("run:0:0", nobody_is_lost) is None
+
+
+def test_a_group_whose_main_thread_is_busy_gives_signs_of_life_from_another(tmp_path: Path) -> None:
+    study = open_study(tmp_path, 1)
+    study.timeout_seconds = 0.05
+    with ask(study).beating():
+        for _ in range(2):
+            before = journal_bytes(str(tmp_path))
+            wait_until(lambda before=before: journal_bytes(str(tmp_path)) > before)
+
+
+def test_a_group_whose_main_thread_hangs_for_long_gives_no_signs_of_life(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("overlapiter.mpi.searching.study._PATIENCE", 0)
+    mine, theirs = open_study(tmp_path, 1), open_study(tmp_path, 1)
+    mine.timeout_seconds = theirs.timeout_seconds = 0.05
+    with ask(theirs, "run:1:3").beating():
+        wait_until(lambda: mine.ask("run:0:0", nobody_is_lost))
+
+
+def test_a_report_counts_though_optunas_lock_was_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from optuna.storages.journal import JournalFileSymlinkLock
+
+    release = JournalFileSymlinkLock.release
+
+    def lose(lock: JournalFileSymlinkLock) -> None:
+        release(lock)
+        release(lock)  # as if another process had taken it meanwhile
+
+    study = open_study(tmp_path, 1)
+    asked = ask(study)
+    with monkeypatch.context() as patch:
+        patch.setattr(JournalFileSymlinkLock, "release", lose)
+        assert not asked.on_epoch({"epoch": 1, "val_accuracy": 0.5})
+    assert study.tell(asked).value == 0.5
+
+
+def test_a_trial_that_ends_whoever_trains_it_has_failed(tmp_path: Path) -> None:
+    studies = [open_study(tmp_path, 2) for _ in range(4)]
+    ask(studies[0], "run:0:0")
+    for rank in (1, 2):
+        ask(studies[rank], f"run:{rank}:{rank}", f"run:{rank - 1}:{rank - 1}".__eq__)
+    fresh = ask(studies[3], "run:3:3", "run:2:2".__eq__)
+    assert not fresh.is_continued
+    (failed,) = (trial for trial in studies[3].trials() if trial.state == "failed")
+    assert failed.reason == "rank 2 is dead, as others were before"
 
 
 def test_a_trial_that_costs_ranks_again_and_again_has_failed(tmp_path: Path) -> None:

@@ -66,13 +66,14 @@ def begin_training(
     n_ranks: int,
     *words: object,
     is_tolerant: bool = False,
+    program: str = "overlapiter",
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start ``overlapiter train`` with some words, on 0 ranks without mpiexec.
 
-    What it prints goes to ``output.txt``.
+    What it prints goes to ``output.txt``. ``program`` is the module that is run.
     """
-    command = [sys.executable, "-m", "overlapiter", "train", *map(str, words)]
+    command = [sys.executable, "-m", program, "train", *map(str, words)]
     if n_ranks:
         tolerance = ["--with-ft", "ulfm"] if is_tolerant else []
         launcher = ["mpiexec", "--allow-run-as-root", "--oversubscribe", *tolerance]

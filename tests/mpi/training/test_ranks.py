@@ -283,3 +283,16 @@ def test_a_run_that_is_refused_late_ends_with_the_exit_code_of_the_command_line(
     ended = run_training(tmp_path, 3, *words, "--batch", 5, is_tolerant=is_tolerant)
     assert ended.exit_status == 2
     assert ended.output.count("holds the checkpoint of a run with 2, not 5") == 1
+
+
+@pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_a_rank_that_is_stopped_at_the_start_is_named_and_does_not_keep_the_job_from_ending(
+    tmp_path: Path, stopped: int
+) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--worker-timeout", 1)
+    environment = {"STOPPED_RANK": str(stopped)}
+    program = "tests.mpi.impatient"
+    ended = run_training(tmp_path, 3, *words, program=program, environment=environment)
+    assert ended.exit_status == 1, ended.output
+    named = "rank 1 did not start in 3 s" if stopped else "rank 0 has not ended"
+    assert named in ended.output

@@ -1,0 +1,18 @@
+"""``overlapiter`` with short limits, on a rank that may stop as it starts: ``STOPPED_RANK``."""
+
+import os
+import signal
+import sys
+
+from mpi4py import MPI  # it starts MPI, which no rank can do without the others
+
+from overlapiter.__main__ import main
+from overlapiter.mpi.training import ending
+
+ending._START_SECONDS = 3.0
+ending._LEAVE_SECONDS = 2.0
+
+if __name__ == "__main__":
+    if os.environ.get("STOPPED_RANK") == str(MPI.COMM_WORLD.rank):
+        os.kill(os.getpid(), signal.SIGSTOP)
+    sys.exit(main())
