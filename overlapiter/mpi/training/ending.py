@@ -32,6 +32,8 @@ _LEAVE_SECONDS = 30.0
 _START_SECONDS = 60.0
 #: How long mpiexec may take to pass on what was said, which it drops when the job is aborted.
 _PASS_ON_SECONDS = 0.5
+#: Between two ranks that would end the job: longer than that, and than what ends it takes.
+_TURN_SECONDS = 2.0
 
 
 class _State:
@@ -158,18 +160,19 @@ def _leave() -> None:
 
 def _meet_others(world: Any, say: Callable[[str], object], status: int) -> int:
     """Wait for the other ranks, end the job if some do not come; return the exit status."""
-    from .meeting import meet, words_of
+    from .meeting import dead_in, meet, words_of
 
     rank = world.rank
     # Later for each rank: if rank 0 does not come, one of the others says so, and ends the job.
-    limit_seconds = _State.patience_seconds + 0.5 * (rank - 1)
+    limit_seconds = _State.patience_seconds + _TURN_SECONDS * (rank - 1)
     if not rank and _State.sign is None:
         limit_seconds = _LEAVE_SECONDS
     sign = _State.sign or (lambda: None)
     missing = meet(world, _TAG, limit_seconds, sign, _State.silent)
     if missing == [0]:
         status = status or 1
-        say("note: rank 0 has not ended; what it writes may be incomplete: start again")
+        if not (is_tolerant() and 0 in dead_in(world)):  # else who has ended it has said so
+            say("note: rank 0 has not ended; what it writes may be incomplete: start again")
     elif missing and not rank:
         more = "" if status else "; all results are written"
         say(f"note: {words_of(missing)} did not end, and is ended{more}")

@@ -86,7 +86,7 @@ def pickled_pieces(thing: object, kind: type[pickle.Pickler]) -> list[memoryview
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
     make_pickler(kind, stream, buffers.append).dump(thing)
-    # Not getbuffer(): a stream that is garbage together with its buffer complains on standard error.
+    # Not getbuffer(): a stream that is garbage together with its buffer complains.
     return [memoryview(stream.getvalue()), *(buffer.raw() for buffer in buffers)]
 
 
