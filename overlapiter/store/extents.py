@@ -186,7 +186,7 @@ class ExtentReader:
             fd, path = self._open_segment(extent.tier, extent.segment)
             try:
                 found = os.fstat(fd)
-                stamp = (found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+                stamp = _stamp_of(found)
                 place = extent.tier, extent.segment
                 if self._verified.get(place) != stamp:
                     if found.st_size != extent.size or not _is_right(fd, extent):
@@ -197,6 +197,21 @@ class ExtentReader:
         except OSError as error:
             raise DamagedError(f"segment {extent.segment:x}: {error}") from error
         return path
+
+    def is_as_verified(self, extent: Extent) -> bool:
+        """Return whether a large file is as it was when its path was given, or evicted since.
+
+        What has opened a file that is evicted goes on with its bytes.
+        """
+        stamp = self._verified.get((extent.tier, extent.segment))
+        try:
+            found = os.stat(segment_path(self._folders[extent.tier], extent.segment))
+        except FileNotFoundError:
+            return True
+        except OSError:
+            return False
+        # Not ctime: a hard link, which gives a library a path, changes it.
+        return stamp is not None and stamp[:3] == _stamp_of(found)[:3]
 
     def is_right(self, extent: Extent) -> bool:
         """Return whether the bytes of a file are those that were copied; reads all of them."""
@@ -243,6 +258,11 @@ class ExtentReader:
     def _close_open(self) -> None:
         while self._open:
             os.close(self._open.popitem()[1][0])
+
+
+def _stamp_of(found: os.stat_result) -> tuple[int, ...]:
+    """Return what of a file is another number once its content has changed."""
+    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
 def _is_right(fd: int, extent: Extent) -> bool:

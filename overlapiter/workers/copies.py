@@ -51,6 +51,7 @@ class StagedCopies:
         self.table: dict[int, Extent] = {}
         self.has_missed = False
         self._is_trusted = True
+        self._large: list[Extent] = []  # those of which the current example got the path
         self.opened: list[str] = []
         self.opens_staged = 0
         self.opens_source = 0
@@ -62,6 +63,7 @@ class StagedCopies:
     def begin_example(self) -> None:
         """Forget what the previous example opened, and the files that were made for it."""
         self.opened = []
+        self._large = []
         self.has_missed, self._is_trusted = False, True
         self._files.forget()
 
@@ -94,6 +96,8 @@ class StagedCopies:
             except (DamagedError, OSError):
                 self._miss(extent)
             else:
+                if extent.is_whole:
+                    self._large.append(extent)
                 self.opens_staged += 1
                 self._note_read(extent.tier, n_bytes, time.monotonic_ns() - began_ns)
                 return given
@@ -114,6 +118,13 @@ class StagedCopies:
     def _miss(self, extent: Extent) -> None:
         self.has_missed = True
         self.table.pop(extent.key, None)
+
+    def have_changed(self) -> bool:
+        """Return whether a large copy has changed since the current example opened it.
+
+        It is verified before it is read, a small one after that.
+        """
+        return not all(map(self._reader.is_as_verified, self._large))
 
     def distrust(self) -> None:
         """Send the further opens of this example to the source; its files are looked at again."""

@@ -236,21 +236,25 @@ class FileReader:
             return []
 
     def _fetch(self, task: ReadTask, number: int, index: int) -> Any:
-        """Return an example; if the dataset fails on a staged copy, from the source instead."""
+        """Return an example; if it fails on a staged copy or that changes, from the source."""
         copies = self._copies
         opens_before = 0 if copies is None else copies.opens_staged
         for is_last in (False, True):
             if task.epochs is not None and self._plan.seed is not None:
                 self._face.seed_example(self._plan.seed, task.epochs[number], index)
             try:
+                example: object
                 if self._face.fetches_whole:
-                    return self._face.fetch_whole(task.indices)
-                return self._dataset[self._index_type(index)]
+                    example = self._face.fetch_whole(task.indices)
+                else:
+                    example = self._dataset[self._index_type(index)]
+                if is_last or copies is None or not copies.have_changed():
+                    return example
             except BaseException:
                 # The copy may be damaged, or its disk.
                 if is_last or copies is None or copies.opens_staged == opens_before:
                     raise
-                copies.distrust()
+            copies.distrust()
         raise AssertionError
 
     def _write(self, task: ReadTask, row: int, example: object) -> Any:
