@@ -17,8 +17,8 @@ def test_each_table_is_that_of_its_json_file(path):
     assert documents.renewed(path.read_text()) == path.read_text(), "run python -m bench tables"
 
 
-#: Results of an earlier version that said less; none may be added.
-OLD = {"data-parallel", "data-parallel-compute"}
+#: A result of an earlier version that said less; none may be added.
+OLD = {"data-parallel"}
 
 
 @pytest.mark.parametrize("path", sorted(claim.RESULTS.glob("*.json")), ids=lambda path: path.stem)
