@@ -15,7 +15,6 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch.utils import data  # noqa: E402
 
-from overlapiter import pipeline  # noqa: E402
 from overlapiter.explain import Cause, Explanation  # noqa: E402
 from overlapiter.torch import DataLoader  # noqa: E402
 from tests.chainer.scripts import workers  # noqa: E402
@@ -396,7 +395,7 @@ def test_an_iterable_style_dataset_is_refused_with_the_reason() -> None:
 
 def test_an_explanation_names_the_arguments_of_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
     told = Explanation(Cause.DECODING, "Give n_processes=4.", "give n_processes=4", 1.0, 4.0)
-    monkeypatch.setattr(pipeline, "explain", lambda *_: told)
+    monkeypatch.setattr("overlapiter.explain.explain", lambda *_: told)
     with contextlib.closing(DataLoader([1.0, 2.0], num_workers=1)) as loader:
         assert loader.explain() is None
         assert len([*loader]) == 2
