@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import collections
 import functools
-import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -20,8 +19,9 @@ from typing import Literal
 from overlapiter.origins.origin import Origin, Original
 
 from .copier import Content, Copier, Copy
-from .elsewhere import FetchedFile, Fetches, Holders
+from .elsewhere import Fetches, Holders
 from .extents import Extent, ExtentReader
+from .fetching import Fetching
 from .health import Health
 from .index import IndexBusyError
 from .mover import Mover
@@ -34,8 +34,6 @@ from .waiting import Wait
 Validation = Literal["mtime", "checksum", "never"]
 
 _REMEMBERED = 4096
-#: Of a name that another node is asked for.
-_MOST_NAME_BYTES = 60_000
 
 
 class Stager:
@@ -65,16 +63,18 @@ class Stager:
         peers: Fetches | None = None,
     ) -> None:
         self.stores = stores
-        self._peers = peers
         self._origin = origin
         self._validate = validate
-        self._submit = submit
+        self.submit = submit
         self._note_answer = note_answer
         self._lock = threading.Lock()
         self._health = Health(stores, warn)
         self._copier = Copier(stores, origin, self._health, note_answer)
         reader = ExtentReader([store.site.directory for store in stores])
         self._mover = Mover(self._copier, reader, len(stores))
+        self._fetching = (
+            None if peers is None else Fetching(peers, stores[0].source, self._copier, self)
+        )
         self._compared: collections.OrderedDict[int, Extent] = collections.OrderedDict()
         self._stuck: set[int] = set()  # keys whose owners write nothing: not waited for again
         self._parts: dict[Part, None] = {}  # that are not done
@@ -129,7 +129,7 @@ class Stager:
 
     def _do(self, jobs: Sequence[Callable[[], None]]) -> None:
         for job in jobs[1:]:
-            self._submit(job)
+            self.submit(job)
         if jobs:
             jobs[0]()
 
@@ -281,8 +281,8 @@ class Stager:
                 part.answers[key] = Staged(Outcome.FOUND, found.extent, is_settled)
             part.n_copying += len(claimed.mine)
             part.n_jobs += len(claimed.mine) + bool(claimed.others)
-        self._do([functools.partial(self._copy, part, *by_key[key]) for key in claimed.mine
-                  if not (self._peers and self._ask_peers(part, *by_key[key]))])  # fmt: skip
+        self._do([functools.partial(self.copy, part, *by_key[key]) for key in claimed.mine
+                  if not self._is_fetched(part, *by_key[key])])  # fmt: skip
         return claimed.others
 
     def _wait(
@@ -298,7 +298,7 @@ class Stager:
                     raise TimeoutError
                 self._note_answer(int(wait.pause() * 1e9), 0)
                 if part.partly is not None:
-                    self._submit(functools.partial(self._wait, part, by_key, wait))
+                    self.submit(functools.partial(self._wait, part, by_key, wait))
                     return
             self._stuck.difference_update(wait.owners)
             by_key = {key: by_key[key] for key in wait.owners}
@@ -322,8 +322,11 @@ class Stager:
 
     # --- copies -------------------------------------------------------------------------------
 
-    def _copy(self, part: Part, file: Wanted, lower: Extent | None) -> None:
-        """Copy a claimed file; the last copy of a part has all of them published."""
+    def copy(self, part: Part, file: Wanted, lower: Extent | None = None) -> None:
+        """Copy a claimed file, from a slower tier if it is there.
+
+        The last copy of a part has all of them published.
+        """
         got: Content | Copy | Staged | None
         if lower is None:
             self._reading[file.key] = None
@@ -333,12 +336,23 @@ class Stager:
                 self._reading.pop(file.key, None)
         else:
             got = None if part.home else self._mover.lift(file, lower)
-        self._end_copy(part, file, lower, got)
+        self.end_copy(part, file, got, lower)
 
-    def _end_copy(
-        self, part: Part, file: Wanted, lower: Extent | None, got: Content | Copy | Staged | None
+    def end_copy(
+        self,
+        part: Part,
+        file: Wanted,
+        got: Content | Copy | Staged | None,
+        lower: Extent | None = None,
     ) -> None:
-        """Take note of what has become of a claimed file."""
+        """Take note of what has become of a claimed file.
+
+        Args:
+            part: The part that it belongs to.
+            file: The file.
+            got: Its content, its copy, or why there is none; None if it stays in a slower tier.
+            lower: Where it is in that tier; None if it comes from elsewhere.
+        """
         with self._lock:
             part.batch.add(file.key, got, is_rising=lower is not None)
             if isinstance(got, Staged):
@@ -353,77 +367,23 @@ class Stager:
         self._publish(part, batch)
         self._end_job(part)
 
-    # --- other nodes --------------------------------------------------------------------------
+    def _is_fetched(self, part: Part, file: Wanted, lower: Extent | None) -> bool:
+        """Return whether another node is asked for a claimed file, or has sent it."""
+        return lower is None and self._fetching is not None and self._fetching.ask(part, file)
 
-    def _ask_peers(self, part: Part, file: Wanted, lower: Extent | None) -> bool:
-        """Have a claimed file fetched from another node; return False if none may hold it."""
-        holders = part.holders.get(file.key)
-        if self._peers is None or holders is None or lower is not None:
-            return False
-        name = os.fsencode(file.path.removeprefix(os.path.join(self.stores[0].source, "")))
-        if len(name) > _MOST_NAME_BYTES:
-            return False
-        if part.partly is not None:
-            self._peers.fetch(name, holders, functools.partial(self._receive, part, file))
-            return True
-        is_settled = threading.Event()  # the caller waits, and no job may: see stage
+    def has_to_compare(self) -> bool:
+        """Return whether copies are compared with their sources at all."""
+        return self._validate != "never"
 
-        def take(source: FetchedFile | None) -> bool:
-            is_right = source is not None and self._receive(part, file, source)
-            if is_right:
-                is_fetched.append(True)
-            if is_right or source is None:
-                is_settled.set()
-            return is_right
-
-        is_fetched: list[bool] = []
-        self._peers.fetch(name, holders, take)
-        is_settled.wait()
-        return bool(is_fetched)
-
-    def _receive(self, part: Part, file: Wanted, source: FetchedFile | None) -> bool:
-        """Take a file from another node; from the source, if no node has it."""
-        if source is None:
-            self._submit(functools.partial(self._copy, part, file, None))
-            return True
-        known = part.trusted.get(file.key)
-        if known is not None:
-            if (*source.stat(), source.checksum) != (known.size, known.mtime, known.checksum):
-                return False
-        elif not source.is_fresh and self._validate != "never":
-            return self._receive_unknown(part, file, source)
-        got = self._copier.receive(file, source, part.home, part.make_room)
-        if got is not None:
-            self._end_copy(part, file, None, got)
-        return got is not None
-
-    def _receive_unknown(self, part: Part, file: Wanted, source: FetchedFile) -> bool:
-        """Take a file that this job has not compared with its source yet, and do so."""
-        got = self._copier.receive(file, source, part.home, part.make_room)
-        if got is None:
-            return False
-        if part.partly is None:
-            self._compare_received(part, file, got)
-        else:  # other files come behind this one
-            self._submit(functools.partial(self._compare_received, part, file, got))
-        return True
-
-    def _compare_received(self, part: Part, file: Wanted, got: Content | Copy | Staged) -> None:
-        if isinstance(got, Staged):  # there was no room for it
-            self._end_copy(part, file, None, got)
-            return
+    def is_as_source(self, path: str, original: Original) -> bool:
+        """Return whether a source file can be looked at, and is what was copied."""
         began_ns = time.monotonic_ns()
         try:
-            is_valid = self._origin.stat(file.path) == got.original
+            return self._origin.stat(path) == original
         except OSError:
-            is_valid = False
-        self._note_answer(time.monotonic_ns() - began_ns, 0)
-        if is_valid:
-            self._end_copy(part, file, None, got)
-            return
-        if isinstance(got, Copy):
-            self._copier.discard(got)
-        self._copy(part, file, None)
+            return False
+        finally:
+            self._note_answer(time.monotonic_ns() - began_ns, 0)
 
     def _publish(self, part: Part, batch: Batch) -> None:
         """Write what was read, and make all copies known."""
