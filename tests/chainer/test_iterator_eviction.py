@@ -18,7 +18,7 @@ from overlapiter.order import seeded_order
 from tests.chainer.cache_datasets import FILE_BYTES, Drawn, FewFiles, Pairs, names_of, write_files
 from tests.chainer.iterator_datasets import DeclaredFiles, SourceFiles
 from tests.chainer.scripts import kill_all, wait_until, workers
-from tests.support.staged import data_on_disk, staged_paths
+from tests.support.staged import charged_bytes, data_on_disk, staged_paths
 
 N_FILES = 160
 BATCH_SIZE = 4
@@ -320,6 +320,8 @@ def test_what_no_run_uses_makes_room_and_what_a_run_uses_stays(
     staging = {"capacity": 200 * FILE_BYTES}  # so that little is reserved ahead
     with no_warning(), iterator_of(in_use, in_use.folder, fast, staging=staging) as validation:
         take_epoch(validation, in_use, 5)
+        # Until its prefetchers rest they keep some room, with which it is more than the capacity.
+        wait_until(lambda: charged_bytes(fast) == 80 * FILE_BYTES)
         with iterator_of(DeclaredFiles(source, NAMES), source, fast) as iterator:
             take_epoch(iterator, DeclaredFiles(source, NAMES))
             take_epoch(iterator, DeclaredFiles(source, NAMES))
