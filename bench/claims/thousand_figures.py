@@ -116,5 +116,6 @@ def _draw_bars(points: list[dict]) -> Figure:
     axes.bar_label(bars, [f"{rate:,.0f}" for rate in middle], padding=4)
     axes.set_yticks(range(len(points)), names)
     axes.grid(visible=False, axis="y")
-    axes.set(xlim=(0, 1.15 * float(middle.max())), xlabel=_RATE_WORDS)
+    # Room for the number behind the longest bar, whose maximum may be far above its median.
+    axes.set(xlim=(0, 1.15 * float((middle + spread[1]).max())), xlabel=_RATE_WORDS)
     return figure
