@@ -20,9 +20,10 @@ from overlapiter.mpi.training.settings import METRICS, Settings, read_toml
 from overlapiter.mpi.training.worker import DesertedError
 from overlapiter.node import launched_rank
 
+from .asked import Asked
 from .groups import Alone, Group
 from .space import Values, is_of_model, space_of, split
-from .study import Asked, Study, Trial, journal_bytes
+from .study import Study, Trial, journal_bytes
 
 _LOOK_SECONDS = 0.2
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple
 
 from overlapiter.errors import OptionError, TrainingError
 
+from .asked import Asked
 from .space import Space, Values
 
 _JOURNAL = "study.journal"
@@ -25,10 +25,6 @@ _JOURNAL = "study.journal"
 _OWNERLESS_SECONDS = 30.0
 #: So often a trial is done again that has lost ranks; it may be what stops or ends them.
 _MOST_LOSSES = 2
-#: Signs of life that a group gives within the limit.
-_BEATS = 5
-#: For so many times the limit the main thread of a group may be busy, say with many large files.
-_PATIENCE = 10
 #: So many trials may fail before any succeeds; then something else than the settings is wrong.
 _MOST_FAILURES = 5
 
@@ -148,7 +144,7 @@ class Study:
         first = int(trial.user_attrs.get("continues", trial.number))
         values["out"] = os.path.join(self._out, "trials", f"{first:04}")
         trial.set_user_attr("out", values["out"])
-        return Asked(trial, values, self.metric, self.timeout_seconds / _BEATS)
+        return Asked(trial, values, self.metric, self.timeout_seconds)
 
     def is_over(self) -> bool:
         """Return whether all trials have ended."""
@@ -265,104 +261,6 @@ class Study:
         complete = [each for each in self.trials() if each.state == "complete"]
         sign = -1.0 if self.is_maximized else 1.0
         return min(complete, key=lambda trial: sign * (trial.value or 0.0), default=None)
-
-
-class Asked:
-    """A trial that a group is to train.
-
-    Attributes:
-        number: Of the trial.
-        values: Its settings.
-        value: Of the metric after the last epoch so far.
-        is_pruned: Whether it was ended since others were better.
-        reason: Why it failed; empty otherwise. The group that trains it sets it.
-        is_continued: Whether a group that was lost has begun it.
-    """
-
-    def __init__(
-        self, trial: Any, values: Values, metric: str, beat_seconds: float = math.inf
-    ) -> None:
-        self.number: int = trial.number
-        self.values = values
-        self.value: float | None = None
-        self.is_pruned = False
-        self.reason = ""
-        self.is_continued = "continues" in trial.user_attrs
-        self._trial = trial
-        self._metric = metric
-        self._beat_seconds = beat_seconds
-        self._seen_at = time.monotonic()
-        self._n_beats = 0
-        for epoch, value in trial.user_attrs.get("epochs", {}).items():
-            self._report(int(epoch), value)
-
-    def _report(self, epoch: int, value: float) -> None:
-        self.value = value
-        with warnings.catch_warnings():  # an epoch that was reported before counts once
-            warnings.simplefilter("ignore", UserWarning)
-            self._trial.report(value, epoch)
-
-    @contextlib.contextmanager
-    def beating(self) -> Iterator[None]:
-        """Give the other groups signs of life during the block, whatever the main thread does.
-
-        A process that is stopped gives none, nor one whose main thread has shown none for long.
-        """
-        ended = threading.Event()
-        thread = threading.Thread(target=self._beat_until, args=(ended,), daemon=True)
-        self.alive()
-        if math.isfinite(self._beat_seconds):
-            thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            if thread.is_alive():
-                thread.join()
-
-    def _beat_until(self, ended: threading.Event) -> None:
-        limit_seconds = _PATIENCE * _BEATS * self._beat_seconds
-        is_mine = True
-        while is_mine and not ended.wait(self._beat_seconds):
-            is_mine = time.monotonic() > self._seen_at + limit_seconds or self.beat()
-
-    def alive(self) -> None:
-        """Note that the main thread goes on."""
-        self._seen_at = time.monotonic()
-
-    def beat(self) -> bool:
-        """Give a sign of life; return False if another group has been given the trial."""
-        self._n_beats += 1
-        storage, trial_id = self._trial.storage, self._trial._trial_id  # Trial is for one thread
-        return self._write(lambda: storage.set_trial_user_attr(trial_id, "beat", self._n_beats))
-
-    def _write(self, write: Callable[[], object]) -> bool:
-        """Write to the journal; return False if the trial has ended, for the others."""
-        from optuna.exceptions import UpdateFinishedTrialError
-
-        try:
-            write()
-        except UpdateFinishedTrialError:
-            return False
-        except RuntimeError as error:  # it is written, but Optuna's lock was broken after 30 s
-            if "lock" not in str(error):
-                raise
-        return True
-
-    def on_epoch(self, record: dict[str, Any]) -> bool:
-        """Take the record of an epoch; return whether that is to be the last one."""
-        if self._metric not in record:
-            self.reason = f"an epoch has no {self._metric}; are there validation files?"
-            return True
-        epoch, value = record["epoch"], float(record[self._metric])
-        if not self._write(lambda: self._report(epoch, value)):
-            return True
-        self.is_pruned = bool(self._trial.should_prune())
-        return self.is_pruned
-
-    def finish(self, record: dict[str, Any]) -> None:
-        """Take the record of the last epoch, which may be from before it was continued."""
-        self.value = record.get(self._metric, self.value)
 
 
 def journal_bytes(out: str) -> int:

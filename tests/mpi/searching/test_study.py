@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 
 from overlapiter.errors import OptionError, TrainingError
+from overlapiter.mpi.searching.asked import Asked
 from overlapiter.mpi.searching.space import Space, space_of
-from overlapiter.mpi.searching.study import Asked, Study, Trial, journal_bytes
+from overlapiter.mpi.searching.study import Study, Trial, journal_bytes
 from tests.mpi.waiting import wait_until
 
 pytest.importorskip("optuna")
@@ -158,7 +159,7 @@ def test_a_group_whose_main_thread_is_busy_gives_signs_of_life_from_another(tmp_
 def test_a_group_whose_main_thread_hangs_for_long_gives_no_signs_of_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("overlapiter.mpi.searching.study._PATIENCE", 0)
+    monkeypatch.setattr("overlapiter.mpi.searching.asked._PATIENCE", 0)
     mine, theirs = open_study(tmp_path, 1), open_study(tmp_path, 1)
     mine.timeout_seconds = theirs.timeout_seconds = 0.05
     with ask(theirs, "run:1:3").beating():
