@@ -17,16 +17,11 @@ def test_each_table_is_that_of_its_json_file(path):
     assert documents.renewed(path.read_text()) == path.read_text(), "run python -m bench tables"
 
 
-#: A result of an earlier version that said less; none may be added.
-OLD = {"data-parallel"}
-
-
 @pytest.mark.parametrize("path", sorted(claim.RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_each_result_is_of_an_experiment_and_says_what_was_measured_when(path):
     result = json.loads(path.read_text())
     assert path.stem in {experiment.name for experiment in plan.EXPERIMENTS}
-    missing = {"commit", "date", "command", "machine"} - set(result)
-    assert bool(missing) == (path.stem in OLD), f"missing {missing}; or take it out of OLD"
+    assert not {"commit", "date", "command", "machine"} - set(result)
     assert not result.get("changed"), "measured on files that no commit has"
 
 
