@@ -49,10 +49,11 @@ class Claim:
     faults: Callable[[dict], list[str]] = lambda _: []
 
     def text_of(self, result: dict) -> str:
-        """Return what is printed of a result."""
+        """Return what is printed of a result: no table of which it has no row."""
         if self.show is not None:
             return self.show(result)
-        return "\n\n".join(aligned(make(result)) for make in self.tables.values())
+        tables = [make(result) for make in self.tables.values()]
+        return "\n\n".join(aligned(rows) for rows in tables if len(rows) > 1)
 
 
 def claim_of(name: str) -> Claim:
