@@ -46,8 +46,8 @@ class Eviction:
     """Knows which examples are staged, when each is read next, and so which ones to evict.
 
     An example that has been handed out, to be staged or read, is never a victim until its
-    mini-batch is settled. One that nobody has looked at may be staged since an earlier run, so it
-    is a victim like others, in the slowest tier. Positions are those of :class:`NextUse`.
+    mini-batch is settled. One that this run has not looked up may be staged since an earlier run,
+    so it is a victim like others, in the slowest tier. Positions are those of :class:`NextUse`.
 
     Args:
         n_examples: Examples in the dataset.
@@ -76,7 +76,7 @@ class Eviction:
         self._n_known = 0
         self._known_bytes = 0
         self._slowest = n_tiers - 1
-        self._has_begun = False  # as long as nobody has to go, who would is not kept up to date
+        self._has_begun = False  # before the first offer, the order of victims is not kept
         self._is_guessing = True
         self._n_guesses = self._n_right = 0
         self.n_in_window = 0
@@ -190,7 +190,7 @@ class Eviction:
             self.largest_bytes = max(self.largest_bytes, own_bytes)
         if paths:
             self._paths[index] = paths
-            self._is_guessing = False  # of others nobody knows the files
+            self._is_guessing = False  # the files of the others are not known
         if self._tiers[index] < 0:
             self.staged_bytes += int(self._bytes[index])
         self.move(index, tier)

@@ -42,7 +42,7 @@ class Owners:
         self._n_files = 0
 
     def add(self, index: int, file_id: int) -> bool:
-        """Note that an example reads a file; return whether nobody did before."""
+        """Note that an example reads a file; return whether it is the first one that does."""
         place = self._find(file_id)
         owner = self._owners[place]
         if owner == _NOBODY:
