@@ -51,8 +51,10 @@ def train_as_rank(
     except ServerLostError as error:
         if is_world:
             end_server(own, error.rank, processes[error.rank])
+        if not error.rank:  # else the other groups go on, for as long as it takes
+            expect_end(timeout_seconds)
         raise
-    except Exception:
+    except BaseException:
         expect_end(timeout_seconds)
         raise
     expect_end(timeout_seconds)

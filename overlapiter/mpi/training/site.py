@@ -79,9 +79,18 @@ class Site:
 
     # --- silent ranks -------------------------------------------------------------------------
 
+    def _silent(self, server: Server) -> list[int]:
+        """Return the workers that were given up and, as far as is known, live.
+
+        Where it is a whole group, its sub-server may be the one that is silent.
+        """
+        silent = [rank for rank, why in server.lost.items() if why.startswith("silent")]
+        groups = self._groups.items()
+        return silent + [master for master, group in groups if {*group} <= {*silent}]
+
     def has_hope(self, server: Server) -> bool:
-        """Return whether to wait for silent workers at the end: they are continued, for a while."""
-        silent = _silent(server)
+        """Return whether to wait for silent ranks at the end: they are continued, for a while."""
+        silent = self._silent(server)
         if not silent:
             return False
         if not self._hope_until:
@@ -96,12 +105,12 @@ class Site:
                     os.kill(self._pids[rank], number)
 
     def end_silent(self, server: Server) -> None:
-        """End the workers that do not answer: MPI's end, and so the launcher, would wait for them.
+        """End the ranks that do not answer: MPI's end, and so the launcher, would wait for them.
 
         With fault tolerance they are killed, those of this node; else the whole job is ended when
         this process has done the rest, with its exit status.
         """
-        silent = _silent(server)
+        silent = self._silent(server)
         if not silent:
             return
         if is_tolerant():
@@ -130,8 +139,3 @@ def end_server(comm: Any, server: int, process: tuple[object, int]) -> None:
             os.kill(pid, signal.SIGKILL)
     elif not server:
         atexit.register(lambda: comm.Abort(1))
-
-
-def _silent(server: Server) -> list[int]:
-    """Return the workers that were given up and, as far as is known, live."""
-    return [rank for rank, why in server.lost.items() if why.startswith("silent")]
