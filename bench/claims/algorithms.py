@@ -111,16 +111,18 @@ def targets(points: list[dict]) -> list[dict]:
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
-    """Draw the accuracy over time, a line for each run."""
+    """Draw the accuracy over time, the medians of each epoch."""
     from bench.harness import figures
 
     colours = ["BLACK", "SKY", "BLUE", "GREEN", "ORANGE", "RED"]
     figure, axes = figures.plt.subplots()
     for point, colour in zip(result["points"], colours, strict=True):
-        for number, run in enumerate(point["runs"]):
-            label = point["name"] if not number else None
-            marked = {"marker": ".", "color": getattr(figures, colour), "label": label}
-            axes.plot(run["seconds"], run["val_accuracy"], linewidth=1.2, **marked)
+        seconds, accuracy = (
+            [median(values) for values in zip(*(run[key] for run in point["runs"]), strict=True)]
+            for key in ("seconds", "val_accuracy")
+        )
+        marked = {"marker": ".", "color": getattr(figures, colour), "label": point["name"]}
+        axes.plot(seconds, accuracy, linewidth=1.2, **marked)
     axes.set(xlabel="seconds of training", ylabel="accuracy of validation")
     axes.set_title("Each algorithm on the same digits", loc="left")
     axes.legend(fontsize=8)
