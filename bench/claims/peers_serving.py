@@ -54,9 +54,9 @@ def serve(request: dict) -> dict:
             while not is_over.is_set():
                 server.take_turn()
             return {"seconds": _cpu_seconds() - before}
+        data = os.urandom(size_bytes * request["at_once"])
         _tell(request, listener)
         end, _ = listener.accept()
-        data = os.urandom(size_bytes * request["at_once"])
         before = _cpu_seconds()
         with end, contextlib.suppress(ConnectionError):
             while end.recv(1):

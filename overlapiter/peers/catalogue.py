@@ -18,7 +18,7 @@ from overlapiter.store.tables import run_by_key
 #: That it cannot be looked up now; the node that asked reads the source instead.
 _FAILURES = (OSError, IndexBusyError, IndexDamagedError, StaleError)
 Row = tuple[Any, ...]
-_COLUMNS = "key, path, segment, start, size, mtime, checksum, CAST(at AS INTEGER)"
+_COLUMNS = "path, segment, start, size, mtime, checksum, CAST(at AS INTEGER)"
 
 
 class Entry(NamedTuple):
@@ -95,12 +95,14 @@ class Catalogue:
             return rows, run_by_key(cursor, "SELECT key FROM copying WHERE key IN", left)
 
         rows, copying = index.read(select)
+        if not {type(value) for row in rows for value in row[1:]} <= {int}:
+            raise IndexDamagedError("a row has something else than numbers")
         folder = segments_of(generation)
-        for key, path, segment, start, *others in rows:
-            if {*map(type, others), type(segment), type(start)} != {int}:
-                raise IndexDamagedError(f"no numbers in the row of {path!r}")
-            if path == names[key]:  # else another file that has this key
-                found[path] = Entry(segment_path(folder, segment), max(start, 0), *others)
+        paths = {segment: segment_path(folder, segment) for segment in {row[1] for row in rows}}
+        asked = {names[key] for key in left}
+        for path, segment, start, size, mtime, checksum, at in rows:
+            if path in asked:  # else another file that has this key
+                found[path] = Entry(paths[segment], max(start, 0), size, mtime, checksum, at)
         coming.update(names[key] for (key,) in copying if names[key] not in found)
 
     def _opened(self, tier: int) -> tuple[str, Index] | None:

@@ -32,7 +32,6 @@ MOST_NAMES = 64
 MOST_REQUEST_BYTES = 256 << 10
 
 LENGTH = struct.Struct("<I")
-_NAME_LENGTH = struct.Struct("<H")
 _RECORD = struct.Struct("<Bqqq")
 _COUNTER = struct.Struct("<Q")
 
@@ -112,22 +111,15 @@ def is_same(one: bytes, other: bytes) -> bool:
 
 
 def packed_names(names: Iterable[bytes]) -> bytes:
-    """Return the payload of a request; each name has less than 64 KiB."""
-    return b"".join([_NAME_LENGTH.pack(len(name)) + name for name in names])
+    """Return the payload of a request; no name has a null in it."""
+    return b"\0".join(names)
 
 
 def unpacked_names(payload: bytes) -> list[bytes]:
     """Return the names of a request. Raises PeerError if it is none."""
-    names: list[bytes] = []
-    start = 0
-    while start < len(payload):
-        if start + _NAME_LENGTH.size > len(payload) or len(names) == MOST_NAMES:
-            raise PeerError("no list of names")
-        end = start + _NAME_LENGTH.size + _NAME_LENGTH.unpack_from(payload, start)[0]
-        if end > len(payload):
-            raise PeerError("no list of names")
-        names.append(payload[start + _NAME_LENGTH.size : end])
-        start = end
+    names = payload.split(b"\0", MOST_NAMES)
+    if len(names) > MOST_NAMES:
+        raise PeerError(f"more than {MOST_NAMES} names")
     return names
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import itertools
 import mmap
 import os
 import secrets
@@ -102,7 +103,6 @@ class _Connection:
         socket: The socket.
         is_known: Whether the other side has shown that it knows the secret.
         received: What has come and is not used yet.
-        deadline: When the present step has lasted too long; 0 if there is none.
         pieces: What is to be sent.
     """
 
@@ -111,7 +111,6 @@ class _Connection:
         self.nonce = nonce
         self.is_known = False
         self.received = bytearray()
-        self.deadline = time.monotonic() + STEP_SECONDS
         self.pieces = collections.deque([memoryview(nonce)])
         self.requests: Seal
         self.answers: Seal
@@ -160,6 +159,7 @@ class Server:
         self._selector = selectors.DefaultSelector()
         self._connections: dict[_Connection, None] = {}  # the one that came first is the first
         self._ready: dict[_Connection, None] = {}  # may send, and have had their turn
+        self._deadlines: dict[_Connection, float] = {}  # of present steps, the first one first
         listener.setblocking(False)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
@@ -178,14 +178,18 @@ class Server:
     def _patience_seconds(self) -> float | None:
         if self._ready:
             return 0.0
-        deadlines = [c.deadline for c in self._connections if c.deadline]
-        return max(0.0, min(deadlines) - time.monotonic()) if deadlines else None
+        deadline = next(iter(self._deadlines.values()), None)
+        return None if deadline is None else max(0.0, deadline - time.monotonic())
 
     def _drop_late(self) -> None:
         now_seconds = time.monotonic()
-        late = [c for c in self._connections if c.deadline and c.deadline <= now_seconds]
-        for connection in late:
+        late = itertools.takewhile(lambda c: self._deadlines[c] <= now_seconds, self._deadlines)
+        for connection in [*late]:
             self._close(connection)
+
+    def _begin_step(self, connection: _Connection) -> None:
+        self._deadlines.pop(connection, None)  # so that it comes last
+        self._deadlines[connection] = time.monotonic() + STEP_SECONDS
 
     # --- connections --------------------------------------------------------------------------
 
@@ -210,6 +214,7 @@ class Server:
     def _close(self, connection: _Connection) -> None:
         if self._connections.pop(connection, connection) is None:
             self._ready.pop(connection, None)
+            self._deadlines.pop(connection, None)
             self._selector.unregister(connection.socket)
             connection.close()
 
@@ -243,7 +248,7 @@ class Server:
         if not data:
             raise PeerError("the other end has closed")
         if not connection.received and connection.is_known:
-            connection.deadline = time.monotonic() + STEP_SECONDS
+            self._begin_step(connection)
         connection.received += data
 
     # --- messages -----------------------------------------------------------------------------
@@ -286,15 +291,15 @@ class Server:
         found, coming = self._catalogue.look(names)
         records = []
         for name in names:
-            entry = found.get(name)
-            piece = entry and self._segments.view(entry.path, entry.start, entry.size)
-            if entry is not None and piece is not None:
-                state = FRESH if entry.at > self._since else THERE
-                records.append((state, entry.size, entry.mtime, entry.checksum))
-                if piece:
-                    connection.pieces.append(piece)
-            else:
-                records.append((COMING if name in coming else ABSENT, 0, 0, 0))
+            if name in found:
+                path, start, size, mtime, checksum, at = found[name]
+                piece = self._segments.view(path, start, size)
+                if piece is not None:
+                    records.append((FRESH if at > self._since else THERE, size, mtime, checksum))
+                    if piece:
+                        connection.pieces.append(piece)
+                    continue
+            records.append((COMING if name in coming else ABSENT, 0, 0, 0))
         answer = connection.answers.message(packed_records(records))
         connection.pieces.appendleft(memoryview(answer))
 
@@ -304,14 +309,14 @@ class Server:
         """Send what does not block, up to a turn's worth. Raises BlockingIOError or OSError."""
         self._ready.pop(connection, None)
         n_left = _TURN_BYTES
-        connection.deadline = time.monotonic() + STEP_SECONDS
+        self._begin_step(connection)
         while connection.pieces:
             if n_left <= 0:
                 self._ready[connection] = None
                 return
             n_left -= connection.send()
         if connection.is_known and not connection.received:
-            connection.deadline = 0.0  # it may rest for as long as it likes
+            del self._deadlines[connection]  # it may rest for as long as it likes
 
     def close(self) -> None:
         """Close all connections; the listener stays open for another server."""

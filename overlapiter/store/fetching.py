@@ -66,7 +66,7 @@ class Fetching:
         if holders is None:
             return False
         name = os.fsencode(file.path.removeprefix(self._root))
-        if len(name) > _MOST_NAME_BYTES:
+        if len(name) > _MOST_NAME_BYTES or b"\0" in name:
             return False
         if part.partly is not None:
             self._peers.fetch(name, holders, functools.partial(self._receive, part, file))

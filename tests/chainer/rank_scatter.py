@@ -3,6 +3,7 @@
 Arguments: what to do, the folder of images, the snapshot to resume from.
 """
 
+import os
 import pickle
 import sys
 import warnings
@@ -16,7 +17,7 @@ import overlapiter
 import overlapiter.mpi
 from overlapiter import OverlapIterator, Staging
 from tests.chainer.iterator_datasets import DeclaredFiles, indices_of, numbered_images
-from tests.chainer.rank_side import forks, report
+from tests.chainer.rank_side import content, forks, report
 
 warnings.simplefilter("ignore")  # that ChainerMN finds its own checkpointer out of date
 
@@ -43,23 +44,30 @@ class Recording:
         return call
 
 
-def make(comm: Any, batch_size: int) -> OverlapIterator:
+def make(
+    comm: Any, batch_size: int, directory: str | None = "staging", peers: Any = None
+) -> OverlapIterator:
+    staging = None
+    if directory is not None:
+        staging = Staging(directory, source=sys.argv[2], n_prefetchers=1, keep_free=0, peers=peers)
     return OverlapIterator(
         numbered_images(Path(sys.argv[2]), N_IMAGES),
         batch_size,
         n_processes=1,
         order_sampler=overlapiter.scatter_order(comm, SEED),
-        staging=Staging("staging", source=sys.argv[2], n_prefetchers=1, keep_free=0),
+        staging=staging,
     )
 
 
-def taken(iterator: OverlapIterator, n_batches: int) -> list[list[int]]:
-    """Take mini-batches; return the epoch of each example, and its index."""
+def taken(iterator: OverlapIterator, n_batches: int) -> list[list[Any]]:
+    """Take mini-batches; return the epoch of each example, its index, and a digest of it."""
     examples = []
     for _ in range(n_batches):
         epoch, left = iterator.epoch, iterator._epoch_size - iterator.current_position
-        places = enumerate(indices_of(next(iterator)))
-        examples += [[epoch + (place >= left), index] for place, index in places]
+        examples += [
+            [epoch + (place >= left), *indices_of([example]), content([example])]
+            for place, example in enumerate(next(iterator))
+        ]
     return examples
 
 
@@ -118,6 +126,20 @@ def resumed(comm: Any) -> Any:
     return results
 
 
+def with_peers(comm: Any) -> Any:
+    """Take some with peers, from a snapshot if there is one; save; go on; take all without."""
+    node = os.environ["OVERLAPITER_NODE"]
+    with make(comm, 3, f"fast-{node}", comm) as iterator, make(comm, 3, None) as alone:
+        for each in (iterator, alone) if sys.argv[3] else ():
+            load_npz(sys.argv[3], each)
+        results = {"taken": taken(iterator, 3)}
+        if comm.rank == 0:
+            save_npz(f"of-{comm.size}.npz", iterator)
+        results |= {"went on": taken(iterator, 12), "alone": taken(alone, 15)}
+        comm.mpi_comm.Barrier()  # those that are ahead serve the others
+        return results | {"files_peer": iterator.stats().files_peer}
+
+
 # --- a directory that the ranks share ---------------------------------------------------------
 
 
@@ -155,7 +177,7 @@ def reads(comm: Any, share: float | None) -> list[int]:
 
 def main() -> None:
     comm = overlapiter.mpi.create_communicator("naive")
-    deed = {"begun": begun, "resumed": resumed}[sys.argv[1]]
+    deed = {"begun": begun, "resumed": resumed, "with peers": with_peers}[sys.argv[1]]
     report(comm, {**deed(comm), "forks": forks})
 
 

@@ -43,7 +43,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, image_folder: Path) -> Jobs:
 def counts(ranks: list[Any], names: list[str], epoch: int) -> Counter[int]:
     """Return how often all ranks have read each example of an epoch."""
     examples = [example for rank in ranks for name in names for example in rank[name]]
-    return Counter(index for reached, index in examples if reached == epoch)
+    return Counter(index for reached, index, _ in examples if reached == epoch)
 
 
 def check_once(found: Counter[int], n_ranks: int) -> None:
@@ -79,6 +79,26 @@ def test_and_on_fewer_again_in_the_same_epoch(jobs: Jobs) -> None:
     assert set(found) == set(range(N_IMAGES))
     assert found.total() - N_IMAGES < 2
     check_once(counts(jobs.on_2, ["went on"], 1), 2)
+
+
+def test_with_peers_a_run_that_is_resumed_on_more_nodes_goes_on_as_without(
+    tmp_path: Path, image_folder: Path
+) -> None:
+    found = []
+    for n_ranks, snapshot in ((2, ""), (3, "of-2.npz")):
+        arguments = "with peers", image_folder, snapshot
+        ended = run_job("rank_scatter.py", n_ranks, tmp_path, *arguments, n_nodes=n_ranks)
+        assert ended.exit_status == 0, ended.output
+        for rank in ended.results:
+            assert rank["taken"] + rank["went on"] == rank["alone"]
+        assert sum(rank["files_peer"] for rank in ended.results) > 0
+        found.append(ended.results)
+    on_2, on_3 = found
+    first = counts(on_2, ["taken"], 0)
+    rest = counts(on_3, ["taken", "went on"], 0)
+    assert set(first + rest) == set(range(N_IMAGES))
+    assert (first + rest).total() - N_IMAGES < 3
+    check_once(counts(on_3, ["went on"], 1), 3)
 
 
 def test_nothing_is_sent_but_a_few_bytes_once(jobs: Jobs) -> None:

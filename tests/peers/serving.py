@@ -1,7 +1,7 @@
 """A server in a process of its own, with files that are staged; and what asks it.
 
-As a program: the staging directory, the port to print, how many files. It serves until its standard
-input ends.
+As a program: how many files to stage, and the staging directories of the tiers, the fastest first,
+which gets the files. It prints its port, and serves until its standard input ends.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def key(number: int) -> int:
 
 
 @contextlib.contextmanager
-def served(directory: Path, n_files: int = 8) -> Iterator[tuple[tuple[str, int], int]]:
+def served(*directories: Path, n_files: int = 8) -> Iterator[tuple[tuple[str, int], int]]:
     """Serve staged files; give the address and the process."""
-    command = [sys.executable, "-m", __name__, str(directory), str(n_files)]
+    command = [sys.executable, "-m", __name__, str(n_files), *map(str, directories)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     assert process.stdin is not None
     assert process.stdout is not None
@@ -55,16 +55,16 @@ def served(directory: Path, n_files: int = 8) -> Iterator[tuple[tuple[str, int],
 
 
 def main() -> None:
-    directory, n_files = sys.argv[1], int(sys.argv[2])
-    prepare(directory)
+    n_files, directories = int(sys.argv[1]), sys.argv[2:]
+    for directory in directories:
+        prepare(directory)
     for source, prefix in ((SOURCE, "file"), ("/other", "secret")):
-        store = store_in(directory, source)
+        store = store_in(directories[0], source)
         stage_bytes(store, [f"{prefix}-{i}" for i in range(n_files)], content()[:FILE_BYTES])
         store.close()
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
-    server = Server(
-        listener, SECRET, Catalogue([Site(directory)], SOURCE, "", ""), most_peers=8, since=0
-    )
+    catalogue = Catalogue([*map(Site, directories)], SOURCE, "", "")
+    server = Server(listener, SECRET, catalogue, most_peers=8, since=0)
     print(listener.getsockname()[1], flush=True)  # noqa: T201  # to the test that started it
     has_ended: list[bool] = []
     server.watch(sys.stdin.fileno(), lambda: has_ended.append(True))

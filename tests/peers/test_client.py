@@ -374,7 +374,10 @@ def bad_cable(address: Address, delay_seconds: float, most_bytes: int) -> Iterat
 def test_over_a_network_that_delays_and_cuts_comes_nothing_wrong(
     ask: Callable[..., Asking], tmp_path: Path
 ) -> None:
-    with served(tmp_path / "fast", 40) as (address, _), bad_cable(address, 0.02, 10**5) as late:
+    with (
+        served(tmp_path / "fast", n_files=40) as (address, _),
+        bad_cable(address, 0.02, 10**5) as late,
+    ):
         asking = ask(late)
         came: dict[int, bytes | None] = {}
         while len(came) < 40 or None in came.values():  # until all have come, over many connections
@@ -410,7 +413,7 @@ def test_what_a_dead_holder_had_comes_from_the_next_one(
 def test_many_threads_ask_many_files_of_a_real_server(
     ask: Callable[..., Asking], tmp_path: Path
 ) -> None:
-    with served(tmp_path / "fast", 100) as (address, _):
+    with served(tmp_path / "fast", n_files=100) as (address, _):
         asking = ask(address)
 
         def fetch_some(first: int) -> None:
