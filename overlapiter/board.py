@@ -207,11 +207,16 @@ class StatsBoard:
         fd: Descriptor of the memory, made by :meth:`create`; the board keeps its own duplicate.
         n_readers: Number of file reader rows.
         n_prefetchers: Number of prefetcher rows.
+
+    Attributes:
+        ended_ns: When :meth:`detach` was called; 0 before.
     """
 
     def __init__(self, fd: int, n_readers: int, n_prefetchers: int) -> None:
         self.n_readers = n_readers
         self.n_prefetchers = n_prefetchers
+        self.ended_ns = 0
+        self._clock = time.monotonic_ns
         self._memory: mmap.mmap | None = mmap.mmap(fd, self.size_bytes(n_readers, n_prefetchers))
         self._cells = memoryview(self._memory).cast("q")
 
@@ -274,6 +279,7 @@ class StatsBoard:
         if self._memory is not None:  # nothing global: the interpreter may be ending
             self._cells = memoryview(bytes(self._cells)).cast("q")
             self._memory = None
+            self.ended_ns = self._clock()
 
     def counters(self) -> list[Sequence[int]]:
         """Return the counters of all rows, up to now."""

@@ -131,6 +131,7 @@ class Pipeline:
         self._board, board_fd = StatsBoard.create(plan.n_readers, n_prefetchers)
         self._row = self._board.trainer_row()
         self._describe_setup()
+        self._asked_ns = 0  # since when it waits for a mini-batch; 0 while it trains
         self._taken_ns = 0  # when the trainer got its last mini-batch
         self._first: Stats | None = None  # when it got its first one
         self._service = Service(parcel, plan, board_fd, preload, listener)
@@ -207,24 +208,27 @@ class Pipeline:
         """Return the mini-batch of the oldest index list, or a FailedBatch. Blocks until then.
 
         Raises:
-            WaitTimeoutError: It did not come within ``timeout_seconds``; calling again waits on.
+            WaitTimeoutError: It did not come within ``timeout_seconds``; calling again waits on,
+                and all counts as one wait.
             BaseException: Anything else, such as Ctrl-C, may have lost a message: :meth:`reset`,
                 and submit again what was not taken.
         """
         self._check_open()
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
-        begun_ns = time.monotonic_ns()
-        self._row.put(Counter.WAITING_SINCE_NS, begun_ns)
+        self._asked_ns = self._asked_ns or time.monotonic_ns()
+        self._row.put(Counter.WAITING_SINCE_NS, self._asked_ns)
         try:
             self._send_all(announces_take=True)
             if not self._was_ready:
-                self._await_start(deadline, begun_ns)
+                self._await_start(deadline)
             while self._take_id not in self._ready:
                 self._receive(deadline)
-        finally:
-            self._row.put(Counter.WAITING_SINCE_NS, 0)
-            self._row.add(Counter.WAIT_NS, time.monotonic_ns() - begun_ns)
-        self._note_taken(begun_ns)
+        except WaitTimeoutError:
+            raise
+        except BaseException:
+            self._end_wait()
+            raise
+        self._note_taken(self._end_wait())
         message = self._ready.pop(self._take_id)
         indices = self._waiting.pop(self._take_id).indices
         self._take_id += 1
@@ -240,13 +244,18 @@ class Pipeline:
             context = ExampleError(int(first), (), f"{reason} ({described(error)[0]})", "")
             return FailedBatch(error, context)
 
-    def _await_start(self, deadline: float | None, begun_ns: int) -> None:
+    def _await_start(self, deadline: float | None) -> None:
         """Wait until the supervisor has the dataset."""
-        try:
-            while not self._was_ready:
-                self._receive(deadline)
-        finally:
-            self._row.add(Counter.WAIT_START_NS, time.monotonic_ns() - begun_ns)
+        while not self._was_ready:
+            self._receive(deadline)
+        self._row.add(Counter.WAIT_START_NS, time.monotonic_ns() - self._asked_ns)
+
+    def _end_wait(self) -> int:
+        """Count how long a mini-batch was waited for; return since when."""
+        asked_ns, self._asked_ns = self._asked_ns, 0
+        self._row.put(Counter.WAITING_SINCE_NS, 0)
+        self._row.add(Counter.WAIT_NS, time.monotonic_ns() - asked_ns)
+        return asked_ns
 
     def _note_taken(self, begun_ns: int) -> None:
         """Count a mini-batch that has come, and record what was between it and the one before."""
@@ -275,6 +284,8 @@ class Pipeline:
                 None to keep these.
         """
         self._check_open()
+        if self._asked_ns:
+            self._end_wait()
         if renewal is not None:
             self._renewal = renewal
         self._waiting.clear()

@@ -37,13 +37,14 @@ class Stats:
     Attributes:
         n_readers: File reader processes.
         n_prefetchers: Prefetcher processes; 0 without staging.
-        seconds: Time since the iterator was made, or between the two snapshots.
+        seconds: From when the iterator was made until now, or until its end; or between the two
+            snapshots.
         batches_taken: Mini-batches that ``next()`` has returned.
         examples_taken: Examples that ``next()`` has returned. Divided by ``seconds``:
             ``examples_per_second``.
-        wait_seconds: How long the trainer was inside ``next()``. Near 0: data is there in time;
-            near ``seconds``: loading is the bottleneck. The seven fields that follow are its parts,
-            with ``waiting_for_readers_seconds``.
+        wait_seconds: How long the trainer was inside ``next()``, and between calls of it that timed
+            out. Near 0: data is there in time; near ``seconds``: loading is the bottleneck. The
+            seven fields that follow are its parts, with ``waiting_for_readers_seconds``.
         wait_start_seconds: Of ``wait_seconds``, until the processes had started and had the
             dataset.
         wait_index_seconds: Of ``wait_seconds``, asking the order sampler for index lists.
@@ -345,26 +346,28 @@ _SUMS = {name: counter for name, counter in _COUNTERS.items() if counter is not 
 def snapshot(board: StatsBoard) -> Stats:
     """Return the sums over all rows of a board."""
     created_ns = board.trainer_row().get(Counter.CREATED_NS)
-    now_ns = time.monotonic_ns()
+    now_ns = board.ended_ns or time.monotonic_ns()
     rows = board.counters()
     totals = [sum(column) for column in zip(*rows, strict=True)]
     started = [row[Counter.STARTED_NS] or now_ns for row in rows[: board.n_readers]]
     least_ns = [ns for row in rows if (ns := row[Counter.LEAST_READ_NS])]
     tiers = totals[Counter.OPENS_TIER_0 : Counter.OPENS_TIER_0 + N_TIERS]
-    since_ns, reading_ns = totals[Counter.WAITING_SINCE_NS], totals[Counter.WAITING_FOR_READERS_NS]
+    since_ns = totals[Counter.WAITING_SINCE_NS]
     waiting_ns = max(0, now_ns - since_ns) if since_ns else 0
     start_ns = totals[Counter.WAIT_START_NS]
     if not start_ns and not totals[Counter.BATCHES_TAKEN]:
         start_ns = waiting_ns  # it is counted once it has ended
     wait_ns = totals[Counter.WAIT_NS] + waiting_ns
-    rest_ns = wait_ns - start_ns - sum(totals[counter] for counter in _PARTS_OF_WAIT)
+    rest_ns = max(0, wait_ns - start_ns - sum(totals[counter] for counter in _PARTS_OF_WAIT))
+    # The supervisor counts on after a Ctrl-C.
+    reading_ns = min(totals[Counter.WAITING_FOR_READERS_NS], rest_ns)
     values: dict[str, Any] = {
         "n_readers": board.n_readers,
         "n_prefetchers": board.n_prefetchers,
         "seconds": (now_ns - created_ns) / 1e9,
         "wait_seconds": wait_ns / 1e9,
         "wait_start_seconds": start_ns / 1e9,
-        "wait_assembling_seconds": max(0, rest_ns - reading_ns) / 1e9,
+        "wait_assembling_seconds": (rest_ns - reading_ns) / 1e9,
         "waiting_seconds": waiting_ns / 1e9,
         "waiting_for_readers_seconds": reading_ns / 1e9,
         "initialize_seconds": sum(ns - created_ns for ns in started) / 1e9,

@@ -34,8 +34,8 @@ from collections.abc import Callable, Iterator, Mapping
 from overlapiter.errors import OptionError
 from overlapiter.node import launched_rank
 
-#: Bound of a file: that of a rank. The files of 16 ranks remain below 1 GB.
-MAX_BYTES = 48 << 20
+#: Bound of a file: that of a rank. Those of 16 ranks join to 256 MiB, which web browsers open.
+MAX_BYTES = 16 << 20
 #: A process keeps so many bytes, or lines for so long, before it writes them.
 _BUFFER_BYTES = 32 << 10
 _FLUSH_AFTER_NS = 500_000_000

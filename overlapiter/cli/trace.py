@@ -2,7 +2,7 @@
 
 `overlapiter.OverlapIterator(..., trace="out.json")`, `with overlapiter.trace("out.json")` and
 `overlapiter train --trace` write them, one file for each rank. https://ui.perfetto.dev shows them;
-it opens one file at a time, so join those of several ranks first.
+it opens one file at a time, so join those of several ranks first: up to 16, if they are full.
 
 Examples:
   overlapiter trace out.json
@@ -24,12 +24,15 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
-from overlapiter.words import count_words, duration_words
+from overlapiter.words import count_words, duration_words, size_words
 
-from .console import CommandError, printable, table
+from .console import CommandError, printable, say, table
 
 Event = dict[str, Any]
 Keep = Callable[[str], None]
+
+#: What web browsers open: that of 16 ranks, and some more.
+_OPENS_BYTES = 300_000_000
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -113,10 +116,14 @@ class _Joined:
     def __exit__(self, kind: object, *_: object) -> None:
         with self._file:
             self._file.write("[]\n" if self._before == "[\n" else "\n]\n")
-        if kind is None:
-            os.replace(self._file.name, self._path)
-        else:
+        if kind is not None:
             os.unlink(self._file.name)
+            return
+        os.replace(self._file.name, self._path)
+        size_bytes = os.path.getsize(self._path)
+        if size_bytes > _OPENS_BYTES:
+            size = size_words(size_bytes)
+            say(f"note: {self._path} has {size}, too much for a web browser: join fewer ranks")
 
 
 def events_of(path: str | os.PathLike[str], keep: Keep | None = None) -> Iterator[Event]:
