@@ -1,6 +1,7 @@
 """Show what a staging directory holds, who uses it, how full it is and how well it works.
 
-Hit rates are those of opens of training files: from the staging directory, of all.
+*Waited* is the share of its time for which a training waited for data, its start included. Hit
+rates are those of opens of training files: from the staging directory, of all.
 
 Examples:
   overlapiter status /nvme/me
@@ -113,12 +114,13 @@ def _users(users: list[Facts]) -> str:
             _text(user, "host", "trainer_pid"),
             _program(user),
             duration_words(max(0.0, time.time() - user["started_seconds"])),
+            _waited(user),
             _hit_rate(user),
             _count(user, "files_staged"),
         )
         for user in users
     ]
-    head = ("", "user", "process", "program", "for", "from staging", "files staged")
+    head = ("", "user", "process", "program", "for", "waited", "from staging", "files staged")
     return "Who uses it\n" + table(head, rows, n_left=4)
 
 
@@ -146,12 +148,13 @@ def _runs(ended: list[Facts]) -> str:
             _program(run),
             run["end"],
             duration_words(max(0.0, run["ended_seconds"] - run["started_seconds"])),
+            _waited(run),
             _hit_rate(run),
             *(_count(run, f"files_{what}") for what in ("found_staged", "staged", "refused")),
         )
         for run in ended
     ]
-    head = ("ended", "program", "how", "took", "from staging", "times found", "staged")
+    head = ("ended", "program", "how", "took", "waited", "from staging", "times found", "staged")
     return "The last runs\n" + table((*head, "not staged"), rows, n_left=3)
 
 
@@ -168,6 +171,11 @@ def _program(run: Facts) -> str:
 def _number(run: Facts, name: str) -> float | None:
     value = run["counters"].get(name)
     return value if isinstance(value, (int, float)) else None
+
+
+def _waited(run: Facts) -> str:
+    share = _number(run, "wait_share")
+    return "-" if share is None else f"{share:.0%}"
 
 
 def _hit_rate(run: Facts) -> str:

@@ -83,10 +83,7 @@ def run(arguments: argparse.Namespace) -> int:
     with _terminal() if is_shown else lines as show:
         while True:
             if arguments.prometheus:
-                jobs = [
-                    ({"pid": each.job.pid, "program": _name(each)}, each.total) for each in seen
-                ]
-                write_metrics(arguments.prometheus, jobs)
+                write_metrics(arguments.prometheus, [(_labels(each), each.total) for each in seen])
             show(seen)
             if arguments.once or (arguments.pid is not None and not seen):
                 return 0
@@ -127,11 +124,13 @@ def _name(seen: _Seen) -> str:
     return printable(seen.job.program) or "-"
 
 
+def _labels(seen: _Seen) -> dict[str, object]:
+    return {"pid": seen.job.pid, "program": _name(seen), "iterator": seen.job.inode}
+
+
 def _facts(seen: _Seen) -> dict[str, object]:
     advice = seen.explanation
-    return {
-        "pid": seen.job.pid,
-        "program": seen.job.program,
+    return _labels(seen) | {
         "stats": seen.stats.as_dict(),
         "cause": advice.cause.value,
         "explanation": advice.text,

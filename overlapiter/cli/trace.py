@@ -123,7 +123,10 @@ class _Joined:
         size_bytes = os.path.getsize(self._path)
         if size_bytes > _OPENS_BYTES:
             size = size_words(size_bytes)
-            say(f"note: {self._path} has {size}, too much for a web browser: join fewer ranks")
+            say(
+                f"note: {self._path} has {size}, too much for a web browser: join fewer ranks, or "
+                f"start Perfetto's `trace_processor --httpd {self._path}` beside it"
+            )
 
 
 def events_of(path: str | os.PathLike[str], keep: Keep | None = None) -> Iterator[Event]:

@@ -94,7 +94,8 @@ def test_counters_are_written_for_node_exporter(training: int, tmp_path: Path) -
     assert overlapiter("top", training, "--once", "--prometheus", file).returncode == 0
 
     lines = file.read_text().splitlines()
-    labels = f'{{pid="{training}",program="train_it.py"}}'
+    (job,) = find_jobs(training)
+    labels = f'{{pid="{training}",program="train_it.py",iterator="{job.inode}"}}'
     values = dict(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
     assert float(values[f"overlapiter_examples_taken_total{labels}"]) >= 24
     assert float(values[f"overlapiter_n_readers{labels}"]) == 1

@@ -13,9 +13,11 @@ import pytest
 from bench.claims.explained import Job, TimedFiles
 from bench.slow.store import attach
 from overlapiter.board import Latencies, StatsBoard
+from overlapiter.explain import Cause
+from overlapiter.pipeline import WaitTimeoutError
 from overlapiter.stats import Stats
 from tests.chainer.scripts import workers
-from tests.support.engine import engine_of
+from tests.support.engine import Engine, engine_of
 
 JOB = Job(
     n_files=60, n_batches=20, batch_size=6, decode_seconds=0.001, open_seconds=0.02, n_readers=2
@@ -109,6 +111,67 @@ def test_faults_that_were_survived_are_counted(tmp_path: Path) -> None:
     assert stats.supervisors_replaced == 1
     assert stats.workers_replaced >= 1
     assert stats.faults_survived >= 2
+
+
+class Held:
+    """Numbers; the dataset and its example 1 come when a file of that name is in a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = str(folder)
+
+    def __setstate__(self, state: dict[str, str]) -> None:
+        vars(self).update(state)
+        self._await("dataset")
+
+    def _await(self, name: str) -> None:
+        while not os.path.exists(os.path.join(self.folder, name)):
+            time.sleep(0.005)
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> int:
+        if index == 1:
+            self._await("example")
+        return index
+
+
+def waits_in_vain(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Stats:
+    """Have three calls time out; return what is counted then."""
+    with monkeypatch.context() as patch:
+        patch.setattr("tests.support.engine.TIMEOUT_SECONDS", 0.4)
+        for _ in range(3):
+            with pytest.raises(WaitTimeoutError):
+                next(engine)
+    return engine.stats()
+
+
+def test_calls_that_time_out_are_one_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Engine(Held(tmp_path), 1, n_readers=1) as engine:
+        start = waits_in_vain(engine, monkeypatch)
+        (tmp_path / "dataset").touch()
+        next(engine)
+        first = engine.stats()
+        stalled = waits_in_vain(engine, monkeypatch)
+        found = engine.pipeline.explain()
+
+    assert start.wait_seconds == start.wait_start_seconds == start.waiting_seconds >= 1.2
+    assert first.wait_seconds > first.wait_start_seconds > start.wait_start_seconds
+    assert first.waiting_seconds == 0
+    assert stalled.waiting_seconds >= 1.2
+    assert stalled.wait_seconds == pytest.approx(first.wait_seconds + stalled.waiting_seconds)
+    assert stalled.waiting_seconds > stalled.waiting_for_readers_seconds > 0.6
+    assert found.cause is Cause.STALLED
+    assert "mostly for file readers" in found.text
+
+
+def test_statistics_of_an_iterator_that_has_ended_stay_as_they_are(tmp_path: Path) -> None:
+    (tmp_path / "dataset").touch()
+    with Engine(Held(tmp_path), 1, n_readers=1) as engine:
+        next(engine)
+    assert engine.stats() == engine.stats()
 
 
 def test_percentiles_are_right_to_a_tenth() -> None:
