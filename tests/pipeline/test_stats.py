@@ -146,9 +146,7 @@ def waits_in_vain(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Stats:
     return engine.stats()
 
 
-def test_calls_that_time_out_are_one_wait(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_calls_that_time_out_are_one_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Engine(Held(tmp_path), 1, n_readers=1) as engine:
         start = waits_in_vain(engine, monkeypatch)
         (tmp_path / "dataset").touch()
