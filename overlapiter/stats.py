@@ -37,8 +37,8 @@ class Stats:
     Attributes:
         n_readers: File reader processes.
         n_prefetchers: Prefetcher processes; 0 without staging.
-        seconds: From when the iterator was made until now, or until its end; or between the two
-            snapshots.
+        seconds: From the making of the iterator until now, or until its end. In what ``since``
+            gives: between the two snapshots.
         batches_taken: Mini-batches that ``next()`` has returned.
         examples_taken: Examples that ``next()`` has returned. Divided by ``seconds``:
             ``examples_per_second``.

@@ -27,6 +27,11 @@ def run(arguments: argparse.Namespace) -> int:
 
     from .main import whole_parser
 
-    script = shtab.complete(whole_parser(), arguments.shell)
+    parser = whole_parser()
+    (commands,) = (each.choices for each in parser._actions if isinstance(each.choices, dict))
+    for action in [action for command in commands.values() for action in command._actions]:
+        if action.nargs != 0 and action.type in (None, str) and not action.choices:
+            action.complete = shtab.FILE  # the shell's own completion does not come after this one
+    script = shtab.complete(parser, arguments.shell)
     tell(arguments, script, shell=arguments.shell, script=script)
     return 0

@@ -66,7 +66,7 @@ def draw_plan(now: Forecast, runs: dict[str, float], path: str) -> None:
         left.bar([*epochs], sizes, bottom=bottom, label=label, color=colour)
         bottom = [below + size for below, size in zip(bottom, sizes, strict=True)]
     left.set_ylabel("GB read in an epoch")
-    left.legend(fontsize=8)
+    left.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, fontsize=9, frameon=False)
     colours = [_BLUE if name == "as it is" else _SKY for name in runs]
     right.barh([*runs], [seconds / 3600 for seconds in runs.values()], color=colours)
     right.invert_yaxis()

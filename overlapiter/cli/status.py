@@ -1,6 +1,6 @@
 """Show what a staging directory holds, who uses it, how full it is and how well it works.
 
-*Waited* is the share of its time for which a training waited for data, its start included. Hit
+"waited" is the share of its time for which a training waited for data, its start included. Hit
 rates are those of opens of training files: from the staging directory, of all.
 
 Examples:

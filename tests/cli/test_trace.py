@@ -14,6 +14,7 @@ from overlapiter import tracing
 from .commands import overlapiter
 
 MS = 10**6
+CAPTURED = {"capture_output": True, "text": True, "check": True}
 
 
 @pytest.fixture
@@ -73,11 +74,17 @@ def test_a_trace_is_drawn(trace: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_a_shell_completes_commands_and_options(shell: str, tmp_path: Path) -> None:
+def test_a_shell_completes_commands_options_and_paths(shell: str, tmp_path: Path) -> None:
     script = overlapiter("completion", shell).stdout
     for word in ("top", "trace", "--prometheus", "--output"):
         assert word in script
     if shell == "bash":
-        (tmp_path / "completion").write_text(script)
-        checked = subprocess.run(["bash", "-n", tmp_path / "completion"], check=False)
-        assert checked.returncode == 0
+        (tmp_path / "my.json").touch()
+        for words, found in (("pl", "plot plan"), ("plot my", "my.json"), ("top --js", "--json")):
+            line = f"COMP_WORDS=(overlapiter {words}); COMP_CWORD={len(words.split())}"
+            ask = 'f=${f#* -F }; ${f% *} overlapiter "${COMP_WORDS[-1]}"; echo ${COMPREPLY[*]}'
+            whole = f"{script}\n{line}; f=$(complete -p overlapiter); {ask}"
+            done = subprocess.run(["bash"], input=whole, cwd=tmp_path, **CAPTURED)
+            assert sorted(done.stdout.split()) == sorted(found.split()), done.stderr
+    else:
+        assert ":FILE:_files" in script
