@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from overlapiter import tracing
+from overlapiter.cli.main import main
 
 from .commands import overlapiter
 
@@ -46,6 +47,18 @@ def test_traces_of_ranks_are_joined(trace: Path, tmp_path: Path) -> None:
     assert spans["rank 1: trainer", "wait"]["seconds"] == pytest.approx(0.5)
     assert len(json.loads(joined.read_text())) == 2 * 22
     assert json.loads(overlapiter("trace", joined, "--json").stdout)["spans"] == [*spans.values()]
+
+
+def test_what_is_too_much_for_a_web_browser_is_said(
+    trace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["trace", str(trace), "--output", str(trace.with_name("all.json"))]
+    assert main(words) == 0
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr("overlapiter.cli.trace._OPENS_BYTES", 1000)
+    assert main(words) == 0
+    assert "all.json has 2." in (said := capsys.readouterr().err)
+    assert "join fewer ranks" in said
 
 
 @pytest.mark.parametrize("text", ["", "{}", "[\n{}\n]", "\xff"])
