@@ -1,4 +1,4 @@
-"""Draw a trace over time: what the trainer did, what the slow store gave, and what was ready.
+"""Draw the trace of an iterator: what the trainer did, what the slow store gave, and what was ready.
 
 The image shows at one look whether and when the trainer waited, and why: the store gave all it
 could, or nothing was asked of it. --json prints each
@@ -41,7 +41,10 @@ def run(arguments: argparse.Namespace) -> int:
     shown = (_WAIT, _READ, _READY, _SPEED)
     steps = steps_of([each for each in read_trace(arguments.file) if each["name"] in shown])
     if not steps:
-        raise CommandError(f"{arguments.file} holds no mini-batch; trace a training for longer")
+        raise CommandError(
+            f"{arguments.file} holds no mini-batch of an iterator; trace one for longer. "
+            f"https://ui.perfetto.dev shows what is in it"
+        )
     if arguments.json:
         print(json.dumps(steps))
     output = arguments.output or os.path.splitext(arguments.file)[0] + ".png"
