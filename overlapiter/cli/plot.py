@@ -1,4 +1,4 @@
-"""Draw an iterator's trace over time: what the trainer did, what the slow store gave, what was ready.
+"""Draw an iterator's trace: what the trainer did, what the slow store gave, and what was ready.
 
 The image shows at one look whether and when the trainer waited, and why: the store gave all it
 could, or nothing was asked of it. --json prints each
