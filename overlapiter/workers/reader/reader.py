@@ -27,9 +27,6 @@ from overlapiter.workers.usage import Usage
 from .face import Face
 from .unseen import UnseenReads
 
-#: After so long without work, what the trace has kept is written.
-_FLUSH_AFTER_SECONDS = 0.1
-
 
 class ReadTask(NamedTuple):
     """A part of a mini-batch to read.
@@ -105,7 +102,7 @@ class FileReader:
         try:
             while True:
                 before_ns = time.monotonic_ns()
-                if self._trace.is_on and not self._channel.is_readable(_FLUSH_AFTER_SECONDS):
+                if self._trace.is_on and not self._channel.is_readable(0):
                     self._trace.flush()  # this process may be killed while it waits
                 message, fds = self._channel.receive()
                 after_ns = time.monotonic_ns()
