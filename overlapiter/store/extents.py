@@ -210,8 +210,7 @@ class ExtentReader:
             return True
         except OSError:
             return False
-        # Not ctime: a hard link, which gives a library a path, changes it.
-        return stamp is not None and stamp[:3] == _stamp_of(found)[:3]
+        return stamp == _stamp_of(found)
 
     def is_right(self, extent: Extent) -> bool:
         """Return whether the bytes of a file are those that were copied; reads all of them."""
@@ -261,8 +260,11 @@ class ExtentReader:
 
 
 def _stamp_of(found: os.stat_result) -> tuple[int, ...]:
-    """Return what of a file is another number once its content has changed."""
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    """Return what of a file is another number once its content has changed.
+
+    Not ctime: a hard link, which gives a library a path, changes it.
+    """
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _is_right(fd: int, extent: Extent) -> bool:

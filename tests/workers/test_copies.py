@@ -163,6 +163,18 @@ def test_a_large_file_takes_no_room_a_second_time(reader):
     assert os.stat(path).st_nlink == 2
 
 
+def test_a_large_file_is_verified_once_though_each_example_gets_a_path_of_its_own(reader):
+    def read_bytes():
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    reader.copies.local_path(reader.paths[2])
+    before = read_bytes()
+    for _ in range(3):
+        reader.copies.begin_example()
+        assert os.stat(reader.copies.local_path(reader.paths[2])).st_nlink == 2
+    assert read_bytes() - before < SIZES[2]
+
+
 def test_the_files_of_a_living_process_stay_and_those_of_a_killed_one_go(reader):
     path = Path(reader.copies.local_path(reader.paths[1]))
     generation = generation_of(str(reader.fast))
