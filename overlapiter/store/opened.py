@@ -374,10 +374,11 @@ class OpenGeneration:
         segment.close()
 
     def rest(self) -> None:
-        """Give back what is reserved and not given, which other processes may need meanwhile."""
+        """Give back what is reserved or claimed in vain, which others may need meanwhile."""
         with self.lock:
             if self._segment.surplus_bytes:
                 self._cut_reservation(0)
+            if self._owed:
                 self.write(lambda _cursor: None)
 
     def _cut_reservation(self, kept_bytes: int) -> None:

@@ -425,7 +425,7 @@ class Store:
         self._access.write(lambda cursor: cursor.execute(statement, row))
 
     def rest(self) -> None:
-        """Give back what is reserved, until something is staged again."""
+        """Give back what is reserved or claimed in vain, until something is staged again."""
         if any(self._access.all_open()):
             self._on(OpenGeneration.rest)
 
