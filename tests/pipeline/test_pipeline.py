@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlapiter.errors import ExampleError
+from overlapiter.errors import ExampleError, StagingWarning
 from overlapiter.options import Staging
 from overlapiter.order import seeded_order
 from tests.chainer.iterator_datasets import (
     Augmented,
     Culprit,
     DeclaredFiles,
+    FailsToDeclare,
     Pixels,
     Slow,
     SourceFiles,
@@ -148,6 +149,20 @@ def test_a_prefetcher_at_rest_keeps_nothing_that_it_could_not_give_back_at_first
         wait_until(lambda: not being_copied(fast))
         assert charged_bytes(fast) < reserved_bytes
         assert_accounted(fast)
+
+
+def test_a_dataset_that_cannot_say_what_it_reads_is_read_unstaged_with_one_warning(
+    tmp_path: Path, names: list[str]
+) -> None:
+    source = tmp_path / "source"
+    dataset = FailsToDeclare(source, names)
+    staging = Staging(tmp_path / "fast", source=source, n_prefetchers=1, keep_free=0)
+    with Engine(dataset, BATCH_SIZE, staging=staging) as engine:
+        with pytest.warns(StagingWarning) as caught:
+            batches = [content(next(engine)) for _ in range(N_BATCHES)]
+    assert sum(batches, []) == expected(dataset, range(N_FILES))
+    (warning,) = caught
+    assert "cannot be staged (KeyError" in str(warning.message)
 
 
 @pytest.mark.parametrize("victim", ["ovl-reader", "ovl-prefetcher", "ovl-supervisor"])

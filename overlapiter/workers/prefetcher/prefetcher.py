@@ -283,7 +283,8 @@ class Prefetcher:
         example.is_complete = False
         self._warn(
             f"example {example.index} cannot be staged ({described(error)[0]}): it is read from "
-            f"the source"
+            f"the source, and so is each further one of which the dataset cannot say what it reads",
+            "unknown files",
         )
 
     def _want(self, wanted: dict[int, Wanted]) -> None:
@@ -456,9 +457,10 @@ class Prefetcher:
                     return example.index
             return work.task.indices[0]
 
-    def _warn(self, text: str) -> None:
+    def _warn(self, text: str, subject: str = "") -> None:
+        """Have the user warned, once of each subject; by default each text is one."""
         with self._lock:
-            is_news = text not in self._warned
-            self._warned.add(text)
+            is_news = (subject or text) not in self._warned
+            self._warned.add(subject or text)
         if is_news:
             self._channel.send(("trouble", text))
