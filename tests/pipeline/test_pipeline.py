@@ -157,10 +157,12 @@ def test_a_dataset_that_cannot_say_what_it_reads_is_read_unstaged_with_one_warni
     source = tmp_path / "source"
     dataset = FailsToDeclare(source, names)
     staging = Staging(tmp_path / "fast", source=source, n_prefetchers=1, keep_free=0)
-    with Engine(dataset, BATCH_SIZE, staging=staging) as engine:
-        with pytest.warns(StagingWarning) as caught:
-            batches = [content(next(engine)) for _ in range(N_BATCHES)]
-    assert sum(batches, []) == expected(dataset, range(N_FILES))
+    with (
+        Engine(dataset, BATCH_SIZE, staging=staging) as engine,
+        pytest.warns(StagingWarning) as caught,
+    ):
+        examples = [each for _ in range(N_BATCHES) for each in content(next(engine))]
+    assert examples == expected(dataset, range(N_FILES))
     (warning,) = caught
     assert "cannot be staged (KeyError" in str(warning.message)
 
