@@ -426,9 +426,14 @@ class Store:
         self._access.write(lambda cursor: cursor.execute(statement, row))
 
     def rest(self) -> None:
-        """Give back what is reserved or claimed in vain, until something is staged again."""
+        """Give back what is reserved, evicted or claimed in vain, until more is staged."""
+
+        def rest(opened: OpenGeneration) -> None:
+            opened.rest()
+            reclaim.finish(opened)
+
         if any(self._access.all_open()):
-            self._on(OpenGeneration.rest)
+            self._on(rest)
 
     def close(self) -> None:
         """Give back what is reserved, and close everything; what is done later opens it anew.
