@@ -29,7 +29,8 @@ from .tables import Evicted, delete_empty, lower
 ResultT = TypeVar("ResultT")
 
 _RESERVE_BYTES = 1 << 20
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+#: What a disk says that is full.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Place(NamedTuple):
@@ -323,7 +324,7 @@ class OpenGeneration:
         except OSError as error:
             self._owed.lowered[segment.number] += size_bytes
             self.write(lambda _cursor: None)
-            if error.errno not in _NO_ROOM:
+            if error.errno not in NO_ROOM:
                 raise
             return False
         return True
@@ -446,4 +447,4 @@ class OpenGeneration:
 
 def is_full(error: OSError) -> bool:
     """Return whether the disk may be full; SQLite takes a full quota for a sick disk."""
-    return error.errno in (*_NO_ROOM, errno.EIO)
+    return error.errno in (*NO_ROOM, errno.EIO)
