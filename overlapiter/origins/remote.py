@@ -230,12 +230,11 @@ class RemoteFile:
             self._position = position
 
     def _read(self, size_bytes: int) -> bytes:
-        is_request = not self._origin.is_streaming
-        if self._stream is None:
-            self._stream = self._origin.open_stream(self._path, self._info)
-            is_request = True
-            _skip(self._stream, self._position)
+        is_request = self._stream is None or not self._origin.is_streaming
         try:
+            if self._stream is None:
+                self._stream = self._origin.open_stream(self._path, self._info)
+                _skip(self._stream, self._position)
             piece = self._stream.read(min(size_bytes, _PIECE_BYTES))
         except BaseException:
             self._close()

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import xxhash
 
 from .generation import segment_path, segments_folder
+from .segments import READ_FLAGS
 
 #: Files up to this size share segments; a larger one has a segment of its own.
 SMALL_BYTES = 1 << 20
@@ -27,7 +28,6 @@ _PACKED = struct.Struct("<7q")
 #: Bytes of a packed extent.
 EXTENT_BYTES = _PACKED.size
 _MOST_OPEN = 128
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _CHUNK_BYTES = 4 << 20
 
 
@@ -210,8 +210,7 @@ class ExtentReader:
             return True
         except OSError:
             return False
-        # Not ctime: a hard link, which gives a library a path, changes it.
-        return stamp is not None and stamp[:3] == _stamp_of(found)[:3]
+        return stamp == _stamp_of(found)
 
     def is_right(self, extent: Extent) -> bool:
         """Return whether the bytes of a file are those that were copied; reads all of them."""
@@ -245,7 +244,7 @@ class ExtentReader:
         """Open a segment, in the generation that is in use now if need be; return its path, too."""
         path = segment_path(self._folders[tier], segment)
         try:
-            return os.open(path, _FLAGS), path
+            return os.open(path, READ_FLAGS), path
         except FileNotFoundError:
             self._folders[tier] = segments_folder(self._directories[tier])
             path = segment_path(self._folders[tier], segment)
@@ -253,7 +252,7 @@ class ExtentReader:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
             self._close_open()
-        return os.open(path, _FLAGS), path
+        return os.open(path, READ_FLAGS), path
 
     def _close_open(self) -> None:
         while self._open:
@@ -261,8 +260,11 @@ class ExtentReader:
 
 
 def _stamp_of(found: os.stat_result) -> tuple[int, ...]:
-    """Return what of a file is another number once its content has changed."""
-    return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
+    """Return what of a file is another number once its content has changed.
+
+    Not ctime: a hard link, which gives a library a path, changes it.
+    """
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 def _is_right(fd: int, extent: Extent) -> bool:

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 
 from .breaker import Breaker
 from .index import IndexBusyError
+from .opened import NO_ROOM
 from .outcome import Outcome, Staged
 from .store import Store
 
-_NO_SPACE = {errno.ENOSPC, errno.EDQUOT}
 #: Errors that say nothing about the disk.
 _ABOUT_THE_FILE = {errno.EFBIG: "it is beyond the limit of file sizes, ulimit -f"}
 _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
@@ -52,7 +52,7 @@ class Health:
                 f"source: {_ABOUT_THE_FILE[error.errno]}"
             )
             return Staged(Outcome.FAILED)
-        if error.errno in _NO_SPACE:  # for the index: as if there were none for the file
+        if error.errno in NO_ROOM:  # for the index: as if there were none for the file
             self.full[tier].failed(time.monotonic())
             return Staged(Outcome.REFUSED)
         self.sick[tier].failed(time.monotonic())

@@ -27,7 +27,7 @@ class LocalFiles:
     """The files of one process. For one thread.
 
     Args:
-        directory: The staging directory that they lie in, which is also that of large files.
+        directory: The staging directory that they lie in: that of large files, which are linked.
         reader: Reads what is staged.
     """
 
@@ -74,7 +74,7 @@ class LocalFiles:
             segment = self._reader.path_of(extent)
             try:
                 os.link(segment, path)
-            except OSError:  # it lies in another tier, on another disk
+            except OSError:  # the disk has no hard links, or no more of them
                 shutil.copyfile(segment, path)
             return
         data = self._reader.read(extent)

@@ -29,7 +29,8 @@ from .tables import Evicted, delete_empty, lower
 ResultT = TypeVar("ResultT")
 
 _RESERVE_BYTES = 1 << 20
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+#: What a disk says that is full.
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Place(NamedTuple):
@@ -323,7 +324,7 @@ class OpenGeneration:
         except OSError as error:
             self._owed.lowered[segment.number] += size_bytes
             self.write(lambda _cursor: None)
-            if error.errno not in _NO_ROOM:
+            if error.errno not in NO_ROOM:
                 raise
             return False
         return True
@@ -374,10 +375,11 @@ class OpenGeneration:
         segment.close()
 
     def rest(self) -> None:
-        """Give back what is reserved and not given, which other processes may need meanwhile."""
+        """Give back what is reserved or claimed in vain, which others may need meanwhile."""
         with self.lock:
             if self._segment.surplus_bytes:
                 self._cut_reservation(0)
+            if self._owed:
                 self.write(lambda _cursor: None)
 
     def _cut_reservation(self, kept_bytes: int) -> None:
@@ -445,4 +447,4 @@ class OpenGeneration:
 
 def is_full(error: OSError) -> bool:
     """Return whether the disk may be full; SQLite takes a full quota for a sick disk."""
-    return error.errno in (*_NO_ROOM, errno.EIO)
+    return error.errno in (*NO_ROOM, errno.EIO)

@@ -22,6 +22,9 @@ class Owed:
         self.unpledged: collections.Counter[int] = collections.Counter()
         self.ended: list[int] = []
 
+    def __bool__(self) -> bool:
+        return bool(self.lowered or self.unpledged or self.ended)
+
     def add(self, other: Owed) -> None:
         """Owe what another one does."""
         self.lowered += other.lowered

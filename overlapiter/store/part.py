@@ -58,6 +58,7 @@ class Part:
     #: Each with the copy in a slower tier.
     missing: list[tuple[Wanted, Extent | None]] = field(default_factory=list)
     outdated: list[Extent] = field(default_factory=list)
+    unseen: dict[int, Staged] = field(default_factory=dict)  # tiers that did not answer, and why
     batch: Batch = field(default_factory=Batch)
     risen: dict[int, Extent] = field(default_factory=dict)  # where files lay before they rose
     home: int = 0  # the tier whose index holds the claims

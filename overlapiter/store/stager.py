@@ -112,7 +112,7 @@ class Stager:
         self._parts[part] = None
         suspects = set(suspects)
         jobs: list[Callable[[], None]] = []
-        found = self._look(wanted)
+        found = self._look(part, wanted)
         for file in wanted:
             known = found.get(file.key)
             if known is None:
@@ -165,7 +165,7 @@ class Stager:
 
     # --- what is there ------------------------------------------------------------------------
 
-    def _look(self, wanted: Sequence[Wanted]) -> dict[int, Found]:
+    def _look(self, part: Part, wanted: Sequence[Wanted]) -> dict[int, Found]:
         """Return what is staged of some files, in the fastest tier that has each."""
         found: dict[int, Found] = {}
         for tier, store in enumerate(self.stores):
@@ -175,7 +175,7 @@ class Stager:
             try:
                 found |= store.look(left)
             except (OSError, IndexBusyError) as error:
-                self._health.blame(tier, error)
+                part.unseen[tier] = self._health.blame(tier, error)
         return found
 
     def _needs_no_comparing(self, found: Found, trusted: Mapping[int, Extent]) -> bool:
@@ -261,6 +261,9 @@ class Stager:
         for tier, store in enumerate(self.stores):
             # All claims of a part lie in one tier, where they are to end.
             is_other = part.has_claims and tier != part.home
+            if tier in part.unseen:  # a copy that is there now may not have been compared
+                answer = part.unseen[tier]
+                continue
             if not self._health.sick[tier].is_passable(time.monotonic()):
                 continue
             try:

@@ -152,10 +152,11 @@ class Store:
             "ORDER BY ended DESC LIMIT -1 OFFSET ?)",
             (_MOST_RUNS,),
         )
-        # A run whose prefetchers were all replaced may have been taken for one that has ended.
+        # A run whose prefetchers were all replaced may have been taken for one that has ended. But
+        # what a thread completes after the end of the run does not begin it again.
         cursor.execute(
             "INSERT INTO run(id, source, facts, started) VALUES (?, ?, ?, ?) "
-            "ON CONFLICT(id) DO UPDATE SET ended=NULL, ending=NULL",
+            "ON CONFLICT(id) DO UPDATE SET ended=NULL, ending=NULL WHERE ending!='closed'",
             (self._run.number, self._source_number, facts, time.time()),
         )
 
@@ -425,9 +426,14 @@ class Store:
         self._access.write(lambda cursor: cursor.execute(statement, row))
 
     def rest(self) -> None:
-        """Give back what is reserved, until something is staged again."""
+        """Give back what is reserved, evicted or claimed in vain, until more is staged."""
+
+        def rest(opened: OpenGeneration) -> None:
+            opened.rest()
+            reclaim.finish(opened)
+
         if any(self._access.all_open()):
-            self._on(OpenGeneration.rest)
+            self._on(rest)
 
     def close(self) -> None:
         """Give back what is reserved, and close everything; what is done later opens it anew.

@@ -47,7 +47,8 @@ class StagedCopies:
         self._is_url = is_url(plan.source)
         self._note_read = note_read
         self._reader = ExtentReader(directories)
-        self._files = LocalFiles(directories[-1], self._reader)
+        # A link has to lie on the disk of what it leads to.
+        self._files = [LocalFiles(directory, self._reader) for directory in directories]
         self.table: dict[int, Extent] = {}
         self.has_missed = False
         self._is_trusted = True
@@ -65,7 +66,8 @@ class StagedCopies:
         self.opened = []
         self._large = []
         self.has_missed, self._is_trusted = False, True
-        self._files.forget()
+        for files in self._files:
+            files.forget()
 
     def open(
         self, path: str, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -83,7 +85,12 @@ class StagedCopies:
 
     def local_path(self, path: str) -> str | None:
         """Return the path of the staged copy, until the next example; None without one."""
-        return self._copy_of(path, lambda e: (self._files.path_of(e, path), e.size))
+
+        def path_of(extent: Extent) -> tuple[str, int]:
+            files = self._files[extent.tier if extent.is_whole else -1]
+            return files.path_of(extent, path), extent.size
+
+        return self._copy_of(path, path_of)
 
     def _copy_of(self, path: str, give: Callable[[Extent], tuple[_Given, int]]) -> _Given | None:
         """Return what ``give`` makes of a copy, beside the bytes of it that it reads; else None."""
@@ -106,7 +113,8 @@ class StagedCopies:
 
     def close(self) -> None:
         """Close and remove what is open of the store, and what was made of it."""
-        self._files.close()
+        for files in self._files:
+            files.close()
         self._reader.close()
 
     def _extent_of(self, path: str) -> Extent | None:

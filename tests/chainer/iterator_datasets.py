@@ -133,6 +133,15 @@ class DeclaredFiles(SourceFiles):
         return [os.path.join(self.folder, self.names[i])]
 
 
+class FailsToDeclare(DeclaredFiles):
+    """As :class:`DeclaredFiles`, but of most examples it cannot say which file they read."""
+
+    def source_paths(self, i: int) -> list[str]:
+        if i >= 4:
+            raise KeyError(i)
+        return super().source_paths(i)
+
+
 class CustomError(Exception):
     """An exception of the user's with a constructor that pickle does not know how to call."""
 

@@ -20,7 +20,14 @@ from tests.chainer.faults import SourceFiles
 from tests.chainer.file_datasets import HdfRows, LocalPaths, MappedRows
 from tests.chainer.iterator_datasets import DeclaredFiles
 from tests.chainer.iterator_datasets import SourceFiles as UndeclaredFiles
-from tests.chainer.scripts import Program, are_gone, kill_all, wait_until, workers
+from tests.chainer.scripts import (
+    Program,
+    are_gone,
+    kill_all,
+    wait_for_workers,
+    wait_until,
+    workers,
+)
 from tests.support.staged import (
     assert_accounted,
     charged_bytes,
@@ -295,9 +302,11 @@ def test_of_a_path_that_a_library_got_nothing_is_left_after_a_kill(
     with Program(tmp_path, body % size_bytes) as program:
         program.wait_for("ready")
         wait_until(lambda: glob.glob(f"{fast}/overlapiter/*/local/*/*/a"))
-        found = workers(psutil.Process(program.process.pid))
         # First the one that would replace the others, and these too, so that none can tidy up.
         kinds = ("ovl-supervisor", "ovl-reader", "ovl-prefetcher")
+        trainer = psutil.Process(program.process.pid)
+        wait_for_workers(dict.fromkeys(kinds, 1), trainer)
+        found = workers(trainer)
         killed = [process for kind in kinds for process in found[kind]]
         kill_all(killed)
         assert are_gone(killed)

@@ -10,20 +10,37 @@ from typing import Any
 import numpy as np
 import pytest
 
-from overlapiter.errors import ExampleError
+from overlapiter.errors import ExampleError, StagingWarning
 from overlapiter.options import Staging
 from overlapiter.order import seeded_order
 from tests.chainer.iterator_datasets import (
     Augmented,
     Culprit,
     DeclaredFiles,
+    FailsToDeclare,
     Pixels,
     Slow,
     SourceFiles,
 )
-from tests.chainer.scripts import Program, are_gone, run_script, wait_for_workers, workers
+from tests.chainer.scripts import (
+    Program,
+    are_gone,
+    run_script,
+    wait_for_workers,
+    wait_until,
+    workers,
+)
 from tests.support.engine import Engine
-from tests.support.staged import assert_accounted, data_on_disk
+from tests.support.leases import held_back
+from tests.support.staged import (
+    assert_accounted,
+    being_copied,
+    blocks_on_disk,
+    charged_bytes,
+    data_on_disk,
+    staged_paths,
+    stopped_in_transaction,
+)
 
 N_FILES = 24
 BATCH_SIZE = 4
@@ -113,6 +130,41 @@ def test_a_directory_for_half_of_the_files_evicts_and_gives_the_right_bytes(
             assert content(next(engine)) == expected(files, range(start, start + 2))
         assert engine.stats().files_evicted > 0
     assert 0 < data_on_disk(tmp_path / "fast") <= total_bytes // 2
+
+
+def test_a_prefetcher_at_rest_keeps_nothing_that_it_could_not_give_back_at_first(
+    files: DeclaredFiles, tmp_path: Path, names: list[str]
+) -> None:
+    fast, source = tmp_path / "fast", tmp_path / "source"
+    staging = Staging(fast, source=source, n_prefetchers=1, keep_free=0, look_ahead=3)
+    with Engine(files, BATCH_SIZE, staging=staging) as engine:
+        with held_back(source / names[9]) as let_go:
+            next(engine)  # the second and third mini-batch follow, and no other
+            wait_until(lambda: len(staged_paths(fast)) == 11)
+            with stopped_in_transaction(fast):
+                reserved_bytes = blocks_on_disk(fast)
+                let_go(source / names[9])
+                wait_until(lambda: blocks_on_disk(fast) < reserved_bytes)  # it wants to rest
+                assert len(being_copied(fast)) == 1
+        wait_until(lambda: not being_copied(fast))
+        assert charged_bytes(fast) < reserved_bytes
+        assert_accounted(fast)
+
+
+def test_a_dataset_that_cannot_say_what_it_reads_is_read_unstaged_with_one_warning(
+    tmp_path: Path, names: list[str]
+) -> None:
+    source = tmp_path / "source"
+    dataset = FailsToDeclare(source, names)
+    staging = Staging(tmp_path / "fast", source=source, n_prefetchers=1, keep_free=0)
+    with (
+        Engine(dataset, BATCH_SIZE, staging=staging) as engine,
+        pytest.warns(StagingWarning) as caught,
+    ):
+        examples = [each for _ in range(N_BATCHES) for each in content(next(engine))]
+    assert examples == expected(dataset, range(N_FILES))
+    (warning,) = caught
+    assert "cannot be staged (KeyError" in str(warning.message)
 
 
 @pytest.mark.parametrize("victim", ["ovl-reader", "ovl-prefetcher", "ovl-supervisor"])

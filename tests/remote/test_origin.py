@@ -5,6 +5,7 @@ from __future__ import annotations
 import concurrent.futures
 import errno
 import hashlib
+import io
 import os
 import pickle
 import random
@@ -123,6 +124,36 @@ def test_a_file_of_many_pieces_takes_bounded_requests(objects: Objects, monkeypa
     in_child(read)
     assert objects.requests("GET")["large.bin"] == 11
     assert objects.requests("HEAD")["large.bin"] == 2  # before the first piece, and after the last
+
+
+class FailingStream(io.BytesIO):
+    """A stream that only goes on, and fails once when so many bytes have been read."""
+
+    def __init__(self, data: bytes, n_bytes: int) -> None:
+        super().__init__(data)
+        self._n_bytes = n_bytes
+
+    def seek(self, *_: object) -> int:
+        raise ValueError("it only goes on")
+
+    def read(self, size: int | None = -1) -> bytes:
+        assert size is not None
+        if self.tell() == self._n_bytes:
+            self._n_bytes = -1
+            raise TimeoutError
+        return super().read(min(size, self._n_bytes - self.tell()) if self._n_bytes > 0 else size)
+
+
+def test_a_request_that_fails_before_it_is_where_the_last_one_failed_shifts_no_byte(
+    monkeypatch: Any,
+) -> None:
+    data = random.Random(2).randbytes(1000)
+    streams = [FailingStream(data, n_bytes) for n_bytes in (600, 300, -1)]
+    origin = RemoteOrigin("file:///there", {}, n_connections=1, patience_seconds=20)
+    monkeypatch.setattr(origin, "info", lambda _url: {"size": 1000, "etag": "1"})
+    monkeypatch.setattr(origin, "open_stream", lambda _url, _info: streams.pop(0))
+    assert read_all(origin, "file:///there/a") == (data, True)
+    assert not streams
 
 
 def test_an_object_of_one_piece_takes_two_requests(objects: Objects) -> None:

@@ -75,16 +75,19 @@ def test_files_of_a_source_that_no_run_uses_are_strays(directory, files):
     other.close()
 
 
+@pytest.mark.parametrize(
+    ("ending", "then"), [("closed", (1, 1, "closed")), ("failed", (1, 0, None))]
+)
 @in_a_process
-def test_how_a_run_has_ended_is_remembered_and_a_run_may_come_back(directory):
+def test_a_run_that_was_closed_stays_so_whatever_its_threads_still_do_and_others_may_come_back(
+    directory, ending, then
+):
     store = made_store(directory, 1)
-    store.record_end("closed", {"files": 3})
-    assert runs(store) == [(1, 1, "closed")]
+    store.record_end(ending, {"files": 3})
+    assert runs(store) == [(1, 1, ending)]
     store.close()
-    again = made_store(directory, 1)
-    again.total_bytes()
-    assert runs(again) == [(1, 0, None)]
-    again.close()
+    assert runs(store) == [then]  # to look opens it anew
+    store.close()
 
 
 def test_a_run_whose_processes_were_all_killed_has_ended(directory, files, act):

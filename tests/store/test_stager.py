@@ -423,6 +423,27 @@ def test_an_index_that_is_locked_for_too_long_is_no_reason_to_leave_the_disk_alo
     setting.close()
 
 
+@pytest.mark.parametrize("error", [OSError(errno.ENOSPC, "No space left"), IndexBusyError()])
+@in_a_process
+def test_what_could_not_be_looked_up_is_not_taken_for_compared_when_it_is_claimed(
+    tmp_path, clock, error
+):
+    contents = contents_of(2)
+    first = Setting(tmp_path, contents)
+    first.stage(*contents)
+    first.close()
+    setting = Setting(tmp_path, contents, run=2)
+    path = setting.paths[0]
+    contents[path] = bytes(len(contents[path]))
+    setting.origin.mtimes_ns[path] = 10**18 + 1
+    errors, _ = failing(setting, "look", error)
+    assert [answer.extent for answer in setting.stage(*setting.paths).values()] == [None] * 2
+    errors.clear()
+    clock.now_seconds += 1
+    assert setting.outcomes(*setting.paths) == [COPIED, FOUND]
+    setting.close()
+
+
 # --- what holds a part up -------------------------------------------------------------------------
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from pathlib import Path
@@ -53,6 +54,24 @@ def test_closing_gives_back_what_is_reserved_and_the_total_is_what_lies_on_the_d
     assert store.total_bytes() == files.blocks_bytes
     store.close()
     assert disk_bytes(directory) == files.blocks_bytes
+
+
+@in_a_process
+def test_what_could_not_be_given_back_at_first_is_when_the_process_rests(
+    directory, files, monkeypatch
+):
+    def fail(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    store = made_store(directory)
+    stage(store, files, files.paths)
+    with monkeypatch.context() as patch:
+        patch.setattr(segments, "punch", fail)
+        with pytest.raises(OSError, match="Input/output error"):
+            store.evict([store.key_of(path) for path in files.paths])
+    store.rest()
+    assert store.total_bytes() == disk_bytes(directory) == 0
+    store.close()
 
 
 def test_a_file_is_claimed_by_one_process_and_the_others_see_by_which(directory, files, act):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import fcntl
 import os
 import random
@@ -13,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from overlapiter.store.extents import SMALL_BYTES, WHOLE
-from overlapiter.store.generation import generation_of
+from overlapiter.store.generation import generation_of, make_generation
 from overlapiter.store.localfiles import remove_left
+from overlapiter.store.site import Site
 from overlapiter.workers.copies import StagedCopies
 from tests.support.staged import DAMAGE, copied, plan_for
 
@@ -161,6 +163,32 @@ def test_files_of_one_name_have_paths_of_their_own(reader):
 def test_a_large_file_takes_no_room_a_second_time(reader):
     path = reader.copies.local_path(reader.paths[2])
     assert os.stat(path).st_nlink == 2
+
+
+def test_a_large_file_in_a_tier_in_memory_takes_no_room_a_second_time(tmp_path):
+    path = tmp_path / "source" / "a.nii.gz"
+    path.parent.mkdir()
+    path.write_bytes(bytes(SMALL_BYTES + 1))
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as ram:
+        extent = copied(Path(ram), path.parent, path)._replace(start=WHOLE)
+        make_generation(str(tmp_path / "slow"))
+        plan = plan_for(tmp_path / "slow", path.parent)
+        copies = StagedCopies(dataclasses.replace(plan, sites=(Site(ram), *plan.sites)))
+        copies.begin_part({extent.key: extent})
+        assert os.stat(copies.local_path(str(path))).st_nlink == 2
+        copies.close()
+
+
+def test_a_large_file_is_verified_once_though_each_example_gets_a_path_of_its_own(reader):
+    def read_bytes():
+        return int(Path("/proc/self/io").read_text().split()[1])
+
+    reader.copies.local_path(reader.paths[2])
+    before = read_bytes()
+    for _ in range(3):
+        reader.copies.begin_example()
+        assert os.stat(reader.copies.local_path(reader.paths[2])).st_nlink == 2
+    assert read_bytes() - before < SIZES[2]
 
 
 def test_the_files_of_a_living_process_stay_and_those_of_a_killed_one_go(reader):

@@ -121,6 +121,16 @@ def test_an_example_that_does_not_say_what_it_reads_is_no_victim(tmp_path):
             raise OSError(2, f"no list names example {index}")
 
     room = Room(tmp_path, 1, 1, dataset=Broken([()]))
+    assert_is_no_victim(room)
+
+
+@in_a_process
+def test_an_example_with_a_path_that_no_file_can_have_is_no_victim(tmp_path):
+    room = Room(tmp_path, 1, 1, dataset=Declared([["/lustre/images/\ud800"]]))
+    assert_is_no_victim(room)
+
+
+def assert_is_no_victim(room):
     task = room.for_task((0, 0))
     assert room.setting.outcomes(room.more[0], make_room=task.make) == [REFUSED]
     assert room.tiers() == [0]

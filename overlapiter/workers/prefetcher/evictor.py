@@ -95,16 +95,14 @@ class Evictor:
         return {keys[key] for key in wanted}
 
     def _files(self, victim: Victim) -> list[Wanted]:
-        paths: Iterable[str] = victim.paths
-        if not paths:
-            try:
+        store, paths = self._stager.stores[0], victim.paths
+        try:
+            if not paths:
                 declared = declared_paths(self._dataset, victim.example) or []
-            except Exception:  # user code: an example that cannot say what it reads is no victim
-                return []
-            source = self._stager.stores[0].source
-            paths = dict.fromkeys(absolute for _, absolute in paths_below(source, declared))
-        key_of = self._stager.stores[0].key_of
-        return [Wanted(key_of(path), path) for path in paths]
+                paths = tuple(absolute for _, absolute in paths_below(store.source, declared))
+            return [Wanted(store.key_of(path), path) for path in dict.fromkeys(paths)]
+        except Exception:  # user code, or a path that no file can have: it is no victim
+            return []
 
 
 class RoomForTask:

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 #: How often to show which example a prefetcher is at, while it has work, and to report what is
 #: settled of a task that a file holds up.
 _SHOW_AFTER_SECONDS = 0.1
-#: A prefetcher that has had no work for so long gives back what it has reserved.
+#: A prefetcher that has had no work for so long gives back what it has reserved; if the disk or the
+#: index does not let it, it tries again as long after.
 _REST_AFTER_SECONDS = 1.0
 #: So many examples that open files, but none below the source, mean that the source is wrong.
 _MANY_FRUITLESS = 64
@@ -157,8 +158,10 @@ class Prefetcher:
         self._is_at_rest = True
         self._trace.flush()
         for store in self._stores:
-            with contextlib.suppress(OSError, IndexBusyError):  # it stays reserved
+            try:
                 store.rest()
+            except (OSError, IndexBusyError):  # it stays reserved for now
+                self._is_at_rest = False
 
     def _resize(self, n_reads: int) -> None:
         self._threads.resize(n_reads)
@@ -280,7 +283,8 @@ class Prefetcher:
         example.is_complete = False
         self._warn(
             f"example {example.index} cannot be staged ({described(error)[0]}): it is read from "
-            f"the source"
+            f"the source, and so is each further one of which the dataset cannot say what it reads",
+            "unknown files",
         )
 
     def _want(self, wanted: dict[int, Wanted]) -> None:
@@ -453,9 +457,10 @@ class Prefetcher:
                     return example.index
             return work.task.indices[0]
 
-    def _warn(self, text: str) -> None:
+    def _warn(self, text: str, subject: str = "") -> None:
+        """Have the user warned, once of each subject; by default each text is one."""
         with self._lock:
-            is_news = text not in self._warned
-            self._warned.add(text)
+            is_news = (subject or text) not in self._warned
+            self._warned.add(subject or text)
         if is_news:
             self._channel.send(("trouble", text))
