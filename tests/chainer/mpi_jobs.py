@@ -28,7 +28,7 @@ NEEDS_MPIEXEC = [
 ]
 
 #: After which nothing may be left of a job, also of one that was killed.
-GRACE_SECONDS = 20.0
+GRACE_SECONDS = 60.0
 
 #: Set in the environment of every process of a job.
 _MARK = "OVERLAPITER_TEST_JOB"

@@ -93,7 +93,7 @@ def run_training(folder: Path, n_ranks: int, *words: object, **more: Any) -> End
     """Run ``overlapiter train``; see :func:`begin_training`."""
     job = begin_training(folder, n_ranks, *words, **more)
     try:
-        job.wait(120)
+        job.wait(200)
     finally:
         end_job(job)
     return Ended(job.returncode, (folder / "output.txt").read_text())
