@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.chainer.mpi_jobs import NEEDS_MPIEXEC
+from tests.chainer.mpi_jobs import NEEDS_MPIEXEC, exit_status_of
 from tests.chainer.scripts import ENVIRONMENT
 from tests.mpi.training.jobs import run_training, write_digits
 
@@ -49,7 +49,7 @@ def search(
     if n_ranks:
         mpiexec = ["mpiexec", "--allow-run-as-root", "--oversubscribe", *launcher]
         command = [*mpiexec, "-n", n_ranks, *command]
-    return subprocess.run(
+    ended = subprocess.run(
         [*map(str, command), "--trials", str(n_trials), *map(str, words)],
         cwd=folder,
         env={**ENVIRONMENT, "SEARCH_MARK": str(folder / "killed"), **environment},
@@ -59,6 +59,8 @@ def search(
         timeout=200,
         check=False,
     )
+    ended.returncode = exit_status_of(ended.returncode, ended.stderr)
+    return ended
 
 
 def results(folder: Path) -> dict[str, Any]:

@@ -227,7 +227,7 @@ def test_a_server_that_is_dead_or_stopped_ends_the_workers_with_a_message(
 def test_a_rank_that_is_stopped_at_the_very_end_is_named_and_does_not_keep_the_job_from_ending(
     tmp_path: Path, where: int, is_tolerant: bool
 ) -> None:
-    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 1, "--worker-timeout", 1)
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 1, "--worker-timeout", 5)
     fault = {"TRAINING_FAULT": f"stopped-leaving:{where}:0"}
     ended = run_training(tmp_path, 3, *words, is_tolerant=is_tolerant, environment=fault)
     if where:  # all results are written, and the server knows it
