@@ -56,7 +56,7 @@ def search(
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=280,
         check=False,
     )
     ended.returncode = exit_status_of(ended.returncode, ended.stderr)
