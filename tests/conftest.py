@@ -22,7 +22,8 @@ from PIL import Image
 
 from tests.support.leftovers import mapped_inodes, memory_files
 
-GRACE_SECONDS = 10.0
+#: A machine may be busy, or rest for seconds; what is left behind stays for ever.
+GRACE_SECONDS = 30.0
 
 #: What drives the engine through Chainer or ChainerMN, which not every Python has.
 NEED_CHAINER = [

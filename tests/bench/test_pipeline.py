@@ -69,9 +69,9 @@ def test_every_other_line_can_be_measured(arguments, tmp_path):
     found = points_by_name(tmp_path)
     assert set(found) == set(others)
     assert found["copy first"]["store_opens"] == 48
-    # One that was forked just before the run ended has no name yet.
-    assert 8 < found["cold, 16 readers"]["cpu"]["reader"]["n_processes"] <= 16
-    assert 6 < found["cold, 12 prefetchers"]["cpu"]["prefetcher"]["n_processes"] <= 12
+    # More than by default; those that were forked just before the run ended have no name yet.
+    assert 2 < found["cold, 16 readers"]["cpu"]["reader"]["n_processes"] <= 16
+    assert 2 < found["cold, 12 prefetchers"]["cpu"]["prefetcher"]["n_processes"] <= 12
     assert found["from local"]["statistics"]["files_staged"] == 48
     assert "prefetcher" not in found["local"]["cpu"]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import json
+import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -28,7 +30,7 @@ NEEDS_MPIEXEC = [
 ]
 
 #: After which nothing may be left of a job, also of one that was killed.
-GRACE_SECONDS = 20.0
+GRACE_SECONDS = 60.0
 
 #: Set in the environment of every process of a job.
 _MARK = "OVERLAPITER_TEST_JOB"
@@ -159,7 +161,20 @@ def run_groups(groups: Sequence[Group], folder: Path, timeout_seconds: float = 2
     wait_until(lambda: not abandoned_memory(before), GRACE_SECONDS)
     paths = [folder / f"rank-{rank}.json" for rank in range(sum(g.n_ranks for g in groups))]
     results = [json.loads(path.read_text()) for path in paths if path.exists()]
-    return Job(process.returncode, results, text, n_looks)
+    return Job(exit_status_of(process.returncode, text), results, text, n_looks)
+
+
+def exit_status_of(returncode: int, output: str) -> int:
+    """Return the exit status of a job.
+
+    Open MPI's launcher now and then crashes when it has ended a job and has said how.
+
+    Args:
+        returncode: Of the launcher.
+        output: What it has said.
+    """
+    said = re.findall(r"(?:Errorcode|Exit code): +(\d+)", output)
+    return int(said[-1]) if said and returncode == -signal.SIGSEGV else returncode
 
 
 def _look_until_end(process: subprocess.Popen[bytes], mark: str, timeout_seconds: float) -> int:

@@ -1,7 +1,7 @@
 """A rank on a host of its own: a network namespace, in which no launcher starts it.
 
-Arguments: its rank, the number of ranks, the number of files, the number of epochs. It prints a
-line for each epoch that begins, and in the end what it found as JSON.
+Arguments: its rank, the number of ranks, the number of files, the number of epochs. Amid each
+epoch it prints a line and waits for one; in the end it prints what it found as JSON.
 """
 
 import json
@@ -30,10 +30,14 @@ def main() -> None:
         dataset, BATCH_SIZE, n_processes=1, order_sampler=sampler, staging=staging
     ) as iterator:
         for epoch in range(n_epochs):
-            print(epoch, flush=True)  # noqa: T201  # to the test
-            began = time.monotonic()
-            order = sampler.of_epoch(epoch, n_files).tolist()
-            taken = [int(i) for _ in range(len(order) // BATCH_SIZE) for _, i in next(iterator)]
+            order, taken = sampler.of_epoch(epoch, n_files).tolist(), []
+            n_batches = len(order) // BATCH_SIZE
+            for place in range(n_batches):
+                if place == n_batches // 2:
+                    print(epoch, flush=True)  # noqa: T201  # to the test
+                    sys.stdin.readline()
+                    began = time.monotonic()
+                taken += [int(index) for _, index in next(iterator)]
             found["seconds"].append(time.monotonic() - began)
             found["wrong"].append(taken != order)
             stats = iterator.stats()

@@ -176,7 +176,7 @@ def test_every_iterator_is_watched_and_only_one_that_stages_has_a_staged_share(
     ] * 2
 
 
-def test_an_iteration_costs_less_than_ten_microseconds() -> None:
+def test_an_iteration_costs_microseconds() -> None:
     class Immediate(chainer.iterators.SerialIterator):
         def next(self) -> Any:
             return ()
@@ -196,7 +196,7 @@ def test_an_iteration_costs_less_than_ten_microseconds() -> None:
         costs.append((time.perf_counter() - begin) / n_iterations)
     report.finalize()
 
-    assert min(costs) < 10e-6
+    assert min(costs) < 40e-6  # 4 on an idle core
 
 
 # --- several ranks ----------------------------------------------------------------------------

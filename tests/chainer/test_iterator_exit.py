@@ -127,7 +127,7 @@ def test_killing_the_trainer_ends_all_children_and_leaves_no_shared_memory(
 
         assert are_gone(children)
         assert complaints(program.errors()) == []
-    assert abandoned_memory(before) == []
+    wait_until(lambda: not abandoned_memory(before))  # other tests make some, and then map it
 
 
 def test_killing_the_trainer_ends_stuck_children_and_leaves_no_half_copied_file(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -128,22 +127,31 @@ def test_interrupts_at_many_moments_lose_no_mini_batch() -> None:
 
     taken = []
     is_over = threading.Event()
+    is_taking = False
 
     def interrupt_often() -> None:
         while not is_over.wait(0.03):
             signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
+    def interrupt(*_: object) -> None:
+        nonlocal is_taking
+        if is_taking:  # else the test itself would be interrupted
+            is_taking = False
+            raise KeyboardInterrupt
+
     with OverlapIterator(Slow(40), 4, shuffle=False, n_processes=2) as iterator:
         next(iterator)
         iterator.reset()
+        before = signal.signal(signal.SIGINT, interrupt)
         thread = threading.Thread(target=interrupt_often)
+        thread.start()
         n_interrupts = 0
         try:
-            thread.start()
             while len(taken) < 200 or n_interrupts <= 10:
                 try:
-                    batch = None
+                    is_taking = True
                     batch = next(iterator)
+                    is_taking = False
                     taken.append(indices_of(batch))
                 except KeyboardInterrupt:
                     n_interrupts += 1
@@ -152,12 +160,8 @@ def test_interrupts_at_many_moments_lose_no_mini_batch() -> None:
                     if position == 4 * (len(taken) + 1):
                         taken.append(expected(len(taken)))
         finally:
-            while not is_over.is_set() or thread.is_alive():
-                try:
-                    is_over.set()
-                    thread.join()
-                    time.sleep(0)
-                except KeyboardInterrupt:
-                    continue
+            is_over.set()
+            thread.join()
+            signal.signal(signal.SIGINT, before)
 
     assert taken == [expected(number) for number in range(len(taken))]

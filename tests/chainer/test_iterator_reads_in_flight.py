@@ -37,7 +37,8 @@ def iterate(folder: Path, fast: Path, store: SlowStore, **options: Any) -> Overl
 
 @pytest.fixture
 def slow(many: Path) -> Iterator[SlowStore]:
-    with SlowStore(many, open_seconds=0.15, bytes_per_second=1e12) as store:
+    # So slow that it is what limits the reads, also where cores are slow and busy.
+    with SlowStore(many, open_seconds=0.3, bytes_per_second=1e12) as store:
         yield store
 
 
@@ -55,7 +56,7 @@ def test_a_trainer_that_waits_for_the_store_gets_more_reads_in_flight(many, tmp_
         stats = iterator.stats()
         assert stats.reads_in_flight <= 256
         # The two are not counted at the same moment.
-        assert stats.read_seconds / stats.files_staged >= 0.14
+        assert stats.read_seconds / stats.files_staged >= 0.28
 
 
 def test_a_number_that_is_given_is_kept(many, tmp_path, slow):
@@ -65,4 +66,4 @@ def test_a_number_that_is_given_is_kept(many, tmp_path, slow):
         for _ in range(40):
             next(iterator)
             assert iterator.stats().reads_in_flight in (0, 10, 20)  # as they start, one by one
-        assert iterator.stats().reads_in_flight == 20
+        wait_until(lambda: iterator.stats().reads_in_flight == 20)

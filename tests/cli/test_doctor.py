@@ -35,9 +35,10 @@ def measured(root: Path, open_seconds: float, rate: float, *words: object) -> di
 
 
 def test_on_a_store_of_high_latency_the_reads_in_flight_grow_as_in_a_run(many, tmp_path) -> None:
-    found = measured(many, 0.05, 1e12, "--to", tmp_path / "fast")
+    # So high that no core is too slow or too busy for that many reads.
+    found = measured(many, 0.15, 1e12, "--to", tmp_path / "fast")
     assert {64, 128} <= {level["n_reads"] for level in found["levels"]}
-    assert all(level["latency_seconds"] >= 0.05 for level in found["levels"])
+    assert all(level["latency_seconds"] >= 0.15 for level in found["levels"])
     assert found["recommended"]["reads_in_flight"] is None
     assert sum(level["n_files"] for level in found["levels"]) <= 4000  # none is read twice
     assert found["unread"] == {}

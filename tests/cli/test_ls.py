@@ -88,7 +88,7 @@ def test_a_reader_that_has_seen_enough_is_no_error(fast) -> None:
     )
     assert process.stdout is not None
     process.stdout.close()
-    _, errors = process.communicate(timeout=30)
+    _, errors = process.communicate(timeout=100)
     assert errors == b""
 
 

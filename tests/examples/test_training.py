@@ -72,6 +72,7 @@ def test_a_process_alone_learns_to_tell_jets_apart(tmp_path: pathlib.Path) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)  # sixty trainings
 @pytest.mark.leaks_ok("matplotlib keeps its fonts open")
 def test_a_search_finds_the_accuracy_of_the_best_of_a_grid_with_half_of_the_trials(
     digits: pathlib.Path,

@@ -9,8 +9,8 @@ from mpi4py import MPI  # it starts MPI, which no rank can do without the others
 from overlapiter.__main__ import main
 from overlapiter.mpi.training import ending
 
-ending._START_SECONDS = 3.0
-ending._LEAVE_SECONDS = 2.0
+ending._START_SECONDS = 8.0
+ending._LEAVE_SECONDS = 4.0
 
 if __name__ == "__main__":
     if os.environ.get("STOPPED_RANK") == str(MPI.COMM_WORLD.rank):

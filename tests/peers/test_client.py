@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue
 import signal
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from overlapiter.peers import client
 from overlapiter.peers.client import PeerFile, Peers, PeersPlan
 from overlapiter.peers.connection import Address
 from overlapiter.peers.protocol import (
@@ -150,8 +152,8 @@ def ask() -> Iterator[Callable[..., Asking]]:
         return clients[-1]
 
     yield make
-    for client in clients:
-        client.peers.close()
+    for each in clients:
+        each.peers.close()
 
 
 @pytest.fixture
@@ -166,6 +168,18 @@ def play() -> Iterator[Callable[[Deed], Address]]:
     yield start
     for peer in peers:
         peer.close()
+
+
+#: Far below what would be waited for if each file, or each of some hundred, were.
+BOUNDED_SECONDS = 10.0
+
+
+def be_patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have peers waited for however busy this machine is."""
+    monkeypatch.setattr(client, "_PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(client, "WAIT_SECONDS", 60.0)
+    patient = functools.partial(client.Connection, wait_seconds=60.0)
+    monkeypatch.setattr(client, "Connection", patient)
 
 
 class Asking:
@@ -202,7 +216,7 @@ class Asking:
         self.peers.fetch(name(number), Holders(nodes, is_coming), take)
 
     def came(self, n_files: int) -> dict[int, bytes | None]:
-        return dict(self._came.get(timeout=20) for _ in range(n_files))
+        return dict(self._came.get(timeout=60) for _ in range(n_files))
 
 
 FAULTS: list[Deed] = [
@@ -219,8 +233,13 @@ FAULTS: list[Deed] = [
 
 @pytest.mark.parametrize("deed", FAULTS)
 def test_what_is_not_right_is_noticed_and_the_next_holder_asked(
-    ask: Callable[..., Asking], play: Callable[[Deed], Address], deed: Deed
+    ask: Callable[..., Asking],
+    play: Callable[[Deed], Address],
+    deed: Deed,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    if deed is not say_nothing:
+        be_patient(monkeypatch)
     asking = ask(play(deed), play(answer))
     for number in range(3):
         asking.fetch(number, 1, 2)
@@ -237,12 +256,13 @@ def test_without_another_holder_the_source_is_left(
     for number in range(3):
         asking.fetch(number, 1)
     assert asking.came(3) == dict.fromkeys(range(3))
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < BOUNDED_SECONDS
 
 
 def test_a_file_that_is_about_to_be_there_is_waited_for(
-    ask: Callable[..., Asking], play: Callable[[Deed], Address]
+    ask: Callable[..., Asking], play: Callable[[Deed], Address], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    be_patient(monkeypatch)
     n_asked = 0
 
     def late(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
@@ -261,17 +281,24 @@ def test_but_not_for_ever(ask: Callable[..., Asking], play: Callable[[Deed], Add
     began = time.monotonic()
     asking.fetch(0, 1, is_coming=True)
     assert asking.came(1) == {0: None}
-    assert 0.5 < time.monotonic() - began < 3
+    assert 0.5 < time.monotonic() - began < BOUNDED_SECONDS
 
 
 def test_a_further_holder_is_asked_before_the_source_and_never_waited_for(
-    ask: Callable[..., Asking], play: Callable[[Deed], Address]
+    ask: Callable[..., Asking], play: Callable[[Deed], Address], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asking = ask(play(say_that_it_comes), play(answer))
-    began = time.monotonic()
+    be_patient(monkeypatch)
+    n_asked = 0
+
+    def say_and_count(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
+        nonlocal n_asked
+        n_asked += 1
+        say_that_it_comes(end, seal, names)
+
+    asking = ask(play(say_and_count), play(answer))
     asking.fetch(0, 0, 1, 2)  # node 0 is this one
     assert asking.came(1) == {0: DATA}
-    assert time.monotonic() - began < 0.9  # as long as a first holder is waited for
+    assert n_asked == 1  # a first holder would be asked again and again
     assert asking.n_faults == 0
 
 
@@ -299,7 +326,7 @@ def test_a_node_that_does_not_exist_costs_nobody_time(ask: Callable[..., Asking]
     for number in range(50):
         asking.fetch(number, 1)
     assert asking.came(50) == dict.fromkeys(range(50))
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < BOUNDED_SECONDS
 
 
 def test_a_peer_that_was_stopped_is_used_again_when_it_goes_on(
@@ -314,12 +341,15 @@ def test_a_peer_that_was_stopped_is_used_again_when_it_goes_on(
         for number in range(8):
             asking.fetch(number, 1)
         assert asking.came(8) == dict.fromkeys(range(8))
-        assert time.monotonic() - began < 2
-        while asking.n_faults < 3:  # it is tried again, which holds up a file for less
+        assert time.monotonic() - began < 5  # one wait for all of them
+        held_up_seconds = []
+        while (n_faults := asking.n_faults) < 3:  # it is tried again, which holds up a file
             began = time.monotonic()
             asking.fetch(1, 1)
             assert asking.came(1) == {1: None}
-            assert time.monotonic() - began < 0.9
+            if asking.n_faults > n_faults:
+                held_up_seconds.append(time.monotonic() - began)
+        assert min(held_up_seconds) < 0.9  # for less than the first time
         os.kill(pid, signal.SIGCONT)
         found = None
         while found is None:
@@ -400,8 +430,9 @@ def test_a_peer_that_was_replaced_is_used_again(ask: Callable[..., Asking], tmp_
 
 
 def test_what_a_dead_holder_had_comes_from_the_next_one(
-    ask: Callable[..., Asking], tmp_path: Path
+    ask: Callable[..., Asking], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    be_patient(monkeypatch)
     with served(tmp_path / "one") as (one, pid), served(tmp_path / "two") as (two, _):
         asking = ask(one, two)
         os.kill(pid, signal.SIGKILL)
@@ -411,8 +442,9 @@ def test_what_a_dead_holder_had_comes_from_the_next_one(
 
 
 def test_many_threads_ask_many_files_of_a_real_server(
-    ask: Callable[..., Asking], tmp_path: Path
+    ask: Callable[..., Asking], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    be_patient(monkeypatch)
     with served(tmp_path / "fast", n_files=100) as (address, _):
         asking = ask(address)
 

@@ -65,6 +65,7 @@ def ranks(hosts: Sequence[str], folder: Path) -> Iterator[list[subprocess.Popen[
                     ["ip", "netns", "exec", host, *command, str(rank), *tail],
                     cwd=folder,
                     env=ENVIRONMENT,
+                    stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
                 )
@@ -78,10 +79,28 @@ def wait_for(stream: IO[str] | None, line: str) -> None:
     assert stream.readline().strip() == line
 
 
+def meet(processes: Sequence[subprocess.Popen[str]], epoch: int) -> None:
+    """Wait until all ranks are amid an epoch, where they wait for a line."""
+    for process in processes:
+        wait_for(process.stdout, str(epoch))
+
+
+def go_on(processes: Sequence[subprocess.Popen[str]]) -> None:
+    """Have the ranks go on."""
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+
 def results(processes: Sequence[subprocess.Popen[str]]) -> list[Any]:
-    """Return what each rank found."""
+    """Have the ranks go on to the end; return what each found."""
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.close()
+        process.stdin = None
     return [
-        json.loads(process.communicate(timeout=60)[0].splitlines()[-1]) for process in processes
+        json.loads(process.communicate(timeout=250)[0].splitlines()[-1]) for process in processes
     ]
 
 
@@ -96,24 +115,28 @@ def test_hosts_find_each_other_and_read_each_file_once(hosts: list[str], tmp_pat
     with ranks(hosts, tmp_path) as processes:
         found = results(processes)
     reads = check_right(found)
-    assert N_FILES <= sum(reads) <= 1.02 * N_FILES  # on busy cores a few answers come too late
+    # On busy cores a few answers come too late. Alone the hosts would read some 350 files again.
+    assert N_FILES <= sum(reads) <= 1.2 * N_FILES
 
 
 def test_a_cable_that_is_cut_and_joined_again_amid_training(
     hosts: list[str], tmp_path: Path
 ) -> None:
     with ranks(hosts, tmp_path) as processes:
-        for epoch in range(2):
-            wait_for(processes[0].stdout, str(epoch))
+        meet(processes, 0)
+        go_on(processes)
+        meet(processes, 1)
         ip("-n", hosts[0], "link", "set", "eth7", "down")
-        wait_for(processes[0].stdout, "2")
+        go_on(processes)
+        meet(processes, 2)
         ip("-n", hosts[0], "link", "set", "eth7", "up")
         found = results(processes)
     reads = check_right(found)
     assert reads[0] >= N_FILES
     assert reads[1] > 0
     assert sum(rank["faults"][-1] for rank in found) > 0
-    assert max(rank["seconds"][1] for rank in found) < 5
+    # The network itself would wait for minutes.
+    assert max(rank["seconds"][1] for rank in found) < 20
 
 
 def test_a_network_that_delays_and_loses(hosts: list[str], tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
+import math
 import os
 import random
 import signal
@@ -53,7 +54,7 @@ class Options:
     """What runs, and what is done to it.
 
     Attributes:
-        minutes: Under fire.
+        minutes: Under fire, from the first mini-batch on.
         seed: What is hit when follows from it, as far as the machine repeats itself.
         jobs: At the same time.
         small_files: Of 0.5 to 40 kB each.
@@ -268,13 +269,14 @@ class Soak:
     # --- fire ---------------------------------------------------------------------------------
 
     def _under_fire(self) -> None:
-        fire_at = time.monotonic()
-        end = fire_at + 60 * self._options.minutes
+        fire_at = end = math.inf
         while (now := time.monotonic()) < end:
             running = {job.number for job in self._jobs}
             for number in set(range(self._options.jobs)) - running:
                 self._start(number, self._random.randint(20, self._options.job_batches))
             self._look_at_jobs()
+            if end == math.inf and any(row.n_taken for job in self._jobs for row, _ in job.shown):
+                fire_at, end = now, now + 60 * self._options.minutes  # whatever a start takes
             if now >= fire_at:
                 fire_at = now + self._random.expovariate(1e3 / self._options.pause_ms)
                 self._fire()

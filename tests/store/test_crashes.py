@@ -32,6 +32,7 @@ def test_some_calls_at_which_a_process_is_killed_or_that_fail_do_no_harm(tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)  # there are many runs, of processes of their own
 @pytest.mark.parametrize("kind", ["kill", "fail"])
 def test_no_call_at_which_a_process_is_killed_or_that_fails_does_harm(tmp_path, kind):
     assert runs(tmp_path, kind) > 800

@@ -35,6 +35,7 @@ def test_hundreds_of_random_damages_give_no_wrong_byte(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1500)  # of a thousand trials
 def test_thousands_of_random_damages_give_no_wrong_byte(tmp_path):
     assert damages(tmp_path, 1000, seed=1000) == 10_000
 

@@ -88,15 +88,15 @@ def test_a_stopped_process_is_waited_for_once_and_its_files_are_read_from_the_so
     act, copying, tmp_path
 ):
     copying.signal(signal.SIGSTOP)
-    waiter = waiting(act, tmp_path, patience_seconds=1.0, n_rounds=4)
+    waiter = waiting(act, tmp_path, patience_seconds=1.0, n_rounds=5)
     outcomes, took_seconds, (text,) = waiter.step()
     assert outcomes == [BUSY] * N_FILES
     assert took_seconds > 1.0
     assert "was stopped" in text
-    outcomes, took_seconds, said = waiter.step()
-    assert outcomes == [BUSY] * N_FILES
-    assert took_seconds < 1.0
-    assert said == [text]
+    again = [waiter.step() for _ in range(3)]
+    assert [outcomes for outcomes, *_ in again] == [[BUSY] * N_FILES] * 3
+    assert min(took_seconds for _, took_seconds, _ in again) < 1.0
+    assert again[-1][-1] == [text]
     os.kill(copying.pid, signal.SIGCONT)
     assert copying.step() == [COPIED] * N_FILES
     assert waiter.step()[0] == [FOUND] * N_FILES
@@ -106,12 +106,12 @@ def test_a_stopped_process_is_waited_for_once_and_its_files_are_read_from_the_so
 def test_a_process_that_writes_is_waited_for_however_long_it_takes(act, tmp_path):
     def copy():
         setting = Setting(tmp_path, contents_of(1, 3 << 20))  # in pieces
-        setting.origin.before_read = lambda _path: time.sleep(0.1)
+        setting.origin.before_read = lambda _path: time.sleep(0.25)
         yield "ready"
         yield setting.outcomes(*setting.paths)
 
     def wait():
-        waiting_module._PATIENCE_SECONDS = 0.4
+        waiting_module._PATIENCE_SECONDS = 2.0  # far more than a piece takes, less than all of them
         setting = Setting(tmp_path, contents_of(1, 3 << 20), run=2)
         yield "ready"
         yield setting.outcomes(*setting.paths), setting.said

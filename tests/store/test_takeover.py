@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import sqlite3
@@ -357,15 +356,20 @@ def test_after_a_boot_segments_are_charged_for_the_files_that_their_rows_name(
 # --- processes that hold the index ----------------------------------------------------------------
 
 
-@contextlib.contextmanager
-def timed(least_seconds, most_seconds):
-    began = time.monotonic()
-    yield
-    assert least_seconds <= time.monotonic() - began <= most_seconds
-
-
-#: Far less than the two seconds, and far more than what does not wait takes on a busy machine.
+#: Far less than the two seconds.
 AT_ONCE_SECONDS = 1.4
+
+
+def at_once(action):
+    """Check that an action does not wait. A machine that is busy may pause now and then."""
+    took = []
+    for _ in range(4):
+        began = time.monotonic()
+        action()
+        took.append(time.monotonic() - began)
+        if took[-1] <= AT_ONCE_SECONDS:
+            return
+    pytest.fail(f"it waited each time: {took}")
 
 
 def test_while_a_stopped_process_holds_a_transaction_others_wait_two_seconds_once(
@@ -383,21 +387,25 @@ def test_while_a_stopped_process_holds_a_transaction_others_wait_two_seconds_onc
         stage(store, files, files.paths[:5])
         yield
         new = made_store(directory, 3)
+
+        def fail(either=store):
+            with pytest.raises(IndexBusyError):
+                either.claim(wanted(store, files.paths[5:8]))
+
         for either in (store, new):
-            with timed(1.5, 30), pytest.raises(IndexBusyError):
-                either.claim(wanted(store, files.paths[5:8]))
-            with timed(0, AT_ONCE_SECONDS), pytest.raises(IndexBusyError):
-                either.claim(wanted(store, files.paths[5:8]))
-        with timed(0, AT_ONCE_SECONDS):
-            assert n_right(store, files) == 5  # reading goes on
+            began = time.monotonic()
+            fail(either)
+            assert time.monotonic() - began >= 1.5
+            at_once(lambda either=either: fail(either))
+        at_once(lambda: n_right(store, files))
+        assert n_right(store, files) == 5  # reading goes on
         while True:  # a second later it is asked again, for a moment
-            with timed(0, AT_ONCE_SECONDS), pytest.raises(IndexBusyError):
-                store.claim(wanted(store, files.paths[5:8]))
+            at_once(fail)
             time.sleep(0.3)
             if time.monotonic() > store._access._patience[1]._off_until_seconds:
                 break
         yield
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 60
         while True:
             try:
                 assert len(stage(store, files, files.paths)) == len(files.paths)

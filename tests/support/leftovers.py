@@ -15,7 +15,7 @@ from bench.harness.family import is_running
 #: A variable in the environment of a watched program: all that it starts inherit it, so that one
 #: whose parent has died is still recognized.
 MARK = "OVERLAPITER_FAULTS"
-_GRACE_SECONDS = 2.0
+_GRACE_SECONDS = 20.0
 
 
 def marked(value: str) -> list[psutil.Process]:
@@ -54,7 +54,7 @@ def mapped_inodes(pids: Iterable[int]) -> set[int]:
 
 
 def new_shared_memory(before: Iterable[str]) -> list[str]:
-    """Return the names in ``/dev/shm`` that were not there before; waits up to 2 s for none.
+    """Return the names in ``/dev/shm`` that were not there before; waits up to 20 s for none.
 
     What other programs have mapped is none of it.
     """

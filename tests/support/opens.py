@@ -39,8 +39,11 @@ class Opens(threading.Thread):
 
     def run(self) -> None:
         """Count."""
-        while not self._has_ended.is_set():
+        while True:
+            has_ended = self._has_ended.is_set()
             if not select.select([self._fd], [], [], _LOOK_SECONDS)[0]:
+                if has_ended:  # and nothing is left that was opened before
+                    return
                 continue
             events, start = os.read(self._fd, 1 << 16), 0
             while start < len(events):
@@ -52,7 +55,7 @@ class Opens(threading.Thread):
                 start += n_bytes
 
     def end(self) -> None:
-        """Stop counting."""
+        """Count what was opened before, and stop."""
         self._has_ended.set()
         self.join()
         os.close(self._fd)

@@ -17,7 +17,7 @@ from torch.utils import data  # noqa: E402
 
 from overlapiter.explain import Cause, Explanation  # noqa: E402
 from overlapiter.torch import DataLoader  # noqa: E402
-from tests.chainer.scripts import workers  # noqa: E402
+from tests.chainer.scripts import wait_until, workers  # noqa: E402
 from tests.torch import torch_datasets as D  # noqa: E402
 from tests.torch.comparing import assert_same  # noqa: E402
 from tests.torch.conftest import Pair  # noqa: E402
@@ -262,12 +262,17 @@ def test_an_error_that_cannot_be_made_of_a_text_is_a_runtime_error(plain_pair: P
 
 def test_a_timeout_is_pytorchs_and_says_why(plain_pair: Pair) -> None:
     texts = []
-    for make in plain_pair.each():
+
+    def time_out(iterator: Any) -> bool:
         with pytest.raises(RuntimeError) as caught:
-            next(iter(make(D.Slow(), 2, timeout=0.3)))
+            next(iterator)
         texts.append(str(caught.value))
-    assert texts[0] == texts[1] == "DataLoader timed out after 0.3 seconds"
-    assert "is at example 0" in str(caught.value.__cause__)
+        return "is at example 0" in str(caught.value.__cause__)
+
+    original, ours = (iter(make(D.Slow(), 2, timeout=0.3)) for make in plain_pair.each())
+    time_out(original)
+    wait_until(lambda: time_out(ours))  # at first the workers start
+    assert set(texts) == {"DataLoader timed out after 0.3 seconds"}
 
 
 # --- arguments and attributes -----------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 ``SEARCH_KILLED`` is the rank that is killed, once, when it trains or validates for the second time,
 or gets the signal ``SEARCH_SIGNAL``. That may also be ``leaves``: it leaves Python, and the other
-one goes on for longer than it waits; ``slow``: a model takes 3 s.
+one goes on for longer than it waits; ``slow``: a model takes 6 s.
 ``SEARCH_MARK`` a file by which it knows that it has been. Both groups have a trial then: it waits
 for a rank of the other one, and that for it.
 """
@@ -46,11 +46,11 @@ class Digits(chainer.Chain):
             wait_until(MARK.exists)
             if DEED == "leaves" and not WAITED.exists():
                 WAITED.touch()
-                time.sleep(6)
+                time.sleep(10)
         return self.out(chainer.functions.relu(self.hidden(pixels)))
 
 
 def build_model(n_hidden=16):
     if DEED == "slow":
-        time.sleep(3)
+        time.sleep(6)
     return Digits(n_hidden)

@@ -14,6 +14,7 @@ import numpy as np
 import psutil
 from sklearn.datasets import load_digits
 
+from tests.chainer.mpi_jobs import exit_status_of
 from tests.chainer.scripts import ENVIRONMENT
 
 HERE = Path(__file__).parent
@@ -93,10 +94,11 @@ def run_training(folder: Path, n_ranks: int, *words: object, **more: Any) -> End
     """Run ``overlapiter train``; see :func:`begin_training`."""
     job = begin_training(folder, n_ranks, *words, **more)
     try:
-        job.wait(120)
+        job.wait(200)
     finally:
         end_job(job)
-    return Ended(job.returncode, (folder / "output.txt").read_text())
+    output = (folder / "output.txt").read_text()
+    return Ended(exit_status_of(job.returncode, output), output)
 
 
 def end_job(job: subprocess.Popen[bytes]) -> None:
