@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from overlapiter.errors import TrainingError
 
 from .job import Job
@@ -10,6 +12,7 @@ from .messages import Message
 from .outputs import Outputs
 from .server import Server
 from .validation import Evaluator, Validation, ValidationThread
+from .watch import PATIENCE
 
 
 class Host:
@@ -29,6 +32,7 @@ class Host:
         settings, plan = job.settings, job.plan
         self._job = job
         self._outputs = outputs
+        self.alive()
         self.model = job.model()
         bad = self.model.names_of_bad()
         if bad:
@@ -41,7 +45,9 @@ class Host:
         self._validation = Validation(len(plan.val_pieces))
         self._epochs = outputs.epochs(self.model)
         number = outputs.restore(self._side, self._queue, self._validation, self._epochs)
-        self._inline = job.evaluator(job.model()) if settings.validation == "inline" else None
+        self._inline: Evaluator | None = None
+        if settings.validation == "inline":
+            self._inline = job.evaluator(job.model(), self.alive)
         self.server = Server(
             self.model,
             self._side,
@@ -67,10 +73,19 @@ class Host:
     def _evaluator(self) -> Evaluator:
         return self._job.evaluator(self._job.model())
 
+    def alive(self) -> None:
+        """Note that the main thread goes on."""
+        self._alive_at = time.monotonic()
+        self._outputs.alive()
+
+    def is_alive(self) -> bool:
+        """Return whether the main thread has gone on lately; a callback, say, may hang."""
+        return time.monotonic() < self._alive_at + PATIENCE * self._job.settings.worker_timeout
+
     def receive(self, message: Message) -> None:
         """Give a message to the server, and write a checkpoint if it is time."""
         self._is_busy = True
-        self._outputs.alive()
+        self.alive()
         self.server.receive(message)
         self._is_busy = False
         self._after(is_report=bool(message.n_examples))
@@ -82,7 +97,7 @@ class Host:
 
     def tick(self) -> None:
         """Have the server look around; to be called now and then."""
-        self._outputs.alive()
+        self.alive()
         if self._thread is not None and self._thread.error is not None:
             error = self._thread.error
             self.server.fail(f"validation has failed ({type(error).__name__}: {error})")

@@ -2,7 +2,7 @@
 was used; and that can die, hang or say nonsense on the way. It has no framework, so it starts fast.
 
 ``TRAINING_FAULT`` is ``kill``, ``stop``, ``nan``, ``other`` (another model), ``killed-validating``,
-``stopped-validating``, ``stopped-leaving`` or ``stopped-finalizing``; then the rank and the
+``stopped-validating``, ``hung-validating``, ``stopped-leaving`` or ``stopped-finalizing``; then the rank and the
 mini-batch at which it happens; the other ranks do not end their first mini-batch before.
 ``TRAINING_WAIT_SECONDS`` is how
 long a mini-batch takes; ``TRAINING_LOG`` a folder where each rank writes down the examples that it
@@ -14,6 +14,7 @@ import math
 import os
 import pathlib
 import signal
+import threading
 import time
 
 import numpy as np
@@ -74,7 +75,9 @@ class Counting:
         return [0.0]
 
     def evaluate(self, _batch):
-        if FAULT.endswith("-validating") and RANK == WHERE:
+        if RANK == WHERE and FAULT == "hung-validating":
+            threading.Event().wait()
+        if RANK == WHERE and FAULT.endswith("-validating"):
             os.kill(os.getpid(), signal.SIGKILL if "killed" in FAULT else signal.SIGSTOP)
         return [0.0]
 

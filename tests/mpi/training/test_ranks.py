@@ -21,6 +21,7 @@ from .jobs import (
     counts,
     end_job,
     epochs,
+    rank_of,
     run_training,
     same_weights,
     write_digits,
@@ -31,6 +32,7 @@ from .jobs import (
 pytestmark = NEEDS_MPIEXEC
 
 TWICE = [2] * 100
+IMPATIENT = "tests.mpi.impatient"
 
 
 def test_one_worker_ends_with_the_weights_of_a_single_process_bit_for_bit(tmp_path: Path) -> None:
@@ -262,14 +264,81 @@ def test_the_group_of_a_stopped_sub_server_does_not_keep_the_others_from_ending(
     output = tmp_path / "output.txt"
     try:
         wait_until(lambda: "epoch  1/" in output.read_text())
-        for process in psutil.Process(job.pid).children(recursive=True):
-            if process.environ().get("OMPI_COMM_WORLD_RANK") == "1":
-                process.suspend()
+        rank_of(job, 1).suspend()
         assert job.wait(100) == 0, output.read_text()
     finally:
         end_job(job)
     assert "the sub-server, rank 1, is lost (silent for 10 s)" in output.read_text()
     assert [record["examples"] for record in epochs(tmp_path / "result")] == [100] * 40
+
+
+@pytest.mark.slow
+def test_the_group_of_a_sub_server_that_was_stopped_for_a_while_begins_anew(tmp_path: Path) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 40, "--worker-timeout", 1,
+             "--masters", 2)  # fmt: skip
+    job = begin_training(tmp_path, 5, *words, environment={"TRAINING_WAIT_SECONDS": "0.01"})
+    output = tmp_path / "output.txt"
+    try:
+        wait_until(lambda: "epoch  1/" in output.read_text())
+        rank_of(job, 1).suspend()
+        wait_until(lambda: "rank 3 is lost" in output.read_text())
+        rank_of(job, 1).resume()
+        assert job.wait(60) == 0, output.read_text()
+    finally:
+        end_job(job)
+    assert "rank 3 is back" in output.read_text()
+    assert counts(tmp_path / "result") == [40] * 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_tolerant", [False, True], ids=["plain", "ulfm"])
+def test_a_sub_server_whose_workers_are_all_lost_does_not_end_the_others(
+    tmp_path: Path, is_tolerant: bool
+) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 20, "--worker-timeout", 1,
+             "--masters", 2)  # fmt: skip
+    environment = {"TRAINING_FAULT": "stop:3:5", "TRAINING_WAIT_SECONDS": "0.01"}
+    ended = run_training(
+        tmp_path, 5, *words, is_tolerant=is_tolerant, program=IMPATIENT, environment=environment
+    )
+    assert ended.exit_status == 0, ended.output
+    assert "rank 3 is lost (silent for 1 s)" in ended.output
+    assert counts(tmp_path / "result") == [20] * 100
+
+
+@pytest.mark.slow
+def test_workers_whose_server_and_sub_server_are_stopped_end_with_a_message(tmp_path: Path) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 400, "--worker-timeout", 1,
+             "--masters", 1)  # fmt: skip
+    slow = {"TRAINING_WAIT_SECONDS": "0.01"}
+    job = begin_training(tmp_path, 3, *words, program=IMPATIENT, environment=slow)
+    output = tmp_path / "output.txt"
+    try:
+        wait_until(lambda: "epoch   1/" in output.read_text())
+        rank_of(job, 0).suspend()
+        rank_of(job, 1).suspend()
+        assert job.wait(60) == 1, output.read_text()
+    finally:
+        end_job(job)
+    assert "the sub-server, rank 1, is lost (silent for 3 s)" in output.read_text()
+    assert "rank 0 has not ended" in output.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_tolerant", [False, True], ids=["plain", "ulfm"])
+def test_a_server_that_hangs_without_being_stopped_ends_the_workers_with_a_message(
+    tmp_path: Path, is_tolerant: bool
+) -> None:
+    write_file(tmp_path / "v.h5", [0, 1], [0, 0])
+    (tmp_path / "val.txt").write_text("v.h5\n")
+    words = (COUNTING, write_numbers(tmp_path), "val.txt", *COUNTED, "--validation", "inline",
+             "--worker-timeout", 1)  # fmt: skip
+    fault = {"TRAINING_FAULT": "hung-validating:0:0"}
+    ended = run_training(
+        tmp_path, 3, *words, is_tolerant=is_tolerant, program=IMPATIENT, environment=fault
+    )
+    assert ended.exit_status not in (0, None)
+    assert "the server, rank 0, is lost (silent for 3 s)" in ended.output
 
 
 @pytest.mark.parametrize(
@@ -291,8 +360,7 @@ def test_a_rank_that_is_stopped_at_the_start_is_named_and_does_not_keep_the_job_
 ) -> None:
     words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--worker-timeout", 1)
     environment = {"STOPPED_RANK": str(stopped)}
-    program = "tests.mpi.impatient"
-    ended = run_training(tmp_path, 3, *words, program=program, environment=environment)
+    ended = run_training(tmp_path, 3, *words, program=IMPATIENT, environment=environment)
     assert ended.exit_status == 1, ended.output
     named = "rank 1 did not start in 3 s" if stopped else "rank 0 has not ended"
     assert named in ended.output
