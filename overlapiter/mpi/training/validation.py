@@ -96,6 +96,11 @@ class Validation:
             self._taken[self._waiting[0]] = taker
             return self._waiting.pop(0)
 
+    def is_taken(self, taker: int) -> bool:
+        """Return whether a taker has a piece that is not done."""
+        with self.changed:
+            return taker in self._taken.values()
+
     @property
     def n_waiting(self) -> int:
         """How many pieces no worker has taken."""
