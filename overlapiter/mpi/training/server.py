@@ -223,7 +223,7 @@ class Server:
         self._reply(due)
 
     def _exchange_of_group(self, message: Message) -> None:
-        """Apply the mean of a group; each of its workers goes on, or begins anew if one was lost."""
+        """Apply the mean of a group; its workers go on, or begin anew if one of them was lost."""
         reports = reports_in(message, len(self._model.measure_names))
         for report in reports:
             self._attendance.hear(report.origin, time.monotonic())

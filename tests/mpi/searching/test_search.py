@@ -166,9 +166,7 @@ class TestSearchOfRanks:
     ) -> None:
         program = (sys.executable, "-m", "tests.mpi.searching.rank_roll")
         mpiexec = ("mpiexec", "--allow-run-as-root", "--oversubscribe", "-n", "3")
-        subprocess.run(
-            [*mpiexec, *program], cwd=tmp_path, env=ENVIRONMENT, timeout=60, check=True
-        )
+        subprocess.run([*mpiexec, *program], cwd=tmp_path, env=ENVIRONMENT, timeout=60, check=True)
         assert json.loads((tmp_path / "left.json").read_text()) == [[1, 2], 1]
 
     def test_trials_whose_start_takes_longer_than_the_limit_are_no_losses(

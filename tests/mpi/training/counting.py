@@ -2,8 +2,9 @@
 was used; and that can die, hang or say nonsense on the way. It has no framework, so it starts fast.
 
 ``TRAINING_FAULT`` is ``kill``, ``stop``, ``nan``, ``other`` (another model), ``killed-validating``,
-``stopped-validating``, ``hung-validating``, ``stopped-leaving`` or ``stopped-finalizing``; then the rank and the
-mini-batch at which it happens; the other ranks do not end their first mini-batch before.
+``stopped-validating``, ``hung-validating``, ``stopped-leaving`` or ``stopped-finalizing``; then the
+rank and the mini-batch at which it happens; the other ranks do not end their first mini-batch
+before.
 ``TRAINING_WAIT_SECONDS`` is how
 long a mini-batch takes; ``TRAINING_LOG`` a folder where each rank writes down the examples that it
 used, and does not end its first mini-batch before ``TRAINING_MEET`` ranks have begun theirs.
