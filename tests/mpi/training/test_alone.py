@@ -362,14 +362,3 @@ def test_a_model_that_explodes_ends_the_run_with_the_names_of_its_parameters(
         overlapiter.mpi.train(
             DIGITS, *lists, optimizer="sgd", learning_rate=1e38, out=tmp_path / "run"
         )
-
-
-@pytest.mark.slow
-def test_a_validation_that_hangs_ends_the_run_with_a_message(tmp_path: Path) -> None:
-    write_file(tmp_path / "v.h5", [0, 1], [0, 0])
-    (tmp_path / "val.txt").write_text("v.h5\n")
-    words = (COUNTING, write_numbers(tmp_path), "val.txt", "--epochs", 1, "--worker-timeout", 1)
-    fault = {"TRAINING_FAULT": "hung-validating:0:0"}
-    ended = run_training(tmp_path, 0, *words, environment=fault)
-    assert ended.exit_status == 1
-    assert "validation hangs; see whether its files can be read" in ended.output

@@ -325,20 +325,28 @@ def test_workers_whose_server_and_sub_server_are_stopped_end_with_a_message(tmp_
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("is_tolerant", [False, True], ids=["plain", "ulfm"])
-def test_a_server_that_hangs_without_being_stopped_ends_the_workers_with_a_message(
-    tmp_path: Path, is_tolerant: bool
+@pytest.mark.parametrize(
+    ("mode", "is_tolerant", "words"),
+    [
+        ("inline", False, "the server, rank 0, is lost (silent for 3 s)"),
+        ("inline", True, "the server, rank 0, is lost (silent for 3 s)"),
+        ("thread", False, "validation hangs; see whether its files can be read"),
+    ],
+    ids=["plain", "ulfm", "thread"],
+)
+def test_a_server_that_hangs_without_being_stopped_ends_the_job_with_a_message(
+    tmp_path: Path, mode: str, is_tolerant: bool, words: str
 ) -> None:
     write_file(tmp_path / "v.h5", [0, 1], [0, 0])
     (tmp_path / "val.txt").write_text("v.h5\n")
-    words = (COUNTING, write_numbers(tmp_path), "val.txt", *COUNTED, "--validation", "inline",
-             "--worker-timeout", 1)  # fmt: skip
-    fault = {"TRAINING_FAULT": "hung-validating:0:0"}
+    arguments = (COUNTING, write_numbers(tmp_path), "val.txt", *COUNTED, "--validation", mode,
+                 "--epochs", 2, "--worker-timeout", 1)  # fmt: skip
+    environment = {"TRAINING_FAULT": "hung-validating:0:0", "TRAINING_WAIT_SECONDS": "0.01"}
     ended = run_training(
-        tmp_path, 3, *words, is_tolerant=is_tolerant, program=IMPATIENT, environment=fault
+        tmp_path, 3, *arguments, is_tolerant=is_tolerant, program=IMPATIENT, environment=environment
     )
     assert ended.exit_status not in (0, None)
-    assert "the server, rank 0, is lost (silent for 3 s)" in ended.output
+    assert words in ended.output
 
 
 @pytest.mark.parametrize(
