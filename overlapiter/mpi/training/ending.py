@@ -102,7 +102,7 @@ def expect_end(timeout_seconds: float, sign: Callable[[], object] | None = None)
         timeout_seconds: How long a silent worker is waited for, as rank 0 may do yet.
         sign: While its value changes, the others go on; None if they end, too.
     """
-    _State.patience_seconds = 2 * timeout_seconds + _LEAVE_SECONDS
+    _State.patience_seconds = 2 * (timeout_seconds + _LEAVE_SECONDS)  # rank 0 writes, and waits
     _State.sign = None if sign is None else staticmethod(sign)
 
 

@@ -242,7 +242,7 @@ def _work(comm: Any, server: int, preparation: Preparation, plan: Plan, trace: T
     try:
         job = preparation.job(plan, trace)
         model = job.model()
-    except BaseException as error:  # the model may call sys.exit
+    except (Exception, SystemExit) as error:  # the model may call sys.exit
         _fail(ServerConnection(comm, server, 0, 0, timeout_seconds), comm.rank, error)
         raise
     n_measures = len(model.measure_names)
@@ -252,7 +252,7 @@ def _work(comm: Any, server: int, preparation: Preparation, plan: Plan, trace: T
         job.worker(comm.rank, model, connection).run()
     except StoppedError:
         raise
-    except BaseException as error:
+    except (Exception, SystemExit) as error:
         _fail(connection, comm.rank, error)
         raise
     finally:

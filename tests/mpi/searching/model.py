@@ -46,7 +46,7 @@ class Digits(chainer.Chain):
             wait_until(MARK.exists)
             if DEED == "leaves" and not WAITED.exists():
                 WAITED.touch()
-                time.sleep(6)
+                time.sleep(8)
         return self.out(chainer.functions.relu(self.hidden(pixels)))
 
 
