@@ -10,12 +10,12 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from overlapiter.mpi.training.watch import PATIENCE
+
 from .space import Values
 
 #: Signs of life that a group gives within the limit.
 _BEATS = 5
-#: For so many times the limit the main thread of a group may be busy, say with many large files.
-_PATIENCE = 10
 
 
 class Asked:
@@ -78,7 +78,7 @@ class Asked:
                 thread.join()
 
     def _beat_until(self, ended: threading.Event) -> None:
-        limit_seconds = _PATIENCE * self._timeout_seconds
+        limit_seconds = PATIENCE * self._timeout_seconds
         is_mine = True
         while is_mine and not ended.wait(self._timeout_seconds / _BEATS):
             is_mine = time.monotonic() > self._seen_at + limit_seconds or self.beat()

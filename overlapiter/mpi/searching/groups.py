@@ -1,13 +1,15 @@
 """Ranks in groups: each has a leader, which gives orders to the others and may be lost.
 
 A rank that is stopped or hangs does not answer, and MPI's collective calls would wait for it for
-ever. So the members of a group say that they are ready before each order, and those that do not in
-time are left behind: the others make a communicator of their own.
+ever. So a leader calls the roll before each order, and those that do not answer in time are left
+behind: the others, when all of them have answered one more call at once, make a communicator of
+their own.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import time
 from collections import deque
@@ -54,8 +56,7 @@ class Group:
         self.number = world.rank // size
         self.is_leader = self.comm.rank == 0
         self._size = size
-        self._ready: set[int] = set()
-        self._greeted_at = 0.0
+        self._n_calls = 0
         self._sent: deque[Any] = deque(maxlen=1000)  # MPI may read a message after it was sent
 
     # --- the leader -----------------------------------------------------------------------------
@@ -63,29 +64,53 @@ class Group:
     def order(self, what: Any) -> None:
         """Give an order to the others, those that take part. The leader's."""
         self.leave_behind()
-        for rank in self._ready:
+        for rank in range(1, self.comm.size):
             self._tell(rank, "do", what)
-        self._ready.clear()
 
     def leave_behind(self) -> list[int]:
-        """Wait until all are ready; leave those behind that do not answer, and return them."""
+        """Call the roll; leave those behind that do not answer in time, and return them."""
+        here, left = {*range(1, self.comm.size)}, set[int]()
+        while absent := here - self._call(here):  # meanwhile another one may have been stopped
+            here -= absent
+            left |= absent
+        if not left:
+            return []
+        of_world = self._of_world(left)
+        names = ", ".join(map(str, of_world))
+        self._say(f"rank {names} does not answer; group {self.number} goes on without")
+        how = [0, *sorted(here)], left <= self._dead()
+        for rank in here:
+            self._tell(rank, "form", *how)
+        self._form(*how)
+        return of_world
+
+    def _call(self, ranks: set[int]) -> set[int]:
+        """Call the roll of some ranks; return those that answer in time. It ends when all have."""
+        self._n_calls += 1
+        present: set[int] = set()
+        called_at, until = -math.inf, time.monotonic() + self._limit_seconds
+        while (absent := ranks - present - self._dead()) and time.monotonic() < until:
+            if time.monotonic() > called_at + self._limit_seconds / 5:  # for them to stay
+                called_at = time.monotonic()
+                for rank in ranks:
+                    self._tell(rank, "call", self._n_calls)
+            time.sleep(_PAUSE_SECONDS)
+            present |= {rank for rank in absent if self._n_calls in self._answers(rank)}
+        return present - self._dead()
+
+    def _answers(self, rank: int) -> list[int]:
+        """Return the numbers of the calls that a rank has answered since the last look."""
+        from overlapiter.mpi.training.meeting import has_come
+
+        answers: list[int] = []
+        while has_come(self.comm, rank, _TAG):
+            answers += self.comm.recv(source=rank, tag=_TAG)
+        return answers
+
+    def _dead(self) -> set[int]:
         from overlapiter.mpi.training.meeting import dead_in
 
-        until = time.monotonic() + self._limit_seconds
-        while self.wait() and time.monotonic() < until:
-            time.sleep(_PAUSE_SECONDS)
-        here = [0, *sorted(self._ready)]
-        left = self._of_world(set(range(self.comm.size)) - {*here})
-        if left:
-            names = ", ".join(map(str, left))
-            self._say(f"rank {names} does not answer; group {self.number} goes on without")
-            dead = dead_in(self.comm)
-            is_rid_of_dead = {*here} | dead == {*range(self.comm.size)}
-            for rank in self._ready:
-                self._tell(rank, "form", (here, is_rid_of_dead))
-            self._form(here, is_rid_of_dead=is_rid_of_dead)
-            self._ready = {*range(1, self.comm.size)}
-        return left
+        return dead_in(self.comm)
 
     def _of_world(self, ranks: set[int]) -> list[int]:
         from mpi4py import MPI
@@ -93,63 +118,46 @@ class Group:
         found = MPI.Group.Translate_ranks(self.comm.group, sorted(ranks), self._world.group)
         return [int(rank) for rank in found]
 
-    def _form(self, ranks: list[int], *, is_rid_of_dead: bool) -> None:
-        # MPI sets no limit here: one that is stopped since it was ready holds up its group, whose
-        # trial another one does.
+    def _form(self, ranks: list[int], is_rid_of_dead: bool) -> None:
+        # MPI sets no limit here, but all have just answered.
         if is_rid_of_dead:  # Create_group may fail if some are dead
             self.comm = self.comm.Shrink()
         else:
             self.comm = self.comm.Create_group(self.comm.group.Incl(ranks))
 
-    def _tell(self, rank: int, kind: str, what: Any = None) -> None:
+    def _tell(self, rank: int, *what: Any) -> None:
         with contextlib.suppress(self.failure):  # it is dead
-            self._sent.append(self.comm.isend((kind, what), rank, _TAG))
-
-    def wait(self) -> set[int]:
-        """Look who is ready, and tell them to wait for orders; return those that are to come."""
-        from overlapiter.mpi.training.meeting import dead_in, has_come
-
-        dead = dead_in(self.comm)
-        self._ready -= dead
-        missing = set(range(1, self.comm.size)) - self._ready - dead
-        for rank in [*missing]:
-            if has_come(self.comm, rank, _TAG):
-                self.comm.recv(source=rank, tag=_TAG)
-                self._ready.add(rank)
-                missing.discard(rank)
-        if time.monotonic() > self._greeted_at + self._limit_seconds / 5:
-            self._greeted_at = time.monotonic()
-            for rank in self._ready:
-                self._tell(rank, "wait")
-        return missing
+            self._sent.append(self.comm.isend(what, rank, _TAG))
 
     # --- the others -----------------------------------------------------------------------------
 
     def orders(self) -> Iterator[Any]:
         """Yield the leader's orders, until it sends this rank home or is lost."""
-        from overlapiter.mpi.training.meeting import dead_in, has_come
-
         while True:
-            self._sent.append(self.comm.isend(None, 0, _TAG))
-            kind, what = "wait", None
-            while kind == "wait":
-                until = time.monotonic() + self._limit_seconds
-                while not has_come(self.comm, 0, _TAG):
-                    is_dead = 0 in dead_in(self.comm)
-                    if is_dead or time.monotonic() > until:  # another group does its trial again
-                        leader = self.number * self._size
-                        reason = "is dead" if is_dead else "does not answer"
-                        self._say(f"rank {leader} {reason}; rank {self._world.rank} leaves with it")
-                        return
-                    time.sleep(_PAUSE_SECONDS)
-                kind, what = self.comm.recv(source=0, tag=_TAG)
-                if kind == "form":
-                    ranks, is_rid_of_dead = what
-                    self._form(ranks, is_rid_of_dead=is_rid_of_dead)
-                    kind = "wait"
+            kind, *what = self._told()
             if kind == "home":
                 return
-            yield what
+            if kind == "call":
+                self._tell(0, *what)
+            elif kind == "form":
+                self._form(*what)
+            else:
+                yield what[0]
+
+    def _told(self) -> tuple[Any, ...]:
+        """Return what the leader tells; it is to go home if the leader is lost."""
+        from overlapiter.mpi.training.meeting import has_come
+
+        until = time.monotonic() + self._limit_seconds
+        while not has_come(self.comm, 0, _TAG):
+            is_dead = 0 in self._dead()
+            if is_dead or time.monotonic() > until:  # another group does its trial again
+                leader = self.number * self._size
+                reason = "is dead" if is_dead else "does not answer"
+                self._say(f"rank {leader} {reason}; rank {self._world.rank} leaves with it")
+                return ("home",)
+            time.sleep(_PAUSE_SECONDS)
+        return self.comm.recv(source=0, tag=_TAG)  # type: ignore[no-any-return]  # as it was told
 
     # --- all groups -----------------------------------------------------------------------------
 
@@ -199,10 +207,6 @@ class Alone:
     def leave_behind(self) -> list[int]:
         """Return none: there are no others."""
         return []
-
-    def wait(self) -> set[int]:
-        """Return none: there are no others."""
-        return set()
 
     def orders(self) -> Iterator[Any]:
         """Yield nothing: this one leads."""

@@ -271,8 +271,11 @@ def journal_bytes(out: str) -> int:
 
 
 def _counts(trial: Any) -> bool:
-    """Return whether a trial of Optuna's is one of those that were wanted."""
-    return not ({"lost", "surplus"} & trial.user_attrs.keys())
+    """Return whether a trial of Optuna's is one of those that were wanted.
+
+    One that is marked as lost may come to its end, for all that.
+    """
+    return _state_of(trial) != "failed" or not ({"lost", "surplus"} & trial.user_attrs.keys())
 
 
 def _is_shown(trial: Any) -> bool:

@@ -56,10 +56,11 @@ class Attendance:
 
         Args:
             now: The time.
-            waiting: Workers that are silent since they wait for the server.
+            waiting: Workers that are silent since they wait for the server; their time begins anew.
         """
         late_seconds = max(0.0, now - self._looked_at - _LATE_SECONDS)
         self._heard = {worker: at + late_seconds for worker, at in self._heard.items()}
+        self._heard |= dict.fromkeys(self.all.intersection(waiting), now)
         self._looked_at = now
         for worker in sorted(self.present - set(waiting)):
             seconds = self._patience_with(worker)

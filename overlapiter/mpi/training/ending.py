@@ -99,11 +99,10 @@ def expect_end(timeout_seconds: float, sign: Callable[[], object] | None = None)
     """Note that the run is over for this rank, and how soon it is for the others.
 
     Args:
-        timeout_seconds: How long a silent worker is waited for, as rank 0 may do yet; infinite as
-            long as the run is not over.
+        timeout_seconds: How long a silent worker is waited for, as rank 0 may do yet.
         sign: While its value changes, the others go on; None if they end, too.
     """
-    _State.patience_seconds = 2 * timeout_seconds + _LEAVE_SECONDS
+    _State.patience_seconds = 2 * (timeout_seconds + _LEAVE_SECONDS)  # rank 0 writes, and waits
     _State.sign = None if sign is None else staticmethod(sign)
 
 
@@ -134,7 +133,6 @@ def start_together(comm: Any, timeout_seconds: float) -> None:
         if missing := meet(comm, _START_TAG, limit_seconds):
             error = StoppedError if comm.rank else TrainingError
             raise error(f"{words_of(missing)} did not start in {limit_seconds:g} s; start again")
-        expect_end(math.inf)
 
 
 def note_processes(processes: Sequence[tuple[object, int]]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from overlapiter.errors import TrainingError
 
 from .job import Job
@@ -9,7 +11,11 @@ from .leases import LeaseQueue
 from .messages import Message
 from .outputs import Outputs
 from .server import Server
-from .validation import Evaluator, Validation, ValidationThread
+from .validation import SERVER, Evaluator, Validation, ValidationThread
+from .watch import PATIENCE
+
+#: The main thread goes on more often, unless this process was stopped, and with it the validation.
+_LATE_SECONDS = 1.0
 
 
 class Host:
@@ -29,6 +35,7 @@ class Host:
         settings, plan = job.settings, job.plan
         self._job = job
         self._outputs = outputs
+        self._alive_at = self._validated_at = time.monotonic()
         self.model = job.model()
         bad = self.model.names_of_bad()
         if bad:
@@ -41,7 +48,9 @@ class Host:
         self._validation = Validation(len(plan.val_pieces))
         self._epochs = outputs.epochs(self.model)
         number = outputs.restore(self._side, self._queue, self._validation, self._epochs)
-        self._inline = job.evaluator(job.model()) if settings.validation == "inline" else None
+        self._inline: Evaluator | None = None
+        if settings.validation == "inline":
+            self._inline = job.evaluator(job.model(), self.alive)
         self.server = Server(
             self.model,
             self._side,
@@ -65,12 +74,32 @@ class Host:
             self._thread = ValidationThread(self._validation, self._evaluator)
 
     def _evaluator(self) -> Evaluator:
-        return self._job.evaluator(self._job.model())
+        return self._job.evaluator(self._job.model(), self._validate)
+
+    def _validate(self) -> None:
+        """Note that the thread of the validation goes on."""
+        self._validated_at = time.monotonic()
+
+    def alive(self) -> None:
+        """Note that the main thread goes on."""
+        now = time.monotonic()
+        late_seconds = max(0.0, now - self._alive_at - _LATE_SECONDS)
+        is_validating = self._validation.is_taken(SERVER)
+        self._validated_at = self._validated_at + late_seconds if is_validating else now
+        self._alive_at = now
+        self._outputs.alive()
+
+    def is_alive(self) -> bool:
+        """Return whether the main thread has gone on lately; a callback, say, may hang."""
+        return not self._is_long_ago(self._alive_at)
+
+    def _is_long_ago(self, at: float) -> bool:
+        return time.monotonic() > at + PATIENCE * self._job.settings.worker_timeout
 
     def receive(self, message: Message) -> None:
         """Give a message to the server, and write a checkpoint if it is time."""
         self._is_busy = True
-        self._outputs.alive()
+        self.alive()
         self.server.receive(message)
         self._is_busy = False
         self._after(is_report=bool(message.n_examples))
@@ -82,10 +111,13 @@ class Host:
 
     def tick(self) -> None:
         """Have the server look around; to be called now and then."""
-        self._outputs.alive()
+        self.alive()
         if self._thread is not None and self._thread.error is not None:
             error = self._thread.error
             self.server.fail(f"validation has failed ({type(error).__name__}: {error})")
+        if self._is_long_ago(self._validated_at):
+            self.server.fail("validation hangs; see whether its files can be read")
+            self._thread = None  # which is not waited for
         self.server.tick()
         self._after()
 

@@ -120,10 +120,10 @@ class Job:
         """Whether a worker has more than the server's weights between two messages."""
         return self.settings.algorithm != "downpour" or self.settings.sync_every > 1
 
-    def evaluator(self, model: Model) -> Evaluator:
+    def evaluator(self, model: Model, alive: Callable[[], None] = lambda: None) -> Evaluator:
         """Return what evaluates the validation files with a model."""
         pieces = self._pieces(self.plan.val_paths, self.plan.val_pieces)
-        return Evaluator(model, pieces, self.settings.batch, self.trace)
+        return Evaluator(model, pieces, self.settings.batch, self.trace, alive)
 
     def worker(self, rank: int, model: Model, connection: Connection) -> Worker:
         """Return the training loop of a worker."""

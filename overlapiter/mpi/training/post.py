@@ -12,7 +12,7 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -100,15 +100,15 @@ class Post:
             else:
                 self._sending.append((peer, request, buffer))
 
-    def look(self) -> list[Arrival]:
-        """Return what has come since the last look; answer pings."""
+    def look(self, *, is_alive: bool = True) -> list[Arrival]:
+        """Return what has come since the last look; answer pings, if this rank is alive."""
         self._look_after_server()
         arrivals = []
         for arrival in self._arrivals():
             kind = None if arrival.message is None else arrival.message.kind
             if arrival.rank == self._server and self._watch is not None:
                 self._watch.hear()
-            if kind is Kind.PING:
+            if kind is Kind.PING and is_alive:
                 self.send(arrival.rank, Message(Kind.ALIVE))
             if kind in (Kind.PING, Kind.ALIVE):
                 self.release(arrival)
@@ -218,10 +218,12 @@ class Mail:
 
     Args:
         post: Where it looks.
+        is_alive: Whether to answer pings.
     """
 
-    def __init__(self, post: Post) -> None:
+    def __init__(self, post: Post, is_alive: Callable[[], bool] = lambda: True) -> None:
         self._post = post
+        self._is_alive = is_alive
         self._arrivals: queue.SimpleQueue[Arrival | Exception] = queue.SimpleQueue()
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mail", daemon=True)
@@ -231,7 +233,7 @@ class Mail:
         pauses = _Pauses()
         try:
             while not self._is_closed.is_set():
-                arrivals = self._post.look()
+                arrivals = self._post.look(is_alive=self._is_alive())
                 for arrival in arrivals:
                     self._arrivals.put(arrival)
                 if arrivals:

@@ -24,8 +24,9 @@ from .outputs import Outputs
 from .plan import Plan
 from .post import Mail, Post, ServerConnection, server_lost, words_of
 from .preparation import Preparation
-from .site import Site, end_server, world_size
+from .site import Site, end_server, signs_of_server, world_size
 from .submaster import SubServer
+from .watch import PATIENCE
 from .worker import DesertedError, RefusedError, ServerLostError, StoppedError
 
 #: How often the server looks around when no message comes, or besides.
@@ -51,7 +52,9 @@ def train_as_rank(
     except ServerLostError as error:
         if is_world:
             end_server(own, error.rank, processes[error.rank])
-        if not error.rank:  # else the other groups go on, for as long as it takes
+        if error.rank:  # the other groups go on
+            expect_end(timeout_seconds * PATIENCE / 2, signs_of_server(own))
+        else:
             expect_end(timeout_seconds)
         raise
     except BaseException:
@@ -190,7 +193,7 @@ def _run_server(site: Site, host: Host, trace: Tracing) -> None:
     """Serve until all workers know that the run is over."""
     server = host.server
     post = site.post(len(host.model.measure_names), host.model.weights().size)
-    mail = Mail(post)
+    mail = Mail(post, host.is_alive)
     looked_at = time.monotonic()
     try:
         while not server.is_finished or site.has_hope(server):
@@ -203,11 +206,14 @@ def _run_server(site: Site, host: Host, trace: Tracing) -> None:
                     host.lose(worker, arrival.reason)
             if arrival is None or time.monotonic() > looked_at + _LOOK_SECONDS:
                 host.tick()
+                site.reassure(server)
                 looked_at = time.monotonic()
             for worker, message in server.outbox:
                 with trace.span("send", "mpi", None, to=worker):
                     post.send(site.way_to(worker), message)
             server.outbox.clear()
+        for worker in server.lost:  # one may come back yet, and its sub-server waits for this
+            post.send(site.way_to(worker), Message(Kind.STOP, worker, text=server.failure))
     except BaseException as error:
         for worker in site.workers:
             text = f"the server has failed: {error!r}"
@@ -236,7 +242,7 @@ def _work(comm: Any, server: int, preparation: Preparation, plan: Plan, trace: T
     try:
         job = preparation.job(plan, trace)
         model = job.model()
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # the model may call sys.exit
         _fail(ServerConnection(comm, server, 0, 0, timeout_seconds), comm.rank, error)
         raise
     n_measures = len(model.measure_names)
@@ -246,14 +252,14 @@ def _work(comm: Any, server: int, preparation: Preparation, plan: Plan, trace: T
         job.worker(comm.rank, model, connection).run()
     except StoppedError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         _fail(connection, comm.rank, error)
         raise
     finally:
         connection.close()
 
 
-def _fail(connection: ServerConnection, rank: int, error: Exception) -> None:
+def _fail(connection: ServerConnection, rank: int, error: BaseException) -> None:
     """Tell the server why this worker cannot go on."""
     text = str(error) if isinstance(error, OverlapError) else f"{type(error).__name__}: {error}"
     connection.exchange(Message(Kind.FAILED, origin=rank, text=text))

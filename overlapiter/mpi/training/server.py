@@ -78,7 +78,7 @@ class Server:
         self._trace = trace
         self._say = say
         self._attendance = Attendance(workers, timeout_seconds, time.monotonic())
-        self._parked: dict[int, None] = {}
+        self._parked: dict[int, None] = {}  # wait until there is something for them to do
         self._exchanging: set[int] = set()
         self._idle: set[int] = set()  # have waited for work: their weights are old
         self._told_to_stop: set[int] = set()
@@ -113,16 +113,14 @@ class Server:
             self._exchange(message)
         elif message.kind is Kind.GROUP:
             self._exchange_of_group(message)
-        elif message.kind is Kind.VALIDATED:
-            sums = message.doubles.copy()
-            self._validation.add(message.epoch, message.piece, sums, message.n_examples)
-            self._park(worker)
+        elif message.kind is Kind.REPORT:
+            self._note(message)
+            self._go(worker)
         else:
-            if message.kind is Kind.REPORT:
-                self._note(message)
-                self._go(worker)
-            else:
-                self._park(worker)
+            if message.kind is Kind.VALIDATED:
+                sums = message.doubles.copy()
+                self._validation.add(message.epoch, message.piece, sums, message.n_examples)
+            self._parked[worker] = None
         self._settle()
 
     def lose(self, worker: int, reason: str) -> None:
@@ -208,6 +206,7 @@ class Server:
         if self.lost.pop(worker, None) is not None and not self.is_over:
             self._say(f"rank {worker} is back")
         self._parked.pop(worker, None)
+        self._queue.give_back(worker)
         begin = Message(Kind.BEGIN, vector=self._side.weights, leases=self._grant(worker))
         self._send(worker, begin._replace(position=self._resumes.pop(worker, 0)))
 
@@ -224,11 +223,17 @@ class Server:
         self._reply(due)
 
     def _exchange_of_group(self, message: Message) -> None:
-        """Apply the mean of a group; each of its workers goes on."""
+        """Apply the mean of a group; its workers go on, or begin anew if one of them was lost."""
+        reports = reports_in(message, len(self._model.measure_names))
+        for report in reports:
+            self._attendance.hear(report.origin, time.monotonic())
+        if any(report.origin in self.lost for report in reports):
+            for report in reports:
+                self._begin(report.origin)
+            return
         with self._trace.span("apply", "training", None, rank=message.origin):
             (vector,) = self._side.apply(message.vector, message.origin).values()
-        for i, report in enumerate(reports_in(message, len(self._model.measure_names))):
-            self._attendance.hear(report.origin, time.monotonic())
+        for i, report in enumerate(reports):
             self._note(report)
             self._go(report.origin, None if i else vector)  # the sub-server has it for the others
 
@@ -277,10 +282,6 @@ class Server:
                 break
             granted.append((lease.epoch, lease.piece, lease.position))
         return tuple(granted)
-
-    def _park(self, worker: int) -> None:
-        """Let a worker wait until there is something for it to do."""
-        self._parked[worker] = None
 
     def _offer(self) -> None:
         """Give work to the workers that wait for some."""

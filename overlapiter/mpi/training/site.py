@@ -8,6 +8,8 @@ import os
 import signal
 import sys
 import time
+from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from mpi4py import MPI
@@ -17,12 +19,16 @@ from overlapiter.node import this_host
 
 from .ending import expect_silent, is_command, is_tolerant
 from .groups import n_doubles_of
+from .meeting import has_come
 from .messages import Kind, Message
 from .post import Post
 from .server import Server
 
 #: How long a stopped process may take to come back, once it is continued.
 _HOPE_SECONDS = 5.0
+_LIFE_TAG = 22
+#: How often workers without a sub-server are told that the others go on.
+_LIFE_SECONDS = 1.0
 
 
 def world_size() -> int:
@@ -50,7 +56,8 @@ class Site:
             rank: pid for rank, (host, pid) in enumerate(processes) if host == this_host().key
         }
         self._is_world = is_world
-        self._hope_until = 0.0
+        self._hope_until = self._reassured_at = 0.0
+        self._sent: deque[Any] = deque(maxlen=1000)  # MPI may read a message after it was sent
         self.workers = [rank for rank in range(1, comm.size) if rank not in groups]
 
     def way_to(self, worker: int) -> int:
@@ -77,7 +84,7 @@ class Site:
             post.send(self.way_to(worker), message)
         post.close()
 
-    # --- silent ranks -------------------------------------------------------------------------
+    # --- lost ranks ---------------------------------------------------------------------------
 
     def _silent(self, server: Server) -> list[int]:
         """Return the workers that were given up and, as far as is known, live.
@@ -87,6 +94,16 @@ class Site:
         silent = [rank for rank, why in server.lost.items() if why.startswith("silent")]
         groups = self._groups.items()
         return silent + [master for master, group in groups if {*group} <= {*silent}]
+
+    def reassure(self, server: Server) -> None:
+        """Tell groups that are lost, now and then, that the others go on; they wait for the end."""
+        if time.monotonic() < self._reassured_at + _LIFE_SECONDS:
+            return
+        self._reassured_at = time.monotonic()
+        for group in self._groups.values():
+            for rank in group if {*group} <= server.lost.keys() else ():
+                with contextlib.suppress(MPI.Exception):  # it is dead
+                    self._sent.append(self._comm.isend(None, rank, _LIFE_TAG))
 
     def has_hope(self, server: Server) -> bool:
         """Return whether to wait for silent ranks at the end: they are continued, for a while."""
@@ -120,6 +137,18 @@ class Site:
         elif self._is_world:
             status = 1 if server.failure or sys.exc_info()[0] is not None else 0
             atexit.register(lambda: self._comm.Abort(status))
+
+
+def signs_of_server(comm: Any) -> Callable[[], int]:
+    """Return what counts the messages of :meth:`Site.reassure` to this worker."""
+    seen: list[None] = []
+
+    def count() -> int:
+        while has_come(comm, 0, _LIFE_TAG):
+            seen.append(comm.recv(source=0, tag=_LIFE_TAG))
+        return len(seen)
+
+    return count
 
 
 def end_server(comm: Any, server: int, process: tuple[object, int]) -> None:

@@ -61,14 +61,14 @@ class SubServer:
         self._last: Message | None = None
 
     def run(self) -> None:
-        """Pass messages on until all workers of the group are told to stop.
+        """Pass messages on until all workers of the group are told to stop, lost ones too.
 
         Raises:
             StoppedError: The run has failed, or the server is dead.
         """
         mail = Mail(self._post)
         try:
-            while set(self._group) - self._stopped - self._lost:
+            while set(self._group) - self._stopped:
                 arrival = mail.next(_LOOK_SECONDS)
                 if arrival is None:
                     self._look_for_silent()
@@ -83,7 +83,7 @@ class SubServer:
                 if self._waiting and not self._training:
                     self._pass_on_mean()
         except ServerLostError as error:
-            for worker in set(self._group) - self._stopped - self._lost:
+            for worker in set(self._group) - self._stopped:
                 self._post.send(worker, Message(Kind.STOP, worker, text=str(error)))
             raise
         finally:

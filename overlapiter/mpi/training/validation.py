@@ -28,6 +28,7 @@ class Evaluator:
         pieces: Of the validation files.
         batch: Examples of a mini-batch.
         trace: Where spans go.
+        alive: Called before each mini-batch.
     """
 
     def __init__(
@@ -36,11 +37,13 @@ class Evaluator:
         pieces: Pieces,
         batch: int,
         trace: Tracing = OFF,
+        alive: Callable[[], None] = lambda: None,
     ) -> None:
         self._model = model
         self._pieces = pieces
         self._batch = batch
         self._trace = trace
+        self._alive = alive
 
     def sums(self, snapshot: Vector, piece: int) -> tuple[Doubles, int]:
         """Return the sums of the measures over the examples of a piece, and how many these are."""
@@ -49,6 +52,7 @@ class Evaluator:
             self._model.load(snapshot)
             arrays = self._pieces.read(piece)
             for _, batch in cut(arrays, 0, self._batch):
+                self._alive()
                 total += np.array(self._model.evaluate(batch)) * len(batch[-1])
         return total, len(arrays[-1])
 
@@ -91,6 +95,11 @@ class Validation:
                 return None
             self._taken[self._waiting[0]] = taker
             return self._waiting.pop(0)
+
+    def is_taken(self, taker: int) -> bool:
+        """Return whether a taker has a piece that is not done."""
+        with self.changed:
+            return taker in self._taken.values()
 
     @property
     def n_waiting(self) -> int:

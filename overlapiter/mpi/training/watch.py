@@ -8,6 +8,8 @@ import math
 _LEAST_SECONDS = 10.0
 #: How long it may at least take to start.
 _START_SECONDS = 60.0
+#: For so many times the limit the main thread of a server may be busy, say with a checkpoint.
+PATIENCE = 10
 
 
 class Watch:

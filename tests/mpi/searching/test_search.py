@@ -163,6 +163,14 @@ class TestSearchOfRanks:
         assert ended.returncode == 1
         assert "rank 1 did not start in 8 s" in ended.stderr
 
+    def test_a_group_goes_on_though_a_rank_is_stopped_while_another_one_is_waited_for(
+        self, tmp_path: Path
+    ) -> None:
+        program = (sys.executable, "-m", "tests.mpi.searching.rank_roll")
+        mpiexec = ("mpiexec", "--allow-run-as-root", "--oversubscribe", "-n", "3")
+        subprocess.run([*mpiexec, *program], cwd=tmp_path, env=ENVIRONMENT, timeout=60, check=True)
+        assert json.loads((tmp_path / "left.json").read_text()) == [[1, 2], 1]
+
     def test_trials_whose_start_takes_longer_than_the_limit_are_no_losses(
         self, tmp_path: Path
     ) -> None:

@@ -107,6 +107,24 @@ def test_two_groups_that_notice_a_loss_do_the_trial_once(tmp_path: Path) -> None
     assert other.ask("run:2", "run:1".__eq__) is None
 
 
+def test_a_trial_that_ends_just_as_it_is_given_to_another_group_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, theirs = open_study(tmp_path, 1), open_study(tmp_path, 1)
+    late = ask(theirs, "run:1")
+    report(late, 0.25)
+    give = mine._study.tell
+
+    def end_before(*how, **more):
+        theirs.tell(late)
+        give(*how, **more)
+
+    monkeypatch.setattr(mine._study, "tell", end_before)
+    assert mine.ask("run:0", "run:1".__eq__) is None
+    assert [(trial.state, trial.value) for trial in mine.trials()] == [("complete", 0.25)]
+    assert mine.is_over()
+
+
 def test_a_group_gives_a_trial_back_whose_ranks_were_lost(tmp_path: Path) -> None:
     study = open_study(tmp_path, 1)
     asked = ask(study)
@@ -159,7 +177,7 @@ def test_a_group_whose_main_thread_is_busy_gives_signs_of_life_from_another(tmp_
 def test_a_group_whose_main_thread_hangs_for_long_gives_no_signs_of_life(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("overlapiter.mpi.searching.asked._PATIENCE", 0)
+    monkeypatch.setattr("overlapiter.mpi.searching.asked.PATIENCE", 0)
     mine, theirs = open_study(tmp_path, 1), open_study(tmp_path, 1)
     mine.timeout_seconds = theirs.timeout_seconds = 0.05
     with ask(theirs, "run:1:3").beating():

@@ -1,9 +1,10 @@
 """A model that counts: after training by plain SGD, each parameter is minus how often its example
 was used; and that can die, hang or say nonsense on the way. It has no framework, so it starts fast.
 
-``TRAINING_FAULT`` is ``kill``, ``stop``, ``nan``, ``other`` (another model), ``killed-validating``,
-``stopped-validating``, ``stopped-leaving`` or ``stopped-finalizing``; then the rank and the
-mini-batch at which it happens; the other ranks do not end their first mini-batch before.
+``TRAINING_FAULT`` is ``kill``, ``stop``, ``nan``, ``exit``, ``other`` (another model),
+``killed-validating``, ``stopped-validating``, ``hung-validating``, ``stopped-leaving`` or
+``stopped-finalizing``; then the rank and the mini-batch at which it happens; the other ranks do not
+end their first mini-batch before.
 ``TRAINING_WAIT_SECONDS`` is how
 long a mini-batch takes; ``TRAINING_LOG`` a folder where each rank writes down the examples that it
 used, and does not end its first mini-batch before ``TRAINING_MEET`` ranks have begun theirs.
@@ -14,6 +15,8 @@ import math
 import os
 import pathlib
 import signal
+import sys
+import threading
 import time
 
 import numpy as np
@@ -68,13 +71,17 @@ class Counting:
             HAPPENED.touch()
             if FAULT == "nan":
                 return [math.nan]
+            if FAULT == "exit":
+                sys.exit(3)
             os.kill(os.getpid(), signal.SIGKILL if FAULT == "kill" else signal.SIGSTOP)
         gradient[:] = 0
         np.add.at(gradient, numbers, 1)
         return [0.0]
 
     def evaluate(self, _batch):
-        if FAULT.endswith("-validating") and RANK == WHERE:
+        if RANK == WHERE and FAULT == "hung-validating":
+            threading.Event().wait()
+        if RANK == WHERE and FAULT.endswith("-validating"):
             os.kill(os.getpid(), signal.SIGKILL if "killed" in FAULT else signal.SIGSTOP)
         return [0.0]
 

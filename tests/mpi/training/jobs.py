@@ -101,6 +101,12 @@ def run_training(folder: Path, n_ranks: int, *words: object, **more: Any) -> End
     return Ended(exit_status_of(job.returncode, output), output)
 
 
+def rank_of(job: subprocess.Popen[bytes], rank: int) -> psutil.Process:
+    """Return the process of a rank of a job."""
+    children = psutil.Process(job.pid).children(recursive=True)
+    return next(c for c in children if c.environ().get("OMPI_COMM_WORLD_RANK") == str(rank))
+
+
 def end_job(job: subprocess.Popen[bytes]) -> None:
     """Kill a job with all its ranks, unless it has ended."""
     if job.poll() is None:

@@ -28,6 +28,14 @@ def test_a_silent_worker_is_lost_but_not_one_that_waits_for_the_server() -> None
     assert attendance.present == {2, 3}
 
 
+def test_the_time_of_a_worker_begins_when_the_server_no_longer_keeps_it_waiting() -> None:
+    attendance = begun(1, 2)
+    attendance.hear(2, 20.0)
+    assert lost(attendance, 10, waiting=(1,)) == {}
+    assert [[*attendance.silent(now, ())] for now in (11, 12, 13, 14, 15)] == [[]] * 5
+    assert [*attendance.silent(16, ())] == [(1, "silent for 5 s")]
+
+
 def test_the_last_worker_has_a_minute() -> None:
     attendance = begun(1, 2)
     assert lost(attendance, 60) == {1: "silent for 5 s"}

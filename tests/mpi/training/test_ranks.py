@@ -21,6 +21,7 @@ from .jobs import (
     counts,
     end_job,
     epochs,
+    rank_of,
     run_training,
     same_weights,
     write_digits,
@@ -31,6 +32,7 @@ from .jobs import (
 pytestmark = NEEDS_MPIEXEC
 
 TWICE = [2] * 100
+IMPATIENT = "tests.mpi.impatient"
 
 
 def test_one_worker_ends_with_the_weights_of_a_single_process_bit_for_bit(tmp_path: Path) -> None:
@@ -183,6 +185,7 @@ def test_synchronous_workers_validate_with_exact_sums(tmp_path: Path, mode: str)
     [
         ("nan:2:3", "rank 2 cannot go on: the loss of a mini-batch is nan"),
         pytest.param("other:2:0", "rank 2 has built another model", marks=pytest.mark.slow),
+        pytest.param("exit:2:3", "rank 2 cannot go on: SystemExit: 3", marks=pytest.mark.slow),
     ],
 )
 def test_a_run_that_makes_no_sense_ends_in_order_with_a_message(
@@ -190,7 +193,7 @@ def test_a_run_that_makes_no_sense_ends_in_order_with_a_message(
 ) -> None:
     arguments = (COUNTING, write_numbers(tmp_path), *COUNTED)
     ended = run_training(tmp_path, 3, *arguments, environment={"TRAINING_FAULT": fault})
-    assert ended.exit_status == 1
+    assert ended.exit_status == (3 if fault.startswith("exit") else 1)
     assert words in ended.output
     assert "Traceback" not in ended.output
 
@@ -229,7 +232,10 @@ def test_a_rank_that_is_stopped_at_the_very_end_is_named_and_does_not_keep_the_j
 ) -> None:
     words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 1, "--worker-timeout", 5)
     fault = {"TRAINING_FAULT": f"stopped-leaving:{where}:0"}
-    ended = run_training(tmp_path, 3, *words, is_tolerant=is_tolerant, environment=fault)
+    program = "overlapiter" if where else IMPATIENT
+    ended = run_training(
+        tmp_path, 3, *words, is_tolerant=is_tolerant, program=program, environment=fault
+    )
     if where:  # all results are written, and the server knows it
         assert ended.exit_status == 0, ended.output
         assert f"rank {where} did not end, and is ended" in ended.output
@@ -262,14 +268,89 @@ def test_the_group_of_a_stopped_sub_server_does_not_keep_the_others_from_ending(
     output = tmp_path / "output.txt"
     try:
         wait_until(lambda: "epoch  1/" in output.read_text())
-        for process in psutil.Process(job.pid).children(recursive=True):
-            if process.environ().get("OMPI_COMM_WORLD_RANK") == "1":
-                process.suspend()
+        rank_of(job, 1).suspend()
         assert job.wait(200) == 0, output.read_text()
     finally:
         end_job(job)
     assert "the sub-server, rank 1, is lost (silent for 10 s)" in output.read_text()
     assert [record["examples"] for record in epochs(tmp_path / "result")] == [100] * 40
+
+
+@pytest.mark.slow
+def test_the_group_of_a_sub_server_that_was_stopped_for_a_while_begins_anew(tmp_path: Path) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 40, "--worker-timeout", 1,
+             "--masters", 2)  # fmt: skip
+    job = begin_training(tmp_path, 5, *words, environment={"TRAINING_WAIT_SECONDS": "0.01"})
+    output = tmp_path / "output.txt"
+    try:
+        wait_until(lambda: "epoch  1/" in output.read_text())
+        rank_of(job, 1).suspend()
+        wait_until(lambda: "rank 3 is lost" in output.read_text())
+        rank_of(job, 1).resume()
+        assert job.wait(200) == 0, output.read_text()
+    finally:
+        end_job(job)
+    assert "rank 3 is back" in output.read_text()
+    assert counts(tmp_path / "result") == [40] * 100
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_tolerant", [False, True], ids=["plain", "ulfm"])
+def test_a_sub_server_whose_workers_are_all_lost_does_not_end_the_others(
+    tmp_path: Path, is_tolerant: bool
+) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 20, "--worker-timeout", 3,
+             "--masters", 2)  # fmt: skip
+    environment = {"TRAINING_FAULT": "stop:3:5", "TRAINING_WAIT_SECONDS": "0.01"}
+    ended = run_training(
+        tmp_path, 5, *words, is_tolerant=is_tolerant, program=IMPATIENT, environment=environment
+    )
+    assert ended.exit_status == 0, ended.output
+    assert "rank 3 is lost (silent for 3 s)" in ended.output
+    assert counts(tmp_path / "result") == [20] * 100
+
+
+@pytest.mark.slow
+def test_workers_whose_server_and_sub_server_are_stopped_end_with_a_message(tmp_path: Path) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 400, "--worker-timeout", 1,
+             "--masters", 1)  # fmt: skip
+    slow = {"TRAINING_WAIT_SECONDS": "0.01"}
+    job = begin_training(tmp_path, 3, *words, program=IMPATIENT, environment=slow)
+    output = tmp_path / "output.txt"
+    try:
+        wait_until(lambda: "epoch   1/" in output.read_text())
+        rank_of(job, 0).suspend()
+        rank_of(job, 1).suspend()
+        assert job.wait(200) == 1, output.read_text()
+    finally:
+        end_job(job)
+    assert "the sub-server, rank 1, is lost (silent for 3 s)" in output.read_text()
+    assert "rank 0 has not ended" in output.read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("mode", "is_tolerant", "words"),
+    [
+        ("inline", False, "the server, rank 0, is lost (silent for 3 s)"),
+        ("inline", True, "the server, rank 0, is lost (silent for 3 s)"),
+        ("thread", False, "validation hangs; see whether its files can be read"),
+    ],
+    ids=["plain", "ulfm", "thread"],
+)
+def test_a_server_that_hangs_without_being_stopped_ends_the_job_with_a_message(
+    tmp_path: Path, mode: str, is_tolerant: bool, words: str
+) -> None:
+    write_file(tmp_path / "v.h5", [0, 1], [0, 0])
+    (tmp_path / "val.txt").write_text("v.h5\n")
+    arguments = (COUNTING, write_numbers(tmp_path), "val.txt", *COUNTED, "--validation", mode,
+                 "--epochs", 2, "--worker-timeout", 1)  # fmt: skip
+    environment = {"TRAINING_FAULT": "hung-validating:0:0", "TRAINING_WAIT_SECONDS": "0.01"}
+    ended = run_training(
+        tmp_path, 3, *arguments, is_tolerant=is_tolerant, program=IMPATIENT, environment=environment
+    )
+    assert ended.exit_status not in (0, None)
+    assert words in ended.output
 
 
 @pytest.mark.parametrize(
@@ -291,8 +372,7 @@ def test_a_rank_that_is_stopped_at_the_start_is_named_and_does_not_keep_the_job_
 ) -> None:
     words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--worker-timeout", 1)
     environment = {"STOPPED_RANK": str(stopped)}
-    program = "tests.mpi.impatient"
-    ended = run_training(tmp_path, 3, *words, program=program, environment=environment)
+    ended = run_training(tmp_path, 3, *words, program=IMPATIENT, environment=environment)
     assert ended.exit_status == 1, ended.output
     named = "rank 1 did not start in 8 s" if stopped else "rank 0 has not ended"
     assert named in ended.output
