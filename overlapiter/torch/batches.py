@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import default_collate
+from torch.utils.data._utils import collate
 
 from overlapiter.errors import ExampleError, described
 from overlapiter.pipeline import FailedBatch, Views
 from overlapiter.sharedmem.layout import Array, Layout, Structure, leaf_kinds, unflatten
 from overlapiter.sharedmem.slots import IN_COLUMN, LOOSE, FilledSlot, Report, row_leaves
-from overlapiter.torch.face import RAW, RemoteError
+from overlapiter.torch.face import RAW, TURNED, RemoteError
 
 _ORIGINALS: dict[str, Callable[[Any], Any]] = {
     "float": float,
@@ -52,7 +52,7 @@ class TensorViews(Views):
         """Return the collated mini-batch; copies nothing where all examples are alike."""
         layout, reports = filled.layout, filled.reports
         root, columns = filled.columns(reports[-1][1])
-        if columns and all(report is None for _, _, report in reports):
+        if columns and _is_pytorchs() and all(report is None for _, _, report in reports):
             kinds = leaf_kinds(layout.structure)
             tensors = [_tensor(kind, array) for kind, array in zip(kinds, columns, strict=True)]
             data = _collated(layout.structure, iter(tensors), list)
@@ -77,7 +77,8 @@ class WholeViews(TensorViews):
             return Collated(None, skipped, 0)
         structure, leaves, _ = row_leaves(layout, root, columns, 0, written[0])
         values = [
-            _original(kind, leaf) for kind, leaf in zip(leaf_kinds(structure), leaves, strict=True)
+            _turned_back(kind, leaf)
+            for kind, leaf in zip(leaf_kinds(structure), leaves, strict=True)
         ]
         data = _Filling(structure[0], values).load()
         return Collated(data, skipped, n_indices - len(skipped))
@@ -115,6 +116,16 @@ def _original(kind: str, leaf: Any) -> Any:
     return leaf if isinstance(leaf, torch.Tensor) else _tensor(kind, leaf)
 
 
+def _turned_back(kind: str, leaf: Any) -> Any:
+    """Return a leaf as it was before it was made contiguous."""
+    kind, _, axes = kind.partition(TURNED)
+    value = _original(kind, leaf)
+    if not axes:
+        return value
+    turn = torch.permute if isinstance(value, torch.Tensor) else np.transpose
+    return turn(value, np.argsort([int(axis) for axis in axes.split(",")]).tolist())
+
+
 def _collated(structure: Structure, values: Iterator[Any], sequence: type) -> Any:
     """Return what PyTorch collates examples to that have this structure.
 
@@ -125,7 +136,7 @@ def _collated(structure: Structure, values: Iterator[Any], sequence: type) -> An
     """
     if isinstance(structure, str):
         value = next(values)
-        return default_collate(sequence(value)) if structure == "loose" else value
+        return _default_collate(sequence(value)) if structure == "loose" else value
     kind, keys, children = structure
     inner = list if kind == "dict" else tuple
     parts = [_collated(child, values, inner) for child in children]
@@ -134,13 +145,36 @@ def _collated(structure: Structure, values: Iterator[Any], sequence: type) -> An
     return parts if isinstance(kind, str) else kind(*parts)
 
 
+def _is_pytorchs() -> bool:
+    """Return whether the default collation is PyTorch's: a program may register functions."""
+    functions = collate.default_collate_fn_map.values()
+    return all(getattr(each, "__module__", "") == collate.__name__ for each in functions)
+
+
+def _default_collate(examples: Any) -> Any:
+    """Collate as a worker of PyTorch's does, which stacks tensors otherwise than its trainer."""
+    functions = {**collate.default_collate_fn_map}
+    if functions.get(torch.Tensor) is collate.collate_tensor_fn:
+        functions[torch.Tensor] = _stack
+    return collate.collate(examples, collate_fn_map=functions)
+
+
+def _stack(tensors: Any, *, collate_fn_map: Any) -> Any:
+    """Stack tensors to one with the type of elements of the first, as into shared memory."""
+    first = tensors[0]
+    if first.is_nested or first.layout is not torch.strided or first.is_quantized:
+        return collate.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
+    sum(each.numel() for each in tensors)  # raises what PyTorch's raises where some are none
+    return torch.stack(tensors, 0, out=first.new_empty((len(tensors), *first.size())))
+
+
 def _view_mixed(
     layout: Layout,
     root: Array | None,
     columns: list[Array],
     reports: Sequence[tuple[int, int, Report]],
 ) -> Collated | FailedBatch:
-    """Return a mini-batch in which some example is not ordinary."""
+    """Return a mini-batch in which something is not ordinary."""
     entries = [
         (row, None if report is None else report[row - start])
         for start, stop, report in reports
@@ -149,10 +183,10 @@ def _view_mixed(
     rows = [(row, entry) for row, entry in entries if not isinstance(entry, ExampleError)]
     skipped = _skipped(reports)
     try:
-        if all(_is_regular(layout, entry) for _, entry in rows):
+        if _is_pytorchs() and all(_is_regular(layout, entry) for _, entry in rows):
             data = _collate_columns(layout, columns, rows, are_all=not skipped)
         else:
-            data = default_collate(
+            data = _default_collate(
                 [_rebuilt(layout, root, columns, row, entry) for row, entry in rows]
             )
     except Exception as error:  # these examples do not go together

@@ -1,10 +1,9 @@
-"""An iteration over a loader: one epoch."""
+"""An iteration over a loader with workers: one epoch."""
 
 from __future__ import annotations
 
 import collections
 import itertools
-import random
 import warnings
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -14,15 +13,14 @@ import torch
 from torch._utils import ExceptionWrapper
 from torch.utils import data
 from torch.utils.data import _utils
-from torch.utils.data.dataloader import _BaseDataLoaderIter, _SingleProcessDataLoaderIter
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from overlapiter.errors import ExampleError, OptionError, described
+from overlapiter.errors import ExampleError, described
 from overlapiter.faults import SkippedExamples, explain_stall
 from overlapiter.order import IndexList, Indices
 from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
-from overlapiter.sources import Dataset
 from overlapiter.torch.batches import Collated
-from overlapiter.torch.face import RemoteError, Renewal, seed_torch
+from overlapiter.torch.face import RemoteError, Renewal
 from overlapiter.torch.feed import Feed, begin
 from overlapiter.torch.orders import (
     Foresight,
@@ -32,7 +30,6 @@ from overlapiter.torch.orders import (
     put_draws,
 )
 from overlapiter.torch.states import Progress
-from overlapiter.workers.reader.face import Face
 
 #: Without a timeout of the user's, how long a mini-batch may take before a warning.
 STALL_SECONDS = 30.0
@@ -40,59 +37,6 @@ STALL_SECONDS = 30.0
 
 class TimeoutWarning(RuntimeWarning):
     """No mini-batch has come for a while."""
-
-
-class Seeded:
-    """A dataset whose examples each see a random state of their own, in this process.
-
-    Args:
-        dataset: The dataset.
-        seed: From which these states follow.
-        epoch: The epoch.
-    """
-
-    def __init__(self, dataset: Dataset, seed: int, epoch: int) -> None:
-        self._face = Face(dataset)
-        self._seed = seed
-        self._epoch = epoch
-
-    def __getitem__(self, index: Any) -> Any:
-        """Return an example, and leave the random states of this process as they are."""
-        states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        try:
-            seed_torch(self._face.seed_example(self._seed, self._epoch, index))
-            return self._face.dataset[index]
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
-            torch.set_rng_state(states[2])
-
-
-class LocalEpoch(_SingleProcessDataLoaderIter):
-    """Asks the dataset in this process, as PyTorch does without workers.
-
-    Args:
-        loader: The loader.
-        state: Where to go on; None for the start.
-    """
-
-    def __init__(self, loader: data.DataLoader[Any], state: dict[str, Any] | None) -> None:
-        self._progress = loader._set_out()
-        super().__init__(loader)
-        if loader.seed is not None:
-            epoch = self._progress.number
-            self._dataset_fetcher.dataset = Seeded(loader.dataset, loader.seed, epoch)
-        for _ in range(0 if state is None else state["n_taken"]):
-            self._next_index()
-
-    def _next_index(self) -> Any:
-        try:
-            keys = super()._next_index()
-        except StopIteration:
-            self._progress.is_over = True
-            raise
-        self._progress.count(keys)
-        return keys
 
 
 class Epoch(_BaseDataLoaderIter):
@@ -108,27 +52,45 @@ class Epoch(_BaseDataLoaderIter):
 
     _feed: Feed | None = None
     _progress: Progress
+    _is_unfinished: bool
 
     def __init__(self, loader: data.DataLoader[Any], state: dict[str, Any] | None) -> None:
         self._shelf = loader._shelf  # not the loader, which may hold this
         self._skipped: SkippedExamples = loader._skipped
         self._progress = loader._set_out()
+        if loader.prefetch_factor == 0:  # PyTorch's words
+            raise AssertionError(
+                "prefetch_factor must be greater than 0 for MultiProcessingDataLoaderIter"
+            )
         super().__init__(loader)
         if state is not None and not state["has_base_seed"]:
             put_draws(loader, self._progress.draws)
             self._progress.has_base_seed = False
         super()._reset(loader, first_iter=True)
         self._is_resumed = state is not None
+        #: The option that needs whole numbers as keys, if there is one.
+        self._counting = "staging" if loader.staging else "seed" if loader.seed is not None else ""
         self._begin(loader, 0 if state is None else state["n_taken"])
 
     # --- the beginning ------------------------------------------------------------------------
 
     def _reset(self, loader: Any, first_iter: bool = False) -> None:
         """Start over, with the same workers; PyTorch calls this where these are persistent."""
+        if loader.seed is None and loader.staging is None:
+            self._read_out()
         self._progress = loader._set_out()
         self._progress.has_base_seed = False
         super()._reset(loader, first_iter)
         self._begin(loader, 0)
+
+    def _read_out(self) -> None:
+        """Wait for what the workers have been given: PyTorch's read it, too, and draw meanwhile."""
+        while self._pending and not self._is_unfinished:
+            self._is_unfinished = True  # until the index list is taken off, too
+            if len(self._flat(self._pending[0])):
+                self._wait()
+            self._pending.popleft()
+            self._is_unfinished = False
 
     def _begin(self, loader: data.DataLoader[Any], n_to_skip: int) -> None:
         self._pending: collections.deque[Keys] = collections.deque()  # taken from the sampler
@@ -170,10 +132,10 @@ class Epoch(_BaseDataLoaderIter):
         if self._feed is not None:
             self._pipeline.reset()
             return self._feed
-        indices = as_indices(self._flat(first[0]) if first else [])
-        if loader.staging is not None and indices.dtype != np.intp:
-            raise OptionError("staging", f"needs whole numbers as keys, not {indices[0]!r}")
-        feed, is_new = begin(loader, Renewal(self._base_seed), indices.tolist())
+        indices = as_indices(self._flat(first[0]) if first else [], self._counting)
+        default_dtype = str(torch.get_default_dtype()).removeprefix("torch.")
+        renewal = Renewal(self._base_seed, default_dtype)
+        feed, is_new = begin(loader, renewal, indices.tolist())
         if feed.share is not None and (is_new or self._is_resumed):
             feed.share.begin(self._progress.number, self._position, order)
         return feed
@@ -231,7 +193,7 @@ class Epoch(_BaseDataLoaderIter):
         self._submit(keys)
 
     def _submit(self, keys: Keys) -> None:
-        indices = as_indices(self._flat(keys))
+        indices = as_indices(self._flat(keys), self._counting)
         if not len(indices):  # collated here
             return
         epochs = np.broadcast_to(np.int64(self._progress.number), len(indices))

@@ -31,8 +31,10 @@ SHARED_DTYPES = frozenset(
     )
 )
 #: Element types that NumPy lacks travel as integers of their size.
-_RAW_TYPES = {1: "uint8", 2: "int16"}
+_RAW_TYPES = {1: "uint8", 2: "int16", 4: "int32"}
 RAW = "raw:"
+#: Precedes, in the kind of a leaf, the axes in the order in which its elements lie.
+TURNED = "/"
 
 
 class Renewal(NamedTuple):
@@ -40,9 +42,11 @@ class Renewal(NamedTuple):
 
     Attributes:
         base_seed: From which PyTorch derives the seeds of its workers.
+        default_dtype: The name of the type of elements that PyTorch gives tensors by default.
     """
 
     base_seed: int
+    default_dtype: str
 
 
 class RemoteError(Exception):
@@ -115,6 +119,7 @@ class TorchFace(Face):
         from torch.utils.data import _utils
 
         torch.set_num_threads(1)
+        torch.set_default_dtype(getattr(torch, self.renewal.default_dtype))
         seed = self.renewal.base_seed + self._number
         torch.manual_seed(seed)
         if self._words is not None:
@@ -130,10 +135,10 @@ class TorchFace(Face):
             seed_torch(more)
         return more
 
-    def fetch_whole(self, indices: list[Any]) -> list[Any]:
-        """Return the examples of a mini-batch in the dataset's own way."""
+    def fetch_whole(self, indices: list[Any]) -> Any:
+        """Return what the dataset's own way gives for a mini-batch: any type that is collated."""
         dataset: Any = self.dataset
-        return list(dataset.__getitems__(indices))
+        return dataset.__getitems__(indices)
 
     def take_apart(self, example: object) -> tuple[Structure, list[Any]]:
         """Return an example's structure and leaves, or those of a collated mini-batch."""
@@ -142,7 +147,7 @@ class TorchFace(Face):
             return _skeleton(example, leaves), leaves
         return _walk(example, leaves), leaves
 
-    def collate(self, examples: list[Any]) -> object:
+    def collate(self, examples: Any) -> object:
         """Call ``collate_fn`` as PyTorch does."""
         if self.collate_fn is None:
             from torch.utils.data import default_collate
@@ -247,9 +252,12 @@ class _SkeletonPickler(pickle.Pickler):
         super().__init__(stream, pickle.HIGHEST_PROTOCOL)
         self.kinds: list[str] = []
         self._leaves = leaves
+        self._numbers: dict[int, tuple[int, Any]] = {}  # by id, with the leaf, which stays alive
 
     def persistent_id(self, thing: Any) -> int | None:
         """Return the number of a leaf; None for what is pickled."""
+        if id(thing) in self._numbers:  # one leaf in two places is sent once, and stays one
+            return self._numbers[id(thing)][0]
         if is_tensor(thing):
             kind = _tensor_leaf(thing, self._leaves)
         elif type(thing) is np.ndarray and not thing.dtype.hasobject:
@@ -260,8 +268,26 @@ class _SkeletonPickler(pickle.Pickler):
         if kind == "loose":
             self._leaves.pop()
             return None
-        self.kinds.append(kind)
-        return len(self.kinds) - 1
+        self.kinds.append(kind + _made_contiguous(self._leaves))
+        number = len(self.kinds) - 1
+        self._numbers[id(thing)] = number, thing
+        return number
+
+
+def _made_contiguous(leaves: list[Any]) -> str:
+    """Turn the last leaf so that its elements lie in order, as a slot has them.
+
+    Returns:
+        What to add to its kind, from which the trainer knows how to turn it back: a user chose
+        ``channels_last``, for example, for the sake of speed.
+    """
+    leaf = leaves[-1]
+    axes = sorted(range(leaf.ndim), key=leaf.strides.__getitem__, reverse=True)
+    turned = leaf.transpose(axes)
+    if leaf.flags.c_contiguous or not turned.flags.c_contiguous:
+        return ""
+    leaves[-1] = turned
+    return TURNED + ",".join(map(str, axes))
 
 
 def _skeleton(batch: object, leaves: list[Any]) -> Structure:

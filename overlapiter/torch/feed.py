@@ -29,8 +29,8 @@ _PRELOAD = ("overlapiter.workers.supervisor.main", "overlapiter.torch.face")
 
 def preload_of(loader: data.DataLoader[Any]) -> tuple[str, ...]:
     """Return what the forkserver is to import, so that the processes forked from it need not."""
-    things = [loader.dataset, loader.worker_init_fn]
-    if loader.collate_fn is not default_collate or fetches_whole(loader.dataset):
+    things = [loader.dataset, loader.worker_init_fn, _collate_fn_of(loader)]
+    if fetches_whole(loader.dataset):
         things.append(loader.collate_fn)
     return (*_PRELOAD, *["torch"] * is_needed(things))
 
@@ -126,10 +126,16 @@ def begin(
     return feed, True
 
 
+def _collate_fn_of(loader: data.DataLoader[Any]) -> Any:
+    """Return what makes a mini-batch of examples; None for PyTorch's default."""
+    is_default = loader._auto_collation and loader.collate_fn is default_collate
+    return None if is_default else loader.collate_fn
+
+
 def _face_of(loader: data.DataLoader[Any]) -> TorchFace:
     return TorchFace(
         loader.dataset,
-        None if loader.collate_fn is default_collate else loader.collate_fn,
+        _collate_fn_of(loader),
         loader.worker_init_fn,
         is_batched=loader._auto_collation,
         deals_in_turn=loader.seed is None,

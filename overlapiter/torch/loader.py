@@ -16,11 +16,13 @@ from overlapiter.options import BadExamples, Staging, check_staging, count_or_no
 from overlapiter.scatter import ScatteredOrder
 from overlapiter.stats import Stats
 from overlapiter.torch.datasets import register_known
-from overlapiter.torch.epoch import Epoch, LocalEpoch, TimeoutWarning
+from overlapiter.torch.epoch import Epoch, TimeoutWarning
 from overlapiter.torch.feed import Shelf, preload_of
+from overlapiter.torch.local import LocalEpoch
 from overlapiter.torch.orders import (
     DistributedOrder,
     OrderedSampler,
+    epoch_of,
     order_of_ranks,
     samplers_of,
 )
@@ -187,7 +189,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     def _set_out(self) -> Progress:
         """Begin an epoch, before anything is drawn for it."""
         sampler = samplers_of(self)[-1]
-        epoch = getattr(sampler, "epoch", 0)
+        epoch = epoch_of(sampler) or 0
         number = epoch if isinstance(sampler, OrderedSampler) else max(self._n_begun, epoch)
         self._n_begun = number + 1
         if isinstance(self._order, DistributedOrder):
@@ -255,8 +257,10 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
 
 def _refuse_iterable(dataset: Any) -> None:
-    is_iterable = isinstance(dataset, torch.utils.data.IterableDataset)
-    if is_iterable or not hasattr(type(dataset), "__getitem__"):
+    kind = type(dataset)
+    has_keys = hasattr(kind, "__getitem__") or hasattr(kind, "__getitems__")
+    is_iterable = hasattr(kind, "__iter__") and not has_keys
+    if is_iterable or isinstance(dataset, torch.utils.data.IterableDataset):
         raise OptionError(
             "dataset",
             f"{type(dataset).__name__} is an iterable-style dataset: which files the coming "

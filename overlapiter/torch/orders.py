@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import itertools
+import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -13,6 +14,7 @@ import torch
 from torch.utils import data
 from torch.utils.data.distributed import DistributedSampler
 
+from overlapiter.errors import OptionError
 from overlapiter.node import this_node
 from overlapiter.order import Indices
 from overlapiter.scatter import ScatteredOrder
@@ -95,7 +97,13 @@ def samplers_of(loader: Any) -> list[Any]:
 def generators_of(loader: Any) -> list[torch.Generator]:
     """Return the different generators of a loader and its samplers, in order."""
     found = [getattr(thing, "generator", None) for thing in (loader, *samplers_of(loader))]
-    return list(dict.fromkeys(filter(None, found)))
+    return list(dict.fromkeys(each for each in found if isinstance(each, torch.Generator)))
+
+
+def epoch_of(sampler: Any) -> int | None:
+    """Return the epoch that a sampler is at; None for one that does not count epochs."""
+    epoch = getattr(sampler, "epoch", None)
+    return epoch if isinstance(epoch, int) and hasattr(sampler, "set_epoch") else None
 
 
 def draws_of(loader: Any) -> Draws:
@@ -211,8 +219,8 @@ def foresee(loader: Any, number: int, *, draws_base_seed: bool) -> Foresight | N
 
     with undrawn(loader):
         keys = keys_of_epoch()
-        order = as_indices(keys)
-        if order.dtype != np.intp or not len(order):
+        order = as_indices(keys, "staging")
+        if not len(order):
             return Foresight(keys, size, {}, {})
         shared = _foresee_ranks(loader, number, order)
         if shared is not None:
@@ -221,8 +229,8 @@ def foresee(loader: Any, number: int, *, draws_base_seed: bool) -> Foresight | N
         if _knows_next(innermost):
             if draws_base_seed:
                 torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
-            next_order = as_indices(keys_of_epoch())
-            if next_order.dtype == np.intp and len(next_order) == len(order):
+            next_order = as_indices(keys_of_epoch(), "staging")
+            if len(next_order) == len(order):
                 orders[number + 1] = next_order
     return Foresight(keys, size, orders, {})
 
@@ -258,11 +266,25 @@ def _foresee_ranks(
     return orders, {epoch: rows for epoch, rows in others.items() if rows is not None}
 
 
-def as_indices(keys: Sequence[Any]) -> Any:
-    """Return keys as an array: of integers, or of objects if some are none."""
+def as_indices(keys: Sequence[Any], option: str = "") -> Any:
+    """Return keys as an array: of integers, or of objects if some are none.
+
+    Args:
+        keys: The keys.
+        option: For which they must be whole numbers; those of other types become ints then.
+
+    Raises:
+        OptionError: Some key is none.
+    """
+    if option:
+        with contextlib.suppress(TypeError):
+            keys = [operator.index(key) for key in keys]
     if set(map(type, keys)) <= {int}:
         with contextlib.suppress(OverflowError):
             return np.array(keys, np.intp)
+    if option:
+        wrong = next((key for key in keys if type(key) is not int), keys[0])
+        raise OptionError(option, f"needs whole numbers as keys, not {wrong!r}")
     array = np.empty(len(keys), object)
     for number, key in enumerate(keys):
         array[number] = int(key) if isinstance(key, np.integer) else key

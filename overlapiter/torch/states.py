@@ -17,6 +17,7 @@ from overlapiter.torch.orders import (
     Keys,
     OrderedSampler,
     draws_of,
+    epoch_of,
     generators_of,
     put_draws,
     samplers_of,
@@ -49,7 +50,7 @@ class Progress:
         self.draws = draws_of(loader)
         self.has_base_seed = True
         sampler = samplers_of(loader)[-1]
-        self.sampler_epoch = getattr(sampler, "epoch", None)
+        self.sampler_epoch = epoch_of(sampler)
         self.scattered: tuple[ScatteredOrder, int, Indices] | None = None
         if isinstance(sampler, OrderedSampler):
             start = sampler.resumed[0] if sampler.resumed else 0
@@ -110,7 +111,7 @@ def _state(loader: data.DataLoader[Any], epoch: int, n_taken: int, draws: Draws 
         n_taken=n_taken,
         draws=None if draws is None else tuple(draws),
         dataset_size=_size_of(loader),
-        sampler_epoch=getattr(sampler, "epoch", None),
+        sampler_epoch=epoch_of(sampler),
         scattered=None,
         has_base_seed=True,
     )

@@ -4,103 +4,24 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import random
 import warnings
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 from torch.utils import data  # noqa: E402
 
+from overlapiter.errors import OptionError  # noqa: E402
 from overlapiter.explain import Cause, Explanation  # noqa: E402
 from overlapiter.torch import DataLoader  # noqa: E402
 from tests.chainer.scripts import wait_until, workers  # noqa: E402
 from tests.torch import torch_datasets as D  # noqa: E402
-from tests.torch.comparing import assert_same  # noqa: E402
+from tests.torch.comparing import assert_alike, assert_same, seed_all, taken  # noqa: E402
 from tests.torch.conftest import Pair  # noqa: E402
 
-REFUSED = (
-    "None",
-    "unequal tensors",
-    "unequal lists",
-    "custom",
-    "object array",
-    "string array",
-    "date",
-)
-
-
-def taken(loader: Any, n_epochs: int = 1) -> list[Any]:
-    """Return the mini-batches of some epochs, and the error with which one ended."""
-    found: list[Any] = []
-    for _ in range(n_epochs):
-        iterator = iter(loader)
-        while True:
-            try:
-                found.append(next(iterator))
-            except StopIteration:
-                break
-            except Exception as error:
-                found.append((type(error), str(error).split("\n")[0], str(error).split("\n")[-2:]))
-    return found
-
-
-def seed_all(seed: int) -> None:
-    """Seed what a dataset draws from where there are no workers."""
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed)
-
-
-def assert_alike(pair: Pair, dataset: Any, n_epochs: int = 1, **options: Any) -> list[Any]:
-    """Have both load the same; return what they gave."""
-    found = []
-    for make in pair.each():
-        seed_all(11)
-        loader = make(dataset, **options)
-        found.append((taken(loader, n_epochs), torch.rand(1)))
-    assert_same(found[0], found[1])
-    return found[1][0]
-
-
-# --- mini-batches -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", D.MAKERS)
-def test_examples_of_any_kind_are_collated_as_pytorch_does(plain_pair: Pair, kind: str) -> None:
-    found = assert_alike(plain_pair, D.Made(kind), batch_size=4)
-    assert (type(found[0]) is tuple) == (kind in REFUSED)
-
-
-@pytest.mark.parametrize("kind", ["tuple", "nested", "array", "string", "float"])
-def test_without_batching_examples_are_converted_as_pytorch_does(
-    plain_pair: Pair, kind: str
-) -> None:
-    assert len(assert_alike(plain_pair, D.Made(kind), batch_size=None)) == 11
-
-
-@pytest.mark.parametrize(
-    ("kind", "collate_fn"),
-    [
-        ("unequal tensors", D.padded),
-        ("custom", D.to_list),
-        ("nested", D.to_list),
-        ("array", D.to_arrays),
-        ("tuple", D.Batch),
-        ("tuple", D.fail_to_collate),
-        ("bfloat16", torch.stack),
-    ],
-)
-def test_a_collate_fn_runs_in_the_workers_once_for_each_mini_batch(
-    plain_pair: Pair, kind: str, collate_fn: Any
-) -> None:
-    found = assert_alike(plain_pair, D.Made(kind), n_epochs=2, batch_size=4, collate_fn=collate_fn)
-    assert len(found) == 6
-    if collate_fn is D.padded:
-        assert all(batch["process"] for batch in found)
+# --- the order --------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -156,6 +77,29 @@ def test_a_generator_is_drawn_from_as_pytorch_does_though_an_epoch_is_left_early
     assert_same(*found)
 
 
+def test_persistent_workers_draw_on_as_pytorchs_though_an_epoch_is_left_early(
+    plain_pair: Pair,
+) -> None:
+    found = []
+    for make in plain_pair.each():
+        seed_all(4)
+        loader, seen = make(D.Made("drawn", 24), 2, shuffle=True, persistent_workers=True), []
+        for n_taken in (1, 3, 0, 100):
+            seen += [batch for _, batch in zip(range(n_taken), loader, strict=False)]
+        found.append(seen)
+    assert_same(*found)
+
+
+def test_a_sampler_of_the_users_may_have_attributes_of_its_own(plain_pair: Pair) -> None:
+    found = [taken(make(D.Made("int"), 3, sampler=D.Own()), 2) for make in plain_pair.each()]
+    assert_same(*found)
+    iterator = iter(loader := plain_pair.ours(D.Made("int"), 3, sampler=[5, 1, 2, 4]))
+    next(iterator)
+    other = plain_pair.ours(D.Made("int"), 3, sampler=[5, 1, 2, 4])
+    other.load_state_dict(loader.state_dict())
+    assert [batch.tolist() for batch in other] == [[4]]
+
+
 def test_two_iterators_at_once_go_their_own_ways(pair: Pair, image_folder: Path) -> None:
     found = []
     for make in pair.each():
@@ -199,13 +143,6 @@ def test_persistent_workers_keep_what_they_know_of_the_dataset(plain_pair: Pair)
     assert_same(*found)
 
 
-@pytest.mark.parametrize("dataset", [D.Whole(), data.Subset(D.Whole(), [4, 2, 0, 6])])
-def test_a_dataset_that_gives_several_examples_at_once_is_asked_so(
-    plain_pair: Pair, dataset: Any
-) -> None:
-    assert_alike(plain_pair, dataset, batch_size=3)
-
-
 @pytest.mark.parametrize(
     "keys",
     [
@@ -222,6 +159,26 @@ def test_keys_may_be_anything_that_the_dataset_takes(plain_pair: Pair, keys: Any
     assert_alike(plain_pair, D.Keyed(), sampler=keys, batch_size=2)
 
 
+@pytest.mark.parametrize(
+    "sampler", [torch.tensor([3, 1, 2]), data.SubsetRandomSampler(torch.tensor([1, 2, 3]))]
+)
+@pytest.mark.parametrize("seed", [None, 1])
+def test_tensors_of_whole_numbers_are_keys_with_staging_and_a_seed_too(
+    pair: Pair, image_folder: Path, sampler: Any, seed: int | None
+) -> None:
+    if pair.staging is None and seed is None:
+        pytest.skip("they stay tensors")
+    batches = list(pair.ours(D.Images(image_folder, 16), 2, sampler=list(sampler), seed=seed))
+    assert sorted(torch.cat([batch[1] for batch in batches]).tolist()) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_a_seed_needs_whole_numbers_as_keys(plain_pair: Pair, n_workers: int) -> None:
+    loader = plain_pair.ours(D.Keyed(), sampler=["a"], num_workers=n_workers, seed=1)
+    with pytest.raises(OptionError, match="seed: needs whole numbers as keys, not 'a'"):
+        list(loader)
+
+
 # --- workers ----------------------------------------------------------------------------------
 
 
@@ -236,6 +193,24 @@ def test_workers_know_who_they_are_and_have_the_seeds_of_pytorch(plain_pair: Pai
     assert_same(*found)
     assert found[1][0][0]["is own"]
     assert data.get_worker_info() is None
+
+
+def test_a_dataset_that_a_worker_init_fn_prepares_is_staged(pair: Pair, image_folder: Path) -> None:
+    loader = pair.ours(D.Prepared(image_folder, 16), 4, worker_init_fn=D.prepare)
+    assert len(list(loader)) == 4
+    stats = loader.stats()
+    assert stats is not None
+    assert stats.files_staged == (0 if pair.staging is None else 16)
+
+
+def test_workers_give_tensors_the_default_type_of_the_trainer(plain_pair: Pair) -> None:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        found = assert_alike(plain_pair, D.Made("tensor"), batch_size=4)
+    finally:
+        torch.set_default_dtype(before)
+    assert found[0].dtype is torch.float64
 
 
 def test_a_worker_init_fn_that_raises_is_reported_by_each_worker(plain_pair: Pair) -> None:
@@ -276,6 +251,12 @@ def test_a_timeout_is_pytorchs_and_says_why(plain_pair: Pair) -> None:
 
 
 # --- arguments and attributes -----------------------------------------------------------------
+
+
+def test_no_mini_batch_in_advance_is_refused_in_pytorchs_words() -> None:
+    loader = DataLoader([1, 2, 3], num_workers=1, prefetch_factor=0)
+    with pytest.raises(AssertionError, match="prefetch_factor must be greater than 0 for"):
+        iter(loader)
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,14 @@ class Custom:
     __hash__ = None  # type: ignore[assignment]
 
 
+class Marked(torch.Tensor):
+    """A tensor of the user's."""
+
+
+class Several(list):  # type: ignore[type-arg]  # of anything
+    """A list of the user's."""
+
+
 def drawn(_index: int) -> tuple[float, float, torch.Tensor]:
     return random.random(), float(np.random.random()), torch.rand(2)
 
@@ -82,8 +90,15 @@ MAKERS = {
     "nested": lambda i: ({"a": [i, (np.ones(2) * i, "x")]}, [Pair(torch.ones(1), i)], 0.5),
     "empty tuple": lambda _: (),
     "drawn": drawn,
+    "tensors of two types": lambda i: torch.ones(2, dtype=torch.float64 if i % 2 else None),
+    "arrays of two types": lambda i: np.ones(2, np.float64 if i % 2 else np.float32),
+    "subclass": lambda i: torch.full((2,), i).as_subclass(Marked),
+    "list subclass": lambda i: Several([i, torch.ones(2)]),
     "of keys in turn": lambda i: {"a": i, "b": 2 * i} if i % 2 else {"b": 2 * i, "a": i},
     # Which PyTorch refuses.
+    "a tensor, then none": lambda i: torch.tensor(i) if i % 2 == 0 else i,
+    "sparse": lambda _: torch.eye(2).to_sparse(),
+    "with a gradient": lambda _: torch.ones(2, requires_grad=True),
     "None": lambda i: (i, None),
     "unequal tensors": lambda i: torch.ones(i + 1),
     "unequal lists": lambda i: [0] * (i + 1),
@@ -145,6 +160,28 @@ class Whole(data.Dataset):
 
     def __getitems__(self, indices: list[int]) -> list[int]:
         return [index + 100 * len(indices) for index in indices]
+
+
+class Together(Whole):
+    """Gives several examples at once, as something else than a list.
+
+    Args:
+        kind: What: a function of this module, or a type.
+    """
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+
+    def __getitems__(self, indices: list[int]) -> Any:
+        return self.kind(indices)
+
+
+def columns(indices: list[int]) -> dict[str, Any]:
+    return {"index": torch.tensor(indices), "drawn": random.random()}
+
+
+def nothing(_indices: list[int]) -> list[int]:
+    return []
 
 
 class Keyed(data.Dataset):
@@ -239,6 +276,16 @@ class Images(data.Dataset):
         return sums, index, noise if self.draws else torch.zeros(3)
 
 
+class Prepared(Images):
+    """Cannot be asked before ``worker_init_fn`` was called."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, int, torch.Tensor]:
+        info = data.get_worker_info()
+        assert info is not None
+        assert info.dataset.prepared >= 0
+        return super().__getitem__(index)
+
+
 class Batch:
     """What a ``collate_fn`` may return: an object with tensors in it, and memory to lock."""
 
@@ -274,6 +321,21 @@ def fail_to_collate(examples: list[Any]) -> Any:
     raise LookupError(f"cannot collate {len(examples)}")
 
 
+def turned(_examples: list[Any]) -> tuple[Any, ...]:
+    image = torch.arange(120).reshape(2, 3, 4, 5)
+    rows = image[:, 0].to(torch.bfloat16).permute(2, 0, 1)
+    return image.contiguous(memory_format=torch.channels_last), rows, image.numpy().T
+
+
+def twice(_examples: list[Any]) -> dict[str, Any]:
+    tensor, array = torch.ones(3), np.ones(3)
+    return {"a": tensor, "b": [tensor, array], "c": array}
+
+
+def same(examples: Any) -> Any:
+    return examples
+
+
 class Doubling(data.Sampler[int]):
     """A sampler of the user's, which draws from PyTorch's generator when it is iterated over."""
 
@@ -287,6 +349,20 @@ class Doubling(data.Sampler[int]):
 
     def __len__(self) -> int:
         return 2 * self.n
+
+
+class Own(data.Sampler[int]):
+    """A sampler of the user's, whose attributes are not what PyTorch's samplers have there."""
+
+    def __init__(self) -> None:
+        self.generator = np.random.default_rng(1)
+        self.epoch = None
+
+    def __iter__(self) -> Any:
+        return iter(self.generator.permutation(7).tolist())
+
+    def __len__(self) -> int:
+        return 7
 
 
 class Sizes(data.Sampler[list[int]]):

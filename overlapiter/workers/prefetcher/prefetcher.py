@@ -68,6 +68,7 @@ class Prefetcher:
         row: Its counters.
         is_first: Whether it mends what dead processes left; one prefetcher of an iterator does.
         trace: Where to record what it does.
+        prepare: Called once, before the dataset is asked for an example.
     """
 
     def __init__(
@@ -81,8 +82,10 @@ class Prefetcher:
         *,
         is_first: bool,
         trace: Tracing = OFF,
+        prepare: Callable[[], None] = lambda: None,
     ) -> None:
         self._channel = channel
+        self._prepare = prepare
         self._dataset = dataset
         self._plan = plan
         self._row = row
@@ -399,6 +402,8 @@ class Prefetcher:
         self._n_files = max(self._n_files, len(staged))
 
     def _make_discovery(self) -> Discovery:
+        with contextlib.suppress(BaseException):  # user code: a file reader reports it
+            self._prepare()
         copies = StagedCopies(self._plan)
         self._discovery = Discovery(self._dataset, self._plan.source, copies, self._index_type)
         return self._discovery

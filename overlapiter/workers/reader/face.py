@@ -38,7 +38,10 @@ class Face:
         self.dataset = dataset
 
     def begin(self, number: int, n_readers: int) -> None:
-        """Prepare the process of file reader ``number``; what it raises all its parts raise."""
+        """Prepare the process of file reader ``number``; what it raises all its parts raise.
+
+        A prefetcher calls it, too, before it asks the dataset which files an example reads.
+        """
 
     def seed_example(self, seed: int, epoch: int, index: int) -> bytes:
         """Set ``random`` and ``numpy.random`` to a state that follows from the arguments alone.
@@ -51,15 +54,15 @@ class Face:
         random.seed(words.tobytes())
         return words.tobytes()
 
-    def fetch_whole(self, indices: list[int]) -> list[Any]:
-        """Return the examples of a mini-batch, asked for with one call."""
+    def fetch_whole(self, indices: list[int]) -> Any:
+        """Return the examples of a mini-batch, asked for with one call, for :meth:`collate`."""
         return [self.dataset[index] for index in indices]
 
     def take_apart(self, example: object) -> tuple[Structure, list[Any]]:
         """Return the structure of an example and its leaves, as arrays where it has some."""
         return flatten(example)
 
-    def collate(self, examples: list[Any]) -> object:
+    def collate(self, examples: Any) -> object:
         """Return what is made of a mini-batch."""
         return examples
 

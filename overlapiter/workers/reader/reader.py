@@ -161,7 +161,7 @@ class FileReader:
                 paths = (copies and copies.opened) or self._likely_paths(error, index)
                 reading.entries.append(_explained(error, index, paths))
                 if not self._plan.is_skipping:
-                    reading.failure = self._face.failure(error)
+                    reading.failure = error
             if copies is not None and copies.has_missed:
                 reading.missed.append(index)
                 row.add(Counter.COPIES_LOST, 1)
@@ -169,7 +169,7 @@ class FileReader:
                 break
             if copies is not None and len(copies.opened) > reading.n_files:
                 reading.n_files = max(reading.n_files, len(set(copies.opened)))
-        if reading.examples and reading.failure is None:
+        if self._face.collates and reading.n_read and reading.failure is None:
             self._write_collated(reading)
         if copies is not None:
             row.add(Counter.OPENS_SOURCE, copies.opens_source - n_from_source)
@@ -202,11 +202,14 @@ class FileReader:
             after_ns = time.monotonic_ns()
             reading.fetch_ns += after_ns - before_ns
             self._trace.add("dataset[i]", "reading", before_ns, after_ns, task.batch, index=index)
-        reading.n_read += len(example) if self._face.fetches_whole else 1
+        reading.n_read += len(task.indices) if self._face.fetches_whole else 1
         if self._copies is not None and not self._copies.opened:
             reading.unopened.append(index)
+        if self._face.fetches_whole:
+            reading.examples = example  # of whatever type
+            return
         if self._face.collates:
-            reading.examples += example if self._face.fetches_whole else [example]
+            reading.examples.append(example)
             return
         if task.slot is None:
             task = reading.task = self._offer_layout(task, example)
@@ -223,7 +226,7 @@ class FileReader:
             raise
         except BaseException as error:  # user code
             reading.entries.append(_explained(error, reading.task.indices[0], ()))
-            reading.failure = self._face.failure(error)
+            reading.failure = error
 
     def _likely_paths(self, error: BaseException, index: int) -> Sequence[str]:
         """Return the files of an example that cannot be read, where no open was observed."""
@@ -280,7 +283,7 @@ class FileReader:
         cost = reading.n_files, *self._count_time(before)
         answer = reading.task.part_id, cost, reading.missed
         if reading.failure is not None:
-            failure = _pickled_error(reading.failure, reading.entries[-1])
+            failure = _pickled_error(self._face.failure(reading.failure), reading.entries[-1])
             self._channel.send(("failed", answer, failure))
             return
         self._row.add(Counter.EXAMPLES_SKIPPED, n_bad)
@@ -307,7 +310,7 @@ class _Reading:
     Attributes:
         task: What to do; with a slot once that is known.
         entries: What the slot's writer said of each example so far, or why there is none.
-        examples: Those that are to be collated.
+        examples: Those that are to be collated; what the dataset gives for a whole mini-batch.
         n_read: Examples read so far.
         failure: What ends the whole part; the last entry explains it.
         fetch_ns: Nanoseconds spent inside the dataset.
@@ -319,7 +322,7 @@ class _Reading:
     def __init__(self, task: ReadTask) -> None:
         self.task = task
         self.entries: list[Any] = []
-        self.examples: list[Any] = []
+        self.examples: Any = []
         self.n_read = 0
         self.failure: BaseException | None = None
         self.fetch_ns = 0

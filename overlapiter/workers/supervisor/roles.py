@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import resource
 import socket
@@ -15,6 +16,7 @@ from overlapiter.tracing import open_trace
 from overlapiter.workers.ipc.channel import Channel
 from overlapiter.workers.plan import StagingPlan, SupervisorPlan
 from overlapiter.workers.prefetcher.prefetcher import Prefetcher
+from overlapiter.workers.reader.face import Face
 from overlapiter.workers.reader.reader import FileReader
 
 #: Runs a worker on its end of the channel, counting in its row, until the channel closes.
@@ -64,9 +66,10 @@ def prefetcher_role(dataset: Dataset, plan: SupervisorPlan, run: Run) -> Role:
         is_first = row.number == plan.n_readers
         number = row.number - plan.n_readers
         trace = open_trace(plan.trace, f"prefetcher {number}", 100 + number)
-        Prefetcher(
-            channel, dataset, staging, run, plan.index_type, row, is_first=is_first, trace=trace
-        ).run()
+        face = plan.face or Face(dataset)
+        prepare = functools.partial(face.begin, number % plan.n_readers, plan.n_readers)
+        whose = (channel, dataset, staging, run, plan.index_type, row)
+        Prefetcher(*whose, is_first=is_first, trace=trace, prepare=prepare).run()
 
     return stage
 

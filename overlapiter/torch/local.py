@@ -1,0 +1,83 @@
+"""An iteration over a loader without workers."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import data
+from torch.utils.data.dataloader import _SingleProcessDataLoaderIter
+
+from overlapiter.torch.face import fetches_whole, seed_torch
+from overlapiter.torch.orders import as_indices
+from overlapiter.workers.reader.face import Face
+
+
+class Seeded:
+    """A dataset whose examples each see a random state of their own, in this process.
+
+    Args:
+        dataset: The dataset.
+        seed: From which these states follow.
+        epoch: The epoch.
+    """
+
+    def __init__(self, dataset: Any, seed: int, epoch: int) -> None:
+        self._face = Face(dataset)
+        self._dataset = dataset
+        self._seed = seed
+        self._epoch = epoch
+        if fetches_whole(dataset):
+            self.__getitems__ = self._whole  # PyTorch calls it where it finds it
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return an example, and leave the random states of this process as they are."""
+        with self._seeded(index):
+            return self._dataset[index]
+
+    def _whole(self, indices: list[Any]) -> Any:
+        with self._seeded(next(iter(indices), 0)):
+            return self._dataset.__getitems__(indices)
+
+    @contextlib.contextmanager
+    def _seeded(self, index: Any) -> Iterator[None]:
+        states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+        try:
+            (number,) = as_indices([index], "seed")
+            seed_torch(self._face.seed_example(self._seed, self._epoch, int(number)))
+            yield
+        finally:
+            random.setstate(states[0])
+            np.random.set_state(states[1])
+            torch.set_rng_state(states[2])
+
+
+class LocalEpoch(_SingleProcessDataLoaderIter):
+    """Asks the dataset in this process, as PyTorch does without workers.
+
+    Args:
+        loader: The loader.
+        state: Where to go on; None for the start.
+    """
+
+    def __init__(self, loader: data.DataLoader[Any], state: dict[str, Any] | None) -> None:
+        self._progress = loader._set_out()
+        super().__init__(loader)
+        if loader.seed is not None:
+            epoch = self._progress.number
+            self._dataset_fetcher.dataset = Seeded(loader.dataset, loader.seed, epoch)
+        for _ in range(0 if state is None else state["n_taken"]):
+            self._next_index()
+
+    def _next_index(self) -> Any:
+        try:
+            keys = super()._next_index()
+        except StopIteration:
+            self._progress.is_over = True
+            raise
+        self._progress.count(keys)
+        return keys

@@ -1,0 +1,135 @@
+"""Mini-batches are what PyTorch makes of the examples: each statement is held against both."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch.utils import data  # noqa: E402
+from torch.utils.data._utils import collate  # noqa: E402
+
+from tests.torch import torch_datasets as D  # noqa: E402
+from tests.torch.comparing import assert_alike, assert_same, taken  # noqa: E402
+from tests.torch.conftest import Pair  # noqa: E402
+
+REFUSED = (
+    "a tensor, then none",
+    "sparse",
+    "with a gradient",
+    "None",
+    "unequal tensors",
+    "unequal lists",
+    "custom",
+    "object array",
+    "string array",
+    "date",
+)
+
+
+@pytest.mark.parametrize("kind", D.MAKERS)
+def test_examples_of_any_kind_are_collated_as_pytorch_does(plain_pair: Pair, kind: str) -> None:
+    found = assert_alike(plain_pair, D.Made(kind), batch_size=4)
+    assert (type(found[0]) is tuple) == (kind in REFUSED)
+
+
+@pytest.mark.parametrize("kind", ["tuple", "nested", "array", "string", "float"])
+def test_without_batching_examples_are_converted_as_pytorch_does(
+    plain_pair: Pair, kind: str
+) -> None:
+    assert len(assert_alike(plain_pair, D.Made(kind), batch_size=None)) == 11
+
+
+def test_the_default_collation_can_be_asked_for_without_batching(plain_pair: Pair) -> None:
+    options = {"batch_size": None, "collate_fn": data.default_collate}
+    found = assert_alike(plain_pair, [[1, 2], [3, 4]], **options)
+    assert [batch.tolist() for batch in found] == [[1, 2], [3, 4]]
+
+
+@pytest.mark.parametrize(
+    ("kind", "collate_fn"),
+    [
+        ("unequal tensors", D.padded),
+        ("custom", D.to_list),
+        ("nested", D.to_list),
+        ("array", D.to_arrays),
+        ("tuple", D.Batch),
+        ("tuple", D.fail_to_collate),
+        ("bfloat16", torch.stack),
+        ("int", D.turned),
+    ],
+)
+def test_a_collate_fn_runs_in_the_workers_once_for_each_mini_batch(
+    plain_pair: Pair, kind: str, collate_fn: Any
+) -> None:
+    found = assert_alike(plain_pair, D.Made(kind), n_epochs=2, batch_size=4, collate_fn=collate_fn)
+    assert len(found) == 6
+    if collate_fn is D.padded:
+        assert all(batch["process"] for batch in found)
+
+
+def test_what_is_in_two_places_of_a_mini_batch_is_one_thing_as_with_pytorch(
+    plain_pair: Pair,
+) -> None:
+    for batch in assert_alike(plain_pair, D.Made("int", 4), batch_size=2, collate_fn=D.twice):
+        assert batch["a"] is batch["b"][0]
+        assert batch["c"] is batch["b"][1]
+
+
+# --- several examples at once -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dataset", [D.Whole(), data.Subset(D.Whole(), [4, 2, 0, 6])])
+def test_a_dataset_that_gives_several_examples_at_once_is_asked_so(
+    plain_pair: Pair, dataset: Any
+) -> None:
+    assert_alike(plain_pair, dataset, batch_size=3)
+
+
+@pytest.mark.parametrize("kind", [D.columns, D.nothing, torch.tensor, tuple])
+@pytest.mark.parametrize("collate_fn", [None, D.same])
+def test_what_such_a_dataset_gives_is_collated_as_it_is(
+    plain_pair: Pair, kind: Any, collate_fn: Any
+) -> None:
+    found = assert_alike(plain_pair, D.Together(kind), batch_size=3, collate_fn=collate_fn)
+    assert len(found) == 4
+
+
+def test_such_a_dataset_is_asked_so_with_a_seed_too(plain_pair: Pair) -> None:
+    options = {"batch_size": 3, "collate_fn": D.same, "seed": 5}
+    dataset = D.Together(D.columns)
+    found = [list(plain_pair.ours(dataset, num_workers=n, **options)) for n in (0, 2)]
+    assert_same(*found)
+
+
+# --- the program's own functions --------------------------------------------------------------
+
+
+@pytest.fixture
+def functions() -> Iterator[dict[Any, Any]]:
+    """Give the map of functions that PyTorch's documentation has programs change in place."""
+    functions: dict[Any, Any] = collate.default_collate_fn_map
+    before = {**functions}
+    yield functions
+    functions.clear()
+    functions.update(before)
+
+
+@pytest.mark.parametrize(
+    ("kind", "type_"),
+    [
+        ("custom", D.Custom),
+        ("unequal tensors", torch.Tensor),
+        ("tuple", int),
+        ("namedtuple", D.Pair),
+    ],
+)
+def test_the_default_collation_can_be_changed_for_a_type(
+    plain_pair: Pair, functions: dict[Any, Any], kind: str, type_: type
+) -> None:
+    functions[type_] = lambda batch, *, collate_fn_map: (len(batch), list(batch))  # noqa: ARG005  # PyTorch's signature
+    found = [taken(make(D.Made(kind), 4)) for make in plain_pair.each()]
+    assert_same(*found)
+    assert len(found[0]) == 3
