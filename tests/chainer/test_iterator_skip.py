@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import pickle
 import time
@@ -219,7 +220,9 @@ def test_an_epoch_that_is_passed_over_is_told_of_though_the_wait_is_left(
     make_ours: Maker, tmp_path: Path
 ) -> None:
     dataset = BadAndGated(8, {4, 5, 6, 7}, tmp_path / "gate")
-    # One reader, so that it has counted how often the first example was read.
+    # One reader, so that it has counted how often the first example was read; and one thread that
+    # stages, so that the next epoch does not come to it first.
+    make_ours.staging = dataclasses.replace(make_ours.staging, reads_in_flight=1)
     iterator = make_ours(dataset, 4, shuffle=False, n_processes=1, bad_examples=Skip(4))
     take(iterator, 1)
     iterator.dataset_timeout = 0.2
