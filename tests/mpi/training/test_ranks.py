@@ -193,7 +193,8 @@ def test_a_run_that_makes_no_sense_ends_in_order_with_a_message(
 ) -> None:
     arguments = (COUNTING, write_numbers(tmp_path), *COUNTED)
     ended = run_training(tmp_path, 3, *arguments, environment={"TRAINING_FAULT": fault})
-    assert ended.exit_status == (3 if fault.startswith("exit") else 1)
+    # Of two ranks that end with different ones, mpiexec passes on the first.
+    assert ended.exit_status in ((1, 3) if fault.startswith("exit") else (1,))
     assert words in ended.output
     assert "Traceback" not in ended.output
 
