@@ -233,9 +233,8 @@ def test_a_rank_that_is_stopped_at_the_very_end_is_named_and_does_not_keep_the_j
 ) -> None:
     words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 1, "--worker-timeout", 5)
     fault = {"TRAINING_FAULT": f"stopped-leaving:{where}:0"}
-    program = "overlapiter" if where else IMPATIENT
     ended = run_training(
-        tmp_path, 3, *words, is_tolerant=is_tolerant, program=program, environment=fault
+        tmp_path, 3, *words, is_tolerant=is_tolerant, program=IMPATIENT, environment=fault
     )
     if where:  # all results are written, and the server knows it
         assert ended.exit_status == 0, ended.output
@@ -252,7 +251,7 @@ def test_a_rank_that_is_stopped_in_mpi_finalize_does_not_keep_the_job_from_endin
 ) -> None:
     words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 1)
     fault = {"TRAINING_FAULT": "stopped-finalizing:2:0"}
-    ended = run_training(tmp_path, 3, *words, environment=fault)
+    ended = run_training(tmp_path, 3, *words, program=IMPATIENT, environment=fault)
     assert ended.exit_status == 1, ended.output
     assert counts(tmp_path / "result") == [1] * 100
 
@@ -262,10 +261,12 @@ def test_a_rank_that_is_stopped_in_mpi_finalize_does_not_keep_the_job_from_endin
 def test_the_group_of_a_stopped_sub_server_does_not_keep_the_others_from_ending(
     tmp_path: Path, is_tolerant: bool
 ) -> None:
-    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 40, "--worker-timeout", 2,
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 20, "--worker-timeout", 2,
              "--masters", 2)  # fmt: skip
     slow = {"TRAINING_WAIT_SECONDS": "0.01"}
-    job = begin_training(tmp_path, 5, *words, is_tolerant=is_tolerant, environment=slow)
+    job = begin_training(
+        tmp_path, 5, *words, is_tolerant=is_tolerant, program=IMPATIENT, environment=slow
+    )
     output = tmp_path / "output.txt"
     try:
         wait_until(lambda: "epoch  1/" in output.read_text())
@@ -273,8 +274,8 @@ def test_the_group_of_a_stopped_sub_server_does_not_keep_the_others_from_ending(
         assert job.wait(200) == 0, output.read_text()
     finally:
         end_job(job)
-    assert "the sub-server, rank 1, is lost (silent for 10 s)" in output.read_text()
-    assert [record["examples"] for record in epochs(tmp_path / "result")] == [100] * 40
+    assert "the sub-server, rank 1, is lost (silent for 3 s)" in output.read_text()
+    assert [record["examples"] for record in epochs(tmp_path / "result")] == [100] * 20
 
 
 @pytest.mark.slow
