@@ -19,26 +19,28 @@ Source: "Trace Event Format", Google, 2016: the phases X, i, C, s, t, f and M of
 from __future__ import annotations
 
 import atexit
+import collections
 import contextlib
 import dataclasses
 import functools
-import heapq
 import json
 import os
 import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from overlapiter.errors import OptionError
 from overlapiter.node import launched_rank
 
 #: Bound of a file: that of a rank. Those of 16 ranks join to 256 MiB, which web browsers open.
 MAX_BYTES = 16 << 20
-#: A process keeps so many bytes, or lines for so long, before it writes them.
-_BUFFER_BYTES = 32 << 10
+#: A process keeps so many events, or events for so long, before it writes them.
+_MOST_KEPT = 128
 _FLUSH_AFTER_NS = 500_000_000
+#: What they are taken to need in the file: more than they do.
+_KEPT_BYTES = 32 << 10
 #: Process numbers of Linux are below this; those of each rank have a range of their own.
 _PIDS = 1 << 22
 _RANKS = 1 << 10
@@ -50,7 +52,12 @@ _LANES = 1 << 12
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _quoted = functools.lru_cache(maxsize=1024)(_encode)
 
+_NO_FLOWS: Sequence[int] = ()
 Value = str | int | float | bool | None | list[int] | list[str]
+#: Of what lasted: its end, what its rows are called, the flows that go through it.
+_Lasting = tuple[int, str | None, Sequence[int]]
+#: Phase, name, category, time, thread, what else belongs to the phase, and what else is shown.
+_Event = tuple[str, str, str, int, int, str | _Lasting, Mapping[str, Value]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,6 +134,9 @@ def path_of_rank(path: str, rank: int) -> str:
 class Trace:
     """The trace of this process: safe for threads, not for forked children: these open their own.
 
+    What happened is only noted; lines are made of it when many of them are written, which costs the
+    program less than a line at a time.
+
     ``key`` is the number of the mini-batch or step that something belongs to: a long trace leaves
     out whole steps. Without one, everything of the same name is numbered. A failure to write ends
     the trace, not the program.
@@ -151,11 +161,10 @@ class Trace:
         self._pid = file.rank % _RANKS * _PIDS + os.getpid()
         self._owner_pid = os.getpid()
         self._lock = threading.RLock()
-        self._lines: list[str] = []
-        self._n_bytes = 0
+        self._events: collections.deque[_Event] = collections.deque()
         self._flushed_ns = time.monotonic_ns()
         self._numbers: dict[str, int] = {}
-        self._lanes: dict[str, _Lanes] = {}
+        self._lanes: dict[str, list[int]] = {}  # until when each row of a kind is taken
         self._stride = 0
         _open_traces.add(self)
         self._name_process(process_name, order)
@@ -178,31 +187,39 @@ class Trace:
         key: int | None = None,
         /,
         *,
-        row: int | None = None,
+        row: str | None = None,
+        flows: Sequence[int] = _NO_FLOWS,
         **args: Value,
     ) -> None:
         """Record what lasted from one ``time.monotonic_ns()`` to another.
 
-        ``row`` is that of this thread if None; what is in one row is nested, or apart.
+        Args:
+            name: What it was.
+            category: What kind of work.
+            begin_ns: From when.
+            end_ns: Until when.
+            key: Of the mini-batch or step.
+            row: What rows of this kind are called; it gets the first that is free for so long.
+                The row of this thread if None, in which what is recorded is nested, or apart.
+            flows: The numbers of flows that go through it.
+            args: What else is shown.
         """
-        if not self._is_chosen(name, key):
-            return
-        if self._stride > 1:
+        if self._stride != 1:
+            flows = [number for number in flows if self._is_chosen("flow", number)]
+            if not self._is_chosen(name, key):
+                return
             args["recorded_1_of"] = self._stride
-        offset_ns = self.file.offset_ns
-        microseconds = (end_ns + offset_ns) // 1000 - (begin_ns + offset_ns) // 1000
-        duration = f',"dur":{max(0, microseconds)}'
-        self._put("X", name, category, begin_ns, row, duration, args)
+        self._put("X", name, category, begin_ns, (end_ns, row, flows), args)
 
     def instant(self, name: str, category: str, key: int | None = None, /, **args: Value) -> None:
         """Record that something happened now."""
         if self._is_chosen(name, key):
-            self._put("i", name, category, time.monotonic_ns(), None, ',"s":"t"', args)
+            self._put("i", name, category, time.monotonic_ns(), ',"s":"t"', args)
 
     def counter(self, name: str, /, **values: float) -> None:
         """Record values at this time; each is a curve."""
         if self._is_chosen(name, None):
-            self._put("C", name, "counter", time.monotonic_ns(), 0, "", values)
+            self._put("C", name, "counter", time.monotonic_ns(), "", values)
 
     def flow(
         self,
@@ -211,46 +228,25 @@ class Trace:
         at_ns: int | None = None,
         /,
         *,
-        row: int | None = None,
         of_rank: int | None = None,
     ) -> None:
         """Link spans of several rows by arrows.
 
         Args:
             phase: ``"s"`` starts a flow, ``"t"`` goes on, ``"f"`` ends it; each belongs to the span
-                of its row that is around ``at_ns``.
+                of this thread that is around ``at_ns``.
             number: Of the flow, among those that its rank begins, and its key.
             at_ns: When, as of ``time.monotonic_ns()``; now if None.
-            row: That of this thread if None.
             of_rank: Who began the flow; this rank if None.
         """
         if self._is_chosen("flow", number):
             rank = self.file.rank if of_rank is None else of_rank
-            more = f',"id":{rank << 36 | number}' + ',"bp":"e"' * (phase != "s")
             at_ns = time.monotonic_ns() if at_ns is None else at_ns
-            self._put(phase, "mini-batch", "flow", at_ns, row, more, {})
+            self._put(phase, "mini-batch", "flow", at_ns, _link(phase, rank, number), {})
 
-    def name_row(self, name: str, row: int | None = None) -> None:
-        """Give a row a name: that of this thread, or another."""
-        self._put("M", "thread_name", "", self._flushed_ns, row, "", {"name": name})
-
-    def take_lane(self, kind: str) -> int:
-        """Return a row that no other lane has until :meth:`give_lane_back`: the lowest free one."""
-        with self._lock:
-            lanes = self._lanes.setdefault(kind, _Lanes(_FIRST_LANE + len(self._lanes) * _LANES))
-            if lanes.free:
-                return heapq.heappop(lanes.free)
-            lanes.number += 1
-        row = lanes.first + lanes.number
-        self.name_row(f"{kind} {lanes.number}", row)
-        return row
-
-    def give_lane_back(self, row: int) -> None:
-        """Let another lane of the same kind have a row."""
-        with self._lock:
-            for lanes in self._lanes.values():
-                if lanes.first < row <= lanes.first + lanes.number:
-                    heapq.heappush(lanes.free, row)
+    def name_row(self, name: str) -> None:
+        """Give the row of this thread a name."""
+        self._put("M", "thread_name", "", self._flushed_ns, "", {"name": name})
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -271,40 +267,74 @@ class Trace:
         name: str,
         category: str,
         at_ns: int,
-        row: int | None,
-        more: str,
+        more: str | _Lasting,
         args: Mapping[str, Value],
     ) -> None:
-        if row is None:
-            row = threading.get_native_id()
-        # Whole ones: exact as floating-point numbers, so that spans that meet do not overlap.
-        microseconds = (at_ns + self.file.offset_ns) // 1000
-        told = f',"args":{{{_told(args)}}}' if args else ""
-        line = (
-            f'{{"ph":"{phase}","name":{_quoted(name)},"cat":"{category}",'
-            f'"ts":{microseconds},"pid":{self._pid},"tid":{row}{more}{told}}},\n'
-        )
-        with self._lock:
-            self._lines.append(line)
-            self._n_bytes += len(line)
-            if self._n_bytes >= _BUFFER_BYTES or at_ns - self._flushed_ns > _FLUSH_AFTER_NS:
-                self.flush()
+        row = threading.get_native_id()
+        self._events.append((phase, name, category, at_ns, row, more, args))
+        if len(self._events) >= _MOST_KEPT or at_ns - self._flushed_ns > _FLUSH_AFTER_NS:
+            self.flush()
 
     def _name_process(self, name: str, order: int) -> None:
         begun_ns = time.monotonic_ns()
-        self._put("M", "process_name", "", begun_ns, None, "", {"name": name})
+        self._put("M", "process_name", "", begun_ns, "", {"name": name})
         place = {"sort_index": self.file.rank * 1000 + order}
-        self._put("M", "process_sort_index", "", begun_ns, None, "", place)
+        self._put("M", "process_sort_index", "", begun_ns, "", place)
 
     def flush(self) -> None:
         """Write what has been kept."""
         with self._lock:
-            lines, self._lines, self._n_bytes = self._lines, [], 0
             self._flushed_ns = time.monotonic_ns()
+            lines: list[str] = []
+            for _ in range(len(self._events)):  # other threads may add some meanwhile
+                self._tell(lines, *self._events.popleft())
             if not lines or not self.is_on or os.getpid() != self._owner_pid:
                 return
             self._write("".join(lines))
             self._look_at_size()
+
+    def _tell(
+        self,
+        lines: list[str],
+        phase: str,
+        name: str,
+        category: str,
+        at_ns: int,
+        row: int,
+        more: str | _Lasting,
+        args: Mapping[str, Value],
+    ) -> None:
+        """Add the lines for an event."""
+        end_ns, flows, offset_ns = at_ns, _NO_FLOWS, self.file.offset_ns
+        # Whole ones: exact as floating-point numbers, so that spans that meet do not overlap.
+        begin = (at_ns + offset_ns) // 1000
+        if type(more) is tuple:
+            end_ns, kind, flows = more
+            if kind is not None:
+                row = self._free_lane(lines, kind, at_ns, end_ns)
+            more = f',"dur":{max(0, (end_ns + offset_ns) // 1000 - begin)}'
+        told = f',"args":{{{_told(args)}}}' if args else ""
+        lines.append(
+            f'{{"ph":"{phase}","name":{_quoted(name)},"cat":"{category}",'
+            f'"ts":{begin},"pid":{self._pid},"tid":{row}{more}{told}}},\n'
+        )
+        for number in flows:
+            link = _link("t", self.file.rank, number)
+            self._tell(lines, "t", "mini-batch", "flow", (at_ns + end_ns) // 2, row, link, {})
+
+    def _free_lane(self, lines: list[str], kind: str, begin_ns: int, end_ns: int) -> int:
+        """Return the first row of a kind that is free from one time to another."""
+        if kind not in self._lanes:
+            self._lanes[kind] = []
+        lanes, first = self._lanes[kind], _FIRST_LANE + [*self._lanes].index(kind) * _LANES
+        for number, taken_ns in enumerate(lanes):
+            if taken_ns <= begin_ns:
+                lanes[number] = end_ns
+                return first + number
+        lanes.append(end_ns)
+        row, named = first + len(lanes) - 1, {"name": f"{kind} {len(lanes)}"}
+        self._tell(lines, "M", "thread_name", "", begin_ns, row, "", named)
+        return row
 
     def _write(self, text: str) -> None:
         """Write lines: at once, so that those of other processes come before or after them."""
@@ -319,14 +349,14 @@ class Trace:
         """Choose how much to record by the space that is left."""
         if not self.is_on:
             return
-        left = 1 - (os.fstat(self._fd).st_size + _BUFFER_BYTES) / self.file.max_bytes
+        left = 1 - (os.fstat(self._fd).st_size + _KEPT_BYTES) / self.file.max_bytes
         stride = 0
         if left > 0:
             stride = 1 if left >= 0.75 else 2 ** (1 + int((0.75 - left) * 16))
         before, self._stride = self._stride, stride
         if stride > before > 0:
             words = f"from here on, 1 of {stride} is recorded"
-            self._put("i", words, "trace", time.monotonic_ns(), None, ',"s":"p"', {})
+            self._put("i", words, "trace", time.monotonic_ns(), ',"s":"p"', {})
 
     def close(self) -> None:
         """Write what has been kept, say how much was left out, and end this process's part."""
@@ -359,13 +389,9 @@ def _told(args: Mapping[str, Value]) -> str:
     )
 
 
-class _Lanes:
-    """The lanes of one kind: how many there are, and the rows of those that are free."""
-
-    def __init__(self, first: int) -> None:
-        self.first = first
-        self.number = 0
-        self.free: list[int] = []
+def _link(phase: str, rank: int, number: int) -> str:
+    """Return the members that make an event a part of a flow."""
+    return f',"id":{rank << 36 | number}' + ',"bp":"e"' * (phase != "s")
 
 
 class _Span:
@@ -411,14 +437,10 @@ class NoTrace:
         """Record nothing."""
         return _NOTHING
 
-    def take_lane(self, _kind: str) -> int:
-        """Return the one row there is."""
-        return 0
-
     def add(self, *_: object, **__: object) -> None:
         """Record nothing."""
 
-    instant = counter = flow = name_row = give_lane_back = flush = close = add
+    instant = counter = flow = name_row = flush = close = add
 
     def __enter__(self) -> NoTrace:
         return self

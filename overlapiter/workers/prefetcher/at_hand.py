@@ -43,7 +43,6 @@ class TaskAtHand:
         self.answers: dict[int, Staged] = {}
         self.n_reported = 0
         self.begun_ns = time.monotonic_ns()
-        self.row = 0  # of the trace
         self.n_waiting = 1  # answers: for all declared files, and for each other example
 
     def take(self, answers: dict[int, Staged], row: Row) -> None:

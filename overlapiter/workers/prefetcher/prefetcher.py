@@ -213,8 +213,6 @@ class Prefetcher:
 
     def _accept(self, task: StageTask) -> None:
         work = TaskAtHand(task, RoomForTask(self._evictor, task.victims))
-        if self._trace.is_on:
-            work.row = self._trace.take_lane("task")
         self._is_at_rest = False
         with self._lock:
             self._at_hand[task.task_id] = work
@@ -315,15 +313,10 @@ class Prefetcher:
             self._show_current()
 
     def _trace_task(self, work: TaskAtHand) -> None:
-        if not self._trace.is_on:
-            return
-        task, begun_ns, row = work.task, work.begun_ns, work.row
-        n, key = len(task.indices), task.batches[0]
-        args: dict[str, int] = {"examples": n, "mini_batch": key}
-        self._trace.add("stage", "staging", begun_ns, time.monotonic_ns(), key, row=row, **args)
-        for batch in task.batches:
-            self._trace.flow("t", batch, begun_ns + 1000, row=row)
-        self._trace.give_lane_back(row)
+        batches, n = work.task.batches, len(work.task.indices)
+        args = {"examples": n, "mini_batch": batches[0]}
+        times = work.begun_ns, time.monotonic_ns()
+        self._trace.add("stage", "staging", *times, batches[0], row="task", flows=batches, **args)
 
     def _note(self, work: TaskAtHand, answers: dict[int, Staged]) -> None:
         with self._lock:

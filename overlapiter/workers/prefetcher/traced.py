@@ -29,21 +29,22 @@ class TracedOrigin:
 
     def stat(self, path: str) -> Original:
         """Tell what a file is now."""
-        with self._recorded("stat", path):
+        begun_ns = time.monotonic_ns()
+        try:
             return self._origin.stat(path)
+        finally:
+            self._record("stat", path, begun_ns)
 
     @contextlib.contextmanager
     def open(self, path: str) -> Iterator[OriginalFile]:
         """Open a file, for the length of a ``with`` block."""
-        with self._recorded("read slow store", path), self._origin.open(path) as file:
-            yield file
-
-    @contextlib.contextmanager
-    def _recorded(self, name: str, path: str) -> Iterator[None]:
-        row, begun_ns = self._trace.take_lane("I/O slot"), time.monotonic_ns()
+        begun_ns = time.monotonic_ns()
         try:
-            yield
+            with self._origin.open(path) as file:
+                yield file
         finally:
-            end_ns, file = time.monotonic_ns(), os.path.basename(path)
-            self._trace.add(name, "staging", begun_ns, end_ns, row=row, file=file)
-            self._trace.give_lane_back(row)
+            self._record("read slow store", path, begun_ns)
+
+    def _record(self, name: str, path: str, begun_ns: int) -> None:
+        end_ns, file = time.monotonic_ns(), os.path.basename(path)
+        self._trace.add(name, "staging", begun_ns, end_ns, row="I/O slot", file=file)

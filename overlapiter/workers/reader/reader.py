@@ -27,6 +27,9 @@ from overlapiter.workers.usage import Usage
 from .face import Face
 from .unseen import UnseenReads
 
+#: After waiting for so long for work, it writes what it has recorded.
+_PAUSE_SECONDS = 0.1
+
 
 class ReadTask(NamedTuple):
     """A part of a mini-batch to read.
@@ -99,25 +102,28 @@ class FileReader:
             self._face.begin(row.number, self._plan.n_readers)
         except BaseException as error:  # user code: all its parts fail
             self._begin_error = error
-        try:
+        with self._trace, contextlib.suppress(ChannelClosedError):
             while True:
                 before_ns = time.monotonic_ns()
-                if self._trace.is_on and not self._channel.is_readable(0):
+                if self._trace.is_on and not self._channel.is_readable(_PAUSE_SECONDS):
                     self._trace.flush()  # this process may be killed while it waits
                 message, fds = self._channel.receive()
                 after_ns = time.monotonic_ns()
                 row.add(Counter.DEQUEUE_NS, after_ns - before_ns)
                 if message[0] == "read":
                     task = ReadTask(*message[1:])
-                    with self._trace.span("read part", "reading", task.batch, n=len(task.indices)):
-                        self._trace.flow("t", task.batch)
-                        fetch_ns = self._read(task)
+                    fetch_ns = self._read(task)
+                    end_ns = time.monotonic_ns()
                     row.add(Counter.FETCH_NS, fetch_ns)
-                    row.add(Counter.OTHER_NS, time.monotonic_ns() - after_ns - fetch_ns)
+                    row.add(Counter.OTHER_NS, end_ns - after_ns - fetch_ns)
+                    batch, n = task.batch, len(task.indices)
+                    self._trace.add(
+                        "read part", "reading", after_ns, end_ns, batch, flows=(batch,), n=n
+                    )
+                elif message[0] == "end":
+                    break
                 else:
                     self._take_note(message, fds)
-        except ChannelClosedError:
-            return
 
     def _note_copy(self, tier: int, n_bytes: int, took_ns: int) -> None:
         """Note that a staged copy was read."""

@@ -212,5 +212,13 @@ class ReadingStage:
             else:
                 self._fail(part, WorkerDiedError(index, n_deaths, exit_code, (), last_words))
 
+    def end(self, *, grace_seconds: float) -> None:
+        """End all file readers; with a grace they write what they have recorded before."""
+        if grace_seconds:
+            for worker in self.team:
+                if worker.pid:
+                    worker.send(("end",))
+        self.team.end(grace_seconds=grace_seconds)
+
     def _fail(self, part: Part, error: OverlapError) -> None:
         self._supervisor.settle(self._schedule.fail(part, pickle.dumps((error, None))))

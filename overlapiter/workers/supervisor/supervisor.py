@@ -22,7 +22,7 @@ With the workers, of which every one may also send ("trouble", text) and ("crash
     ("layout", id, layout), ("forget", …)     ("layout", part_id, layout), if the task has no slot
     ("segment", id, bytes) + fd
     ("read", *ReadTask)                       ("read", answer, report, wanted row bytes)
-    ("slot", slot, layout_id)                 ("failed", answer, pickled error)
+    ("slot", slot, layout_id), ("end",)       ("failed", answer, pickled error)
 
 The server for other nodes gets nothing, and sends ("serving",) once it listens.
 
@@ -247,7 +247,7 @@ class Supervisor:
         from overlapiter.stats import snapshot  # the first mini-batch need not wait for it
 
         self._staging.end(ending, snapshot(self._board).as_dict())
-        self._reading.team.end()
+        self._reading.end(grace_seconds=_GRACE_SECONDS if self._trace.is_on else 0.0)
         self._serving.team.end()
         self._staging.team.end(grace_seconds=_GRACE_SECONDS)
         self._trace.close()
@@ -312,9 +312,10 @@ class Supervisor:
             for sending in self._keeper.make_known(self._trainer.known, batch.layout_id, slot):
                 self._trainer.tell(*sending)
         parts = [(part.start, part.stop, part.report) for part in batch.parts]
-        with self._trace.span("deliver", "supervisor", batch.batch_id):
-            self._trace.flow("t", batch.batch_id)
-            self._trainer.tell(("batch", batch.batch_id, batch.layout_id, slot, parts))
+        number, begin_ns = batch.batch_id, time.monotonic_ns()
+        self._trainer.tell(("batch", number, batch.layout_id, slot, parts))
+        end_ns = time.monotonic_ns()
+        self._trace.add("deliver", "supervisor", begin_ns, end_ns, number, flows=(number,))
 
     def _release(self, slot: Slot) -> None:
         for message in self._reading.release(slot):
