@@ -175,12 +175,12 @@ class Pipeline:
 
     def submit(self, index_list: IndexList) -> None:
         """Queue an index list; it travels with the next :meth:`flush` or :meth:`take`."""
-        if self._trace.is_on:
-            with self._trace.span("index list", "trainer", self._next_id):
-                self._trace.flow("s", self._next_id)
-        self._waiting[self._next_id] = index_list
+        begun_ns, number = time.monotonic_ns(), self._next_id
+        self._waiting[number] = index_list
         self._next_id += 1
         self._outgoing.append(index_list)
+        times = begun_ns, time.monotonic_ns()
+        self._trace.add("index list", "trainer", *times, number, flows=(number,), phase="s")
 
     def announce(
         self,
@@ -262,11 +262,10 @@ class Pipeline:
         row, batch_id, now_ns = self._row, self._take_id, time.monotonic_ns()
         row.add(Counter.BATCHES_TAKEN, 1)
         row.add(Counter.EXAMPLES_TAKEN, len(self._waiting[batch_id].indices))
-        if self._trace.is_on:
-            if self._taken_ns:
-                self._trace.add("train", "trainer", self._taken_ns, begun_ns, batch_id - 1)
-            self._trace.add("wait", "trainer", begun_ns, now_ns, batch_id)
-            self._trace.flow("f", batch_id, (begun_ns + now_ns) // 2)
+        times, flows = (begun_ns, now_ns), (batch_id,)
+        self._trace.add("wait", "trainer", *times, batch_id, flows=flows, phase="f")
+        if self._taken_ns:
+            self._trace.add("train", "trainer", self._taken_ns, begun_ns, batch_id - 1)
         self._taken_ns = now_ns
         if self._first is None:
             self._first = self.stats()

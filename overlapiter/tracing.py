@@ -52,10 +52,9 @@ _LANES = 1 << 12
 _encode = json.JSONEncoder(separators=(",", ":")).encode
 _quoted = functools.lru_cache(maxsize=1024)(_encode)
 
-_NO_FLOWS: Sequence[int] = ()
 Value = str | int | float | bool | None | list[int] | list[str]
-#: Of what lasted: its end, what its rows are called, the flows that go through it.
-_Lasting = tuple[int, str | None, Sequence[int]]
+#: Of what lasted: its end, what its rows are called, its flows and their phase.
+_Lasting = tuple[int, str | None, Sequence[int], str]
 #: Phase, name, category, time, thread, what else belongs to the phase, and what else is shown.
 _Event = tuple[str, str, str, int, int, str | _Lasting, Mapping[str, Value]]
 
@@ -188,7 +187,8 @@ class Trace:
         /,
         *,
         row: str | None = None,
-        flows: Sequence[int] = _NO_FLOWS,
+        flows: Sequence[int] = (),
+        phase: str = "t",
         **args: Value,
     ) -> None:
         """Record what lasted from one ``time.monotonic_ns()`` to another.
@@ -201,7 +201,8 @@ class Trace:
             key: Of the mini-batch or step.
             row: What rows of this kind are called; it gets the first that is free for so long.
                 The row of this thread if None, in which what is recorded is nested, or apart.
-            flows: The numbers of flows that go through it.
+            flows: The numbers, which are keys, of flows: arrows that link spans of several rows.
+            phase: Whether they start here, ``"s"``, go on, ``"t"``, or end, ``"f"``.
             args: What else is shown.
         """
         if self._stride != 1:
@@ -209,7 +210,7 @@ class Trace:
             if not self._is_chosen(name, key):
                 return
             args["recorded_1_of"] = self._stride
-        self._put("X", name, category, begin_ns, (end_ns, row, flows), args)
+        self._put("X", name, category, begin_ns, (end_ns, row, flows, phase), args)
 
     def instant(self, name: str, category: str, key: int | None = None, /, **args: Value) -> None:
         """Record that something happened now."""
@@ -220,29 +221,6 @@ class Trace:
         """Record values at this time; each is a curve."""
         if self._is_chosen(name, None):
             self._put("C", name, "counter", time.monotonic_ns(), "", values)
-
-    def flow(
-        self,
-        phase: str,
-        number: int,
-        at_ns: int | None = None,
-        /,
-        *,
-        of_rank: int | None = None,
-    ) -> None:
-        """Link spans of several rows by arrows.
-
-        Args:
-            phase: ``"s"`` starts a flow, ``"t"`` goes on, ``"f"`` ends it; each belongs to the span
-                of this thread that is around ``at_ns``.
-            number: Of the flow, among those that its rank begins, and its key.
-            at_ns: When, as of ``time.monotonic_ns()``; now if None.
-            of_rank: Who began the flow; this rank if None.
-        """
-        if self._is_chosen("flow", number):
-            rank = self.file.rank if of_rank is None else of_rank
-            at_ns = time.monotonic_ns() if at_ns is None else at_ns
-            self._put(phase, "mini-batch", "flow", at_ns, _link(phase, rank, number), {})
 
     def name_row(self, name: str) -> None:
         """Give the row of this thread a name."""
@@ -305,22 +283,29 @@ class Trace:
         args: Mapping[str, Value],
     ) -> None:
         """Add the lines for an event."""
-        end_ns, flows, offset_ns = at_ns, _NO_FLOWS, self.file.offset_ns
+        offset_ns = self.file.offset_ns
         # Whole ones: exact as floating-point numbers, so that spans that meet do not overlap.
         begin = (at_ns + offset_ns) // 1000
         if type(more) is tuple:
-            end_ns, kind, flows = more
+            end_ns, kind, flows, flow_phase = more
             if kind is not None:
                 row = self._free_lane(lines, kind, at_ns, end_ns)
-            more = f',"dur":{max(0, (end_ns + offset_ns) // 1000 - begin)}'
+            duration = max(0, (end_ns + offset_ns) // 1000 - begin)
+            at = begin + duration // 2
+            lines += [self._flow_line(flow_phase, number, at, row) for number in flows]
+            more = f',"dur":{duration}'
         told = f',"args":{{{_told(args)}}}' if args else ""
         lines.append(
             f'{{"ph":"{phase}","name":{_quoted(name)},"cat":"{category}",'
             f'"ts":{begin},"pid":{self._pid},"tid":{row}{more}{told}}},\n'
         )
-        for number in flows:
-            link = _link("t", self.file.rank, number)
-            self._tell(lines, "t", "mini-batch", "flow", (at_ns + end_ns) // 2, row, link, {})
+
+    def _flow_line(self, phase: str, number: int, at: int, row: int) -> str:
+        around = "" if phase == "s" else ',"bp":"e"'  # it belongs to the span around it
+        return (
+            f'{{"ph":"{phase}","name":"mini-batch","cat":"flow","ts":{at},"pid":{self._pid},'
+            f'"tid":{row},"id":{self.file.rank << 36 | number}{around}}},\n'
+        )
 
     def _free_lane(self, lines: list[str], kind: str, begin_ns: int, end_ns: int) -> int:
         """Return the first row of a kind that is free from one time to another."""
@@ -389,11 +374,6 @@ def _told(args: Mapping[str, Value]) -> str:
     )
 
 
-def _link(phase: str, rank: int, number: int) -> str:
-    """Return the members that make an event a part of a flow."""
-    return f',"id":{rank << 36 | number}' + ',"bp":"e"' * (phase != "s")
-
-
 class _Span:
     """Records how long a block takes."""
 
@@ -440,7 +420,7 @@ class NoTrace:
     def add(self, *_: object, **__: object) -> None:
         """Record nothing."""
 
-    instant = counter = flow = name_row = flush = close = add
+    instant = counter = name_row = flush = close = add
 
     def __enter__(self) -> NoTrace:
         return self

@@ -313,10 +313,11 @@ class Prefetcher:
             self._show_current()
 
     def _trace_task(self, work: TaskAtHand) -> None:
-        batches, n = work.task.batches, len(work.task.indices)
-        args = {"examples": n, "mini_batch": batches[0]}
-        times = work.begun_ns, time.monotonic_ns()
-        self._trace.add("stage", "staging", *times, batches[0], row="task", flows=batches, **args)
+        key, flows, n = work.task.batches[0], work.task.batches, len(work.task.indices)
+        times, row = (work.begun_ns, time.monotonic_ns()), "task"
+        self._trace.add(
+            "stage", "staging", *times, key, row=row, flows=flows, examples=n, mini_batch=key
+        )
 
     def _note(self, work: TaskAtHand, answers: dict[int, Staged]) -> None:
         with self._lock:
