@@ -134,11 +134,6 @@ def binomial(n: int, p: float) -> NDArray[np.float64]:
     return np.asarray(np.exp(logs + n * np.log1p(-p)))
 
 
-def binomial_tail(n: int, p: float, k: float) -> float:
-    """Return P[X > k] for X ~ Binomial(n, p)."""
-    return float(binomial(n, p)[max(0, math.floor(k) + 1) :].sum())
-
-
 def expected_often(n_examples: int, n_ranks: int, n_epochs: int, excess: float) -> float:
     """Return how many examples a rank is expected to read far more often than on average.
 
@@ -151,5 +146,5 @@ def expected_often(n_examples: int, n_ranks: int, n_epochs: int, excess: float) 
     Source: Dryden et al., section 3.1: the accesses of one rank to one example are
     Binomial(epochs, 1 / ranks).
     """
-    mean = n_epochs / n_ranks
-    return n_examples * binomial_tail(n_epochs, 1 / n_ranks, (1 + excess) * mean)
+    most = math.floor((1 + excess) * n_epochs / n_ranks)
+    return n_examples * float(binomial(n_epochs, 1 / n_ranks)[most + 1 :].sum())

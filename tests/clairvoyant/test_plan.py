@@ -9,7 +9,7 @@ import sys
 import numpy as np
 import pytest
 
-from overlapiter.clairvoyant.plan import AccessPlan, binomial_tail, expected_often
+from overlapiter.clairvoyant.plan import AccessPlan, binomial, expected_often
 from overlapiter.errors import OptionError
 from overlapiter.nextuse import FAR
 from overlapiter.peers.holders import NOWHERE
@@ -70,12 +70,10 @@ def test_the_published_counts_come_out() -> None:
     assert np.count_nonzero(counts > 275) == pytest.approx(323, abs=4 * 323**0.5)
 
 
-def test_the_tail_is_that_of_the_binomial_distribution() -> None:
-    assert binomial_tail(3, 0.5, 1) == pytest.approx(0.5)
-    assert binomial_tail(3, 0.5, 1.7) == pytest.approx(0.5)
-    assert binomial_tail(3, 0.5, -1) == pytest.approx(1.0)
-    assert binomial_tail(3, 0.5, 3) == 0.0
-    assert binomial_tail(10, 1.0, 9) == 1.0
+def test_the_probabilities_are_those_of_the_binomial_distribution() -> None:
+    assert binomial(3, 0.5).tolist() == pytest.approx([0.125, 0.375, 0.375, 0.125])
+    assert binomial(2, 1.0).tolist() == [0.0, 0.0, 1.0]
+    assert binomial(2, 0.0).tolist() == [1.0, 0.0, 0.0]
 
 
 def test_the_plan_of_one_rank_of_1024_takes_less_than_10_s_and_1_gb() -> None:
