@@ -136,14 +136,10 @@ class ScatteredOrder:
         """
         if not len(self._neighbours) or not dataset_size:
             return None
-        starts = self.size * np.arange(self._length(dataset_size))
+        starts = self.size * np.arange(self.length(dataset_size))
         entries = starts[:, np.newaxis] + self._neighbours
         rows: Indices = self._global_order(epoch, dataset_size)[entries % dataset_size]
         return rows
-
-    def length(self, dataset_size: int) -> int:
-        """Return how many examples this rank reads in an epoch."""
-        return self._length(dataset_size)
 
     def readers(
         self, epoch: int, global_position: int, dataset_size: int
@@ -161,7 +157,7 @@ class ScatteredOrder:
         """
         n_left = dataset_size - global_position
         n_read = n_left // self.size * self.size if self.remainder == "drop" else n_left
-        first = self._length(dataset_size) - self._length(n_left)
+        first = self.length(dataset_size) - self.length(n_left)
         entries = np.arange(n_read)
         examples = self._global_order(epoch, dataset_size)[global_position:][:n_read]
         ranks = np.full(dataset_size, -1, np.intp)
@@ -186,8 +182,11 @@ class ScatteredOrder:
             self._latest = key, self._shuffled(*key)
         return self._latest[1]
 
-    def _length(self, n_entries: int) -> int:
-        """Return how many of the last ``n_entries`` of the global order this rank reads."""
+    def length(self, n_entries: int) -> int:
+        """Return how many of the last ``n_entries`` of the global order this rank reads.
+
+        Those of a whole epoch are as many as the dataset has examples.
+        """
         if self.remainder == "fill":
             return -(-n_entries // self.size)
         if self.remainder == "drop":
@@ -202,8 +201,8 @@ class ScatteredOrder:
         Chainer's iterators have epochs of one length, so the order is as long as that of a whole
         epoch. What it holds before the position has no meaning: other ranks may have read that.
         """
-        length = self._length(dataset_size)
-        position = length - self._length(dataset_size - global_position)
+        length = self.length(dataset_size)
+        position = length - self.length(dataset_size - global_position)
         if dataset_size and dataset_size < self.size and self.remainder != "fill":
             raise OptionError(
                 "remainder",
@@ -222,7 +221,7 @@ class ScatteredOrder:
         self, epoch: int, position: int, order: Indices | None, dataset_size: int
     ) -> ScatterState:
         """Return what to save of an iterator; UNKNOWN if its order is another sampler's."""
-        if order is None or len(order) != self._length(dataset_size):
+        if order is None or len(order) != self.length(dataset_size):
             return UNKNOWN
         global_position = dataset_size
         if position < len(order):
