@@ -94,8 +94,8 @@ class Placement:
         return np.stack([self.nodes, *latest], axis=1)
 
 
-class HolderPlan(NamedTuple):
-    """Where one node finds examples that it does not have.
+class Sharing(NamedTuple):
+    """What the nodes of a job hold for each other, seen from one of them.
 
     Attributes:
         own: The number of this node.
@@ -103,6 +103,7 @@ class HolderPlan(NamedTuple):
         nodes: By epoch, for each example the nodes that may hold it; see `Placement.holders`.
         since: For each example the position from which on its first holder may have it.
         length: Examples that a rank reads in an epoch.
+        served: By epoch, what others read from this node.
     """
 
     own: int
@@ -110,6 +111,7 @@ class HolderPlan(NamedTuple):
     nodes: dict[int, Nodes]
     since: NDArray[np.int64]
     length: int
+    served: dict[int, Served]
 
     def is_elsewhere(self) -> NDArray[np.bool_]:
         """Return for each example whether another node is its first holder."""
@@ -133,18 +135,6 @@ class HolderPlan(NamedTuple):
             for row, is_late in zip(nodes[indices].tolist(), is_coming, strict=True)
             for found in [tuple(dict.fromkeys(node for node in row if node != NOWHERE))]
         ]
-
-
-class Sharing(NamedTuple):
-    """What the nodes of a job hold for each other, seen from one of them.
-
-    Attributes:
-        holders: Where it finds what it does not have.
-        served: By epoch, what others read from it.
-    """
-
-    holders: HolderPlan
-    served: dict[int, Served]
 
 
 class NodeShare:
@@ -180,9 +170,14 @@ class NodeShare:
         """Return what the nodes hold, and what others read from this one, in some epochs."""
         placement = self._placement
         coming = sorted(epoch for epoch in epochs if epoch >= placement.start[0])
-        nodes = {epoch: placement.holders(epoch) for epoch in coming}
-        plan = HolderPlan(self._own, placement.nodes, nodes, placement.since, placement.length)
-        return Sharing(plan, {epoch: self._served(epoch) for epoch in coming})
+        return Sharing(
+            self._own,
+            placement.nodes,
+            {epoch: placement.holders(epoch) for epoch in coming},
+            placement.since,
+            placement.length,
+            {epoch: self._served(epoch) for epoch in coming},
+        )
 
     def _served(self, epoch: int) -> Served:
         placement = self._placement
