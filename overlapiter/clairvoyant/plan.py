@@ -21,7 +21,7 @@ from overlapiter.nextuse import FAR
 from overlapiter.options import check_count
 from overlapiter.order import Indices
 from overlapiter.peers.holders import Placement
-from overlapiter.scatter import Remainder, ScatteredOrder
+from overlapiter.scatter import ScatteredOrder
 
 
 class AccessPlan:
@@ -33,32 +33,19 @@ class AccessPlan:
         n_ranks: Ranks of the job.
         n_epochs: Epochs of the run.
         batch_size: Examples in a mini-batch of one rank.
-        first_epoch: The epoch in which the run begins or goes on.
-        shuffle: As for ``overlapiter.scatter_order``.
-        remainder: As for ``overlapiter.scatter_order``.
 
     Raises:
         OptionError: An argument cannot work.
     """
 
     def __init__(
-        self,
-        seed: int,
-        n_examples: int,
-        n_ranks: int,
-        n_epochs: int,
-        batch_size: int = 1,
-        *,
-        first_epoch: int = 0,
-        shuffle: bool = True,
-        remainder: Remainder = "fill",
+        self, seed: int, n_examples: int, n_ranks: int, n_epochs: int, batch_size: int = 1
     ) -> None:
         self.n_examples = check_count("n_examples", n_examples)
         self.n_ranks = check_count("n_ranks", n_ranks)
         self.batch_size = check_count("batch_size", batch_size)
-        first = check_count("first_epoch", first_epoch, minimum=0)
-        self.epochs = range(first, first + check_count("n_epochs", n_epochs))
-        self._order = ScatteredOrder(0, n_ranks, seed, shuffle=shuffle, remainder=remainder)
+        self.epochs = range(check_count("n_epochs", n_epochs))
+        self._order = ScatteredOrder(0, n_ranks, seed)
 
     @classmethod
     def of_global_batch(
@@ -93,7 +80,7 @@ class AccessPlan:
 
     def placement(self, node_of_rank: Sequence[int]) -> Placement:
         """Return which node holds each example, as the run itself computes it."""
-        return Placement(self._order, node_of_rank, self.n_examples, (self.epochs[0], 0))
+        return Placement(self._order, node_of_rank, self.n_examples)
 
     def frequencies(self, ranks: Iterable[int]) -> NDArray[np.int32]:
         """Return how often these ranks together read each example; shape ``(n_examples,)``."""
