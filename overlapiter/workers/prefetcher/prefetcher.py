@@ -27,7 +27,6 @@ from overlapiter.store.site import Run
 from overlapiter.store.stager import Stager
 from overlapiter.store.store import Wanted
 from overlapiter.tracing import OFF, Tracing
-from overlapiter.workers.copies import StagedCopies
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
 from overlapiter.workers.plan import StagingPlan
 from overlapiter.workers.start.processes import keep_freed_memory
@@ -404,8 +403,7 @@ class Prefetcher:
     def _make_discovery(self) -> Discovery:
         with contextlib.suppress(BaseException):  # user code: a file reader reports it
             self._prepare()
-        copies = StagedCopies(self._plan)
-        self._discovery = Discovery(self._dataset, self._plan.source, copies, self._index_type)
+        self._discovery = Discovery(self._dataset, self._plan, self._index_type)
         return self._discovery
 
     def _stage_now(self, work: TaskAtHand, file: Wanted, index: int) -> Staged:

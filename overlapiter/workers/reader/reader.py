@@ -145,7 +145,7 @@ class FileReader:
         """Read one part and report it; return the nanoseconds spent inside the dataset."""
         copies, row = self._copies, self._row
         if copies is not None:
-            copies.begin_part(unpacked(task.extents))
+            copies.table = unpacked(task.extents)
             n_from_source = copies.opens_source
         reading = _Reading(task)
         before = time.monotonic_ns(), *self._clock.now()
@@ -153,7 +153,6 @@ class FileReader:
             row.put(Counter.CURRENT, index + 1 if _is_countable(index) else 0)
             self._begin_example()
             try:
-                self._raise_begin_error()
                 self._read_example(reading, number, index)
             except ChannelClosedError:
                 raise
@@ -179,10 +178,6 @@ class FileReader:
         row.put(Counter.CURRENT, 0)
         return reading.fetch_ns
 
-    def _raise_begin_error(self) -> None:
-        if self._begin_error is not None:
-            raise self._begin_error
-
     def _begin_example(self) -> None:
         if self._copies is not None:
             self._copies.begin_example()
@@ -191,6 +186,8 @@ class FileReader:
 
     def _read_example(self, reading: _Reading, number: int, index: int) -> None:
         """Read one example and write it to the slot."""
+        if self._begin_error is not None:
+            raise self._begin_error
         task = reading.task
         if index in task.given_up:
             reading.entries.append(task.given_up[index])
