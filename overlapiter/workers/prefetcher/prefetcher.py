@@ -99,7 +99,8 @@ class Prefetcher:
         if plan.peers is not None:
             from overlapiter.peers.client import Peers  # sockets, for these alone
 
-            self._peers = Peers(plan.peers, self._count_peer_fault, self._crash)
+            count_fault = functools.partial(self._count, Counter.PEER_FAULTS, 1)
+            self._peers = Peers(plan.peers, count_fault, self._crash)
         self._stager = Stager(
             self._stores,
             TracedOrigin(plan.origin(), trace) if trace.is_on else plan.origin(),
@@ -109,7 +110,8 @@ class Prefetcher:
             self._note_answer,
             self._peers,
         )
-        self._evictor = Evictor(dataset, self._stager, self._count_evicted)
+        count_evicted = functools.partial(self._count, Counter.FILES_EVICTED)
+        self._evictor = Evictor(dataset, self._stager, count_evicted)
         self._lock = threading.Lock()
         self._user_code = threading.Lock()
         self._discovery: Discovery | None = None
@@ -245,15 +247,14 @@ class Prefetcher:
         work.room.n_files = len(wanted)
         for example in undeclared:
             self._threads.put(functools.partial(self._discover, work, example))
-        done = functools.partial(self._take, work)
         if not wanted:
-            done({})
+            self._take(work, {})
             return
         trusted = unpacked(task.trusted)
         self._stager.stage(
             [*wanted.values()],
-            done,
-            self._room_of(work),
+            functools.partial(self._take, work),
+            work.make_room,
             suspects,
             trusted,
             functools.partial(self._note, work),
@@ -293,9 +294,6 @@ class Prefetcher:
         for store in self._stores:
             with contextlib.suppress(OSError, IndexBusyError):  # looking the files up meets it
                 store.neighbours.want(wanted)
-
-    def _room_of(self, work: TaskAtHand) -> Callable[[int, int], bool] | None:
-        return None if work.task.victims is None else work.room.make
 
     def _take(self, work: TaskAtHand, answers: dict[int, Staged]) -> None:
         """Take answers for files; after the last ones of a task, send it back to the supervisor."""
@@ -342,9 +340,9 @@ class Prefetcher:
             if is_news:
                 self._channel.send(("staged", work.task.task_id, findings, None))
 
-    def _count_peer_fault(self) -> None:
+    def _count(self, counter: Counter, n: int) -> None:
         with self._lock:
-            self._row.add(Counter.PEER_FAULTS, 1)
+            self._row.add(counter, n)
 
     def _note_answer(self, took_ns: int, n_bytes: int) -> None:
         """Count an answer of the slow store, and what tells by what it is limited."""
@@ -355,10 +353,6 @@ class Prefetcher:
             self._peers.note_store(took_ns / 1e9)
         with self._lock:
             self._row.add_answer(took_ns, n_bytes)
-
-    def _count_evicted(self, n_files: int) -> None:
-        with self._lock:
-            self._row.add(Counter.FILES_EVICTED, n_files)
 
     # --- examples whose files are not declared ------------------------------------------------
 
@@ -413,8 +407,8 @@ class Prefetcher:
         suspects = [file.key] if index in work.task.suspects else []
         holders = work.task.holders.get(index)
         known = {} if holders is None else {file.key: holders}
-        room, trusted = self._room_of(work), unpacked(work.task.trusted)
-        self._stager.stage([file], answers.update, room, suspects, trusted, holders=known)
+        trusted = unpacked(work.task.trusted)
+        self._stager.stage([file], answers.update, work.make_room, suspects, trusted, holders=known)
         return answers[file.key]
 
     def _note_fruitless(self, elsewhere: str) -> None:
