@@ -11,7 +11,6 @@ Pure: no communication, clock or I/O.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -101,7 +100,7 @@ class ScatteredOrder:
         self.shuffle = shuffle
         self.remainder: Remainder = remainder
         self._is_seed_drawn = is_seed_drawn
-        self._neighbours = np.array(sorted({*local_ranks} - {rank}), np.intp)
+        self._neighbours = sorted({*local_ranks} - {rank})
         #: The global order that was computed last, and what it is a function of.
         self._latest: tuple[tuple[int, int, int], Indices] | None = None
         # Of Chainer's own iterator: its dataset, 0 before it asks, and the epoch it asked for last.
@@ -127,19 +126,22 @@ class ScatteredOrder:
         """Return the order of this rank in an epoch; costs tens of nanoseconds per example."""
         return self._part_from(epoch, 0, dataset_size)[1]
 
-    def of_neighbours(self, epoch: int, dataset_size: int) -> Indices | None:
-        """Return what the other ranks of this node read in an epoch.
+    def of_ranks(self, epoch: int, dataset_size: int, ranks: Sequence[int]) -> Indices:
+        """Return what some ranks read in an epoch.
 
         Returns:
-            An array of shape ``(epoch size, neighbours)``: a row for each example of this rank's
-            order. None if this rank is alone on its node.
+            An array of shape ``(epoch size, ranks)``: a row for each example of this rank's order.
         """
-        if not len(self._neighbours) or not dataset_size:
-            return None
         starts = self.size * np.arange(self.length(dataset_size))
-        entries = starts[:, np.newaxis] + self._neighbours
+        entries = starts[:, np.newaxis] + np.asarray(ranks)
         rows: Indices = self._global_order(epoch, dataset_size)[entries % dataset_size]
         return rows
+
+    def of_neighbours(self, epoch: int, dataset_size: int) -> Indices | None:
+        """Return :meth:`of_ranks` of the other ranks of this node; None if there are none."""
+        if not self._neighbours or not dataset_size:
+            return None
+        return self.of_ranks(epoch, dataset_size, self._neighbours)
 
     def readers(
         self, epoch: int, global_position: int, dataset_size: int
@@ -165,13 +167,6 @@ class ScatteredOrder:
         ranks[examples] = entries % self.size
         offsets[examples] = first + entries // self.size
         return ranks, offsets
-
-    def for_rank(self, rank: int) -> ScatteredOrder:
-        """Return the same order as another rank has it; cheap, what was computed is shared."""
-        other = copy.copy(self)
-        other.rank = rank
-        other._latest = self._latest  # a copy leaves it out
-        return other
 
     def _global_order(self, epoch: int, dataset_size: int) -> Indices:
         """Return the order of all ranks in an epoch; not to be written to."""

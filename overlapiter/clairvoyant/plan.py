@@ -11,7 +11,7 @@ section 3 (access frequency).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -66,30 +66,26 @@ class AccessPlan:
             )
         return cls(seed, n_examples, n_ranks, n_epochs, batch_size)
 
-    def of_rank(self, rank: int, epoch: int) -> Indices:
-        """Return what a rank reads in an epoch, in order; any epoch, at the same cost."""
-        return self._order.for_rank(rank).of_epoch(epoch, self.n_examples)
+    def of_ranks(self, ranks: Sequence[int], epoch: int) -> Indices:
+        """Return what some ranks read in an epoch, in order; any epoch, at the same cost.
 
-    def epochs_of(self, ranks: Iterable[int]) -> Iterator[tuple[int, int, Indices]]:
-        """Yield (epoch, rank, what it reads then); the shuffle of an epoch is computed once."""
-        ranks = list(ranks)
-        for epoch in self.epochs:
-            self._order.of_epoch(epoch, self.n_examples)  # keeps the shuffle, for all ranks
-            for rank in ranks:
-                yield epoch, rank, self.of_rank(rank, epoch)
+        Returns:
+            An array of shape ``(epoch size, ranks)``.
+        """
+        return self._order.of_ranks(epoch, self.n_examples, ranks)
 
     def placement(self, node_of_rank: Sequence[int]) -> Placement:
         """Return which node holds each example, as the run itself computes it."""
         return Placement(self._order, node_of_rank, self.n_examples)
 
-    def frequencies(self, ranks: Iterable[int]) -> NDArray[np.int32]:
+    def frequencies(self, ranks: Sequence[int]) -> NDArray[np.int32]:
         """Return how often these ranks together read each example; shape ``(n_examples,)``."""
         counts = np.zeros(self.n_examples, np.int32)
-        for _epoch, _rank, order in self.epochs_of(ranks):
-            np.add.at(counts, order, 1)
+        for epoch in self.epochs:
+            np.add.at(counts, self.of_ranks(ranks, epoch), 1)
         return counts
 
-    def first_uses(self, ranks: Iterable[int]) -> NDArray[np.int64]:
+    def first_uses(self, ranks: Sequence[int]) -> NDArray[np.int64]:
         """Return the position at which one of these ranks reads each example first, or FAR.
 
         A position counts examples of one rank: ``epoch * epoch size + offset``; all ranks are at
@@ -97,17 +93,18 @@ class AccessPlan:
         """
         return self.next_uses(ranks, 0)
 
-    def next_uses(self, ranks: Iterable[int], position: int) -> NDArray[np.int64]:
+    def next_uses(self, ranks: Sequence[int], position: int) -> NDArray[np.int64]:
         """Return the first position from ``position`` on at which one of these ranks reads each.
 
         Returns:
             Positions of shape ``(n_examples,)``, FAR where none follows.
         """
         found = np.full(self.n_examples, FAR, np.int64)
-        for epoch, _rank, order in self.epochs_of(ranks):
-            at = epoch * len(order) + np.arange(len(order))
+        for epoch in self.epochs:
+            rows = self.of_ranks(ranks, epoch)
+            at = epoch * len(rows) + np.arange(len(rows))
             is_later = at >= position
-            np.minimum.at(found, order[is_later], at[is_later])
+            np.minimum.at(found, rows[is_later], at[is_later, np.newaxis])
         return found
 
 

@@ -175,16 +175,14 @@ def clairvoyant(system: System, workload: Workload) -> float:
     buffer fetch each example from where it is soonest: the own tier, a peer's, or the store.
     """
     n_ranks, plan = system.n_ranks, workload.plan
-    streams: list[list[Indices]] = [[] for _ in range(n_ranks)]
-    for _epoch, rank, order in plan.epochs_of(range(n_ranks)):
-        streams[rank].append(order)
+    streams = np.concatenate([plan.of_ranks(range(n_ranks), epoch) for epoch in plan.epochs]).T
+    size = streams.shape[1] // len(plan.epochs)
     holder_there = np.full(plan.n_examples, np.inf)
     holder_seconds = np.full(plan.n_examples, np.inf)
     own_there, own_seconds = [], []
     peer = np.array([system.peer_seconds(tier) for tier in system.tiers] + [np.inf])
     local = np.array([tier.read_seconds for tier in system.tiers] + [np.inf])
-    for rank in range(n_ranks):
-        stream = np.concatenate(streams[rank])
+    for stream in streams:
         found, tiers, there, inverse = _tier_schedules(system, workload, stream)
         is_sooner = there < holder_there[found]
         some = found[is_sooner]
@@ -196,7 +194,6 @@ def clairvoyant(system: System, workload: Workload) -> float:
     store = float(system.store_seconds(n_ranks))
     for examples, sizes in workload.epochs():
         n_batches, batch_size, _ = sizes.shape
-        size = len(streams[0][0])
         for start in range(n_batches):
             some, some_sizes = examples[start], sizes[start]
             at = slice(
