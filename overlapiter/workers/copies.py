@@ -95,7 +95,8 @@ class StagedCopies:
             try:
                 given, n_bytes = made_of(extent)
             except (DamagedError, OSError):
-                self._miss(extent)
+                self.has_missed = True
+                self.table.pop(extent.key, None)
             else:
                 if extent.is_whole:
                     self._large.append(extent)
@@ -116,10 +117,6 @@ class StagedCopies:
             return None
         # The hook has put a URL into its plain form already.
         return self.table.get(self._key_of(path if self._is_url else normalised(path)))
-
-    def _miss(self, extent: Extent) -> None:
-        self.has_missed = True
-        self.table.pop(extent.key, None)
 
     def have_changed(self) -> bool:
         """Return whether a large copy has changed since the current example opened it.
