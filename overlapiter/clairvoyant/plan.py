@@ -119,13 +119,7 @@ def binomial(n: int, p: float) -> NDArray[np.float64]:
 
 
 def expected_often(n_examples: int, n_ranks: int, n_epochs: int, excess: float) -> float:
-    """Return how many examples a rank is expected to read far more often than on average.
-
-    Args:
-        n_examples: Examples in the data set.
-        n_ranks: Ranks.
-        n_epochs: Epochs.
-        excess: ``d`` of "more than (1 + d) times the mean".
+    """Return how many examples a rank is expected to read over ``1 + excess`` times the mean.
 
     Source: Dryden et al., section 3.1: the accesses of one rank to one example are
     Binomial(epochs, 1 / ranks).

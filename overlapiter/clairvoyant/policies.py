@@ -143,12 +143,9 @@ def lbann_preloading(system: System, workload: Workload) -> float | None:
 def _tier_schedules(
     system: System, workload: Workload, stream: Indices
 ) -> tuple[Indices, NDArray[np.int8], Array, Indices]:
-    """Return what a rank places where, and when its tiers have it, if they prefetch from the start.
+    """Return what a rank with this stream places where, and when its tiers have it.
 
-    Args:
-        system: The system.
-        workload: The workload.
-        stream: What the rank reads over the run.
+    They prefetch from the start.
 
     Returns:
         Its examples; the tier of each, or -1; when it is there; for each access, the number of its

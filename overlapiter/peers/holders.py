@@ -138,13 +138,7 @@ class Sharing(NamedTuple):
 
 
 class NodeShare:
-    """What one node of a job holds.
-
-    Args:
-        order: The order of its rank.
-        node_of_rank: The number of each rank's node.
-        dataset_size: Examples in the dataset.
-    """
+    """What one node of a job holds, as a rank of it knows by its order."""
 
     def __init__(
         self, order: ScatteredOrder, node_of_rank: Sequence[int], dataset_size: int

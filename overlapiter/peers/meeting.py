@@ -134,13 +134,7 @@ def _looks() -> Iterator[None]:
 
 
 class StoreCommunicator:
-    """A communicator of ranks that share a store of ``torch.distributed``.
-
-    Args:
-        store: The store.
-        rank: Of this process.
-        size: The number of ranks.
-    """
+    """A communicator of ranks that share a store of ``torch.distributed``."""
 
     #: Calls so far, by rank, of all communicators of this process: no key is used twice.
     _n_calls: ClassVar[collections.Counter[int]] = collections.Counter()

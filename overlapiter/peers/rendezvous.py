@@ -91,11 +91,6 @@ def communicator_of(peers: object, rank: int, size: int) -> Communicator:
 def join(comm: Communicator, rank: int, n_prefetchers: int) -> Joined | None:
     """Have all ranks of a job find each other. Collective.
 
-    Args:
-        comm: The communicator.
-        rank: Of this process.
-        n_prefetchers: Of this process.
-
     Returns:
         None if all ranks are on one node, and have nothing to fetch from each other.
 

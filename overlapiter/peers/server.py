@@ -213,14 +213,13 @@ class Server:
     def _serve(self, connection: _Connection, events: int) -> None:
         """Go on with a connection as far as it does not block; close it if it is not in order."""
         try:
-            if events & selectors.EVENT_READ and not connection.pieces:
-                self._receive(connection)
-            if connection.pieces:
-                self._send(connection)
-            while not connection.pieces and self._take_message(connection):
-                self._send(connection)
-            self._await(connection)
-        except BlockingIOError:
+            with contextlib.suppress(BlockingIOError):
+                if events & selectors.EVENT_READ and not connection.pieces:
+                    self._receive(connection)
+                if connection.pieces:
+                    self._send(connection)
+                while not connection.pieces and self._take_message(connection):
+                    self._send(connection)
             self._await(connection)
         except (OSError, PeerError):
             self._close(connection)

@@ -55,14 +55,7 @@ class ReadTask(NamedTuple):
 
 
 class FileReader:
-    """Reads the parts that come over a channel, until it closes.
-
-    Args:
-        channel: To the supervisor.
-        dataset: The dataset.
-        plan: What it needs to know besides.
-        row: Its counters.
-    """
+    """Reads the parts that the supervisor sends over a channel, until that closes."""
 
     def __init__(self, channel: Channel, dataset: Dataset, plan: SupervisorPlan, row: Row) -> None:
         self._channel = channel
