@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from overlapiter.board import Counter, Row
@@ -329,16 +329,16 @@ class Prefetcher:
     def _report_settled(self) -> None:
         """Send back the settled examples of tasks that a file holds up."""
         self._stager.flush()
+        news = []
         with self._lock:
-            tasks = [*self._at_hand.values()]
-        for work in tasks:
-            with self._lock:
+            for work in self._at_hand.values():
                 settled = [example for example in work.examples if work.is_settled(example)]
-                findings = [work.finding(example) for example in settled]
-                is_news = work.n_reported < len(settled) < len(work.examples)
+                if work.n_reported < len(settled) < len(work.examples):
+                    findings = [work.finding(example) for example in settled]
+                    news.append(("staged", work.task.task_id, findings, None))
                 work.n_reported = len(settled)
-            if is_news:
-                self._channel.send(("staged", work.task.task_id, findings, None))
+        for message in news:
+            self._channel.send(message)
 
     def _count(self, counter: Counter, n: int) -> None:
         with self._lock:
@@ -375,11 +375,8 @@ class Prefetcher:
         is_first, self._has_first = not self._has_first, True
         staged: dict[int, Extent] = {}
         while is_first or len(staged) < max(work.task.n_files, self._n_files):
-            with self._asking(example.index):
-                discovery = self._discovery or self._make_discovery()
-                found = discovery.next_path(example.index, staged)
+            found = self._next_path(example.index, staged)
             if found is None:
-                self._note_fruitless(discovery.elsewhere)
                 break
             self._has_found = True
             _, absolute = next(paths_below(self._plan.source, [found]))
@@ -394,11 +391,23 @@ class Prefetcher:
             staged[key] = answer.extent
         self._n_files = max(self._n_files, len(staged))
 
-    def _make_discovery(self) -> Discovery:
-        with contextlib.suppress(BaseException):  # user code: a file reader reports it
-            self._prepare()
-        self._discovery = Discovery(self._dataset, self._plan, self._index_type)
-        return self._discovery
+    def _next_path(self, index: int, staged: dict[int, Extent]) -> str | None:
+        """Ask the dataset for an example, one thread at a time; that may kill this process."""
+        with self._user_code:
+            self._asked = index
+            self._show_current()
+            try:
+                if self._discovery is None:
+                    with contextlib.suppress(BaseException):  # user code: a file reader reports it
+                        self._prepare()
+                    self._discovery = Discovery(self._dataset, self._plan, self._index_type)
+                found = self._discovery.next_path(index, staged)
+                if found is None:
+                    self._note_fruitless(self._discovery.elsewhere)
+                return found
+            finally:
+                self._asked = None
+                self._show_current()
 
     def _stage_now(self, work: TaskAtHand, file: Wanted, index: int) -> Staged:
         """Have one file staged; that takes no other thread, so it has been done on return."""
@@ -423,18 +432,6 @@ class Prefetcher:
             )
 
     # --- what others see ----------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _asking(self, index: int) -> Iterator[None]:
-        """Have one thread at a time ask the dataset for an example; it may kill this process."""
-        with self._user_code:
-            self._asked = index
-            self._show_current()
-            try:
-                yield
-            finally:
-                self._asked = None
-                self._show_current()
 
     def _show_current(self) -> None:
         """Show at which example this process is: the one that it has waited for the longest."""
