@@ -143,6 +143,17 @@ class ScatteredOrder:
             return None
         return self.of_ranks(epoch, dataset_size, self._neighbours)
 
+    def length(self, n_entries: int) -> int:
+        """Return how many of the last ``n_entries`` of the global order this rank reads.
+
+        Those of a whole epoch are as many as the dataset has examples.
+        """
+        if self.remainder == "fill":
+            return -(-n_entries // self.size)
+        if self.remainder == "drop":
+            return n_entries // self.size
+        return len(range(self.rank, n_entries, self.size))
+
     def readers(
         self, epoch: int, global_position: int, dataset_size: int
     ) -> tuple[Indices, NDArray[np.int64]]:
@@ -176,17 +187,6 @@ class ScatteredOrder:
         if self._latest is None or self._latest[0] != key:
             self._latest = key, self._shuffled(*key)
         return self._latest[1]
-
-    def length(self, n_entries: int) -> int:
-        """Return how many of the last ``n_entries`` of the global order this rank reads.
-
-        Those of a whole epoch are as many as the dataset has examples.
-        """
-        if self.remainder == "fill":
-            return -(-n_entries // self.size)
-        if self.remainder == "drop":
-            return n_entries // self.size
-        return len(range(self.rank, n_entries, self.size))
 
     def _part_from(
         self, epoch: int, global_position: int, dataset_size: int

@@ -143,7 +143,7 @@ def lbann_preloading(system: System, workload: Workload) -> float | None:
 def _tier_schedules(
     system: System, workload: Workload, stream: Indices
 ) -> tuple[Indices, NDArray[np.int8], Array, Indices]:
-    """Return what a rank with this stream places where, and when its tiers have it.
+    """Return what a rank that reads ``stream`` places where, and when its tiers have it.
 
     They prefetch from the start.
 

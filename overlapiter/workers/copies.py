@@ -87,7 +87,12 @@ class StagedCopies:
         return self.give(path, path_of)
 
     def give(self, path: str, made_of: Callable[[Extent], tuple[Given, int]]) -> Given | None:
-        """Return what is made of a copy, beside the bytes of it that this reads; else None."""
+        """Return what is made of the staged copy; None where the source has to be read.
+
+        Args:
+            path: The source file.
+            made_of: Returns that, and how many bytes of the copy it has read.
+        """
         self.opened.append(path)
         extent = self._extent_of(path)
         if extent is not None:
