@@ -85,16 +85,11 @@ class AccessPlan:
             np.add.at(counts, self.of_ranks(ranks, epoch), 1)
         return counts
 
-    def first_uses(self, ranks: Sequence[int]) -> NDArray[np.int64]:
-        """Return the position at which one of these ranks reads each example first, or FAR.
+    def next_uses(self, ranks: Sequence[int], position: int = 0) -> NDArray[np.int64]:
+        """Return the first position from ``position`` on at which one of these ranks reads each.
 
         A position counts examples of one rank: ``epoch * epoch size + offset``; all ranks are at
         the same one at the same time.
-        """
-        return self.next_uses(ranks, 0)
-
-    def next_uses(self, ranks: Sequence[int], position: int) -> NDArray[np.int64]:
-        """Return the first position from ``position`` on at which one of these ranks reads each.
 
         Returns:
             Positions of shape ``(n_examples,)``, FAR where none follows.

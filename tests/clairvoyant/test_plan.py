@@ -48,7 +48,7 @@ def test_frequencies_and_next_uses_are_those_of_the_accesses() -> None:
         rest = stream[position:]
         expected = [rest.index(x) + position if x in rest else FAR for x in range(30)]
         assert plan.next_uses([1], position).tolist() == expected
-    assert plan.first_uses([0, 1, 2]).max() < 10  # all ranks together read all in an epoch
+    assert plan.next_uses([0, 1, 2]).max() < 10  # all ranks together read all in an epoch
 
 
 def test_a_global_batch_that_ranks_cannot_share_equally_is_refused() -> None:
