@@ -7,6 +7,7 @@ ahead of the trainer, so each index list comes with the state that the trainer h
 from __future__ import annotations
 
 import collections
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -15,13 +16,8 @@ from numpy.typing import NDArray
 from .errors import OptionError
 
 Indices = NDArray[np.intp]
-
-
-class NextOrder(Protocol):
-    """Returns the order of an epoch; wraps an order sampler."""
-
-    def __call__(self, order: Indices, position: int, epoch: int) -> Indices:
-        """Return the order of ``epoch``, given the previous order and the position in it."""
+#: Returns the order of an epoch, given the previous order, the position in it, and the epoch.
+NextOrder = Callable[[Indices, int, int], Indices]
 
 
 @runtime_checkable

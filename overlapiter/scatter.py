@@ -11,7 +11,6 @@ Pure: no communication, clock or I/O.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -101,7 +100,7 @@ class ScatteredOrder:
         self.shuffle = shuffle
         self.remainder: Remainder = remainder
         self._is_seed_drawn = is_seed_drawn
-        self._neighbours = np.array(sorted({*local_ranks} - {rank}), np.intp)
+        self._neighbours = sorted({*local_ranks} - {rank})
         #: The global order that was computed last, and what it is a function of.
         self._latest: tuple[tuple[int, int, int], Indices] | None = None
         # Of Chainer's own iterator: its dataset, 0 before it asks, and the epoch it asked for last.
@@ -127,23 +126,33 @@ class ScatteredOrder:
         """Return the order of this rank in an epoch; costs tens of nanoseconds per example."""
         return self._part_from(epoch, 0, dataset_size)[1]
 
-    def of_neighbours(self, epoch: int, dataset_size: int) -> Indices | None:
-        """Return what the other ranks of this node read in an epoch.
+    def of_ranks(self, epoch: int, dataset_size: int, ranks: Sequence[int]) -> Indices:
+        """Return what some ranks read in an epoch.
 
         Returns:
-            An array of shape ``(epoch size, neighbours)``: a row for each example of this rank's
-            order. None if this rank is alone on its node.
+            An array of shape ``(epoch size, ranks)``: a row for each example of this rank's order.
         """
-        if not len(self._neighbours) or not dataset_size:
-            return None
-        starts = self.size * np.arange(self._length(dataset_size))
-        entries = starts[:, np.newaxis] + self._neighbours
+        starts = self.size * np.arange(self.length(dataset_size))
+        entries = starts[:, np.newaxis] + np.asarray(ranks)
         rows: Indices = self._global_order(epoch, dataset_size)[entries % dataset_size]
         return rows
 
-    def length(self, dataset_size: int) -> int:
-        """Return how many examples this rank reads in an epoch."""
-        return self._length(dataset_size)
+    def of_neighbours(self, epoch: int, dataset_size: int) -> Indices | None:
+        """Return :meth:`of_ranks` of the other ranks of this node; None if there are none."""
+        if not self._neighbours or not dataset_size:
+            return None
+        return self.of_ranks(epoch, dataset_size, self._neighbours)
+
+    def length(self, n_entries: int) -> int:
+        """Return how many of the last ``n_entries`` of the global order this rank reads.
+
+        Those of a whole epoch are as many as the dataset has examples.
+        """
+        if self.remainder == "fill":
+            return -(-n_entries // self.size)
+        if self.remainder == "drop":
+            return n_entries // self.size
+        return len(range(self.rank, n_entries, self.size))
 
     def readers(
         self, epoch: int, global_position: int, dataset_size: int
@@ -161,7 +170,7 @@ class ScatteredOrder:
         """
         n_left = dataset_size - global_position
         n_read = n_left // self.size * self.size if self.remainder == "drop" else n_left
-        first = self._length(dataset_size) - self._length(n_left)
+        first = self.length(dataset_size) - self.length(n_left)
         entries = np.arange(n_read)
         examples = self._global_order(epoch, dataset_size)[global_position:][:n_read]
         ranks = np.full(dataset_size, -1, np.intp)
@@ -169,13 +178,6 @@ class ScatteredOrder:
         ranks[examples] = entries % self.size
         offsets[examples] = first + entries // self.size
         return ranks, offsets
-
-    def for_rank(self, rank: int) -> ScatteredOrder:
-        """Return the same order as another rank has it; cheap, what was computed is shared."""
-        other = copy.copy(self)
-        other.rank = rank
-        other._latest = self._latest  # a copy leaves it out
-        return other
 
     def _global_order(self, epoch: int, dataset_size: int) -> Indices:
         """Return the order of all ranks in an epoch; not to be written to."""
@@ -186,14 +188,6 @@ class ScatteredOrder:
             self._latest = key, self._shuffled(*key)
         return self._latest[1]
 
-    def _length(self, n_entries: int) -> int:
-        """Return how many of the last ``n_entries`` of the global order this rank reads."""
-        if self.remainder == "fill":
-            return -(-n_entries // self.size)
-        if self.remainder == "drop":
-            return n_entries // self.size
-        return len(range(self.rank, n_entries, self.size))
-
     def _part_from(
         self, epoch: int, global_position: int, dataset_size: int
     ) -> tuple[int, Indices]:
@@ -202,8 +196,8 @@ class ScatteredOrder:
         Chainer's iterators have epochs of one length, so the order is as long as that of a whole
         epoch. What it holds before the position has no meaning: other ranks may have read that.
         """
-        length = self._length(dataset_size)
-        position = length - self._length(dataset_size - global_position)
+        length = self.length(dataset_size)
+        position = length - self.length(dataset_size - global_position)
         if dataset_size and dataset_size < self.size and self.remainder != "fill":
             raise OptionError(
                 "remainder",
@@ -222,7 +216,7 @@ class ScatteredOrder:
         self, epoch: int, position: int, order: Indices | None, dataset_size: int
     ) -> ScatterState:
         """Return what to save of an iterator; UNKNOWN if its order is another sampler's."""
-        if order is None or len(order) != self._length(dataset_size):
+        if order is None or len(order) != self.length(dataset_size):
             return UNKNOWN
         global_position = dataset_size
         if position < len(order):

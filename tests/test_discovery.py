@@ -12,11 +12,10 @@ import pytest
 
 from overlapiter.openhook import local_path
 from overlapiter.store.extents import Extent
-from overlapiter.workers.copies import StagedCopies
 from overlapiter.workers.prefetcher.discovery import Discovery
 from tests.support.staged import copied, plan_for
 
-_made: list[StagedCopies] = []
+_made: list[Discovery] = []
 
 
 @pytest.fixture(autouse=True)
@@ -24,8 +23,8 @@ def plain_open():
     """Undo what a discovery does for the life of its process: replace open, keep segments open."""
     real, hook = builtins.open, sys.modules["overlapiter.openhook"]._current_hook
     yield
-    for copies in _made:
-        copies.close()
+    for discovery in _made:
+        discovery.close()
     _made.clear()
     builtins.open = io.open = real
     sys.modules["overlapiter.openhook"]._current_hook = hook
@@ -58,8 +57,8 @@ def read(path: Path) -> str:
 
 
 def discovery_of(source: Path, give) -> Discovery:
-    _made.append(StagedCopies(plan_for(source.parent / "fast", source)))
-    return Discovery(Asked(give), str(source), _made[-1])
+    _made.append(Discovery(Asked(give), plan_for(source.parent / "fast", source)))
+    return _made[-1]
 
 
 def discovered(source: Path, give) -> list[str]:

@@ -19,11 +19,6 @@ Sizes = NDArray[np.int64]
 Array = NDArray[np.float64]
 
 
-def taken(examples: Indices, sizes: Sizes | Array, capacity: float) -> Indices:
-    """Return those that fit into a capacity, in this order, up to the first that does not."""
-    return examples[: np.searchsorted(np.cumsum(sizes[examples]), capacity, side="right")]
-
-
 def greedy_placement(
     counts: Indices, first_uses: Indices, sizes: Sizes | Array, capacities: Sequence[float]
 ) -> NDArray[np.int8]:
@@ -40,9 +35,9 @@ def greedy_placement(
     order = np.lexsort((first_uses, -counts))[: np.count_nonzero(counts)]
     tiers = np.full(len(sizes), NOWHERE, np.int8)
     for tier, capacity in enumerate(capacities):
-        some = taken(order, sizes, capacity)
-        tiers[some] = tier
-        order = order[len(some) :]
+        n_fitting = np.searchsorted(np.cumsum(sizes[order]), capacity, side="right")
+        tiers[order[:n_fitting]] = tier
+        order = order[n_fitting:]
     return tiers
 
 

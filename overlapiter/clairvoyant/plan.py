@@ -11,7 +11,7 @@ section 3 (access frequency).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from overlapiter.nextuse import FAR
 from overlapiter.options import check_count
 from overlapiter.order import Indices
 from overlapiter.peers.holders import Placement
-from overlapiter.scatter import Remainder, ScatteredOrder
+from overlapiter.scatter import ScatteredOrder
 
 
 class AccessPlan:
@@ -33,32 +33,19 @@ class AccessPlan:
         n_ranks: Ranks of the job.
         n_epochs: Epochs of the run.
         batch_size: Examples in a mini-batch of one rank.
-        first_epoch: The epoch in which the run begins or goes on.
-        shuffle: As for ``overlapiter.scatter_order``.
-        remainder: As for ``overlapiter.scatter_order``.
 
     Raises:
         OptionError: An argument cannot work.
     """
 
     def __init__(
-        self,
-        seed: int,
-        n_examples: int,
-        n_ranks: int,
-        n_epochs: int,
-        batch_size: int = 1,
-        *,
-        first_epoch: int = 0,
-        shuffle: bool = True,
-        remainder: Remainder = "fill",
+        self, seed: int, n_examples: int, n_ranks: int, n_epochs: int, batch_size: int = 1
     ) -> None:
         self.n_examples = check_count("n_examples", n_examples)
         self.n_ranks = check_count("n_ranks", n_ranks)
         self.batch_size = check_count("batch_size", batch_size)
-        first = check_count("first_epoch", first_epoch, minimum=0)
-        self.epochs = range(first, first + check_count("n_epochs", n_epochs))
-        self._order = ScatteredOrder(0, n_ranks, seed, shuffle=shuffle, remainder=remainder)
+        self.epochs = range(check_count("n_epochs", n_epochs))
+        self._order = ScatteredOrder(0, n_ranks, seed)
 
     @classmethod
     def of_global_batch(
@@ -79,48 +66,40 @@ class AccessPlan:
             )
         return cls(seed, n_examples, n_ranks, n_epochs, batch_size)
 
-    def of_rank(self, rank: int, epoch: int) -> Indices:
-        """Return what a rank reads in an epoch, in order; any epoch, at the same cost."""
-        return self._order.for_rank(rank).of_epoch(epoch, self.n_examples)
+    def of_ranks(self, ranks: Sequence[int], epoch: int) -> Indices:
+        """Return what some ranks read in an epoch, in order; any epoch, at the same cost.
 
-    def epochs_of(self, ranks: Iterable[int]) -> Iterator[tuple[int, int, Indices]]:
-        """Yield (epoch, rank, what it reads then); the shuffle of an epoch is computed once."""
-        ranks = list(ranks)
-        for epoch in self.epochs:
-            self._order.of_epoch(epoch, self.n_examples)  # keeps the shuffle, for all ranks
-            for rank in ranks:
-                yield epoch, rank, self.of_rank(rank, epoch)
+        Returns:
+            An array of shape ``(epoch size, ranks)``.
+        """
+        return self._order.of_ranks(epoch, self.n_examples, ranks)
 
     def placement(self, node_of_rank: Sequence[int]) -> Placement:
         """Return which node holds each example, as the run itself computes it."""
-        return Placement(self._order, node_of_rank, self.n_examples, (self.epochs[0], 0))
+        return Placement(self._order, node_of_rank, self.n_examples)
 
-    def frequencies(self, ranks: Iterable[int]) -> NDArray[np.int32]:
+    def frequencies(self, ranks: Sequence[int]) -> NDArray[np.int32]:
         """Return how often these ranks together read each example; shape ``(n_examples,)``."""
         counts = np.zeros(self.n_examples, np.int32)
-        for _epoch, _rank, order in self.epochs_of(ranks):
-            np.add.at(counts, order, 1)
+        for epoch in self.epochs:
+            np.add.at(counts, self.of_ranks(ranks, epoch), 1)
         return counts
 
-    def first_uses(self, ranks: Iterable[int]) -> NDArray[np.int64]:
-        """Return the position at which one of these ranks reads each example first, or FAR.
+    def next_uses(self, ranks: Sequence[int], position: int = 0) -> NDArray[np.int64]:
+        """Return the first position from ``position`` on at which one of these ranks reads each.
 
         A position counts examples of one rank: ``epoch * epoch size + offset``; all ranks are at
         the same one at the same time.
-        """
-        return self.next_uses(ranks, 0)
-
-    def next_uses(self, ranks: Iterable[int], position: int) -> NDArray[np.int64]:
-        """Return the first position from ``position`` on at which one of these ranks reads each.
 
         Returns:
             Positions of shape ``(n_examples,)``, FAR where none follows.
         """
         found = np.full(self.n_examples, FAR, np.int64)
-        for epoch, _rank, order in self.epochs_of(ranks):
-            at = epoch * len(order) + np.arange(len(order))
+        for epoch in self.epochs:
+            rows = self.of_ranks(ranks, epoch)
+            at = epoch * len(rows) + np.arange(len(rows))
             is_later = at >= position
-            np.minimum.at(found, order[is_later], at[is_later])
+            np.minimum.at(found, rows[is_later], at[is_later, np.newaxis])
         return found
 
 
@@ -134,22 +113,11 @@ def binomial(n: int, p: float) -> NDArray[np.float64]:
     return np.asarray(np.exp(logs + n * np.log1p(-p)))
 
 
-def binomial_tail(n: int, p: float, k: float) -> float:
-    """Return P[X > k] for X ~ Binomial(n, p)."""
-    return float(binomial(n, p)[max(0, math.floor(k) + 1) :].sum())
-
-
 def expected_often(n_examples: int, n_ranks: int, n_epochs: int, excess: float) -> float:
-    """Return how many examples a rank is expected to read far more often than on average.
-
-    Args:
-        n_examples: Examples in the data set.
-        n_ranks: Ranks.
-        n_epochs: Epochs.
-        excess: ``d`` of "more than (1 + d) times the mean".
+    """Return how many examples a rank is expected to read over ``1 + excess`` times the mean.
 
     Source: Dryden et al., section 3.1: the accesses of one rank to one example are
     Binomial(epochs, 1 / ranks).
     """
-    mean = n_epochs / n_ranks
-    return n_examples * binomial_tail(n_epochs, 1 / n_ranks, (1 + excess) * mean)
+    most = math.floor((1 + excess) * n_epochs / n_ranks)
+    return n_examples * float(binomial(n_epochs, 1 / n_ranks)[most + 1 :].sum())

@@ -153,14 +153,9 @@ def without_peers(job: Job) -> float:
     and misses the rest in each epoch.
     """
     held = min(1.0, (job.ram_bytes + job.disk_bytes) / job.dataset_bytes)
-    first = max(job.training_seconds, job.store_seconds)
-    if held == 1.0:
-        # It meets what it has not read yet for some epochs: 1 - 1 / nodes of it after each.
-        unread = (1.0 - 1.0 / job.n_nodes) ** np.arange(job.n_epochs)
-    else:
-        unread = np.maximum(1.0 - held, (1.0 - 1.0 / job.n_nodes) ** np.arange(job.n_epochs))
-    later = np.maximum(job.training_seconds, unread[1:] * job.store_seconds)
-    return float(first + later.sum())
+    # It meets what it has not read yet for some epochs: 1 - 1 / nodes of it after each.
+    unread = np.maximum(1.0 - held, (1.0 - 1.0 / job.n_nodes) ** np.arange(job.n_epochs))
+    return float(np.maximum(job.training_seconds, unread * job.store_seconds).sum())
 
 
 def store_only(job: Job) -> float:

@@ -8,7 +8,7 @@ Source: Böhringer 2020 ([T]), chapter 4; Dryden et al., SC '21, table 1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +18,7 @@ from overlapiter.order import Indices
 
 from .model import Array, Clock, System, expected_store_seconds, naive_seconds
 from .placement import greedy_placement, pooled_tiers
-from .workload import Workload
+from .workload import Scenario, Workload
 
 Policy = Callable[[System, Workload], "float | None"]
 
@@ -73,8 +73,12 @@ def _from_memory(system: System, workload: Workload, started: float, cached_shar
     return clock.now
 
 
-def deepio_ordered(system: System, workload: Workload) -> float:
-    """Each rank loads its shard into memory; the order is kept, so what does not fit is missed."""
+def loaded_shards(system: System, workload: Workload) -> float:
+    """Each rank loads its shard into memory; the order is kept, so what does not fit is missed.
+
+    Locality-aware loading, too: ranks take of each mini-batch what they hold and exchange the rest,
+    so they fetch from peers what a mini-batch holds unevenly, and nothing else that fits.
+    """
     share = _memory_share(system, workload)
     return _from_memory(system, workload, _shard_seconds(system, workload, share), share)
 
@@ -132,30 +136,16 @@ def lbann_dynamic(system: System, workload: Workload) -> float | None:
 
 
 def lbann_preloading(system: System, workload: Workload) -> float | None:
-    """Each rank loads its shard into memory before the first epoch."""
-    if _memory_share(system, workload) < 1.0:
-        return None
-    return _from_memory(system, workload, _shard_seconds(system, workload), 1.0)
-
-
-def locality_aware(system: System, workload: Workload) -> float:
-    """Ranks load shards, then take of each mini-batch what they hold; the rest is exchanged.
-
-    So they fetch from peers what a mini-batch holds unevenly, and nothing else that fits.
-    """
-    share = _memory_share(system, workload)
-    return _from_memory(system, workload, _shard_seconds(system, workload, share), share)
+    """Each rank loads its shard into memory before the first epoch; None if it does not fit."""
+    return None if _memory_share(system, workload) < 1.0 else loaded_shards(system, workload)
 
 
 def _tier_schedules(
     system: System, workload: Workload, stream: Indices
 ) -> tuple[Indices, NDArray[np.int8], Array, Indices]:
-    """Return what a rank places where, and when its tiers have it, if they prefetch from the start.
+    """Return what a rank that reads ``stream`` places where, and when its tiers have it.
 
-    Args:
-        system: The system.
-        workload: The workload.
-        stream: What the rank reads over the run.
+    They prefetch from the start.
 
     Returns:
         Its examples; the tier of each, or -1; when it is there; for each access, the number of its
@@ -182,16 +172,14 @@ def clairvoyant(system: System, workload: Workload) -> float:
     buffer fetch each example from where it is soonest: the own tier, a peer's, or the store.
     """
     n_ranks, plan = system.n_ranks, workload.plan
-    streams: list[list[Indices]] = [[] for _ in range(n_ranks)]
-    for _epoch, rank, order in plan.epochs_of(range(n_ranks)):
-        streams[rank].append(order)
+    streams = np.concatenate([plan.of_ranks(range(n_ranks), epoch) for epoch in plan.epochs]).T
+    size = streams.shape[1] // len(plan.epochs)
     holder_there = np.full(plan.n_examples, np.inf)
     holder_seconds = np.full(plan.n_examples, np.inf)
     own_there, own_seconds = [], []
     peer = np.array([system.peer_seconds(tier) for tier in system.tiers] + [np.inf])
     local = np.array([tier.read_seconds for tier in system.tiers] + [np.inf])
-    for rank in range(n_ranks):
-        stream = np.concatenate(streams[rank])
+    for stream in streams:
         found, tiers, there, inverse = _tier_schedules(system, workload, stream)
         is_sooner = there < holder_there[found]
         some = found[is_sooner]
@@ -203,7 +191,6 @@ def clairvoyant(system: System, workload: Workload) -> float:
     store = float(system.store_seconds(n_ranks))
     for examples, sizes in workload.epochs():
         n_batches, batch_size, _ = sizes.shape
-        size = len(streams[0][0])
         for start in range(n_batches):
             some, some_sizes = examples[start], sizes[start]
             at = slice(
@@ -301,12 +288,34 @@ POLICIES: dict[str, Policy] = {
     "lower bound": lower_bound,
     "naive": naive,
     "staging buffer": staging_buffer,
-    "deepio ordered": deepio_ordered,
+    "deepio ordered": loaded_shards,
     "deepio opportunistic": deepio_opportunistic,
     "parallel staging": parallel_staging,
     "lbann dynamic": lbann_dynamic,
     "lbann preloading": lbann_preloading,
-    "locality aware": locality_aware,
+    "locality aware": loaded_shards,
     "clairvoyant": clairvoyant,
     "ours": ours,
 }
+
+
+def simulate(
+    scenario: Scenario,
+    seed: int,
+    policies: Iterable[str] = tuple(POLICIES),
+    begin: Callable[[str], object] = lambda _name: None,
+) -> dict[str, float | None]:
+    """Return the seconds that a whole run takes, by policy; None where one cannot run.
+
+    Args:
+        scenario: The scenario.
+        seed: Sizes and orders follow from it.
+        policies: Some of ``POLICIES``.
+        begin: Called with the name of each before it runs.
+    """
+    workload = scenario.workload(seed)
+    seconds = {}
+    for name in policies:
+        begin(name)
+        seconds[name] = POLICIES[name](scenario.system, workload)
+    return seconds

@@ -24,21 +24,13 @@ class Workload(NamedTuple):
 
         The last mini-batch of an epoch is filled with examples -1 of no size.
         """
-        ranks = range(self.plan.n_ranks)
-        orders: list[Indices] = []
-        for _epoch, _rank, order in self.plan.epochs_of(ranks):
-            orders.append(order)
-            if len(orders) == self.plan.n_ranks:
-                yield self._batches(np.stack(orders, axis=1))
-                orders.clear()
-
-    def _batches(self, examples: Indices) -> tuple[Indices, Array]:
-        batch_size = self.plan.batch_size
-        missing = -len(examples) % batch_size
-        examples = np.pad(examples, ((0, missing), (0, 0)), constant_values=-1)
-        sizes = np.where(examples < 0, 0.0, self.sizes[examples])
-        shape = -1, batch_size, self.plan.n_ranks
-        return examples.reshape(shape), sizes.reshape(shape)
+        n_ranks, batch_size = self.plan.n_ranks, self.plan.batch_size
+        for epoch in self.plan.epochs:
+            examples = self.plan.of_ranks(range(n_ranks), epoch)
+            missing = -len(examples) % batch_size
+            examples = np.pad(examples, ((0, missing), (0, 0)), constant_values=-1)
+            examples = examples.reshape(-1, batch_size, n_ranks)
+            yield examples, np.where(examples < 0, 0.0, self.sizes[examples])
 
     @property
     def total(self) -> float:

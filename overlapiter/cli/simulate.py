@@ -19,8 +19,7 @@ import argparse
 import dataclasses
 
 from overlapiter.clairvoyant.model import System, Tier
-from overlapiter.clairvoyant.policies import POLICIES
-from overlapiter.clairvoyant.simulator import simulate
+from overlapiter.clairvoyant.policies import POLICIES, simulate
 from overlapiter.clairvoyant.workload import SCENARIOS, Scenario
 from overlapiter.options import check_count
 from overlapiter.words import duration_words

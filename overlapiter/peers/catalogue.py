@@ -56,7 +56,7 @@ class Catalogue:
         self._root = os.path.join(real or source, "").encode("utf-8", "surrogateescape")
         self._seed = source_seed(real or source, place)
         self._source_number = self._seed - (1 << 63)
-        self._open: list[tuple[str, Index] | None] = [None] * len(sites)
+        self._open: dict[int, tuple[str, Index]] = {}  # by tier: the folder of its segments
 
     def look(self, names: Sequence[bytes]) -> tuple[dict[bytes, Entry], set[bytes]]:
         """Return the staged ones of some files, and those that are being copied."""
@@ -83,7 +83,7 @@ class Catalogue:
         opened = self._opened(tier)
         if opened is None:
             return
-        generation, index = opened
+        folder, index = opened
 
         def select(cursor: Cursor) -> tuple[list[Row], list[Row]]:
             statement = (
@@ -97,7 +97,6 @@ class Catalogue:
         rows, copying = index.read(select)
         if not {type(value) for row in rows for value in row[1:]} <= {int}:
             raise IndexDamagedError("a row has something else than numbers")
-        folder = segments_of(generation)
         paths = {segment: segment_path(folder, segment) for segment in {row[1] for row in rows}}
         asked = {names[key] for key in left}
         for path, segment, start, size, mtime, checksum, at in rows:
@@ -106,18 +105,15 @@ class Catalogue:
         coming.update(names[key] for (key,) in copying if names[key] not in found)
 
     def _opened(self, tier: int) -> tuple[str, Index] | None:
-        """Return the generation in use and its index; None if there is none."""
-        opened = self._open[tier]
-        if opened is not None and opened[1].is_current():
-            return opened
-        self._close(tier)
-        generation = generation_of(self._directories[tier])
-        path = index_path(generation)
-        if os.path.exists(path):
-            self._open[tier] = generation, Index(path)
-        return self._open[tier]
+        """Return the segments and the index of the generation in use; None if there is none."""
+        if tier not in self._open or not self._open[tier][1].is_current():
+            self._close(tier)
+            generation = generation_of(self._directories[tier])
+            path = index_path(generation)
+            if os.path.exists(path):
+                self._open[tier] = segments_of(generation), Index(path)
+        return self._open.get(tier)
 
     def _close(self, tier: int) -> None:
-        opened, self._open[tier] = self._open[tier], None
-        if opened is not None:
-            opened[1].close()
+        if tier in self._open:
+            self._open.pop(tier)[1].close()

@@ -11,8 +11,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import dataclasses
-import heapq
-import itertools
 import threading
 import time
 import traceback
@@ -191,8 +189,7 @@ class _Lane:
         self._breaker = Breaker()
         self._wakes = threading.Condition()
         self._waiting: collections.deque[_Want] = collections.deque()
-        self._later: list[tuple[float, int, _Want]] = []  # to be asked for again, and when
-        self._numbers = itertools.count()
+        self._later: collections.deque[_Want] = collections.deque()  # until they begin again
         self._is_running = self.is_closed = False
         self._mean_bytes = 0.0
         self._n_failures = 0
@@ -210,12 +207,11 @@ class _Lane:
                 with contextlib.suppress(RuntimeError):  # there may be too many threads
                     threading.Thread(target=self._run, daemon=True).start()
                     self._is_running = True
-            is_taken = self._is_running
-            if is_taken:
+            if self._is_running:
                 self._waiting.append(want)
                 self._wakes.notify()
-        if not is_taken:
-            self._peers.pass_on(want)
+                return
+        self._peers.pass_on(want)
 
     def close(self) -> None:
         """End the thread and the connection once nothing waits; what is put later opens them."""
@@ -248,20 +244,19 @@ class _Lane:
         with self._wakes:
             while True:
                 now_seconds = time.monotonic()
-                while self._later and self._later[0][0] <= now_seconds:
-                    self._waiting.append(heapq.heappop(self._later)[2])
+                while self._later and self._later[0].begun <= now_seconds:
+                    self._waiting.append(self._later.popleft())
                 if self._waiting or self._asked:
                     n_files = min(self._files_at_once(), len(self._waiting))
                     return [self._waiting.popleft() for _ in range(n_files)]
                 if self._later:
-                    self._wakes.wait(self._later[0][0] - now_seconds)
-                elif self.is_closed or not self._wakes.wait_for(self._is_wanted, _REST_SECONDS):
+                    self._wakes.wait(self._later[0].begun - now_seconds)
+                elif self.is_closed or not self._wakes.wait_for(
+                    lambda: self._waiting or self.is_closed, _REST_SECONDS
+                ):
                     self._close()
                     self._is_running = False
                     return None
-
-    def _is_wanted(self) -> bool:
-        return bool(self._waiting or self.is_closed)
 
     def _files_at_once(self) -> int:
         return max(1, min(MOST_NAMES, int(_REQUEST_BYTES / max(self._mean_bytes, 1.0))))
@@ -302,13 +297,13 @@ class _Lane:
 
     def _ask_again(self, want: _Want, record: Record) -> None:
         """Ask for a file again, here later or another holder now."""
+        if not record.has_bytes and self._is_to_come(want, record):
+            want.begun = time.monotonic() + _PAUSE_SECONDS
+            self._later.append(want)
+            return
         if record.has_bytes:
             self._peers.count_fault()
-            self._peers.pass_on(want)
-        elif self._is_to_come(want, record):
-            self._put_off(want)
-        else:
-            self._peers.pass_on(want)
+        self._peers.pass_on(want)
 
     def _is_to_come(self, want: _Want, record: Record) -> bool:
         """Return whether to ask the same node again, which may be about to have the file."""
@@ -316,11 +311,6 @@ class _Lane:
         if record.state == COMING and want.is_first and not want.deadline:
             want.deadline = now_seconds + _PATIENCE_SECONDS
         return now_seconds + _PAUSE_SECONDS < want.deadline
-
-    def _put_off(self, want: _Want) -> None:
-        with self._wakes:
-            at_seconds = want.begun = time.monotonic() + _PAUSE_SECONDS
-            heapq.heappush(self._later, (at_seconds, next(self._numbers), want))
 
     # --- failures -----------------------------------------------------------------------------
 
@@ -341,7 +331,7 @@ class _Lane:
         self._close()
         with self._wakes:
             lost = [want for batch in self._asked for want in batch]
-            lost += [*self._waiting, *(want for _, _, want in self._later)]
+            lost += [*self._waiting, *self._later]
             self._asked.clear()
             self._waiting.clear()
             self._later.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hmac
 import secrets
 import socket
 import struct
@@ -15,7 +16,6 @@ from .protocol import (
     Record,
     Seal,
     answer_bytes,
-    is_same,
     packed_names,
     proof,
     unpacked_records,
@@ -58,7 +58,7 @@ class Connection:
             nonces = self.read(NONCE_BYTES) + secrets.token_bytes(NONCE_BYTES)
             hello = nonces[NONCE_BYTES:] + proof(secret, b"client", nonces)
             self._socket.sendall(hello)
-            if not is_same(self.read(CODE_BYTES), proof(secret, b"server", nonces)):
+            if not hmac.compare_digest(self.read(CODE_BYTES), proof(secret, b"server", nonces)):
                 raise PeerError("the server does not know the secret")
             self._limit(wait_seconds)
         except BaseException:

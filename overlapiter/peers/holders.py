@@ -94,8 +94,8 @@ class Placement:
         return np.stack([self.nodes, *latest], axis=1)
 
 
-class HolderPlan(NamedTuple):
-    """Where one node finds examples that it does not have.
+class Sharing(NamedTuple):
+    """What the nodes of a job hold for each other, seen from one of them.
 
     Attributes:
         own: The number of this node.
@@ -103,6 +103,7 @@ class HolderPlan(NamedTuple):
         nodes: By epoch, for each example the nodes that may hold it; see `Placement.holders`.
         since: For each example the position from which on its first holder may have it.
         length: Examples that a rank reads in an epoch.
+        served: By epoch, what others read from this node.
     """
 
     own: int
@@ -110,6 +111,7 @@ class HolderPlan(NamedTuple):
     nodes: dict[int, Nodes]
     since: NDArray[np.int64]
     length: int
+    served: dict[int, Served]
 
     def is_elsewhere(self) -> NDArray[np.bool_]:
         """Return for each example whether another node is its first holder."""
@@ -135,26 +137,8 @@ class HolderPlan(NamedTuple):
         ]
 
 
-class Sharing(NamedTuple):
-    """What the nodes of a job hold for each other, seen from one of them.
-
-    Attributes:
-        holders: Where it finds what it does not have.
-        served: By epoch, what others read from it.
-    """
-
-    holders: HolderPlan
-    served: dict[int, Served]
-
-
 class NodeShare:
-    """What one node of a job holds.
-
-    Args:
-        order: The order of its rank.
-        node_of_rank: The number of each rank's node.
-        dataset_size: Examples in the dataset.
-    """
+    """What one node of a job holds, as a rank of it knows by its order."""
 
     def __init__(
         self, order: ScatteredOrder, node_of_rank: Sequence[int], dataset_size: int
@@ -180,9 +164,14 @@ class NodeShare:
         """Return what the nodes hold, and what others read from this one, in some epochs."""
         placement = self._placement
         coming = sorted(epoch for epoch in epochs if epoch >= placement.start[0])
-        nodes = {epoch: placement.holders(epoch) for epoch in coming}
-        plan = HolderPlan(self._own, placement.nodes, nodes, placement.since, placement.length)
-        return Sharing(plan, {epoch: self._served(epoch) for epoch in coming})
+        return Sharing(
+            self._own,
+            placement.nodes,
+            {epoch: placement.holders(epoch) for epoch in coming},
+            placement.since,
+            placement.length,
+            {epoch: self._served(epoch) for epoch in coming},
+        )
 
     def _served(self, epoch: int) -> Served:
         placement = self._placement

@@ -12,6 +12,7 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Iterator
 from typing import Any, ClassVar, Protocol
 
 from overlapiter.errors import OptionError
@@ -69,34 +70,32 @@ class Rendezvous:
             OSError: The directory cannot be read or written.
         """
         call, self._n_calls = self._n_calls, self._n_calls + 1
-        wait = _Wait()
         if self.rank == 0:
-            return self._gather(call, item, wait)
-        own, answered = secrets.token_hex(16), None
-        while True:
+            return self._gather(call, item)
+        own, answered, roll = secrets.token_hex(16), None, None
+        for _ in _looks():
             roll = self._read(f"{call}-all")
             if roll is not None and any(answer == own for answer, _ in roll["items"]):
                 return [value for _, value in roll["items"]]
             if roll is not None and roll["word"] != answered:
                 answered = roll["word"]
                 self._write(f"{call}-{self.rank}", {"word": answered, "item": [own, item]})
-            if wait.is_over():
-                raise self._late([0] if roll is None else [])
+        raise self._late([0] if roll is None else [])
 
-    def _gather(self, call: int, item: Any, wait: _Wait) -> list[Any]:
+    def _gather(self, call: int, item: Any) -> list[Any]:
         word = secrets.token_hex(16)
         self._write(f"{call}-all", {"word": word, "items": []})
         items: dict[int, Any] = {0: ["", item]}
-        while len(items) < self.size:
-            if wait.is_over():
-                raise self._late([rank for rank in range(self.size) if rank not in items])
+        for _ in _looks():
             for rank in set(range(self.size)) - items.keys():
                 answer = self._read(f"{call}-{rank}")
                 if answer is not None and answer["word"] == word:
                     items[rank] = answer["item"]
-        in_order = [items[rank] for rank in range(self.size)]
-        self._write(f"{call}-all", {"word": word, "items": in_order})
-        return [value for _, value in in_order]
+            if len(items) == self.size:
+                in_order = [items[rank] for rank in range(self.size)]
+                self._write(f"{call}-all", {"word": word, "items": in_order})
+                return [value for _, value in in_order]
+        raise self._late([rank for rank in range(self.size) if rank not in items])
 
     def _late(self, ranks: list[int]) -> OptionError:
         who = f"ranks {ranks[:8]} have" if ranks else "some rank has"
@@ -124,28 +123,18 @@ class Rendezvous:
         os.replace(part, path)
 
 
-class _Wait:
-    """Waits, a little longer each time, for as long as ranks are waited for."""
-
-    def __init__(self) -> None:
-        self._deadline = time.monotonic() + PATIENCE_SECONDS
-        self._pause_seconds = _FIRST_POLL_SECONDS
-
-    def is_over(self) -> bool:
-        """Wait for a moment; return whether it has been long enough."""
-        time.sleep(self._pause_seconds)
-        self._pause_seconds = min(1.5 * self._pause_seconds, _LONGEST_POLL_SECONDS)
-        return time.monotonic() >= self._deadline
+def _looks() -> Iterator[None]:
+    """Yield for each look; wait between them, a little longer each time, until it is too late."""
+    deadline = time.monotonic() + PATIENCE_SECONDS
+    pause_seconds = _FIRST_POLL_SECONDS
+    while time.monotonic() < deadline:
+        yield
+        time.sleep(pause_seconds)
+        pause_seconds = min(1.5 * pause_seconds, _LONGEST_POLL_SECONDS)
 
 
 class StoreCommunicator:
-    """A communicator of ranks that share a store of ``torch.distributed``.
-
-    Args:
-        store: The store.
-        rank: Of this process.
-        size: The number of ranks.
-    """
+    """A communicator of ranks that share a store of ``torch.distributed``."""
 
     #: Calls so far, by rank, of all communicators of this process: no key is used twice.
     _n_calls: ClassVar[collections.Counter[int]] = collections.Counter()

@@ -91,11 +91,6 @@ def communicator_of(peers: object, rank: int, size: int) -> Communicator:
 def join(comm: Communicator, rank: int, n_prefetchers: int) -> Joined | None:
     """Have all ranks of a job find each other. Collective.
 
-    Args:
-        comm: The communicator.
-        rank: Of this process.
-        n_prefetchers: Of this process.
-
     Returns:
         None if all ranks are on one node, and have nothing to fetch from each other.
 
@@ -116,7 +111,9 @@ def join(comm: Communicator, rank: int, n_prefetchers: int) -> Joined | None:
         return None
     node_of_rank = tuple(names.index(card.node) for card in cards)
     is_one_host = len({card.network for card in cards}) == 1
-    listener = _listener(address_among([card.addresses for card in cards], rank, is_one_host))
+    address = address_among([card.addresses for card in cards], rank, is_one_host)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listener = socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN)
     secret = secrets.token_hex(SECRET_BYTES) if rank == 0 else ""
     offers = allgather(comm, (listener.getsockname()[:2], secret))
     plan = PeersPlan(
@@ -138,16 +135,3 @@ def _servers(
     for node, (host, port) in zip(node_of_rank, addresses, strict=True):
         by_node[node].append((host, port))
     return tuple(map(tuple, by_node))
-
-
-def _listener(address: str) -> socket.socket:
-    """Return a socket that listens at an address, on a port of the kernel's choice."""
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    try:
-        listener.bind((address, 0))
-        listener.listen(socket.SOMAXCONN)
-    except BaseException:
-        listener.close()
-        raise
-    return listener

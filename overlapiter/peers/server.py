@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import hmac
 import itertools
 import mmap
 import os
@@ -18,11 +19,10 @@ import selectors
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 from overlapiter.store.segments import READ_FLAGS
 
-from .catalogue import Entry
+from .catalogue import Catalogue
 from .protocol import (
     ABSENT,
     CODE_BYTES,
@@ -35,7 +35,6 @@ from .protocol import (
     THERE,
     PeerError,
     Seal,
-    is_same,
     packed_records,
     proof,
     unpacked_names,
@@ -51,13 +50,6 @@ _TURN_BYTES = 1 << 20
 #: Segments that are mapped at the same time; one of 1 GiB takes up to 2 MiB of page tables.
 _MOST_SEGMENTS = 32
 _READ_BYTES = 64 << 10
-
-
-class Finds(Protocol):
-    """Tells where staged files lie; a :class:`~overlapiter.peers.catalogue.Catalogue`."""
-
-    def look(self, names: Sequence[bytes]) -> tuple[dict[bytes, Entry], set[bytes]]:
-        """Return the staged ones of some files, and those that are being copied."""
 
 
 class _Segments:
@@ -145,7 +137,7 @@ class Server:
         self,
         listener: socket.socket,
         secret: bytes,
-        catalogue: Finds,
+        catalogue: Catalogue,
         *,
         most_peers: int,
         since: int,
@@ -221,14 +213,13 @@ class Server:
     def _serve(self, connection: _Connection, events: int) -> None:
         """Go on with a connection as far as it does not block; close it if it is not in order."""
         try:
-            if events & selectors.EVENT_READ and not connection.pieces:
-                self._receive(connection)
-            if connection.pieces:
-                self._send(connection)
-            while not connection.pieces and self._take_message(connection):
-                self._send(connection)
-            self._await(connection)
-        except BlockingIOError:
+            with contextlib.suppress(BlockingIOError):
+                if events & selectors.EVENT_READ and not connection.pieces:
+                    self._receive(connection)
+                if connection.pieces:
+                    self._send(connection)
+                while not connection.pieces and self._take_message(connection):
+                    self._send(connection)
             self._await(connection)
         except (OSError, PeerError):
             self._close(connection)
@@ -278,7 +269,7 @@ class Server:
 
     def _let_in(self, connection: _Connection, hello: bytes) -> None:
         nonces = connection.nonce + hello[:NONCE_BYTES]
-        if not is_same(hello[NONCE_BYTES:], proof(self._secret, b"client", nonces)):
+        if not hmac.compare_digest(hello[NONCE_BYTES:], proof(self._secret, b"client", nonces)):
             raise PeerError("a stranger")
         if sum(c.is_known for c in self._connections) >= self._most_peers:
             raise PeerError("too many connections")

@@ -13,11 +13,7 @@ from overlapiter.store.localfiles import LocalFiles
 from overlapiter.urls import is_url
 from overlapiter.workers.plan import StagingPlan
 
-_Given = TypeVar("_Given")
-
-
-def _note_nothing(_tier: int, _n_bytes: int, _took_ns: int) -> None:
-    """Take no note."""
+Given = TypeVar("Given")
 
 
 class StagedCopies:
@@ -32,7 +28,7 @@ class StagedCopies:
             read, and how many nanoseconds that took.
 
     Attributes:
-        table: The extents that may be read, by the keys of their files.
+        table: The extents that may be read, by the keys of their files; replaced for each part.
         has_missed: Whether one of them could not be read for the current example, or was of no use.
         opened: The paths opened for the current example, in order.
         opens_staged: Opens that went to a staged copy, since the start.
@@ -40,7 +36,9 @@ class StagedCopies:
     """
 
     def __init__(
-        self, plan: StagingPlan, note_read: Callable[[int, int, int], None] = _note_nothing
+        self,
+        plan: StagingPlan,
+        note_read: Callable[[int, int, int], None] = lambda _tier, _n_bytes, _took_ns: None,
     ) -> None:
         directories = [site.directory for site in plan.sites]
         self._key_of = keys_of(plan.source, plan.place, plan.real_source)
@@ -56,10 +54,6 @@ class StagedCopies:
         self.opened: list[str] = []
         self.opens_staged = 0
         self.opens_source = 0
-
-    def begin_part(self, table: dict[int, Extent]) -> None:
-        """Replace the table."""
-        self.table = table
 
     def begin_example(self) -> None:
         """Forget what the previous example opened, and the files that were made for it."""
@@ -81,7 +75,7 @@ class StagedCopies:
             data = self._reader.read(extent)
             return open_bytes(data, path, mode, *args, **kwargs), extent.size
 
-        return self._copy_of(path, opened)
+        return self.give(path, opened)
 
     def local_path(self, path: str) -> str | None:
         """Return the path of the staged copy, until the next example; None without one."""
@@ -90,18 +84,24 @@ class StagedCopies:
             files = self._files[extent.tier if extent.is_whole else -1]
             return files.path_of(extent, path), extent.size
 
-        return self._copy_of(path, path_of)
+        return self.give(path, path_of)
 
-    def _copy_of(self, path: str, give: Callable[[Extent], tuple[_Given, int]]) -> _Given | None:
-        """Return what ``give`` makes of a copy, beside the bytes of it that it reads; else None."""
+    def give(self, path: str, made_of: Callable[[Extent], tuple[Given, int]]) -> Given | None:
+        """Return what is made of the staged copy; None where the source has to be read.
+
+        Args:
+            path: The source file.
+            made_of: Returns that, and how many bytes of the copy it has read.
+        """
         self.opened.append(path)
         extent = self._extent_of(path)
         if extent is not None:
             began_ns = time.monotonic_ns()
             try:
-                given, n_bytes = give(extent)
+                given, n_bytes = made_of(extent)
             except (DamagedError, OSError):
-                self._miss(extent)
+                self.has_missed = True
+                self.table.pop(extent.key, None)
             else:
                 if extent.is_whole:
                     self._large.append(extent)
@@ -122,10 +122,6 @@ class StagedCopies:
             return None
         # The hook has put a URL into its plain form already.
         return self.table.get(self._key_of(path if self._is_url else normalised(path)))
-
-    def _miss(self, extent: Extent) -> None:
-        self.has_missed = True
-        self.table.pop(extent.key, None)
 
     def have_changed(self) -> bool:
         """Return whether a large copy has changed since the current example opened it.

@@ -15,11 +15,7 @@ _open = open
 
 
 class Usage:
-    """Notes the cores and the memory of this process; a replacement counts on.
-
-    Args:
-        row: The counters of this process.
-    """
+    """Notes the cores and the memory of this process in its row; a replacement counts on."""
 
     def __init__(self, row: Row) -> None:
         self._row = row

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 
 from overlapiter.clairvoyant.model import Clock, System, Tier, expected_store_seconds, naive_seconds
-from overlapiter.clairvoyant.policies import POLICIES, pooled_reads
-from overlapiter.clairvoyant.simulator import simulate
+from overlapiter.clairvoyant.policies import POLICIES, pooled_reads, simulate
 from overlapiter.clairvoyant.workload import PUBLISHED, SCENARIOS, Scenario
 
 #: Böhringer 2020, section 5.2: seconds in scenarios 1 and 2.

@@ -34,11 +34,11 @@ def first_state(
 @pytest.mark.parametrize("remainder", ["fill", "drop", "uneven"])
 def test_each_example_has_one_holder_that_reads_it_first(remainder: str) -> None:
     for rank, share in enumerate(shares(remainder)):
-        holders = share.sharing([0]).holders
+        holders = share.sharing([0])
         first = ScatteredOrder(rank, 4, 5, remainder=remainder).of_epoch(0, N)  # type: ignore[arg-type]  # one of three
         own = np.flatnonzero(holders.first == NODE_OF_RANK[rank])
         assert remainder == "drop" or set(first[: N // 4]) <= set(own)
-        assert (holders.first == shares(remainder)[0].sharing([0]).holders.first).all()
+        assert (holders.first == shares(remainder)[0].sharing([0]).first).all()
         assert (holders.first != NOWHERE).all()
         assert np.array_equal(holders.is_elsewhere(), holders.first != NODE_OF_RANK[rank])
 
@@ -46,7 +46,7 @@ def test_each_example_has_one_holder_that_reads_it_first(remainder: str) -> None
 def test_its_latest_readers_are_the_further_holders_of_an_example() -> None:
     share = shares()[2]
     orders = [[set(ScatteredOrder(r, 4, 5).of_epoch(e, N)) for r in range(4)] for e in range(5)]
-    holders = share.sharing([3, 4]).holders
+    holders = share.sharing([3, 4])
     example = next(e for e in range(N) if e in orders[3][0] and e in orders[2][3])
     (found,) = holders.of([example], 4 * holders.length, 4 * holders.length)
     assert found is not None
@@ -57,7 +57,7 @@ def test_its_latest_readers_are_the_further_holders_of_an_example() -> None:
 
 
 def test_in_the_first_epoch_none_is_asked_that_cannot_have_it_yet() -> None:
-    holders = shares()[0].sharing([0]).holders
+    holders = shares()[0].sharing([0])
     for example, found in enumerate(holders.of(range(N), 0, 0)):
         first = int(holders.first[example])
         assert found == (None if first == 0 else Holders((first,), is_coming=True))
@@ -67,7 +67,7 @@ def test_what_a_node_serves_is_what_others_read_of_what_it_holds() -> None:
     orders = [ScatteredOrder(rank, 4, 5) for rank in range(4)]
     for rank, share in enumerate(shares()):
         sharing = share.sharing([1])
-        own = set(np.flatnonzero(sharing.holders.first == NODE_OF_RANK[rank]).tolist())
+        own = set(np.flatnonzero(sharing.first == NODE_OF_RANK[rank]).tolist())
         elsewhere = [r for r in range(4) if NODE_OF_RANK[r] != NODE_OF_RANK[rank]]
         expected = {
             int(example): place
@@ -85,7 +85,7 @@ def test_what_a_node_serves_is_what_others_read_of_what_it_holds() -> None:
 def test_a_run_that_goes_on_amid_an_epoch_counts_from_there() -> None:
     begun = shares(start=(2, 40))
     order = ScatteredOrder(0, 1, 5).of_epoch(2, N)
-    nodes = begun[0].sharing([2]).holders.first
+    nodes = begun[0].sharing([2]).first
     for place, example in enumerate(order[40:]):
         assert nodes[example] == NODE_OF_RANK[place % 4]
     later = ScatteredOrder(0, 1, 5).of_epoch(3, N)
@@ -98,7 +98,7 @@ def test_a_run_that_goes_on_amid_an_epoch_counts_from_there() -> None:
 
 def test_a_holder_that_has_not_read_its_file_yet_is_about_to() -> None:
     share = shares()[0]
-    holders = share.sharing([0]).holders
+    holders = share.sharing([0])
     elsewhere = np.flatnonzero(holders.is_elsewhere())
     late = elsewhere[np.argmax(holders.since[elsewhere])]
     position = int(holders.since[late])

@@ -51,7 +51,7 @@ class StagedFiles:
         self._stager.stage([Wanted(key, path)], answers.update)
         answer = answers[key]
         if answer.extent is not None:
-            self._copies.begin_part({**self._copies.table, key: answer.extent})
+            self._copies.table[key] = answer.extent
         return answer
 
     def local_path(self, path: str) -> str:

@@ -91,12 +91,10 @@ class Channel:
             if len(data) < _PACKET_BYTES:
                 self._send_packet(_IN_PACKET + data, fds, flags)
                 return
-            memory_fd = os.memfd_create("overlapiter-message", os.MFD_CLOEXEC)
-            try:
-                _write_all(memory_fd, data)
-                self._send_packet(_IN_MEMORY, (memory_fd, *fds), flags)
-            finally:
-                os.close(memory_fd)
+            with os.fdopen(os.memfd_create("overlapiter-message", os.MFD_CLOEXEC), "wb") as memory:
+                memory.write(data)
+                memory.flush()
+                self._send_packet(_IN_MEMORY, (memory.fileno(), *fds), flags)
         except (BrokenPipeError, ConnectionResetError):
             raise ChannelClosedError from None
         except OSError as error:
@@ -175,9 +173,3 @@ def _received_fds(control: list[tuple[int, int, bytes]]) -> list[int]:
         if level == socket.SOL_SOCKET and kind == socket.SCM_RIGHTS:
             fds.frombytes(data[: len(data) - len(data) % fds.itemsize])
     return list(fds)
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]

@@ -39,6 +39,7 @@ class TaskAtHand:
     def __init__(self, task: StageTask, room: RoomForTask) -> None:
         self.task = task
         self.room = room
+        self.make_room = None if task.victims is None else room.make
         self.examples: list[ExampleAtHand] = []
         self.answers: dict[int, Staged] = {}
         self.n_reported = 0

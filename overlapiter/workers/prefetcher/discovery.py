@@ -4,31 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from typing import IO, Any, NoReturn
+from collections.abc import Callable
 
 from overlapiter.openhook import OpenHook
 from overlapiter.sources import Dataset, index_maker
 from overlapiter.store.extents import Extent
-from overlapiter.workers.copies import StagedCopies
+from overlapiter.workers.copies import Given, StagedCopies
+from overlapiter.workers.plan import StagingPlan
 
 
 class _PathFoundError(BaseException):
     """Leaves the dataset at its first open; no Exception, so that user code lets it pass."""
 
 
-class Discovery:
+class Discovery(StagedCopies):
     """Finds the files of an example by asking the dataset for it.
 
-    Used in a prefetcher. It costs what the dataset does before it opens its first file. A dataset
-    that reads several files for one example gives its first one so; to reach the next, the
-    dataset is run again with the staged copies of those before.
+    It is the handler of the open hook that leaves the dataset at the first file that is not staged.
+
+    It costs what the dataset does before it opens its first file. A dataset that reads several
+    files for one example gives its first one so; to reach the next, the dataset is run again with
+    the staged copies of those before.
 
     Not thread-safe: one call at a time, from any thread; other threads may open files meanwhile.
 
     Args:
         dataset: The dataset.
-        source: Absolute root of the files on the slow store.
-        copies: Gives the staged copies.
+        plan: Where files are staged, and from which source.
         index_type: As which the dataset is asked for an example: a character of NumPy's.
 
     Attributes:
@@ -36,16 +38,14 @@ class Discovery:
             if there is none.
     """
 
-    def __init__(
-        self, dataset: Dataset, source: str, copies: StagedCopies, index_type: str = "p"
-    ) -> None:
+    def __init__(self, dataset: Dataset, plan: StagingPlan, index_type: str = "p") -> None:
+        super().__init__(plan)
         self._dataset = dataset
         self._index_type = index_maker(index_type)
-        self._copies = copies
         self._thread: int | None = None
         self._found: str | None = None
         self.elsewhere = ""
-        OpenHook(source, self, elsewhere=self._on_other_open).install()
+        OpenHook(plan.source, self, elsewhere=self._on_other_open).install()
 
     def next_path(self, index: int, after: dict[int, Extent]) -> str | None:
         """Return the first file that example ``index`` opens which is not in ``after``.
@@ -58,39 +58,25 @@ class Discovery:
             The path as the dataset wrote it, or None if the example opens no further file. None
             too where the dataset raises: the file reader meets the same error and reports it.
         """
-        self._copies.begin_part(dict(after))
-        self._copies.begin_example()
+        self.table = dict(after)
+        self.begin_example()
         self._found = None
         self._thread = threading.get_ident()
         with contextlib.suppress(BaseException):  # even sys.exit is for the file reader to meet
             self._dataset[self._index_type(index)]
         self._thread = None
-        self._copies.begin_example()  # what this one opened is not needed any more
+        self.begin_example()  # what this one opened is not needed any more
         return self._found
 
-    def open(
-        self, path: str, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> IO[Any] | None:
-        """Return a staged copy; leave the dataset at the first file that is not staged."""
+    def give(self, path: str, made_of: Callable[[Extent], tuple[Given, int]]) -> Given | None:
+        """Return what is made of a staged copy; leave the dataset if there is none."""
         if self._thread != threading.get_ident():
             return None
-        file = self._copies.open(path, mode, args, kwargs)
-        if file is None:
-            self._leave(path)
-        return file
-
-    def local_path(self, path: str) -> str | None:
-        """Return the path of a staged copy, as :meth:`open`."""
-        if self._thread != threading.get_ident():
-            return None
-        found = self._copies.local_path(path)
-        if found is None:
-            self._leave(path)
-        return found
-
-    def _leave(self, path: str) -> NoReturn:
-        self._found = self._found or path
-        raise _PathFoundError
+        given = super().give(path, made_of)
+        if given is None:
+            self._found = self._found or path
+            raise _PathFoundError
+        return given
 
     def _on_other_open(self, path: str) -> None:
         if self._thread == threading.get_ident():

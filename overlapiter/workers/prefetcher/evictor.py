@@ -12,7 +12,7 @@ from overlapiter.store.eviction import Victim
 from overlapiter.store.extents import packed
 from overlapiter.store.index import IndexBusyError
 from overlapiter.store.stager import Stager
-from overlapiter.store.store import Store, Wanted
+from overlapiter.store.store import Wanted
 
 from .staging_work import Moved
 
@@ -35,14 +35,10 @@ class Evictor:
 
     def __init__(self, dataset: Dataset, stager: Stager, count: Callable[[int], None]) -> None:
         self._dataset = dataset
+        self.stores = stager.stores
         self._stager = stager
         self._count = count
         self._next_search: dict[object, float] = {}
-
-    @property
-    def stores(self) -> list[Store]:
-        """The tiers, the fastest first."""
-        return list(self._stager.stores)
 
     def evict(
         self, victims: list[Victim], tier: int, make_room: Callable[[int, int], bool]
@@ -73,7 +69,7 @@ class Evictor:
         search = tier, older_than_seconds
         if time.monotonic() < self._next_search.get(search, 0.0):
             return False
-        store = self._stager.stores[tier]
+        store = self.stores[tier]
         keys = store.neighbours.strays(older_than_seconds=older_than_seconds, limit=_AT_ONCE)
         if not keys:
             self._next_search[search] = time.monotonic() + _STRAY_PAUSE_SECONDS
@@ -86,16 +82,16 @@ class Evictor:
         if time.monotonic() < self._next_search.get(tier, 0.0) and not is_last_resort:
             return False
         self._next_search[tier] = time.monotonic() + _TAKE_OVER_PAUSE_SECONDS
-        return self._stager.stores[tier].take_over() > 0
+        return self.stores[tier].take_over() > 0
 
     def wanted_by_others(self, tier: int, victims: list[Victim]) -> set[int]:
         """Return the examples of those victims that other runs are about to read."""
         keys = {file.key: victim.example for victim in victims for file in self._files(victim)}
-        wanted = self._stager.stores[tier].neighbours.wanted_by_others(list(keys))
+        wanted = self.stores[tier].neighbours.wanted_by_others(list(keys))
         return {keys[key] for key in wanted}
 
     def _files(self, victim: Victim) -> list[Wanted]:
-        store, paths = self._stager.stores[0], victim.paths
+        store, paths = self.stores[0], victim.paths
         try:
             if not paths:
                 declared = declared_paths(self._dataset, victim.example) or []

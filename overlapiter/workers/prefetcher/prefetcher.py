@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from overlapiter.board import Counter, Row
@@ -27,7 +27,6 @@ from overlapiter.store.site import Run
 from overlapiter.store.stager import Stager
 from overlapiter.store.store import Wanted
 from overlapiter.tracing import OFF, Tracing
-from overlapiter.workers.copies import StagedCopies
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
 from overlapiter.workers.plan import StagingPlan
 from overlapiter.workers.start.processes import keep_freed_memory
@@ -100,7 +99,8 @@ class Prefetcher:
         if plan.peers is not None:
             from overlapiter.peers.client import Peers  # sockets, for these alone
 
-            self._peers = Peers(plan.peers, self._count_peer_fault, self._crash)
+            count_fault = functools.partial(self._count, Counter.PEER_FAULTS, 1)
+            self._peers = Peers(plan.peers, count_fault, self._crash)
         self._stager = Stager(
             self._stores,
             TracedOrigin(plan.origin(), trace) if trace.is_on else plan.origin(),
@@ -110,7 +110,8 @@ class Prefetcher:
             self._note_answer,
             self._peers,
         )
-        self._evictor = Evictor(dataset, self._stager, self._count_evicted)
+        count_evicted = functools.partial(self._count, Counter.FILES_EVICTED)
+        self._evictor = Evictor(dataset, self._stager, count_evicted)
         self._lock = threading.Lock()
         self._user_code = threading.Lock()
         self._discovery: Discovery | None = None
@@ -244,15 +245,14 @@ class Prefetcher:
         work.room.n_files = len(wanted)
         for example in undeclared:
             self._threads.put(functools.partial(self._discover, work, example))
-        done = functools.partial(self._take, work)
         if not wanted:
-            done({})
+            self._take(work, {})
             return
         trusted = unpacked(task.trusted)
         self._stager.stage(
             [*wanted.values()],
-            done,
-            self._room_of(work),
+            functools.partial(self._take, work),
+            work.make_room,
             suspects,
             trusted,
             functools.partial(self._note, work),
@@ -293,9 +293,6 @@ class Prefetcher:
             with contextlib.suppress(OSError, IndexBusyError):  # looking the files up meets it
                 store.neighbours.want(wanted)
 
-    def _room_of(self, work: TaskAtHand) -> Callable[[int, int], bool] | None:
-        return None if work.task.victims is None else work.room.make
-
     def _take(self, work: TaskAtHand, answers: dict[int, Staged]) -> None:
         """Take answers for files; after the last ones of a task, send it back to the supervisor."""
         self._note(work, answers)
@@ -326,20 +323,20 @@ class Prefetcher:
     def _report_settled(self) -> None:
         """Send back the settled examples of tasks that a file holds up."""
         self._stager.flush()
+        news = []
         with self._lock:
-            tasks = [*self._at_hand.values()]
-        for work in tasks:
-            with self._lock:
+            for work in self._at_hand.values():
                 settled = [example for example in work.examples if work.is_settled(example)]
-                findings = [work.finding(example) for example in settled]
-                is_news = work.n_reported < len(settled) < len(work.examples)
+                if work.n_reported < len(settled) < len(work.examples):
+                    findings = [work.finding(example) for example in settled]
+                    news.append(("staged", work.task.task_id, findings, None))
                 work.n_reported = len(settled)
-            if is_news:
-                self._channel.send(("staged", work.task.task_id, findings, None))
+        for message in news:
+            self._channel.send(message)
 
-    def _count_peer_fault(self) -> None:
+    def _count(self, counter: Counter, n: int) -> None:
         with self._lock:
-            self._row.add(Counter.PEER_FAULTS, 1)
+            self._row.add(counter, n)
 
     def _note_answer(self, took_ns: int, n_bytes: int) -> None:
         """Count an answer of the slow store, and what tells by what it is limited."""
@@ -350,10 +347,6 @@ class Prefetcher:
             self._peers.note_store(took_ns / 1e9)
         with self._lock:
             self._row.add_answer(took_ns, n_bytes)
-
-    def _count_evicted(self, n_files: int) -> None:
-        with self._lock:
-            self._row.add(Counter.FILES_EVICTED, n_files)
 
     # --- examples whose files are not declared ------------------------------------------------
 
@@ -376,11 +369,8 @@ class Prefetcher:
         is_first, self._has_first = not self._has_first, True
         staged: dict[int, Extent] = {}
         while is_first or len(staged) < max(work.task.n_files, self._n_files):
-            with self._asking(example.index):
-                discovery = self._discovery or self._make_discovery()
-                found = discovery.next_path(example.index, staged)
+            found = self._next_path(example.index, staged)
             if found is None:
-                self._note_fruitless(discovery.elsewhere)
                 break
             self._has_found = True
             _, absolute = next(paths_below(self._plan.source, [found]))
@@ -395,12 +385,23 @@ class Prefetcher:
             staged[key] = answer.extent
         self._n_files = max(self._n_files, len(staged))
 
-    def _make_discovery(self) -> Discovery:
-        with contextlib.suppress(BaseException):  # user code: a file reader reports it
-            self._prepare()
-        copies = StagedCopies(self._plan)
-        self._discovery = Discovery(self._dataset, self._plan.source, copies, self._index_type)
-        return self._discovery
+    def _next_path(self, index: int, staged: dict[int, Extent]) -> str | None:
+        """Ask the dataset for an example, one thread at a time; that may kill this process."""
+        with self._user_code:
+            self._asked = index
+            self._show_current()
+            try:
+                if self._discovery is None:
+                    with contextlib.suppress(BaseException):  # user code: a file reader reports it
+                        self._prepare()
+                    self._discovery = Discovery(self._dataset, self._plan, self._index_type)
+                found = self._discovery.next_path(index, staged)
+                if found is None:
+                    self._note_fruitless(self._discovery.elsewhere)
+                return found
+            finally:
+                self._asked = None
+                self._show_current()
 
     def _stage_now(self, work: TaskAtHand, file: Wanted, index: int) -> Staged:
         """Have one file staged; that takes no other thread, so it has been done on return."""
@@ -409,8 +410,8 @@ class Prefetcher:
         suspects = [file.key] if index in work.task.suspects else []
         holders = work.task.holders.get(index)
         known = {} if holders is None else {file.key: holders}
-        room, trusted = self._room_of(work), unpacked(work.task.trusted)
-        self._stager.stage([file], answers.update, room, suspects, trusted, holders=known)
+        trusted = unpacked(work.task.trusted)
+        self._stager.stage([file], answers.update, work.make_room, suspects, trusted, holders=known)
         return answers[file.key]
 
     def _note_fruitless(self, elsewhere: str) -> None:
@@ -425,18 +426,6 @@ class Prefetcher:
             )
 
     # --- what others see ----------------------------------------------------------------------
-
-    @contextlib.contextmanager
-    def _asking(self, index: int) -> Iterator[None]:
-        """Have one thread at a time ask the dataset for an example; it may kill this process."""
-        with self._user_code:
-            self._asked = index
-            self._show_current()
-            try:
-                yield
-            finally:
-                self._asked = None
-                self._show_current()
 
     def _show_current(self) -> None:
         """Show at which example this process is: the one that it has waited for the longest."""

@@ -58,14 +58,7 @@ class ReadTask(NamedTuple):
 
 
 class FileReader:
-    """Reads the parts that come over a channel, until it closes.
-
-    Args:
-        channel: To the supervisor.
-        dataset: The dataset.
-        plan: What it needs to know besides.
-        row: Its counters.
-    """
+    """Reads the parts that the supervisor sends over a channel, until that closes."""
 
     def __init__(self, channel: Channel, dataset: Dataset, plan: SupervisorPlan, row: Row) -> None:
         self._channel = channel
@@ -151,7 +144,7 @@ class FileReader:
         """Read one part and report it; return the nanoseconds spent inside the dataset."""
         copies, row = self._copies, self._row
         if copies is not None:
-            copies.begin_part(unpacked(task.extents))
+            copies.table = unpacked(task.extents)
             n_from_source = copies.opens_source
         reading = _Reading(task)
         before = time.monotonic_ns(), *self._clock.now()
@@ -159,7 +152,6 @@ class FileReader:
             row.put(Counter.CURRENT, index + 1 if _is_countable(index) else 0)
             self._begin_example()
             try:
-                self._raise_begin_error()
                 self._read_example(reading, number, index)
             except ChannelClosedError:
                 raise
@@ -185,10 +177,6 @@ class FileReader:
         row.put(Counter.CURRENT, 0)
         return reading.fetch_ns
 
-    def _raise_begin_error(self) -> None:
-        if self._begin_error is not None:
-            raise self._begin_error
-
     def _begin_example(self) -> None:
         if self._copies is not None:
             self._copies.begin_example()
@@ -197,6 +185,8 @@ class FileReader:
 
     def _read_example(self, reading: _Reading, number: int, index: int) -> None:
         """Read one example and write it to the slot."""
+        if self._begin_error is not None:
+            raise self._begin_error
         task = reading.task
         if index in task.given_up:
             reading.entries.append(task.given_up[index])

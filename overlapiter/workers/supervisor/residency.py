@@ -21,7 +21,7 @@ from overlapiter.workers.supervisor.known import KnownExtents
 from overlapiter.workers.supervisor.schedule import Part
 
 if TYPE_CHECKING:  # the module is imported with the plan, if there is one
-    from overlapiter.peers.holders import HolderPlan, Sharing
+    from overlapiter.peers.holders import Sharing
 
 #: Files that all ranks of a node stage ahead take up to this share of the directory. What they
 #: take is lost to files that are kept for the next epoch: with a share ``f`` of the data set
@@ -68,7 +68,7 @@ class Residency:
         self._eviction = Eviction(n_examples, n_tiers)
         self._known = KnownExtents(n_examples)
         self._suspects: set[int] = set()
-        self._holders: HolderPlan | None = None
+        self._holders: Sharing | None = None
         self._do_others_evict = n_sharers > 1
         self._offers: dict[int, list[Victim] | None] = {}  # by task
         self._on_offer: set[int] = set()
@@ -103,8 +103,8 @@ class Residency:
     ) -> None:
         """Take note of the orders of epochs, and of what other ranks read meanwhile."""
         if sharing is not None:
-            self._holders = sharing.holders
-            self._eviction.leave_to_nodes(self._holders.is_elsewhere())
+            self._holders = sharing
+            self._eviction.leave_to_nodes(sharing.is_elsewhere())
         self._eviction.learn(orders, others, {} if sharing is None else sharing.served)
 
     def settle(self, position: int) -> None:
