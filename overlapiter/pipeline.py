@@ -474,9 +474,9 @@ class Pipeline:
 
     def explain(self, earlier: Stats | None = None) -> Explanation:
         """Return what the trainer waits for, and what to change; as :func:`.explain`."""
-        from overlapiter.explain import explain, setup_of
+        from overlapiter.explain import explain
 
-        return explain(setup_of(self._board), self.stats(), earlier or self._first)
+        return explain(self._board, self.stats(), earlier or self._first)
 
     def close(self) -> None:
         """End all processes, within 2 seconds. Mini-batches that were taken stay valid."""
