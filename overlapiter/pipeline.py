@@ -158,7 +158,6 @@ class Pipeline:
         row.put(Counter.DATASET_SIZE, plan.dataset_size)
         if plan.staging is not None:
             row.put(Counter.FIXED_READS, plan.staging.reads_in_flight or 0)
-            row.put(Counter.CAPACITY_BYTES, plan.staging.capacity_bytes or 0)
 
     def _forget_memory(self) -> None:
         if self._locks is not None:
