@@ -191,7 +191,6 @@ class _Verifier:
         self.source = source
         self._inventory = inventory
         self._is_reading = arguments.checksum
-        self._silence = f"{_UNKNOWN} (no answer for {arguments.timeout:g} s)"
         self._crew = Crew[StagedFile, "list[Finding]"](self._look_at, n_reads, arguments.timeout)
         origin = origin_of(source.root, options, n_reads, source.place)
         self._origin = WatchedOrigin(origin, self._crew)
@@ -204,7 +203,8 @@ class _Verifier:
         with Progress(files.n_files) as shown, contextlib.closing(self._crew.run(parts)) as done:
             for part, found in done:
                 if found is None:
-                    found = [Finding(f, self._silence, is_bad=False) for f in part.values()]
+                    fault = f"{_UNKNOWN} ({self._crew.silence})"
+                    found = [Finding(file, fault, is_bad=False) for file in part.values()]
                 findings += found
                 shown.advance(sum(file.extent.size for file in part.values()), len(part))
         # What jobs have replaced or evicted meanwhile is not wrong any more.

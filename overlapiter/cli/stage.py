@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import threading
 import time
@@ -188,11 +189,11 @@ class _Work:
     ) -> None:
         self._store = store
         self._n_reads = plan.first_reads_in_flight
-        self._silence = f"no answer for {timeout_seconds:g} s"
         self._crew = Crew[None, int](self._stage, self._n_reads, timeout_seconds, self._give_up)
         self._source = WatchedOrigin(plan.origin(), self._crew)
         self._stager = Stager([store], self._source, plan.validate, lambda job: job(), warn)
         self._lock = threading.Lock()
+        self._is_full = False
         self.n: Counter[str] = Counter()
         self.names: dict[str, dict[str, Names]] = defaultdict(lambda: defaultdict(Names))
         self.copied_bytes = 0
@@ -214,12 +215,12 @@ class _Work:
     def run(self, paths: list[str], advance: Callable[[int, int], None]) -> None:
         """Stage until all is done, or there is no room for a further file."""
         n_each = max(1, min(_PART_FILES, len(paths) // self._n_reads))
-        parts = (dict.fromkeys(some) for some in parts_of(paths, n_each))
-        with contextlib.closing(self._crew.run(parts)) as done:
+        parts = itertools.takewhile(lambda _: not self._is_full, parts_of(paths, n_each))
+        with contextlib.closing(self._crew.run(map(dict.fromkeys, parts))) as done:
             for part, copied_bytes in done:
                 if copied_bytes is None:
                     for path in part:
-                        self._count("missing", path, self._silence)
+                        self._count("missing", path, self._crew.silence)
                 advance(copied_bytes or 0, len(part))
 
     def _stage(self, part: Part[None]) -> int:
@@ -239,7 +240,7 @@ class _Work:
             if outcome is Outcome.COPIED and extent is not None:
                 copied_bytes += extent.size
             elif outcome is Outcome.REFUSED:
-                self._crew.stop_soon()
+                self._is_full = True
         with self._lock:
             self.copied_bytes += copied_bytes
         return copied_bytes
