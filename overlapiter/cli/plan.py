@@ -36,6 +36,7 @@ from overlapiter.options import check_count, parse_size
 from overlapiter.words import count_words, duration_words, size_words
 
 from .console import UsageError, add_figure, table, tell
+from .plots import draw_plan
 
 _NETWORK = "1GB"
 
@@ -72,8 +73,6 @@ def run(arguments: argparse.Namespace) -> int:
     text = "\n\n".join([_head(job), _epochs(found["as it is"]), _changes(found, others)])
     tell(arguments, text, **_facts(job, found, others))
     if arguments.output:
-        from .plots import draw_plan
-
         draw_plan(found["as it is"], _runs(found, others), arguments.output)
     return 0
 
