@@ -21,12 +21,7 @@ _LOOKS = 64
 
 
 class FileList(NamedTuple):
-    """What a list names.
-
-    Attributes:
-        paths: The files below the source: absolute, normalised, each once, in its order.
-        outside: The entries that lie elsewhere, as written.
-    """
+    """What a list names: files below the source, absolute and each once; others as written."""
 
     paths: list[str]
     outside: list[str]
