@@ -8,7 +8,7 @@ from collections.abc import Callable
 from overlapiter.board import Counter, StatsBoard
 from overlapiter.bottleneck import Cause, Facts, cause_of
 from overlapiter.stats import Stats
-from overlapiter.words import duration_words
+from overlapiter.words import count_words, duration_words
 
 #: Of the files: a few may be new or refused.
 _NEARLY_ALL = 0.99
@@ -67,8 +67,8 @@ def explain(board: StatsBoard, now: Stats, earlier: Stats | None = None) -> Expl
     if change:
         text += f" {change[0].upper()}{change[1:]}"
         if expected is not None:
-            times = expected / rate
-            text += f": about {expected:,.0f} examples/s, {times:.2g} times as many as now"
+            times = _times_words(expected / rate)
+            text += f": about {expected:,.0f} examples/s, {times} as many as now"
         text += "."
     return Explanation(cause, text, change, rate, expected)
 
@@ -88,6 +88,10 @@ def _without_start(now: Stats) -> Stats:
 
 #: The reason, what to change, and the rate to expect then.
 _Advice = tuple[str, str, float | None]
+
+
+def _times_words(times: float) -> str:
+    return f"{times:.2g} times" if times < 99.5 else f"{times:,.0f} times"
 
 
 def _stalled_words(facts: Facts) -> str:
@@ -124,7 +128,7 @@ def _trainer(facts: Facts) -> _Advice:
     if facts.span.staged_share == 1.0 and spare > 1:
         reason += (
             f" The file readers could give {facts.readers_rate():,.0f} examples/s, enough for a "
-            f"trainer {spare:.2g} times as fast."
+            f"trainer {_times_words(spare)} as fast."
         )
     return reason, "", None
 
@@ -169,7 +173,8 @@ def _bandwidth(facts: Facts) -> _Advice:
 def _requests(facts: Facts) -> _Advice:
     span = facts.span
     at_once = span.files_staged / max(span.store_busy_seconds, 1e-9) * span.least_read_seconds
-    more = f"; fewer, larger files would (it serves about {max(1, at_once):.0f} requests at once)"
+    requests = count_words(max(1, round(at_once)), "request")
+    more = f"; fewer, larger files would (it serves about {requests} at once)"
     return _saturated(facts, "the number of requests that it serves at once", more)
 
 

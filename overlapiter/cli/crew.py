@@ -23,6 +23,8 @@ ResultT = TypeVar("ResultT")
 
 #: How often to look for threads that do not come back.
 _LOOK_SECONDS = 0.25
+#: Parts for each thread, so that it finds the next one when it has done one.
+_AHEAD = 2
 #: How long the end waits for threads that are asking.
 _PATIENCE_SECONDS = 5.0
 
@@ -142,7 +144,7 @@ class Crew(Generic[ItemT, ResultT]):
                 )
             while True:
                 n_left = len(self._threads) - self._n_lost
-                while n_begun < n_left and (part := next(parts, None)):
+                while n_begun < _AHEAD * n_left and (part := next(parts, None)):
                     self._threads.put(functools.partial(self._do, part))
                     n_begun += 1
                 if not n_begun or not n_left:

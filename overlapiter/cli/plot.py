@@ -1,8 +1,8 @@
 """Draw an iterator's trace: what the trainer did, what the slow store gave, and what was ready.
 
 The image shows at one look whether and when the trainer waited, and why: the store gave all it
-could, or nothing was asked of it. --json prints each
-step of what is drawn, and draws with --output only. Needs matplotlib: "overlapiter[plots]".
+could, or nothing was asked of it. --json prints each step of what is drawn, and draws with --output
+only. Needs matplotlib: "overlapiter[plots]".
 
 Examples:
   overlapiter plot out.json
@@ -96,7 +96,8 @@ def _shares(events: list[dict[str, Any]], edges: Floats) -> Floats:
     spans = [(e["ts"], e["dur"], e.get("args", {}).get("recorded_1_of", 1)) for e in events]
     begin, took, weight = np.array(spans, float).reshape(-1, 3).T
     covered = np.array([np.clip(edge - begin, 0, took) @ weight for edge in edges])
-    return np.diff(covered) / np.diff(edges)
+    shares: Floats = np.diff(covered) / np.diff(edges)
+    return shares
 
 
 def _levels(events: list[dict[str, Any]], name: str, edges: Floats) -> Floats:

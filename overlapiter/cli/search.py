@@ -76,7 +76,7 @@ def _search(arguments: argparse.Namespace) -> int:
             metric=arguments.metric,
             seed=arguments.seed,
             is_pruning=arguments.pruning,
-            on_trial=_quiet if arguments.json else _say_trial,
+            on_trial=(lambda *_trial: None) if arguments.json else _say_trial,
             say=lambda text: say(f"note: {text}"),
         )
     except ModuleNotFoundError as error:
@@ -91,10 +91,6 @@ def _search(arguments: argparse.Namespace) -> int:
     if result["best"] is None:
         raise CommandError("no trial was complete; the table says why")
     return 0
-
-
-def _quiet(_trial: Trial, _study: Study) -> None:
-    """Say nothing."""
 
 
 def _say_trial(trial: Trial, study: Study) -> None:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 from overlapiter.words import count_words, duration_words, size_words
 
-from .console import CommandError, printable, say, table, tell
+from .console import CommandError, UsageError, printable, say, table, tell
 
 Event = dict[str, Any]
 Keep = Callable[[str], object]
@@ -69,7 +69,7 @@ class Summary(NamedTuple):
 def run(arguments: argparse.Namespace) -> int:
     """Sum up, and join; return the exit code."""
     if arguments.output in arguments.files:
-        raise CommandError("--output is one of the traces; give another name")
+        raise UsageError("--output is one of the traces; give another name")
     joined = _joined(arguments.output) if arguments.output else contextlib.nullcontext()
     with joined as keep:
         summary = summarize(event for path in arguments.files for event in read_trace(path, keep))
