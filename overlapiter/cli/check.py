@@ -39,7 +39,6 @@ from .crew import Crew, Part, WatchedOrigin, parts_of
 from .origins import add_reading, check_reading, origin_of, storage_options
 from .place import add_directory, chosen, opened, recorded, store_of
 
-_READS_IN_FLIGHT = 64
 _PART_FILES = 64
 _DROPPED_AT_ONCE = 256
 _CHUNK_BYTES = 1 << 20
@@ -68,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repair", action="store_true", help=repair)
     reading = "read the sources, too: takes as long as staging"
     parser.add_argument("--checksum", action="store_true", help=reading)
-    add_reading(parser, _READS_IN_FLIGHT)
+    add_reading(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

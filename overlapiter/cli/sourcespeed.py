@@ -28,9 +28,8 @@ _MOST_FILES = 200_000
 _TIMEOUT_SECONDS = 5.0
 _LOOK_SECONDS = 0.02
 
-#: Files, their bytes, and how long reading them took; and between the time and the CPU time.
+#: Files, their bytes, and how long reading them took.
 _Sizes = tuple[int, int, float]
-_Counts = tuple[float, int, int, float, float]
 
 
 class Level(NamedTuple):
@@ -93,9 +92,8 @@ class SourceMeter:
         self._begin = begin
         self._crew = Crew[None, _Sizes](self._read, self._in_flight.n_reads, _TIMEOUT_SECONDS)
         self._origin = WatchedOrigin(origin, self._crew)
-        self._sizes: _Sizes = 0, 0, 0.0
-        self._started, *_ = self._before = self._counts()
-        self._deadline = self._started
+        self._deadline = self._started = time.monotonic()
+        self._counts = self._before = self._started, 0, 0, 0.0, time.process_time()
         self._sums: dict[int, list[float]] = {}
 
     def measure(self, paths: Sequence[str], seconds: float) -> tuple[list[Level], dict[str, str]]:
@@ -111,38 +109,34 @@ class SourceMeter:
         self._begin(self._in_flight.n_reads)
         with contextlib.closing(self._crew.run(in_time)) as done:
             for part, sizes in done:
-                if sizes is None:  # nor does this time count
+                if sizes is None:  # the time that it took counts only if others come after it
                     silent |= dict.fromkeys(part, self._crew.silence)
-                    continue
-                n_files, n_bytes, read_seconds = self._sizes
-                self._sizes = n_files + sizes[0], n_bytes + sizes[1], read_seconds + sizes[2]
-                if time.monotonic() > self._before[0] + _LOOK_SECONDS:
-                    self._tune()
-        if self._sizes[0] > self._before[1]:
-            self._look()
+                else:
+                    self._add(*sizes)
+        self._look()
         unread = {path: reason for path, reason in self._origin.reasons.items() if reason}
         levels = [_level(*each) for each in sorted(self._sums.items()) if each[1][1]]
         return levels, unread | silent
 
-    def _tune(self) -> None:
-        before = self._in_flight.n_reads
-        at_seconds, n_files, n_bytes, read_seconds, _ = self._look()
-        waited_seconds = at_seconds - self._started
-        reading = Reading(at_seconds, n_files, n_bytes, read_seconds, 0.0, waited_seconds)
-        if (n_reads := self._in_flight.update(reading)) != before:
-            self._begin(n_reads)
-            self._crew.resize(n_reads)
+    def _add(self, n_files: int, n_bytes: int, seconds: float) -> None:
+        """Count a file, and tune the number of reads some times a second."""
+        at_seconds, n_reads = time.monotonic(), self._in_flight.n_reads
+        n_files, n_bytes = n_files + self._counts[1], n_bytes + self._counts[2]
+        seconds += self._counts[3]
+        self._counts = at_seconds, n_files, n_bytes, seconds, time.process_time()
+        if at_seconds > self._before[0] + _LOOK_SECONDS:
+            self._look()
+            waited_seconds = at_seconds - self._started
+            reading = Reading(at_seconds, n_files, n_bytes, seconds, 0.0, waited_seconds)
+            if self._in_flight.update(reading) != n_reads:
+                self._begin(self._in_flight.n_reads)
+                self._crew.resize(self._in_flight.n_reads)
 
-    def _look(self) -> _Counts:
-        """Add what was read since the last look to its number of reads, and return the counts."""
-        counts, n_reads = self._counts(), self._in_flight.n_reads
-        added = map(operator.sub, counts, self._before)
+    def _look(self) -> None:
+        """Add what was read since the last look to its number of reads."""
+        n_reads, added = self._in_flight.n_reads, map(operator.sub, self._counts, self._before)
         self._sums[n_reads] = [*map(operator.add, self._sums.get(n_reads, [0.0] * 5), added)]
-        self._before = counts
-        return counts
-
-    def _counts(self) -> _Counts:
-        return time.monotonic(), *self._sizes, time.process_time()
+        self._before = self._counts
 
     def _read(self, part: Part[None]) -> _Sizes:
         """Read a file, until the time is over if it is large."""

@@ -23,7 +23,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
-from overlapiter.options import FIRST_READS_IN_FLIGHT, Staging
+from overlapiter.options import Staging
 from overlapiter.planning import staging_plan
 from overlapiter.sources import source_root
 from overlapiter.store.inventory import Inventory
@@ -107,7 +107,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="mtime",
         help="how to tell whether a staged file is still as its source (default: %(default)s)",
     )
-    add_reading(parser, FIRST_READS_IN_FLIGHT)
+    add_reading(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:

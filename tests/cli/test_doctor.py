@@ -111,6 +111,7 @@ def test_what_is_no_file_and_what_gives_no_answer_is_named(many, tmp_path) -> No
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert sum(level["n_files"] for level in found["levels"]) == 99
+    assert sum(level["seconds"] for level in found["levels"]) < 5  # waiting for no answer is none
     silence, odd = "no answer for 5 s", "a FIFO, not a file"
     assert found["unread"] == {f"{many}/7.bin": silence, f"{many}/fifo": odd}
     assert f"1 file could not be read ({silence}): {many}/7.bin" in found["warnings"]
