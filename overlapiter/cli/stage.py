@@ -72,41 +72,33 @@ _FATE_OF = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    add_list(
-        parser,
+    add = parser.add_argument
+    text = (
         "file with one path a line, relative to SRC or absolute; lines of `path label`, as for "
-        "Chainer's LabeledImageDataset, are understood; - reads standard input",
+        "Chainer's LabeledImageDataset, are understood; - reads standard input"
     )
-    parser.add_argument(
-        "--source",
-        metavar="SRC",
-        required=True,
-        help="root of the files on the slow store, a directory or a URL such as s3://bucket/train: "
-        "the same as the job's Staging(source=...)",
+    add_list(parser, text)
+    text = (
+        "root of the files on the slow store, a directory or a URL such as s3://bucket/train: "
+        "the same as the job's Staging(source=...)"
     )
-    parser.add_argument(
-        "--labels",
-        choices=("auto", "yes", "no"),
-        default="auto",
-        help="whether the lines of LIST are `path label`; auto: those that end in a number, unless "
-        "there is a file of that whole name",
+    add("--source", metavar="SRC", required=True, help=text)
+    text = (
+        "whether the lines of LIST are `path label`; auto: those that end in a number, unless "
+        "there is a file of that whole name"
     )
-    directory = "the staging directory: the same as the job's Staging(DIR)"
-    parser.add_argument("--to", metavar="DIR", required=True, help=directory)
-    parser.add_argument(
-        "--capacity",
-        metavar="SIZE",
-        help="most bytes that staged files may take in DIR: 200GB, or 50%% of the disk "
-        "(default: no limit but --keep-free)",
+    add("--labels", choices=("auto", "yes", "no"), default="auto", help=text)
+    text = "the staging directory: the same as the job's Staging(DIR)"
+    add("--to", metavar="DIR", required=True, help=text)
+    text = (
+        "most bytes that staged files may take in DIR: 200GB, or 50%% of the disk "
+        "(default: no limit but --keep-free)"
     )
-    keep_free = "free space to leave on the disk (default: 5%%)"
-    parser.add_argument("--keep-free", metavar="SIZE", default="5%", help=keep_free)
-    parser.add_argument(
-        "--validate",
-        choices=("mtime", "checksum", "never"),
-        default="mtime",
-        help="how to tell whether a staged file is still as its source (default: %(default)s)",
-    )
+    add("--capacity", metavar="SIZE", help=text)
+    text = "free space to leave on the disk (default: 5%%)"
+    add("--keep-free", metavar="SIZE", default="5%", help=text)
+    text = "how to tell whether a staged file is still as its source (default: %(default)s)"
+    add("--validate", choices=("mtime", "checksum", "never"), default="mtime", help=text)
     add_reading(parser)
 
 
