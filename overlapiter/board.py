@@ -95,7 +95,6 @@ class Counter(enum.IntEnum):
     N_CORES = 67
     DATASET_SIZE = 68
     FIXED_READS = 69
-    CAPACITY_BYTES = 70
     CREATED_NS = 71
 
     # Of prefetchers: what came from other nodes of the job.
@@ -205,55 +204,39 @@ class StatsBoard:
 
     Args:
         fd: Descriptor of the memory, made by :meth:`create`; the board keeps its own duplicate.
-        n_readers: Number of file reader rows.
-        n_prefetchers: Number of prefetcher rows.
 
     Attributes:
+        n_readers: Number of file reader rows.
+        n_prefetchers: Number of prefetcher rows.
         ended_ns: When :meth:`detach` was called; 0 before.
+
+    Raises:
+        ValueError: It is no board, or one of another version of overlapiter.
     """
 
-    def __init__(self, fd: int, n_readers: int, n_prefetchers: int) -> None:
-        self.n_readers = n_readers
-        self.n_prefetchers = n_prefetchers
+    def __init__(self, fd: int) -> None:
         self.ended_ns = 0
         self._clock = time.monotonic_ns
-        self._memory: mmap.mmap | None = mmap.mmap(fd, self.size_bytes(n_readers, n_prefetchers))
+        self._memory: mmap.mmap | None = mmap.mmap(fd, 0)
         self._cells = memoryview(self._memory).cast("q")
-
-    @classmethod
-    def attached(cls, fd: int) -> StatsBoard:
-        """Return the board of another process.
-
-        Raises:
-            ValueError: It is none, or one of another version of overlapiter.
-        """
-        n_rows, rest = divmod(os.fstat(fd).st_size, _ROW_CELLS * 8)
-        if rest or n_rows < 3:
+        self._n_rows, rest = divmod(len(self._cells), _ROW_CELLS)
+        setup = self.trainer_row()
+        self.n_readers = setup.get(Counter.N_READERS)
+        self.n_prefetchers = setup.get(Counter.N_PREFETCHERS)
+        is_whole = not rest and self._n_rows == self.n_readers + self.n_prefetchers + 2
+        if not is_whole or setup.get(Counter.VERSION) != _VERSION:
             raise ValueError("the counters are of another version of overlapiter")
-        board = cls(fd, n_rows - 2, 0)
-        setup = board.trainer_row()
-        counts = setup.get(Counter.N_READERS), setup.get(Counter.N_PREFETCHERS)
-        if setup.get(Counter.VERSION) != _VERSION or sum(counts) != n_rows - 2:
-            raise ValueError("the counters are of another version of overlapiter")
-        board.n_readers, board.n_prefetchers = counts
-        return board
-
-    @staticmethod
-    def size_bytes(n_readers: int, n_prefetchers: int) -> int:
-        """Return the bytes that a board takes."""
-        return (n_readers + n_prefetchers + 2) * _ROW_CELLS * 8
 
     @classmethod
     def create(cls, n_readers: int, n_prefetchers: int) -> tuple[StatsBoard, int]:
         """Return a zeroed board and its descriptor, which the caller owns."""
         fd = os.memfd_create("overlapiter-stats", os.MFD_CLOEXEC)
-        os.ftruncate(fd, cls.size_bytes(n_readers, n_prefetchers))
-        board = cls(fd, n_readers, n_prefetchers)
-        setup = board.trainer_row()
-        setup.put(Counter.VERSION, _VERSION)
-        setup.put(Counter.N_READERS, n_readers)
-        setup.put(Counter.N_PREFETCHERS, n_prefetchers)
-        return board, fd
+        setup = array.array("q", bytes(_ROW_CELLS * 8))
+        setup[Counter.VERSION] = _VERSION
+        setup[Counter.N_READERS] = n_readers
+        setup[Counter.N_PREFETCHERS] = n_prefetchers
+        os.pwrite(fd, setup, (n_readers + n_prefetchers + 1) * _ROW_CELLS * 8)
+        return cls(fd), fd
 
     def reader_row(self, number: int) -> Row:
         """Return the row of a file reader."""
@@ -265,11 +248,11 @@ class StatsBoard:
 
     def supervisor_row(self) -> Row:
         """Return the row of the supervisor."""
-        return self._row(self.n_readers + self.n_prefetchers)
+        return self._row(self._n_rows - 2)
 
     def trainer_row(self) -> Row:
         """Return the row of the trainer."""
-        return self._row(self.n_readers + self.n_prefetchers + 1)
+        return self._row(self._n_rows - 1)
 
     def _row(self, number: int) -> Row:
         return Row(self._cells[number * _ROW_CELLS : (number + 1) * _ROW_CELLS], number)

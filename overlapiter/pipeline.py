@@ -158,7 +158,6 @@ class Pipeline:
         row.put(Counter.DATASET_SIZE, plan.dataset_size)
         if plan.staging is not None:
             row.put(Counter.FIXED_READS, plan.staging.reads_in_flight or 0)
-            row.put(Counter.CAPACITY_BYTES, plan.staging.capacity_bytes or 0)
 
     def _forget_memory(self) -> None:
         if self._locks is not None:
@@ -473,9 +472,9 @@ class Pipeline:
 
     def explain(self, earlier: Stats | None = None) -> Explanation:
         """Return what the trainer waits for, and what to change; as :func:`.explain`."""
-        from overlapiter.explain import explain, setup_of
+        from overlapiter.explain import explain
 
-        return explain(setup_of(self._board), self.stats(), earlier or self._first)
+        return explain(self._board, self.stats(), earlier or self._first)
 
     def close(self) -> None:
         """End all processes, within 2 seconds. Mini-batches that were taken stay valid."""

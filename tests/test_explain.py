@@ -8,7 +8,7 @@ import time
 import pytest
 
 from overlapiter.board import Counter, StatsBoard
-from overlapiter.explain import Cause, Explanation, explain, setup_of
+from overlapiter.explain import Cause, Explanation, explain
 from overlapiter.stats import snapshot
 
 SECOND = 10**9
@@ -34,7 +34,7 @@ def explained(
             row.put(counter, value)
     for _ in range(reader.get(Counter.OPENS_TIER_0, 0)):
         board.reader_row(0).add_latency(copy_ns)
-    return explain(setup_of(board), snapshot(board))
+    return explain(board, snapshot(board))
 
 
 def test_before_the_first_mini_batch_there_is_nothing_to_explain() -> None:
@@ -145,7 +145,7 @@ def test_what_stalls_is_told_from_a_look_that_falls_into_a_short_wait(seconds, c
     row.put(Counter.EXAMPLES_TAKEN, 1000)
     earlier = snapshot(board)
     row.put(Counter.WAITING_SINCE_NS, now_ns - int(seconds * SECOND))
-    assert explain(setup_of(board), snapshot(board), earlier).cause is cause
+    assert explain(board, snapshot(board), earlier).cause is cause
 
 
 def test_a_stall_in_a_file_reader_is_not_blamed_on_what_was_staged_before() -> None:

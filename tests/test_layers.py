@@ -22,6 +22,7 @@ LAYERS = (
     ("sources", "stagedfile", "openhook", "redirection"),
     ("board", "tracing"),
     ("stats",),
+    ("bottleneck",),
     ("explain",),
     ("origins",),
     ("store",),

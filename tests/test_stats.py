@@ -120,7 +120,7 @@ def test_rows_do_not_overlap():
 
 def test_two_boards_of_one_descriptor_are_the_same_board():
     one, fd = StatsBoard.create(1, 0)
-    other = StatsBoard(fd, 1, 0)
+    other = StatsBoard(fd)
     os.close(fd)
     one.reader_row(0).add(Counter.EXAMPLES_READ, 3)
     other.reader_row(0).add(Counter.EXAMPLES_READ, 4)

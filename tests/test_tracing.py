@@ -14,7 +14,7 @@ import pytest
 
 from overlapiter import tracing
 from overlapiter.cli.main import main
-from overlapiter.cli.trace import events_of
+from overlapiter.cli.trace import read_trace
 from overlapiter.errors import OptionError
 from tests.support.traces import assert_valid, events_in
 
@@ -164,7 +164,7 @@ def test_traces_of_ranks_have_files_of_their_own_and_are_joined_on_one_clock(pat
     assert main(["trace", *files, "--output", str(path.with_name("all.json"))]) == 0
 
     events = json.loads(path.with_name("all.json").read_text())
-    assert events == [event for file in files for event in events_of(file)]
+    assert events == [event for file in files for event in read_trace(file)]
     assert_valid(events)
     send, receive = (event for event in events if event["ph"] == "X")
     assert send["pid"] != receive["pid"]

@@ -153,9 +153,12 @@ def without_peers(job: Job) -> float:
     and misses the rest in each epoch.
     """
     held = min(1.0, (job.ram_bytes + job.disk_bytes) / job.dataset_bytes)
+    in_ram = min(1.0, job.ram_bytes / max(1.0, held * job.dataset_bytes))
     # It meets what it has not read yet for some epochs: 1 - 1 / nodes of it after each.
     unread = np.maximum(1.0 - held, (1.0 - 1.0 / job.n_nodes) ** np.arange(job.n_epochs))
-    return float(np.maximum(job.training_seconds, unread * job.store_seconds).sum())
+    disk_seconds = job.dataset_bytes / job.n_nodes / job.disk_rate * (1.0 - in_ram)
+    reading = np.maximum(unread * job.store_seconds, (1.0 - unread) * disk_seconds)
+    return float(np.maximum(job.training_seconds, reading).sum())
 
 
 def store_only(job: Job) -> float:

@@ -39,7 +39,6 @@ from .crew import Crew, Part, WatchedOrigin, parts_of
 from .origins import add_reading, check_reading, origin_of, storage_options
 from .place import add_directory, chosen, opened, recorded, store_of
 
-_READS_IN_FLIGHT = 64
 _PART_FILES = 64
 _DROPPED_AT_ONCE = 256
 _CHUNK_BYTES = 1 << 20
@@ -68,7 +67,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--repair", action="store_true", help=repair)
     reading = "read the sources, too: takes as long as staging"
     parser.add_argument("--checksum", action="store_true", help=reading)
-    add_reading(parser, _READS_IN_FLIGHT)
+    add_reading(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -191,7 +190,6 @@ class _Verifier:
         self.source = source
         self._inventory = inventory
         self._is_reading = arguments.checksum
-        self._silence = f"{_UNKNOWN} (no answer for {arguments.timeout:g} s)"
         self._crew = Crew[StagedFile, "list[Finding]"](self._look_at, n_reads, arguments.timeout)
         origin = origin_of(source.root, options, n_reads, source.place)
         self._origin = WatchedOrigin(origin, self._crew)
@@ -204,7 +202,8 @@ class _Verifier:
         with Progress(files.n_files) as shown, contextlib.closing(self._crew.run(parts)) as done:
             for part, found in done:
                 if found is None:
-                    found = [Finding(f, self._silence, is_bad=False) for f in part.values()]
+                    fault = f"{_UNKNOWN} ({self._crew.silence})"
+                    found = [Finding(file, fault, is_bad=False) for file in part.values()]
                 findings += found
                 shown.advance(sum(file.extent.size for file in part.values()), len(part))
         # What jobs have replaced or evicted meanwhile is not wrong any more.

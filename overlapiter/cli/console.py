@@ -53,12 +53,6 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Declare that a command also speaks to machines."""
-    words = "print JSON, sizes in bytes and times in seconds"
-    parser.add_argument("--json", action="store_true", help=words)
-
-
 def add_figure(parser: argparse.ArgumentParser, more: str = "") -> None:
     """Declare that a command draws."""
     words = f"draw into this file, .png, .svg or .pdf{more}"

@@ -23,6 +23,8 @@ ResultT = TypeVar("ResultT")
 
 #: How often to look for threads that do not come back.
 _LOOK_SECONDS = 0.25
+#: Parts for each thread, so that it finds the next one when it has done one.
+_AHEAD = 2
 #: How long the end waits for threads that are asking.
 _PATIENCE_SECONDS = 5.0
 
@@ -65,6 +67,9 @@ class Crew(Generic[ItemT, ResultT]):
         n_threads: How many parts are worked on at the same time.
         timeout_seconds: How long an answer may take.
         give_up: Called with a part whose thread is given up.
+
+    Attributes:
+        silence: What is said of a file without an answer.
     """
 
     def __init__(
@@ -78,13 +83,14 @@ class Crew(Generic[ItemT, ResultT]):
         self._n_threads = n_threads
         self._timeout_seconds = timeout_seconds
         self._give_up = give_up
+        self.silence = f"no answer for {timeout_seconds:g} s"
         self._threads = Threads(self._serve)
         self._done: queue.SimpleQueue[tuple[Part[ItemT], ResultT | Exception | None]]
         self._done = queue.SimpleQueue()
         self._working: dict[int, Part[ItemT]] = {}  # by thread, as the following
         self._asking: dict[int, tuple[str, float]] = {}
         self._n_lost = 0
-        self._is_ending = self._is_stopped = False
+        self._is_stopped = False
 
     # --- in the threads -----------------------------------------------------------------------
 
@@ -131,14 +137,14 @@ class Crew(Generic[ItemT, ResultT]):
         """
         n_begun, look_seconds = 0, 0.0
         try:
-            self._threads.resize(self._n_threads)
+            self.resize(self._n_threads)
             if not len(self._threads):
                 raise CommandError(
                     "no thread can be started; raise the limit of processes (ulimit -u)"
                 )
             while True:
                 n_left = len(self._threads) - self._n_lost
-                while n_begun < n_left and not self._is_ending and (part := next(parts, None)):
+                while n_begun < _AHEAD * n_left and (part := next(parts, None)):
                     self._threads.put(functools.partial(self._do, part))
                     n_begun += 1
                 if not n_begun or not n_left:
@@ -170,17 +176,18 @@ class Crew(Generic[ItemT, ResultT]):
                 part = self._working.pop(thread)
                 self._give_up(part)
                 self._n_lost += 1
-                # If more than these are lost, the store is dead.
-                self._threads.resize(self._n_threads + min(self._n_lost, self._n_threads))
+                self.resize(self._n_threads)
                 yield path, part
 
-    def stop_soon(self) -> None:
-        """Begin no further part."""
-        self._is_ending = True
+    def resize(self, n_threads: int) -> None:
+        """Work on so many parts at the same time from now on."""
+        self._n_threads = n_threads
+        # If more than these are lost, the store is dead.
+        self._threads.resize(n_threads + min(self._n_lost, n_threads))
 
     def stop(self) -> None:
         """End the threads, in the middle of a file, too; those that hang are not waited for."""
-        self._is_ending = self._is_stopped = True
+        self._is_stopped = True
         self._threads.resize(0)
         deadline = time.monotonic() + _PATIENCE_SECONDS
         with contextlib.suppress(queue.Empty):

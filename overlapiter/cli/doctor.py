@@ -80,15 +80,16 @@ def run(arguments: argparse.Namespace) -> int:
     n_ranks = check_count("--ranks", arguments.ranks)
     if not arguments.seconds > 0:
         raise UsageError("--seconds: give more than 0")
+    save = arguments.save
+    if save and not os.access(os.path.dirname(save) or ".", os.W_OK):
+        raise UsageError(f"--save: {save} cannot be written; name a file in a folder of yours")
     source = source_root(arguments.source)
     directory = None if arguments.to is None else new_directory("--to", arguments.to)
     try:
         found = _measured(source, directory, arguments)
         levels = found.levels
-        best = advice.most_held(levels)
         if directory is not None:
-            file_bytes = max(1, best.n_bytes // best.n_files)
-            found = _with_disk(found, directory, file_bytes, arguments.seconds * _DISK_SHARE)
+            found = _with_disk(found, directory, arguments.seconds * _DISK_SHARE)
     finally:
         _say_at("")
     advised = [
@@ -105,13 +106,13 @@ def run(arguments: argparse.Namespace) -> int:
         "reasons": {each.name: each.reason for each in advised},
         "warnings": notes,
     }
-    if arguments.save:
-        with open(arguments.save, "w") as file:
-            file.write(json.dumps(facts, indent=2) + "\n")
     noted = [textwrap.fill(f"Note: {text}.", _COLUMNS) for text in notes]
     tables = [_source_table(found), _node_table(found)]
     text = "\n\n".join([*tables, *noted, _recommendation(found, advised)])
     tell(arguments, text, **facts)
+    if save:
+        with open(save, "w") as file:
+            file.write(json.dumps(facts, indent=2) + "\n")
     return 0
 
 
@@ -159,8 +160,10 @@ def _measured(source: str, directory: str | None, arguments: argparse.Namespace)
     )
 
 
-def _with_disk(found: _Findings, directory: str, file_bytes: int, seconds: float) -> _Findings:
+def _with_disk(found: _Findings, directory: str, seconds: float) -> _Findings:
     """Measure the disk of the staging directory, too."""
+    best = advice.most_held(found.levels)
+    file_bytes = max(1, best.n_bytes // best.n_files)
     try:
         with probe.scratch(directory) as folder:
             _say_at("the staging disk")

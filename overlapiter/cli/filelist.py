@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import codecs
+import functools
 import os
 import sys
 from collections.abc import Iterator
@@ -21,12 +22,7 @@ _LOOKS = 64
 
 
 class FileList(NamedTuple):
-    """What a list names.
-
-    Attributes:
-        paths: The files below the source: absolute, normalised, each once, in its order.
-        outside: The entries that lie elsewhere, as written.
-    """
+    """What a list names: files below the source, absolute and each once; others as written."""
 
     paths: list[str]
     outside: list[str]
@@ -119,16 +115,11 @@ def _without_labels(lines: list[bytes], source: str, timeout_seconds: float) -> 
         is_labelled = bool(label) and label[0].lstrip(b"+-").isdigit()
         if is_labelled and n_looks:
             n_looks -= 1
-            if _exists(os.path.join(os.fsencode(source), line), timeout_seconds):
+            path = os.path.join(source, os.fsdecode(line))
+            if answered(path, functools.partial(os.path.lexists, path), timeout_seconds):
                 n_looks, is_labelled = _LOOKS, False
         names.append(name if is_labelled else line)
     return names
-
-
-def _exists(path: bytes, timeout_seconds: float) -> bool:
-    if b"\0" in path:
-        return False
-    return answered(os.fsdecode(path), lambda: os.path.lexists(path), timeout_seconds)
 
 
 def _read(name: str) -> bytes:

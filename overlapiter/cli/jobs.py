@@ -14,13 +14,9 @@ _NAME = "/memfd:overlapiter-stats"
 
 
 class Job(NamedTuple):
-    """An iterator of a running process.
+    """An iterator of a running process, which may have several: each board has an inode.
 
-    Attributes:
-        pid: The trainer.
-        inode: Of the counters; a trainer may have several iterators.
-        program: What it runs: the script, or the module.
-        board: The counters, which go on after the process has ended, without changing.
+    The board stays readable after the process has ended, without changing.
     """
 
     pid: int
@@ -41,7 +37,7 @@ def boards_of(pid: int) -> Iterator[tuple[StatsBoard, int]]:
             path = f"{folder}/{name}"
             if os.readlink(path).startswith(_NAME):
                 with open(path, "r+b", buffering=0) as memory:
-                    yield StatsBoard.attached(memory.fileno()), os.fstat(memory.fileno()).st_ino
+                    yield StatsBoard(memory.fileno()), os.fstat(memory.fileno()).st_ino
 
 
 def find_jobs(pid: int | None = None) -> list[Job]:

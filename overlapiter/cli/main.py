@@ -18,7 +18,7 @@ from typing import Any
 from overlapiter.errors import OptionError, OverlapError
 from overlapiter.store.index import IndexBusyError, IndexDamagedError
 
-from .console import CommandError, UsageError, add_json, error_words, say
+from .console import CommandError, UsageError, error_words, say
 
 #: Each command is a module of this package, which is imported only to run it. Its docstring is what
 #: ``--help`` says; it has ``add_arguments(parser)``, and ``run(arguments)`` returns the exit code.
@@ -47,8 +47,6 @@ _DESCRIPTION = (
 _STYLE = argparse.RawDescriptionHelpFormatter
 _EPILOG = "`overlapiter COMMAND --help` explains a command. More: docs/commands.md"
 _ENDS = "any command: 2 if the command line cannot work, 130 after Ctrl-C, 143 after SIGTERM"
-#: Declares ``--json`` itself.
-_OWN_JSON = ("search",)
 _USAGE_STATUS = 2
 
 
@@ -95,7 +93,7 @@ def _parsed(words: Sequence[str]) -> tuple[ModuleType, argparse.Namespace]:
         parser.error("name the COMMAND first")
     command = _module(words[0])
     parser = argparse.ArgumentParser(f"overlapiter {words[0]}", **_described(command))
-    _add_arguments(words[0], command, parser)
+    _add_arguments(command, parser)
     if getattr(command, "TAKES_ALL", False) and words[1:2] not in (["-h"], ["--help"]):
         return command, argparse.Namespace(words=[*words[1:]])
     return command, parser.parse_intermixed_args(words[1:])
@@ -119,14 +117,14 @@ def whole_parser() -> argparse.ArgumentParser:
     for name, summary in COMMANDS.items():
         command = _module(name)
         parser_of = commands.add_parser(name, help=summary, **_described(command))
-        _add_arguments(name, command, parser_of)
+        _add_arguments(command, parser_of)
     return parser
 
 
-def _add_arguments(name: str, command: ModuleType, parser: argparse.ArgumentParser) -> None:
+def _add_arguments(command: ModuleType, parser: argparse.ArgumentParser) -> None:
     command.add_arguments(parser)
-    if name not in _OWN_JSON:
-        add_json(parser)
+    words = "print JSON, sizes in bytes and times in seconds"
+    parser.add_argument("--json", action="store_true", help=words)
 
 
 def _module(name: str) -> ModuleType:

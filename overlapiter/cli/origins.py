@@ -6,7 +6,7 @@ import argparse
 import json
 
 from overlapiter.errors import OptionError
-from overlapiter.options import check_count
+from overlapiter.options import FIRST_READS_IN_FLIGHT, check_count
 from overlapiter.origins.origin import LocalOrigin, Origin
 from overlapiter.urls import is_url
 
@@ -27,16 +27,12 @@ def add_storage_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def add_reading(parser: argparse.ArgumentParser, n_reads: int) -> None:
-    """Declare how a source is read: ``n_reads`` files at the same time, unless told otherwise."""
+def add_reading(parser: argparse.ArgumentParser) -> None:
+    """Declare how a source is read."""
     add_storage_options(parser)
-    parser.add_argument(
-        "--reads-in-flight",
-        metavar="N",
-        type=int,
-        default=n_reads,
-        help="files to ask the source for at the same time (default: %(default)s)",
-    )
+    reads = "files to ask the source for at the same time (default: %(default)s)"
+    n_reads = FIRST_READS_IN_FLIGHT
+    parser.add_argument("--reads-in-flight", metavar="N", type=int, default=n_reads, help=reads)
     parser.add_argument(
         "--timeout",
         metavar="S",

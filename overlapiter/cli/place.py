@@ -45,8 +45,6 @@ def existing_directory(name: str) -> str:
         ) from None
     except NotADirectoryError:
         raise CommandError(f"{directory} is no directory; check DIR") from None
-    except ValueError as error:
-        raise UsageError(f"{name!r} is no path; check DIR") from error
     if not is_own:
         raise CommandError(f"{directory} is another user's; staging directories are private")
     if old:

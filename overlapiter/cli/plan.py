@@ -36,6 +36,7 @@ from overlapiter.options import check_count, parse_size
 from overlapiter.words import count_words, duration_words, size_words
 
 from .console import UsageError, add_figure, table, tell
+from .plots import draw_plan
 
 _NETWORK = "1GB"
 
@@ -72,9 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     text = "\n\n".join([_head(job), _epochs(found["as it is"]), _changes(found, others)])
     tell(arguments, text, **_facts(job, found, others))
     if arguments.output:
-        from .plots import draw_plan
-
-        draw_plan(found["as it is"], _runs(found, others), arguments.output)
+        runs = {name: each.run_seconds for name, each in found.items()} | others
+        draw_plan(found["as it is"], runs, arguments.output)
     return 0
 
 
@@ -186,10 +186,6 @@ def _epochs(now: Forecast) -> str:
 
     rows = [row("1", now.first), row("2", now.second), row("later ones", now.later)]
     return table(("epoch", "takes", "missed", "own RAM", "own disk", "peers", "store"), rows)
-
-
-def _runs(found: dict[str, Forecast], others: dict[str, float]) -> dict[str, float]:
-    return {**{name: each.run_seconds for name, each in found.items()}, **others}
 
 
 def _changes(found: dict[str, Forecast], others: dict[str, float]) -> str:

@@ -1,8 +1,8 @@
 """Draw an iterator's trace: what the trainer did, what the slow store gave, and what was ready.
 
 The image shows at one look whether and when the trainer waited, and why: the store gave all it
-could, or nothing was asked of it. --json prints each
-step of what is drawn, and draws with --output only. Needs matplotlib: "overlapiter[plots]".
+could, or nothing was asked of it. --json prints each step of what is drawn, and draws with --output
+only. Needs matplotlib: "overlapiter[plots]".
 
 Examples:
   overlapiter plot out.json
@@ -19,8 +19,14 @@ import json
 import os
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from .console import CommandError, add_figure
+from .plots import draw_steps
 from .trace import read_trace
+
+Floats = npt.NDArray[np.float64]
 
 _STEPS = 100
 #: Mini-batches that a step has at least, on average.
@@ -49,8 +55,6 @@ def run(arguments: argparse.Namespace) -> int:
         print(json.dumps(steps))
     output = arguments.output or os.path.splitext(arguments.file)[0] + ".png"
     if arguments.output or not arguments.json:
-        from .plots import draw_steps
-
         draw_steps(steps, arguments.title, output)
     if not arguments.json:
         print(output)
@@ -68,55 +72,38 @@ def steps_of(events: list[dict[str, Any]]) -> list[dict[str, float]]:
         that the trainer ``waited``, ``reads`` of the slow store in flight, ``mb_per_second`` that
         it gave, and mini-batches ``ready``; the last two as they were known last.
     """
-    waits = [event for event in events if event["ph"] == "X" and event["name"] == _WAIT]
+    waits = [event for event in events if event["name"] == _WAIT and event["ph"] == "X"]
     if not waits:
         return []
+    reads = [event for event in events if event["name"] == _READ and event["ph"] == "X"]
     begin = min(event["ts"] for event in waits)
     end = max(event["ts"] + event["dur"] for event in waits)
-    reads = [event for event in events if event["ph"] == "X" and event["name"] == _READ]
     n_steps = max(1, min(_STEPS, len(waits) // _STEP_BATCHES))
-    width = max(1.0, (end - begin) / n_steps)
-    waited = _shares(waits, n_steps, begin, width)
-    in_flight = _shares(reads, n_steps, begin, width)
-    ready = _levels(events, _READY, n_steps, begin, width)
-    speed = _levels(events, _SPEED, n_steps, begin, width)
-    return [
-        {
-            "seconds": (step + 0.5) * width / 1e6,
-            "waited": waited[step],
-            "reads": in_flight[step],
-            "mb_per_second": speed[step],
-            "ready": ready[step],
-        }
-        for step in range(n_steps)
-    ]
+    edges = np.linspace(begin, max(end, begin + n_steps), n_steps + 1)
+    columns = {
+        "seconds": (edges[:-1] + edges[1:] - 2 * begin) / 2e6,
+        "waited": _shares(waits, edges),
+        "reads": _shares(reads, edges),
+        "mb_per_second": _levels(events, _SPEED, edges),
+        "ready": _levels(events, _READY, edges),
+    }
+    rows = zip(*(column.tolist() for column in columns.values()), strict=True)
+    return [dict(zip(columns, row, strict=True)) for row in rows]
 
 
-def _shares(events: list[dict[str, Any]], n_steps: int, begin: float, width: float) -> list[float]:
+def _shares(events: list[dict[str, Any]], edges: Floats) -> Floats:
     """Return how much of each step the events cover, added up."""
-    shares = [0.0] * n_steps
-    for event in events:
-        weight = event.get("args", {}).get("recorded_1_of", 1)
-        left, right = event["ts"] - begin, event["ts"] + event["dur"] - begin
-        for step in range(max(0, int(left // width)), min(n_steps, int(right // width) + 1)):
-            covered = min(right, (step + 1) * width) - max(left, step * width)
-            shares[step] += max(0.0, covered) / width * weight
+    spans = [(e["ts"], e["dur"], e.get("args", {}).get("recorded_1_of", 1)) for e in events]
+    begin, took, weight = np.array(spans, float).reshape(-1, 3).T
+    covered = np.array([np.clip(edge - begin, 0, took) @ weight for edge in edges])
+    shares: Floats = np.diff(covered) / np.diff(edges)
     return shares
 
 
-def _levels(
-    events: list[dict[str, Any]], name: str, n_steps: int, begin: float, width: float
-) -> list[float]:
+def _levels(events: list[dict[str, Any]], name: str, edges: Floats) -> Floats:
     """Return the mean of a counter in each step; where it has none, that of the step before."""
-    sums, numbers = [0.0] * n_steps, [0] * n_steps
-    for event in events:
-        step = int((event.get("ts", 0) - begin) // width)
-        if event["ph"] == "C" and event["name"] == name and 0 <= step < n_steps:
-            (value,) = event["args"].values()
-            sums[step] += value
-            numbers[step] += 1
-    levels, last = [], 0.0
-    for total, number in zip(sums, numbers, strict=True):
-        last = total / number if number else last
-        levels.append(last)
-    return levels
+    counts = [(e["ts"], *e["args"].values()) for e in events if (e["ph"], e["name"]) == ("C", name)]
+    at, values = np.array(counts, float).reshape(-1, 2).T
+    sums, numbers = (np.histogram(at, edges, weights=w)[0] for w in (values, None))
+    last = np.maximum.accumulate(np.where(numbers > 0, np.arange(len(numbers)), -1))
+    return np.where(last < 0, 0.0, (sums / np.maximum(numbers, 1))[last])

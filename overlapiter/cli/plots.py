@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from overlapiter.clairvoyant.planner import Forecast
+import itertools
+from typing import TYPE_CHECKING, Any
 
 from .console import CommandError
+
+if TYPE_CHECKING:
+    from overlapiter.clairvoyant.planner import Forecast
+    from overlapiter.mpi.searching.study import Study, Trial
 
 # Of Okabe and Ito, which the colour-blind can tell apart.
 _BLUE, _GREY, _RED, _SKY = "#0072B2", "#999999", "#D55E00", "#56B4E9"
 _ORANGE, _GREEN = "#E69F00", "#009E73"
+_OF_STATE = {"complete": _BLUE, "pruned": _ORANGE}
 
 
 def _figure(width: float, height: float) -> Any:
@@ -96,3 +100,44 @@ def draw_steps(steps: list[dict[str, float]], title: str, path: str) -> None:
     if title:
         figure.suptitle(title)
     _save(figure, path)
+
+
+def draw_search(study: Study, path: str) -> None:
+    """Draw the trials of a search in their order, and against each setting."""
+    searched = study.space.searched
+    n_columns = 1 + len(searched)
+    figure = _figure(3.4 * n_columns, 3.4)
+    axes = figure.subplots(1, n_columns, sharey=True, squeeze=False)[0]
+    trials = [trial for trial in study.trials() if trial.state in _OF_STATE]
+    _draw_order(axes[0], study, trials)
+    for of_setting, (name, possible) in zip(axes[1:], searched.items(), strict=True):
+        values = [trial.params[name] for trial in trials]
+        if isinstance(possible, list):  # its choices, from left to right
+            values = [possible.index(value) for value in values]
+            of_setting.set_xticks(range(len(possible)), list(map(str, possible)))
+        else:
+            of_setting.set_xscale("log" if possible.log else "linear")
+            of_setting.set_xlim(possible.low, possible.high)
+        _scatter(of_setting, values, trials)
+        of_setting.set_xlabel(name)
+    _save(figure, path)
+
+
+def _draw_order(axes: Any, study: Study, trials: list[Trial]) -> None:
+    _scatter(axes, [trial.number for trial in trials], trials)
+    complete = [trial for trial in trials if trial.state == "complete"]
+    best = max if study.is_maximized else min
+    values = [trial.value for trial in complete if trial.value is not None]
+    so_far = list(itertools.accumulate(values, best))
+    axes.step([trial.number for trial in complete], so_far, where="post", color="black", lw=1)
+    axes.set_xlabel("trial (line: best so far)")
+    axes.set_ylabel(study.metric)
+    axes.legend(fontsize=8)
+
+
+def _scatter(axes: Any, places: list[Any], trials: list[Trial]) -> None:
+    for state, colour in _OF_STATE.items():
+        chosen = [i for i, trial in enumerate(trials) if trial.state == state]
+        heights = [trials[i].value for i in chosen]
+        axes.scatter([places[i] for i in chosen], heights, s=18, color=colour, label=state)
+    axes.grid(alpha=0.3)

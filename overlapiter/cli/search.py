@@ -24,13 +24,15 @@ import json
 import os
 import shlex
 from collections.abc import Sequence
+from importlib.util import find_spec
 from typing import Any
 
 from overlapiter.mpi.searching.run import search
 from overlapiter.mpi.searching.study import Study, Trial
 from overlapiter.words import duration_words
 
-from .console import CommandError, say, table
+from .console import CommandError, say, table, tell
+from .plots import draw_search
 from .ranks import run_as_rank
 
 _SHOWN = 10
@@ -54,7 +56,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--seed", type=int, default=0, metavar="N", help=text)
     text = "end trials that are worse than the median"
     add("--pruning", action=argparse.BooleanOptionalAction, default=True, help=text)
-    add("--json", action="store_true", help="print all results as JSON, and nothing else")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -75,7 +76,7 @@ def _search(arguments: argparse.Namespace) -> int:
             metric=arguments.metric,
             seed=arguments.seed,
             is_pruning=arguments.pruning,
-            on_trial=_quiet if arguments.json else _say_trial,
+            on_trial=(lambda *_trial: None) if arguments.json else _say_trial,
             say=lambda text: say(f"note: {text}"),
         )
     except ModuleNotFoundError as error:
@@ -86,14 +87,10 @@ def _search(arguments: argparse.Namespace) -> int:
         return 0
     result = _result(study)
     _write(study, result, arguments)
-    print(json.dumps(result) if arguments.json else _table(study), flush=True)
+    tell(arguments, _table(study), **result)
     if result["best"] is None:
         raise CommandError("no trial was complete; the table says why")
     return 0
-
-
-def _quiet(_trial: Trial, _study: Study) -> None:
-    """Say nothing."""
 
 
 def _say_trial(trial: Trial, study: Study) -> None:
@@ -133,12 +130,10 @@ def _write(study: Study, result: dict[str, Any], arguments: argparse.Namespace) 
     words = ("train", arguments.model, arguments.train_files, arguments.val_files)
     head = f"# overlapiter {shlex.join(words)} --settings {shlex.quote(path)}\n"
     write_atomically(path, head + "".join(lines))
-    try:
-        from .search_figure import draw
-    except ModuleNotFoundError:
+    if find_spec("matplotlib"):
+        draw_search(study, os.path.join(out, "search.png"))
+    else:
         say("note: no search.png without matplotlib: pip install 'overlapiter[plots]'")
-        return
-    draw(study, os.path.join(out, "search.png"))
 
 
 def _table(study: Study) -> str:

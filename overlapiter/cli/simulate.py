@@ -25,6 +25,7 @@ from overlapiter.options import check_count
 from overlapiter.words import duration_words
 
 from .console import Progress, UsageError, add_figure, table, tell
+from .plots import draw_seconds
 
 #: Options that replace a number of the scenario: of the system, and of the data set.
 _RATES = {
@@ -74,8 +75,6 @@ def run(arguments: argparse.Namespace) -> int:
     text = f"{_title(scenario)}\n\n{_table(seconds)}"
     tell(arguments, text, scenario=number, seconds=seconds)
     if arguments.output:
-        from .plots import draw_seconds
-
         draw_seconds(seconds, _title(scenario), arguments.output)
     return 0
 

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import functools
+import itertools
 import operator
 import os
 import random
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from overlapiter.options import (
@@ -18,16 +17,19 @@ from overlapiter.options import (
     MIN_READS_IN_FLIGHT,
 )
 from overlapiter.origins.origin import LocalFile, LocalOrigin, Origin
-from overlapiter.workers.prefetcher.threads import Threads, reads_within_limit
+from overlapiter.workers.prefetcher.threads import reads_within_limit
 from overlapiter.workers.supervisor.inflight import InFlight, Reading
 
 from .console import CommandError
-from .crew import answered
+from .crew import Crew, Part, WatchedOrigin, answered
 
 _CHUNK_BYTES = 1 << 20
 _MOST_FILES = 200_000
 _TIMEOUT_SECONDS = 5.0
 _LOOK_SECONDS = 0.02
+
+#: Files, their bytes, and how long reading them took.
+_Sizes = tuple[int, int, float]
 
 
 class Level(NamedTuple):
@@ -87,16 +89,11 @@ class SourceMeter:
     def __init__(self, origin: Origin, begin: Callable[[int], None]) -> None:
         most = min(MAX_READS_IN_FLIGHT, reads_within_limit())
         self._in_flight = InFlight(FIRST_READS_IN_FLIGHT, min(MIN_READS_IN_FLIGHT, most), most)
-        self._origin = origin
         self._begin = begin
-        self._threads = Threads(self._work)
-        self._lock = threading.Lock()  # guards the following
-        self._n_left = self._n_files = self._n_bytes = 0
-        self._read_seconds = 0.0
-        self._unread: dict[str, str] = {}
-        self._asked: dict[str, None] = {}
-        self._has_ended = threading.Event()
-        self._started, *_ = self._before = self._counts()
+        self._crew = Crew[None, _Sizes](self._read, self._in_flight.n_reads, _TIMEOUT_SECONDS)
+        self._origin = WatchedOrigin(origin, self._crew)
+        self._deadline = self._started = time.monotonic()
+        self._counts = self._before = self._started, 0, 0, 0.0, time.process_time()
         self._sums: dict[int, list[float]] = {}
 
     def measure(self, paths: Sequence[str], seconds: float) -> tuple[list[Level], dict[str, str]]:
@@ -105,83 +102,58 @@ class SourceMeter:
         Returns:
             What each number of reads brought; why files could not be read, by their paths.
         """
-        self._n_left = len(paths)
-        for path in random.sample(paths, len(paths)):
-            self._threads.put(functools.partial(self._read, path))
-        deadline = self._started + seconds
-        try:
-            self._change()
-            while time.monotonic() < deadline and not self._has_ended.wait(_LOOK_SECONDS):
-                self._look()
-        finally:
-            self._has_ended.set()
-            self._threads.resize(0)
-        deadline = time.monotonic() + _TIMEOUT_SECONDS
-        while self._asked and time.monotonic() < deadline:
-            time.sleep(_LOOK_SECONDS)
-            if self._n_files > self._before[1]:  # else the time is that of what does not answer
-                self._look()
-        if self._n_files > self._before[1]:
+        self._deadline += seconds
+        parts: Iterator[Part[None]] = ({path: None} for path in random.sample(paths, len(paths)))
+        in_time = itertools.takewhile(lambda _: time.monotonic() < self._deadline, parts)
+        silent: dict[str, str] = {}
+        self._begin(self._in_flight.n_reads)
+        with contextlib.closing(self._crew.run(in_time)) as done:
+            for part, sizes in done:
+                if sizes is None:  # the time that it took counts only if others come after it
+                    silent |= dict.fromkeys(part, self._crew.silence)
+                else:
+                    self._add(*sizes)
+        self._look()
+        unread = {path: reason for path, reason in self._origin.reasons.items() if reason}
+        levels = [_level(*each) for each in sorted(self._sums.items()) if each[1][1]]
+        return levels, unread | silent
+
+    def _add(self, n_files: int, n_bytes: int, seconds: float) -> None:
+        """Count a file, and tune the number of reads some times a second."""
+        at_seconds, n_reads = time.monotonic(), self._in_flight.n_reads
+        n_files, n_bytes = n_files + self._counts[1], n_bytes + self._counts[2]
+        seconds += self._counts[3]
+        self._counts = at_seconds, n_files, n_bytes, seconds, time.process_time()
+        if at_seconds > self._before[0] + _LOOK_SECONDS:
             self._look()
-        with self._lock:
-            silent = dict.fromkeys(self._asked, f"no answer for {_TIMEOUT_SECONDS:g} s")
-            unread = {**self._unread, **silent}
-        return [_level(*each) for each in sorted(self._sums.items()) if each[1][1]], unread
+            waited_seconds = at_seconds - self._started
+            reading = Reading(at_seconds, n_files, n_bytes, seconds, 0.0, waited_seconds)
+            if self._in_flight.update(reading) != n_reads:
+                self._begin(self._in_flight.n_reads)
+                self._crew.resize(self._in_flight.n_reads)
 
     def _look(self) -> None:
-        """Add what was read since the last look to its number of reads, and tune that."""
-        counts, n_reads = self._counts(), self._in_flight.n_reads
-        added = map(operator.sub, counts, self._before)
+        """Add what was read since the last look to its number of reads."""
+        n_reads, added = self._in_flight.n_reads, map(operator.sub, self._counts, self._before)
         self._sums[n_reads] = [*map(operator.add, self._sums.get(n_reads, [0.0] * 5), added)]
-        self._before = counts
-        at_seconds, n_files, n_bytes, read_seconds, _ = counts
-        waited_seconds = at_seconds - self._started
-        reading = Reading(at_seconds, n_files, n_bytes, read_seconds, 0.0, waited_seconds)
-        if self._in_flight.update(reading) != n_reads and not self._has_ended.is_set():
-            self._change()
+        self._before = self._counts
 
-    def _change(self) -> None:
-        self._begin(self._in_flight.n_reads)
-        self._threads.resize(self._in_flight.n_reads)
-
-    def _counts(self) -> tuple[float, int, int, float, float]:
-        """Return the time, files, bytes, how long reading them took, and CPU time."""
-        with self._lock:
-            counts = self._n_files, self._n_bytes, self._read_seconds
-        return time.monotonic(), *counts, time.process_time()
-
-    # --- in the threads -----------------------------------------------------------------------
-
-    def _work(self) -> None:
-        while self._threads.do_next():
-            pass
-
-    def _read(self, path: str) -> None:
+    def _read(self, part: Part[None]) -> _Sizes:
         """Read a file, until the time is over if it is large."""
-        if self._has_ended.is_set():
-            return
-        self._asked[path] = None
-        n_bytes, began_seconds, reason, piece = 0, time.monotonic(), None, b""
+        (path,) = part
+        n_bytes, began_seconds = 0, time.monotonic()
+        if began_seconds > self._deadline:
+            return 0, 0, 0.0
         try:
             with self._origin.open(path) as file:
                 file.stat()
-                while (piece := file.read(_CHUNK_BYTES)) and not self._has_ended.is_set():
+                while piece := file.read(_CHUNK_BYTES):
                     n_bytes += len(piece)
-        except OSError as error:
-            reason = error.strerror or str(error)
-        with self._lock:
-            del self._asked[path]
-            if reason is None and piece and not n_bytes:
-                pass  # the time was over before anything of it had come
-            elif reason is None:
-                self._n_files += 1
-                self._n_bytes += n_bytes
-                self._read_seconds += time.monotonic() - began_seconds
-            else:
-                self._unread[path] = reason
-            self._n_left -= 1
-            if not self._n_left:
-                self._has_ended.set()
+                    if time.monotonic() > self._deadline:
+                        break
+        except OSError:  # the origin has noted why
+            return 0, 0, 0.0
+        return 1, n_bytes, time.monotonic() - began_seconds
 
 
 def _level(n_reads: int, sums: Sequence[float]) -> Level:

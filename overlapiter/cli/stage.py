@@ -16,13 +16,14 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import os
 import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable
 
-from overlapiter.options import FIRST_READS_IN_FLIGHT, Staging
+from overlapiter.options import Staging
 from overlapiter.planning import staging_plan
 from overlapiter.sources import source_root
 from overlapiter.store.inventory import Inventory
@@ -71,42 +72,34 @@ _FATE_OF = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    add_list(
-        parser,
+    add = parser.add_argument
+    text = (
         "file with one path a line, relative to SRC or absolute; lines of `path label`, as for "
-        "Chainer's LabeledImageDataset, are understood; - reads standard input",
+        "Chainer's LabeledImageDataset, are understood; - reads standard input"
     )
-    parser.add_argument(
-        "--source",
-        metavar="SRC",
-        required=True,
-        help="root of the files on the slow store, a directory or a URL such as s3://bucket/train: "
-        "the same as the job's Staging(source=...)",
+    add_list(parser, text)
+    text = (
+        "root of the files on the slow store, a directory or a URL such as s3://bucket/train: "
+        "the same as the job's Staging(source=...)"
     )
-    parser.add_argument(
-        "--labels",
-        choices=("auto", "yes", "no"),
-        default="auto",
-        help="whether the lines of LIST are `path label`; auto: those that end in a number, unless "
-        "there is a file of that whole name",
+    add("--source", metavar="SRC", required=True, help=text)
+    text = (
+        "whether the lines of LIST are `path label`; auto: those that end in a number, unless "
+        "there is a file of that whole name"
     )
-    directory = "the staging directory: the same as the job's Staging(DIR)"
-    parser.add_argument("--to", metavar="DIR", required=True, help=directory)
-    parser.add_argument(
-        "--capacity",
-        metavar="SIZE",
-        help="most bytes that staged files may take in DIR: 200GB, or 50%% of the disk "
-        "(default: no limit but --keep-free)",
+    add("--labels", choices=("auto", "yes", "no"), default="auto", help=text)
+    text = "the staging directory: the same as the job's Staging(DIR)"
+    add("--to", metavar="DIR", required=True, help=text)
+    text = (
+        "most bytes that staged files may take in DIR: 200GB, or 50%% of the disk "
+        "(default: no limit but --keep-free)"
     )
-    keep_free = "free space to leave on the disk (default: 5%%)"
-    parser.add_argument("--keep-free", metavar="SIZE", default="5%", help=keep_free)
-    parser.add_argument(
-        "--validate",
-        choices=("mtime", "checksum", "never"),
-        default="mtime",
-        help="how to tell whether a staged file is still as its source (default: %(default)s)",
-    )
-    add_reading(parser, FIRST_READS_IN_FLIGHT)
+    add("--capacity", metavar="SIZE", help=text)
+    text = "free space to leave on the disk (default: 5%%)"
+    add("--keep-free", metavar="SIZE", default="5%", help=text)
+    text = "how to tell whether a staged file is still as its source (default: %(default)s)"
+    add("--validate", choices=("mtime", "checksum", "never"), default="mtime", help=text)
+    add_reading(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -188,11 +181,11 @@ class _Work:
     ) -> None:
         self._store = store
         self._n_reads = plan.first_reads_in_flight
-        self._silence = f"no answer for {timeout_seconds:g} s"
         self._crew = Crew[None, int](self._stage, self._n_reads, timeout_seconds, self._give_up)
         self._source = WatchedOrigin(plan.origin(), self._crew)
         self._stager = Stager([store], self._source, plan.validate, lambda job: job(), warn)
         self._lock = threading.Lock()
+        self._is_full = False
         self.n: Counter[str] = Counter()
         self.names: dict[str, dict[str, Names]] = defaultdict(lambda: defaultdict(Names))
         self.copied_bytes = 0
@@ -214,12 +207,12 @@ class _Work:
     def run(self, paths: list[str], advance: Callable[[int, int], None]) -> None:
         """Stage until all is done, or there is no room for a further file."""
         n_each = max(1, min(_PART_FILES, len(paths) // self._n_reads))
-        parts = (dict.fromkeys(some) for some in parts_of(paths, n_each))
-        with contextlib.closing(self._crew.run(parts)) as done:
+        parts = itertools.takewhile(lambda _: not self._is_full, parts_of(paths, n_each))
+        with contextlib.closing(self._crew.run(map(dict.fromkeys, parts))) as done:
             for part, copied_bytes in done:
                 if copied_bytes is None:
                     for path in part:
-                        self._count("missing", path, self._silence)
+                        self._count("missing", path, self._crew.silence)
                 advance(copied_bytes or 0, len(part))
 
     def _stage(self, part: Part[None]) -> int:
@@ -239,7 +232,7 @@ class _Work:
             if outcome is Outcome.COPIED and extent is not None:
                 copied_bytes += extent.size
             elif outcome is Outcome.REFUSED:
-                self._crew.stop_soon()
+                self._is_full = True
         with self._lock:
             self.copied_bytes += copied_bytes
         return copied_bytes

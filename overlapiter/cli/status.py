@@ -69,25 +69,15 @@ def _disk(inventory: Inventory) -> Facts:
 
 def _user(run: Facts, directory: str) -> Facts:
     """Return a run that goes on, with its capacity, and with its counters at this moment."""
-    staging = run.get("staging")
-    tiers = staging.get("tiers") if isinstance(staging, dict) else None
-    capacities = {
-        tier.get("directory"): tier.get("capacity_bytes")
-        for tier in (tiers if isinstance(tiers, list) else [])
-        if isinstance(tier, dict)
-    }
-    user = {**run, "state": run["end"], "capacity_bytes": capacities.get(directory)}
-    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):  # it has no board we know
-        user["counters"] = _live_counters(run)
+    user = {**run, "state": run["end"], "capacity_bytes": None}
+    with contextlib.suppress(KeyError, TypeError):  # it is a command, or of another version
+        for tier in run["staging"]["tiers"]:
+            if tier["directory"] == directory:
+                user["capacity_bytes"] = tier["capacity_bytes"]
+        for board, inode in boards_of(run["trainer_pid"]):
+            if inode == run["board_inode"]:
+                user["counters"] = snapshot(board).as_dict()
     return user
-
-
-def _live_counters(run: Facts) -> Facts:
-    """Read the counters where the trainer keeps them: in memory that it holds open."""
-    for board, inode in boards_of(run["trainer_pid"]):
-        if inode == run["board_inode"]:
-            return snapshot(board).as_dict()
-    return {}
 
 
 # --- words ----------------------------------------------------------------------------------------

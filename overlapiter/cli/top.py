@@ -24,7 +24,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
-from overlapiter.explain import Explanation, explain, setup_of
+from overlapiter.explain import Explanation, explain
 from overlapiter.stats import Stats, snapshot, waited_for
 from overlapiter.words import duration_words, size_words
 
@@ -52,14 +52,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class _Seen(NamedTuple):
-    """A job at one look.
-
-    Attributes:
-        job: The job.
-        stats: What was done since the look before.
-        explanation: Of that time.
-        total: What was done since the start.
-    """
+    """A job at one look: what was done since the look before, why, and since the start."""
 
     job: Job
     stats: Stats
@@ -96,7 +89,7 @@ def _look(pid: int | None, before: dict[int, Stats]) -> list[_Seen]:
     seen = []
     for job in find_jobs(pid):
         total, earlier = snapshot(job.board), before.get(job.inode)
-        explanation = explain(setup_of(job.board), total, earlier)
+        explanation = explain(job.board, total, earlier)
         stats = total.since(earlier) if earlier else total
         seen.append(_Seen(job, stats, explanation, total))
         before[job.inode] = total

@@ -26,10 +26,10 @@ from typing import Any, NamedTuple
 
 from overlapiter.words import count_words, duration_words, size_words
 
-from .console import CommandError, printable, say, table
+from .console import CommandError, UsageError, printable, say, table, tell
 
 Event = dict[str, Any]
-Keep = Callable[[str], None]
+Keep = Callable[[str], object]
 
 #: What web browsers open: that of 16 ranks, and some more.
 _OPENS_BYTES = 300_000_000
@@ -42,17 +42,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 class Spans(NamedTuple):
-    """All that a process did under one name.
+    """All that a process did under one name, those counted that a long trace left out.
 
-    Attributes:
-        process: The process.
-        name: The name.
-        number: How often, those counted that a long trace left out.
-        seconds: How long, added up.
-        share: Of the time from the first to the last event of the trace; above 1 where several
-            rows did it at the same time.
-        median_seconds: How long each took, in the middle.
-        p99_seconds: How long 99 of 100 took at most.
+    ``share`` is of the time from the first to the last event of the trace: above 1 where several
+    rows did it at the same time.
     """
 
     process: str
@@ -65,14 +58,7 @@ class Spans(NamedTuple):
 
 
 class Summary(NamedTuple):
-    """What a trace shows.
-
-    Attributes:
-        seconds: From its first to its last event.
-        n_events: Events in it.
-        n_dropped: Those that were left out for its size.
-        spans: By process and name, in the order of the processes.
-    """
+    """What a trace shows, from its first to its last event; dropped ones were left out for size."""
 
     seconds: float
     n_events: int
@@ -83,91 +69,60 @@ class Summary(NamedTuple):
 def run(arguments: argparse.Namespace) -> int:
     """Sum up, and join; return the exit code."""
     if arguments.output in arguments.files:
-        raise CommandError("--output is one of the traces; give another name")
-    joined = _Joined(arguments.output) if arguments.output else contextlib.nullcontext()
+        raise UsageError("--output is one of the traces; give another name")
+    joined = _joined(arguments.output) if arguments.output else contextlib.nullcontext()
     with joined as keep:
         summary = summarize(event for path in arguments.files for event in read_trace(path, keep))
-    if arguments.json:
-        print(json.dumps({**summary._asdict(), "spans": [s._asdict() for s in summary.spans]}))
-        return 0
-    print(_words(summary))
+    facts = {**summary._asdict(), "spans": [spans._asdict() for spans in summary.spans]}
+    tell(arguments, _words(summary), **facts)
     return 0
 
 
-class _Joined:
-    """Writes events to a file, which is there once it is complete JSON. A context manager.
+@contextlib.contextmanager
+def _joined(path: str) -> Iterator[Keep]:
+    """Give what writes events to a file, which is there once it is complete JSON."""
+    part = path + ".part"
+    with open(part, "w", encoding="utf-8") as file, contextlib.ExitStack() as failed:
+        failed.callback(os.unlink, part)
+        before = iter(["[\n"])
+        yield lambda text: file.write(next(before, ",\n") + text)
+        file.write("\n]\n")
+        failed.pop_all()
+    os.replace(part, path)
+    size_bytes = os.path.getsize(path)
+    if size_bytes > _OPENS_BYTES:
+        say(
+            f"note: {path} has {size_words(size_bytes)}, too much for a web browser: join fewer "
+            f"ranks, or start Perfetto's `trace_processor --httpd {path}` beside it"
+        )
+
+
+def read_trace(path: str, keep: Keep | None = None) -> Iterator[Event]:
+    """Give the events of a trace, one after the other: all of them may not fit into memory.
 
     Args:
-        path: The file.
-    """
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-        self._before = "[\n"
-
-    def __enter__(self) -> Keep:
-        self._file = open(self._path + ".part", "w", encoding="utf-8")
-        return self._keep
-
-    def _keep(self, text: str) -> None:
-        self._file.write(self._before + text)
-        self._before = ",\n"
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        with self._file:
-            self._file.write("[]\n" if self._before == "[\n" else "\n]\n")
-        if kind is not None:
-            os.unlink(self._file.name)
-            return
-        os.replace(self._file.name, self._path)
-        size_bytes = os.path.getsize(self._path)
-        if size_bytes > _OPENS_BYTES:
-            size = size_words(size_bytes)
-            say(
-                f"note: {self._path} has {size}, too much for a web browser: join fewer ranks, or "
-                f"start Perfetto's `trace_processor --httpd {self._path}` beside it"
-            )
-
-
-def events_of(path: str | os.PathLike[str], keep: Keep | None = None) -> Iterator[Event]:
-    """Give the events of a file as ``overlapiter.tracing`` writes it, ended or not.
-
-    Args:
-        path: The file.
+        path: The file as ``overlapiter.tracing`` writes it, ended or not.
         keep: Called with the text of each: writing it anew would take several times as long.
+
+    Raises:
+        CommandError: It is none.
     """
-    with open(path, encoding="utf-8") as lines:
+    is_trace = False
+    with open(path, encoding="utf-8", errors="replace") as lines:
         for line in lines:
             text = line.strip().removesuffix(",")
             if text in ("", "[", "]"):
                 continue
             with contextlib.suppress(json.JSONDecodeError):  # cut off, by a full disk
                 event = json.loads(text)
+                is_trace = isinstance(event, dict) and "ph" in event
+                if not is_trace:
+                    break
                 if keep is not None:
                     keep(text)
                 yield event
-
-
-def read_trace(path: str, keep: Keep | None = None) -> Iterator[Event]:
-    """Give the events of a trace, one after the other: all of them may not fit into memory.
-
-    ``keep`` is called as by :func:`events_of`.
-
-    Raises:
-        CommandError: It is none.
-    """
-    event: object = None
-    try:
-        for event in events_of(path, keep):
-            if not isinstance(event, dict) or "ph" not in event:
-                break
-            yield event
-        else:
-            if event is not None:
-                return
-    except UnicodeDecodeError:
-        pass
-    raise CommandError(f"{path} holds no trace; name a file that overlapiter wrote")
+    if not is_trace:
+        raise CommandError(f"{path} holds no trace; name a file that overlapiter wrote")
 
 
 def summarize(events: Iterable[Event]) -> Summary:

@@ -91,6 +91,7 @@ def test_the_report_can_be_pasted(source, listing, tmp_path) -> None:
         (["missing.txt", "--source", "."], 2, "missing.txt cannot be read"),
         (["--source", "EMPTY"], 1, "no file is found below"),
         (["--source", "SOURCE", "--to", "/nowhere/fast"], 2, "its parent, does not exist"),
+        (["--source", "SOURCE", "--save", "/nowhere/x"], 2, "--save: /nowhere/x cannot be written"),
     ],
 )
 def test_what_cannot_work_is_explained(source, tmp_path, words, status, message) -> None:
@@ -111,6 +112,7 @@ def test_what_is_no_file_and_what_gives_no_answer_is_named(many, tmp_path) -> No
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert sum(level["n_files"] for level in found["levels"]) == 99
+    assert sum(level["seconds"] for level in found["levels"]) < 5  # waiting for no answer is none
     silence, odd = "no answer for 5 s", "a FIFO, not a file"
     assert found["unread"] == {f"{many}/7.bin": silence, f"{many}/fifo": odd}
     assert f"1 file could not be read ({silence}): {many}/7.bin" in found["warnings"]

@@ -70,6 +70,8 @@ def test_copies_are_read_also_where_the_store_is_as_fast(profile) -> None:
     profile.write_text(json.dumps({**PROFILE, "disk": slow_disk}))
     found = planned(profile, "--nodes", 4, "--capacity", "15%")
     assert found["epochs"]["later"]["missed_share"] == pytest.approx(0.4, abs=0.01)
+    found = planned(profile, "--nodes", 2, "--capacity", "100%")
+    assert found["others_run_seconds"]["each node for itself"] > 0.8 * found["run_seconds"]
 
 
 def test_where_training_is_the_limit_peers_bring_nothing(profile) -> None:

@@ -52,8 +52,7 @@ def main(
             dataset = dataset.dataset
         # If the program or an import ignored it, the supervisor could not wait for its workers.
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        n_prefetchers = plan.staging.n_prefetchers if plan.staging else 0
-        board = StatsBoard(fds[2], plan.n_readers, n_prefetchers)
+        board = StatsBoard(fds[2])
         freeze()
         run = run_of(plan, fds[2])
         supervisor = Supervisor(channel, dataset, plan, board, run, *fds[3:])
