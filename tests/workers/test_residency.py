@@ -26,12 +26,16 @@ def finding_of(
     return Finding(index, extents, is_staged, was_refused, ())
 
 
+def schedule_of_parts(n_examples: int) -> Schedule:
+    return Schedule(is_staging=True, part_size=lambda _: n_examples, settled=lambda _: None)
+
+
 class Run:
     """A residency with a schedule, both of which know the orders of two epochs."""
 
     def __init__(self, capacity_bytes: int | None = 10 * FILE_BYTES, n_sharers: int = 1) -> None:
         self.residency = Residency(N_EXAMPLES, 1, capacity_bytes, n_sharers)
-        self.schedule = Schedule(is_staging=True, part_size=lambda _: 2)
+        self.schedule = schedule_of_parts(2)
         self.n_tasks = 0
         orders = {0: None, 1: np.random.default_rng(1).permutation(N_EXAMPLES)}
         self.residency.learn(orders, {})
@@ -125,7 +129,7 @@ def test_where_other_ranks_evict_every_part_is_looked_at_but_not_compared_again(
 
 
 def test_an_example_of_several_files_or_none_is_known_as_others_are():
-    residency, schedule = Residency(2, 1, None), Schedule(is_staging=True, part_size=lambda _: 2)
+    residency, schedule = Residency(2, 1, None), schedule_of_parts(2)
     schedule.admit(0, [0, 1], None, 0)
     part = schedule.next_to_stage()
     several = [extent_of(5), extent_of(6)]
@@ -223,7 +227,7 @@ def test_victims_of_a_prefetcher_that_died_are_victims_again():
 
 @pytest.mark.parametrize("is_done", [True, False], ids=["done", "died"])
 def test_a_part_with_a_victim_is_known_until_the_prefetcher_that_has_it_is_done_or_dies(is_done):
-    run, schedule = Run(), Schedule(is_staging=True, part_size=lambda _: 1)
+    run, schedule = Run(), schedule_of_parts(1)
     _, victims = run.refuse()
     schedule.admit(0, [victims[0].example - N_EXAMPLES], None, 0)
     part = schedule.next_to_stage()
@@ -248,7 +252,7 @@ def test_victims_that_went_are_not_staged_any_more(moved):
 
 def test_indices_that_count_from_the_end_name_the_same_examples():
     residency = Residency(4, 1, 100 * FILE_BYTES)
-    schedule = Schedule(is_staging=True, part_size=lambda _: 2)
+    schedule = schedule_of_parts(2)
     schedule.admit(0, [-1, 3], None, 0)
     part = schedule.next_to_stage()
     residency.hand_out(part)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
-
-from overlapiter.workers.supervisor.schedule import Batch
 
 #: A part keeps a file reader busy for at most this long: short enough to balance the load, long
 #: enough that messages cost little.
@@ -21,16 +18,6 @@ UNBOUNDED = 1 << 60
 #: Readers that wait for less than this share of the time for which they use a core do not count
 #: as waiting.
 _SLACK = 0.2
-
-
-class Supervising(Protocol):
-    """What a stage needs of the supervisor."""
-
-    def settle(self, batch: Batch | None) -> None:
-        """Deliver a mini-batch that the schedule calls settled, if there is one."""
-
-    def warn(self, text: str) -> None:
-        """Have the trainer warn the user."""
 
 
 class CostEstimate:

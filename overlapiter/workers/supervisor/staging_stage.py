@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from overlapiter.errors import deaths_words
@@ -10,7 +11,7 @@ from overlapiter.workers.prefetcher.staging_work import Finding, StageTask
 from overlapiter.workers.supervisor.deaths import Death, Deaths
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Part, PartState, Schedule
-from overlapiter.workers.supervisor.stages import UNBOUNDED, CostEstimate, Supervising
+from overlapiter.workers.supervisor.stages import UNBOUNDED, CostEstimate
 from overlapiter.workers.supervisor.team import Team, Worker
 
 #: A task has about so many examples: transactions and messages are made for all of them together.
@@ -50,7 +51,7 @@ class StagingStage:
     Args:
         team: The prefetchers; empty without staging.
         schedule: The schedule.
-        supervisor: The supervisor.
+        warn: Has the trainer warn the user.
         credit_examples: Examples that a prefetcher has at hand, at first.
         costs: What reading an example costs.
         residency: What is staged.
@@ -64,7 +65,7 @@ class StagingStage:
         self,
         team: Team,
         schedule: Schedule,
-        supervisor: Supervising,
+        warn: Callable[[str], None],
         credit_examples: int,
         costs: CostEstimate,
         residency: Residency,
@@ -72,7 +73,7 @@ class StagingStage:
     ) -> None:
         self.team = team
         self._schedule = schedule
-        self._supervisor = supervisor
+        self._warn = warn
         self.credit_examples = credit_examples
         self._costs = costs
         self._residency = residency
@@ -93,7 +94,7 @@ class StagingStage:
     def give_up(self, reason: str) -> None:
         """Stage nothing any more: what is not staged is read from the source."""
         self.is_given_up, self._is_held_up = True, False
-        self._supervisor.warn(f"staging is given up, and files are read from the source: {reason}")
+        self._warn(f"staging is given up, and files are read from the source: {reason}")
 
     def restart(self) -> None:
         """Take note that the trainer starts anew somewhere."""
@@ -139,17 +140,17 @@ class StagingStage:
                 break
             if part.batch.batch_id >= before_id and self._residency.is_on_offer(part):
                 # It would be looked for where it no longer is, and read from the source.
-                self._supervisor.settle(self._schedule.redo(part, PartState.TO_STAGE))
+                self._schedule.redo(part, PartState.TO_STAGE)
                 break
             missing = [] if self.is_given_up else self._residency.to_look_at(part)
             if not missing:
                 self._residency.hand_out(part)
                 extents = self._residency.extents_of(part)
-                self._supervisor.settle(self._schedule.staged(part, extents))
+                self._schedule.staged(part, extents)
                 continue
             if not is_free:
                 self._is_held_up = True
-                self._supervisor.settle(self._schedule.redo(part, PartState.TO_STAGE))
+                self._schedule.redo(part, PartState.TO_STAGE)
                 break
             parts.append(part)
             to_look_at.update(dict.fromkeys(missing))
@@ -174,7 +175,7 @@ class StagingStage:
         if victims == [] and self.team.has_parts:  # one of them may free room soon
             residency.lose(task_id)
             for part in parts:
-                self._supervisor.settle(self._schedule.redo(part, PartState.TO_STAGE))
+                self._schedule.redo(part, PartState.TO_STAGE)
             return False
         self._next_task_id += 1
         self._had_tasks = task_id + 1 >= len(self.team.workers)
@@ -212,12 +213,12 @@ class StagingStage:
             if not task.refused.isdisjoint(part.indices) and self._residency.is_to_be_tried_again(
                 part, had_victims=had_victims
             ):
-                self._supervisor.settle(self._schedule.redo(part, PartState.TO_STAGE))
+                self._schedule.redo(part, PartState.TO_STAGE)
                 continue
             extents = self._extents_of(part, task.found)
-            self._supervisor.settle(self._schedule.staged(part, extents))
+            self._schedule.staged(part, extents)
         if self._residency.is_short_of_room:
-            self._supervisor.warn(self._full_words())
+            self._warn(self._full_words())
         return True
 
     def _extents_of(self, part: Part, found: dict[int, bytes]) -> bytes:
@@ -247,7 +248,7 @@ class StagingStage:
             n_deaths = self._deaths.add(part, culprit)
             if n_deaths and culprit is not None:
                 self._avoid(culprit.index, n_deaths, death)
-            self._supervisor.settle(self._schedule.redo(part, PartState.TO_STAGE))
+            self._schedule.redo(part, PartState.TO_STAGE)
 
     def end(self, ending: str, counters: dict[str, Any]) -> None:
         """Have every prefetcher give back what it holds; the first one notes the end of the run."""
@@ -265,4 +266,4 @@ class StagingStage:
             f"of example {index}, which are read from the source from now on; look at these files, "
             f"and for 'out of memory' in the system log of this node"
         )
-        self._supervisor.warn(f"{text}\n\n{death.last_words}" if death.last_words else text)
+        self._warn(f"{text}\n\n{death.last_words}" if death.last_words else text)

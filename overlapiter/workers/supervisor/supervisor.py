@@ -93,7 +93,10 @@ class Supervisor:
         n_turns = plan.n_readers if face is not None and face.deals_in_turn else 1
         self._costs = CostEstimate(plan.n_readers, len(os.sched_getaffinity(0)))
         self._schedule = Schedule(
-            is_staging=plan.staging is not None, part_size=self._part_size, n_turns=n_turns
+            is_staging=plan.staging is not None,
+            part_size=self._part_size,
+            settled=self._deliver,
+            n_turns=n_turns,
         )
         # For those that are being built or ready, the next one, and the one that the user holds.
         self._keeper = SlotKeeper(n_expected=plan.n_build_ahead + 2)
@@ -128,7 +131,7 @@ class Supervisor:
         return StagingStage(
             Team("prefetcher", rows, role, self._leave),
             self._schedule,
-            self,
+            self._warn,
             credit_examples(staging.reads_per_prefetcher if staging else 0),
             self._costs,
             self._residency,
@@ -143,7 +146,6 @@ class Supervisor:
         return ReadingStage(
             Team("file reader", rows, role, self._leave, max_parts),
             self._schedule,
-            self,
             self._keeper,
             self._costs,
             self._residency,
@@ -155,10 +157,10 @@ class Supervisor:
         """Return the stage of the server for other nodes; without peers it has none."""
         staging = self._plan.staging
         if staging is None or staging.peers is None:
-            return ServingStage(Team("peer", [], lambda _channel, _row: None, self._leave), self)
+            return ServingStage(Team("peer", [], lambda _channel, _row: None, self._leave), self._warn)
         role = peer_role(staging, self._listener_fd)
         return ServingStage(
-            Team("peer", [self._board.supervisor_row()], role, self._leave_all), self
+            Team("peer", [self._board.supervisor_row()], role, self._leave_all), self._warn
         )
 
     def _part_size(self, batch: Batch) -> int:
@@ -268,8 +270,7 @@ class Supervisor:
             self._consumed_id = message[1]
             # An interrupted trainer may have lost messages about slots: they are sent again.
             self._trainer.known = KnownSegments()
-            for batch in self._schedule.drop_all(message[1]):
-                self.settle(batch)
+            self._schedule.drop_all(message[1])
             self._staging.restart()
             if message[2] is not None:
                 self._renew_readers(message[2])
@@ -297,10 +298,8 @@ class Supervisor:
         part, worker = min(at_hand, key=lambda pair: pair[0].part_id)
         return f"no worker is free: {worker}", worker.current_index()
 
-    def settle(self, batch: Batch | None) -> None:
+    def _deliver(self, batch: Batch) -> None:
         """Deliver a settled mini-batch or its failure; one that was dropped has its slot freed."""
-        if batch is None:
-            return
         if batch.is_abandoned:
             if batch.slot is not None:
                 self._release(batch.slot)
@@ -320,7 +319,7 @@ class Supervisor:
         for message in self._reading.release(slot):
             self._trainer.tell(message)
 
-    def warn(self, text: str) -> None:
+    def _warn(self, text: str) -> None:
         """Have the trainer warn the user, once."""
         if text not in self._warned:
             self._warned.add(text)
@@ -358,7 +357,7 @@ class Supervisor:
                 if message[0] == "crashed":
                     worker.last_words = message[1]
                 elif message[0] == "trouble":
-                    self.warn(message[1])
+                    self._warn(message[1])
                 else:
                     stage.team.n_fruitless = 0
                     if not stage.hear(worker, message):
