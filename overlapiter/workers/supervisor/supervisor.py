@@ -33,6 +33,7 @@ A task may be reported in pieces; ``moved`` is None in all of them but the last.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import selectors
@@ -48,11 +49,11 @@ from overlapiter.tracing import open_trace
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.processes import is_running
+from overlapiter.workers.supervisor import roles
 from overlapiter.workers.supervisor.deaths import Death
 from overlapiter.workers.supervisor.memory import NO_MEMORY, KnownSegments, SlotKeeper
 from overlapiter.workers.supervisor.reading_stage import ReadingStage
 from overlapiter.workers.supervisor.residency import Residency
-from overlapiter.workers.supervisor.roles import peer_role, prefetcher_role, reader_role
 from overlapiter.workers.supervisor.schedule import Batch, Schedule
 from overlapiter.workers.supervisor.serving_stage import ServingStage
 from overlapiter.workers.supervisor.stages import CostEstimate
@@ -127,7 +128,7 @@ class Supervisor:
         staging = self._plan.staging
         n_prefetchers = staging.n_prefetchers if staging else 0
         rows = [self._board.prefetcher_row(number) for number in range(n_prefetchers)]
-        role = prefetcher_role(dataset, self._plan, run)
+        role = functools.partial(roles.stage, dataset, self._plan, run)
         return StagingStage(
             Team("prefetcher", rows, role, self._leave),
             self._schedule,
@@ -142,9 +143,9 @@ class Supervisor:
         """Return the stage of the file readers."""
         plan = self._plan
         rows = [self._board.reader_row(number) for number in range(plan.n_readers)]
-        role, max_parts = reader_role(dataset, plan), plan.max_parts_per_reader
+        role = functools.partial(roles.read, dataset, plan)
         return ReadingStage(
-            Team("file reader", rows, role, self._leave, max_parts),
+            Team("file reader", rows, role, self._leave, plan.max_parts_per_reader),
             self._schedule,
             self._keeper,
             self._costs,
@@ -156,12 +157,9 @@ class Supervisor:
     def _serving_stage(self) -> ServingStage:
         """Return the stage of the server for other nodes; without peers it has none."""
         staging = self._plan.staging
-        if staging is None or staging.peers is None:
-            return ServingStage(Team("peer", [], lambda _channel, _row: None, self._leave), self._warn)
-        role = peer_role(staging, self._listener_fd)
-        return ServingStage(
-            Team("peer", [self._board.supervisor_row()], role, self._leave_all), self._warn
-        )
+        rows = [] if staging is None or staging.peers is None else [self._row]
+        role = functools.partial(roles.serve, staging, self._listener_fd)
+        return ServingStage(Team("peer", rows, role, self._leave_all), self._warn)
 
     def _part_size(self, batch: Batch) -> int:
         """Return how many examples of a mini-batch to put into a part."""
