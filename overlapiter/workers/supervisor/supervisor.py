@@ -126,8 +126,7 @@ class Supervisor:
     def _staging_stage(self, dataset: Dataset, run: Run) -> StagingStage:
         """Return the stage of the prefetchers; without staging it has none."""
         staging = self._plan.staging
-        n_prefetchers = staging.n_prefetchers if staging else 0
-        rows = [self._board.prefetcher_row(number) for number in range(n_prefetchers)]
+        rows = [self._board.prefetcher_row(n) for n in range(self._plan.n_prefetchers)]
         role = functools.partial(roles.stage, dataset, self._plan, run)
         return StagingStage(
             Team("prefetcher", rows, role, self._leave),
