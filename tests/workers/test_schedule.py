@@ -187,9 +187,7 @@ def take_all(schedule: Schedule) -> list[Part]:
 
 @pytest.mark.parametrize("part_size", range(1, 8))
 def test_parts_cut_a_mini_batch_in_order(part_size):
-    schedule = Schedule(
-        is_staging=False, part_size=lambda _: part_size, settled=lambda _: None
-    )
+    schedule = Schedule(is_staging=False, part_size=lambda _: part_size, settled=lambda _: None)
     schedule.admit(0, [7, 5, 5, 9, 1], [0, 0, 0, 1, 1])
     parts = take_all(schedule)
     assert [(part.start, part.stop) for part in parts] == [
