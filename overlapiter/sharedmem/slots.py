@@ -228,7 +228,7 @@ class Views:
         return _view_mixed(layout, root, columns, reports)
 
     def view_empty(self, reports: Sequence[tuple[int, int, Report]]) -> Any:
-        """Return the mini-batch of an index list all of whose examples are left out; it has no slot."""
+        """Return the mini-batch of an index list all of whose examples are left out."""
         return MiniBatch([], skipped=left_out(reports))
 
 
