@@ -38,7 +38,6 @@ import itertools
 import os
 import selectors
 import time
-from collections.abc import Iterator
 
 from overlapiter.board import Counter, StatsBoard
 from overlapiter.errors import PipelineError
@@ -183,16 +182,13 @@ class Supervisor:
     def _fill(self, most: int | None = None) -> None:
         """Start the processes of both stages, or at most so many of each."""
         self._is_filled = most is None
-        for stage, worker in self._places(most):
-            if not worker.pid:
-                self._refill(stage, worker)
-                self._take_turn(0)  # the first ones work while the others are forked
-
-    def _places(self, most: int | None) -> Iterator[tuple[Stage, Worker]]:
-        """Give the places for workers, of both stages in turn: the first mini-batch needs both."""
         teams = [[(stage, worker) for worker in stage.team][:most] for stage in self._stages]
+        # In turn, since the first mini-batch needs all stages.
         for places in itertools.zip_longest(*teams):
-            yield from filter(None, places)
+            for stage, worker in filter(None, places):
+                if not worker.pid:
+                    self._refill(stage, worker)
+                    self._take_turn(0)  # the first ones work while the others are forked
 
     def _take_turn(self, timeout_seconds: float) -> None:
         """Handle the messages that have come, and hand out work."""
@@ -324,14 +320,6 @@ class Supervisor:
 
     # --- the workers --------------------------------------------------------------------------
 
-    def _start(self, stage: Stage, worker: Worker) -> None:
-        try:
-            stage.team.start(worker)
-        except OSError as error:  # too many processes, say: tried again a little later
-            stage.team.count_failed_start(error)
-            return
-        worker.attend(self._selector, (stage, worker))
-
     def _leave(self) -> None:
         """In a forked worker: close all that is the supervisor's, the listener too."""
         self._leave_all()
@@ -359,7 +347,7 @@ class Supervisor:
                     stage.team.n_fruitless = 0
                     if not stage.hear(worker, message):
                         self._end(worker)  # it has nothing at hand
-                        self._start(stage, worker)
+                        self._refill(stage, worker)
                         return False
         except BlockingIOError:
             return True
@@ -391,7 +379,8 @@ class Supervisor:
         try:
             if death is not None:
                 stage.team.count_death(death)
-            self._start(stage, worker)
+            if stage.team.start(worker):
+                worker.attend(self._selector, (stage, worker))
         except PipelineError as error:
             if isinstance(stage, ReadingStage):
                 raise

@@ -201,9 +201,18 @@ class Team:
         """Whether any of them has a part at hand."""
         return any(worker.parts for worker in self.workers)
 
-    def start(self, worker: Worker) -> None:
-        """Start a process in a worker's place."""
-        worker.start(self._process_name, self._role, self._leave_supervisor)
+    def start(self, worker: Worker) -> bool:
+        """Start a process in a worker's place; False if that is to be tried again a little later.
+
+        Raises:
+            PipelineError: It was tried in vain too often.
+        """
+        try:
+            worker.start(self._process_name, self._role, self._leave_supervisor)
+        except OSError as error:  # too many processes, say
+            if not any(worker.pid for worker in self.workers):  # others do its work meanwhile
+                self._count_fruitless(f"the last one could not be started: {error}")
+        return worker.pid > 0
 
     def count_death(self, death: Death) -> None:
         """Count a process that has died.
@@ -215,11 +224,6 @@ class Team:
         if death.last_words:
             text += f" after\n\n{death.last_words}"
         self._count_fruitless(text)
-
-    def count_failed_start(self, error: OSError) -> None:
-        """Count a process that could not be started, unless others do its work meanwhile."""
-        if not any(worker.pid for worker in self.workers):
-            self._count_fruitless(f"the last one could not be started: {error}")
 
     def _count_fruitless(self, how: str) -> None:
         self.n_fruitless += 1
