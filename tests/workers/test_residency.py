@@ -89,11 +89,11 @@ class Run:
 def test_a_part_whose_files_were_compared_needs_no_prefetcher():
     run = Run(None)
     part = run.hand_out()
-    assert run.residency.to_look_at(part) == part.indices
+    assert run.residency.look_up(part)[0] == part.indices
     run.offer(part)
     run.hear(part)
-    assert run.residency.to_look_at(part) == []
-    extents = unpacked(run.residency.extents_of(part))
+    assert run.residency.look_up(part)[0] == []
+    extents = unpacked(run.residency.look_up(part)[1])
     assert extents == {index + 1: extent_of(index) for index in part.indices}
 
 
@@ -102,7 +102,7 @@ def test_an_example_that_is_not_staged_is_looked_at_again():
     part = run.hand_out()
     run.offer(part)
     run.hear(part, is_staged=False)
-    assert run.residency.to_look_at(part) == part.indices
+    assert run.residency.look_up(part)[0] == part.indices
 
 
 def test_a_copy_that_could_not_be_read_is_looked_at_and_suspected_until_then():
@@ -111,19 +111,19 @@ def test_a_copy_that_could_not_be_read_is_looked_at_and_suspected_until_then():
     run.offer(part)
     run.hear(part)
     run.residency.suspect(part.indices)
-    assert run.residency.to_look_at(part) == part.indices
+    assert run.residency.look_up(part)[0] == part.indices
     assert run.residency.suspects_among(part.indices) == part.indices
     run.offer(part)
     run.hear(part)
     assert run.residency.suspects_among(part.indices) == []
-    assert run.residency.to_look_at(part) == []
+    assert run.residency.look_up(part)[0] == []
 
 
 def test_where_other_ranks_evict_every_part_is_looked_at_but_not_compared_again():
     run = Run(n_sharers=2)
     part, _ = run.refuse()
     run.hear(part)
-    assert run.residency.to_look_at(part) == part.indices
+    assert run.residency.look_up(part)[0] == part.indices
     trusted = unpacked(run.residency.trusted(part.indices))
     assert trusted == {index + 1: extent_of(index) for index in part.indices}
 
@@ -135,8 +135,8 @@ def test_an_example_of_several_files_or_none_is_known_as_others_are():
     several = [extent_of(5), extent_of(6)]
     findings = [Finding(0, packed(several), True, False, ()), Finding(1, b"", True, False, ())]
     residency.hear(1, findings, {})
-    assert residency.to_look_at(part) == []
-    assert list(unpacked(residency.extents_of(part)).values()) == several
+    assert residency.look_up(part)[0] == []
+    assert list(unpacked(residency.look_up(part)[1]).values()) == several
 
 
 # --- how far ahead ----------------------------------------------------------------------------
@@ -257,6 +257,6 @@ def test_indices_that_count_from_the_end_name_the_same_examples():
     part = schedule.next_to_stage()
     residency.hand_out(part)
     assert not residency.hear(1, [finding_of(3)], {})
-    assert residency.to_look_at(part) == []
+    assert residency.look_up(part)[0] == []
     residency.settle(2)
     assert not residency.is_short_of_room

@@ -114,7 +114,7 @@ class StagingStage:
                 return
             n_wanted = self._n_wanted()
             # Where no prefetcher has work, what is needed soon is staged: a task may fill up.
-            if not (self.team.has_parts or self._schedule.is_worth_staging(n_wanted, before_id)):
+            if not (self.has_work or self._schedule.is_worth_staging(n_wanted, before_id)):
                 return
             parts, indices = self._next_parts(before_id, n_wanted, is_free=worker is not None)
             if not parts or worker is None:
@@ -142,10 +142,9 @@ class StagingStage:
                 # It would be looked for where it no longer is, and read from the source.
                 self._schedule.redo(part, PartState.TO_STAGE)
                 break
-            missing = [] if self.is_given_up else self._residency.to_look_at(part)
-            if not missing:
+            missing, extents = self._residency.look_up(part)
+            if not missing or self.is_given_up:
                 self._residency.hand_out(part)
-                extents = self._residency.extents_of(part)
                 self._schedule.staged(part, extents)
                 continue
             if not is_free:
@@ -163,7 +162,7 @@ class StagingStage:
         if not self._had_tasks:  # the first ones are small, so that each prefetcher has one soon
             return _SMALL_TASK_EXAMPLES
         if not self._residency.is_full:
-            return _TASK_EXAMPLES if self.team.has_parts else _LARGE_TASK_EXAMPLES
+            return _TASK_EXAMPLES if self.has_work else _LARGE_TASK_EXAMPLES
         most = min(_TASK_EXAMPLES, int(self._residency.n_staged * _TASK_SHARE))
         return max(_SMALL_TASK_EXAMPLES, most)
 
@@ -172,7 +171,7 @@ class StagingStage:
         residency = self._residency
         task_id = self._next_task_id
         victims = residency.choose_victims(task_id, indices)
-        if victims == [] and self.team.has_parts:  # one of them may free room soon
+        if victims == [] and self.has_work:  # one of them may free room soon
             residency.lose(task_id)
             for part in parts:
                 self._schedule.redo(part, PartState.TO_STAGE)
@@ -215,8 +214,7 @@ class StagingStage:
             ):
                 self._schedule.redo(part, PartState.TO_STAGE)
                 continue
-            extents = self._extents_of(part, task.found)
-            self._schedule.staged(part, extents)
+            self._schedule.staged(part, self._extents_of(part, task.found))
         if self._residency.is_short_of_room:
             self._warn(self._full_words())
         return True
@@ -225,7 +223,7 @@ class StagingStage:
         """Return the extents of a part: what was found now, and what was known before."""
         extents = b"".join([found[index] for index in part.indices if index in found])
         if any(index not in found for index in part.indices):
-            extents += self._residency.extents_of(part)
+            extents += self._residency.look_up(part)[1]
         return extents
 
     def _full_words(self) -> str:

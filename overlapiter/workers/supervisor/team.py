@@ -196,11 +196,6 @@ class Team:
     def __iter__(self) -> Iterator[Worker]:
         return iter(self.workers)
 
-    @property
-    def has_parts(self) -> bool:
-        """Whether any of them has a part at hand."""
-        return any(worker.parts for worker in self.workers)
-
     def start(self, worker: Worker) -> bool:
         """Start a process in a worker's place; False if that is to be tried again a little later.
 
