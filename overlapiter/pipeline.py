@@ -274,11 +274,7 @@ class Pipeline:
         return batch
 
     def lock_pages(self, locker: PageLocker) -> None:
-        """Lock the pages of all slots from the next mini-batch on; their memory is kept.
-
-        Args:
-            locker: The driver of the device that the mini-batches go to.
-        """
+        """Lock the pages of all slots from the next mini-batch on; their memory is kept."""
         if self._slots.locks is None and self._finalizer.alive:
             locks = self._slots.locks = PageLocks(locker)
             weakref.finalize(self, locks.unlock).atexit = False  # the driver may be gone

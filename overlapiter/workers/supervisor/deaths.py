@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from overlapiter.workers.supervisor.schedule import Part
 
@@ -13,8 +13,7 @@ MAX_DEATHS = 3
 MAX_SUSPECT_DEATHS = 10
 
 
-@dataclasses.dataclass(frozen=True)
-class Culprit:
+class Culprit(NamedTuple):
     """The example that a worker died on.
 
     Attributes:
@@ -26,8 +25,7 @@ class Culprit:
     is_known: bool
 
 
-@dataclasses.dataclass(frozen=True)
-class Death:
+class Death(NamedTuple):
     """The end of a worker's process.
 
     Attributes:

@@ -22,11 +22,6 @@ class ReadingStage:
     """Hands parts to file readers, with slots to write to.
 
     Args:
-        team: The file readers.
-        schedule: The schedule.
-        keeper: The slots.
-        costs: Learns what reading an example costs.
-        residency: What is staged.
         is_skipping: Whether examples that cannot be read are left out.
         collates: Whether a slot has one row, for what is made of a whole mini-batch.
     """
@@ -117,7 +112,6 @@ class ReadingStage:
         worker.send(("read", *task))
 
     def _make_known(self, worker: Worker, layout_id: int, slot: Slot) -> None:
-        """Tell a file reader about a layout and a segment that are new to it."""
         for sending in self._keeper.make_known(worker.known, layout_id, slot):
             worker.send(*sending)
 

@@ -49,9 +49,7 @@ class Residency:
     """What is staged, for one iterator.
 
     Args:
-        n_examples: Examples in the dataset.
-        n_tiers: Tiers of the staging directory.
-        capacity_bytes: What they hold together; None if that is not limited.
+        capacity_bytes: What the tiers hold together; None if that is not limited.
         n_sharers: Ranks of this node, each of which stages ahead into the same directory.
 
     Attributes:

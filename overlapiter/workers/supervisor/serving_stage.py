@@ -11,15 +11,7 @@ from overlapiter.workers.supervisor.team import Team, Worker
 
 
 class ServingStage:
-    """Keeps the server running; it is given no parts.
-
-    Args:
-        team: The server; empty without peers.
-        warn: Has the trainer warn the user.
-
-    Attributes:
-        is_given_up: Whether there is no server any more.
-    """
+    """Keeps the server running; it is given no parts. Without peers the team is empty."""
 
     def __init__(self, team: Team, warn: Callable[[str], None]) -> None:
         self.team = team

@@ -50,12 +50,9 @@ class StagingStage:
 
     Args:
         team: The prefetchers; empty without staging.
-        schedule: The schedule.
         warn: Has the trainer warn the user.
         credit_examples: Examples that a prefetcher has at hand, at first.
-        costs: What reading an example costs.
-        residency: What is staged.
-        directories: Where, for people to read.
+        directories: Where files are staged, for people to read.
 
     Attributes:
         is_given_up: Whether nothing is staged any more.
