@@ -355,10 +355,9 @@ class Pipeline:
             while True:  # its last words may say why it ended
                 self._hear(*self._service.channel.receive(wait=False))
         self._row.add(Counter.SUPERVISORS_REPLACED, 1)
-        self._ready, locks = {}, self._slots.locks
-        if locks is not None:
-            locks.unlock()
-        self._slots = LentSlots(locks)
+        locks = self._slots.locks
+        self._slots.close()
+        self._ready, self._slots = {}, LentSlots(locks)
         self._service.restart()
         self._outgoing = []
         lost = [self._waiting[i] for i in range(self._take_id, self._next_id)]
@@ -398,9 +397,7 @@ class Pipeline:
         self._finalizer()  # does nothing the second time, nor after the end of the interpreter
         self._board.detach()
         vars(self).pop("_row", None)
-        if self._slots.locks is not None:
-            self._slots.locks.unlock()
-        self._slots = LentSlots()
+        self._slots.close()
         for things in (self._waiting, self._outgoing, self._ready):
             things.clear()
 

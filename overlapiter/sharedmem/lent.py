@@ -80,3 +80,11 @@ class LentSlots:
             slots.append(released if isinstance(released, Slot) else released.key)
             self._loans.pop(slots[-1], None)
         return slots if self.locks is None else self.locks.drained(slots)
+
+    def close(self) -> None:
+        """Unlock the slots and forget them; what is viewed stays mapped."""
+        if self.locks is not None:  # nothing global here: the interpreter may be ending
+            self.locks.unlock()
+        self.locks = None
+        self.layouts.clear()
+        self.segments.clear()
