@@ -49,6 +49,7 @@ from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.processes import is_running
 from overlapiter.workers.supervisor import roles
+from overlapiter.workers.supervisor.contact import Contact
 from overlapiter.workers.supervisor.deaths import Death
 from overlapiter.workers.supervisor.memory import NO_MEMORY, KnownSegments, SlotKeeper
 from overlapiter.workers.supervisor.reading_stage import ReadingStage
@@ -58,7 +59,6 @@ from overlapiter.workers.supervisor.serving_stage import ServingStage
 from overlapiter.workers.supervisor.stages import CostEstimate
 from overlapiter.workers.supervisor.staging_stage import StagingStage
 from overlapiter.workers.supervisor.team import Team, Worker
-from overlapiter.workers.supervisor.trainer_end import TrainerEnd
 from overlapiter.workers.supervisor.tuner import Tuner, credit_examples
 from overlapiter.workers.supervisor.watch import Watch
 
@@ -87,7 +87,9 @@ class Supervisor:
         self._board = board
         self._row = board.supervisor_row()
         self._selector = selectors.DefaultSelector()
-        self._trainer = TrainerEnd(channel, self._selector)
+        self._trainer = Contact()
+        self._trainer.attend(channel, self._selector, None)
+        self._is_closed = False
         face = plan.face
         self._reads_whole = face is not None and (face.collates or face.deals_in_turn)
         n_turns = plan.n_readers if face is not None and face.deals_in_turn else 1
@@ -170,11 +172,11 @@ class Supervisor:
 
     def run(self) -> None:
         """Serve until the trainer closes its channel or ends."""
-        self._trainer.tell(("ready",))
+        self._trainer.send(("ready",))
         # Further processes would take the cores from those that make the first mini-batch.
         is_staging = self._plan.staging is not None
         self._fill(len(os.sched_getaffinity(0)) if is_staging else None)
-        while not self._trainer.is_closed:
+        while not self._is_closed:
             self._take_turn(_LOOK_AFTER_SECONDS)
             if not self._is_filled and self._schedule.next_batch_id > self._schedule.n_batches:
                 self._fill()
@@ -193,14 +195,10 @@ class Supervisor:
     def _take_turn(self, timeout_seconds: float) -> None:
         """Handle the messages that have come, and hand out work."""
         for key, events in self._selector.select(timeout_seconds):
-            if key.data is self._trainer:
-                for message in self._trainer.messages(events):
-                    self._obey(message)
+            if key.data is None:
+                self._hear_trainer(events)
             else:
-                stage, worker = key.data
-                if events & selectors.EVENT_WRITE:
-                    worker.flush()
-                self._serve(stage, worker)
+                self._serve(*key.data, events)
         if time.monotonic() >= self._look_at:
             self._look_around()
         before_id = self._consumed_id + self._plan.n_build_ahead
@@ -223,7 +221,7 @@ class Supervisor:
         self._look_at = time.monotonic() + _LOOK_AFTER_SECONDS
         # A process forked from the trainer may keep the channel open beyond its end.
         if not is_running(self._plan.trainer_pid):
-            self._trainer.close()
+            self._is_closed = True
             return
         for stage in self._stages:
             for worker in stage.team:
@@ -249,6 +247,13 @@ class Supervisor:
 
     # --- the trainer --------------------------------------------------------------------------
 
+    def _hear_trainer(self, events: int) -> None:
+        try:
+            for message in self._trainer.messages(events):
+                self._obey(message)
+        except ChannelClosedError:
+            self._is_closed = True
+
     def _obey(self, message: Message) -> None:
         kind = message[0]
         if kind == "advance":
@@ -270,9 +275,9 @@ class Supervisor:
         elif kind == "keep memory":
             self._keeper.keep_memory()
         elif kind == "describe":
-            self._trainer.tell(("description", *self._describe()))
+            self._trainer.send(("description", *self._describe()))
         else:
-            self._trainer.close()
+            self._is_closed = True
 
     def _describe(self) -> tuple[str, int]:
         """Say whom the next mini-batch waits for, and at which example; -1 for none."""
@@ -297,26 +302,26 @@ class Supervisor:
             if batch.slot is not None:
                 self._release(batch.slot)
             if not batch.is_dropped:
-                self._trainer.tell(("failed", batch.batch_id, batch.failure))
+                self._trainer.send(("failed", batch.batch_id, batch.failure))
             return
         slot = batch.slot or NO_MEMORY  # it has none if no example could be read
         if batch.slot is not None:
             for sending in self._keeper.make_known(self._trainer.known, batch.layout_id, slot):
-                self._trainer.tell(*sending)
+                self._trainer.send(*sending)
         parts = [(part.start, part.stop, part.report) for part in batch.parts]
         with self._trace.span("deliver", "supervisor", batch.batch_id):
             self._trace.flow("t", batch.batch_id)
-            self._trainer.tell(("batch", batch.batch_id, batch.layout_id, slot, parts))
+            self._trainer.send(("batch", batch.batch_id, batch.layout_id, slot, parts))
 
     def _release(self, slot: Slot) -> None:
         for message in self._reading.release(slot):
-            self._trainer.tell(message)
+            self._trainer.send(message)
 
     def _warn(self, text: str) -> None:
         """Have the trainer warn the user, once."""
         if text not in self._warned:
             self._warned.add(text)
-            self._trainer.tell(("trouble", text))
+            self._trainer.send(("trouble", text))
 
     # --- the workers --------------------------------------------------------------------------
 
@@ -331,14 +336,12 @@ class Supervisor:
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]  # a Channel
         self._selector.close()
-        self._trainer.channel.close()
         self._keeper.close()
 
-    def _serve(self, stage: Stage, worker: Worker) -> bool:
+    def _serve(self, stage: Stage, worker: Worker, events: int = 0) -> bool:
         """Hear what a worker has sent; return whether its process is still the same."""
         try:
-            while True:
-                message, _ = worker.channel.receive(wait=False)
+            for message in worker.messages(events):
                 if message[0] == "crashed":
                     worker.last_words = message[1]
                 elif message[0] == "trouble":
@@ -349,11 +352,10 @@ class Supervisor:
                         self._end(worker)  # it has nothing at hand
                         self._refill(stage, worker)
                         return False
-        except BlockingIOError:
-            return True
         except ChannelClosedError:
             self._reap(stage, worker)
             return False
+        return True
 
     def _renew_readers(self, renewal: object) -> None:
         """Put new processes in the places of all file readers, with the dataset as it came."""
@@ -379,8 +381,9 @@ class Supervisor:
         try:
             if death is not None:
                 stage.team.count_death(death)
-            if stage.team.start(worker):
-                worker.attend(self._selector, (stage, worker))
+            channel = stage.team.start(worker)
+            if channel is not None:
+                worker.attend(channel, self._selector, (stage, worker))
         except PipelineError as error:
             if isinstance(stage, ReadingStage):
                 raise
