@@ -111,7 +111,7 @@ def layout_of(example: object, n_rows: int, take_apart: Flatten | None = None) -
 
 def _arrange(
     structure: Structure,
-    rows_like: Sequence[Column] | Sequence[Array],
+    rows_like: Sequence[Column | Array],
     rows: Iterable[int],
     n_rows: int,
 ) -> Layout:

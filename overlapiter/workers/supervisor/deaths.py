@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from overlapiter.workers.supervisor.schedule import Part
 
@@ -13,7 +13,8 @@ MAX_DEATHS = 3
 MAX_SUSPECT_DEATHS = 10
 
 
-class Culprit(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Culprit:
     """The example that a worker died on.
 
     Attributes:
@@ -25,7 +26,8 @@ class Culprit(NamedTuple):
     is_known: bool
 
 
-class Death(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Death:
     """The end of a worker's process.
 
     Attributes:

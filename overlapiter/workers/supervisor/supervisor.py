@@ -198,7 +198,8 @@ class Supervisor:
             if key.data is None:
                 self._hear_trainer(events)
             else:
-                self._serve(*key.data, events)
+                stage, worker = key.data
+                self._serve(stage, worker, events)
         if time.monotonic() >= self._look_at:
             self._look_around()
         before_id = self._consumed_id + self._plan.n_build_ahead
