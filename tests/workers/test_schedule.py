@@ -222,6 +222,20 @@ def test_mini_batches_too_far_ahead_are_not_read_yet():
     assert schedule.next_to_read(2).batch.batch_id == 1
 
 
+@pytest.mark.parametrize("n_readers", [1, 2])
+def test_a_reader_reads_its_mini_batches_in_order_though_a_later_one_is_staged_first(n_readers):
+    schedule = Schedule(
+        is_staging=True, part_size=lambda _: 1, settled=lambda _: None, n_turns=n_readers
+    )
+    for batch_id in range(2 * n_readers):
+        schedule.admit(batch_id, [1], None)
+    parts = [schedule.next_to_stage() for _ in range(2 * n_readers)]
+    schedule.staged(parts[n_readers], b"")
+    assert schedule.next_to_read(9, 0) is None
+    schedule.staged(parts[0], b"")
+    assert [schedule.next_to_read(9, 0) for _ in range(2)] == [parts[0], parts[n_readers]]
+
+
 def test_a_failed_mini_batch_waits_for_the_parts_that_workers_are_at():
     settled: list[Batch] = []
     schedule = schedule_of_single_examples(settled)

@@ -55,7 +55,7 @@ class ReadingStage:
 
     def hand_out(self, before_id: int) -> None:
         """As for prefetchers, with parts of the mini-batches before ``before_id``."""
-        if self._schedule.n_turns > 1:
+        if self._schedule.n_turns:
             self._deal(before_id)
             return
         while worker := self.team.least_loaded(READER_CREDIT, UNBOUNDED, self._costs.n_busy):

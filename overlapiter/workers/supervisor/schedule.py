@@ -115,7 +115,7 @@ class Schedule:
         is_staging: Whether parts are staged before they are read.
         part_size: Returns how many examples of a mini-batch to put into a part now.
         settled: Called with each mini-batch when it is settled.
-        n_turns: Readers to which mini-batches are dealt in turn; 1 if any reader may read any part.
+        n_turns: Readers to which mini-batches are dealt in turn; 0 if any reader may read any part.
 
     Attributes:
         n_turns: As above.
@@ -128,7 +128,7 @@ class Schedule:
         is_staging: bool,
         part_size: Callable[[Batch], int],
         settled: Callable[[Batch], None],
-        n_turns: int = 1,
+        n_turns: int = 0,
     ) -> None:
         self._is_staging = is_staging
         self._part_size = part_size
@@ -139,7 +139,7 @@ class Schedule:
         self._end_position = 0
         self._batches: dict[int, Batch] = {}
         self._to_stage: _Queue = []
-        self._to_read: list[_Queue] = [[] for _ in range(n_turns)]
+        self._to_read: list[_Queue] = [[] for _ in range(max(1, n_turns))]
 
     @property
     def n_batches(self) -> int:
@@ -215,7 +215,7 @@ class Schedule:
 
     def next_to_read(self, before_id: int, turn: int = 0) -> Part | None:
         """Take the part that a reader is to read next, of the mini-batches before ``before_id``."""
-        if self.n_turns > 1:
+        if self.n_turns:
             before_id = min(before_id, self._due(turn) + 1)
         return self._pop(self._to_read[turn], PartState.TO_READ, PartState.READING, before_id)
 
@@ -281,7 +281,8 @@ class Schedule:
         part.state = state
         queue = self._to_stage
         if state is PartState.TO_READ:
-            queue = self._to_read[(part.batch.batch_id - self._first_batch_id) % self.n_turns]
+            turn = part.batch.batch_id - self._first_batch_id
+            queue = self._to_read[turn % len(self._to_read)]
         heapq.heappush(queue, (part.part_id, part))
 
     def _pop(

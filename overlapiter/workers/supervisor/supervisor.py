@@ -92,7 +92,7 @@ class Supervisor:
         self._is_closed = False
         face = plan.face
         self._reads_whole = face is not None and (face.collates or face.deals_in_turn)
-        n_turns = plan.n_readers if face is not None and face.deals_in_turn else 1
+        n_turns = plan.n_readers if face is not None and face.deals_in_turn else 0
         self._costs = CostEstimate(plan.n_readers, len(os.sched_getaffinity(0)))
         self._schedule = Schedule(
             is_staging=plan.staging is not None,
