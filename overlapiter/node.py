@@ -207,12 +207,7 @@ def _count(environment: Mapping[str, str], name: str) -> int:
 
 
 def node_among(rank: int, hosts: Sequence[Host]) -> Node:
-    """Return a rank's node by the hosts of all ranks. Pure.
-
-    Args:
-        rank: The rank.
-        hosts: Where each rank runs, by rank.
-    """
+    """Return a rank's node by where each rank runs. Pure."""
     own = hosts[rank]
     keys = list(dict.fromkeys(host.key for host in hosts))
     local = [i for i, host in enumerate(hosts) if host.key == own.key]

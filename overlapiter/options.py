@@ -221,10 +221,8 @@ class Staging:
         if self.capacity is not None and len(tiers) == len(self.tiers):
             raise OptionError("capacity", "belongs to one of the tiers; give it to that Tier")
         self._check_source()
-        if self.n_prefetchers is not None:
-            check_count("n_prefetchers", self.n_prefetchers)
-        if self.reads_in_flight is not None:
-            check_count("reads_in_flight", self.reads_in_flight)
+        count_or_none("n_prefetchers", self.n_prefetchers)
+        count_or_none("reads_in_flight", self.reads_in_flight)
         check_count("look_ahead", self.look_ahead)
         parse_size("keep_free", self.keep_free, 2**60)
         if parse_share(self.keep_free, 100) == 100:

@@ -11,6 +11,7 @@ import collections
 import contextlib
 import dataclasses
 import importlib
+import math
 import os
 import pickle
 import socket
@@ -24,15 +25,14 @@ from overlapiter.board import Counter, StatsBoard
 from overlapiter.errors import ExampleError, PipelineError, StagingWarning, described
 from overlapiter.node import this_node
 from overlapiter.order import IndexList, Indices
-from overlapiter.sharedmem.layout import Array, Layout
+from overlapiter.sharedmem.lent import LentSlots
 from overlapiter.sharedmem.pagelocks import PageLocker, PageLocks
-from overlapiter.sharedmem.segments import Segment, Slot
-from overlapiter.sharedmem.slots import FilledSlot, MiniBatch, Report, view_batch, view_empty
+from overlapiter.sharedmem.slots import MiniBatch, Views
 from overlapiter.tracing import OFF, Tracing, chosen_trace
 from overlapiter.workers.ipc.channel import ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.parcel import Parcel
-from overlapiter.workers.supervisor.service import Service, is_readable, is_writable
+from overlapiter.workers.supervisor.service import Service
 
 if TYPE_CHECKING:  # nothing that the start of the workers would have to wait for
     from overlapiter.explain import Explanation
@@ -41,17 +41,6 @@ if TYPE_CHECKING:  # nothing that the start of the workers would have to wait fo
 
 #: While waiting for the supervisor, how often to look whether it can still work.
 _LOOK_AFTER_SECONDS = 1.0
-#: Supervisors lost in a row, without a mini-batch in between, after which the pipeline gives up.
-_MAX_DEATHS = 4
-#: The same if none ever got as far as reading the dataset: the next one will not either.
-_MAX_DEATHS_AT_START = 2
-
-
-#: Appends itself to the released slots when the last view of its slot, the key, is gone. It does so
-#: without any code of Python's, in which an interrupt could arrive, to be printed and forgotten.
-_Loan = weakref.KeyedRef[Slot, Array]
-
-
 #: By epoch: the orders, what the node's other ranks read meanwhile; and what nodes hold.
 Orders: TypeAlias = "tuple[dict[int, Indices | None], dict[int, Indices], Sharing | None]"
 
@@ -80,18 +69,6 @@ class FailedBatch(NamedTuple):
 
     error: BaseException
     context: ExampleError | None
-
-
-class Views:
-    """How the trainer sees a slot; this one, of no framework, as NumPy arrays."""
-
-    def view(self, filled: FilledSlot) -> Any:
-        """Return the mini-batch in a slot."""
-        return view_batch(filled)
-
-    def view_empty(self, reports: Sequence[tuple[int, int, Report]]) -> Any:
-        """Return the mini-batch of an index list all of whose examples are left out."""
-        return view_empty(reports)
 
 
 class Pipeline:
@@ -123,12 +100,11 @@ class Pipeline:
         listener: socket.socket | None = None,
     ) -> None:
         self._views = views or Views()
-        n_prefetchers = plan.staging.n_prefetchers if plan.staging else 0
         self._created_ns = created_ns
         trace = trace if trace.is_on else chosen_trace(None)[0]
         self._plan = plan = dataclasses.replace(plan, trace=trace.file)
         self._trace = trace
-        self._board, board_fd = StatsBoard.create(plan.n_readers, n_prefetchers)
+        self._board, board_fd = StatsBoard.create(plan.n_readers, plan.n_prefetchers)
         self._row = self._board.trainer_row()
         self._describe_setup()
         self._asked_ns = 0  # since when it waits for a mini-batch; 0 while it trains
@@ -141,12 +117,10 @@ class Pipeline:
         self._take_id = 0  # of the next mini-batch
         self._outgoing: list[IndexList] = []
         self._orders: Orders = {}, {}, None
-        self._n_deaths = 0
         self._warned: set[str] = set()
         self._renewal: object = None
-        self._was_ready = False  # a supervisor, at any time: the dataset can be read
-        self._locks: PageLocks | None = None
-        self._forget_memory()
+        self._ready: dict[int, Message] = {}
+        self._slots = LentSlots()
         self._service.start()
         importlib.import_module("overlapiter.stats")  # while the workers start
 
@@ -158,17 +132,6 @@ class Pipeline:
         row.put(Counter.DATASET_SIZE, plan.dataset_size)
         if plan.staging is not None:
             row.put(Counter.FIXED_READS, plan.staging.reads_in_flight or 0)
-
-    def _forget_memory(self) -> None:
-        if self._locks is not None:
-            self._locks.unlock()
-        self._ready: dict[int, Message] = {}
-        self._layouts: dict[int, Layout] = {}
-        self._segments: dict[int, Segment] = {}
-        # Filled by whichever thread drops the last view of a slot. One for each supervisor: what
-        # is released late, after its supervisor died, goes to the deque of that one and is ignored.
-        self._released: collections.deque[Slot | _Loan] = collections.deque()
-        self._loans: dict[Slot, _Loan] = {}
 
     # --- index lists in, mini-batches out -----------------------------------------------------
 
@@ -218,7 +181,7 @@ class Pipeline:
         self._row.put(Counter.WAITING_SINCE_NS, self._asked_ns)
         try:
             self._send_all(announces_take=True)
-            if not self._was_ready:
+            if not self._service.was_ready:
                 self._await_start(deadline)
             while self._take_id not in self._ready:
                 self._receive(deadline)
@@ -231,7 +194,7 @@ class Pipeline:
         message = self._ready.pop(self._take_id)
         indices = self._waiting.pop(self._take_id).indices
         self._take_id += 1
-        self._n_deaths = 0
+        self._service.n_deaths = 0
         if message[0] == "failed":
             return _failed(message[2])
         try:
@@ -245,7 +208,7 @@ class Pipeline:
 
     def _await_start(self, deadline: float | None) -> None:
         """Wait until the supervisor has the dataset."""
-        while not self._was_ready:
+        while not self._service.was_ready:
             self._receive(deadline)
         self._row.add(Counter.WAIT_START_NS, time.monotonic_ns() - self._asked_ns)
 
@@ -296,37 +259,23 @@ class Pipeline:
 
     def _release_unseen(self, message: Message) -> None:
         if message[0] == "batch":
-            self._released.append(message[3])
+            self._slots.release(message[3])
 
     def _view(self, message: Message) -> Any:
         _, _, layout_id, slot, parts = message
         reports = [(a, b, None if data is None else pickle.loads(data)) for a, b, data in parts]
         if layout_id < 0:
             return self._views.view_empty(reports)
-
-        def lend(memory: Array | None) -> None:
-            if memory is None:
-                self._released.append(slot)
-                return
-            self._loans[slot] = weakref.KeyedRef(memory, self._released.append, slot)
-            if self._locks is not None:
-                self._locks.lock(slot, memory)
-
-        segment = self._segments.get(slot[0])
-        batch = self._views.view(FilledSlot(self._layouts[layout_id], segment, slot, reports, lend))
-        if self._locks is None and isinstance(batch, MiniBatch):
+        batch = self._views.view(self._slots.filled(layout_id, slot, reports))
+        if self._slots.locks is None and isinstance(batch, MiniBatch):
             batch.lock_pages = weakref.WeakMethod(self.lock_pages)
         return batch
 
     def lock_pages(self, locker: PageLocker) -> None:
-        """Lock the pages of all slots from the next mini-batch on; their memory is kept.
-
-        Args:
-            locker: The driver of the device that the mini-batches go to.
-        """
-        if self._locks is None and self._finalizer.alive:
-            self._locks = PageLocks(locker)
-            weakref.finalize(self, self._locks.unlock).atexit = False  # the driver may be gone
+        """Lock the pages of all slots from the next mini-batch on; their memory is kept."""
+        if self._slots.locks is None and self._finalizer.alive:
+            locks = self._slots.locks = PageLocks(locker)
+            weakref.finalize(self, locks.unlock).atexit = False  # the driver may be gone
             self._send(("keep memory",))
 
     # --- messages -----------------------------------------------------------------------------
@@ -334,81 +283,56 @@ class Pipeline:
     def _send_all(self, *, announces_take: bool) -> None:
         first_id = self._next_id - len(self._outgoing)
         lists = _plain(self._outgoing, self._plan.seed)
-        slots = []
-        while self._released:
-            released = self._released.popleft()
-            slots.append(released if isinstance(released, Slot) else released.key)
-            self._loans.pop(slots[-1], None)
-        if self._locks is not None:
-            slots = self._locks.drained(slots)
+        slots = self._slots.take_released()
         self._outgoing = []
         self._send(("advance", self._take_id + announces_take, slots, first_id, lists))
 
     def _send(self, message: Message) -> None:
-        is_sent = False
         with contextlib.suppress(ChannelClosedError):
-            while not is_sent:
-                try:
-                    self._service.channel.send(message, wait=False)
-                    is_sent = True
-                except BlockingIOError:
-                    if not is_writable(self._service.channel, _LOOK_AFTER_SECONDS):
-                        self._service.look()
-        if not is_sent:
-            self._revive()
+            self._service.send(message)
+            return
+        self._revive()
 
     def _receive(self, deadline: float | None) -> None:
-        channel = self._service.channel
-        left_seconds = _LOOK_AFTER_SECONDS
-        if deadline is not None:
-            left_seconds = max(0.0, deadline - time.monotonic())
-        if not is_readable(channel, min(left_seconds, _LOOK_AFTER_SECONDS)):
+        left_seconds = math.inf if deadline is None else max(0.0, deadline - time.monotonic())
+        with contextlib.suppress(ChannelClosedError):
+            received = self._service.receive(min(left_seconds, _LOOK_AFTER_SECONDS))
+            if received is not None:
+                self._hear(*received)
+                return
             self._service.look()
-            if left_seconds <= _LOOK_AFTER_SECONDS and deadline is not None:
+            if left_seconds <= _LOOK_AFTER_SECONDS:
                 raise WaitTimeoutError(*self._ask_what_stalls())
             return
-        message: tuple[Message, list[int]] | None = None
-        with contextlib.suppress(ChannelClosedError):
-            message = channel.receive()
-        if message is None:
-            self._revive()
-        else:
-            self._hear(*message)
+        self._revive()
 
     def _ask_what_stalls(self) -> tuple[str, int]:
         """Ask the supervisor what the next mini-batch waits for."""
-        channel = self._service.channel
         self._stalled: tuple[str, int] | None = None
-        try:
-            channel.send(("describe",), wait=False)
-            while self._stalled is None and is_readable(channel, _LOOK_AFTER_SECONDS):
-                self._hear(*channel.receive())
-        except (ChannelClosedError, BlockingIOError):
-            pass  # the next attempt to receive meets the same and deals with it
+        # The next attempt to receive meets the same and deals with it.
+        with contextlib.suppress(ChannelClosedError, BlockingIOError):
+            self._service.channel.send(("describe",), wait=False)
+            while self._stalled is None and (
+                received := self._service.receive(_LOOK_AFTER_SECONDS)
+            ):
+                self._hear(*received)
         return self._stalled or ("the supervisor", -1)
 
     def _hear(self, message: Message, fds: list[int]) -> None:
         kind = message[0]
         if kind == "ready":
-            self._was_ready = True
+            self._service.was_ready = True
         elif kind in ("batch", "failed"):
             if message[1] >= self._take_id:
                 self._ready[message[1]] = message
             else:
                 self._release_unseen(message)  # from before a reset
         elif kind == "layout":
-            self._layouts[message[1]] = message[2]
+            self._slots.layouts[message[1]] = message[2]
         elif kind == "segment":
-            if message[1] in self._segments:  # after a reset: a second mapping would not be locked
-                os.close(fds[0])
-                return
-            segment = self._segments[message[1]] = Segment(fds[0], message[2])
-            segment.close()  # the mapping is enough
+            self._slots.add_segment(message[1], fds[0], message[2])
         elif kind == "forget":
-            if self._locks is not None:
-                self._locks.unlock(message[1])
-            self._segments.pop(message[1], None)
-            self._layouts.pop(message[2], None)
+            self._slots.forget(message[1], message[2])
         elif kind == "trouble":
             if message[1] not in self._warned:  # another supervisor may report it again
                 self._warned.add(message[1])
@@ -428,27 +352,15 @@ class Pipeline:
         with contextlib.suppress(ChannelClosedError, BlockingIOError):
             while True:  # its last words may say why it ended
                 self._hear(*self._service.channel.receive(wait=False))
-        self._n_deaths += 1
         self._row.add(Counter.SUPERVISORS_REPLACED, 1)
-        if self._n_deaths >= (_MAX_DEATHS if self._was_ready else _MAX_DEATHS_AT_START):
-            raise PipelineError(
-                f"the supervisor process ended {self._n_deaths} times in a row"
-                + (
-                    ": look for 'ovl-supervisor' or 'out of memory' in the system log of this node"
-                    if self._was_ready
-                    else " before it had read the dataset. If your dataset's class is in the "
-                    "script itself, the script is imported in that process: what starts the "
-                    'training must stand below `if __name__ == "__main__":`. What the process '
-                    "printed stands above"
-                )
-            )
-        self._forget_memory()
-        self._service.end()
-        self._service.start()
+        locks = self._slots.locks
+        self._slots.close()
+        self._ready, self._slots = {}, LentSlots(locks)
+        self._service.restart()
         self._outgoing = []
         lost = [self._waiting[i] for i in range(self._take_id, self._next_id)]
         self._send(("reset", self._take_id, self._renewal))
-        if self._locks is not None:
+        if locks is not None:
             self._send(("keep memory",))
         self._send(("advance", self._take_id + 1, [], self._take_id, _plain(lost, self._plan.seed)))
         self.announce(*self._orders)
@@ -483,10 +395,8 @@ class Pipeline:
         self._finalizer()  # does nothing the second time, nor after the end of the interpreter
         self._board.detach()
         vars(self).pop("_row", None)
-        if self._locks is not None:
-            self._locks.unlock()
-            self._locks = None
-        for things in (self._waiting, self._outgoing, self._ready, self._layouts, self._segments):
+        self._slots.close()
+        for things in (self._waiting, self._outgoing, self._ready):
             things.clear()
 
 

@@ -191,18 +191,16 @@ def _warn_of_old_store(directory: str) -> None:
 
 def _find_source(staging: Staging, dataset: Any) -> str:
     if staging.source is not None:
-        source = source_root(os.fspath(staging.source))
-    else:
-        roots = source_roots(dataset)
-        if len(roots) != 1:
-            found = f"several were found ({', '.join(sorted(roots))})" if roots else "none is known"
-            raise OptionError(
-                "source",
-                f"is needed, since of the roots of this dataset {found}; name the directory on "
-                f"the slow store below which the files lie",
-            )
-        source = roots.pop()
-    return source
+        return source_root(os.fspath(staging.source))
+    roots = source_roots(dataset)
+    if len(roots) != 1:
+        found = f"several were found ({', '.join(sorted(roots))})" if roots else "none is known"
+        raise OptionError(
+            "source",
+            f"is needed, since of the roots of this dataset {found}; name the directory on "
+            f"the slow store below which the files lie",
+        )
+    return roots.pop()
 
 
 def _check_access(staging: Staging, source: str) -> tuple[str, ...]:

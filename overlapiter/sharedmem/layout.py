@@ -16,6 +16,7 @@ it fits; if not, it is pickled, and the next layout gets wider rows.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -81,9 +82,7 @@ class Layout:
 
     def lengthened(self, n_rows: int) -> Layout:
         """Return a layout of the same rows for mini-batches of ``n_rows`` examples."""
-        row_types = [(column.dtype, column.shape) for column in self.columns]
-        rows = [column.row_bytes for column in self.columns]
-        return _arrange(self.structure, row_types, rows, n_rows)
+        return _arrange(self.structure, self.columns, [c.row_bytes for c in self.columns], n_rows)
 
     def widened(self, wanted_row_bytes: Sequence[int]) -> Layout:
         """Return a layout whose rows hold at least ``wanted_row_bytes``, column by column."""
@@ -91,8 +90,7 @@ class Layout:
             column.row_bytes if wanted <= column.row_bytes else _aligned(wanted)
             for column, wanted in zip(self.columns, wanted_row_bytes, strict=True)
         ]
-        row_types = [(column.dtype, column.shape) for column in self.columns]
-        return _arrange(self.structure, row_types, rows, self.n_rows)
+        return _arrange(self.structure, self.columns, rows, self.n_rows)
 
 
 def layout_of(example: object, n_rows: int, take_apart: Flatten | None = None) -> Layout:
@@ -107,21 +105,21 @@ def layout_of(example: object, n_rows: int, take_apart: Flatten | None = None) -
     arrays = [
         leaf for kind, leaf in zip(leaf_kinds(structure), leaves, strict=True) if kind != "loose"
     ]
-    row_types = [(array.dtype, array.shape) for array in arrays]
-    rows = [size_bytes(dtype, shape) for dtype, shape in row_types]
-    return _arrange(structure, row_types, rows, n_rows)
+    rows = [size_bytes(array.dtype, array.shape) for array in arrays]
+    return _arrange(structure, arrays, rows, n_rows)
 
 
 def _arrange(
     structure: Structure,
-    row_types: Iterable[tuple[np.dtype[Any], tuple[int, ...]]],
+    rows_like: Sequence[Column | Array],
     rows: Iterable[int],
     n_rows: int,
 ) -> Layout:
+    """Lay out columns of rows that have dtype and shape of others, and these sizes in bytes."""
     columns = []
     end_bytes = 0
-    for (dtype, shape), row_bytes in zip(row_types, rows, strict=True):
-        columns.append(Column(dtype, shape, row_bytes, end_bytes))
+    for like, row_bytes in zip(rows_like, rows, strict=True):
+        columns.append(Column(like.dtype, like.shape, row_bytes, end_bytes))
         end_bytes = _aligned(end_bytes + row_bytes * n_rows)
     # Slots of empty arrays are needed, too: later arrays may make them wider.
     slot_bytes = max(end_bytes, _ALIGNMENT_BYTES) if columns else 0
@@ -130,10 +128,7 @@ def _arrange(
 
 def size_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
     """Return the bytes of a contiguous array."""
-    size = dtype.itemsize
-    for length in shape:
-        size *= length
-    return size
+    return dtype.itemsize * math.prod(shape)
 
 
 def _aligned(number_bytes: int) -> int:

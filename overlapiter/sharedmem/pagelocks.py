@@ -29,11 +29,7 @@ class PageLocker(Protocol):
 
 
 class PageLocks:
-    """The slots of one iterator whose pages are locked.
-
-    Args:
-        locker: The driver.
-    """
+    """The slots of one iterator whose pages are locked."""
 
     def __init__(self, locker: PageLocker) -> None:
         self._locker = locker
@@ -43,12 +39,7 @@ class PageLocks:
         )
 
     def lock(self, slot: Slot, memory: Array) -> None:
-        """Lock the pages of a slot, if they are not locked yet.
-
-        Args:
-            slot: Its name.
-            memory: Its bytes in this process.
-        """
+        """Lock the pages of a slot, which are ``memory`` here, if they are not locked yet."""
         if slot in self._addresses:
             return
         address = memory.__array_interface__["data"][0]
@@ -57,11 +48,7 @@ class PageLocks:
             self._addresses[slot] = address
 
     def drained(self, slots: list[Slot]) -> list[Slot]:
-        """Return the slots that the device has done with, of these and of earlier ones.
-
-        Args:
-            slots: Slots that have no views any more.
-        """
+        """Return the slots that the device has done with, of these without views and of earlier."""
         if slots:
             self._draining.append((self._locker.mark(), slots))
         done: list[Slot] = []

@@ -9,6 +9,7 @@ entry is ``(IN_COLUMN,)``, ``(IN_ROW, dtype, shape)`` or ``(LOOSE, value)``.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -174,21 +175,11 @@ class MiniBatch(list):  # type: ignore[type-arg]  # examples are whatever the da
 
     def is_untouched(self) -> bool:
         """Return whether the list still holds the same examples in the same order."""
-        return len(self) == len(self._originals) and all(map(_is, self, self._originals))
+        return len(self) == len(self._originals) and all(map(operator.is_, self, self._originals))
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a plain list: the slot stays here."""
         return list, (list(self),)
-
-
-def _is(one: object, other: object) -> bool:
-    return one is other
-
-
-def view_empty(reports: Sequence[tuple[int, int, Report]]) -> MiniBatch:
-    """Return the mini-batch of an index list all of whose examples are left out; it has no slot."""
-    entries = [entry for _, _, report in reports for entry in report or []]
-    return MiniBatch([], skipped=[entry for entry in entries if isinstance(entry, ExampleError)])
 
 
 class FilledSlot(NamedTuple):
@@ -222,16 +213,29 @@ class FilledSlot(NamedTuple):
         return root, columns
 
 
-def view_batch(filled: FilledSlot) -> MiniBatch:
-    """Return the mini-batch in a slot. Copies nothing."""
-    layout, reports = filled.layout, filled.reports
-    root, columns = filled.columns(reports[-1][1])
-    kinds = leaf_kinds(layout.structure)
-    if all(report is None for _, _, report in reports) and columns:
-        rows = [_rows(column, kind) for column, kind in zip(columns, kinds, strict=True)]
-        contiguous = _contiguous(layout, columns)
-        return MiniBatch(assemble(layout.structure, rows), layout.structure, contiguous)
-    return _view_mixed(layout, root, columns, reports)
+class Views:
+    """How the trainer sees slots: with this one, of no framework, as NumPy arrays."""
+
+    def view(self, filled: FilledSlot) -> Any:
+        """Return the mini-batch in a slot. Copies nothing."""
+        layout, reports = filled.layout, filled.reports
+        root, columns = filled.columns(reports[-1][1])
+        kinds = leaf_kinds(layout.structure)
+        if all(report is None for _, _, report in reports) and columns:
+            rows = [_rows(column, kind) for column, kind in zip(columns, kinds, strict=True)]
+            contiguous = _contiguous(layout, columns)
+            return MiniBatch(assemble(layout.structure, rows), layout.structure, contiguous)
+        return _view_mixed(layout, root, columns, reports)
+
+    def view_empty(self, reports: Sequence[tuple[int, int, Report]]) -> Any:
+        """Return the mini-batch of an index list all of whose examples are left out."""
+        return MiniBatch([], skipped=left_out(reports))
+
+
+def left_out(reports: Sequence[tuple[int, int, Report]]) -> list[ExampleError]:
+    """Return the errors of the examples that are left out."""
+    entries = [entry for _, _, report in reports for entry in report or []]
+    return [entry for entry in entries if isinstance(entry, ExampleError)]
 
 
 def _rows(column: Array, kind: str) -> Sequence[Any]:

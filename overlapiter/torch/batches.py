@@ -12,9 +12,17 @@ import torch
 from torch.utils.data._utils import collate
 
 from overlapiter.errors import ExampleError, described
-from overlapiter.pipeline import FailedBatch, Views
+from overlapiter.pipeline import FailedBatch
 from overlapiter.sharedmem.layout import Array, Layout, Structure, leaf_kinds, unflatten
-from overlapiter.sharedmem.slots import IN_COLUMN, LOOSE, FilledSlot, Report, row_leaves
+from overlapiter.sharedmem.slots import (
+    IN_COLUMN,
+    LOOSE,
+    FilledSlot,
+    Report,
+    Views,
+    left_out,
+    row_leaves,
+)
 from overlapiter.torch.face import RAW, TURNED, RemoteError
 
 _ORIGINALS: dict[str, Callable[[Any], Any]] = {
@@ -61,7 +69,7 @@ class TensorViews(Views):
 
     def view_empty(self, reports: Sequence[tuple[int, int, Report]]) -> Collated:
         """Return the mini-batch all of whose examples were left out."""
-        return Collated(None, _skipped(reports), 0)
+        return Collated(None, left_out(reports), 0)
 
 
 class WholeViews(TensorViews):
@@ -71,7 +79,7 @@ class WholeViews(TensorViews):
         """Return the mini-batch; its tensors and arrays are views."""
         layout, reports = filled.layout, filled.reports
         root, columns = filled.columns(1)
-        (_, n_indices, report), skipped = reports[0], _skipped(reports)
+        (_, n_indices, report), skipped = reports[0], left_out(reports)
         written = [entry for entry in report or [None] if not isinstance(entry, ExampleError)]
         if not written:
             return Collated(None, skipped, 0)
@@ -94,11 +102,6 @@ class _Filling(pickle.Unpickler):
     def persistent_load(self, pid: int) -> Any:
         """Return a leaf."""
         return self._values[pid]
-
-
-def _skipped(reports: Sequence[tuple[int, int, Report]]) -> list[ExampleError]:
-    entries = [entry for _, _, report in reports for entry in report or []]
-    return [entry for entry in entries if isinstance(entry, ExampleError)]
 
 
 def _tensor(kind: str, column: Array) -> torch.Tensor:
@@ -181,7 +184,7 @@ def _view_mixed(
         for row in range(start, stop)
     ]
     rows = [(row, entry) for row, entry in entries if not isinstance(entry, ExampleError)]
-    skipped = _skipped(reports)
+    skipped = left_out(reports)
     try:
         if _is_pytorchs() and all(_is_regular(layout, entry) for _, entry in rows):
             data = _collate_columns(layout, columns, rows, are_all=not skipped)

@@ -184,3 +184,8 @@ class SupervisorPlan:
     run_number: int = 0
     renewal: Any = None
     face: Face | None = None
+
+    @property
+    def n_prefetchers(self) -> int:
+        """Prefetcher processes; none without staging."""
+        return self.staging.n_prefetchers if self.staging else 0

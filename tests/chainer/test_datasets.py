@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from overlapiter.chainer.datasets import DatasetPickler, PackedPairs, PackedPaths
 from overlapiter.sources import declared_paths, source_roots
-from overlapiter.workers.start.parcel import make_pickler
+from overlapiter.workers.start.parcel import pickled_pieces
 
 N = 6
 
@@ -211,10 +211,8 @@ def test_names_that_are_no_text_survive_packing():
 
 def pickled(thing) -> tuple[object, int, int]:
     """Return what arrives, the bytes of the pickle, and the number of buffers beside it."""
-    stream, buffers = io.BytesIO(), []
-    make_pickler(DatasetPickler, stream, buffers.append).dump(thing)
-    arrived = pickle.loads(stream.getvalue(), buffers=[b.raw() for b in buffers])
-    return arrived, len(stream.getvalue()), len(buffers)
+    sent, *buffers = pickled_pieces(thing, DatasetPickler)
+    return pickle.loads(sent, buffers=buffers), sent.nbytes, len(buffers)
 
 
 PATHS = [f"{n:06}/ü{n}.jpg" for n in range(3000)]

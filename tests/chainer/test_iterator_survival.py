@@ -240,7 +240,7 @@ def test_an_example_that_cannot_be_unpickled_costs_its_mini_batch_and_no_memory(
             assert "4 to 7, cannot be unpickled" in str(caught.value.__cause__)
             assert [i for _, i in next(iterator)] == [8, 9, 10, 11]
             next(iterator)
-        assert len(iterator._pipeline._segments) == 1
+        assert len(iterator._pipeline._slots.segments) == 1
 
 
 def test_an_interruption_at_any_line_of_next_loses_and_doubles_no_mini_batch():

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as npst
 
 from overlapiter.sharedmem.layout import Layout, flatten, layout_of
 from overlapiter.sharedmem.segments import Segment, Slot
-from overlapiter.sharedmem.slots import FilledSlot, MiniBatch, SlotWriter, view_batch
+from overlapiter.sharedmem.slots import FilledSlot, MiniBatch, SlotWriter, Views
 
 OFFSET = 4096
 
@@ -128,7 +128,7 @@ class Slots:
                 else pickle.loads(pickle.dumps(entries, pickle.HIGHEST_PROTOCOL))
             )
             reports.append((start, stop, report))
-        batch = view_batch(FilledSlot(self.layout, self.segment, self.slot, reports, self._lend))
+        batch = Views().view(FilledSlot(self.layout, self.segment, self.slot, reports, self._lend))
         leaves = flatten([*batch])[1]
         assert all(leaf.flags.aligned for leaf in leaves if isinstance(leaf, np.ndarray))
         return batch

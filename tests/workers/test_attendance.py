@@ -8,7 +8,7 @@ import os
 from overlapiter.board import StatsBoard
 from overlapiter.store.site import Site
 from overlapiter.workers.plan import StagingPlan, SupervisorPlan
-from overlapiter.workers.supervisor.attendance import run_of
+from overlapiter.workers.supervisor.main import run_of
 
 
 def test_credentials_are_no_facts_of_a_run() -> None:

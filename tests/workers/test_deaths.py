@@ -16,7 +16,7 @@ from overlapiter.workers.supervisor.schedule import Part, Schedule
 
 @pytest.fixture
 def parts() -> list[Part]:
-    schedule = Schedule(is_staging=False, part_size=lambda _: 2)
+    schedule = Schedule(is_staging=False, part_size=lambda _: 2, settled=lambda _: None)
     schedule.admit(0, [10, 11, 12, 13], None)
     parts = [schedule.next_to_read(1), schedule.next_to_read(1)]
     return [part for part in parts if part is not None]

@@ -26,12 +26,16 @@ def finding_of(
     return Finding(index, extents, is_staged, was_refused, ())
 
 
+def schedule_of_parts(n_examples: int) -> Schedule:
+    return Schedule(is_staging=True, part_size=lambda _: n_examples, settled=lambda _: None)
+
+
 class Run:
     """A residency with a schedule, both of which know the orders of two epochs."""
 
     def __init__(self, capacity_bytes: int | None = 10 * FILE_BYTES, n_sharers: int = 1) -> None:
         self.residency = Residency(N_EXAMPLES, 1, capacity_bytes, n_sharers)
-        self.schedule = Schedule(is_staging=True, part_size=lambda _: 2)
+        self.schedule = schedule_of_parts(2)
         self.n_tasks = 0
         orders = {0: None, 1: np.random.default_rng(1).permutation(N_EXAMPLES)}
         self.residency.learn(orders, {})
@@ -85,11 +89,11 @@ class Run:
 def test_a_part_whose_files_were_compared_needs_no_prefetcher():
     run = Run(None)
     part = run.hand_out()
-    assert run.residency.to_look_at(part) == part.indices
+    assert run.residency.look_up(part)[0] == part.indices
     run.offer(part)
     run.hear(part)
-    assert run.residency.to_look_at(part) == []
-    extents = unpacked(run.residency.extents_of(part))
+    assert run.residency.look_up(part)[0] == []
+    extents = unpacked(run.residency.look_up(part)[1])
     assert extents == {index + 1: extent_of(index) for index in part.indices}
 
 
@@ -98,7 +102,7 @@ def test_an_example_that_is_not_staged_is_looked_at_again():
     part = run.hand_out()
     run.offer(part)
     run.hear(part, is_staged=False)
-    assert run.residency.to_look_at(part) == part.indices
+    assert run.residency.look_up(part)[0] == part.indices
 
 
 def test_a_copy_that_could_not_be_read_is_looked_at_and_suspected_until_then():
@@ -107,32 +111,32 @@ def test_a_copy_that_could_not_be_read_is_looked_at_and_suspected_until_then():
     run.offer(part)
     run.hear(part)
     run.residency.suspect(part.indices)
-    assert run.residency.to_look_at(part) == part.indices
+    assert run.residency.look_up(part)[0] == part.indices
     assert run.residency.suspects_among(part.indices) == part.indices
     run.offer(part)
     run.hear(part)
     assert run.residency.suspects_among(part.indices) == []
-    assert run.residency.to_look_at(part) == []
+    assert run.residency.look_up(part)[0] == []
 
 
 def test_where_other_ranks_evict_every_part_is_looked_at_but_not_compared_again():
     run = Run(n_sharers=2)
     part, _ = run.refuse()
     run.hear(part)
-    assert run.residency.to_look_at(part) == part.indices
+    assert run.residency.look_up(part)[0] == part.indices
     trusted = unpacked(run.residency.trusted(part.indices))
     assert trusted == {index + 1: extent_of(index) for index in part.indices}
 
 
 def test_an_example_of_several_files_or_none_is_known_as_others_are():
-    residency, schedule = Residency(2, 1, None), Schedule(is_staging=True, part_size=lambda _: 2)
+    residency, schedule = Residency(2, 1, None), schedule_of_parts(2)
     schedule.admit(0, [0, 1], None, 0)
     part = schedule.next_to_stage()
     several = [extent_of(5), extent_of(6)]
     findings = [Finding(0, packed(several), True, False, ()), Finding(1, b"", True, False, ())]
     residency.hear(1, findings, {})
-    assert residency.to_look_at(part) == []
-    assert list(unpacked(residency.extents_of(part)).values()) == several
+    assert residency.look_up(part)[0] == []
+    assert list(unpacked(residency.look_up(part)[1]).values()) == several
 
 
 # --- how far ahead ----------------------------------------------------------------------------
@@ -223,7 +227,7 @@ def test_victims_of_a_prefetcher_that_died_are_victims_again():
 
 @pytest.mark.parametrize("is_done", [True, False], ids=["done", "died"])
 def test_a_part_with_a_victim_is_known_until_the_prefetcher_that_has_it_is_done_or_dies(is_done):
-    run, schedule = Run(), Schedule(is_staging=True, part_size=lambda _: 1)
+    run, schedule = Run(), schedule_of_parts(1)
     _, victims = run.refuse()
     schedule.admit(0, [victims[0].example - N_EXAMPLES], None, 0)
     part = schedule.next_to_stage()
@@ -248,11 +252,11 @@ def test_victims_that_went_are_not_staged_any_more(moved):
 
 def test_indices_that_count_from_the_end_name_the_same_examples():
     residency = Residency(4, 1, 100 * FILE_BYTES)
-    schedule = Schedule(is_staging=True, part_size=lambda _: 2)
+    schedule = schedule_of_parts(2)
     schedule.admit(0, [-1, 3], None, 0)
     part = schedule.next_to_stage()
     residency.hand_out(part)
     assert not residency.hear(1, [finding_of(3)], {})
-    assert residency.to_look_at(part) == []
+    assert residency.look_up(part)[0] == []
     residency.settle(2)
     assert not residency.is_short_of_room

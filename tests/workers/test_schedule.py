@@ -24,7 +24,11 @@ class ScheduleMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.part_size = 1
-        self.schedule = Schedule(is_staging=self.is_staging, part_size=lambda _: self.part_size)
+        self.schedule = Schedule(
+            is_staging=self.is_staging,
+            part_size=lambda _: self.part_size,
+            settled=self.settle,
+        )
         self.next_id = 0
         self.open: dict[int, Batch] = {}
         self.delivered: list[int] = []
@@ -33,10 +37,8 @@ class ScheduleMachine(RuleBasedStateMachine):
         self.reading: list[Part] = []
         self.cuts: dict[int, int] = {}  # sizes, by part
 
-    def settle(self, batch: Batch | None) -> None:
-        """Note what the schedule returned as settled; it must be so, and for the first time."""
-        if batch is None:
-            return
+    def settle(self, batch: Batch) -> None:
+        """Note what the schedule calls settled; it must be so, and for the first time."""
         assert self.open.pop(batch.batch_id) is batch
         assert self.schedule.batch(batch.batch_id) is None
         assert all(part.state is PartState.DONE for part in batch.parts)
@@ -102,10 +104,10 @@ class ScheduleMachine(RuleBasedStateMachine):
     def end_staging(self, data, ending: str) -> None:
         part = self.staging.pop(data.draw(st.integers(0, len(self.staging) - 1)))
         if ending == "dies":
-            self.settle(self.schedule.redo(part, PartState.TO_STAGE))
+            self.schedule.redo(part, PartState.TO_STAGE)
             return
         extents = b"where" if ending == "staged" else b""
-        self.settle(self.schedule.staged(part, extents))
+        self.schedule.staged(part, extents)
         assert part.batch.is_abandoned or part.extents == extents
 
     @precondition(lambda self: self.reading)
@@ -113,20 +115,19 @@ class ScheduleMachine(RuleBasedStateMachine):
     def end_reading(self, data, ending: str) -> None:
         part = self.reading.pop(data.draw(st.integers(0, len(self.reading) - 1)))
         if ending == "done":
-            self.settle(self.schedule.done(part))
+            self.schedule.done(part)
         elif ending == "dies":
-            self.settle(self.schedule.redo(part, PartState.TO_READ))
+            self.schedule.redo(part, PartState.TO_READ)
         else:
             first = part.batch.failure
-            self.settle(self.schedule.fail(part, b"%d" % part.part_id))
+            self.schedule.fail(part, b"%d" % part.part_id)
             assert part.batch.failure == (first or b"%d" % part.part_id)
 
     @rule(skip=st.integers(0, 2))
     def drop_all(self, skip: int) -> None:
         before = {**self.open}
         self.next_id += skip
-        for batch in self.schedule.drop_all(self.next_id):
-            self.settle(batch)
+        self.schedule.drop_all(self.next_id)
         # Those left are the ones that a worker is still at.
         busy = {part.batch.batch_id for part in self.staging + self.reading}
         assert {*self.open} == {*before} & busy
@@ -150,11 +151,11 @@ class ScheduleMachine(RuleBasedStateMachine):
         held = self.staging + self.reading
         self.staging, self.reading = [], []
         for part in held:
-            self.settle(self.schedule.redo(part, PartState.TO_READ))
+            self.schedule.redo(part, PartState.TO_READ)
         while (part := self.schedule.next_to_stage()) is not None:
-            self.settle(self.schedule.staged(part, b""))
+            self.schedule.staged(part, b"")
         while (part := self.schedule.next_to_read(1 << 60)) is not None:
-            self.settle(self.schedule.done(part))
+            self.schedule.done(part)
         assert self.open == {}
         assert len({*self.delivered, *self.abandoned}) == len(self.delivered + self.abandoned)
 
@@ -172,8 +173,9 @@ TestScheduleWithoutStaging = PlainScheduleMachine.TestCase
 TestScheduleWithoutStaging.settings = few
 
 
-def schedule_of_single_examples() -> Schedule:
-    return Schedule(is_staging=False, part_size=lambda _: 1)
+def schedule_of_single_examples(settled: list[Batch] | None = None) -> Schedule:
+    note = [].append if settled is None else settled.append
+    return Schedule(is_staging=False, part_size=lambda _: 1, settled=note)
 
 
 def take_all(schedule: Schedule) -> list[Part]:
@@ -185,7 +187,7 @@ def take_all(schedule: Schedule) -> list[Part]:
 
 @pytest.mark.parametrize("part_size", range(1, 8))
 def test_parts_cut_a_mini_batch_in_order(part_size):
-    schedule = Schedule(is_staging=False, part_size=lambda _: part_size)
+    schedule = Schedule(is_staging=False, part_size=lambda _: part_size, settled=lambda _: None)
     schedule.admit(0, [7, 5, 5, 9, 1], [0, 0, 0, 1, 1])
     parts = take_all(schedule)
     assert [(part.start, part.stop) for part in parts] == [
@@ -220,30 +222,52 @@ def test_mini_batches_too_far_ahead_are_not_read_yet():
     assert schedule.next_to_read(2).batch.batch_id == 1
 
 
+@pytest.mark.parametrize("n_readers", [1, 2])
+def test_a_reader_reads_its_mini_batches_in_order_though_a_later_one_is_staged_first(n_readers):
+    schedule = Schedule(
+        is_staging=True, part_size=lambda _: 1, settled=lambda _: None, n_turns=n_readers
+    )
+    for batch_id in range(2 * n_readers):
+        schedule.admit(batch_id, [1], None)
+    parts = [schedule.next_to_stage() for _ in range(2 * n_readers)]
+    schedule.staged(parts[n_readers], b"")
+    assert schedule.next_to_read(9, 0) is None
+    schedule.staged(parts[0], b"")
+    assert [schedule.next_to_read(9, 0) for _ in range(2)] == [parts[0], parts[n_readers]]
+
+
 def test_a_failed_mini_batch_waits_for_the_parts_that_workers_are_at():
-    schedule = schedule_of_single_examples()
+    settled: list[Batch] = []
+    schedule = schedule_of_single_examples(settled)
     schedule.admit(0, [1, 2, 3], None)
     one, other = schedule.next_to_read(1), schedule.next_to_read(1)
-    assert schedule.fail(one, b"why") is None
+    schedule.fail(one, b"why")
+    assert not settled
     assert schedule.next_to_read(1) is None  # the third part is no longer worth it
-    assert schedule.fail(other, b"another reason").failure == b"why"
+    schedule.fail(other, b"another reason")
+    assert [batch.failure for batch in settled] == [b"why"]
     assert schedule.batch(0) is None
 
 
 def test_a_part_that_is_done_twice_counts_once():
-    schedule = schedule_of_single_examples()
+    settled: list[Batch] = []
+    schedule = schedule_of_single_examples(settled)
     schedule.admit(0, [1, 2], None)
     one, other = take_all(schedule)
-    assert schedule.done(one) is None
-    assert schedule.done(one) is None
-    assert schedule.done(other).batch_id == 0
-    assert schedule.done(other) is None
+    schedule.done(one)
+    schedule.done(one)
+    assert not settled
+    schedule.done(other)
+    schedule.done(other)
+    assert [batch.batch_id for batch in settled] == [0]
 
 
 def test_after_a_drop_the_numbers_go_on_where_they_are_told():
-    schedule = schedule_of_single_examples()
+    settled: list[Batch] = []
+    schedule = schedule_of_single_examples(settled)
     schedule.admit(0, [1], None)
-    assert [batch.batch_id for batch in schedule.drop_all(5)] == [0]
+    schedule.drop_all(5)
+    assert [batch.batch_id for batch in settled] == [0]
     schedule.admit(4, [1], None)
     assert schedule.batch(4) is None
     schedule.admit(5, [1], None)

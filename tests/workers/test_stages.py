@@ -10,33 +10,20 @@ from overlapiter.workers.ipc.channel import Message
 from overlapiter.workers.prefetcher.staging_work import Finding, StageTask
 from overlapiter.workers.supervisor.deaths import Death
 from overlapiter.workers.supervisor.residency import Residency
-from overlapiter.workers.supervisor.schedule import Batch, Schedule
+from overlapiter.workers.supervisor.schedule import Schedule
 from overlapiter.workers.supervisor.stages import CostEstimate
 from overlapiter.workers.supervisor.staging_stage import StagingStage
 from overlapiter.workers.supervisor.team import Team, Worker
 
 
-class Supervisor:
-    """Keeps what it hears."""
-
-    def __init__(self) -> None:
-        self.settled: list[Batch] = []
-        self.warnings: list[str] = []
-
-    def settle(self, batch: Batch | None) -> None:
-        if batch is not None:
-            self.settled.append(batch)
-
-    def warn(self, text: str) -> None:
-        self.warnings.append(text)
-
-
-def staging_stage(part_size: int) -> tuple[StagingStage, Schedule, Supervisor]:
-    schedule, supervisor = Schedule(is_staging=True, part_size=lambda _: part_size), Supervisor()
+def staging_stage(part_size: int) -> tuple[StagingStage, Schedule, list[str]]:
+    """Return a stage without prefetchers, its schedule, and the warnings that it gives."""
+    warnings: list[str] = []
+    schedule = Schedule(is_staging=True, part_size=lambda _: part_size, settled=lambda _: None)
     team = Team("prefetcher", [], lambda _channel, _row: None, lambda: None)
     costs, residency = CostEstimate(2, 2), Residency(12, 1, None)
-    stage = StagingStage(team, schedule, supervisor, 64, costs, residency, "/fast")
-    return stage, schedule, supervisor
+    stage = StagingStage(team, schedule, warnings.append, 64, costs, residency, "/fast")
+    return stage, schedule, warnings
 
 
 class Prefetcher(Worker):
@@ -136,7 +123,7 @@ def test_of_a_prefetcher_that_dies_in_the_middle_of_a_task_the_rest_is_staged_ag
 
 
 def test_when_staging_is_given_up_every_part_is_read_unstaged():
-    stage, schedule, supervisor = staging_stage(3)
+    stage, schedule, warnings = staging_stage(3)
     schedule.admit(0, list(range(8)), None)
     stage.hand_out(9)
     assert schedule.next_to_read(1) is None
@@ -150,20 +137,20 @@ def test_when_staging_is_given_up_every_part_is_read_unstaged():
         assert part.extents == b""
         read += part.indices
     assert read == list(range(12))
-    (text,) = supervisor.warnings
+    (text,) = warnings
     assert "staging is given up" in text
     assert "they all died" in text
 
 
 def test_an_example_on_which_prefetchers_die_is_named_and_its_part_is_staged_again():
-    stage, schedule, supervisor = staging_stage(3)
+    stage, schedule, warnings = staging_stage(3)
     schedule.admit(0, [4, 5, 6], None)
     for number in range(3):
-        assert supervisor.warnings == []
+        assert warnings == []
         part = schedule.next_to_stage()
         assert part is not None, number
         stage.redo([part], Death(-11, 5, "its last words"))
-    (text,) = supervisor.warnings
+    (text,) = warnings
     assert "3 prefetchers died (signal 11 SIGSEGV)" in text
     assert "example 5" in text
     assert "its last words" in text

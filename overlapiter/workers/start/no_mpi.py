@@ -93,17 +93,20 @@ class _Finder:
 class _Kind(type):
     """The type of MPI's classes: each attribute that is asked for is there."""
 
+    is_communicating: bool
+
     def __getattr__(cls, name: str) -> object:
         _refuse_special(name)
         return cls.member(f"{cls.__name__}.{name}")
 
     def member(cls, name: str) -> object:
-        return _Thing(name)
+        return _Refusal(name) if cls.is_communicating else _Thing(name)
 
 
 class _Thing(metaclass=_Kind):
     """Something of MPI's: all of its attributes are there, and calls give something again."""
 
+    is_communicating = False
     _name = "MPI"
 
     def __init__(self, name: str = "", *_: object, **__: object) -> None:
@@ -127,24 +130,19 @@ class _Thing(metaclass=_Kind):
         return f"<MPI.{self._name} in a worker process, which has no MPI>"
 
 
-class _CommunicatingKind(_Kind):
-    def member(cls, name: str) -> object:
-        return _Refusal(name)
-
-
-class _Refusal(_Thing, metaclass=_CommunicatingKind):
+class _Refusal(_Thing):
     """What may be named, but not called."""
+
+    is_communicating = True
 
     def __call__(self, *_: object, **__: object) -> object:
         raise NoMpiError(f"MPI.{self._name}")
 
 
-class _Communicating(_Thing, metaclass=_CommunicatingKind):
-    """What communicates, or is made by communicating."""
-
-
-class _Comm(_Communicating):
+class _Comm(_Thing):
     """A communicator that knows its rank and its size."""
+
+    is_communicating = True
 
     def Get_rank(self) -> int:
         return self._place()[0]
@@ -188,8 +186,8 @@ class _Mpi(types.ModuleType):
     THREAD_SINGLE, THREAD_FUNNELED, THREAD_SERIALIZED, THREAD_MULTIPLE = range(4)
     UNDEFINED, ANY_SOURCE, ANY_TAG, PROC_NULL, ROOT = -32766, -1, -1, -2, -3
 
-    Comm = _CommunicatingKind("Comm", (_Comm,), {"__module__": _MODULE})
-    Intracomm = _CommunicatingKind("Intracomm", (Comm,), {"__module__": _MODULE})
+    Comm = _Kind("Comm", (_Comm,), {"__module__": _MODULE})
+    Intracomm = _Kind("Intracomm", (Comm,), {"__module__": _MODULE})
     Exception = type("Exception", (RuntimeError,), {"__module__": _MODULE})
 
     def Init(self) -> None:
@@ -243,7 +241,7 @@ class _Mpi(types.ModuleType):
             return _Thing(name)
         if "_" in name or name.islower():
             return _Refusal(name)
-        if name in ("Win", "File", "Session") or name.endswith("comm"):
-            bases: tuple[type, ...] = (self.Comm if name.endswith("comm") else _Communicating,)
-            return _CommunicatingKind(name, bases, {"__module__": _MODULE})
-        return _Kind(name, (_Thing,), {"__module__": _MODULE})
+        if name.endswith("comm"):
+            return _Kind(name, (self.Comm,), {"__module__": _MODULE})
+        facts = {"__module__": _MODULE, "is_communicating": name in ("Win", "File", "Session")}
+        return _Kind(name, (_Thing,), facts)

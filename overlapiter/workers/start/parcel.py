@@ -17,8 +17,8 @@ import os
 import pickle
 import re
 import struct
-from collections.abc import Callable, Iterable
-from typing import IO, Any
+from collections.abc import Iterable
+from typing import Any
 
 import xxhash
 
@@ -85,7 +85,7 @@ def pickled_pieces(thing: object, kind: type[pickle.Pickler]) -> list[memoryview
     """Return the pickle of a thing, and the memory of its arrays, which is not copied."""
     buffers: list[pickle.PickleBuffer] = []
     stream = io.BytesIO()
-    make_pickler(kind, stream, buffers.append).dump(thing)
+    kind(stream, pickle.HIGHEST_PROTOCOL, buffer_callback=buffers.append).dump(thing)
     # Not getbuffer(): a stream that is garbage together with its buffer complains.
     return [memoryview(stream.getvalue()), *(buffer.raw() for buffer in buffers)]
 
@@ -96,13 +96,6 @@ def digest_of(pieces: Iterable[memoryview]) -> bytes:
     for piece in pieces:
         digest.update(piece)
     return digest.digest()
-
-
-def make_pickler(
-    kind: type[pickle.Pickler], file: IO[bytes], lend: Callable[[pickle.PickleBuffer], None]
-) -> pickle.Pickler:
-    """Return a pickler that appends to a file, and hands arrays to ``lend``, out of the pickle."""
-    return kind(file, pickle.HIGHEST_PROTOCOL, buffer_callback=lend)
 
 
 def _explained(thing: object, error: Exception, name: str) -> DatasetPicklingError:

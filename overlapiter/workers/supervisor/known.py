@@ -17,9 +17,6 @@ class KnownExtents:
 
     Most examples read one file: theirs lie in one piece of memory, which takes 56 bytes for each
     example once it is used.
-
-    Args:
-        n_examples: Examples in the dataset.
     """
 
     def __init__(self, n_examples: int) -> None:

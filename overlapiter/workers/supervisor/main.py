@@ -6,19 +6,27 @@ import contextlib
 import dataclasses
 import importlib
 import os
+import pwd
 import signal
-import traceback
 from collections.abc import Callable
 
 from overlapiter.board import StatsBoard
+from overlapiter.errors import described
+from overlapiter.node import command_words
 from overlapiter.redirection import install
+from overlapiter.store.site import Run
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.reader.face import Face
 from overlapiter.workers.start.parcel import open_parcel
 from overlapiter.workers.start.processes import freeze, set_name
-from overlapiter.workers.supervisor.attendance import run_of
 from overlapiter.workers.supervisor.supervisor import Supervisor
+
+_SHOWN_WORDS = 2  # the interpreter and the script: further ones may be private
+_SHOWN_CHARACTERS = 200
+#: Not all of them: some hold credentials.
+_SHOWN_OPTIONS = ("source", "validate", "n_prefetchers", "reads_in_flight")
+_JOB_VARIABLES = ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "PJM_JOBID", "JOB_ID")
 
 
 def main(
@@ -67,13 +75,39 @@ def main(
     except ChannelClosedError:
         return 0
     except BaseException as error:  # the trainer raises it
-        _report_fatal(channel, error)
+        with contextlib.suppress(ChannelClosedError):  # it is gone
+            channel.send(("fatal", *described(error)))
         return 1
     return 0
 
 
-def _report_fatal(channel: Channel, error: BaseException) -> None:
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    reason = "".join(traceback.format_exception_only(type(error), error)).strip()
-    with contextlib.suppress(ChannelClosedError):  # the trainer is gone
-        channel.send(("fatal", reason, text))
+def run_of(plan: SupervisorPlan, board_fd: int) -> Run:
+    """Return what the staging directory holds of a run, for ``overlapiter status`` to show.
+
+    Args:
+        plan: The plan of its supervisor.
+        board_fd: Memory of the counters; the trainer keeps it open, so others can read them there.
+    """
+    staging = plan.staging
+    facts: dict[str, object] = {
+        "command": " ".join(command_words(plan.trainer_pid)[:_SHOWN_WORDS])[:_SHOWN_CHARACTERS],
+        "trainer_pid": plan.trainer_pid,
+        "board_inode": os.fstat(board_fd).st_ino,
+        "n_readers": plan.n_readers,
+        "batch_size": plan.batch_size,
+        "dataset_size": plan.dataset_size,
+        "host": os.uname().nodename,
+        "user": _user_name(os.geteuid()),
+        "job": next((f"{n}={os.environ[n]}" for n in _JOB_VARIABLES if os.environ.get(n)), ""),
+    }
+    if staging is not None:
+        options = {name: getattr(staging, name) for name in _SHOWN_OPTIONS}
+        facts["staging"] = {**options, "tiers": [site._asdict() for site in staging.sites]}
+    return Run(plan.run_number, facts)
+
+
+def _user_name(number: int) -> str:
+    try:
+        return pwd.getpwuid(number).pw_name
+    except KeyError:  # a container may have no such user
+        return str(number)

@@ -14,12 +14,7 @@ from overlapiter.workers.supervisor.deaths import Death, Deaths
 from overlapiter.workers.supervisor.memory import SlotKeeper
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Part, PartState, Schedule
-from overlapiter.workers.supervisor.stages import (
-    READER_CREDIT,
-    UNBOUNDED,
-    CostEstimate,
-    Supervising,
-)
+from overlapiter.workers.supervisor.stages import READER_CREDIT, UNBOUNDED, CostEstimate
 from overlapiter.workers.supervisor.team import Team, Worker
 
 
@@ -27,12 +22,6 @@ class ReadingStage:
     """Hands parts to file readers, with slots to write to.
 
     Args:
-        team: The file readers.
-        schedule: The schedule.
-        supervisor: The supervisor.
-        keeper: The slots.
-        costs: Learns what reading an example costs.
-        residency: What is staged.
         is_skipping: Whether examples that cannot be read are left out.
         collates: Whether a slot has one row, for what is made of a whole mini-batch.
     """
@@ -41,7 +30,6 @@ class ReadingStage:
         self,
         team: Team,
         schedule: Schedule,
-        supervisor: Supervising,
         keeper: SlotKeeper,
         costs: CostEstimate,
         residency: Residency,
@@ -51,7 +39,6 @@ class ReadingStage:
     ) -> None:
         self.team = team
         self._schedule = schedule
-        self._supervisor = supervisor
         self._keeper = keeper
         self._costs = costs
         self._residency = residency
@@ -68,7 +55,7 @@ class ReadingStage:
 
     def hand_out(self, before_id: int) -> None:
         """As for prefetchers, with parts of the mini-batches before ``before_id``."""
-        if self._schedule.n_turns > 1:
+        if self._schedule.n_turns:
             self._deal(before_id)
             return
         while worker := self.team.least_loaded(READER_CREDIT, UNBOUNDED, self._costs.n_busy):
@@ -125,7 +112,6 @@ class ReadingStage:
         worker.send(("read", *task))
 
     def _make_known(self, worker: Worker, layout_id: int, slot: Slot) -> None:
-        """Tell a file reader about a layout and a segment that are new to it."""
         for sending in self._keeper.make_known(worker.known, layout_id, slot):
             worker.send(*sending)
 
@@ -145,7 +131,7 @@ class ReadingStage:
             self._hear_read(worker, *message[1:])
         elif kind == "failed":
             part = self._take_back(worker, message[1])
-            self._supervisor.settle(self._schedule.fail(part, message[2]))
+            self._schedule.fail(part, message[2])
         elif not self._hear_layout(worker, message[1], message[2]):
             return False
         return not self.team.is_due(worker)
@@ -155,7 +141,7 @@ class ReadingStage:
         part.report = report
         if wanted is not None:
             self._keeper.widen(part.batch.layout_id, wanted)
-        self._supervisor.settle(self._schedule.done(part))
+        self._schedule.done(part)
 
     def _take_back(
         self, worker: Worker, answer: tuple[int, tuple[int, int, int], list[int]]
@@ -191,7 +177,7 @@ class ReadingStage:
         for part in parts:
             if part is self._probe:
                 self._probe = None
-            self._supervisor.settle(self._schedule.redo(part, PartState.TO_READ))
+            self._schedule.redo(part, PartState.TO_READ)
 
     def redo(self, parts: list[Part], death: Death) -> None:
         """Have the parts of a reader that died read by another one, or give up its example."""
@@ -201,14 +187,14 @@ class ReadingStage:
                 self._probe = None
             n_deaths = self._deaths.add(part, culprit)
             if not n_deaths or culprit is None:
-                self._supervisor.settle(self._schedule.redo(part, PartState.TO_READ))
+                self._schedule.redo(part, PartState.TO_READ)
                 continue
             self.team.n_fruitless = 0  # giving up an example is progress
             index, exit_code, last_words = culprit.index, death.exit_code, death.last_words
             if self._is_skipping:
                 reason = f"{deaths_words(n_deaths, exit_code)} on it"
                 self._given_up[index] = ExampleError(index, (), reason, last_words)
-                self._supervisor.settle(self._schedule.redo(part, PartState.TO_READ))
+                self._schedule.redo(part, PartState.TO_READ)
             else:
                 self._fail(part, WorkerDiedError(index, n_deaths, exit_code, (), last_words))
 
@@ -221,4 +207,4 @@ class ReadingStage:
         self.team.end(grace_seconds=grace_seconds)
 
     def _fail(self, part: Part, error: OverlapError) -> None:
-        self._supervisor.settle(self._schedule.fail(part, pickle.dumps((error, None))))
+        self._schedule.fail(part, pickle.dumps((error, None)))

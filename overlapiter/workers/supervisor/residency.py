@@ -49,9 +49,7 @@ class Residency:
     """What is staged, for one iterator.
 
     Args:
-        n_examples: Examples in the dataset.
-        n_tiers: Tiers of the staging directory.
-        capacity_bytes: What they hold together; None if that is not limited.
+        capacity_bytes: What the tiers hold together; None if that is not limited.
         n_sharers: Ranks of this node, each of which stages ahead into the same directory.
 
     Attributes:
@@ -121,24 +119,22 @@ class Residency:
 
     # --- parts --------------------------------------------------------------------------------
 
-    def extents_of(self, part: Part) -> bytes:
-        """Return the extents of a part's files as far as they are known, packed."""
-        known = map(self._known.get, self._plain(part.indices))
-        return b"".join(extents for extents in known if extents)
+    def look_up(self, part: Part) -> tuple[list[int], bytes]:
+        """Look up the files of a part.
 
-    def to_look_at(self, part: Part) -> list[int]:
-        """Return those examples of a part that a prefetcher is to look at, each once.
-
-        None, if this run has compared all of them, and no other process evicts what it stages.
+        Returns:
+            Those examples that a prefetcher is to look at, each once: none, if this run has
+            compared all of them, and no other process evicts what it stages. And the extents of
+            the files as far as they are known, packed.
         """
-        is_to_look = self._do_others_evict and self.is_full
-        return [
-            index
-            for index, plain in dict.fromkeys(
-                zip(part.indices, self._plain(part.indices), strict=True)
-            )
-            if is_to_look or self._known.get(plain) is None
-        ]
+        known = list(map(self._known.get, self._plain(part.indices)))
+        extents = b"".join(filter(None, known))
+        if self._do_others_evict and self.is_full:
+            return [*dict.fromkeys(part.indices)], extents
+        if None not in known:
+            return [], extents
+        missing = (i for i, one in zip(part.indices, known, strict=True) if one is None)
+        return [*dict.fromkeys(missing)], extents
 
     def trusted(self, indices: list[int]) -> bytes:
         """Return the extents that this run has compared with their sources already, packed.

@@ -23,55 +23,42 @@ from overlapiter.workers.reader.reader import FileReader
 Role = Callable[[Channel, Row], None]
 
 
-def reader_role(dataset: Dataset, plan: SupervisorPlan) -> Role:
-    """Return the role of a file reader."""
-
-    def read(channel: Channel, row: Row) -> None:
-        FileReader(channel, dataset, plan, row).run()
-
-    return read
+def read(dataset: Dataset, plan: SupervisorPlan, channel: Channel, row: Row) -> None:
+    """Be a file reader."""
+    FileReader(channel, dataset, plan, row).run()
 
 
-def peer_role(staging: StagingPlan, listener_fd: int) -> Role:
-    """Return the role of the server for other nodes."""
-
-    def serve(channel: Channel, _row: Row) -> None:
-        plan = staging.peers
-        assert plan is not None
-        from overlapiter.peers.catalogue import Catalogue
-        from overlapiter.peers.server import Server
-
-        _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # it waits in epoll
-        catalogue = Catalogue(staging.sites, staging.source, staging.real_source, staging.place)
-        with socket.socket(fileno=os.dup(listener_fd)) as listener:
-            server = Server(
-                listener, plan.secret, catalogue, most_peers=plan.most_peers, since=plan.since
-            )
-            server.watch(channel.fileno(), channel.receive)  # its end ends this process
-            channel.send(("serving",))
-            while True:
-                server.take_turn()
-
-    return serve
+def stage(dataset: Dataset, plan: SupervisorPlan, run: Run, channel: Channel, row: Row) -> None:
+    """Be a prefetcher of a run."""
+    assert plan.staging is not None
+    _let_others_finish()
+    number = row.number - plan.n_readers
+    trace = open_trace(plan.trace, f"prefetcher {number}", 100 + number)
+    face = plan.face or Face(dataset)
+    prepare = functools.partial(face.begin, number % plan.n_readers, plan.n_readers)
+    whose = (channel, dataset, plan.staging, run, plan.index_type, row)
+    Prefetcher(*whose, is_first=number == 0, trace=trace, prepare=prepare).run()
 
 
-def prefetcher_role(dataset: Dataset, plan: SupervisorPlan, run: Run) -> Role:
-    """Return the role of a prefetcher of a run."""
+def serve(staging: StagingPlan | None, listener_fd: int, channel: Channel, _row: Row) -> None:
+    """Be the server for other nodes."""
+    assert staging is not None
+    plan = staging.peers
+    assert plan is not None
+    from overlapiter.peers.catalogue import Catalogue
+    from overlapiter.peers.server import Server
 
-    def stage(channel: Channel, row: Row) -> None:
-        staging = plan.staging
-        assert staging is not None
-        _let_others_finish()
-        is_first = row.number == plan.n_readers
-        number = row.number - plan.n_readers
-        trace = open_trace(plan.trace, f"prefetcher {number}", 100 + number)
-        face = plan.face or Face(dataset)
-        prepare = functools.partial(face.begin, number % plan.n_readers, plan.n_readers)
-        whose = (channel, dataset, staging, run, plan.index_type, row)
-        Prefetcher(*whose, is_first=is_first, trace=trace, prepare=prepare).run()
-
-    return stage
+    _, most_files = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # it waits in epoll
+    catalogue = Catalogue(staging.sites, staging.source, staging.real_source, staging.place)
+    with socket.socket(fileno=os.dup(listener_fd)) as listener:
+        server = Server(
+            listener, plan.secret, catalogue, most_peers=plan.most_peers, since=plan.since
+        )
+        server.watch(channel.fileno(), channel.receive)  # its end ends this process
+        channel.send(("serving",))
+        while True:
+            server.take_turn()
 
 
 def _let_others_finish() -> None:

@@ -43,17 +43,6 @@ class Part:
         report: What its file reader said about the examples, pickled.
     """
 
-    __slots__ = (
-        "batch",
-        "extents",
-        "indices",
-        "part_id",
-        "report",
-        "start",
-        "state",
-        "stop",
-    )
-
     def __init__(self, batch: Batch, start: int, stop: int, state: PartState) -> None:
         self.part_id = batch.batch_id * _MOST_EXAMPLES + start
         self.batch = batch
@@ -95,11 +84,6 @@ class Batch:
         cpu_ns: For how long these have used a core for them.
     """
 
-    __slots__ = (
-        "batch_id", "busy_ns", "cpu_ns", "epochs", "failure", "indices", "is_dropped", "layout_id",
-        "n_cut", "n_waiting", "parts", "position", "slot",
-    )  # fmt: skip
-
     def __init__(
         self, batch_id: int, indices: list[int], epochs: list[int] | None, position: int
     ) -> None:
@@ -130,30 +114,32 @@ class Schedule:
     Args:
         is_staging: Whether parts are staged before they are read.
         part_size: Returns how many examples of a mini-batch to put into a part now.
-        n_turns: Readers to which mini-batches are dealt in turn; 1 if any reader may read any part.
+        settled: Called with each mini-batch when it is settled.
+        n_turns: Readers to which mini-batches are dealt in turn; 0 if any reader may read any part.
+
+    Attributes:
+        n_turns: As above.
+        next_batch_id: The number of the next mini-batch to be taken up.
     """
 
     def __init__(
-        self, *, is_staging: bool, part_size: Callable[[Batch], int], n_turns: int = 1
+        self,
+        *,
+        is_staging: bool,
+        part_size: Callable[[Batch], int],
+        settled: Callable[[Batch], None],
+        n_turns: int = 0,
     ) -> None:
         self._is_staging = is_staging
         self._part_size = part_size
+        self._settled = settled
+        self.n_turns = n_turns
         self._first_batch_id = 0
-        self._next_batch_id = 0
+        self.next_batch_id = 0
         self._end_position = 0
         self._batches: dict[int, Batch] = {}
         self._to_stage: _Queue = []
-        self._to_read: list[_Queue] = [[] for _ in range(n_turns)]
-
-    @property
-    def n_turns(self) -> int:
-        """Readers to which mini-batches are dealt in turn."""
-        return len(self._to_read)
-
-    @property
-    def next_batch_id(self) -> int:
-        """The number of the next mini-batch to be taken up."""
-        return self._next_batch_id
+        self._to_read: list[_Queue] = [[] for _ in range(max(1, n_turns))]
 
     @property
     def n_batches(self) -> int:
@@ -176,7 +162,7 @@ class Schedule:
         Soon: in a mini-batch before the middle between ``before_id`` and the last one known.
         """
         first = self._next(self._to_stage, PartState.TO_STAGE)
-        if first is None or first.batch.batch_id < (before_id + self._next_batch_id + 1) // 2:
+        if first is None or first.batch.batch_id < (before_id + self.next_batch_id + 1) // 2:
             return first is not None
         for _, part in self._to_stage:
             if part.state is PartState.TO_STAGE:
@@ -193,9 +179,9 @@ class Schedule:
         self, batch_id: int, indices: list[int], epochs: list[int] | None, position: int = 0
     ) -> None:
         """Take up a mini-batch; one taken up before is left."""
-        if batch_id < self._next_batch_id:
+        if batch_id < self.next_batch_id:
             return
-        self._next_batch_id = batch_id + 1
+        self.next_batch_id = batch_id + 1
         batch = self._batches[batch_id] = Batch(batch_id, indices, epochs, position)
         self._end_position = position + len(indices)
         self._add(batch, 0, PartState.TO_STAGE if self._is_staging else PartState.TO_READ)
@@ -229,7 +215,7 @@ class Schedule:
 
     def next_to_read(self, before_id: int, turn: int = 0) -> Part | None:
         """Take the part that a reader is to read next, of the mini-batches before ``before_id``."""
-        if self.n_turns > 1:
+        if self.n_turns:
             before_id = min(before_id, self._due(turn) + 1)
         return self._pop(self._to_read[turn], PartState.TO_READ, PartState.READING, before_id)
 
@@ -242,65 +228,54 @@ class Schedule:
                 return batch_id
         return -1
 
-    def staged(self, part: Part, extents: bytes) -> Batch | None:
-        """Note that a part may be read; return its mini-batch if that settles it."""
-        if part.batch.is_abandoned:
-            return self.done(part)
+    def staged(self, part: Part, extents: bytes) -> None:
+        """Note that a part may be read."""
         part.extents = extents
-        self._queue(part, PartState.TO_READ)
-        return None
+        self.redo(part, PartState.TO_READ)
 
-    def redo(self, part: Part, state: PartState) -> Batch | None:
-        """Queue a part again whose worker died; return its mini-batch if that settles it."""
+    def redo(self, part: Part, state: PartState) -> None:
+        """Queue a part again, such as one whose worker died."""
         if part.batch.is_abandoned:
-            return self.done(part)
-        self._queue(part, state)
-        return None
+            self.done(part)
+        else:
+            self._queue(part, state)
 
-    def done(self, part: Part) -> Batch | None:
-        """Note that no worker has a part any more; return its mini-batch if that settles it."""
+    def done(self, part: Part) -> None:
+        """Note that no worker has a part any more."""
         if part.state is PartState.DONE:
-            return None
+            return
+        batch = part.batch
         part.state = PartState.DONE
-        part.batch.n_waiting -= 1
-        return self._settled(part.batch)
+        batch.n_waiting -= 1
+        if not batch.n_waiting:
+            del self._batches[batch.batch_id]
+            self._settled(batch)
 
-    def fail(self, part: Part, failure: bytes) -> Batch | None:
+    def fail(self, part: Part, failure: bytes) -> None:
         """Abandon the mini-batch of a part that no worker has any more, and that cannot be read.
 
         Args:
             part: The part.
             failure: The reason, pickled; the first one of a mini-batch counts.
-
-        Returns:
-            The mini-batch if this settles it.
         """
         if part.batch.failure is None:
             part.batch.failure = failure
-        if part.state is not PartState.DONE:
-            part.state = PartState.DONE
-            part.batch.n_waiting -= 1
-        return self._abandon(part.batch)
+        self._abandon(part.batch)
+        self.done(part)
 
-    def drop_all(self, next_id: int) -> list[Batch]:
-        """Abandon every mini-batch, and expect ``next_id`` next; return those settled by that."""
-        self._next_batch_id = self._first_batch_id = next_id
+    def drop_all(self, next_id: int) -> None:
+        """Abandon every mini-batch, and expect ``next_id`` next."""
+        self.next_batch_id = self._first_batch_id = next_id
         batches = list(self._batches.values())
         for batch in batches:
             batch.is_dropped = True
-        return [batch for batch in batches if self._abandon(batch)]
+        for batch in batches:
+            self._abandon(batch)
 
-    def _abandon(self, batch: Batch) -> Batch | None:
+    def _abandon(self, batch: Batch) -> None:
         for part in batch.parts:
             if part.state in (PartState.TO_STAGE, PartState.TO_READ):
-                part.state = PartState.DONE
-                batch.n_waiting -= 1
-        return self._settled(batch)
-
-    def _settled(self, batch: Batch) -> Batch | None:
-        if batch.n_waiting == 0 and self._batches.pop(batch.batch_id, None) is not None:
-            return batch
-        return None
+                self.done(part)
 
     def _queue(self, part: Part, state: PartState) -> None:
         part.state = state

@@ -9,10 +9,9 @@ import secrets
 import select
 import socket
 from collections.abc import Sequence
-from typing import Protocol
 
 from overlapiter.errors import PipelineError
-from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
+from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.launch import Child, launch
 from overlapiter.workers.start.parcel import Parcel
@@ -21,34 +20,36 @@ from overlapiter.workers.start.processes import is_stopped
 #: How long ending waits for each of: the supervisor is forked, it ends by itself, it is killed.
 #: All of them together are less than the 2 s within which finalizing is to end every process.
 _END_SECONDS = 0.6
-_LONGEST_POLL_MS = 2**31 - 1
+#: While its messages are not read, how often to look whether it can still work.
+_LOOK_AFTER_SECONDS = 1.0
+#: Supervisors lost in a row, without a mini-batch in between, after which it is given up.
+_MAX_DEATHS = 4
+#: The same if none ever got as far as reading the dataset: the next one will not either.
+_MAX_DEATHS_AT_START = 2
 
 
-class HasFileno(Protocol):
-    """Something to wait on."""
-
-    def fileno(self) -> int:
-        """Return its descriptor."""
-
-
-def is_readable(source: HasFileno, timeout_seconds: float) -> bool:
-    """Return whether there is something to read from ``source``, or its end, in time."""
-    return _is_ready(source, select.POLLIN, timeout_seconds)
-
-
-def is_writable(source: HasFileno, timeout_seconds: float) -> bool:
-    """Return whether there is room to write to ``source``, or its other end closed, in time."""
-    return _is_ready(source, select.POLLOUT, timeout_seconds)
-
-
-def _is_ready(source: HasFileno, event: int, timeout_seconds: float) -> bool:
+def _is_ready(source: Channel | Child, event: int, timeout_seconds: float) -> bool:
     poller = select.poll()
     poller.register(source, event)
-    return bool(poller.poll(min(timeout_seconds * 1000, _LONGEST_POLL_MS)))
+    return bool(poller.poll(timeout_seconds * 1000))
+
+
+def _is_there(child: Child, timeout_seconds: float) -> bool:
+    """Return whether a process has been forked, within that time."""
+    return bool(child.pid) or (
+        _is_ready(child, select.POLLIN, timeout_seconds) and child.is_forked()
+    )
 
 
 class Service:
-    """The supervisor process with everything needed to start it again. Ends what it started."""
+    """The supervisor process with everything needed to start it again. Ends what it started.
+
+    Attributes:
+        owner_pid: The process that made it.
+        channel: The channel to the supervisor.
+        n_deaths: Supervisors lost in a row; its owner sets it to 0 where one has done something.
+        was_ready: Whether a supervisor, at any time, has read the dataset; its owner sets it.
+    """
 
     def __init__(
         self,
@@ -66,6 +67,8 @@ class Service:
         self._listener = listener
         self._child: Child | None = None
         self._was_stopped = False
+        self.n_deaths = 0
+        self.was_ready = False
         self.channel = Channel.closed()
 
     def start(self) -> None:
@@ -96,10 +99,54 @@ class Service:
         finally:
             theirs.close()
 
+    def restart(self) -> None:
+        """Start another supervisor in the place of one that was lost.
+
+        Raises:
+            PipelineError: Too many were lost in a row.
+        """
+        self.n_deaths += 1
+        if self.n_deaths >= (_MAX_DEATHS if self.was_ready else _MAX_DEATHS_AT_START):
+            raise PipelineError(
+                f"the supervisor process ended {self.n_deaths} times in a row"
+                + (
+                    ": look for 'ovl-supervisor' or 'out of memory' in the system log of this node"
+                    if self.was_ready
+                    else " before it had read the dataset. If your dataset's class is in the "
+                    "script itself, the script is imported in that process: what starts the "
+                    'training must stand below `if __name__ == "__main__":`. What the process '
+                    "printed stands above"
+                )
+            )
+        self.end()
+        self.start()
+
+    def send(self, message: Message) -> None:
+        """Send a message; blocks while there is no room, but not for a supervisor that is stopped.
+
+        Raises:
+            ChannelClosedError: The supervisor is gone.
+        """
+        while True:
+            try:
+                self.channel.send(message, wait=False)
+                return
+            except BlockingIOError:
+                if not _is_ready(self.channel, select.POLLOUT, _LOOK_AFTER_SECONDS):
+                    self.look()
+
+    def receive(self, timeout_seconds: float) -> tuple[Message, list[int]] | None:
+        """Return the next message and its descriptors; None if none has come within that time.
+
+        Raises:
+            ChannelClosedError: The supervisor is gone.
+        """
+        return self.channel.receive() if self.channel.is_readable(timeout_seconds) else None
+
     def look(self) -> None:
         """Kill a supervisor that is stopped, as it was at the last look. Does not block."""
         child = self._child
-        if child is None or not (child.pid or (is_readable(child, 0) and child.is_forked())):
+        if child is None or not _is_there(child, 0):
             return
         was_stopped, self._was_stopped = self._was_stopped, is_stopped(child.pid)
         if was_stopped and self._was_stopped:
@@ -114,12 +161,10 @@ class Service:
             self.channel.send(("close",), wait=False)
         self.channel.close()
         # A forkserver that is still importing forks it later; it then finds its channel closed.
-        is_there = self._child.pid or (
-            is_readable(self._child, _END_SECONDS) and self._child.is_forked()
-        )
-        if is_there and not is_readable(self._child, _END_SECONDS):
+        is_there = _is_there(self._child, _END_SECONDS)
+        if is_there and not _is_ready(self._child, select.POLLIN, _END_SECONDS):
             self._child.kill()
-            is_readable(self._child, _END_SECONDS)
+            _is_ready(self._child, select.POLLIN, _END_SECONDS)
         self._child.close()
         self._child = None
 

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from overlapiter.workers.ipc.channel import Message
 from overlapiter.workers.supervisor.deaths import Death
 from overlapiter.workers.supervisor.schedule import Part
-from overlapiter.workers.supervisor.stages import Supervising
 from overlapiter.workers.supervisor.team import Team, Worker
 
 
 class ServingStage:
-    """Keeps the server running; it is given no parts.
+    """Keeps the server running; it is given no parts. Without peers the team is empty."""
 
-    Args:
-        team: The server; empty without peers.
-        supervisor: The supervisor.
-
-    Attributes:
-        is_given_up: Whether there is no server any more.
-    """
-
-    def __init__(self, team: Team, supervisor: Supervising) -> None:
+    def __init__(self, team: Team, warn: Callable[[str], None]) -> None:
         self.team = team
-        self._supervisor = supervisor
+        self._warn = warn
         self.is_given_up = False
 
     def give_up(self, reason: str) -> None:
         """Serve nothing any more: other nodes read what this one holds from the source."""
         self.is_given_up = True
-        self._supervisor.warn(
+        self._warn(
             f"other nodes are given no staged files any more, and read the source instead: {reason}"
         )
 

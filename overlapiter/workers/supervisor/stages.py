@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-from typing import Protocol
-
-from overlapiter.workers.supervisor.schedule import Batch
 
 #: A part keeps a file reader busy for at most this long: short enough to balance the load, long
 #: enough that messages cost little.
@@ -23,16 +20,6 @@ UNBOUNDED = 1 << 60
 _SLACK = 0.2
 
 
-class Supervising(Protocol):
-    """What a stage needs of the supervisor."""
-
-    def settle(self, batch: Batch | None) -> None:
-        """Deliver a mini-batch that the schedule calls settled, if there is one."""
-
-    def warn(self, text: str) -> None:
-        """Have the trainer warn the user."""
-
-
 class CostEstimate:
     """What reading an example costs, as far as has been seen.
 
@@ -43,10 +30,11 @@ class CostEstimate:
     Attributes:
         example_seconds: How long one keeps a reader busy; 0 before the first.
         n_files: Most files that one has opened.
+        n_busy: How many readers are to have work: more than there are cores if they wait.
     """
 
     def __init__(self, n_readers: int, n_cores: int) -> None:
-        self._n_readers = n_readers
+        self._n_readers = self.n_busy = n_readers
         self._n_cores = n_cores
         self._cpu_seconds = 0.0
         self.example_seconds = 0.0
@@ -68,14 +56,10 @@ class CostEstimate:
         self.example_seconds += (seconds - self.example_seconds) * share
         self._cpu_seconds += (cpu_ns / 1e9 / n_examples - self._cpu_seconds) * share
         self.n_files = max(self.n_files, n_files)
-
-    @property
-    def n_busy(self) -> int:
-        """How many readers are to have work: more than there are cores if they wait."""
-        if not self._cpu_seconds:
-            return self._n_readers
-        waiting = self.example_seconds / self._cpu_seconds
-        return min(self._n_readers, math.ceil(self._n_cores * max(1.0, waiting - _SLACK)))
+        if self._cpu_seconds:
+            waiting = self.example_seconds / self._cpu_seconds
+            n_useful = math.ceil(self._n_cores * max(1.0, waiting - _SLACK))
+            self.n_busy = min(self._n_readers, n_useful)
 
     def part_size(self, batch_size: int, n_build_ahead: int, *, is_first: bool = False) -> int:
         """Return how many examples of a mini-batch to put into a part.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from overlapiter.errors import deaths_words
@@ -10,7 +11,7 @@ from overlapiter.workers.prefetcher.staging_work import Finding, StageTask
 from overlapiter.workers.supervisor.deaths import Death, Deaths
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Part, PartState, Schedule
-from overlapiter.workers.supervisor.stages import UNBOUNDED, CostEstimate, Supervising
+from overlapiter.workers.supervisor.stages import UNBOUNDED, CostEstimate
 from overlapiter.workers.supervisor.team import Team, Worker
 
 #: A task has about so many examples: transactions and messages are made for all of them together.
@@ -49,12 +50,9 @@ class StagingStage:
 
     Args:
         team: The prefetchers; empty without staging.
-        schedule: The schedule.
-        supervisor: The supervisor.
+        warn: Has the trainer warn the user.
         credit_examples: Examples that a prefetcher has at hand, at first.
-        costs: What reading an example costs.
-        residency: What is staged.
-        directories: Where, for people to read.
+        directories: Where files are staged, for people to read.
 
     Attributes:
         is_given_up: Whether nothing is staged any more.
@@ -64,7 +62,7 @@ class StagingStage:
         self,
         team: Team,
         schedule: Schedule,
-        supervisor: Supervising,
+        warn: Callable[[str], None],
         credit_examples: int,
         costs: CostEstimate,
         residency: Residency,
@@ -72,7 +70,7 @@ class StagingStage:
     ) -> None:
         self.team = team
         self._schedule = schedule
-        self._supervisor = supervisor
+        self._warn = warn
         self.credit_examples = credit_examples
         self._costs = costs
         self._residency = residency
@@ -93,7 +91,7 @@ class StagingStage:
     def give_up(self, reason: str) -> None:
         """Stage nothing any more: what is not staged is read from the source."""
         self.is_given_up, self._is_held_up = True, False
-        self._supervisor.warn(f"staging is given up, and files are read from the source: {reason}")
+        self._warn(f"staging is given up, and files are read from the source: {reason}")
 
     def restart(self) -> None:
         """Take note that the trainer starts anew somewhere."""
@@ -113,7 +111,7 @@ class StagingStage:
                 return
             n_wanted = self._n_wanted()
             # Where no prefetcher has work, what is needed soon is staged: a task may fill up.
-            if not (self.team.has_parts or self._schedule.is_worth_staging(n_wanted, before_id)):
+            if not (self.has_work or self._schedule.is_worth_staging(n_wanted, before_id)):
                 return
             parts, indices = self._next_parts(before_id, n_wanted, is_free=worker is not None)
             if not parts or worker is None:
@@ -139,17 +137,16 @@ class StagingStage:
                 break
             if part.batch.batch_id >= before_id and self._residency.is_on_offer(part):
                 # It would be looked for where it no longer is, and read from the source.
-                self._supervisor.settle(self._schedule.redo(part, PartState.TO_STAGE))
+                self._schedule.redo(part, PartState.TO_STAGE)
                 break
-            missing = [] if self.is_given_up else self._residency.to_look_at(part)
-            if not missing:
+            missing, extents = self._residency.look_up(part)
+            if not missing or self.is_given_up:
                 self._residency.hand_out(part)
-                extents = self._residency.extents_of(part)
-                self._supervisor.settle(self._schedule.staged(part, extents))
+                self._schedule.staged(part, extents)
                 continue
             if not is_free:
                 self._is_held_up = True
-                self._supervisor.settle(self._schedule.redo(part, PartState.TO_STAGE))
+                self._schedule.redo(part, PartState.TO_STAGE)
                 break
             parts.append(part)
             to_look_at.update(dict.fromkeys(missing))
@@ -162,7 +159,7 @@ class StagingStage:
         if not self._had_tasks:  # the first ones are small, so that each prefetcher has one soon
             return _SMALL_TASK_EXAMPLES
         if not self._residency.is_full:
-            return _TASK_EXAMPLES if self.team.has_parts else _LARGE_TASK_EXAMPLES
+            return _TASK_EXAMPLES if self.has_work else _LARGE_TASK_EXAMPLES
         most = min(_TASK_EXAMPLES, int(self._residency.n_staged * _TASK_SHARE))
         return max(_SMALL_TASK_EXAMPLES, most)
 
@@ -171,10 +168,10 @@ class StagingStage:
         residency = self._residency
         task_id = self._next_task_id
         victims = residency.choose_victims(task_id, indices)
-        if victims == [] and self.team.has_parts:  # one of them may free room soon
+        if victims == [] and self.has_work:  # one of them may free room soon
             residency.lose(task_id)
             for part in parts:
-                self._supervisor.settle(self._schedule.redo(part, PartState.TO_STAGE))
+                self._schedule.redo(part, PartState.TO_STAGE)
             return False
         self._next_task_id += 1
         self._had_tasks = task_id + 1 >= len(self.team.workers)
@@ -212,19 +209,18 @@ class StagingStage:
             if not task.refused.isdisjoint(part.indices) and self._residency.is_to_be_tried_again(
                 part, had_victims=had_victims
             ):
-                self._supervisor.settle(self._schedule.redo(part, PartState.TO_STAGE))
+                self._schedule.redo(part, PartState.TO_STAGE)
                 continue
-            extents = self._extents_of(part, task.found)
-            self._supervisor.settle(self._schedule.staged(part, extents))
+            self._schedule.staged(part, self._extents_of(part, task.found))
         if self._residency.is_short_of_room:
-            self._supervisor.warn(self._full_words())
+            self._warn(self._full_words())
         return True
 
     def _extents_of(self, part: Part, found: dict[int, bytes]) -> bytes:
         """Return the extents of a part: what was found now, and what was known before."""
         extents = b"".join([found[index] for index in part.indices if index in found])
         if any(index not in found for index in part.indices):
-            extents += self._residency.extents_of(part)
+            extents += self._residency.look_up(part)[1]
         return extents
 
     def _full_words(self) -> str:
@@ -247,7 +243,7 @@ class StagingStage:
             n_deaths = self._deaths.add(part, culprit)
             if n_deaths and culprit is not None:
                 self._avoid(culprit.index, n_deaths, death)
-            self._supervisor.settle(self._schedule.redo(part, PartState.TO_STAGE))
+            self._schedule.redo(part, PartState.TO_STAGE)
 
     def end(self, ending: str, counters: dict[str, Any]) -> None:
         """Have every prefetcher give back what it holds; the first one notes the end of the run."""
@@ -265,4 +261,4 @@ class StagingStage:
             f"of example {index}, which are read from the source from now on; look at these files, "
             f"and for 'out of memory' in the system log of this node"
         )
-        self._supervisor.warn(f"{text}\n\n{death.last_words}" if death.last_words else text)
+        self._warn(f"{text}\n\n{death.last_words}" if death.last_words else text)

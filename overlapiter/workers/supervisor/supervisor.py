@@ -33,11 +33,11 @@ A task may be reported in pieces; ``moved`` is None in all of them but the last.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import selectors
 import time
-from collections.abc import Iterator
 
 from overlapiter.board import Counter, StatsBoard
 from overlapiter.errors import PipelineError
@@ -48,17 +48,17 @@ from overlapiter.tracing import open_trace
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.processes import is_running
+from overlapiter.workers.supervisor import roles
+from overlapiter.workers.supervisor.contact import Contact
 from overlapiter.workers.supervisor.deaths import Death
 from overlapiter.workers.supervisor.memory import NO_MEMORY, KnownSegments, SlotKeeper
 from overlapiter.workers.supervisor.reading_stage import ReadingStage
 from overlapiter.workers.supervisor.residency import Residency
-from overlapiter.workers.supervisor.roles import peer_role, prefetcher_role, reader_role
 from overlapiter.workers.supervisor.schedule import Batch, Schedule
 from overlapiter.workers.supervisor.serving_stage import ServingStage
 from overlapiter.workers.supervisor.stages import CostEstimate
 from overlapiter.workers.supervisor.staging_stage import StagingStage
 from overlapiter.workers.supervisor.team import Team, Worker
-from overlapiter.workers.supervisor.trainer_end import TrainerEnd
 from overlapiter.workers.supervisor.tuner import Tuner, credit_examples
 from overlapiter.workers.supervisor.watch import Watch
 
@@ -87,13 +87,18 @@ class Supervisor:
         self._board = board
         self._row = board.supervisor_row()
         self._selector = selectors.DefaultSelector()
-        self._trainer = TrainerEnd(channel, self._selector)
+        self._trainer = Contact()
+        self._trainer.attend(channel, self._selector, None)
+        self._is_closed = False
         face = plan.face
         self._reads_whole = face is not None and (face.collates or face.deals_in_turn)
-        n_turns = plan.n_readers if face is not None and face.deals_in_turn else 1
+        n_turns = plan.n_readers if face is not None and face.deals_in_turn else 0
         self._costs = CostEstimate(plan.n_readers, len(os.sched_getaffinity(0)))
         self._schedule = Schedule(
-            is_staging=plan.staging is not None, part_size=self._part_size, n_turns=n_turns
+            is_staging=plan.staging is not None,
+            part_size=self._part_size,
+            settled=self._deliver,
+            n_turns=n_turns,
         )
         # For those that are being built or ready, the next one, and the one that the user holds.
         self._keeper = SlotKeeper(n_expected=plan.n_build_ahead + 2)
@@ -122,13 +127,12 @@ class Supervisor:
     def _staging_stage(self, dataset: Dataset, run: Run) -> StagingStage:
         """Return the stage of the prefetchers; without staging it has none."""
         staging = self._plan.staging
-        n_prefetchers = staging.n_prefetchers if staging else 0
-        rows = [self._board.prefetcher_row(number) for number in range(n_prefetchers)]
-        role = prefetcher_role(dataset, self._plan, run)
+        rows = [self._board.prefetcher_row(n) for n in range(self._plan.n_prefetchers)]
+        role = functools.partial(roles.stage, dataset, self._plan, run)
         return StagingStage(
             Team("prefetcher", rows, role, self._leave),
             self._schedule,
-            self,
+            self._warn,
             credit_examples(staging.reads_per_prefetcher if staging else 0),
             self._costs,
             self._residency,
@@ -139,11 +143,10 @@ class Supervisor:
         """Return the stage of the file readers."""
         plan = self._plan
         rows = [self._board.reader_row(number) for number in range(plan.n_readers)]
-        role, max_parts = reader_role(dataset, plan), plan.max_parts_per_reader
+        role = functools.partial(roles.read, dataset, plan)
         return ReadingStage(
-            Team("file reader", rows, role, self._leave, max_parts),
+            Team("file reader", rows, role, self._leave, plan.max_parts_per_reader),
             self._schedule,
-            self,
             self._keeper,
             self._costs,
             self._residency,
@@ -154,12 +157,9 @@ class Supervisor:
     def _serving_stage(self) -> ServingStage:
         """Return the stage of the server for other nodes; without peers it has none."""
         staging = self._plan.staging
-        if staging is None or staging.peers is None:
-            return ServingStage(Team("peer", [], lambda _channel, _row: None, self._leave), self)
-        role = peer_role(staging, self._listener_fd)
-        return ServingStage(
-            Team("peer", [self._board.supervisor_row()], role, self._leave_all), self
-        )
+        rows = [] if staging is None or staging.peers is None else [self._row]
+        role = functools.partial(roles.serve, staging, self._listener_fd)
+        return ServingStage(Team("peer", rows, role, self._leave_all), self._warn)
 
     def _part_size(self, batch: Batch) -> int:
         """Return how many examples of a mini-batch to put into a part."""
@@ -172,11 +172,11 @@ class Supervisor:
 
     def run(self) -> None:
         """Serve until the trainer closes its channel or ends."""
-        self._trainer.tell(("ready",))
+        self._trainer.send(("ready",))
         # Further processes would take the cores from those that make the first mini-batch.
         is_staging = self._plan.staging is not None
         self._fill(len(os.sched_getaffinity(0)) if is_staging else None)
-        while not self._trainer.is_closed:
+        while not self._is_closed:
             self._take_turn(_LOOK_AFTER_SECONDS)
             if not self._is_filled and self._schedule.next_batch_id > self._schedule.n_batches:
                 self._fill()
@@ -184,28 +184,22 @@ class Supervisor:
     def _fill(self, most: int | None = None) -> None:
         """Start the processes of both stages, or at most so many of each."""
         self._is_filled = most is None
-        for stage, worker in self._places(most):
-            if not worker.pid:
-                self._refill(stage, worker)
-                self._take_turn(0)  # the first ones work while the others are forked
-
-    def _places(self, most: int | None) -> Iterator[tuple[Stage, Worker]]:
-        """Give the places for workers, of both stages in turn: the first mini-batch needs both."""
         teams = [[(stage, worker) for worker in stage.team][:most] for stage in self._stages]
+        # In turn, since the first mini-batch needs all stages.
         for places in itertools.zip_longest(*teams):
-            yield from filter(None, places)
+            for stage, worker in filter(None, places):
+                if not worker.pid:
+                    self._refill(stage, worker)
+                    self._take_turn(0)  # the first ones work while the others are forked
 
     def _take_turn(self, timeout_seconds: float) -> None:
         """Handle the messages that have come, and hand out work."""
         for key, events in self._selector.select(timeout_seconds):
-            if key.data is self._trainer:
-                for message in self._trainer.messages(events):
-                    self._obey(message)
+            if key.data is None:
+                self._hear_trainer(events)
             else:
                 stage, worker = key.data
-                if events & selectors.EVENT_WRITE:
-                    worker.flush()
-                self._serve(stage, worker)
+                self._serve(stage, worker, events)
         if time.monotonic() >= self._look_at:
             self._look_around()
         before_id = self._consumed_id + self._plan.n_build_ahead
@@ -228,7 +222,7 @@ class Supervisor:
         self._look_at = time.monotonic() + _LOOK_AFTER_SECONDS
         # A process forked from the trainer may keep the channel open beyond its end.
         if not is_running(self._plan.trainer_pid):
-            self._trainer.close()
+            self._is_closed = True
             return
         for stage in self._stages:
             for worker in stage.team:
@@ -254,6 +248,13 @@ class Supervisor:
 
     # --- the trainer --------------------------------------------------------------------------
 
+    def _hear_trainer(self, events: int) -> None:
+        try:
+            for message in self._trainer.messages(events):
+                self._obey(message)
+        except ChannelClosedError:
+            self._is_closed = True
+
     def _obey(self, message: Message) -> None:
         kind = message[0]
         if kind == "advance":
@@ -268,17 +269,16 @@ class Supervisor:
             self._consumed_id = message[1]
             # An interrupted trainer may have lost messages about slots: they are sent again.
             self._trainer.known = KnownSegments()
-            for batch in self._schedule.drop_all(message[1]):
-                self.settle(batch)
+            self._schedule.drop_all(message[1])
             self._staging.restart()
             if message[2] is not None:
                 self._renew_readers(message[2])
         elif kind == "keep memory":
             self._keeper.keep_memory()
         elif kind == "describe":
-            self._trainer.tell(("description", *self._describe()))
+            self._trainer.send(("description", *self._describe()))
         else:
-            self._trainer.close()
+            self._is_closed = True
 
     def _describe(self) -> tuple[str, int]:
         """Say whom the next mini-batch waits for, and at which example; -1 for none."""
@@ -297,45 +297,35 @@ class Supervisor:
         part, worker = min(at_hand, key=lambda pair: pair[0].part_id)
         return f"no worker is free: {worker}", worker.current_index()
 
-    def settle(self, batch: Batch | None) -> None:
+    def _deliver(self, batch: Batch) -> None:
         """Deliver a settled mini-batch or its failure; one that was dropped has its slot freed."""
-        if batch is None:
-            return
         if batch.is_abandoned:
             if batch.slot is not None:
                 self._release(batch.slot)
             if not batch.is_dropped:
-                self._trainer.tell(("failed", batch.batch_id, batch.failure))
+                self._trainer.send(("failed", batch.batch_id, batch.failure))
             return
         slot = batch.slot or NO_MEMORY  # it has none if no example could be read
         if batch.slot is not None:
             for sending in self._keeper.make_known(self._trainer.known, batch.layout_id, slot):
-                self._trainer.tell(*sending)
+                self._trainer.send(*sending)
         parts = [(part.start, part.stop, part.report) for part in batch.parts]
         number, begin_ns = batch.batch_id, time.monotonic_ns()
-        self._trainer.tell(("batch", number, batch.layout_id, slot, parts))
+        self._trainer.send(("batch", number, batch.layout_id, slot, parts))
         end_ns = time.monotonic_ns()
         self._trace.add("deliver", "supervisor", begin_ns, end_ns, number, flows=(number,))
 
     def _release(self, slot: Slot) -> None:
         for message in self._reading.release(slot):
-            self._trainer.tell(message)
+            self._trainer.send(message)
 
-    def warn(self, text: str) -> None:
+    def _warn(self, text: str) -> None:
         """Have the trainer warn the user, once."""
         if text not in self._warned:
             self._warned.add(text)
-            self._trainer.tell(("trouble", text))
+            self._trainer.send(("trouble", text))
 
     # --- the workers --------------------------------------------------------------------------
-
-    def _start(self, stage: Stage, worker: Worker) -> None:
-        try:
-            stage.team.start(worker)
-        except OSError as error:  # too many processes, say: tried again a little later
-            stage.team.count_failed_start(error)
-            return
-        worker.attend(self._selector, (stage, worker))
 
     def _leave(self) -> None:
         """In a forked worker: close all that is the supervisor's, the listener too."""
@@ -348,29 +338,26 @@ class Supervisor:
         for key in list(self._selector.get_map().values()):
             key.fileobj.close()  # type: ignore[union-attr]  # a Channel
         self._selector.close()
-        self._trainer.channel.close()
         self._keeper.close()
 
-    def _serve(self, stage: Stage, worker: Worker) -> bool:
+    def _serve(self, stage: Stage, worker: Worker, events: int = 0) -> bool:
         """Hear what a worker has sent; return whether its process is still the same."""
         try:
-            while True:
-                message, _ = worker.channel.receive(wait=False)
+            for message in worker.messages(events):
                 if message[0] == "crashed":
                     worker.last_words = message[1]
                 elif message[0] == "trouble":
-                    self.warn(message[1])
+                    self._warn(message[1])
                 else:
                     stage.team.n_fruitless = 0
                     if not stage.hear(worker, message):
                         self._end(worker)  # it has nothing at hand
-                        self._start(stage, worker)
+                        self._refill(stage, worker)
                         return False
-        except BlockingIOError:
-            return True
         except ChannelClosedError:
             self._reap(stage, worker)
             return False
+        return True
 
     def _renew_readers(self, renewal: object) -> None:
         """Put new processes in the places of all file readers, with the dataset as it came."""
@@ -396,7 +383,9 @@ class Supervisor:
         try:
             if death is not None:
                 stage.team.count_death(death)
-            self._start(stage, worker)
+            channel = stage.team.start(worker)
+            if channel is not None:
+                worker.attend(channel, self._selector, (stage, worker))
         except PipelineError as error:
             if isinstance(stage, ReadingStage):
                 raise

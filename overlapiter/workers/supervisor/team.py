@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import os
-import selectors
 import signal
 import time
 from collections.abc import Callable, Iterator
 
 from overlapiter.board import Counter, Row
 from overlapiter.errors import PipelineError
-from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
-from overlapiter.workers.ipc.outbox import Outbox
+from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
 from overlapiter.workers.start.processes import fork_worker
+from overlapiter.workers.supervisor.contact import Contact
 from overlapiter.workers.supervisor.deaths import Death
-from overlapiter.workers.supervisor.memory import KnownSegments
 from overlapiter.workers.supervisor.roles import Role
 from overlapiter.workers.supervisor.schedule import Part
 
@@ -26,38 +24,34 @@ _LOOK_FOR = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
 _ENDED = (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
 
 
-class Worker:
+class Worker(Contact):
     """One place in a team; the process in it may change.
 
     Attributes:
         kind: ``"file reader"`` or ``"prefetcher"``.
         number: Counts from 0 in the team.
         row: Its counters.
-        pid: The process.
-        channel: The supervisor's end of the channel to it.
+        pid: The process; 0 while there is none.
         parts: The parts it has at hand, the one it is at first.
         n_examples: Examples in these parts.
         n_given: Parts given to this process so far.
-        known: The layouts and segments that it knows.
         last_words: The traceback that it reported before it ended.
     """
 
     def __init__(self, kind: str, number: int, row: Row) -> None:
+        super().__init__()
         self.kind = kind
         self.number = number
         self.row = row
         self.pid = 0
-        self.channel: Channel
-        self._outbox: Outbox
         self.parts: dict[int, Part] = {}
         self.n_examples = 0
         self.n_given = 0
-        self.known = KnownSegments()
         self.last_words = ""
         self._was_stopped = False
 
-    def start(self, name: str, role: Role, leave_supervisor: Callable[[], None]) -> None:
-        """Fork a process into this place; :meth:`attend` to it before anything is sent.
+    def start(self, name: str, role: Role, leave_supervisor: Callable[[], None]) -> Channel:
+        """Fork a process into this place; return the channel to :meth:`attend` to.
 
         Args:
             name: As ``top`` shows it.
@@ -87,16 +81,10 @@ class Worker:
             raise
         finally:
             theirs.close()
-        self.channel = ours
-        self.known = KnownSegments()
         self.n_given = 0
         self.last_words = ""
         self._was_stopped = False
-
-    def attend(self, selector: selectors.BaseSelector, data: object) -> None:
-        """Have a selector watch the channel, with ``data`` to recognize it by."""
-        selector.register(self.channel, selectors.EVENT_READ, data)
-        self._outbox = Outbox(self.channel, selector)
+        return ours
 
     def is_lost(self) -> bool:
         """Look whether the process can do no more; called now and then.
@@ -120,8 +108,7 @@ class Worker:
 
     def end(self) -> int:
         """Kill and reap the process; return its wait status."""
-        self._outbox.drop()
-        self.channel.close()
+        self.hang_up()
         os.kill(self.pid, signal.SIGKILL)  # not reaped yet, so the pid is still its own
         _, status = os.waitpid(self.pid, 0)
         self.pid = 0
@@ -145,19 +132,6 @@ class Worker:
         self.parts.clear()
         self.n_examples = 0
         return parts
-
-    def send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
-        """Send a message, now or when there is room for it.
-
-        A process that has died is noticed by the end of its own messages.
-        """
-        with contextlib.suppress(ChannelClosedError):
-            self._outbox.send(message, fds)
-
-    def flush(self) -> None:
-        """Send what has been waiting to go."""
-        with contextlib.suppress(ChannelClosedError):
-            self._outbox.flush()
 
     def current_index(self) -> int:
         """Return the index of the example that the process is at; -1 if it is at none."""
@@ -196,14 +170,21 @@ class Team:
     def __iter__(self) -> Iterator[Worker]:
         return iter(self.workers)
 
-    @property
-    def has_parts(self) -> bool:
-        """Whether any of them has a part at hand."""
-        return any(worker.parts for worker in self.workers)
+    def start(self, worker: Worker) -> Channel | None:
+        """Start a process in a worker's place.
 
-    def start(self, worker: Worker) -> None:
-        """Start a process in a worker's place."""
-        worker.start(self._process_name, self._role, self._leave_supervisor)
+        Returns:
+            The channel to attend to; None if it is to be tried again a little later.
+
+        Raises:
+            PipelineError: It was tried in vain too often.
+        """
+        try:
+            return worker.start(self._process_name, self._role, self._leave_supervisor)
+        except OSError as error:  # too many processes, say
+            if not any(worker.pid for worker in self.workers):  # others do its work meanwhile
+                self._count_fruitless(f"the last one could not be started: {error}")
+        return None
 
     def count_death(self, death: Death) -> None:
         """Count a process that has died.
@@ -215,11 +196,6 @@ class Team:
         if death.last_words:
             text += f" after\n\n{death.last_words}"
         self._count_fruitless(text)
-
-    def count_failed_start(self, error: OSError) -> None:
-        """Count a process that could not be started, unless others do its work meanwhile."""
-        if not any(worker.pid for worker in self.workers):
-            self._count_fruitless(f"the last one could not be started: {error}")
 
     def _count_fruitless(self, how: str) -> None:
         self.n_fruitless += 1
@@ -266,12 +242,10 @@ class Team:
     def end(self, *, grace_seconds: float = 0.0) -> None:
         """Reap all processes; those that have not ended by themselves in time are killed before."""
         deadline = time.monotonic() + grace_seconds
-        for worker in self.workers:
-            if worker.pid:
-                worker.await_end(max(0.0, deadline - time.monotonic()))
-        for worker in self.workers:
-            if worker.pid:
-                os.kill(worker.pid, signal.SIGKILL)
-        for worker in self.workers:
-            if worker.pid:
-                worker.end()
+        running = [worker for worker in self.workers if worker.pid]
+        for worker in running:
+            worker.await_end(max(0.0, deadline - time.monotonic()))
+        for worker in running:
+            os.kill(worker.pid, signal.SIGKILL)
+        for worker in running:
+            worker.end()

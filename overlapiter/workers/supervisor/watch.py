@@ -20,11 +20,6 @@ class Watch:
     """Notes, at the end of each turn of the supervisor, what is in the way of the trainer.
 
     Nothing changes between two turns, so the time until the next one counts for that.
-
-    Args:
-        board: The counters of all processes.
-        schedule: The schedule.
-        trace: Where to record it as well.
     """
 
     def __init__(self, board: StatsBoard, schedule: Schedule, trace: Tracing) -> None:
