@@ -21,10 +21,9 @@ from .extents import SMALL_BYTES, WHOLE
 from .generation import can_punch, index_path, make_reserve, segments_of, use_reserve
 from .index import Cursor, Index, IndexBusyError, IndexDamagedError, Patience, StaleError
 from .limits import INDEX_SHARE, Limits
-from .owed import Owed
 from .segments import Segment, aligned
 from .site import Site
-from .tables import Evicted, delete_empty, lower
+from .tables import Evicted, delete_empty, lower, run_by_key
 
 ResultT = TypeVar("ResultT")
 
@@ -88,7 +87,7 @@ class OpenGeneration:
         self.lock = threading.RLock()
         self.unfinished: list[Evicted] = []
         self._run = run
-        self._owed = Owed()
+        self._owed: list[Callable[[Cursor], object]] = []  # for the next transaction to write
         self._n_pending = self._promised_bytes = 0
         self._is_left = False
         self.limits = Limits(site, self.folder)
@@ -145,19 +144,27 @@ class OpenGeneration:
             StaleError: It was closed by another thread.
         """
         with self.lock:
-            owed, self._owed = self._owed, Owed()
-        owed.ended += ended
+            owed, self._owed = self._owed, []
+        if ended:
+            statement = f"DELETE FROM copying WHERE owner={self.owner.number} AND key IN"
+            owed.append(lambda cursor: run_by_key(cursor, statement, ended))
 
-        def both(cursor: Cursor) -> ResultT:
-            owed.pay(cursor, self.owner.number)
+        def all_work(cursor: Cursor) -> ResultT:
+            for each in owed:
+                each(cursor)
             return work(cursor)
 
         try:
-            return self.index.write(both)
+            return self.index.write(all_work)
         except BaseException:
             with self.lock:
-                self._owed.add(owed)
+                self._owed += owed
             raise
+
+    def _owe_lower(self, segment: int, size_bytes: int) -> None:
+        """Lower the charge of a segment by what was given back, or never allocated."""
+        lowered = {segment: size_bytes}
+        self._owed.append(lambda cursor: lower(cursor, lowered, self.owner.number))
 
     def write_reserving(self, work: Callable[[Cursor], ResultT], more_bytes: int) -> ResultT:
         """Return what a transaction returns that also extends the reservation, if it can."""
@@ -316,13 +323,14 @@ class OpenGeneration:
             OSError: The disk failed.
             StaleError: The segment was removed, so others could not read what is written to it.
         """
-        self._owed.unpledged[segment.number] += size_bytes
+        statement = "UPDATE segment SET pledged=pledged-? WHERE id=?"
+        self._owed.append(lambda c: c.execute(statement, (size_bytes, segment.number)))
         try:
             if segment.is_removed:
                 raise StaleError(f"segment {segment.number:x} was removed")
             segment.extend(size_bytes)
         except OSError as error:
-            self._owed.lowered[segment.number] += size_bytes
+            self._owe_lower(segment.number, size_bytes)
             self.write(lambda _cursor: None)
             if error.errno not in NO_ROOM:
                 raise
@@ -356,7 +364,7 @@ class OpenGeneration:
             else:
                 number = place.segment.number
                 segments.punch(self.folder, number, [(place.start, place.size)])
-                self._owed.lowered[number] += place.size
+                self._owe_lower(number, place.size)
 
     def settle(self, places: Sequence[Place], *, is_published: bool = False) -> None:
         """Note that nothing is written at some places any more."""
@@ -386,7 +394,7 @@ class OpenGeneration:
         """Give back what is reserved beyond so many bytes; the next write lowers the charge."""
         segment, end = self._segment, self._segment.end + kept_bytes
         segments.cut(segment.fd, end)
-        self._owed.lowered[segment.number] += segment.reserved - end
+        self._owe_lower(segment.number, segment.reserved - end)
         segment.reserved = end
 
     def retire(self) -> None:
