@@ -37,11 +37,8 @@ class Claimant(Protocol):
     def end_copy(self, part: Part, file: Wanted, got: Content | Copy | Staged) -> None:
         """Take note of what has become of a claimed file."""
 
-    def is_as_source(self, path: str, original: Original) -> bool:
-        """Return whether a source file is what was copied, and can be looked at."""
-
-    def has_to_compare(self) -> bool:
-        """Return whether copies are compared with their sources at all."""
+    def look_at_source(self, file: Wanted) -> Original | None:
+        """Return what a source file is now; None if it cannot be looked at."""
 
 
 class Fetching:
@@ -52,13 +49,17 @@ class Fetching:
         source: The root of the source.
         copier: Takes what they send.
         claimant: Who has claimed the files.
+        compares: Whether copies are compared with their sources at all.
     """
 
-    def __init__(self, peers: Fetches, source: str, copier: Copier, claimant: Claimant) -> None:
+    def __init__(
+        self, peers: Fetches, source: str, copier: Copier, claimant: Claimant, *, compares: bool
+    ) -> None:
         self._peers = peers
         self._root = os.path.join(source, "")
         self._copier = copier
         self._claimant = claimant
+        self._compares = compares
 
     def ask(self, part: Part, file: Wanted) -> bool:
         """Have a claimed file fetched from another node; return False if none may hold it."""
@@ -92,7 +93,7 @@ class Fetching:
             self._claimant.submit(functools.partial(self._claimant.copy, part, file))
             return True
         known = part.trusted.get(file.key)
-        is_unknown = known is None and not source.is_fresh and self._claimant.has_to_compare()
+        is_unknown = known is None and not source.is_fresh and self._compares
         given = (*source.stat(), source.checksum)
         if known is not None and given != (known.size, known.mtime, known.checksum):
             return False
@@ -110,8 +111,7 @@ class Fetching:
     def _compare(self, part: Part, file: Wanted, got: Content | Copy | Staged) -> None:
         """Use a file that this job has not compared with its source yet only if it is the same."""
         # Where it is no copy, there was no room for it.
-        is_right = isinstance(got, Staged) or self._claimant.is_as_source(file.path, got.original)
-        if is_right:
+        if isinstance(got, Staged) or self._claimant.look_at_source(file) == got.original:
             self._claimant.end_copy(part, file, got)
             return
         if isinstance(got, Copy):

@@ -72,9 +72,12 @@ class Stager:
         self._copier = Copier(stores, origin, self._health, note_answer)
         reader = ExtentReader([store.site.directory for store in stores])
         self._mover = Mover(self._copier, reader, len(stores))
-        self._fetching = (
-            None if peers is None else Fetching(peers, stores[0].source, self._copier, self)
-        )
+        self._fetching: Fetching | None = None
+        if peers is not None:
+            compares = validate != "never"
+            self._fetching = Fetching(
+                peers, stores[0].source, self._copier, self, compares=compares
+            )
         self._compared: collections.OrderedDict[int, Extent] = collections.OrderedDict()
         self._stuck: set[int] = set()  # keys whose owners write nothing: not waited for again
         self._parts: dict[Part, None] = {}  # that are not done
@@ -187,26 +190,17 @@ class Stager:
     def _compare(self, part: Part, file: Wanted, found: Found, is_suspect: bool) -> None:
         """Compare a copy with its source; the last comparison of a part goes on to claim."""
         extent = found.extent
-        answer = None
-        is_valid = True
-        if self._validate != "never":
-            self._reading[file.key] = None
-            began_ns = time.monotonic_ns()
-            try:
-                is_valid = self._origin.stat(file.path) == Original(extent.size, extent.mtime)
-            except OSError:
-                answer = Staged(Outcome.SOURCE_FAILED)
-            finally:
-                self._reading.pop(file.key, None)  # another part may have the same file
-                self._note_answer(time.monotonic_ns() - began_ns, 0)
+        copied = Original(extent.size, extent.mtime)
+        original = copied if self._validate == "never" else self.look_at_source(file)
+        is_valid = original == copied
         needs_reading = self._validate == "checksum" or not found.is_verified or is_suspect
-        if answer is None and is_valid and needs_reading:
+        if is_valid and needs_reading:
             is_valid = self._mover.is_right(extent, is_suspect=is_suspect)
             if is_valid and not found.is_verified:
-                self._note_verified(extent)
+                self._try(extent.tier, lambda store: store.note_verified([extent.key]))
         with self._lock:
-            if answer is not None:
-                part.answers[file.key] = answer
+            if original is None:
+                part.answers[file.key] = Staged(Outcome.SOURCE_FAILED)
             elif is_valid:
                 self._accept(part, file, extent)
             else:
@@ -217,11 +211,24 @@ class Stager:
         if is_last:
             self._claim(part)
 
-    def _note_verified(self, extent: Extent) -> None:
+    def look_at_source(self, file: Wanted) -> Original | None:
+        """Return what a source file is now; None if it cannot be looked at."""
+        self._reading[file.key] = None
+        began_ns = time.monotonic_ns()
         try:
-            self.stores[extent.tier].note_verified([extent.key])
+            return self._origin.stat(file.path)
+        except OSError:
+            return None
+        finally:
+            self._reading.pop(file.key, None)  # another part may have the same file
+            self._note_answer(time.monotonic_ns() - began_ns, 0)
+
+    def _try(self, tier: int, action: Callable[[Store], None]) -> None:
+        """Do something that is not needed for the answers."""
+        try:
+            action(self.stores[tier])
         except (OSError, IndexBusyError) as error:
-            self._health.blame(extent.tier, error)
+            self._health.blame(tier, error)
 
     def _accept(self, part: Part, file: Wanted, extent: Extent) -> None:
         """Take a valid copy; one in a slower tier rises if a faster one may have room."""
@@ -374,20 +381,6 @@ class Stager:
         """Return whether another node is asked for a claimed file, or has sent it."""
         return lower is None and self._fetching is not None and self._fetching.ask(part, file)
 
-    def has_to_compare(self) -> bool:
-        """Return whether copies are compared with their sources at all."""
-        return self._validate != "never"
-
-    def is_as_source(self, path: str, original: Original) -> bool:
-        """Return whether a source file can be looked at, and is what was copied."""
-        began_ns = time.monotonic_ns()
-        try:
-            return self._origin.stat(path) == original
-        except OSError:
-            return False
-        finally:
-            self._note_answer(time.monotonic_ns() - began_ns, 0)
-
     def _publish(self, part: Part, batch: Batch) -> None:
         """Write what was read, and make all copies known."""
         home, copies, failed = part.home, batch.copies, batch.failed
@@ -410,7 +403,7 @@ class Stager:
                     part.answers[key] = answer
                     left += [] if lower is None else [lower]
         for lower in left:
-            self._drop(lower)
+            self._try(lower.tier, lambda store, lower=lower: store.drop([lower]))
 
     def _make_known(
         self, copies: Sequence[Copy], home: int, failed: Sequence[int]
@@ -445,12 +438,6 @@ class Stager:
                     answers[copy.wanted.key] = copy.answer
                     self._remember(copy.extent, copy.answer)
         return answers
-
-    def _drop(self, extent: Extent) -> None:
-        try:
-            self.stores[extent.tier].drop([extent])
-        except (OSError, IndexBusyError) as error:
-            self._health.blame(extent.tier, error)
 
     # --- evicting -----------------------------------------------------------------------------
 
