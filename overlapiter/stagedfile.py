@@ -152,9 +152,7 @@ def open_bytes(
     return text
 
 
-def open_instead(
-    path: str, name: Name, mode: str = "rb", *args: Any, **kwargs: Any
-) -> IO[Any]:
+def open_instead(path: str, name: Name, mode: str = "rb", *args: Any, **kwargs: Any) -> IO[Any]:
     """Return what ``open(name, mode, ...)`` would if the file at ``path`` had this name.
 
     It is opened by the ``open`` of the interpreter, whatever has replaced it: a replacement that

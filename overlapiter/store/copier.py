@@ -31,13 +31,9 @@ _REASONS = (Outcome.REFUSED, Outcome.FAILED, Outcome.BUSY, Outcome.TOO_LARGE)
 
 
 class Content(NamedTuple):
-    """The bytes of a small file, on their way to a segment.
+    """The bytes of a small file, on their way to a segment; ``mtime`` as in its extent.
 
     Attributes:
-        wanted: The file.
-        data: All its bytes.
-        mtime: As in its extent.
-        checksum: As in its extent.
         outcome: What is to be answered once it is published.
         read_ns: How long reading the source took; 0 if it was read from another tier.
         promise: The tier that has promised room for it, and the bytes.
@@ -57,20 +53,8 @@ class Content(NamedTuple):
         return Original(len(self.data), self.mtime)
 
 
-def content_of(file: Wanted, data: bytes, extent: Extent) -> Content:
-    """Return what was read of a small file that is staged in another tier."""
-    return Content(file, data, extent.mtime, extent.checksum, Outcome.FOUND, 0, (0, 0))
-
-
 class Copy(NamedTuple):
-    """A copy that is complete and not published.
-
-    Attributes:
-        wanted: The file.
-        place: Where it was written.
-        extent: Where it is to be found.
-        answer: What is to be answered once it is published.
-    """
+    """A copy that is complete and not published; the answer is for when it is."""
 
     wanted: Wanted
     place: Place
@@ -84,14 +68,13 @@ class Copy(NamedTuple):
 
 
 class Copier:
-    """Copies files. Safe for threads.
+    """Copies files. Safe for threads. The arguments are those of the stager.
 
-    Args:
-        stores: One for each tier, the fastest first.
-        origin: Gives the source files.
-        health: Which tiers may be asked.
-        note_answer: Called with how long the source has taken for a file, in nanoseconds, and with
-            the bytes that it gave.
+    What several methods take:
+
+    * ``tiers``: those that may be asked for room, the fastest first;
+    * ``make_room``: asked while a tier has no room; None if nothing can be evicted;
+    * ``home``: the tier that has the claims, the fastest to stage in; None if there are none.
     """
 
     def __init__(
@@ -114,13 +97,7 @@ class Copier:
     # --- reading ------------------------------------------------------------------------------
 
     def fetch(self, file: Wanted, home: int, make_room: MakeRoom | None) -> Content | Copy | Staged:
-        """Read a small source file, copy a large one, or say why that cannot be.
-
-        Args:
-            file: The file.
-            home: The fastest tier to stage it in.
-            make_room: Asked while a tier has no room; None if nothing can be evicted.
-        """
+        """Read a small source file, copy a large one, or say why that cannot be."""
         promise = self._promise(home, make_room)
         if promise is None:
             return Staged(Outcome.REFUSED)
@@ -155,12 +132,6 @@ class Copier:
         self, file: Wanted, source: FetchedFile, home: int, make_room: MakeRoom | None
     ) -> Content | Copy | Staged | None:
         """Take a file that another node sends; None if it is not what that node has staged.
-
-        Args:
-            file: The file.
-            source: It, as it comes.
-            home: The fastest tier to stage it in.
-            make_room: As for :meth:`fetch`.
 
         Raises:
             OSError: The rest of a small file does not come.
@@ -213,15 +184,7 @@ class Copier:
     def move(
         self, file: Wanted, extent: Extent, fd: int, tiers: range, make_room: MakeRoom | None
     ) -> Copy | Staged:
-        """Copy a file that has a segment of its own from one tier to another.
-
-        Args:
-            file: The file.
-            extent: Where it is.
-            fd: Its segment.
-            tiers: Those that may be asked, the fastest first.
-            make_room: As for :meth:`fetch`.
-        """
+        """Copy a file that has a segment of its own, ``fd``, from one tier to another."""
         original = Original(extent.size, extent.mtime)
         source = _Segment(fd, original)
         expected = extent.checksum, Outcome.FOUND
@@ -238,14 +201,9 @@ class Copier:
     ) -> tuple[list[Copy], dict[int, Staged]]:
         """Write files, each to the fastest tier that has room for it.
 
-        Args:
-            contents: The files; the caller gives up the claims on those that are not written.
-            tiers: Those that may be asked, the fastest first.
-            make_room: As for :meth:`fetch`.
-            home: The tier that has the claims; None if there are none.
-
         Returns:
-            The copies, and for the keys of the other files why there is none.
+            The copies, and for the keys of the other files why there is none: the caller gives up
+            the claims on them.
         """
         self._release(content.promise for content in contents)
         copies: list[Copy] = []
@@ -347,15 +305,9 @@ class Copier:
     ) -> Copy | Staged:
         """Copy a file in pieces, to the fastest tier that has room.
 
-        Args:
-            file: The file.
-            source: The file, opened.
-            original: What it is now.
-            tiers: As for :meth:`write`.
-            make_room: As for :meth:`fetch`.
-            home: As for :meth:`write`.
-            began_ns: When reading the source began; 0 if it is another tier or node.
-            expected: Its checksum, if it is known, and what is to be answered.
+        ``source`` is the file, opened, and ``original`` what it is now. ``began_ns`` is when
+        reading it began, 0 if it is another tier or node; ``expected`` its checksum, if that is
+        known, and what is to be answered.
         """
         reasons = []
         for tier in tiers:

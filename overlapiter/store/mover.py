@@ -6,21 +6,15 @@ import os
 import threading
 from collections.abc import Sequence
 
-from .copier import Content, Copier, Copy, content_of
+from .copier import Content, Copier, Copy
 from .extents import DamagedError, Extent, ExtentReader
-from .outcome import MakeRoom, Staged
+from .outcome import MakeRoom, Outcome, Staged
 from .segments import READ_FLAGS
 from .store import Wanted
 
 
 class Mover:
-    """Reads files of a tier for another one. Safe for threads.
-
-    Args:
-        copier: Copies.
-        reader: Reads what is staged.
-        n_tiers: How many tiers there are.
-    """
+    """Reads files of a tier for another one. Safe for threads."""
 
     def __init__(self, copier: Copier, reader: ExtentReader, n_tiers: int) -> None:
         self._copier = copier
@@ -58,7 +52,8 @@ class Mover:
         try:
             with self._lock:
                 if not extent.is_whole:
-                    return content_of(file, self._reader.read(extent), extent)
+                    data, found = self._reader.read(extent), Outcome.FOUND
+                    return Content(file, data, extent.mtime, extent.checksum, found, 0, (0, 0))
                 fd = os.open(self._reader.path_of(extent), READ_FLAGS)
         except (DamagedError, OSError):
             return None
