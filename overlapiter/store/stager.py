@@ -197,7 +197,8 @@ class Stager:
         if is_valid and needs_reading:
             is_valid = self._mover.is_right(extent, is_suspect=is_suspect)
             if is_valid and not found.is_verified:
-                self._try(extent.tier, lambda store: store.note_verified([extent.key]))
+                note = self.stores[extent.tier].note_verified
+                self._try(extent.tier, functools.partial(note, [extent.key]))
         with self._lock:
             if original is None:
                 part.answers[file.key] = Staged(Outcome.SOURCE_FAILED)
@@ -223,10 +224,10 @@ class Stager:
             self._reading.pop(file.key, None)  # another part may have the same file
             self._note_answer(time.monotonic_ns() - began_ns, 0)
 
-    def _try(self, tier: int, action: Callable[[Store], None]) -> None:
-        """Do something that is not needed for the answers."""
+    def _try(self, tier: int, action: Callable[[], None]) -> None:
+        """Do something in a tier that no answer needs."""
         try:
-            action(self.stores[tier])
+            action()
         except (OSError, IndexBusyError) as error:
             self._health.blame(tier, error)
 
@@ -403,7 +404,7 @@ class Stager:
                     part.answers[key] = answer
                     left += [] if lower is None else [lower]
         for lower in left:
-            self._try(lower.tier, lambda store, lower=lower: store.drop([lower]))
+            self._try(lower.tier, functools.partial(self.stores[lower.tier].drop, [lower]))
 
     def _make_known(
         self, copies: Sequence[Copy], home: int, failed: Sequence[int]
