@@ -79,14 +79,9 @@ class NextUse:
         others: Indices | None = None,
         served: Served | None = None,
     ) -> bool:
-        """Note the order of an epoch; epochs come in ascending order.
+        """Note the order of an epoch, None for ascending; epochs come in ascending order.
 
-        Args:
-            epoch: The epoch.
-            order: Its order; None for ascending.
-            others: For each entry of the order a row of the examples that other ranks read at the
-                same time; None if they read none.
-            served: What other nodes read from this one; None if they read nothing.
+        Beside it goes what others read meanwhile, as :class:`_Epoch` has it.
 
         Returns:
             Whether it was unknown; a known epoch keeps its order.

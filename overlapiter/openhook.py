@@ -38,11 +38,7 @@ class Handler(Protocol):
     ) -> IO[Any] | None:
         """Return the staged copy, opened; None where the source has to be read.
 
-        Args:
-            path: The source file.
-            mode: One of :data:`.stagedfile.READ_MODES`.
-            args: What followed the mode in the call of ``open``, without an opener.
-            kwargs: The same, given by name.
+        The arguments are those of a call of ``open`` that only reads and has no opener.
         """
 
     def local_path(self, path: str) -> str | None:

@@ -21,11 +21,7 @@ _MOST_OPENINGS = 3
 class Access:
     """What a process has open of a store. Safe for threads.
 
-    Args:
-        site: Where the store lies.
-        run: The number of the run.
-        introduce: Notes the run, in the transaction that makes this process known.
-        warn: Called with what the user should know.
+    ``introduce`` notes the run, in the transaction that makes this process known.
     """
 
     def __init__(
@@ -47,9 +43,7 @@ class Access:
     def on(self, action: Callable[[OpenGeneration], ResultT], *, look: bool = True) -> ResultT:
         """Return what ``action`` does; done anew on another generation if this one is damaged.
 
-        Args:
-            action: What to do.
-            look: Whether to look first that the generation is still in use.
+        Without ``look`` it may be one that is not in use any more.
         """
         for _ in range(_MOST_OPENINGS):
             opened = (not look and self._opened) or self._current()

@@ -102,13 +102,8 @@ class Eviction:
     ) -> None:
         """Take note of the orders of epochs; None for ascending. Of each the first one counts.
 
-        Costs some hundred milliseconds for a million examples.
-
-        Args:
-            orders: By epoch.
-            others: By epoch, what others read meanwhile that share the staging directory, as
-                :meth:`NextUse.learn` has it.
-            served: By epoch, what other nodes read from this one.
+        Costs some hundred milliseconds for a million examples. Others share the staging directory;
+        what is served, other nodes read from this one: see :meth:`NextUse.learn`.
         """
         learn = self._next_use.learn
         is_news = [learn(e, orders[e], others.get(e), served.get(e)) for e in sorted(orders)]

@@ -51,19 +51,16 @@ class OpenGeneration:
 
     Args:
         path: The generation.
-        site: Where it lies, and how much it may hold.
+        site: Of the store.
         run: The number of the run.
         introduce: Notes the run, in the transaction that makes this process known.
         patience: For how long to wait for reading and for writing.
 
     Attributes:
-        path: The generation.
         folder: The folder of its segments.
-        index: Its index.
         lock: Of all that is not in the index.
         owner: The segment by which this process is known, and its claims are.
         block_bytes: Every place has a multiple of this size.
-        limits: How much may be charged.
         can_punch: Whether the disk takes holes; else every file has a segment of its own.
         boots: How often the node was booted since the generation was made.
         unfinished: What was evicted, and could not be given back or noted yet.
@@ -133,15 +130,8 @@ class OpenGeneration:
     def write(self, work: Callable[[Cursor], ResultT], ended: Sequence[int] = ()) -> ResultT:
         """Return what a transaction returns that also writes what is owed.
 
-        Args:
-            work: Runs its statements.
-            ended: Keys of files that this process does not copy any more, however this goes.
-
-        Raises:
-            OSError: The disk failed.
-            IndexBusyError: The index is locked.
-            IndexDamagedError: The index is damaged.
-            StaleError: It was closed by another thread.
+        However it goes, this process does not copy the files any more whose keys have ``ended``.
+        Raises as :meth:`.Index.write`.
         """
         with self.lock:
             owed, self._owed = self._owed, []
