@@ -30,13 +30,17 @@ CHUNK_BYTES = 256 << 10
 _REASONS = (Outcome.REFUSED, Outcome.FAILED, Outcome.BUSY, Outcome.TOO_LARGE)
 
 
+def _release_nothing() -> None:
+    """Do nothing: no room is kept."""
+
+
 class Content(NamedTuple):
     """The bytes of a small file, on their way to a segment; ``mtime`` as in its extent.
 
     Attributes:
         outcome: What is to be answered once it is published.
         read_ns: How long reading the source took; 0 if it was read from another tier.
-        promise: The tier that has promised room for it, and the bytes.
+        release: Ends that room is kept for it.
     """
 
     wanted: Wanted
@@ -44,8 +48,8 @@ class Content(NamedTuple):
     mtime: int
     checksum: int
     outcome: Outcome
-    read_ns: int
-    promise: tuple[int, int]
+    read_ns: int = 0
+    release: Callable[[], None] = _release_nothing
 
     @property
     def original(self) -> Original:
@@ -98,8 +102,8 @@ class Copier:
 
     def fetch(self, file: Wanted, home: int, make_room: MakeRoom | None) -> Content | Copy | Staged:
         """Read a small source file, copy a large one, or say why that cannot be."""
-        promise = self._promise(home, make_room)
-        if promise is None:
+        release = self._promise(home, make_room)
+        if release is None:
             return Staged(Outcome.REFUSED)
         got: Copy | Staged = Staged(Outcome.SOURCE_FAILED)
         data, read_bytes = b"", 0
@@ -108,8 +112,8 @@ class Copier:
             with self._origin.open(file.path) as source:
                 original = source.stat()
                 if original.size_bytes > CHUNK_BYTES:
-                    self._release([promise])  # what it takes is known now
-                    promise = home, 0
+                    release()  # what it takes is known now
+                    release = _release_nothing
                     tiers = range(home, len(self._stores))
                     got = self._copy_long(file, source, original, tiers, make_room, home, began_ns)
                     read_bytes = got.extent.size if isinstance(got, Copy) else 0
@@ -124,8 +128,8 @@ class Copier:
         if data and read_bytes:
             mtime_ns = original.mtime_ns
             checksum = checksum_of(data, file.key, mtime_ns)
-            return Content(file, data, mtime_ns, checksum, Outcome.COPIED, read_ns, promise)
-        self._release([promise])
+            return Content(file, data, mtime_ns, checksum, Outcome.COPIED, read_ns, release)
+        release()
         return got
 
     def receive(
@@ -146,40 +150,31 @@ class Copier:
         mtime_ns = original.mtime_ns
         if checksum_of(data, file.key, mtime_ns) != source.checksum:
             return None
-        return Content(file, data, mtime_ns, source.checksum, Outcome.FETCHED, 0, (home, 0))
+        return Content(file, data, mtime_ns, source.checksum, Outcome.FETCHED)
 
-    def _promise(self, home: int, make_room: MakeRoom | None) -> tuple[int, int] | None:
+    def _promise(self, home: int, make_room: MakeRoom | None) -> Callable[[], None] | None:
         """Have room kept for a file of ordinary size: to read one in vain costs the slow store.
 
         Returns:
-            The tier that keeps it, and the bytes; None if there is no room.
+            What ends that; None if there is no room.
         """
-        tiers = range(home, len(self._stores))
         if make_room is None:
             now_seconds = time.monotonic()
-            for full in self._health.full[home:]:
-                if full.is_passable(now_seconds):
-                    return home, 0
-            return None
+            has_room = any(full.is_passable(now_seconds) for full in self._health.full[home:])
+            return _release_nothing if has_room else None
         size_bytes = int(self._mean_bytes)
         if not size_bytes:
-            return home, 0
+            return _release_nothing
         try:
-            for tier in tiers:
-                store = self._stores[tier]
-                while not store.promise(size_bytes):
+            for tier, store in [*enumerate(self._stores)][home:]:
+                while (release := store.promise(size_bytes)) is None:
                     if not store.can_ever_hold(size_bytes) or not make_room(tier, size_bytes):
                         break
                 else:
-                    return tier, size_bytes
+                    return release
         except (OSError, IndexBusyError):  # taking a place meets the same, and says it
-            return home, 0
+            return _release_nothing
         return None
-
-    def _release(self, promises: Iterable[tuple[int, int]]) -> None:
-        for tier, size_bytes in promises:
-            if size_bytes:
-                self._stores[tier].release(size_bytes)
 
     def move(
         self, file: Wanted, extent: Extent, fd: int, tiers: range, make_room: MakeRoom | None
@@ -205,7 +200,8 @@ class Copier:
             The copies, and for the keys of the other files why there is none: the caller gives up
             the claims on them.
         """
-        self._release(content.promise for content in contents)
+        for content in contents:
+            content.release()
         copies: list[Copy] = []
         reasons: dict[int, list[Staged]] = {content.wanted.key: [] for content in contents}
         left = [*contents]

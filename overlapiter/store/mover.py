@@ -98,7 +98,7 @@ class Mover:
             with self._lock:
                 if not extent.is_whole:
                     data, found = self._reader.read(extent), Outcome.FOUND
-                    return Content(file, data, extent.mtime, extent.checksum, found, 0, (0, 0))
+                    return Content(file, data, extent.mtime, extent.checksum, found)
                 fd = os.open(self._reader.path_of(extent), READ_FLAGS)
         except (DamagedError, OSError):
             return None

@@ -184,30 +184,27 @@ class OpenGeneration:
 
     # --- places -------------------------------------------------------------------------------
 
-    def promise(self, size_bytes: int) -> bool:
-        """Keep room for a file if it shares a segment; return False if there is none."""
-        charged_bytes = aligned(size_bytes, self.block_bytes)
+    def promise(self, size_bytes: int) -> Callable[[], None] | None:
+        """Keep room for a small file until what this returns is called; None if there is none."""
+        charged_bytes = aligned(size_bytes, self.block_bytes) if self.can_punch else 0
         with self.lock:
             self._require_open()
-            if not self.can_punch:
-                return True
-            segment = self._current(size_bytes)
+            segment = self._current(charged_bytes)
             promised_bytes = self._promised_bytes + charged_bytes
             missing_bytes = min(promised_bytes, segment.left_bytes) - segment.surplus_bytes
             if missing_bytes > 0 and not self._reserve(segment, missing_bytes, missing_bytes):
-                return False
+                return None
             self._promised_bytes = promised_bytes
-            return True
+
+        def release() -> None:
+            with self.lock:
+                self._promised_bytes -= charged_bytes
+
+        return release
 
     def _require_open(self) -> None:
         if self._is_left:
             raise StaleError(f"{self.path} is not in use any more")
-
-    def release(self, size_bytes: int) -> None:
-        """Take a promise back; one of another generation is of no importance."""
-        with self.lock:
-            left_bytes = self._promised_bytes - aligned(size_bytes, self.block_bytes)
-            self._promised_bytes = max(0, left_bytes)
 
     def places(self, sizes_bytes: Sequence[int]) -> list[Place]:
         """Return where to write the first ones of some files, as far as there is room now.

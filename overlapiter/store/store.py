@@ -260,15 +260,12 @@ class Store:
         # In a generation that is not in use any more it is of no use, and publishing says so.
         return self._on(lambda opened: opened.places(sizes_bytes), look=False)
 
-    def promise(self, size_bytes: int) -> bool:
-        """Keep room for a small file until :meth:`release`; return False if there is none."""
-        return self._on(lambda opened: opened.promise(size_bytes), look=False)
+    def promise(self, size_bytes: int) -> Callable[[], None] | None:
+        """Keep room for a small file; return what ends that, or None if there is none.
 
-    def release(self, size_bytes: int) -> None:
-        """Take a promise back, before the place is asked for or if it is not needed."""
-        opened = next(self._access.all_open(), None)
-        if opened is not None:
-            opened.release(size_bytes)
+        It is to be called once: before the place is asked for, or if that is not needed.
+        """
+        return self._on(lambda opened: opened.promise(size_bytes), look=False)
 
     def publish(self, copies: Sequence[Copy], failed: Sequence[int]) -> None:
         """Make complete copies known, and give up the claims on other files.
