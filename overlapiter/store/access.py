@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 from .generation import discard, generation_of, make_generation
@@ -38,7 +38,6 @@ class Access:
         self._lock = threading.Lock()  # of opening
         self._patience = Patience(), Patience()
         self._opened: OpenGeneration | None = None
-        self._left: list[OpenGeneration] = []  # while places in them are pending
 
     def on(self, action: Callable[[OpenGeneration], ResultT], *, look: bool = True) -> ResultT:
         """Return what ``action`` does; done anew on another generation if this one is damaged.
@@ -105,7 +104,6 @@ class Access:
     def _let_go(self, opened: OpenGeneration) -> None:
         self._opened = None
         opened.leave()  # from now on it gives no place
-        self._left = [each for each in (*self._left, opened) if each.has_pending]
 
     def read(self, work: Callable[[Cursor], ResultT]) -> ResultT:
         """Return what ``work`` selects in the index."""
@@ -115,9 +113,10 @@ class Access:
         """Return what a transaction returns that also writes what is owed."""
         return self.on(lambda opened: opened.write(work))
 
-    def all_open(self) -> Iterator[OpenGeneration]:
-        """Give the generation in use, if it is open, and those before with pending places."""
-        yield from filter(None, (self._opened, *self._left))
+    @property
+    def is_open(self) -> bool:
+        """Whether the generation in use is open."""
+        return self._opened is not None
 
     def close(self, finish: Callable[[OpenGeneration], None]) -> None:
         """Close the generation in use, if it is open, after ``finish``; it may be opened anew."""
@@ -126,5 +125,3 @@ class Access:
             if opened is not None:
                 finish(opened)
                 opened.close()
-                if opened.has_pending:
-                    self._left.append(opened)

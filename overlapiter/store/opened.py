@@ -36,11 +36,13 @@ class Place(NamedTuple):
     """Where the bytes of a file are to be written; ends with publishing or giving up.
 
     Attributes:
+        generation: The generation.
         segment: The segment; owned by this process.
         start: Where in it; WHOLE if the segment is for this file alone.
         size: Bytes that are charged, in whole blocks.
     """
 
+    generation: OpenGeneration
     segment: Segment
     start: int
     size: int
@@ -221,7 +223,7 @@ class OpenGeneration:
             else:
                 charged_bytes = aligned(sizes_bytes[0], self.block_bytes)
                 whole = None if self.limits.lacks_inodes() else self._new_whole(charged_bytes)
-                places = [] if whole is None else [Place(whole, WHOLE, charged_bytes)]
+                places = [] if whole is None else [Place(self, whole, WHOLE, charged_bytes)]
             for place in places:
                 place.segment.n_pending += 1
             self._n_pending += len(places)
@@ -240,7 +242,7 @@ class OpenGeneration:
         for charged_bytes in charges:
             if charged_bytes > spare_bytes:
                 break
-            places.append(Place(segment, segment.take(charged_bytes), charged_bytes))
+            places.append(Place(self, segment, segment.take(charged_bytes), charged_bytes))
             spare_bytes -= charged_bytes
         return places
 
@@ -328,11 +330,6 @@ class OpenGeneration:
         """Return whether a segment is one that this process appends to here."""
         return self._own.get(segment.number) is segment
 
-    @property
-    def has_pending(self) -> bool:
-        """Whether there are places whose bytes are neither published nor given up."""
-        return bool(self._n_pending)
-
     def require_own(self, cursor: Cursor, numbers: Iterable[int]) -> None:
         """Raise StaleError if another process has taken a segment over."""
         statement = "SELECT owner FROM segment WHERE id=?"
@@ -343,6 +340,8 @@ class OpenGeneration:
     def give_up(self, place: Place) -> None:
         """Give a place back at which no copy was completed; its charge is lowered later."""
         with self.lock:
+            if not self.is_own(place.segment):
+                return  # it was published, or given up, before
             self.settle([place])
             if self._is_left:
                 return  # other processes give everything back
@@ -356,7 +355,7 @@ class OpenGeneration:
     def settle(self, places: Sequence[Place], *, is_published: bool = False) -> None:
         """Note that nothing is written at some places any more."""
         with self.lock:
-            for segment, start, _ in places:
+            for _, segment, start, _ in places:
                 segment.n_pending -= 1
                 if is_published and start == WHOLE:
                     self._release(segment)

@@ -339,9 +339,7 @@ class Store:
 
     def give_up(self, place: Place) -> None:
         """Give a place back at which no copy was completed."""
-        for opened in self._access.all_open():
-            if opened.is_own(place.segment):
-                opened.give_up(place)
+        place.generation.give_up(place)
 
     # --- evicting -----------------------------------------------------------------------------
 
@@ -396,7 +394,7 @@ class Store:
             opened.rest()
             reclaim.finish(opened)
 
-        if any(self._access.all_open()):
+        if self._access.is_open:
             self._on(rest)
 
     def close(self) -> None:
