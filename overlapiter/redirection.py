@@ -203,16 +203,9 @@ def _replace(owner: Any, name: str, found: Any, reader: Reader) -> None:
         replacement = _opening_copies(found, reader, n_before=int(is_method))
         setattr(owner, name, replacement)
         if not is_method:
-            _replace_imported(name, found, replacement)
+            openhook.replace_imported([name], found, replacement)
     if reader[:2] == ("h5py", "File"):
         _refuse_scattered(sys.modules["h5py"])
-
-
-def _replace_imported(name: str, found: object, replacement: object) -> None:
-    """Replace what modules have imported by its name."""
-    for module in [*sys.modules.values()]:
-        if isinstance(module, ModuleType) and vars(module).get(name) is found:
-            setattr(module, name, replacement)
 
 
 def _replace_constructor(owner: Any, name: str, found: Any, reader: Reader) -> None:
@@ -237,7 +230,7 @@ def _replace_constructor(owner: Any, name: str, found: Any, reader: Reader) -> N
         names[constructor] = replacement
         subclass = type(kind.__name__, (kind,), checks)(found.__name__, (found,), names)
         setattr(owner, name, subclass)
-        _replace_imported(name, found, subclass)
+        openhook.replace_imported([name], found, subclass)
 
 
 # --- in place of a reader -------------------------------------------------------------------------
