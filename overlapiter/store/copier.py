@@ -8,7 +8,6 @@ copied in pieces.
 from __future__ import annotations
 
 import errno
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -115,7 +114,7 @@ class Copier:
                     release()  # what it takes is known now
                     release = _release_nothing
                     tiers = range(home, len(self._stores))
-                    got = self._copy_long(file, source, original, tiers, make_room, home, began_ns)
+                    got = self.copy_long(file, source, original, tiers, make_room, home, began_ns)
                     read_bytes = got.extent.size if isinstance(got, Copy) else 0
                 elif original.size_bytes:  # else it is empty, or does not tell: read it there
                     data = _read(source, original.size_bytes)
@@ -143,7 +142,7 @@ class Copier:
         original = source.stat()
         if original.size_bytes > CHUNK_BYTES:
             tiers, expected = range(home, len(self._stores)), (source.checksum, Outcome.FETCHED)
-            got = self._copy_long(file, source, original, tiers, make_room, home, 0, expected)
+            got = self.copy_long(file, source, original, tiers, make_room, home, 0, expected)
             is_wrong = isinstance(got, Staged) and got.outcome is Outcome.SOURCE_FAILED
             return None if is_wrong else got
         data = _read(source, original.size_bytes)
@@ -175,15 +174,6 @@ class Copier:
         except (OSError, IndexBusyError):  # taking a place meets the same, and says it
             return _release_nothing
         return None
-
-    def move(
-        self, file: Wanted, extent: Extent, fd: int, tiers: range, make_room: MakeRoom | None
-    ) -> Copy | Staged:
-        """Copy a file that has a segment of its own, ``fd``, from one tier to another."""
-        original = Original(extent.size, extent.mtime)
-        source = _Segment(fd, original)
-        expected = extent.checksum, Outcome.FOUND
-        return self._copy_long(file, source, original, tiers, make_room, None, 0, expected)
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -288,7 +278,7 @@ class Copier:
 
     # --- in pieces ----------------------------------------------------------------------------
 
-    def _copy_long(
+    def copy_long(
         self,
         file: Wanted,
         source: OriginalFile,
@@ -313,11 +303,11 @@ class Copier:
                 continue
             (place,) = places
             try:
-                checksum = _fill(file.key, place, source, original)
+                checksum = _fill(file.key, place, source, original, expected[0])
             except OSError as error:
                 self._give_up(tier, place)
                 return self._health.blame(tier, error)
-            if checksum is None or expected[0] not in (None, checksum):
+            if checksum is None:
                 self._give_up(tier, place)
                 return Staged(Outcome.SOURCE_FAILED)
             self._learn_size(place)
@@ -350,20 +340,6 @@ def _copy_of(content: Content, tier: int, place: Place) -> Copy:
     return Copy(file, place, extent, Staged(outcome, extent, has_settled(mtime), read_ns))
 
 
-class _Segment:
-    """A segment that is a large file, as the copier reads a source."""
-
-    def __init__(self, fd: int, original: Original) -> None:
-        self._fd = fd
-        self._original = original
-
-    def stat(self) -> Original:
-        return self._original
-
-    def read(self, size_bytes: int) -> bytes:
-        return os.read(self._fd, size_bytes)
-
-
 def _read(source: OriginalFile, size_bytes: int) -> bytes:
     """Return the bytes of a small source file. Raises OSError if it ends before."""
     data = source.read(size_bytes)
@@ -375,8 +351,12 @@ def _read(source: OriginalFile, size_bytes: int) -> bytes:
     return data
 
 
-def _fill(key: int, place: Place, source: OriginalFile, original: Original) -> int | None:
+def _fill(
+    key: int, place: Place, source: OriginalFile, original: Original, expected: int | None
+) -> int | None:
     """Copy a large file to its place; return its checksum, or None if the source fails or changes.
+
+    If a checksum is expected, that alone says whether it has changed.
 
     Raises:
         OSError: The staging disk failed.
@@ -395,11 +375,11 @@ def _fill(key: int, place: Place, source: OriginalFile, original: Original) -> i
         write(place.segment.fd, piece, start + position)
         position += len(piece)
     try:
-        if source.stat() != original:
+        if expected is None and source.stat() != original:
             return None  # it is being written: not ours to keep
     except OSError:
         return None
-    return checksum.value()
+    return checksum.value() if expected in (None, checksum.value()) else None
 
 
 def _first_of(reasons: Iterable[Staged]) -> Staged:

@@ -6,6 +6,8 @@ import os
 import threading
 from collections.abc import Sequence
 
+from overlapiter.origins.origin import LocalFile, Original
+
 from .copier import Content, Copier, Copy
 from .extents import DamagedError, Extent, ExtentReader
 from .health import Health
@@ -99,13 +101,15 @@ class Mover:
                 if not extent.is_whole:
                     data, found = self._reader.read(extent), Outcome.FOUND
                     return Content(file, data, extent.mtime, extent.checksum, found)
-                fd = os.open(self._reader.path_of(extent), READ_FLAGS)
+                path = self._reader.path_of(extent)
+                source = LocalFile(path, os.open(path, READ_FLAGS))
         except (DamagedError, OSError):
             return None
-        try:
-            copied = self._copier.move(file, extent, fd, tiers, make_room)
-        finally:
-            os.close(fd)
+        original, expected = Original(extent.size, extent.mtime), (extent.checksum, Outcome.FOUND)
+        with source:
+            copied = self._copier.copy_long(
+                file, source, original, tiers, make_room, None, 0, expected
+            )
         return None if isinstance(copied, Staged) else copied
 
     def close(self) -> None:
