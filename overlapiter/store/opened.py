@@ -395,7 +395,7 @@ class OpenGeneration:
         """Give back what segments have reserved too much, and end their ownership."""
         surplus = {}
         for segment in own:
-            segment.cut()
+            segments.cut(segment.fd, segment.end)
             surplus[segment.number] = segment.surplus_bytes
 
         def work(cursor: Cursor) -> list[int]:

@@ -106,10 +106,6 @@ class Segment:
         """Whether its name is gone, so that no other process can read it."""
         return not os.fstat(self.fd).st_nlink
 
-    def cut(self) -> None:
-        """Give back what is reserved and not given; :attr:`surplus_bytes` stays as it is."""
-        cut(self.fd, self.end)
-
     def close(self) -> None:
         """End the ownership; closing twice is fine."""
         if self.fd >= 0:
