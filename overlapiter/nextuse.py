@@ -47,11 +47,6 @@ class _Epoch(NamedTuple):
     others: Indices | None
     served: Served | None
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether no other rank reads what is staged here."""
-        return self.others is None and self.served is None
-
 
 class NextUse:
     """The next use of every example, by this rank or others, that was not handed out yet.
@@ -109,7 +104,8 @@ class NextUse:
 
     def _forget_past(self) -> None:
         for epoch, uses in list(self._epochs.items()):
-            end = self._reached if uses.is_alone else min(self._reached, self._passed)
+            is_alone = uses.others is None and uses.served is None
+            end = self._reached if is_alone else min(self._reached, self._passed)
             if (epoch + 1) * self._epoch_size <= end:
                 del self._epochs[epoch]
 
