@@ -149,13 +149,11 @@ class NextUse:
         self.position[passed] = self._first_after(epoch, passed)
         return passed
 
-    def _first_after(self, epoch: int, examples: Indices | list[int]) -> NDArray[np.int64]:
+    def _first_after(self, epoch: int, examples: Indices) -> NDArray[np.int64]:
         found = np.full(len(examples), FAR, np.int64)
-        for later in sorted(e for e in self._epochs if e > epoch):
-            first = self._epochs[later].first[examples]
-            np.copyto(found, first, where=found == FAR)
-            if found.max(initial=0) < FAR:
-                break
+        for later, uses in self._epochs.items():
+            if later > epoch:
+                np.minimum(found, uses.first[examples], out=found)
         return found
 
     def _skip_to(self, position: int) -> None:
@@ -173,7 +171,7 @@ class NextUse:
     def _take(self, position: int, indices: list[int]) -> None:
         while indices and self._epoch_size:  # else no next use is known
             epoch, offset = divmod(position, self._epoch_size)
-            here = indices[: self._epoch_size - offset]
+            here = np.array(indices[: self._epoch_size - offset])
             following = self._first_after(epoch, here)
             uses = self._epochs.get(epoch)
             if uses is not None and uses.again is not None:
