@@ -12,7 +12,7 @@ import io
 import locale
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import IO, Any, NoReturn, SupportsIndex
 
 Opener = Callable[[str, int], int]
@@ -90,9 +90,7 @@ class StagedFile(io.BytesIO):
         """Raise ``UnsupportedOperation``."""
         raise io.UnsupportedOperation("write")
 
-    def writelines(self, _lines: Iterable[Any], /) -> NoReturn:
-        """Raise ``UnsupportedOperation``."""
-        raise io.UnsupportedOperation("write")
+    writelines = write
 
     def truncate(self, _size: int | None = None, /) -> NoReturn:
         """Raise ``UnsupportedOperation``."""

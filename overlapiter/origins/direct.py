@@ -13,11 +13,7 @@ _PIECE_BYTES = 4 << 20
 
 
 class Direct:
-    """Opens files of a remote source in a file reader, as the built-in ``open`` would.
-
-    Args:
-        origin: The source.
-    """
+    """Opens files of a remote source in a file reader, as the built-in ``open`` would."""
 
     def __init__(self, origin: RemoteOrigin) -> None:
         self._origin = origin
