@@ -47,11 +47,6 @@ class _Epoch(NamedTuple):
     others: Indices | None
     served: Served | None
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether no other rank reads what is staged here."""
-        return self.others is None and self.served is None
-
 
 class NextUse:
     """The next use of every example, by this rank or others, that was not handed out yet.
@@ -79,14 +74,9 @@ class NextUse:
         others: Indices | None = None,
         served: Served | None = None,
     ) -> bool:
-        """Note the order of an epoch; epochs come in ascending order.
+        """Note the order of an epoch, None for ascending; epochs come in ascending order.
 
-        Args:
-            epoch: The epoch.
-            order: Its order; None for ascending.
-            others: For each entry of the order a row of the examples that other ranks read at the
-                same time; None if they read none.
-            served: What other nodes read from this one; None if they read nothing.
+        Beside it goes what others read meanwhile, as :class:`_Epoch` has it.
 
         Returns:
             Whether it was unknown; a known epoch keeps its order.
@@ -114,7 +104,8 @@ class NextUse:
 
     def _forget_past(self) -> None:
         for epoch, uses in list(self._epochs.items()):
-            end = self._reached if uses.is_alone else min(self._reached, self._passed)
+            is_alone = uses.others is None and uses.served is None
+            end = self._reached if is_alone else min(self._reached, self._passed)
             if (epoch + 1) * self._epoch_size <= end:
                 del self._epochs[epoch]
 
@@ -160,9 +151,9 @@ class NextUse:
 
     def _first_after(self, epoch: int, examples: Indices) -> NDArray[np.int64]:
         found = np.full(len(examples), FAR, np.int64)
-        for later in sorted(e for e in self._epochs if e > epoch):
-            first = self._epochs[later].first[examples]
-            np.copyto(found, first, where=found == FAR)
+        for later, uses in self._epochs.items():
+            if later > epoch:
+                np.minimum(found, uses.first[examples], out=found)
         return found
 
     def _skip_to(self, position: int) -> None:
@@ -178,33 +169,15 @@ class NextUse:
             self.position[is_it] = following[is_it]
 
     def _take(self, position: int, indices: list[int]) -> None:
-        if self._is_plain(position, position + len(indices)):
-            after = self._epochs.get(position // self._epoch_size + 1)
-            self.position[indices] = FAR if after is None else after.first[indices]
-            return
-        for used, index in enumerate(indices, position):
-            self.position[index] = self._after(index, used)
-
-    def _is_plain(self, start: int, stop: int) -> bool:
-        """Return whether the next uses after these positions are all in the next epoch."""
-        if not self._epoch_size:
-            return False
-        epoch = start // self._epoch_size
-        uses = self._epochs.get(epoch)
-        is_within = stop <= (epoch + 1) * self._epoch_size
-        return is_within and (uses is None or uses.again is None) and epoch + 2 not in self._epochs
-
-    def _after(self, index: int, position: int) -> int:
-        if not self._epoch_size:
-            return FAR
-        epoch, offset = divmod(position, self._epoch_size)
-        uses = self._epochs.get(epoch)
-        if uses is not None and uses.again is not None and uses.again[offset] < FAR:
-            return int(uses.again[offset])
-        while (uses := self._epochs.get(epoch := epoch + 1)) is not None:
-            if uses.first[index] < FAR:
-                return int(uses.first[index])
-        return FAR
+        while indices and self._epoch_size:  # else no next use is known
+            epoch, offset = divmod(position, self._epoch_size)
+            here = np.array(indices[: self._epoch_size - offset])
+            following = self._first_after(epoch, here)
+            uses = self._epochs.get(epoch)
+            if uses is not None and uses.again is not None:
+                np.minimum(following, uses.again[offset : offset + len(here)], out=following)
+            self.position[here] = following  # of several uses the last one is written last
+            position, indices = position + len(here), indices[len(here) :]
 
     def restart(self) -> None:
         """Forget all orders; the next ones may be of any epoch."""

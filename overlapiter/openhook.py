@@ -14,7 +14,7 @@ import io
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import ModuleType
 from typing import IO, Any, Protocol
 
@@ -38,11 +38,7 @@ class Handler(Protocol):
     ) -> IO[Any] | None:
         """Return the staged copy, opened; None where the source has to be read.
 
-        Args:
-            path: The source file.
-            mode: One of :data:`.stagedfile.READ_MODES`.
-            args: What followed the mode in the call of ``open``, without an opener.
-            kwargs: The same, given by name.
+        The arguments are those of a call of ``open`` that only reads and has no opener.
         """
 
     def local_path(self, path: str) -> str | None:
@@ -217,16 +213,20 @@ def _replace_open(before: OpenFunction, after: OpenFunction) -> None:
     """
     builtins.open = after  # type: ignore[assignment]  # same call signature
     io.open = after  # type: ignore[assignment]  # same call signature
-    for module in [*sys.modules.values()]:
-        if not isinstance(module, ModuleType) or module is _io:
-            continue
-        for name in _NAMES_OF_OPEN:
-            if vars(module).get(name) is before:
-                setattr(module, name, after)
+    replace_imported(_NAMES_OF_OPEN, before, after)
     # Python 3.10's pathlib keeps the open that it found when it was imported.
     accessor = getattr(pathlib, "_normal_accessor", None)
     if accessor is not None:
         accessor.open = after
+
+
+def replace_imported(names: Iterable[str], before: object, after: object) -> None:
+    """Replace what modules have imported by one of some names."""
+    for module in [*sys.modules.values()]:
+        if isinstance(module, ModuleType) and module is not _io:
+            for name in names:
+                if vars(module).get(name) is before:
+                    setattr(module, name, after)
 
 
 _current_hook: OpenHook | None = None

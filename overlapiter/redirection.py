@@ -59,7 +59,6 @@ _KNOWN = (
 )
 
 _table = {(each.module, each.name): each for each in _KNOWN}
-_added: dict[tuple[str, str], Reader] = {}
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 #: A second argument, or a mode, with which a call may write.
@@ -93,14 +92,14 @@ def redirect(
     for option, value in (("module", module), ("name", name)):
         if not isinstance(value, str) or not _NAME.fullmatch(value):
             raise OptionError(option, f'{value!r} is no name; write redirect("cv2", "imread")')
-    _added[module, name] = _table[module, name] = Reader(module, name, keyword, by_content, is_on)
+    _table[module, name] = Reader(module, name, keyword, by_content, is_on)
     if _is_installed():
         _apply_if_imported(module)
 
 
 def added_readers() -> tuple[Reader, ...]:
     """Return what :func:`redirect` was called with in this process."""
-    return tuple(_added.values())
+    return tuple(each for each in _table.values() if each not in _KNOWN)
 
 
 def install(readers: Iterable[Reader]) -> None:
@@ -112,7 +111,7 @@ def install(readers: Iterable[Reader]) -> None:
         readers: Those that the program has added.
     """
     for each in readers:
-        _added[each.module, each.name] = _table[each.module, each.name] = each
+        _table[each.module, each.name] = each
     if not _is_installed():
         finder: Any = _Finder()
         sys.meta_path.insert(0, finder)
@@ -187,7 +186,7 @@ def _apply(module: ModuleType, *, is_complete: bool) -> None:
         is_there = name in vars(owner) if owner is module else hasattr(owner, name)
         if is_there:
             _replace(owner, name, getattr(owner, name), reader)
-        elif is_complete and reader in _added.values():
+        elif is_complete and reader not in _KNOWN:
             raise OptionError(
                 "name",
                 f"{reader.module} has no {reader.name}; correct "
@@ -203,16 +202,9 @@ def _replace(owner: Any, name: str, found: Any, reader: Reader) -> None:
         replacement = _opening_copies(found, reader, n_before=int(is_method))
         setattr(owner, name, replacement)
         if not is_method:
-            _replace_imported(name, found, replacement)
+            openhook.replace_imported([name], found, replacement)
     if reader[:2] == ("h5py", "File"):
         _refuse_scattered(sys.modules["h5py"])
-
-
-def _replace_imported(name: str, found: object, replacement: object) -> None:
-    """Replace what modules have imported by its name."""
-    for module in [*sys.modules.values()]:
-        if isinstance(module, ModuleType) and vars(module).get(name) is found:
-            setattr(module, name, replacement)
 
 
 def _replace_constructor(owner: Any, name: str, found: Any, reader: Reader) -> None:
@@ -237,7 +229,7 @@ def _replace_constructor(owner: Any, name: str, found: Any, reader: Reader) -> N
         names[constructor] = replacement
         subclass = type(kind.__name__, (kind,), checks)(found.__name__, (found,), names)
         setattr(owner, name, subclass)
-        _replace_imported(name, found, subclass)
+        openhook.replace_imported([name], found, subclass)
 
 
 # --- in place of a reader -------------------------------------------------------------------------

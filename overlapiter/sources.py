@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import functools
 import os
-import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, SupportsIndex
 
@@ -56,23 +55,15 @@ def declared_paths(dataset: object, index: int) -> list[str] | None:
 
 
 @functools.singledispatch
-def known_paths(
-    dataset: object,
-    index: int,  # noqa: ARG001  # what others register uses it
-) -> list[str] | None:
-    """Return what is known of the class of ``dataset``; adapters register theirs here.
+def known_paths(_dataset: object, _index: int) -> list[str] | None:
+    """Return the files of an example, if they are known; adapters register theirs here.
 
     An implementation costs microseconds and opens nothing.
     """
-    return [] if _is_array(dataset) else None
+    return None
 
 
-def _is_array(thing: object) -> bool:
-    """Return whether it is an array of NumPy's, which commands that have none need not import."""
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(thing, numpy.ndarray)
-
-
+@known_paths.register(np.ndarray)
 @known_paths.register(list)
 @known_paths.register(tuple)
 @known_paths.register(range)
@@ -92,7 +83,7 @@ def source_roots(dataset: object) -> set[str]:
     _being_searched.add(id(dataset))
     try:
         for value in getattr(dataset, "__dict__", {}).values():
-            is_opaque = isinstance(value, (str, bytes)) or _is_array(value)
+            is_opaque = isinstance(value, (str, bytes, np.ndarray))
             if hasattr(type(value), "__getitem__") and not is_opaque:
                 roots |= source_roots(value)
     finally:

@@ -12,7 +12,7 @@ import io
 import locale
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import IO, Any, NoReturn, SupportsIndex
 
 Opener = Callable[[str, int], int]
@@ -90,9 +90,7 @@ class StagedFile(io.BytesIO):
         """Raise ``UnsupportedOperation``."""
         raise io.UnsupportedOperation("write")
 
-    def writelines(self, _lines: Iterable[Any], /) -> NoReturn:
-        """Raise ``UnsupportedOperation``."""
-        raise io.UnsupportedOperation("write")
+    writelines = write
 
     def truncate(self, _size: int | None = None, /) -> NoReturn:
         """Raise ``UnsupportedOperation``."""
@@ -127,21 +125,9 @@ def open_bytes(
     closefd: bool = True,
     opener: Opener | None = None,  # noqa: ARG001  # there is nothing to open
 ) -> IO[Any]:
-    """Return what ``open(name, mode, ...)`` would of a file with this content.
+    """Return what ``open(name, mode, ...)`` would, or raise that, of a file with this content.
 
-    Args:
-        data: The content, which the file shares.
-        name: The path as the caller of ``open`` wrote it.
-        mode: One of :data:`READ_MODES`.
-        buffering: This and what follows, as in ``open``.
-        encoding: Of text.
-        errors: Of text.
-        newline: Of text.
-        closefd: Has to be true, since ``name`` is a name.
-        opener: Is not called.
-
-    Raises:
-        Exception: What ``open`` raises for these arguments.
+    The file shares ``data``; ``mode`` is one of :data:`READ_MODES`.
     """
     if mode not in READ_MODES:
         raise ValueError(f"a staged file is opened for reading, not in mode {mode!r}")
@@ -164,41 +150,17 @@ def open_bytes(
     return text
 
 
-def open_instead(
-    path: str,
-    name: Name,
-    mode: str = "rb",
-    buffering: int = -1,
-    encoding: str | None = None,
-    errors: str | None = None,
-    newline: str | None = None,
-    closefd: bool = True,
-    opener: Opener | None = None,  # noqa: ARG001  # it would open another file
-) -> IO[Any]:
+def open_instead(path: str, name: Name, mode: str = "rb", *args: Any, **kwargs: Any) -> IO[Any]:
     """Return what ``open(name, mode, ...)`` would if the file at ``path`` had this name.
 
     It is opened by the ``open`` of the interpreter, whatever has replaced it: a replacement that
     looks at the name would take it for the file of that name.
 
-    Args:
-        path: The file that is opened.
-        name: The path as the caller of ``open`` wrote it.
-        mode: This and what follows, as in :func:`open_bytes`.
-        buffering: As there.
-        encoding: As there.
-        errors: As there.
-        newline: As there.
-        closefd: As there.
-        opener: As there.
-
     Raises:
         OSError: ``path`` cannot be opened; ``filename`` is ``path``.
     """
-
-    def open_path(_: str, flags: int) -> int:
-        return os.open(path, flags)
-
-    return _io.open(name, mode, buffering, encoding, errors, newline, closefd, open_path)
+    kwargs["opener"] = lambda _name, flags: os.open(path, flags)
+    return _io.open(name, mode, *args[:5], **kwargs)  # an opener of None comes behind
 
 
 def _descriptor_of(data: bytes) -> int:

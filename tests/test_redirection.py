@@ -15,7 +15,7 @@ import pytest
 
 from overlapiter import redirect, redirection
 from overlapiter.errors import OptionError
-from overlapiter.openhook import OpenHook
+from overlapiter.openhook import OpenHook, replace_imported
 from overlapiter.redirection import Reader, install
 from overlapiter.stagedfile import open_bytes
 
@@ -84,8 +84,7 @@ def copies(source: Path):
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch) -> Path:
     """A folder of modules; what is redirected is as before after the test."""
-    tables = redirection._table, redirection._added
-    before = [dict(each) for each in tables]
+    before = dict(redirection._table)
     real = {"open": os.open, "Connection": sqlite3.Connection}
     folder = tmp_path / "modules"
     folder.mkdir()
@@ -93,15 +92,14 @@ def folder(tmp_path: Path, monkeypatch) -> Path:
     (folder / "user_of_it.py").write_text("from library_in_c import read\n")
     monkeypatch.syspath_prepend(folder)
     yield folder
-    for table, content in zip(tables, before, strict=True):
-        table.clear()
-        table.update(content)
+    redirection._table.clear()
+    redirection._table.update(before)
     for finder in [*sys.meta_path]:
         if isinstance(finder, redirection._Finder):
             sys.meta_path.remove(finder)
     os.supports_dir_fd.discard(os.open)
-    redirection._replace_imported("open", os.open, real["open"])
-    redirection._replace_imported("Connection", sqlite3.Connection, real["Connection"])
+    replace_imported(["open"], os.open, real["open"])
+    replace_imported(["Connection"], sqlite3.Connection, real["Connection"])
     os.supports_dir_fd.add(os.open)
     for name in ("library_in_c", "user_of_it"):
         sys.modules.pop(name, None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import tempfile
 from typing import IO, Any
 
@@ -14,11 +13,7 @@ _PIECE_BYTES = 4 << 20
 
 
 class Direct:
-    """Opens files of a remote source in a file reader, as the built-in ``open`` would.
-
-    Args:
-        origin: The source.
-    """
+    """Opens files of a remote source in a file reader, as the built-in ``open`` would."""
 
     def __init__(self, origin: RemoteOrigin) -> None:
         self._origin = origin
@@ -39,7 +34,8 @@ class Direct:
         Raises:
             OSError: It cannot be read.
         """
-        raw = _RawFile(RemoteFile(self._origin, url))
+        raw = RemoteFile(self._origin, url)
+        raw.stat()
         if "b" in mode:
             if buffering == 0:
                 return raw  # type: ignore[return-value]  # as open returns a FileIO
@@ -74,40 +70,3 @@ class Direct:
         for file in self._copies.values():
             file.close()
         self._copies.clear()
-
-
-class _RawFile(io.RawIOBase):
-    """A remote file as Python's buffers want it."""
-
-    def __init__(self, file: RemoteFile) -> None:
-        self._file = file
-        self._size_bytes = file.stat().size_bytes
-        self._position = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size_bytes}[whence]
-        self._position = max(0, start + offset)
-        return self._position
-
-    def tell(self) -> int:
-        return self._position
-
-    def readinto(self, buffer: Any) -> int:
-        if self._size_bytes and self._position >= self._size_bytes:
-            return 0
-        self._file.seek(self._position)
-        piece = self._file.read(len(buffer))
-        buffer[: len(piece)] = piece
-        self._position += len(piece)
-        return len(piece)
-
-    def close(self) -> None:
-        if not self.closed:
-            self._file.__exit__()
-        super().close()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import io
 import os
 import pickle
 import threading
@@ -182,7 +183,8 @@ class RemoteOrigin:
         import fsspec
 
         options = {**self._options, "skip_instance_cache": True}
-        _DEFAULTS.get(self._protocol, _no_defaults)(options, self._n_connections)
+        if self._protocol in _DEFAULTS:
+            _DEFAULTS[self._protocol](options, self._n_connections)
         filesystem = fsspec.filesystem(self._protocol, **options)
         if hasattr(filesystem, "retries"):  # s3fs: once is enough, see trying
             filesystem.retries = 1
@@ -191,10 +193,11 @@ class RemoteOrigin:
         return filesystem
 
 
-class RemoteFile:
+class RemoteFile(io.RawIOBase):
     """A file of a remote store that is read once, from its start to its end.
 
-    A read that fails is begun again where it stopped.
+    A read that fails is begun again where it stopped. To read from another position takes a new
+    request, or reading what lies before.
     """
 
     def __init__(self, origin: RemoteOrigin, path: str) -> None:
@@ -202,34 +205,52 @@ class RemoteFile:
         self._path = path
         self._info: Mapping[str, Any] = {}
         self._stream: IO[bytes] | None = None
-        self._position = 0
-        self._n_requests = 0
-
-    def __enter__(self) -> RemoteFile:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        self._close()
+        self._size_bytes = self._position = self._stream_position = self._n_requests = 0
 
     def stat(self) -> Original:
         """Tell what the file is; asked for anew once it was read by more than one request."""
         if not self._info or self._n_requests > 1:
             self._info = self._origin.info(self._path)
-        return original_of(self._info)
+        found = original_of(self._info)
+        self._size_bytes = found.size_bytes
+        return found
 
-    def read(self, size_bytes: int) -> bytes:
+    def read(self, size_bytes: int = -1) -> bytes:
         """Return up to ``size_bytes`` more; none at the end."""
+        if size_bytes < 0:
+            return self.readall()
         if not self._info:
             self.stat()
         return self._origin.trying(self._path, lambda: self._read(size_bytes))
 
-    def seek(self, position: int) -> None:
-        """Go on reading at another position; costs a new request, or to read what lies before."""
-        if position != self._position:
-            self._close()
-            self._position = position
+    def readinto(self, buffer: Any) -> int:
+        """Read as many bytes as the buffer takes, or fewer; return how many."""
+        if self._size_bytes and self._position >= self._size_bytes:
+            return 0  # without a request
+        piece = self.read(len(buffer))
+        buffer[: len(piece)] = piece
+        return len(piece)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        """Go on reading elsewhere; from the end, once :meth:`stat` was called."""
+        starts = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._size_bytes}
+        self._position = max(0, starts[whence] + offset)
+        return self._position
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    seekable = readable
+
+    def close(self) -> None:
+        """End the request; closing twice is fine."""
+        self._end_request()
+        super().close()
 
     def _read(self, size_bytes: int) -> bytes:
+        if self._stream_position != self._position:
+            self._end_request()
         is_request = self._stream is None or not self._origin.is_streaming
         try:
             if self._stream is None:
@@ -237,13 +258,14 @@ class RemoteFile:
                 _skip(self._stream, self._position)
             piece = self._stream.read(min(size_bytes, _PIECE_BYTES))
         except BaseException:
-            self._close()
+            self._end_request()
             raise
         self._n_requests += is_request and bool(piece)
         self._position += len(piece)
+        self._stream_position = self._position
         return piece
 
-    def _close(self) -> None:
+    def _end_request(self) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
             with contextlib.suppress(Exception):  # a broken connection
@@ -301,10 +323,6 @@ def _is_absence(error: BaseException) -> bool:
     others = [cause for cause in causes(error) if not isinstance(cause, FileNotFoundError)]
     is_lost = may_pass(error) or any(isinstance(cause, OSError) for cause in others)
     return isinstance(error, FileNotFoundError) and not is_lost
-
-
-def _no_defaults(_options: dict[str, Any], _n_connections: int) -> None:
-    """Leave the options of the user as they are."""
 
 
 def _s3_defaults(options: dict[str, Any], n_connections: int) -> None:

@@ -51,12 +51,8 @@ def call_again(
     Blocks, between the calls for twice as long each time, less a random part, so that those whom
     a store turned away together do not come back together.
 
-    Args:
-        action: Something that may be done again.
-        patience_seconds: How long after its first failure it is called for the last time. What
-            failed before counts: of the same file, and of any other since the store last answered.
-        outages: Knows that.
-        name: Of the file.
+    It is called for the last time so many seconds after its first failure. What failed before
+    counts: of the same file, and of any other since the store last answered.
 
     Raises:
         Exception: What ``action`` raised last.

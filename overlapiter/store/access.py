@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import errno
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TypeVar
 
 from .generation import discard, generation_of, make_generation
@@ -21,11 +21,7 @@ _MOST_OPENINGS = 3
 class Access:
     """What a process has open of a store. Safe for threads.
 
-    Args:
-        site: Where the store lies.
-        run: The number of the run.
-        introduce: Notes the run, in the transaction that makes this process known.
-        warn: Called with what the user should know.
+    ``introduce`` notes the run, in the transaction that makes this process known.
     """
 
     def __init__(
@@ -42,14 +38,11 @@ class Access:
         self._lock = threading.Lock()  # of opening
         self._patience = Patience(), Patience()
         self._opened: OpenGeneration | None = None
-        self._left: list[OpenGeneration] = []  # while places in them are pending
 
     def on(self, action: Callable[[OpenGeneration], ResultT], *, look: bool = True) -> ResultT:
         """Return what ``action`` does; done anew on another generation if this one is damaged.
 
-        Args:
-            action: What to do.
-            look: Whether to look first that the generation is still in use.
+        Without ``look`` it may be one that is not in use any more.
         """
         for _ in range(_MOST_OPENINGS):
             opened = (not look and self._opened) or self._current()
@@ -111,7 +104,6 @@ class Access:
     def _let_go(self, opened: OpenGeneration) -> None:
         self._opened = None
         opened.leave()  # from now on it gives no place
-        self._left = [each for each in (*self._left, opened) if each.has_pending]
 
     def read(self, work: Callable[[Cursor], ResultT]) -> ResultT:
         """Return what ``work`` selects in the index."""
@@ -121,9 +113,10 @@ class Access:
         """Return what a transaction returns that also writes what is owed."""
         return self.on(lambda opened: opened.write(work))
 
-    def all_open(self) -> Iterator[OpenGeneration]:
-        """Give the generation in use, if it is open, and those before with pending places."""
-        yield from filter(None, (self._opened, *self._left))
+    @property
+    def is_open(self) -> bool:
+        """Whether the generation in use is open."""
+        return self._opened is not None
 
     def close(self, finish: Callable[[OpenGeneration], None]) -> None:
         """Close the generation in use, if it is open, after ``finish``; it may be opened anew."""
@@ -132,5 +125,3 @@ class Access:
             if opened is not None:
                 finish(opened)
                 opened.close()
-                if opened.has_pending:
-                    self._left.append(opened)

@@ -8,7 +8,6 @@ copied in pieces.
 from __future__ import annotations
 
 import errno
-import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
@@ -30,17 +29,17 @@ CHUNK_BYTES = 256 << 10
 _REASONS = (Outcome.REFUSED, Outcome.FAILED, Outcome.BUSY, Outcome.TOO_LARGE)
 
 
+def _release_nothing() -> None:
+    """Do nothing: no room is kept."""
+
+
 class Content(NamedTuple):
-    """The bytes of a small file, on their way to a segment.
+    """The bytes of a small file, on their way to a segment; ``mtime`` as in its extent.
 
     Attributes:
-        wanted: The file.
-        data: All its bytes.
-        mtime: As in its extent.
-        checksum: As in its extent.
         outcome: What is to be answered once it is published.
         read_ns: How long reading the source took; 0 if it was read from another tier.
-        promise: The tier that has promised room for it, and the bytes.
+        release: Ends that room is kept for it.
     """
 
     wanted: Wanted
@@ -48,8 +47,8 @@ class Content(NamedTuple):
     mtime: int
     checksum: int
     outcome: Outcome
-    read_ns: int
-    promise: tuple[int, int]
+    read_ns: int = 0
+    release: Callable[[], None] = _release_nothing
 
     @property
     def original(self) -> Original:
@@ -57,20 +56,8 @@ class Content(NamedTuple):
         return Original(len(self.data), self.mtime)
 
 
-def content_of(file: Wanted, data: bytes, extent: Extent) -> Content:
-    """Return what was read of a small file that is staged in another tier."""
-    return Content(file, data, extent.mtime, extent.checksum, Outcome.FOUND, 0, (0, 0))
-
-
 class Copy(NamedTuple):
-    """A copy that is complete and not published.
-
-    Attributes:
-        wanted: The file.
-        place: Where it was written.
-        extent: Where it is to be found.
-        answer: What is to be answered once it is published.
-    """
+    """A copy that is complete and not published; the answer is for when it is."""
 
     wanted: Wanted
     place: Place
@@ -84,14 +71,13 @@ class Copy(NamedTuple):
 
 
 class Copier:
-    """Copies files. Safe for threads.
+    """Copies files. Safe for threads. The arguments are those of the stager.
 
-    Args:
-        stores: One for each tier, the fastest first.
-        origin: Gives the source files.
-        health: Which tiers may be asked.
-        note_answer: Called with how long the source has taken for a file, in nanoseconds, and with
-            the bytes that it gave.
+    What several methods take:
+
+    * ``tiers``: those that may be asked for room, the fastest first;
+    * ``make_room``: asked while a tier has no room; None if nothing can be evicted;
+    * ``home``: the tier that has the claims, the fastest to stage in; None if there are none.
     """
 
     def __init__(
@@ -114,15 +100,9 @@ class Copier:
     # --- reading ------------------------------------------------------------------------------
 
     def fetch(self, file: Wanted, home: int, make_room: MakeRoom | None) -> Content | Copy | Staged:
-        """Read a small source file, copy a large one, or say why that cannot be.
-
-        Args:
-            file: The file.
-            home: The fastest tier to stage it in.
-            make_room: Asked while a tier has no room; None if nothing can be evicted.
-        """
-        promise = self._promise(home, make_room)
-        if promise is None:
+        """Read a small source file, copy a large one, or say why that cannot be."""
+        release = self._promise(home, make_room)
+        if release is None:
             return Staged(Outcome.REFUSED)
         got: Copy | Staged = Staged(Outcome.SOURCE_FAILED)
         data, read_bytes = b"", 0
@@ -131,10 +111,10 @@ class Copier:
             with self._origin.open(file.path) as source:
                 original = source.stat()
                 if original.size_bytes > CHUNK_BYTES:
-                    self._release([promise])  # what it takes is known now
-                    promise = home, 0
+                    release()  # what it takes is known now
+                    release = _release_nothing
                     tiers = range(home, len(self._stores))
-                    got = self._copy_long(file, source, original, tiers, make_room, home, began_ns)
+                    got = self.copy_long(file, source, original, tiers, make_room, home, began_ns)
                     read_bytes = got.extent.size if isinstance(got, Copy) else 0
                 elif original.size_bytes:  # else it is empty, or does not tell: read it there
                     data = _read(source, original.size_bytes)
@@ -147,8 +127,8 @@ class Copier:
         if data and read_bytes:
             mtime_ns = original.mtime_ns
             checksum = checksum_of(data, file.key, mtime_ns)
-            return Content(file, data, mtime_ns, checksum, Outcome.COPIED, read_ns, promise)
-        self._release([promise])
+            return Content(file, data, mtime_ns, checksum, Outcome.COPIED, read_ns, release)
+        release()
         return got
 
     def receive(
@@ -156,76 +136,44 @@ class Copier:
     ) -> Content | Copy | Staged | None:
         """Take a file that another node sends; None if it is not what that node has staged.
 
-        Args:
-            file: The file.
-            source: It, as it comes.
-            home: The fastest tier to stage it in.
-            make_room: As for :meth:`fetch`.
-
         Raises:
             OSError: The rest of a small file does not come.
         """
         original = source.stat()
         if original.size_bytes > CHUNK_BYTES:
             tiers, expected = range(home, len(self._stores)), (source.checksum, Outcome.FETCHED)
-            got = self._copy_long(file, source, original, tiers, make_room, home, 0, expected)
+            got = self.copy_long(file, source, original, tiers, make_room, home, 0, expected)
             is_wrong = isinstance(got, Staged) and got.outcome is Outcome.SOURCE_FAILED
             return None if is_wrong else got
         data = _read(source, original.size_bytes)
         mtime_ns = original.mtime_ns
         if checksum_of(data, file.key, mtime_ns) != source.checksum:
             return None
-        return Content(file, data, mtime_ns, source.checksum, Outcome.FETCHED, 0, (home, 0))
+        return Content(file, data, mtime_ns, source.checksum, Outcome.FETCHED)
 
-    def _promise(self, home: int, make_room: MakeRoom | None) -> tuple[int, int] | None:
+    def _promise(self, home: int, make_room: MakeRoom | None) -> Callable[[], None] | None:
         """Have room kept for a file of ordinary size: to read one in vain costs the slow store.
 
         Returns:
-            The tier that keeps it, and the bytes; None if there is no room.
+            What ends that; None if there is no room.
         """
-        tiers = range(home, len(self._stores))
         if make_room is None:
             now_seconds = time.monotonic()
-            for full in self._health.full[home:]:
-                if full.is_passable(now_seconds):
-                    return home, 0
-            return None
+            has_room = any(full.is_passable(now_seconds) for full in self._health.full[home:])
+            return _release_nothing if has_room else None
         size_bytes = int(self._mean_bytes)
         if not size_bytes:
-            return home, 0
+            return _release_nothing
         try:
-            for tier in tiers:
-                store = self._stores[tier]
-                while not store.promise(size_bytes):
+            for tier, store in [*enumerate(self._stores)][home:]:
+                while (release := store.promise(size_bytes)) is None:
                     if not store.can_ever_hold(size_bytes) or not make_room(tier, size_bytes):
                         break
                 else:
-                    return tier, size_bytes
+                    return release
         except (OSError, IndexBusyError):  # taking a place meets the same, and says it
-            return home, 0
+            return _release_nothing
         return None
-
-    def _release(self, promises: Iterable[tuple[int, int]]) -> None:
-        for tier, size_bytes in promises:
-            if size_bytes:
-                self._stores[tier].release(size_bytes)
-
-    def move(
-        self, file: Wanted, extent: Extent, fd: int, tiers: range, make_room: MakeRoom | None
-    ) -> Copy | Staged:
-        """Copy a file that has a segment of its own from one tier to another.
-
-        Args:
-            file: The file.
-            extent: Where it is.
-            fd: Its segment.
-            tiers: Those that may be asked, the fastest first.
-            make_room: As for :meth:`fetch`.
-        """
-        original = Original(extent.size, extent.mtime)
-        source = _Segment(fd, original)
-        expected = extent.checksum, Outcome.FOUND
-        return self._copy_long(file, source, original, tiers, make_room, None, 0, expected)
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -238,16 +186,12 @@ class Copier:
     ) -> tuple[list[Copy], dict[int, Staged]]:
         """Write files, each to the fastest tier that has room for it.
 
-        Args:
-            contents: The files; the caller gives up the claims on those that are not written.
-            tiers: Those that may be asked, the fastest first.
-            make_room: As for :meth:`fetch`.
-            home: The tier that has the claims; None if there are none.
-
         Returns:
-            The copies, and for the keys of the other files why there is none.
+            The copies, and for the keys of the other files why there is none: the caller gives up
+            the claims on them.
         """
-        self._release(content.promise for content in contents)
+        for content in contents:
+            content.release()
         copies: list[Copy] = []
         reasons: dict[int, list[Staged]] = {content.wanted.key: [] for content in contents}
         left = [*contents]
@@ -334,7 +278,7 @@ class Copier:
 
     # --- in pieces ----------------------------------------------------------------------------
 
-    def _copy_long(
+    def copy_long(
         self,
         file: Wanted,
         source: OriginalFile,
@@ -347,15 +291,9 @@ class Copier:
     ) -> Copy | Staged:
         """Copy a file in pieces, to the fastest tier that has room.
 
-        Args:
-            file: The file.
-            source: The file, opened.
-            original: What it is now.
-            tiers: As for :meth:`write`.
-            make_room: As for :meth:`fetch`.
-            home: As for :meth:`write`.
-            began_ns: When reading the source began; 0 if it is another tier or node.
-            expected: Its checksum, if it is known, and what is to be answered.
+        ``source`` is the file, opened, and ``original`` what it is now. ``began_ns`` is when
+        reading it began, 0 if it is another tier or node; ``expected`` its checksum, if that is
+        known, and what is to be answered.
         """
         reasons = []
         for tier in tiers:
@@ -365,11 +303,11 @@ class Copier:
                 continue
             (place,) = places
             try:
-                checksum = _fill(file.key, place, source, original)
+                checksum = _fill(file.key, place, source, original, expected[0])
             except OSError as error:
                 self._give_up(tier, place)
                 return self._health.blame(tier, error)
-            if checksum is None or expected[0] not in (None, checksum):
+            if checksum is None:
                 self._give_up(tier, place)
                 return Staged(Outcome.SOURCE_FAILED)
             self._learn_size(place)
@@ -402,20 +340,6 @@ def _copy_of(content: Content, tier: int, place: Place) -> Copy:
     return Copy(file, place, extent, Staged(outcome, extent, has_settled(mtime), read_ns))
 
 
-class _Segment:
-    """A segment that is a large file, as the copier reads a source."""
-
-    def __init__(self, fd: int, original: Original) -> None:
-        self._fd = fd
-        self._original = original
-
-    def stat(self) -> Original:
-        return self._original
-
-    def read(self, size_bytes: int) -> bytes:
-        return os.read(self._fd, size_bytes)
-
-
 def _read(source: OriginalFile, size_bytes: int) -> bytes:
     """Return the bytes of a small source file. Raises OSError if it ends before."""
     data = source.read(size_bytes)
@@ -427,8 +351,12 @@ def _read(source: OriginalFile, size_bytes: int) -> bytes:
     return data
 
 
-def _fill(key: int, place: Place, source: OriginalFile, original: Original) -> int | None:
+def _fill(
+    key: int, place: Place, source: OriginalFile, original: Original, expected: int | None
+) -> int | None:
     """Copy a large file to its place; return its checksum, or None if the source fails or changes.
+
+    If a checksum is expected, that alone says whether it has changed.
 
     Raises:
         OSError: The staging disk failed.
@@ -447,11 +375,11 @@ def _fill(key: int, place: Place, source: OriginalFile, original: Original) -> i
         write(place.segment.fd, piece, start + position)
         position += len(piece)
     try:
-        if source.stat() != original:
+        if expected is None and source.stat() != original:
             return None  # it is being written: not ours to keep
     except OSError:
         return None
-    return checksum.value()
+    return checksum.value() if expected in (None, checksum.value()) else None
 
 
 def _first_of(reasons: Iterable[Staged]) -> Staged:

@@ -102,13 +102,8 @@ class Eviction:
     ) -> None:
         """Take note of the orders of epochs; None for ascending. Of each the first one counts.
 
-        Costs some hundred milliseconds for a million examples.
-
-        Args:
-            orders: By epoch.
-            others: By epoch, what others read meanwhile that share the staging directory, as
-                :meth:`NextUse.learn` has it.
-            served: By epoch, what other nodes read from this one.
+        Costs some hundred milliseconds for a million examples. Others share the staging directory;
+        what is served, other nodes read from this one: see :meth:`NextUse.learn`.
         """
         learn = self._next_use.learn
         is_news = [learn(e, orders[e], others.get(e), served.get(e)) for e in sorted(orders)]
@@ -294,17 +289,14 @@ class Eviction:
             self._add(victim.example)
 
     def _is_valid(self, index: int, position: int, tier: int) -> bool:
+        own = self._tiers[index]
+        is_guess = own == _UNKNOWN and tier == self._slowest and self._is_guessing
         return bool(
             self._next_use.position[index] + self._elsewhere[index] == position
-            and self._is_in(index, tier)
+            and (own == tier or is_guess)
             and self._handed_out[index] < self._settled
             and not self._is_offered[index]
-            and (self._is_guessing or self._tiers[index] != _UNKNOWN)
         )
-
-    def _is_in(self, index: int, tier: int) -> bool:
-        own = self._tiers[index]
-        return bool(own == tier or (own == _UNKNOWN and tier == self._slowest))
 
     def _add(self, index: int) -> None:
         tier = self._tiers[index]

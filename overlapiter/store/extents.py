@@ -74,22 +74,15 @@ def unpacked(data: bytes) -> dict[int, Extent]:
 
 
 def source_seed(source: str, place: str = "") -> int:
-    """Return the number that stands for a source root in the keys of its files.
+    """Return the number that stands for a source root, a path or a URL, in the keys of its files.
 
-    Args:
-        source: The root: an absolute path, or a URL.
-        place: What tells roots of one name apart, such as two servers.
+    The place tells roots of one name apart, such as two servers.
     """
     return xxhash.xxh3_64_intdigest(os.fsencode(f"{source}\0{place}"))
 
 
 def key_of(path: str, seed: int) -> int:
-    """Return the number of a file: a signed integer of 64 bits.
-
-    Args:
-        path: Its absolute path.
-        seed: Of its source root, see :func:`source_seed`.
-    """
+    """Return the number of a file, a signed integer of 64 bits, by the seed of its source root."""
     return key_of_bytes(path.encode("utf-8", "surrogateescape"), seed)
 
 
@@ -101,11 +94,8 @@ def key_of_bytes(path: bytes, seed: int) -> int:
 def keys_of(source: str, place: str = "", real: str = "") -> Callable[[str], int]:
     """Return what gives the keys of the files of a source root, by their absolute paths.
 
-    Args:
-        source: The root, as the paths begin with it.
-        place: As for :func:`source_seed`.
-        real: The root without symbolic links, by which its files are known under each of its names;
-            empty if it has none.
+    The paths begin with ``source``. ``real`` is the root without symbolic links, by which its files
+    are known under each of its names; empty if it has none.
     """
     seed = source_seed(real or source, place)
     if real in ("", source):

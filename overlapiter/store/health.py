@@ -20,19 +20,14 @@ _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
 class Health:
     """What each tier has refused lately. Safe for threads.
 
-    Args:
-        stores: One for each tier, the fastest first.
-        warn: Called with what the user should know. The text does not depend on the file.
-
     Attributes:
         sick: For each tier, whether its disk may be asked.
         full: For each tier, whether it may be asked for room.
-        warn: As it was given.
     """
 
     def __init__(self, stores: Sequence[Store], warn: Callable[[str], None]) -> None:
         self._stores = stores
-        self.warn = warn
+        self._warn = warn
         self.sick = [Breaker() for _ in stores]
         self.full = [Breaker() for _ in stores]
 
@@ -47,7 +42,7 @@ class Health:
             self.say_busy(tier)
             return Staged(Outcome.BUSY)
         if error.errno in _ABOUT_THE_FILE:
-            self.warn(
+            self._warn(
                 f"a file cannot be staged in {directory} ({error.strerror}) and is read from the "
                 f"source: {_ABOUT_THE_FILE[error.errno]}"
             )
@@ -59,7 +54,7 @@ class Health:
         advice = "see whether that disk is broken"
         if error.errno in _NO_DESCRIPTOR:
             advice = "raise the limit of open files (ulimit -n), or lower reads_in_flight"
-        self.warn(
+        self._warn(
             f"staging in {directory} failed ({error.strerror or error}): files are read from the "
             f"source, and staging is tried again by itself; {advice}"
         )
@@ -67,7 +62,7 @@ class Health:
 
     def say_busy(self, tier: int) -> None:
         """Tell the user that other processes keep files, or the index, for too long."""
-        self.warn(
+        self._warn(
             f"some files of {self._stores[tier].site.directory} are read from the source: another "
             f"process keeps them claimed and writes nothing, or keeps the index locked; if that "
             f"goes on, see whether the slow store stalls, or a job here was stopped or hangs"
@@ -75,7 +70,7 @@ class Health:
 
     def say_too_large(self, tier: int) -> None:
         """Tell the user that a file is larger than all the room of a tier."""
-        self.warn(
+        self._warn(
             f"a file is larger than all the room in {self._stores[tier].site.directory} and is "
             f"read from the source; raise Staging.capacity, or lower keep_free"
         )

@@ -20,10 +20,6 @@ _LEAST_BLOCK_BYTES = 4096
 class Limits:
     """The limits of a store.
 
-    Args:
-        site: Where it lies, and how much it may hold.
-        folder: The folder of its segments.
-
     Attributes:
         block_bytes: Every place has a multiple of this size.
         disk_bytes: The size of the disk.
@@ -77,14 +73,7 @@ class Limits:
     def charge(
         self, cursor: Cursor, segment: Segment, owner: int, size_bytes: int, least_bytes: int
     ) -> int:
-        """Charge a segment for more bytes, or for fewer if there is no room for all of them.
-
-        Args:
-            cursor: Of a transaction that writes.
-            segment: The segment.
-            owner: Whose it has to be.
-            size_bytes: So many, in whole blocks.
-            least_bytes: Fewer are of no use.
+        """Charge a segment for more bytes; for fewer, but ``least_bytes``, if there is less room.
 
         Returns:
             The bytes that it is charged for now in addition; 0 if there is no room.

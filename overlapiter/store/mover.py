@@ -1,4 +1,4 @@
-"""The mover: copies staged files to a faster tier that has room again, or to a slower one."""
+"""The mover: publishes copies, and moves them to a faster tier that has room, or to slower ones."""
 
 from __future__ import annotations
 
@@ -6,27 +6,26 @@ import os
 import threading
 from collections.abc import Sequence
 
-from .copier import Content, Copier, Copy, content_of
+from overlapiter.origins.origin import LocalFile, Original
+
+from .copier import Content, Copier, Copy
 from .extents import DamagedError, Extent, ExtentReader
-from .outcome import MakeRoom, Staged
+from .health import Health
+from .index import IndexBusyError
+from .outcome import MakeRoom, Outcome, Staged
 from .segments import READ_FLAGS
-from .store import Wanted
+from .store import Store, Wanted
 
 
 class Mover:
-    """Reads files of a tier for another one. Safe for threads.
+    """Publishes copies, and reads files of a tier for another one. Safe for threads."""
 
-    Args:
-        copier: Copies.
-        reader: Reads what is staged.
-        n_tiers: How many tiers there are.
-    """
-
-    def __init__(self, copier: Copier, reader: ExtentReader, n_tiers: int) -> None:
+    def __init__(self, stores: Sequence[Store], copier: Copier, health: Health) -> None:
+        self._stores = stores
         self._copier = copier
-        self._reader = reader
-        self._n_tiers = n_tiers
-        self._lock = threading.Lock()
+        self._health = health
+        self._reader = ExtentReader([store.site.directory for store in stores])
+        self._lock = threading.Lock()  # of the reader
 
     def is_right(self, extent: Extent, *, is_suspect: bool) -> bool:
         """Return whether the bytes of a copy are those that were staged; reads all of them."""
@@ -35,21 +34,63 @@ class Mover:
                 self._reader.close()
             return self._reader.is_right(extent)
 
+    def make_known(
+        self, copies: Sequence[Copy], home: int, failed: Sequence[int]
+    ) -> dict[int, Staged]:
+        """Publish copies, a transaction for each tier; the claims end last.
+
+        Args:
+            copies: The copies.
+            home: The tier that has the claims; a number that no tier has if there are none.
+            failed: Keys of files that were claimed and not copied.
+
+        Returns:
+            The answer for each copy.
+        """
+        answers: dict[int, Staged] = {}
+        for tier, store in reversed([*enumerate(self._stores)]):
+            here = [copy for copy in copies if copy.extent.tier == tier]
+            ended: list[int] = []
+            if tier == home:  # the claims lie there, wherever the bytes are
+                ended = [*failed, *(c.wanted.key for c in copies if c.extent.tier != tier)]
+            if not here and not ended:
+                continue
+            try:
+                store.publish([(copy.wanted, copy.place, copy.extent) for copy in here], ended)
+            except (OSError, IndexBusyError) as error:
+                answer = self._health.blame(tier, error)
+                answers |= {copy.wanted.key: answer for copy in here}
+                continue
+            self._health.sick[tier].succeeded()
+            answers |= {copy.wanted.key: copy.answer for copy in here}
+        return answers
+
     def lift(self, file: Wanted, lower: Extent) -> Content | Copy | None:
         """Read a file for the fastest tier, or copy a large one there; None if that cannot be."""
         return self._moved(file, lower, range(1), None)
 
-    def sink(
-        self, files: Sequence[tuple[Wanted, Extent]], make_room: MakeRoom | None
-    ) -> list[Copy]:
-        """Copy files of one tier to slower ones that have room; return the copies."""
-        if not files:
-            return []
-        tiers = range(files[0][1].tier + 1, self._n_tiers)
-        moved = [self._moved(file, extent, tiers, make_room) for file, extent in files]
+    def evict(
+        self, files: Sequence[Wanted], tier: int, make_room: MakeRoom | None
+    ) -> dict[int, Staged | None]:
+        """Have files sink from a tier to slower ones that have room, or go for good.
+
+        Returns:
+            For each key that was staged in the tier: what became of its copy; None if there is
+            none.
+        """
+        store = self._stores[tier]
+        tiers = range(tier + 1, len(self._stores))
+        if not tiers:
+            return dict.fromkeys(store.evict([file.key for file in files], keep_room=True))
+        found = store.look(files)
+        here = [(file, found[file.key].extent) for file in files if file.key in found]
+        moved = [self._moved(file, extent, tiers, make_room) for file, extent in here]
         contents = [each for each in moved if isinstance(each, Content)]
         copies, _ = self._copier.write(contents, tiers, make_room)
-        return copies + [each for each in moved if isinstance(each, Copy)]
+        copies += [each for each in moved if isinstance(each, Copy)]
+        answers = self.make_known(copies, -1, [])
+        store.evict(list(found), keep_room=True)
+        return {key: answers.get(key) for key in found}
 
     def _moved(
         self, file: Wanted, extent: Extent, tiers: range, make_room: MakeRoom | None
@@ -58,14 +99,17 @@ class Mover:
         try:
             with self._lock:
                 if not extent.is_whole:
-                    return content_of(file, self._reader.read(extent), extent)
-                fd = os.open(self._reader.path_of(extent), READ_FLAGS)
+                    data, found = self._reader.read(extent), Outcome.FOUND
+                    return Content(file, data, extent.mtime, extent.checksum, found)
+                path = self._reader.path_of(extent)
+                source = LocalFile(path, os.open(path, READ_FLAGS))
         except (DamagedError, OSError):
             return None
-        try:
-            copied = self._copier.move(file, extent, fd, tiers, make_room)
-        finally:
-            os.close(fd)
+        original, expected = Original(extent.size, extent.mtime), (extent.checksum, Outcome.FOUND)
+        with source:
+            copied = self._copier.copy_long(
+                file, source, original, tiers, make_room, None, 0, expected
+            )
         return None if isinstance(copied, Staged) else copied
 
     def close(self) -> None:

@@ -16,12 +16,7 @@ _LOOK_AFTER_SECONDS = 1.0
 
 
 class Neighbours:
-    """The other runs of a store.
-
-    Args:
-        access: To the store.
-        run: The number of this run.
-    """
+    """The other runs of a store; ``run`` is the number of this one."""
 
     def __init__(self, access: Access, run: int) -> None:
         self._access = access
@@ -31,12 +26,7 @@ class Neighbours:
         self._n_wants = 0
 
     def strays(self, *, older_than_seconds: float, limit: int) -> list[int]:
-        """Return keys of files of source roots that no run uses, in no order.
-
-        Args:
-            older_than_seconds: Only what was staged so long ago.
-            limit: At most so many.
-        """
+        """Return keys of some files of source roots that no run uses, staged so long ago."""
         before = int(time.time() - older_than_seconds)
         unused = (
             "SELECT id FROM source WHERE id NOT IN (SELECT source FROM run WHERE ended IS NULL)"

@@ -21,10 +21,9 @@ from .extents import SMALL_BYTES, WHOLE
 from .generation import can_punch, index_path, make_reserve, segments_of, use_reserve
 from .index import Cursor, Index, IndexBusyError, IndexDamagedError, Patience, StaleError
 from .limits import INDEX_SHARE, Limits
-from .owed import Owed
 from .segments import Segment, aligned
 from .site import Site
-from .tables import Evicted, delete_empty, lower
+from .tables import Evicted, delete_empty, lower, run_by_key
 
 ResultT = TypeVar("ResultT")
 
@@ -37,11 +36,13 @@ class Place(NamedTuple):
     """Where the bytes of a file are to be written; ends with publishing or giving up.
 
     Attributes:
+        generation: The generation.
         segment: The segment; owned by this process.
         start: Where in it; WHOLE if the segment is for this file alone.
         size: Bytes that are charged, in whole blocks.
     """
 
+    generation: OpenGeneration
     segment: Segment
     start: int
     size: int
@@ -52,19 +53,16 @@ class OpenGeneration:
 
     Args:
         path: The generation.
-        site: Where it lies, and how much it may hold.
+        site: Of the store.
         run: The number of the run.
         introduce: Notes the run, in the transaction that makes this process known.
         patience: For how long to wait for reading and for writing.
 
     Attributes:
-        path: The generation.
         folder: The folder of its segments.
-        index: Its index.
         lock: Of all that is not in the index.
         owner: The segment by which this process is known, and its claims are.
         block_bytes: Every place has a multiple of this size.
-        limits: How much may be charged.
         can_punch: Whether the disk takes holes; else every file has a segment of its own.
         boots: How often the node was booted since the generation was made.
         unfinished: What was evicted, and could not be given back or noted yet.
@@ -88,7 +86,7 @@ class OpenGeneration:
         self.lock = threading.RLock()
         self.unfinished: list[Evicted] = []
         self._run = run
-        self._owed = Owed()
+        self._owed: list[Callable[[Cursor], object]] = []  # for the next transaction to write
         self._n_pending = self._promised_bytes = 0
         self._is_left = False
         self.limits = Limits(site, self.folder)
@@ -134,30 +132,31 @@ class OpenGeneration:
     def write(self, work: Callable[[Cursor], ResultT], ended: Sequence[int] = ()) -> ResultT:
         """Return what a transaction returns that also writes what is owed.
 
-        Args:
-            work: Runs its statements.
-            ended: Keys of files that this process does not copy any more, however this goes.
-
-        Raises:
-            OSError: The disk failed.
-            IndexBusyError: The index is locked.
-            IndexDamagedError: The index is damaged.
-            StaleError: It was closed by another thread.
+        However it goes, this process does not copy the files any more whose keys have ``ended``.
+        Raises as :meth:`.Index.write`.
         """
         with self.lock:
-            owed, self._owed = self._owed, Owed()
-        owed.ended += ended
+            owed, self._owed = self._owed, []
+        if ended:
+            statement = f"DELETE FROM copying WHERE owner={self.owner.number} AND key IN"
+            owed.append(lambda cursor: run_by_key(cursor, statement, ended))
 
-        def both(cursor: Cursor) -> ResultT:
-            owed.pay(cursor, self.owner.number)
+        def all_work(cursor: Cursor) -> ResultT:
+            for each in owed:
+                each(cursor)
             return work(cursor)
 
         try:
-            return self.index.write(both)
+            return self.index.write(all_work)
         except BaseException:
             with self.lock:
-                self._owed.add(owed)
+                self._owed += owed
             raise
+
+    def _owe_lower(self, segment: int, size_bytes: int) -> None:
+        """Lower the charge of a segment by what was given back, or never allocated."""
+        lowered = {segment: size_bytes}
+        self._owed.append(lambda cursor: lower(cursor, lowered, self.owner.number))
 
     def write_reserving(self, work: Callable[[Cursor], ResultT], more_bytes: int) -> ResultT:
         """Return what a transaction returns that also extends the reservation, if it can."""
@@ -187,30 +186,27 @@ class OpenGeneration:
 
     # --- places -------------------------------------------------------------------------------
 
-    def promise(self, size_bytes: int) -> bool:
-        """Keep room for a file if it shares a segment; return False if there is none."""
-        charged_bytes = aligned(size_bytes, self.block_bytes)
+    def promise(self, size_bytes: int) -> Callable[[], None] | None:
+        """Keep room for a small file until what this returns is called; None if there is none."""
+        charged_bytes = aligned(size_bytes, self.block_bytes) if self.can_punch else 0
         with self.lock:
             self._require_open()
-            if not self.can_punch:
-                return True
-            segment = self._current(size_bytes)
+            segment = self._current(charged_bytes)
             promised_bytes = self._promised_bytes + charged_bytes
             missing_bytes = min(promised_bytes, segment.left_bytes) - segment.surplus_bytes
             if missing_bytes > 0 and not self._reserve(segment, missing_bytes, missing_bytes):
-                return False
+                return None
             self._promised_bytes = promised_bytes
-            return True
+
+        def release() -> None:
+            with self.lock:
+                self._promised_bytes -= charged_bytes
+
+        return release
 
     def _require_open(self) -> None:
         if self._is_left:
             raise StaleError(f"{self.path} is not in use any more")
-
-    def release(self, size_bytes: int) -> None:
-        """Take a promise back; one of another generation is of no importance."""
-        with self.lock:
-            left_bytes = self._promised_bytes - aligned(size_bytes, self.block_bytes)
-            self._promised_bytes = max(0, left_bytes)
 
     def places(self, sizes_bytes: Sequence[int]) -> list[Place]:
         """Return where to write the first ones of some files, as far as there is room now.
@@ -227,7 +223,7 @@ class OpenGeneration:
             else:
                 charged_bytes = aligned(sizes_bytes[0], self.block_bytes)
                 whole = None if self.limits.lacks_inodes() else self._new_whole(charged_bytes)
-                places = [] if whole is None else [Place(whole, WHOLE, charged_bytes)]
+                places = [] if whole is None else [Place(self, whole, WHOLE, charged_bytes)]
             for place in places:
                 place.segment.n_pending += 1
             self._n_pending += len(places)
@@ -246,7 +242,7 @@ class OpenGeneration:
         for charged_bytes in charges:
             if charged_bytes > spare_bytes:
                 break
-            places.append(Place(segment, segment.take(charged_bytes), charged_bytes))
+            places.append(Place(self, segment, segment.take(charged_bytes), charged_bytes))
             spare_bytes -= charged_bytes
         return places
 
@@ -316,13 +312,14 @@ class OpenGeneration:
             OSError: The disk failed.
             StaleError: The segment was removed, so others could not read what is written to it.
         """
-        self._owed.unpledged[segment.number] += size_bytes
+        statement = "UPDATE segment SET pledged=pledged-? WHERE id=?"
+        self._owed.append(lambda c: c.execute(statement, (size_bytes, segment.number)))
         try:
             if segment.is_removed:
                 raise StaleError(f"segment {segment.number:x} was removed")
             segment.extend(size_bytes)
         except OSError as error:
-            self._owed.lowered[segment.number] += size_bytes
+            self._owe_lower(segment.number, size_bytes)
             self.write(lambda _cursor: None)
             if error.errno not in NO_ROOM:
                 raise
@@ -332,11 +329,6 @@ class OpenGeneration:
     def is_own(self, segment: Segment) -> bool:
         """Return whether a segment is one that this process appends to here."""
         return self._own.get(segment.number) is segment
-
-    @property
-    def has_pending(self) -> bool:
-        """Whether there are places whose bytes are neither published nor given up."""
-        return bool(self._n_pending)
 
     def require_own(self, cursor: Cursor, numbers: Iterable[int]) -> None:
         """Raise StaleError if another process has taken a segment over."""
@@ -348,6 +340,8 @@ class OpenGeneration:
     def give_up(self, place: Place) -> None:
         """Give a place back at which no copy was completed; its charge is lowered later."""
         with self.lock:
+            if not self.is_own(place.segment):
+                return  # it was published, or given up, before
             self.settle([place])
             if self._is_left:
                 return  # other processes give everything back
@@ -356,12 +350,12 @@ class OpenGeneration:
             else:
                 number = place.segment.number
                 segments.punch(self.folder, number, [(place.start, place.size)])
-                self._owed.lowered[number] += place.size
+                self._owe_lower(number, place.size)
 
     def settle(self, places: Sequence[Place], *, is_published: bool = False) -> None:
         """Note that nothing is written at some places any more."""
         with self.lock:
-            for segment, start, _ in places:
+            for _, segment, start, _ in places:
                 segment.n_pending -= 1
                 if is_published and start == WHOLE:
                     self._release(segment)
@@ -386,7 +380,7 @@ class OpenGeneration:
         """Give back what is reserved beyond so many bytes; the next write lowers the charge."""
         segment, end = self._segment, self._segment.end + kept_bytes
         segments.cut(segment.fd, end)
-        self._owed.lowered[segment.number] += segment.reserved - end
+        self._owe_lower(segment.number, segment.reserved - end)
         segment.reserved = end
 
     def retire(self) -> None:
@@ -401,7 +395,7 @@ class OpenGeneration:
         """Give back what segments have reserved too much, and end their ownership."""
         surplus = {}
         for segment in own:
-            segment.cut()
+            segments.cut(segment.fd, segment.end)
             surplus[segment.number] = segment.surplus_bytes
 
         def work(cursor: Cursor) -> list[int]:

@@ -30,7 +30,6 @@ _GONE = (FileNotFoundError, IsADirectoryError)
 _NO_ALLOCATION = (errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 #: Files written in one call, which takes 1,024 buffers: each file, and the zeros behind it.
 _MOST_AT_ONCE = 256
-_ZEROS = memoryview(bytes(64 << 10))
 _NAME = re.compile("[0-9a-f]{16}")
 
 
@@ -58,8 +57,8 @@ class Segment:
         self._most_bytes = SEGMENT_BYTES
         if limit_bytes != resource.RLIM_INFINITY:
             self._most_bytes = min(SEGMENT_BYTES, limit_bytes // block_bytes * block_bytes)
+        self._folder = folder
         self.number, self.fd = make_owned(folder)
-        self._path = segment_path(folder, self.number)
         self.end = self.reserved = 0
         self.n_pending = 0
 
@@ -107,10 +106,6 @@ class Segment:
         """Whether its name is gone, so that no other process can read it."""
         return not os.fstat(self.fd).st_nlink
 
-    def cut(self) -> None:
-        """Give back what is reserved and not given; :attr:`surplus_bytes` stays as it is."""
-        cut(self.fd, self.end)
-
     def close(self) -> None:
         """End the ownership; closing twice is fine."""
         if self.fd >= 0:
@@ -119,8 +114,7 @@ class Segment:
 
     def remove(self) -> None:
         """Remove the file, which no row of the index names any more, and end the ownership."""
-        with contextlib.suppress(*_GONE):
-            os.unlink(self._path)
+        remove(self._folder, self.number)
         self.close()
 
 
@@ -156,14 +150,10 @@ def write_many(fd: int, pieces: Sequence[tuple[int, bytes]], start: int) -> None
     Raises:
         OSError: The disk failed.
     """
-    if any(size - len(data) > len(_ZEROS) for size, data in pieces):  # the blocks are large
-        for size, data in pieces:
-            write(fd, data, start)
-            start += size
-        return
+    zeros = memoryview(bytes(max(size - len(data) for size, data in pieces)))
     for first in range(0, len(pieces), _MOST_AT_ONCE):
         now = pieces[first : first + _MOST_AT_ONCE]
-        buffers = [part for size, data in now for part in (data, _ZEROS[: size - len(data)])]
+        buffers = [part for size, data in now for part in (data, zeros[: size - len(data)])]
         del buffers[-1]  # a file that has a segment of its own ends with its last byte
         n_bytes = sum(map(len, buffers))
         n_written = os.pwritev(fd, buffers, start)

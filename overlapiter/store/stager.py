@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,9 +20,8 @@ from typing import Literal
 from overlapiter.origins.origin import Origin, Original
 
 from .copier import Content, Copier, Copy
-from .elsewhere import Fetches, Holders
-from .extents import Extent, ExtentReader
-from .fetching import Fetching
+from .elsewhere import FetchedFile, Fetches, Holders, fetch_at_once
+from .extents import Extent
 from .health import Health
 from .index import IndexBusyError
 from .mover import Mover
@@ -34,6 +34,8 @@ from .waiting import Wait
 Validation = Literal["mtime", "checksum", "never"]
 
 _REMEMBERED = 4096
+#: Of a name that another node is asked for.
+_MOST_NAME_BYTES = 60_000
 
 
 class Stager:
@@ -65,16 +67,14 @@ class Stager:
         self.stores = stores
         self._origin = origin
         self._validate = validate
-        self.submit = submit
+        self._submit = submit
         self._note_answer = note_answer
         self._lock = threading.Lock()
         self._health = Health(stores, warn)
         self._copier = Copier(stores, origin, self._health, note_answer)
-        reader = ExtentReader([store.site.directory for store in stores])
-        self._mover = Mover(self._copier, reader, len(stores))
-        self._fetching = (
-            None if peers is None else Fetching(peers, stores[0].source, self._copier, self)
-        )
+        self._mover = Mover(stores, self._copier, self._health)
+        self._peers = peers
+        self._root = os.path.join(stores[0].source, "")
         self._compared: collections.OrderedDict[int, Extent] = collections.OrderedDict()
         self._stuck: set[int] = set()  # keys whose owners write nothing: not waited for again
         self._parts: dict[Part, None] = {}  # that are not done
@@ -129,7 +129,7 @@ class Stager:
 
     def _do(self, jobs: Sequence[Callable[[], None]]) -> None:
         for job in jobs[1:]:
-            self.submit(job)
+            self._submit(job)
         if jobs:
             jobs[0]()
 
@@ -187,26 +187,18 @@ class Stager:
     def _compare(self, part: Part, file: Wanted, found: Found, is_suspect: bool) -> None:
         """Compare a copy with its source; the last comparison of a part goes on to claim."""
         extent = found.extent
-        answer = None
-        is_valid = True
-        if self._validate != "never":
-            self._reading[file.key] = None
-            began_ns = time.monotonic_ns()
-            try:
-                is_valid = self._origin.stat(file.path) == Original(extent.size, extent.mtime)
-            except OSError:
-                answer = Staged(Outcome.SOURCE_FAILED)
-            finally:
-                self._reading.pop(file.key, None)  # another part may have the same file
-                self._note_answer(time.monotonic_ns() - began_ns, 0)
+        copied = Original(extent.size, extent.mtime)
+        original = copied if self._validate == "never" else self._look_at_source(file)
+        is_valid = original == copied
         needs_reading = self._validate == "checksum" or not found.is_verified or is_suspect
-        if answer is None and is_valid and needs_reading:
+        if is_valid and needs_reading:
             is_valid = self._mover.is_right(extent, is_suspect=is_suspect)
             if is_valid and not found.is_verified:
-                self._note_verified(extent)
+                note = self.stores[extent.tier].note_verified
+                self._try(extent.tier, functools.partial(note, [extent.key]))
         with self._lock:
-            if answer is not None:
-                part.answers[file.key] = answer
+            if original is None:
+                part.answers[file.key] = Staged(Outcome.SOURCE_FAILED)
             elif is_valid:
                 self._accept(part, file, extent)
             else:
@@ -217,22 +209,35 @@ class Stager:
         if is_last:
             self._claim(part)
 
-    def _note_verified(self, extent: Extent) -> None:
+    def _look_at_source(self, file: Wanted) -> Original | None:
+        """Return what a source file is now; None if it cannot be looked at."""
+        self._reading[file.key] = None
+        began_ns = time.monotonic_ns()
         try:
-            self.stores[extent.tier].note_verified([extent.key])
+            return self._origin.stat(file.path)
+        except OSError:
+            return None
+        finally:
+            self._reading.pop(file.key, None)  # another part may have the same file
+            self._note_answer(time.monotonic_ns() - began_ns, 0)
+
+    def _try(self, tier: int, action: Callable[[], None]) -> None:
+        """Do something in a tier that no answer needs."""
+        try:
+            action()
         except (OSError, IndexBusyError) as error:
-            self._health.blame(extent.tier, error)
+            self._health.blame(tier, error)
 
     def _accept(self, part: Part, file: Wanted, extent: Extent) -> None:
         """Take a valid copy; one in a slower tier rises if a faster one may have room."""
         part.answers[file.key] = answer = Staged(Outcome.FOUND, extent, has_settled(extent.mtime))
-        self._remember(extent, answer)
+        self._remember(answer)
         if extent.tier and self._health.is_well(0):
             part.missing.append((file, extent))
 
-    def _remember(self, extent: Extent, answer: Staged) -> None:
-        if answer.is_settled:
-            self._compared[extent.key] = extent
+    def _remember(self, answer: Staged) -> None:
+        if answer.is_settled and answer.extent is not None:
+            self._compared[answer.extent.key] = answer.extent
             if len(self._compared) > _REMEMBERED:
                 self._compared.popitem(last=False)
 
@@ -284,7 +289,7 @@ class Stager:
                 part.answers[key] = Staged(Outcome.FOUND, found.extent, is_settled)
             part.n_copying += len(claimed.mine)
             part.n_jobs += len(claimed.mine) + bool(claimed.others)
-        self._do([functools.partial(self.copy, part, *by_key[key]) for key in claimed.mine
+        self._do([functools.partial(self._copy, part, *by_key[key]) for key in claimed.mine
                   if not self._is_fetched(part, *by_key[key])])  # fmt: skip
         return claimed.others
 
@@ -301,7 +306,7 @@ class Stager:
                     raise TimeoutError
                 self._note_answer(int(wait.pause() * 1e9), 0)
                 if part.partly is not None:
-                    self.submit(functools.partial(self._wait, part, by_key, wait))
+                    self._submit(functools.partial(self._wait, part, by_key, wait))
                     return
             self._stuck.difference_update(wait.owners)
             by_key = {key: by_key[key] for key in wait.owners}
@@ -325,7 +330,7 @@ class Stager:
 
     # --- copies -------------------------------------------------------------------------------
 
-    def copy(self, part: Part, file: Wanted, lower: Extent | None = None) -> None:
+    def _copy(self, part: Part, file: Wanted, lower: Extent | None = None) -> None:
         """Copy a claimed file, from a slower tier if it is there.
 
         The last copy of a part has all of them published.
@@ -339,9 +344,9 @@ class Stager:
                 self._reading.pop(file.key, None)
         else:
             got = None if part.home else self._mover.lift(file, lower)
-        self.end_copy(part, file, got, lower)
+        self._end_copy(part, file, got, lower)
 
-    def end_copy(
+    def _end_copy(
         self,
         part: Part,
         file: Wanted,
@@ -370,23 +375,56 @@ class Stager:
         self._publish(part, batch)
         self._end_job(part)
 
+    # --- from other nodes ---------------------------------------------------------------------
+
     def _is_fetched(self, part: Part, file: Wanted, lower: Extent | None) -> bool:
-        """Return whether another node is asked for a claimed file, or has sent it."""
-        return lower is None and self._fetching is not None and self._fetching.ask(part, file)
+        """Have a claimed file fetched from another node; return False if it is to be copied here.
 
-    def has_to_compare(self) -> bool:
-        """Return whether copies are compared with their sources at all."""
-        return self._validate != "never"
-
-    def is_as_source(self, path: str, original: Original) -> bool:
-        """Return whether a source file can be looked at, and is what was copied."""
-        began_ns = time.monotonic_ns()
-        try:
-            return self._origin.stat(path) == original
-        except OSError:
+        Whatever comes is published as a copy of the source would be.
+        """
+        holders = part.holders.get(file.key)
+        if self._peers is None or holders is None or lower is not None:
             return False
-        finally:
-            self._note_answer(time.monotonic_ns() - began_ns, 0)
+        name = os.fsencode(file.path.removeprefix(self._root))
+        if len(name) > _MOST_NAME_BYTES or b"\0" in name:
+            return False
+        take = functools.partial(self._take_fetched, part, file)
+        if part.partly is None:  # the caller waits, and no job may: see stage
+            return fetch_at_once(self._peers, name, holders, take)
+        self._peers.fetch(name, holders, take)
+        return True
+
+    def _take_fetched(self, part: Part, file: Wanted, source: FetchedFile | None) -> bool:
+        """Take a file from another node; copy it from the source if no node has it."""
+        if source is None:
+            self._submit(functools.partial(self._copy, part, file))
+            return True
+        known = part.trusted.get(file.key)
+        given = (*source.stat(), source.checksum)
+        if known is not None and given != (known.size, known.mtime, known.checksum):
+            return False
+        got = self._copier.receive(file, source, part.home, part.make_room)
+        if got is None:
+            return False
+        is_compared = known is not None or source.is_fresh or self._validate == "never"
+        if is_compared or isinstance(got, Staged):  # there was no room for it
+            self._end_copy(part, file, got)
+        elif part.partly is None:
+            self._compare_fetched(part, file, got)
+        else:  # other files come behind this one
+            self._submit(functools.partial(self._compare_fetched, part, file, got))
+        return True
+
+    def _compare_fetched(self, part: Part, file: Wanted, got: Content | Copy) -> None:
+        """Use a file that this job has not compared with its source yet only if it is the same."""
+        if self._look_at_source(file) == got.original:
+            self._end_copy(part, file, got)
+            return
+        if isinstance(got, Copy):
+            self._copier.discard(got)
+        self._copy(part, file)
+
+    # --- what is copied -----------------------------------------------------------------------
 
     def _publish(self, part: Part, batch: Batch) -> None:
         """Write what was read, and make all copies known."""
@@ -401,56 +439,17 @@ class Stager:
                 failed += reasons
                 with self._lock:  # a file that could only rise is good where it is
                     part.answers = reasons | part.answers
-        answers = self._make_known(copies, home, failed)
+        answers = self._mover.make_known(copies, home, failed)
         left = []
         with self._lock:
             for key, answer in answers.items():
+                self._remember(answer)
                 lower = part.risen.pop(key, None)
                 if lower is None or answer.extent is not None:
                     part.answers[key] = answer
                     left += [] if lower is None else [lower]
         for lower in left:
-            self._drop(lower)
-
-    def _make_known(
-        self, copies: Sequence[Copy], home: int, failed: Sequence[int]
-    ) -> dict[int, Staged]:
-        """Publish copies, a transaction for each tier; the claims end last.
-
-        Args:
-            copies: The copies.
-            home: The tier that has the claims; a number that no tier has if there are none.
-            failed: Keys of files that were claimed and not copied.
-
-        Returns:
-            The answer for each copy.
-        """
-        answers: dict[int, Staged] = {}
-        for tier, store in reversed([*enumerate(self.stores)]):
-            here = [copy for copy in copies if copy.extent.tier == tier]
-            ended: list[int] = []
-            if tier == home:  # the claims lie there, wherever the bytes are
-                ended = [*failed, *(c.wanted.key for c in copies if c.extent.tier != tier)]
-            if not here and not ended:
-                continue
-            try:
-                store.publish([(copy.wanted, copy.place, copy.extent) for copy in here], ended)
-            except (OSError, IndexBusyError) as error:
-                answer = self._health.blame(tier, error)
-                answers |= {copy.wanted.key: answer for copy in here}
-                continue
-            self._health.sick[tier].succeeded()
-            with self._lock:
-                for copy in here:
-                    answers[copy.wanted.key] = copy.answer
-                    self._remember(copy.extent, copy.answer)
-        return answers
-
-    def _drop(self, extent: Extent) -> None:
-        try:
-            self.stores[extent.tier].drop([extent])
-        except (OSError, IndexBusyError) as error:
-            self._health.blame(extent.tier, error)
+            self._try(lower.tier, functools.partial(self.stores[lower.tier].drop, [lower]))
 
     # --- evicting -----------------------------------------------------------------------------
 
@@ -466,15 +465,11 @@ class Stager:
             OSError: The disk of the tier failed.
             IndexBusyError: Another process keeps its index locked.
         """
-        store = self.stores[tier]
-        if tier + 1 == len(self.stores):
-            return dict.fromkeys(store.evict([file.key for file in files], keep_room=True))
-        found = store.look(files)
-        here = [(file, found[file.key].extent) for file in files if file.key in found]
-        answers = self._make_known(self._mover.sink(here, make_room), -1, [])
-        store.evict(list(found), keep_room=True)
-        sunk = {key: answer.extent for key, answer in answers.items()}
-        return {key: sunk.get(key) for key in found}
+        moved = self._mover.evict(files, tier, make_room)
+        with self._lock:
+            for answer in filter(None, moved.values()):
+                self._remember(answer)
+        return {key: answer and answer.extent for key, answer in moved.items()}
 
     def close(self) -> None:
         """Close the segments that are open for reading, and the stores."""

@@ -55,12 +55,7 @@ _MOST_RUNS = 500
 
 
 class Wanted(NamedTuple):
-    """A file to stage.
-
-    Attributes:
-        key: Its number, see :func:`~overlapiter.store.extents.key_of`.
-        path: Its absolute path.
-    """
+    """A file to stage: its number (see :func:`.extents.key_of`) and its absolute path."""
 
     key: int
     path: str
@@ -69,10 +64,8 @@ class Wanted(NamedTuple):
 class Found(NamedTuple):
     """A staged file as the index has it.
 
-    Attributes:
-        extent: Where it lies.
-        is_verified: Whether it was staged since the node was booted; else its bytes may never have
-            reached the disk.
+    It is verified if it was staged since the node was booted; else its bytes may never have reached
+    the disk.
     """
 
     extent: Extent
@@ -80,13 +73,7 @@ class Found(NamedTuple):
 
 
 class Claim(NamedTuple):
-    """What :meth:`Store.claim` has found out.
-
-    Attributes:
-        mine: Keys of the files to copy.
-        found: Files that are staged.
-        others: Keys of the files that other processes are copying, each with its owner.
-    """
+    """Which files this process is to copy, which are staged, and the owners of the others."""
 
     mine: list[int]
     found: dict[int, Found]
@@ -210,10 +197,7 @@ class Store:
 
         Each file in ``mine`` is to be published or given up.
 
-        Args:
-            wanted: The files.
-            outdated: Copies that are not valid any more; they are evicted.
-            expected_bytes: What the files may take; reserved at once if there is room.
+        Outdated copies are evicted. What the files may take is reserved at once if there is room.
         """
         self.drop(outdated)
         paths = self._stored_paths(wanted)
@@ -270,32 +254,18 @@ class Store:
     def places(self, sizes_bytes: Sequence[int]) -> list[Place]:
         """Return where to write claimed files: the first ones, as far as there is room now.
 
-        Args:
-            sizes_bytes: Of each file. One that is too large to share a segment ends the list,
-                unless it is the first.
-
-        Returns:
-            Places that follow each other in one segment; none if there is no room for the first.
-
-        Raises:
-            OSError: The disk failed.
+        A file that is too large to share a segment ends the list, unless it is the first. The
+        places follow each other in one segment.
         """
         # In a generation that is not in use any more it is of no use, and publishing says so.
         return self._on(lambda opened: opened.places(sizes_bytes), look=False)
 
-    def promise(self, size_bytes: int) -> bool:
-        """Keep room for a file that shares a segment, until :meth:`release`.
+    def promise(self, size_bytes: int) -> Callable[[], None] | None:
+        """Keep room for a small file; return what ends that, or None if there is none.
 
-        Returns:
-            False if there is none.
+        It is to be called once: before the place is asked for, or if that is not needed.
         """
         return self._on(lambda opened: opened.promise(size_bytes), look=False)
-
-    def release(self, size_bytes: int) -> None:
-        """Take a promise back, before the place is asked for or if it is not needed."""
-        opened = next(self._access.all_open(), None)
-        if opened is not None:
-            opened.release(size_bytes)
 
     def publish(self, copies: Sequence[Copy], failed: Sequence[int]) -> None:
         """Make complete copies known, and give up the claims on other files.
@@ -303,8 +273,7 @@ class Store:
         If it raises, the copies are given up, and so are the claims.
 
         Args:
-            copies: For each copy the file, the place where it was written, and its extent; no file
-                twice.
+            copies: No file twice.
             failed: Keys of files that were claimed and not copied.
         """
         ended = [*(wanted.key for wanted, _, _ in copies), *failed]
@@ -370,19 +339,12 @@ class Store:
 
     def give_up(self, place: Place) -> None:
         """Give a place back at which no copy was completed."""
-        for opened in self._access.all_open():
-            if opened.is_own(place.segment):
-                opened.give_up(place)
+        place.generation.give_up(place)
 
     # --- evicting -----------------------------------------------------------------------------
 
     def evict(self, keys: Sequence[int], *, keep_room: bool = False) -> dict[int, int]:
-        """Evict files; return the bytes that the disk has back, for each key that was staged.
-
-        Args:
-            keys: The files.
-            keep_room: Whether to reserve the room for this process, before others take it.
-        """
+        """Evict files, as :func:`.reclaim.evict` does."""
         return self._on(lambda opened: reclaim.evict(opened, keys, self.tier, keep_room=keep_room))
 
     def drop(self, extents: Iterable[Extent]) -> None:
@@ -432,7 +394,7 @@ class Store:
             opened.rest()
             reclaim.finish(opened)
 
-        if any(self._access.all_open()):
+        if self._access.is_open:
             self._on(rest)
 
     def close(self) -> None:

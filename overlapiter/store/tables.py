@@ -43,10 +43,7 @@ def run_by_key(cursor: Cursor, statement: str, keys: Sequence[int]) -> list[tupl
 def insert(cursor: Cursor, into: str, rows: Sequence[tuple[object, ...]]) -> int:
     """Insert rows by few statements, as :func:`run_by_key`; return how many there were not before.
 
-    Args:
-        cursor: Of a transaction that writes.
-        into: Such as ``INSERT OR IGNORE INTO staged``.
-        rows: All of one length.
+    ``into`` is such as ``INSERT OR IGNORE INTO staged``; the rows are of one length.
     """
     n_inserted = first = 0
     while left := min(len(rows) - first, _MOST_VALUES // len(rows[0]) if rows else 0):
@@ -152,10 +149,7 @@ def surpluses(cursor: Cursor, block_bytes: int) -> dict[int, int]:
 def lower(cursor: Cursor, lowered: Mapping[int, int], owner: int | None = None) -> None:
     """Lower the charges of segments, each by so many bytes, and with them the total.
 
-    Args:
-        cursor: Of a transaction that writes.
-        lowered: For each segment the bytes.
-        owner: Only of segments that this process appends to; None for all.
+    With an owner, of those alone that it appends to.
     """
     changed_bytes = 0
     statement = "UPDATE segment SET charged=charged-? WHERE id=? AND owner=COALESCE(?, owner)"

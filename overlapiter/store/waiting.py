@@ -13,12 +13,7 @@ _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.002, 0.05
 
 
 class Wait:
-    """The wait for files that other processes copy.
-
-    Args:
-        store: Where their claims are.
-        owners: The keys of the files, each with its owner.
-    """
+    """The wait for files that other processes copy: their keys, each with its owner."""
 
     def __init__(self, store: Store, owners: Mapping[int, int]) -> None:
         self._store = store
