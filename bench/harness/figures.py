@@ -70,15 +70,7 @@ def line(axes: Axes, places: Sequence[float], spreads: Sequence[dict], **style: 
 
 
 def save(figure: Figure, path: Path, result: dict, *lines: str, space_inches: float = 0.4) -> Path:
-    """Write below a figure what was measured where, and write the figure.
-
-    Args:
-        figure: It is closed.
-        path: The file.
-        result: The machine is named from it.
-        lines: What else is to be said.
-        space_inches: What is left free at the bottom.
-    """
+    """Write below a figure what was measured where, and write the figure, which is closed."""
     machine = result.get("machine")
     words = [f"{machine['cores']} cores, {machine['processor']}"] if machine else []
     text = "\n".join([*lines, *words])

@@ -24,11 +24,7 @@ _ROW_BYTES = 4 * 8
 
 
 class StockTiming:
-    """A table in shared memory into which each pool worker writes its own row.
-
-    Args:
-        n_readers: Worker processes of the pool.
-    """
+    """A table in shared memory into which each pool worker writes its own row."""
 
     def __init__(self, n_readers: int) -> None:
         if multiprocessing.get_start_method() != "fork":
@@ -61,12 +57,7 @@ class StockTiming:
         self._plain(_TimedQueue(inqueue, row), outqueue, initializer, *args)
 
     def parts(self, start: float, end: float) -> dict[str, float]:
-        """Return the means over all workers, for a run from ``start`` to ``end``.
-
-        Args:
-            start: When the constructor began, seconds of the monotonic clock.
-            end: When the last mini-batch was delivered.
-        """
+        """Return the means over all workers, for a run of these seconds of the monotonic clock."""
         rows = self._rows.copy()
         initialize = np.clip(rows[:, _FIRST_WAIT], start, end) - start
         initialize[rows[:, _FIRST_WAIT] == 0] = end - start  # never came so far
