@@ -256,7 +256,7 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
         axes.set_ylim(bottom=0)
         axes.set_xlabel("epoch")
         axes.xaxis.get_major_locator().set_params(integer=True)
-    legend_below(figure, *reads.get_legend_handles_labels(), n_columns=2, bottom_inches=0.5)
+    legend_below(figure, *reads.get_legend_handles_labels(), bottom_inches=0.5)
     words = [result[name] for name in ("data", "store") if name in result]
     return [save(figure, stem.with_suffix(".png"), result, *words, space_inches=1.2)]
 

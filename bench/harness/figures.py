@@ -59,7 +59,7 @@ def bar_panels(
         axes.set_xticks(range(len(groups)), groups)
         axes.grid(visible=False, axis="x")
         axes.set_title(title, loc="left")
-    legend_below(figure, *axes.get_legend_handles_labels(), n_columns=2)
+    legend_below(figure, *axes.get_legend_handles_labels())
     return figure
 
 
@@ -81,10 +81,8 @@ def save(figure: Figure, path: Path, result: dict, *lines: str, space_inches: fl
     return path
 
 
-def legend_below(
-    figure: Figure, handles: list, labels: list, n_columns: int = 3, bottom_inches: float = 0.3
-) -> None:
+def legend_below(figure: Figure, handles: list, labels: list, bottom_inches: float = 0.3) -> None:
     """Put a legend for all panels below them."""
     place = (0.5, bottom_inches / figure.get_figheight())
     kind = {"loc": "lower center", "fontsize": 9}
-    figure.legend(handles, labels, ncols=n_columns, bbox_to_anchor=place, **kind)
+    figure.legend(handles, labels, ncols=2, bbox_to_anchor=place, **kind)

@@ -57,8 +57,8 @@ class SlowMount(MountPoint):
 
     Each open waits ``open_seconds``; these waits overlap. All reads share ``bytes_per_second``.
     A file that is opened again is read again from the mount. A look-up of a name and a ``stat``
-    wait ``stat_seconds`` where the kernel does not know the answer, which it does for
-    ``cache_seconds``. Its server is a child of this process, named ``slowfs``, and ends with it.
+    wait ``stat_seconds`` where the kernel does not know the answer, which it does for a minute.
+    Its server is a child of this process, named ``slowfs``, and ends with it.
 
     Args:
         source: The directory that is shown, on a fast disk; not to be changed meanwhile.
@@ -75,10 +75,9 @@ class SlowMount(MountPoint):
         open_seconds: float = 0.010,
         bytes_per_second: float = 100e6,
         stat_seconds: float = 0.0,
-        cache_seconds: float = 60.0,
     ) -> None:
         super().__init__(root)
-        numbers = (open_seconds, stat_seconds, bytes_per_second, cache_seconds)
+        numbers = (open_seconds, stat_seconds, bytes_per_second)
         self._command = [build(), os.path.abspath(source), self.root, *map(str, numbers)]
         self._server: subprocess.Popen[str] | None = None
 
@@ -106,10 +105,6 @@ class SlowMount(MountPoint):
             self._server.wait(_END_SECONDS)
             self._server.stdout.close()
             self._server = None
-
-    def opens_of(self, path: str) -> int:
-        """Return how often a file was opened; ``path`` is relative to the root."""
-        return int(os.getxattr(os.path.join(self.root, path), _ATTRIBUTE))
 
 
 def build() -> str:
