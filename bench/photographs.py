@@ -2,8 +2,8 @@
 
 Every image is a random crop of one of the two sample photographs that scikit-learn ships, with
 its own place, scale, flip and brightness, at 256x256 pixels and 20.6 kB on average, about what an
-ImageNet image has at that size. The same seed gives the same bytes. An incomplete set is completed,
-and a complete one is left as it is.
+ImageNet image has at that size. The same index gives the same bytes. An incomplete set is
+completed, and a complete one is left as it is.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ FILES_PER_FOLDER = 1_000
 NUM_LABELS = 1_000
 #: Gives a mean of 20.6 kB with this recipe.
 JPEG_QUALITY = 92
+_SEED = 0
 
 
 class Photographs(NamedTuple):
@@ -51,9 +52,9 @@ def load_sources() -> list[Image.Image]:
     return [Image.fromarray(array) for array in load_sample_images().images]
 
 
-def encode(sources: list[Image.Image], index: int, seed: int = 0) -> bytes:
-    """Return image ``index`` as JPEG bytes; a function of the seed and the index alone."""
-    random = np.random.RandomState([seed, index])
+def encode(sources: list[Image.Image], index: int) -> bytes:
+    """Return image ``index`` as JPEG bytes; a function of the index alone."""
+    random = np.random.RandomState([_SEED, index])
     photograph = sources[random.randint(len(sources))]
     side = random.uniform(0.6, 1.0) * min(photograph.size)
     left = random.uniform(0, photograph.width - side)
@@ -70,7 +71,7 @@ def encode(sources: list[Image.Image], index: int, seed: int = 0) -> bytes:
     return buffer.getvalue()
 
 
-def _write_folder(root: Path, seed: int, indices: range) -> int:
+def _write_folder(root: Path, indices: range) -> int:
     """Write the images of one folder that are not there yet. Returns how many there are now."""
     sources = load_sources()
     (root / relative_path(indices[0])).parent.mkdir(parents=True, exist_ok=True)
@@ -78,38 +79,33 @@ def _write_folder(root: Path, seed: int, indices: range) -> int:
         path = root / relative_path(index)
         if not path.exists():
             unfinished = path.with_suffix(".part")
-            unfinished.write_bytes(encode(sources, index, seed))
+            unfinished.write_bytes(encode(sources, index))
             unfinished.rename(path)
     return len(indices)
 
 
 def make_photographs(
-    root: str | os.PathLike[str], count: int, *, seed: int = 0, n_processes: int | None = None
+    root: str | os.PathLike[str], count: int, *, n_processes: int | None = None
 ) -> Photographs:
     """Make the images that are missing below ``root`` and return the first ``count`` of the set.
 
-    Blocks for about 2 ms of one core per missing image. Shows a progress bar in a terminal.
-
-    Args:
-        root: Directory of the set, made if need be.
-        count: Number of images; more are kept if they are there already.
-        seed: Another seed gives other images.
-        n_processes: Processes that draw; None takes all cores, 1 draws in this process.
+    Blocks for about 2 ms of one core per missing image. There may be more than ``count``. With
+    one process, this one draws; None takes all cores.
 
     Raises:
-        ValueError: ``root`` holds images of another seed or recipe.
+        ValueError: ``root`` holds images of another recipe.
     """
     root = Path(root)
     root.mkdir(parents=True, exist_ok=True)
     manifest = root / "manifest.json"
-    recipe = {"seed": seed, "quality": JPEG_QUALITY, "side": IMAGE_SIDE, "version": 1}
+    recipe = {"seed": _SEED, "quality": JPEG_QUALITY, "side": IMAGE_SIDE, "version": 1}
     known = json.loads(manifest.read_text()) if manifest.exists() else {"recipe": recipe}
     if known["recipe"] != recipe:
         raise ValueError(f"{root} holds images of another recipe: {known['recipe']}; remove it")
     pairs = [(relative_path(index), index % NUM_LABELS) for index in range(count)]
     if known.get("count", 0) < count:
         _write_json(manifest, {"recipe": recipe})
-        _write_missing(root, count, seed, n_processes)
+        _write_missing(root, count, n_processes)
         (root / "pairs.txt").write_text("".join(f"{path} {label}\n" for path, label in pairs))
         total_bytes = sum((root / path).stat().st_size for path, _ in pairs)
         known = {"recipe": recipe, "count": count, "total_bytes": total_bytes}
@@ -117,10 +113,10 @@ def make_photographs(
     return Photographs(root, pairs, known["total_bytes"] / known["count"])
 
 
-def _write_missing(root: Path, count: int, seed: int, n_processes: int | None) -> None:
+def _write_missing(root: Path, count: int, n_processes: int | None) -> None:
     starts = range(0, count, FILES_PER_FOLDER)
     folders = [range(start, min(start + FILES_PER_FOLDER, count)) for start in starts]
-    write = partial(_write_folder, root, seed)
+    write = partial(_write_folder, root)
     with progress_bar(count, "image") as progress:
         if n_processes == 1:
             for folder in folders:

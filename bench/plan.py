@@ -11,21 +11,13 @@ from bench.harness.turns import progress_bar
 
 
 class Experiment(NamedTuple):
-    """One JSON file.
+    """One JSON file."""
 
-    Attributes:
-        name: Of the file, and of the command.
-        claim: The module of ``bench.claims`` that measures it.
-        arguments: Its options.
-        minutes: How long it takes on two cores, as a guide.
-        what: What it shows.
-    """
-
-    name: str
-    claim: str
+    name: str  # of the file, and of the command
+    claim: str  # the module of bench.claims that measures it
     arguments: str
-    minutes: float
-    what: str
+    minutes: float  # on two cores, as a guide
+    what: str  # it shows
 
 
 _NODES = "--nodes 2 --ranks 2 --loaders overlap,slow --repeats 1 --examples 512"
@@ -103,9 +95,8 @@ def run(name: str, arguments: list[str]) -> int:
 def run_all(arguments: list[str]) -> int:
     """Run all experiments, each into its own file; return 1 if one has failed.
 
-    Args:
-        arguments: ``--into FOLDER``, for another one than that of one's own results; options that
-            all of them have, such as ``--quick``.
+    The arguments are ``--into FOLDER``, for another one than that of one's own results, and options
+    that all of them have, such as ``--quick``.
     """
     folder = claim.OWN_RESULTS
     if arguments[:1] == ["--into"]:

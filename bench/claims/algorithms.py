@@ -23,12 +23,15 @@ from statistics import median
 
 from bench.harness.claim import Claim
 from bench.harness.isolated import CHECKOUT, RunFailedError
+from bench.harness.launching import launch
 from bench.harness.options import Options, option
 from bench.harness.targets import missed, target_of, target_rows
+from bench.harness.text import table
 from bench.harness.turns import take_turns
 
 WANTED = 0.9
-_EXAMPLE = CHECKOUT / "examples/digits"
+EXAMPLE = CHECKOUT / "examples/digits"
+DATA = "1,797 handwritten digits of scikit-learn"
 #: The options of each.
 ALGORITHMS = {
     "one process": "--optimizer momentum --learning-rate 0.02",
@@ -49,24 +52,21 @@ class AlgorithmsOptions(Options):
     epochs: int = option(6, "of each run")
 
 
-def train_once(point: dict, data: Path, options: AlgorithmsOptions) -> dict:
-    """Train by one algorithm; return the time and accuracy at the end of each epoch.
+def make_digits(folder: Path) -> tuple[Path, Path]:
+    """Make the files of the example; return its lists for training and validation."""
+    subprocess.run([sys.executable, str(EXAMPLE / "make_data.py"), str(folder)], check=True)
+    return folder / "train.txt", folder / "val.txt"
 
-    Returns:
-        ``seconds`` since the first epoch began, and ``val_accuracy``, lists of equal length.
 
-    Raises:
-        RunFailedError: The training did not come to its end.
-    """
-    out = tempfile.mkdtemp(prefix="run-", dir=data)
+def train_once(point: dict, data: tuple[Path, Path], options: AlgorithmsOptions) -> dict:
+    """Train by one algorithm; return the time and accuracy at the end of each epoch."""
+    out = tempfile.mkdtemp(prefix="run-", dir=data[0].parent)
     command = [sys.executable, "-W", "ignore", "-m", "overlapiter", "train"]
-    command += [str(_EXAMPLE / "model.py"), str(data / "train.txt"), str(data / "val.txt")]
-    command += shlex.split(ALGORITHMS[point["name"]])
+    command += [str(EXAMPLE / "model.py"), *map(str, data), *shlex.split(ALGORITHMS[point["name"]])]
     command += ["--epochs", str(options.epochs), "--seed", str(options.seed), "--out", out]
     command += ["--batch", "16", "--metrics", "accuracy"]
     if point["name"] != "one process":
-        launcher = ["mpiexec", "--allow-run-as-root", "--oversubscribe"]
-        command = [*launcher, "-n", str(options.workers + 1), *command]
+        command = launch(command, options.workers + 1)
     ended = subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.DEVNULL, check=False)
     if ended.returncode:
         raise RunFailedError(f"{shlex.join(command)} ended with {ended.returncode}")
@@ -77,28 +77,31 @@ def train_once(point: dict, data: Path, options: AlgorithmsOptions) -> dict:
 
 def measure(options: AlgorithmsOptions, scratch: Path) -> dict:
     """Do all runs."""
-    make = [sys.executable, str(_EXAMPLE / "make_data.py"), str(scratch)]
-    subprocess.run(make, check=True)
-    points = [{"name": name} for name in ALGORITHMS]
-    take_turns(points, options.repeats, lambda point: train_once(point, scratch, options))
-    return {
-        "points": points,
-        "targets": targets(points),
-        "data": "1,797 handwritten digits of scikit-learn",
-    }
+    data, points = make_digits(scratch), [{"name": name} for name in ALGORITHMS]
+    take_turns(points, options.repeats, lambda point: train_once(point, data, options))
+    return {"points": points, "targets": targets(points), "data": DATA}
+
+
+def _curve(point: dict, key: str) -> list[float]:
+    """Return the medians over the runs, epoch by epoch."""
+    return [median(values) for values in zip(*(run[key] for run in point["runs"]), strict=True)]
 
 
 def rows(result: dict) -> list[list[str]]:
     """Return a row for each algorithm."""
-    table = [["", "options", "accuracy after half", "at the end", "seconds"]]
-    for point in result["points"]:
-        curves = [run["val_accuracy"] for run in point["runs"]]
-        half = median(curve[len(curve) // 2 - 1] for curve in curves)
-        end = median(curve[-1] for curve in curves)
-        seconds = median(run["seconds"][-1] for run in point["runs"])
-        row = [point["name"], f"`{ALGORITHMS[point['name']]}`", f"{half:.3f}", f"{end:.3f}"]
-        table.append([*row, f"{seconds:.1f}"])
-    return table
+
+    def half(point: dict) -> float:
+        curve = _curve(point, "val_accuracy")
+        return curve[len(curve) // 2 - 1]
+
+    columns = {
+        "": lambda point: point["name"],
+        "options": lambda point: f"`{ALGORITHMS[point['name']]}`",
+        "accuracy after half": lambda point: f"{half(point):.3f}",
+        "at the end": lambda point: f"{_curve(point, 'val_accuracy')[-1]:.3f}",
+        "seconds": lambda point: f"{_curve(point, 'seconds')[-1]:.1f}",
+    }
+    return table(result["points"], columns)
 
 
 def targets(points: list[dict]) -> list[dict]:
@@ -117,12 +120,8 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     colours = ["BLACK", "SKY", "BLUE", "GREEN", "ORANGE", "RED"]
     figure, axes = figures.plt.subplots()
     for point, colour in zip(result["points"], colours, strict=True):
-        seconds, accuracy = (
-            [median(values) for values in zip(*(run[key] for run in point["runs"]), strict=True)]
-            for key in ("seconds", "val_accuracy")
-        )
         marked = {"marker": ".", "color": getattr(figures, colour), "label": point["name"]}
-        axes.plot(seconds, accuracy, linewidth=1.2, **marked)
+        axes.plot(_curve(point, "seconds"), _curve(point, "val_accuracy"), linewidth=1.2, **marked)
     axes.set(xlabel="seconds of training", ylabel="accuracy of validation")
     axes.set_title("Each algorithm on the same digits", loc="left")
     axes.legend(fontsize=8)

@@ -41,10 +41,6 @@ class EvictingOptions(EpochOptions):
 def drive(request: dict) -> dict:
     """Stage files through the store in this process and evict them.
 
-    Args:
-        request: ``local``, a folder on the disk that is measured; ``n_files``; ``name``, one of
-            :data:`STATES`.
-
     Returns:
         ``stage_us`` and ``evict_us``, of the CPU of this process for a file, and ``charged_bytes``
         that are left in the end, of its reservation.
@@ -74,12 +70,7 @@ def drive(request: dict) -> dict:
 
 
 def evicting_us(whole: dict, part: dict) -> float:
-    """Return what evicting one file cost the prefetchers.
-
-    Args:
-        whole: A run with room for all files.
-        part: The same with room for some of them.
-    """
+    """Return what evicting a file cost the prefetchers, beside a run with room for the whole."""
     staging_seconds = whole["cpu"]["prefetcher"]["seconds"] / whole["statistics"]["files_staged"]
     expected_seconds = staging_seconds * part["statistics"]["files_staged"]
     beyond_seconds = part["cpu"]["prefetcher"]["seconds"] - expected_seconds

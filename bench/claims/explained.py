@@ -18,9 +18,10 @@ import dataclasses
 import os
 import shutil
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -29,9 +30,6 @@ from bench.harness.options import Options, option
 from bench.harness.text import Rows, interval, median_of, spread_of, table
 from bench.harness.turns import call_in_turns
 from bench.slow.store import SlowStore, attach
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 #: What the store charges for a file whatever its size, where it serves so many requests a second.
 _CHARGED_BYTES = 1000
@@ -53,12 +51,7 @@ class RequestStore(SlowStore):
 
 
 class TimedFiles:
-    """Files of a folder, each of which takes a while to decode.
-
-    Args:
-        names: The paths.
-        decode_seconds: Of a core, for each.
-    """
+    """Files, each of which takes a while of a core to decode."""
 
     def __init__(self, names: list[str], decode_seconds: float) -> None:
         self.names = names
@@ -82,35 +75,20 @@ class TimedFiles:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """A training.
+    """A training."""
 
-    Attributes:
-        n_files: Files of 5 to 35 kB.
-        batch_size: Examples in a mini-batch.
-        n_batches: Mini-batches that are trained on.
-        train_seconds: Of the trainer, for each mini-batch; it sleeps, as one that awaits a GPU.
-        decode_seconds: Of a core, for each example.
-        n_readers: File reader processes.
-        open_seconds: Latency of the store.
-        bytes_per_second: Its bandwidth.
-        files_per_second: Files that it serves; None for any number.
-        is_staging: Whether there is a staging directory.
-        is_staged: Whether all files are there before.
-        staging: Options of it.
-    """
-
-    n_files: int = 400
+    n_files: int = 400  # of 5 to 35 kB
     batch_size: int = 8
     n_batches: int = 40
-    train_seconds: float = 0.0
-    decode_seconds: float = 0.0
+    train_seconds: float = 0.0  # for a mini-batch; the trainer sleeps, as one that awaits a GPU
+    decode_seconds: float = 0.0  # of a core, for an example
     n_readers: int = 1
     open_seconds: float = 0.001
     bytes_per_second: float = _MANY
-    files_per_second: float | None = None
+    files_per_second: float | None = None  # that the store serves; None for any number
     is_staging: bool = True
-    is_staged: bool = False
-    staging: dict[str, Any] = dataclasses.field(default_factory=dict)
+    is_staged: bool = False  # whether all files are there before
+    staging: dict[str, Any] = dataclasses.field(default_factory=dict)  # its options
 
     def files(self, folder: Path) -> list[str]:
         """Make the files, unless they are there, and return their paths."""
@@ -161,10 +139,11 @@ JOBS = {
 #: What the paragraph says to change, done: fields of the job that are others then.
 _DONE: dict[str, dict[str, Any]] = {
     "store latency": {"staging": {}},
+    "decoding": {"n_readers": os.cpu_count() or 1},
+    "trainer": {"train_seconds": JOBS["trainer"].train_seconds / 2},
     "store bandwidth": {"is_staged": True},
     "store requests": {"is_staged": True},
     "not staged": {"is_staging": True, "is_staged": True},
-    "decoding": {"n_readers": os.cpu_count() or 1},
     "directory too small": {"staging": {}, "is_staged": True},
 }
 _TRAIN_SECONDS = 0.01
@@ -181,9 +160,6 @@ class ExplainedOptions(Options):
 def explain(request: dict) -> dict:
     """Run a training, explain it, change it, and run it again.
 
-    Args:
-        request: ``name`` of the job, ``scratch`` folder, ``seconds`` of the second run.
-
     Returns:
         ``cause``, ``text``, ``before``, ``expected`` and ``after``, in examples per second.
     """
@@ -196,9 +172,8 @@ def explain(request: dict) -> dict:
         before = job.train(iterator)
         found = iterator.explain()
     expected = found.expected or found.examples_per_second  # no change would bring more
-    changed = dataclasses.replace(job, **_DONE.get(name, {}))
-    if name == "trainer":  # nothing is to be changed: as much faster as was said, it would run
-        changed = dataclasses.replace(job, train_seconds=job.train_seconds / 2)
+    changed = dataclasses.replace(job, **_DONE[name])
+    if name == "trainer":  # nothing is to be changed: with half of its time it runs twice as fast
         expected = 2 * found.examples_per_second
     n_batches = max(20, round(request["seconds"] * (expected or before) / job.batch_size))
     with _prepared(changed, scratch) as open_iterator, open_iterator() as iterator:
@@ -237,21 +212,18 @@ def _prepared(job: Job, scratch: Path) -> Iterator[Callable[..., Any]]:
 # --- what watching costs --------------------------------------------------------------------------
 
 _WATCHED = Job(n_files=400, decode_seconds=0.001, n_readers=2, batch_size=16, is_staged=True)
-_NOT_WATCHED, _STATS, _TRACE = _WAYS = ("nothing", "stats", "trace")
+_WAYS = ("nothing", "stats", "trace")
 
 
 def watch(request: dict) -> dict:
     """Run three trainings side by side, one of them not watched.
-
-    Args:
-        request: ``scratch`` folder and ``seconds``.
 
     Returns:
         For each way of watching the microseconds of CPU of all its processes for an example.
     """
     scratch, spent_ns = Path(request["scratch"]), dict.fromkeys(_WAYS, 0)
     with _prepared(_WATCHED, scratch) as open_iterator, contextlib.ExitStack() as stack:
-        options = {_TRACE: {"trace": scratch / "trace.json"}}
+        options = {"trace": {"trace": scratch / "trace.json"}}
         iterators = {
             name: stack.enter_context(open_iterator(**options.get(name, {}))) for name in _WAYS
         }
@@ -264,7 +236,7 @@ def watch(request: dict) -> dict:
             for name in order:
                 begin_ns = time.process_time_ns()
                 next(iterators[name])
-                if name == _STATS:
+                if name == "stats":
                     iterators[name].stats()
                 spent_ns[name] += time.process_time_ns() - begin_ns
         done = {name: iterators[name].stats().since(before[name]) for name in _WAYS}
@@ -277,8 +249,7 @@ def watch(request: dict) -> dict:
 def measure(options: ExplainedOptions, scratch: Path) -> dict:
     """Do all runs."""
     common = {"scratch": str(scratch), "seconds": 0.5 if options.quick else options.seconds}
-    points: list[dict] = [{"name": name} for name in JOBS]
-    watched: list[dict] = [{"name": "watching"}]
+    points, watched = [{"name": name} for name in JOBS], [{"name": "watching"}]
     call_in_turns(points, options.repeats, explain, **common)
     common["seconds"] *= 2
     call_in_turns(watched, 3 * options.repeats, watch, **common)
@@ -325,7 +296,7 @@ def costs(result: dict) -> Rows:
 
 def _cost(result: dict, name: str) -> tuple[float, float]:
     """Return how much more a way of watching takes, and half the interval of 95%."""
-    return interval([run[name] / run[_NOT_WATCHED] - 1 for run in result["watched"]])
+    return interval([run[name] / run["nothing"] - 1 for run in result["watched"]])
 
 
 def faults(result: dict) -> list[str]:

@@ -129,11 +129,7 @@ def _workers_of(kind: str) -> set[psutil.Process]:
 
 
 def train(request: dict) -> dict:
-    """Train in this process, undisturbed for ``n_batches``, and then hit as ``hits`` says.
-
-    Returns:
-        ``hits``; the ``checksums`` of all mini-batches; ``calm_seconds`` of the undisturbed calls.
-    """
+    """Train in this process, undisturbed for ``n_batches``, and then hit as ``hits`` says."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # no file for each SIGSEGV
     numbers = random.Random(request["seed"])
     planned = [*itertools.product(N_WORKERS, SIGNALS)] * request["hits"]
@@ -165,11 +161,7 @@ def run_until_ended(request: dict) -> None:
 
 
 def end(request: dict, folder: Path) -> dict:
-    """Start a program and end it.
-
-    Returns:
-        ``children_seconds`` until all of its workers were gone.
-    """
+    """Start a program, end it, and return how long it took until all of its workers were gone."""
     program = isolated.Program(run_until_ended, request, folder)
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
     with subprocess.Popen(program.command, cwd=isolated.CHECKOUT, text=True, **pipes) as process:

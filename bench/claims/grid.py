@@ -11,20 +11,17 @@ from __future__ import annotations
 
 import itertools
 import json
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from bench.claims.algorithms import DATA, EXAMPLE, make_digits
 from bench.harness import isolated
 from bench.harness.claim import Claim
-from bench.harness.isolated import CHECKOUT
 from bench.harness.options import Options, option
 from bench.harness.targets import missed, target_of, target_rows
 from bench.harness.turns import take_turns
 
-_EXAMPLE = CHECKOUT / "examples/digits"
 _N_RATES, _N_BATCHES = 8, 5
 
 
@@ -38,16 +35,13 @@ class GridOptions(Options):
 def compare(data: Path, n_trials: int, seed: int = 0) -> dict:
     """Train the grid, unless that is done, and search; return the accuracy of every trial.
 
-    Args:
-        data: Folder with ``train.txt`` and ``val.txt`` of the digits; results are written there.
-        n_trials: Of the search.
-        seed: The search's proposals follow from it.
+    ``data`` is the folder with ``train.txt`` and ``val.txt`` of the digits; results go there.
     """
     from overlapiter.mpi import search
     from overlapiter.mpi.training.settings import read_toml
 
-    words = _EXAMPLE / "model.py", data / "train.txt", data / "val.txt"
-    tables = read_toml(str(_EXAMPLE / "space.toml"))
+    words = EXAMPLE / "model.py", data / "train.txt", data / "val.txt"
+    tables = read_toml(str(EXAMPLE / "space.toml"))
     known = data / "grid.json"  # every repeat compares with the same grid
     if not known.exists():
         known.write_text(json.dumps(_train_grid(words, tables, data)))
@@ -89,28 +83,20 @@ def _axes(space: dict) -> tuple[list[float], list[int]]:
 
 def take(request: dict) -> dict:
     """Compare in this process; see :func:`compare`."""
-    from pathlib import Path
-
     return compare(Path(request["folder"]), request["trials"], request["seed"])
 
 
 def measure(options: GridOptions, scratch: Path) -> dict:
     """Compare so many times, with another seed each."""
-    make = [sys.executable, str(_EXAMPLE / "make_data.py"), str(scratch)]
-    subprocess.run(make, check=True)
-    points = [{"name": "digits"}]
-    seeds = itertools.count(options.seed)
+    make_digits(scratch)
+    points, seeds = [{"name": "digits"}], itertools.count(options.seed)
+    request = {"folder": str(scratch), "trials": options.trials}
 
     def run(_point: dict) -> dict:
-        request = {"folder": str(scratch), "trials": options.trials, "seed": next(seeds)}
-        return isolated.call(take, request)
+        return isolated.call(take, {**request, "seed": next(seeds)})
 
     take_turns(points, options.repeats, run)
-    return {
-        "points": points,
-        "targets": targets(points),
-        "data": "1,797 handwritten digits of scikit-learn",
-    }
+    return {"points": points, "targets": targets(points), "data": DATA}
 
 
 def rows(result: dict) -> list[list[str]]:

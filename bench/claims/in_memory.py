@@ -21,7 +21,7 @@ import numpy as np
 
 from bench.harness.claim import Claim
 from bench.harness.options import Options, option, picked
-from bench.harness.text import median_of, spread, table
+from bench.harness.text import median_of, spread_of, table
 from bench.harness.turns import call_in_turns
 
 MEANINGS = {
@@ -48,10 +48,6 @@ class InMemoryOptions(Options):
 
 def take(request: dict) -> dict:
     """Time one loader in this process.
-
-    Args:
-        request: ``loader``, ``examples``, ``batch_size``, ``readers``, ``n_prefetch``, ``batches``
-            and ``compute_ms``.
 
     Returns:
         ``batch_ms`` and ``trainer_cpu_ms`` per mini-batch, without the time for computing, and
@@ -118,15 +114,14 @@ def measure(options: InMemoryOptions, _scratch: Path) -> dict:
 def rows(result: dict) -> list[list[str]]:
     """Return a row for each loader, flat out and beside a step."""
 
-    def extremes(point: dict) -> str:
-        cost = spread(run["batch_ms"] for run in point["runs"])
-        return f"{cost['min']:.2f} to {cost['max']:.2f}"
+    def least_and_most(point: dict) -> str:
+        return "{min:.2f} to {max:.2f}".format_map(spread_of(point, "batch_ms"))
 
     columns = {
         "": lambda point: MEANINGS[point["loader"]],
         "step, ms": lambda point: f"{point['compute_ms']:g}",
         "ms of a mini-batch, beyond the step": lambda point: f"{median_of(point, 'batch_ms'):.2f}",
-        "min to max": extremes,
+        "min to max": least_and_most,
         "trainer's CPU, ms": lambda point: f"{median_of(point, 'trainer_cpu_ms'):.2f}",
     }
     return table(result["points"], columns)
@@ -134,8 +129,8 @@ def rows(result: dict) -> list[list[str]]:
 
 def faults(result: dict) -> list[str]:
     """Return which loaders gave other arrays than those in memory."""
-    wrong = (p["loader"] for p in result["points"] for run in p["runs"] if not run["is_same"])
-    return [f"{loader}: the arrays are wrong" for loader in wrong]
+    runs = [(point["loader"], run) for point in result["points"] for run in point["runs"]]
+    return [f"{loader}: the arrays are wrong" for loader, run in runs if not run["is_same"]]
 
 
 CLAIM = Claim(

@@ -39,51 +39,46 @@ class LargeFilesOptions(Options):
     repeats: int = 5
 
 
-def stage(root: Path, n_files: int, scratch: Path) -> dict[str, float]:
+def stage(point: dict, root: Path, scratch: Path) -> dict[str, float]:
     """Stage all files once; return the CPU seconds of the prefetchers and the bytes staged."""
-    pairs, staging = str(root.with_suffix(".txt")), str(scratch / "staged")
-    batch_size = max(1, min(32, n_files // 20))
-    spec = RunSpec("overlap", pairs, n_files, str(root), staging, mount="given", order="own")
-    found = run_once(replace(spec, is_decoding=False, n_epochs=1, batch_size=batch_size))
+    pairs, staging, n_files = root.with_suffix(".txt"), scratch / "staged", point["n_files"]
+    spec = RunSpec("overlap", str(pairs), n_files, str(root), str(staging), mount="given")
+    size = max(1, min(32, n_files // 20))
+    found = run_once(replace(spec, order="own", is_decoding=False, n_epochs=1, batch_size=size))
     staged, wall = found["statistics"]["bytes_staged"], found["epochs"][0]["seconds"]
     return {**found["cpu"]["prefetcher"], "bytes": staged, "wall_seconds": wall}
 
 
-def copy(root: Path, scratch: Path) -> dict[str, float]:
+def copy(point: dict, root: Path, scratch: Path) -> dict[str, float]:
     """Copy the same files by ``cp -r``; return its CPU seconds and the bytes copied."""
     target = tempfile.mkdtemp(prefix="copied-", dir=scratch)
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(["cp", "-r", str(root), target], check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     user, system = after.ru_utime - before.ru_utime, after.ru_stime - before.ru_stime
-    n_bytes = sum(path.stat().st_size for path in root.rglob("*.bin"))
     seconds = {"seconds": user + system, "user_seconds": user, "system_seconds": system}
-    return {**seconds, "bytes": n_bytes}
+    return {**seconds, "bytes": point["n_files"] * point["file_bytes"]}
 
 
 def measure(options: LargeFilesOptions, scratch: Path) -> dict:
     """Do all runs."""
-    paths, points = {}, []
+    paths, points, ways = {}, [], {"stage": stage, "copy": copy}
     for size in options.sizes:
         n_files = max(2, options.total_mb * 10**6 // size)
         paths[size] = make_files(scratch / f"source-{size}", n_files, size, n_files)
-        facts = {"file_bytes": size, "n_files": len(paths[size])}
-        points += [{"name": way, **facts} for way in ("stage", "copy")]
+        points += [{"name": way, "file_bytes": size, "n_files": n_files} for way in ways]
 
     def run(point: dict) -> dict:
-        size = point["file_bytes"]
-        root = scratch / f"source-{size}"
-        read_files(paths[size], str(root))
-        is_staging = point["name"] == "stage"
-        return stage(root, point["n_files"], scratch) if is_staging else copy(root, scratch)
+        root = scratch / f"source-{point['file_bytes']}"
+        read_files(paths[point["file_bytes"]], str(root))
+        return ways[point["name"]](point, root, scratch)
 
     take_turns(points, options.repeats, run)
-    targets = []
-    for staged, copied in zip(points[::2], points[1::2], strict=True):
-        what = f"bytes for CPU, {staged['file_bytes'] / 1e6:g} MB, of cp"
-        targets.append(
-            target_of(what, "", WANTED, by_repeat(lambda a, b: rate(a) / rate(b), staged, copied))
-        )
+    targets = [
+        target_of(f"bytes for CPU, {staged['file_bytes'] / 1e6:g} MB, of cp", "", WANTED,
+                  by_repeat(lambda a, b: rate(a) / rate(b), staged, copied))
+        for staged, copied in zip(points[::2], points[1::2], strict=True)
+    ]  # fmt: skip
     return {"points": points, "targets": targets}
 
 

@@ -1,8 +1,8 @@
 """How many reads of each epoch cross the slow store when the staging directory holds a part.
 
 Counted at an emulated slow store under the real pipeline, for orders that are shuffled anew in each
-epoch; beside it what other policies miss of the same orders (``bench.claims.policies``). A read of
-the first epoch that misses had to, so counted are the later ones::
+epoch; beside it what other policies miss of the same orders. A read of the first epoch that misses
+had to, so counted are the later ones::
 
     python -m bench misses-measured
 
@@ -12,15 +12,22 @@ ahead of the trainer across the end of an epoch counts in the earlier one.
 
 from __future__ import annotations
 
+import functools
+import heapq
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
-from bench.claims.policies import POLICIES
+import numpy as np
+from numpy.typing import NDArray
+
 from bench.harness.claim import Claim
 from bench.loaders.sources import EpochOptions, run_points
 from overlapiter.order import seeded_order
 
+Orders = Sequence[NDArray[np.intp]]
+Policy = Callable[[Orders, int], NDArray[np.bool_]]
 FRACTIONS = (0.1, 0.25, 0.5, 0.75, 0.9)
 #: The names of what is compared, in tables and figures, with marks and colours.
 _NAMES = {
@@ -41,6 +48,50 @@ class MissesOptions(EpochOptions):
     open_ms: float = 2.0
     mb_per_s: float = 1000.0
     repeats: int = 1
+
+
+# --- other policies, each example being a file of the same size -----------------------------------
+
+
+def _misses(orders: Orders, room: int, priority_of: Callable[..., int]) -> NDArray[np.bool_]:
+    """Return for each read whether it misses, with a policy that evicts the least priority.
+
+    ``priority_of`` takes the place of a read, the place at which its example is read next, and the
+    priority that the example had, if it was staged.
+    """
+    reads = np.concatenate(orders)
+    next_uses = _next_uses(reads).tolist()
+    staged: dict[int, int] = {}  # the priority of each example
+    least: list[tuple[int, int]] = []  # the same as a heap, with entries that are outdated
+    missed = np.zeros(len(reads), bool)
+    for place, example in enumerate(reads.tolist()):
+        missed[place] = example not in staged
+        staged[example] = priority_of(place, next_uses[place], staged.get(example, place))
+        heapq.heappush(least, (staged[example], example))
+        while len(staged) > room:
+            priority, candidate = heapq.heappop(least)
+            if staged.get(candidate) == priority:
+                del staged[candidate]
+    return missed
+
+
+def _next_uses(reads: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return for each read the place at which the same example is read next, or their number."""
+    by_example = np.argsort(reads, kind="stable")
+    is_same = np.diff(reads[by_example]) == 0
+    next_uses = np.full(len(reads), len(reads))
+    next_uses[by_example[:-1][is_same]] = by_example[1:][is_same]
+    return next_uses
+
+
+#: The policies by name. ``belady`` is the optimum, which no policy can beat: L. A. Belady, "A study
+#: of replacement algorithms for a virtual-storage computer", IBM Systems Journal 5 (1966). What is
+#: read need not be kept. ``lru`` and ``fifo`` evict what was read, or staged, the longest time ago.
+POLICIES: dict[str, Policy] = {
+    "belady": functools.partial(_misses, priority_of=lambda _place, next_use, _before: -next_use),
+    "lru": functools.partial(_misses, priority_of=lambda place, _next_use, _before: place),
+    "fifo": functools.partial(_misses, priority_of=lambda _place, _next_use, before: before),
+}
 
 
 def simulated(options: MissesOptions, fraction: float) -> dict[str, list[float]]:

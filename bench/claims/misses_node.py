@@ -10,20 +10,16 @@ As ``misses_measured``, for 4 ranks under ``mpiexec`` whose order is scattered b
 from __future__ import annotations
 
 import dataclasses
-import pickle
 from functools import partial
 from pathlib import Path
 
-from bench.claims.data_parallel.rank import train_rank
-from bench.claims.data_parallel.summary import reads_by_node
 from bench.claims.misses_measured import CLAIM as MEASURED
 from bench.claims.misses_measured import MissesOptions, simulated
-from bench.harness import isolated
-from bench.harness.launching import YIELDS, launch
-from bench.harness.options import option, picked
+from bench.claims.peers import run_epochs
+from bench.harness.launching import launch
+from bench.harness.options import option
 from bench.harness.turns import take_turns
 from bench.loaders.sources import prepare, store_facts
-from bench.slow.store import SlowStore
 
 FRACTIONS = (0.25, 0.5, 0.75)
 KINDS = ("together", "apart")
@@ -42,39 +38,18 @@ class NodeOptions(MissesOptions):
 def measure(options: NodeOptions, scratch: Path) -> dict:
     """Do all runs."""
     sources = prepare(options, scratch, options.examples)
-    asked = [{"name": kind, "fraction": f} for f in FRACTIONS for kind in KINDS]
-    usual = {
-        **picked(options, ("seed", "batch_size")),
-        "loader": "overlap",
-        "model": "",
-        "communicator": "naive",
-        "n_examples": options.examples,
-        "n_epochs": options.epochs,
-        "n_readers": options.readers,
-        "pairs": sources.pairs,
-        "root": sources.slow,
-    }
+    asked = [{"order": kind, "fraction": f} for f in FRACTIONS for kind in KINDS]
+    job = partial(launch, n_ranks=options.ranks)
 
     def run(point: dict) -> list[float]:
-        with SlowStore(sources.slow, options.open_ms / 1e3, options.mb_per_s * 1e6) as store:
-            (scratch / "store.pickle").write_bytes(pickle.dumps(store))
-            request = {
-                **usual,
-                "store": str(scratch / "store.pickle"),
-                "staging": str(scratch / f"staging-{point['fraction']}-{point['name']}"),
-                "capacity": sources.capacity_of(point["fraction"], options.examples),
-                "order": point["name"],
-            }
-            job = partial(launch, n_ranks=options.ranks)
-            ranks = isolated.call(train_rank, request, job, **YIELDS)["ranks"]
-            (node,) = reads_by_node(store.records(), ranks)
-        return [round(n / options.examples, 6) for n in node["epoch_opens"][: options.epochs]]
+        reads = run_epochs(options, sources, point, job, options.examples)["reads"]
+        return [round(n / options.examples, 6) for n in reads]
 
     take_turns(asked, 1, run)
     points = []
     for fraction in FRACTIONS:
         found = {"belady": simulated(options, fraction)["belady"]}
-        found |= {p["name"]: p["runs"][0] for p in asked if p["fraction"] == fraction}
+        found |= {p["order"]: p["runs"][0] for p in asked if p["fraction"] == fraction}
         points.append({"fraction": fraction, "missed_by_epoch": found})
     return {"data": sources.label, **store_facts(options), "points": points}
 

@@ -14,6 +14,7 @@ without delay, and how long its processes take to start. It is told nothing of t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 
@@ -105,7 +106,7 @@ def rows(result: dict) -> list[list[str]]:
         return f"{times} ({found['error']:+.0%})"
 
     for name in result["points"][0]["seconds"]:
-        columns[f"{name}: forecast / measured, s"] = lambda point, name=name: cell(name, point)
+        columns[f"{name}: forecast / measured, s"] = partial(cell, name)
     return table(result["points"], columns)
 
 

@@ -26,32 +26,27 @@ import contextlib
 import importlib.util
 import itertools
 import os
-import pickle
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from statistics import mean
 
 import numpy as np
 import psutil
 
+from bench.claims.data_parallel import run_ranks
+from bench.claims.data_parallel.rank import trained
+from bench.claims.data_parallel.summary import seconds_of
 from bench.claims.peers_serving import measure_serving, serving_rows
-from bench.harness import isolated
 from bench.harness.claim import Claim
-from bench.harness.files import make_folder, read_pairs
-from bench.harness.launching import YIELDS, launch
-from bench.harness.options import option, picked
-from bench.harness.text import median_of, table
+from bench.harness.launching import launch
+from bench.harness.options import option
+from bench.harness.text import median_of, spread, table
 from bench.harness.turns import take_turns
-from bench.loaders.run import Heads
-from bench.loaders.sources import EpochOptions, prepare, store_facts
-from bench.slow.mount import MountPoint, SlowMount
-from bench.slow.store import SlowStore, attach
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+from bench.loaders.sources import EpochOptions, Sources, prepare, store_facts
 
 #: Nodes, the share of the data that each has room for, and what is done.
 RUNS = (
@@ -71,7 +66,17 @@ MEANINGS = {
     "shards": "OverlapIterator, fixed shards",
 }
 _N_RANKS = 4
-_SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+_FAULTS = ("kill", "stop")
+#: What of a run of each kind is not usual.
+_ASKED: dict[str, dict[str, object]] = {
+    "peers": {"has_peers": True},
+    "alone": {},
+    "kill": {"has_peers": True, "fault": int(signal.SIGKILL)},
+    "stop": {"has_peers": True, "fault": int(signal.SIGSTOP)},
+    "multiprocess": {"loader": "slow"},
+    "torch": {"loader": "torch"},
+    "shards": {"order": "shards"},
+}
 _IDLE_SECONDS = 2.0
 _RUN_VARIABLE = "OVERLAPITER_BENCH_RUN"
 
@@ -91,91 +96,58 @@ class PeersOptions(EpochOptions):
 
 
 def take(request: dict) -> dict | None:
-    """Be one rank: take the epochs; rank 0 tells of each how often the store was opened."""
+    """Be one rank, in lockstep with the others; rank 0 returns what all report.
+
+    With a fault, rank 1 hits the servers of its node in the middle of each epoch but the first.
+    """
     import overlapiter.mpi
 
     comm = overlapiter.mpi.create_communicator("naive")
-    store: SlowStore | SlowMount = pickle.loads(Path(request["store"]).read_bytes())
-    fault = _SIGNALS.get(request["kind"])
-    n_batches = request["examples"] // comm.size // request["batch_size"]
-    opens, seconds = [], []
-    comm.mpi_comm.Barrier()
-    began = time.monotonic()
-    with contextlib.ExitStack() as resources:
-        mini_batches = _mini_batches(request, comm, store, resources)
-        for epoch in range(request["epochs"]):
-            for place in range(n_batches):
-                if place == n_batches // 2 and epoch and comm.rank == 1 and fault:
-                    for server in _servers():
-                        server.send_signal(fault)
-                next(mini_batches)
-                if not epoch and not place:
-                    first_seconds = time.monotonic() - began
-                comm.mpi_comm.Barrier()
-            seconds.append(time.monotonic() - began)
-            opens.append(store.counts()["opens"])
-            comm.mpi_comm.Barrier()
-        idle_seconds = comm.mpi_comm.allreduce(_idle_cpu_seconds())
-        first_seconds = comm.mpi_comm.allreduce(first_seconds) / comm.size
+    fault, numbers = request["fault"], itertools.count(1)
+    n_batches = request["n_examples"] // comm.size // request["batch_size"]
+
+    def step(_arrays: tuple) -> float:
+        epoch, place = divmod(next(numbers), n_batches)
+        if fault and comm.rank == 1 and epoch and place == n_batches // 2:
+            for server in _servers():
+                server.send_signal(fault)
         comm.mpi_comm.Barrier()
-    if comm.rank:
-        return None
-    found = {"seconds": np.diff(seconds, prepend=0.0).tolist(), "first_seconds": first_seconds}
-    found["idle_cpu_share"] = idle_seconds / comm.size / _IDLE_SECONDS
-    return found | {"reads": np.diff(opens, prepend=0).tolist()}
+        return 0.0
+
+    with trained(request, comm, step) as found:
+        is_idle = request["has_peers"] and not fault  # a server that was hit says nothing
+        found["idle_cpu_seconds"] = _idle_cpu_seconds() if is_idle else 0.0
+    ranks = comm.gather_obj(found)
+    return {"ranks": ranks} if comm.rank == 0 else None
 
 
-def _mini_batches(
-    request: dict, comm: Any, store: SlowStore | SlowMount, resources: contextlib.ExitStack
-) -> Iterator:
-    """Return the mini-batches of this rank, epoch after epoch, as the opponent gives them."""
-    import overlapiter
+def run_epochs(
+    options: EpochOptions, sources: Sources, point: dict, job: Callable, n_examples: int
+) -> dict:
+    """Do one run of ranks in lockstep.
 
-    kind, root = request["kind"], str(store.root)
-    pairs = read_pairs(request["pairs"], request["examples"])
-    is_shard = kind == "shards"
-    dataset: object = Heads(pairs[comm.rank :: comm.size] if is_shard else pairs, root)
-    usual = (request["batch_size"],)
-    if kind == "torch":
-        resources.enter_context(_slow(store))  # its workers are forks of this process
-        return _torch_batches(request, comm, dataset)
-    options: dict[str, Any] = {"n_processes": request["readers"]}
-    options["order_sampler"] = (
-        None if is_shard else overlapiter.scatter_order(comm, request["seed"])
-    )
-    if kind == "multiprocess":
-        from chainer.iterators import MultiprocessIterator
+    A point says what is asked beside what is usual, and the ``fraction`` that fits.
 
-        resources.enter_context(_slow(store))
-        iterator = MultiprocessIterator(dataset, *usual, **options)
-        resources.callback(iterator.finalize)
-        return iterator
-    if isinstance(store, SlowStore):
-        dataset = attach(dataset, store)
-    staging = overlapiter.Staging(
-        f"{request['staging']}-{os.environ['OVERLAPITER_NODE']}",
-        source=root,
-        capacity=request["capacity"],
-        peers=None if kind in ("alone", "shards") else comm,
-    )
-    make = overlapiter.OverlapIterator(dataset, *usual, staging=staging, **options)
-    return resources.enter_context(make)
-
-
-def _slow(store: SlowStore | SlowMount) -> contextlib.AbstractContextManager:
-    return store.installed() if isinstance(store, SlowStore) else contextlib.nullcontext()
-
-
-def _torch_batches(request: dict, comm: Any, dataset: Any) -> Iterator:
-    from torch.utils.data import DataLoader
-    from torch.utils.data.distributed import DistributedSampler
-
-    sampler = DistributedSampler(dataset, comm.size, comm.rank, seed=request["seed"])
-    options = {"num_workers": request["readers"], "persistent_workers": True}
-    loader = DataLoader(dataset, request["batch_size"], sampler=sampler, **options)
-    for epoch in itertools.count():
-        sampler.set_epoch(epoch)
-        yield from loader
+    Returns:
+        ``seconds`` and ``reads`` of each epoch; ``first_seconds`` to the first mini-batch and
+        ``idle_cpu_share`` of the servers, means over the ranks.
+    """
+    asked = {
+        "loader": "overlap", "model": "", "order": "global", "has_peers": False, "fault": 0,
+        "seed": options.seed, "batch_size": options.batch_size, "n_epochs": options.epochs,
+        "n_readers": options.readers, "n_examples": n_examples,
+        "capacity": sources.capacity_of(point["fraction"], n_examples), **point, "runs": None,
+    }  # fmt: skip
+    token = {_RUN_VARIABLE: f"{os.getpid()}-{time.monotonic_ns()}"}
+    ranks, _opens = run_ranks(options, sources, take, asked, job, **token)
+    # A store of the user's own counts nothing.
+    opens = [epoch.get("store_opens", 0) for epoch in ranks[0]["epochs"]]
+    return {
+        "seconds": [seconds_of(epoch) for epoch in ranks[0]["epochs"]],
+        "reads": np.diff(opens, prepend=0).tolist(),
+        "first_seconds": mean(rank["start_seconds"] for rank in ranks),
+        "idle_cpu_share": mean(rank["idle_cpu_seconds"] for rank in ranks) / _IDLE_SECONDS,
+    }
 
 
 def _servers() -> list[psutil.Process]:
@@ -202,38 +174,17 @@ def _idle_cpu_seconds() -> float:
 def measure_epochs(options: PeersOptions, scratch: Path) -> dict:
     """Do the runs of the first experiment."""
     sources = prepare(options, scratch, options.examples * max(_TIMES.values()))
-    usual = picked(options, ("seed", "epochs", "batch_size", "readers"))
     kinds = {*options.kinds} - (set() if importlib.util.find_spec("torch") else {"torch"})
     points = [
         {"nodes": n, "fraction": f, "kind": kind, "examples": options.examples * _TIMES.get(f, 1)}
         for n, f, kind in RUNS
         if kind in kinds
     ]
-    numbers = options.open_ms / 1e3, options.bytes_per_second
 
     def run(point: dict) -> dict:
-        token = f"{os.getpid()}-{time.monotonic_ns()}"
-        place = make_folder(scratch / "mount")
-        with (
-            SlowMount(sources.slow, place, *numbers, options.stat_ms / 1e3)
-            if options.mount == "fuse"
-            else SlowStore(sources.slow, *numbers)
-        ) as store:
-            is_mount = isinstance(store, SlowMount)
-            pickled = scratch / "store.pickle"
-            pickled.write_bytes(pickle.dumps(MountPoint(store.root) if is_mount else store))
-            request = {
-                **usual,
-                "pairs": sources.pairs,
-                "kind": point["kind"],
-                "examples": point["examples"],
-                "store": str(pickled),
-                "staging": str(scratch / f"staged-{token}"),
-                "capacity": sources.capacity_of(point["fraction"], point["examples"]),
-            }
-            n_nodes = point["nodes"]
-            job = partial(launch, n_ranks=_N_RANKS // n_nodes, n_nodes=n_nodes)
-            return isolated.call(take, request, job, **YIELDS, **{_RUN_VARIABLE: token})
+        job = partial(launch, n_ranks=_N_RANKS // point["nodes"], n_nodes=point["nodes"])
+        asked = {**_ASKED[point["kind"]], "fraction": point["fraction"]}
+        return run_epochs(options, sources, asked, job, point["examples"])
 
     take_turns(points, options.repeats, run)
     return {"data": sources.label, **store_facts(options), "points": points}
@@ -266,7 +217,7 @@ def idle_rows(result: dict) -> list[list[str]]:
         "s to the first mini-batch": lambda p: f"{median_of(p, 'first_seconds'):.2f}",
         "CPU of an idle server, %": lambda p: f"{100 * median_of(p, 'idle_cpu_share'):.1f}",
     }
-    return table([p for p in points if p["kind"] not in _SIGNALS], columns)
+    return table([p for p in points if p["kind"] not in _FAULTS], columns)
 
 
 def measure(options: PeersOptions, scratch: Path) -> dict:
@@ -279,11 +230,42 @@ def measure(options: PeersOptions, scratch: Path) -> dict:
     return found
 
 
+def draw_all(result: dict, stem: Path) -> list[Path]:
+    """Draw reads of the slow store and seconds, epoch by epoch; return the file."""
+    from bench.harness.figures import BLUE, GREEN, ORANGE, legend_below, line, plt, save
+
+    points = [p for p in result.get("points", []) if p["kind"] in ("peers", "alone")]
+    if not points:
+        return []
+    figure, (reads, seconds) = plt.subplots(1, 2, figsize=(9.0, 4.3))
+    for point in points:
+        nodes, fraction, kind = point["nodes"], point["fraction"], point["kind"]
+        n_files = point.get("examples", result["options"]["examples"])
+        style = {
+            "color": {(4, 0.3): BLUE, (4, 0.15): ORANGE, (2, 0.3): GREEN}[nodes, fraction],
+            "linestyle": "-" if kind == "peers" else ":",
+            "marker": "o",
+            "label": f"{nodes} nodes, room for {100 * fraction:g} % each, {kind}",
+        }
+        for axes, key, scale in ((reads, "reads", 100 / n_files), (seconds, "seconds", 1.0)):
+            by_epoch = np.array([run[key] for run in point["runs"]]).T * scale
+            line(axes, range(1, len(by_epoch) + 1), [*map(spread, by_epoch)], **style)
+    reads.set_title("reads of the slow store, % of the files", loc="left")
+    seconds.set_title("seconds", loc="left")
+    for axes in (reads, seconds):
+        axes.set_ylim(bottom=0)
+        axes.set_xlabel("epoch")
+        axes.xaxis.get_major_locator().set_params(integer=True)
+    legend_below(figure, *reads.get_legend_handles_labels(), bottom_inches=0.5)
+    words = [result[name] for name in ("data", "store") if name in result]
+    return [save(figure, stem.with_suffix(".png"), result, *words, space_inches=1.2)]
+
+
 CLAIM = Claim(
     __doc__,
     PeersOptions,
     measure,
     quick={"examples": 320, "epochs": 2},
     tables={"peers-epochs": epoch_rows, "peers-idle": idle_rows, "peers-serving": serving_rows},
-    figures="bench.claims.peers_figures",
+    figures=__name__,
 )

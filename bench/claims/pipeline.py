@@ -12,16 +12,15 @@ bench/results/README.md says what is measured, and what the loops and the ceilin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 
 from bench.harness.claim import Claim
 from bench.harness.options import OptionsError, names_of, option
-from bench.harness.targets import target_of, target_rows
-from bench.harness.text import by_repeat, median_of, table
+from bench.harness.targets import Wanted, compared, target_rows
+from bench.harness.text import median_of, table
 from bench.loaders import report
 from bench.loaders.sources import MountOptions
 
@@ -89,45 +88,31 @@ RATE, STEADY, FIRST = "images_per_second", "rate_after_first", "first_batch_seco
 
 def targets(points: Sequence[dict]) -> list[dict]:
     """Return all targets of which both sides were measured."""
-    measured = {point["name"]: point for point in points}
-    found = []
-    for what, unit, wanted, names, value_of in _TARGETS:
-        if measured.keys() >= set(names):
-            values = by_repeat(value_of, *(measured[name] for name in names))
-            found.append(target_of(what, unit, wanted, values))
-    return found
+    return compared(_TARGETS, {point["name"]: point["runs"] for point in points})
 
 
 def _share(key: str) -> Callable[..., float]:
     return lambda one, other: one[key] / other[key]
 
 
-def _us(run: dict, kinds: Iterable[str]) -> float:
-    """Return what the processes of some kinds used for an image."""
-    seconds = sum(run["cpu"].get(kind, {}).get("seconds", 0.0) for kind in kinds)
-    return seconds / run["n_images"] * 1e6
-
-
 def _prefetchers_us(run: dict) -> float:
     """Return what staging one file cost the prefetchers."""
-    return _us(run, ["prefetcher"]) * run["n_images"] / max(run["statistics"]["files_staged"], 1)
+    n_staged = max(run["statistics"]["files_staged"], 1)
+    return report.cpu_us(run, "prefetcher") * run["n_images"] / n_staged
+
+
+def _supervisor_us(run: dict) -> float:
+    return report.cpu_us(run, "supervisor")
 
 
 def _reader_beyond_us(run: dict, loops: dict) -> float:
     """Return what a reader used for an image beyond what the loops did."""
-    return _us(run, ["reader"]) - _us(loops, ["loop"])
+    return report.cpu_us(run, "reader") - report.cpu_us(loops, "loop")
 
 
-def _less_cpu(run: dict, limit: dict) -> float:
-    """Return the CPU of all processes for an image of ``limit``, as a share of that of ``run``."""
-    return _us(limit, limit["cpu"]) / _us(run, run["cpu"])
-
-
-_supervisor_us = partial(_us, kinds=("supervisor",))
 _first = itemgetter(FIRST)
 
-# What it is, its unit, what is wanted, the lines, and the number.
-_TARGETS: tuple[tuple[str, str, float | None, tuple[str, ...], Callable[..., float]], ...] = (
+_TARGETS: tuple[Wanted, ...] = (
     ("prefetchers, a staged file, local source", "µs", 80, ("from local",), _prefetchers_us),
     ("prefetchers, a staged file, slow store", "µs", 140, ("cold",), _prefetchers_us),
     ("supervisor, an image, cold", "µs", 35, ("cold",), _supervisor_us),
@@ -141,8 +126,8 @@ _TARGETS: tuple[tuple[str, str, float | None, tuple[str, ...], Callable[..., flo
     ("cold / ceiling, all included", "", None, ("cold", "ceiling"), _share(RATE)),
     ("staged / loops, all included", "", None, ("staged", "loops"), _share(RATE)),
     # On a busy machine, rates say little; where the cores are the limit, this says the same.
-    ("cold / ceiling, by CPU of all", "", None, ("cold", "ceiling"), _less_cpu),
-    ("staged / loops, by CPU of all", "", None, ("staged", "loops"), _less_cpu),
+    ("cold / ceiling, by CPU of all", "", None, ("cold", "ceiling"), report.less_cpu),
+    ("staged / loops, by CPU of all", "", None, ("staged", "loops"), report.less_cpu),
     ("cold / stock on the slow store", "", 15, ("cold", "stock, slow store"), _share(RATE)),
     ("cold / stock on the local disk", "", 2.2, ("cold", "stock, local"), _share(RATE)),
     ("12 prefetchers / default", "", 0.95, ("cold, 12 prefetchers", "cold"), _share(RATE)),

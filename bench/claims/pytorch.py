@@ -17,23 +17,21 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TYPE_CHECKING
+from operator import itemgetter
+from pathlib import Path
 
 import numpy as np
 
 from bench.harness import isolated
 from bench.harness.claim import Claim
 from bench.harness.options import numbers, option
-from bench.harness.targets import target_of, target_rows
+from bench.harness.targets import Wanted, compared, target_rows
+from bench.harness.turns import take_turns
 from bench.loaders import report
 from bench.loaders.sources import MountOptions
 from bench.loaders.spec import PACKAGES
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: How long a run may take, many times what it does: other loaders may hang.
 MOST_SECONDS = 180.0
@@ -73,7 +71,7 @@ def trainer_cpu(request: dict) -> dict:
 
     import overlapiter
 
-    kind = overlapiter.torch if request["is_ours"] else torch.utils.data
+    kind = overlapiter.torch if request["name"] == "ours" else torch.utils.data
     batches = iter(kind.DataLoader(Blank(), 32, num_workers=2))
     next(batches)
     start = time.process_time()
@@ -99,13 +97,10 @@ def measure(options: PytorchOptions, scratch: Path) -> dict:
     n_examples = options.batches * options.batch_size
     usual = {"batch_size": options.batch_size}
     result = report.measure_points(options, scratch, points, n_examples, MOST_SECONDS, **usual)
-    imports = [isolated.call(import_torch, {})["seconds"] for _ in range(options.repeats)]
-    cpu = [
-        tuple(isolated.call(trainer_cpu, {"is_ours": is_ours})["us"] for is_ours in (True, False))
-        for _ in range(options.repeats)
-    ]
-    found = targets(result["points"], imports, cpu)
-    return {**result, "targets": found, "absent": absent}
+    own = [{"name": "import"}, {"name": "trainer"}, {"name": "ours"}]
+    functions = {"import": import_torch, "trainer": trainer_cpu, "ours": trainer_cpu}
+    take_turns(own, options.repeats, lambda p: isolated.call(functions[p["name"]], p))
+    return {**result, "targets": targets([*result["points"], *own]), "absent": absent}
 
 
 def rivals_of(options: PytorchOptions) -> tuple[list[dict], str]:
@@ -136,33 +131,35 @@ def show(result: dict) -> str:
     return "\n\n".join(filter(None, (report.show(result), result["absent"])))
 
 
-def targets(
-    points: list[dict], import_seconds: list[float], cpu: list[tuple[float, ...]]
-) -> list[dict]:
+def targets(points: list[dict]) -> list[dict]:
     """Compare the runs of each repeat, of those points that have run."""
-    runs = {(point["loader"], point["n_readers"]): point["runs"] for point in points}
-    stock = [key for key in runs if key[0] == "torch"]
-    found = []
-    for what, wanted, ours, others, value_of in _TARGETS:
-        keys = stock if others is None else [(other, 2) for other in others]
-        if (ours, 2) in runs and keys and all(key in runs for key in keys):
-            columns = zip(runs[ours, 2], *(runs[key] for key in keys), strict=True)
-            found.append(target_of(what, "", wanted, [value_of(*row) for row in columns]))
-    for loader, what, before in (
-        (_IMPORTING, "first mini-batch beyond import torch, imported", import_seconds),
-        (_COLD, "first mini-batch, not imported", [0.0] * len(import_seconds)),
-    ):
-        firsts = [run["first_batch_seconds"] for run in runs.get((loader, 2), [])]
-        if firsts:
-            beyond = [first - more for first, more in zip(firsts, before, strict=True)]
-            found.append(target_of(what, "s", 0.5, beyond))
-    return [
-        *found,
-        target_of("import torch", "s", None, import_seconds),
-        target_of("CPU of PyTorch's trainer beside ours", "", 10,
-                  [theirs / ours for ours, theirs in cpu]),
-        target_of("CPU of ours for a mini-batch", "µs", None, [ours for ours, _ in cpu]),
+    runs = {
+        (p["loader"], p["n_readers"]) if "loader" in p else p["name"]: p["runs"] for p in points
+    }
+    stock = [key for key in runs if key[0] == "torch"] or [None]
+    ceiling, local, two = ("ceiling", 2), ("torch-local", 2), ("torch", 2)
+    cold, staged, importing = (
+        (f"overlap-torch{more}", 2) for more in ("", "-staged", "-importing")
+    )
+    # The loops of the ceiling are forked from a process that has imported everything; workers that
+    # start by themselves are what the first mini-batch waits for.
+    wanted: list[Wanted] = [
+        ("times PyTorch's, 2 workers each, cold", "", 10, [cold, two], _times),
+        ("the same, a data set that imports PyTorch", "", None, [importing, two], _times),
+        ("times PyTorch's best, cold", "", 1.7, [cold, *stock], _times),
+        ("of the ceiling, cold, all included", "", 0.85, [cold, ceiling], _times),
+        ("of the ceiling, cold, after the first", "", 0.85, [cold, ceiling], _times_after),
+        ("of the ceiling, cold, by CPU of all", "", None, [cold, ceiling], report.less_cpu),
+        ("times PyTorch's on the local disk", "", 1.8, [staged, local], _times),
+        ("first mini-batch beyond import torch, imported", "s", 0.5, [importing, "import"],
+         lambda run, imported: run["first_batch_seconds"] - imported["seconds"]),
+        ("first mini-batch, not imported", "s", 0.5, [cold], itemgetter("first_batch_seconds")),
+        ("import torch", "s", None, ["import"], itemgetter("seconds")),
+        ("CPU of PyTorch's trainer beside ours", "", 10, ["trainer", "ours"],
+         lambda theirs, ours: theirs["us"] / ours["us"]),
+        ("CPU of ours for a mini-batch", "µs", None, ["ours"], itemgetter("us")),
     ]  # fmt: skip
+    return compared(wanted, runs)
 
 
 def _times(run: dict, *others: dict) -> float:
@@ -172,30 +169,6 @@ def _times(run: dict, *others: dict) -> float:
 
 def _times_after(run: dict, other: dict) -> float:
     return run["rate_after_first"] / other["rate_after_first"]
-
-
-def _less_cpu(run: dict, limit: dict) -> float:
-    """Return the CPU of all processes for an image of ``limit``, as a share of that of ``run``."""
-    used = [
-        sum(kind["seconds"] for kind in each["cpu"].values()) / each["n_images"]
-        for each in (limit, run)
-    ]
-    return used[0] / used[1]
-
-
-_COLD, _IMPORTING = "overlap-torch", "overlap-torch-importing"
-# What it is, what is wanted, ours, those it is compared with (None: PyTorch's with each
-# number of workers), and the number. The loops of the ceiling are forked from a process that has
-# imported everything; workers that start by themselves are what the first mini-batch waits for.
-_TARGETS: tuple[tuple[str, float | None, str, list[str] | None, Callable[..., float]], ...] = (
-    ("times PyTorch's, 2 workers each, cold", 10, _COLD, ["torch"], _times),
-    ("the same, a data set that imports PyTorch", None, _IMPORTING, ["torch"], _times),
-    ("times PyTorch's best, cold", 1.7, _COLD, None, _times),
-    ("of the ceiling, cold, all included", 0.85, _COLD, ["ceiling"], _times),
-    ("of the ceiling, cold, after the first", 0.85, _COLD, ["ceiling"], _times_after),
-    ("of the ceiling, cold, by CPU of all", None, _COLD, ["ceiling"], _less_cpu),
-    ("times PyTorch's on the local disk", 1.8, f"{_COLD}-staged", ["torch-local"], _times),
-)
 
 
 CLAIM = Claim(

@@ -20,7 +20,6 @@ from pathlib import Path
 
 from bench.harness import isolated
 from bench.harness.claim import Claim
-from bench.harness.files import read_pairs
 from bench.harness.options import Options, option
 from bench.harness.targets import target_of, target_rows
 from bench.harness.text import by_repeat, extremes, median_of, spread_of, table
@@ -53,24 +52,28 @@ def name_of(number: int) -> str:
     return f"n{number // _FOLDER_FILES:04}/{number}.jpg"
 
 
-def leave(request: dict) -> dict:
-    """Leave the staging directory in a state: fill it if it is empty, and do what the state says.
-
-    With ``killed``, this process does not return.
-    """
+def fill(request: dict) -> dict:
+    """Fill the index of a staging directory that is empty."""
     from bench.harness.store_access import stage_bytes, store_in
+
+    store, n_files = store_in(request["staging"], request["root"]), request["n_files"]
+    with progress_bar(n_files, "file") as progress:
+        for first in range(0, n_files, _PART_FILES):
+            part = range(first, min(first + _PART_FILES, n_files))
+            stage_bytes(store, [name_of(number) for number in part], b"")
+            progress.update(len(part))
+    store.close()
+    return {}
+
+
+def leave(request: dict) -> dict:
+    """Leave the staging directory in a state; with ``killed``, this process does not return."""
+    from bench.harness.store_access import store_in
     from overlapiter.store.generation import generation_of, index_path
     from overlapiter.store.store import Wanted
 
     staging, root, n_files = request["staging"], request["root"], request["n_files"]
-    is_empty = not os.path.exists(staging)
     store = store_in(staging, root)
-    if is_empty:
-        with progress_bar(n_files, "file") as progress:
-            for first in range(0, n_files, _PART_FILES):
-                part = range(first, min(first + _PART_FILES, n_files))
-                stage_bytes(store, [name_of(number) for number in part], b"")
-                progress.update(len(part))
     if request["state"] == "killed":
         paths = [os.path.join(root, name_of(number)) for number in range(n_files)]
         store.note_verified([store.key_of(path) for path in paths[::6]])
@@ -88,18 +91,17 @@ def leave(request: dict) -> dict:
 
 def measure(options: StartupStagedOptions, scratch: Path) -> dict:
     """Do all runs."""
-    root = str(make_photographs(PHOTOGRAPHS, options.photographs).root.resolve())
-    found = read_pairs(os.path.join(root, "pairs.txt"), options.photographs)
-    names = [path for path, _ in found] + [name_of(n) for n in range(options.files - len(found))]
-    pairs = scratch / "pairs.txt"
+    made = make_photographs(PHOTOGRAPHS, options.photographs)
+    full, pairs = str(scratch / "full"), scratch / "pairs.txt"
+    root, n_new = str(made.root.resolve()), options.files - len(made.pairs)
+    names = [path for path, _ in made.pairs] + [name_of(number) for number in range(n_new)]
     pairs.write_text("".join(f"{name} 0\n" for name in names))
-    full = str(scratch / "full")
     spec = RunSpec(
         "overlap", str(pairs), options.files, root, full, order="ascending", mount="given",
         n_batches=options.batches, capacity=_CAPACITY_BYTES,
     )  # fmt: skip
-    request = {"staging": full, "root": root, "n_files": options.files, "state": "closed"}
-    isolated.call(leave, request)
+    request = {"staging": full, "root": root, "n_files": options.files}
+    isolated.call(fill, request)
 
     def run(point: dict) -> dict:
         if point["name"] == "empty":
@@ -113,11 +115,11 @@ def measure(options: StartupStagedOptions, scratch: Path) -> dict:
 
     points = [{"name": state} for state in STATES]
     take_turns(points, options.repeats, run)
-    targets = []
-    for point in points[1:]:
-        more = by_repeat(lambda one, empty: one[_FIRST] - empty[_FIRST], point, points[0])
-        what = f"first mini-batch, {point['name']}, more than empty"
-        targets.append(target_of(what, "s", WANTED_SECONDS, more))
+    targets = [
+        target_of(f"first mini-batch, {point['name']}, more than empty", "s", WANTED_SECONDS,
+                  by_repeat(lambda one, empty: one[_FIRST] - empty[_FIRST], point, points[0]))
+        for point in points[1:]
+    ]  # fmt: skip
     return {"points": points, "targets": targets}
 
 

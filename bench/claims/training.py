@@ -14,24 +14,24 @@ lost is that beyond what the same mini-batches take the workers that are there.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
-import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
+from bench.harness import isolated
 from bench.harness.claim import Claim
-from bench.harness.isolated import CHECKOUT
 from bench.harness.launching import launch
 from bench.harness.options import Options, option
 from bench.harness.targets import missed, target_of, target_rows
+from bench.harness.text import median_of, table
 from bench.harness.turns import take_turns
 
 _BATCH = 10
@@ -113,8 +113,8 @@ class Load:
 _RANK = "OMPI_COMM_WORLD_RANK"
 
 
-def rank(request: dict) -> None:
-    """Train as one rank; rank 0 writes how long it took from the first gradient to the end."""
+def rank(request: dict) -> dict | None:
+    """Train as one rank; rank 0 returns how long it took from the first gradient to the end."""
     import overlapiter.mpi
     from overlapiter.mpi.training.job import NoListener
 
@@ -133,10 +133,14 @@ def rank(request: dict) -> None:
         optimizer=request.get("optimizer", "sgd"), validation=request.get("validation", "thread"),
         out=request["out"],
     )  # fmt: skip
-    if records is not None:
-        found = {"seconds": times[-1] - times[0], "examples": [r["examples"] for r in records],
-                 "updates": records[-1]["updates"]}  # fmt: skip
-        Path(request["out"], "found.json").write_text(json.dumps(found))
+    if records is None:
+        return None
+    examples = [record["examples"] for record in records]
+    return {
+        "seconds": times[-1] - times[0],
+        "examples": examples,
+        "updates": records[-1]["updates"],
+    }
 
 
 # --- what is measured ---------------------------------------------------------------------------
@@ -154,20 +158,14 @@ def points_of(options: TrainingOptions) -> list[dict]:
     """Return what is run."""
     plain = {"does": "waits", "seconds": 0.02, "n": 1000, "epochs": options.epochs,
              "steps": options.steps, "val_steps": 0, "workers": 4}  # fmt: skip
-    points = []
-    for does in ("waits", "computes"):
-        points += [
-            {**plain, "name": f"{does}, {n} workers", "kind": "scaling", "does": does, "workers": n}
-            for n in (1, 2, 4)
-        ]
+    points = [
+        {**plain, "name": f"{does}, {n} workers", "kind": "scaling", "does": does, "workers": n}
+        for does in ("waits", "computes") for n in (1, 2, 4)
+    ]  # fmt: skip
     modes = {**plain, "kind": "hidden", "epochs": 2 * options.epochs, "steps": options.steps // 2}
+    validated = {**modes, "val_steps": options.steps // 10}
     points += [
-        {
-            **modes,
-            "name": f"validation {mode}",
-            "validation": mode,
-            "val_steps": options.steps // 10,
-        }
+        {**validated, "name": f"validation {mode}", "validation": mode}
         for mode in ("inline", "thread", "workers")
     ]
     points.append({**modes, "name": _NONE, "kind": "none"})
@@ -185,22 +183,17 @@ def run(point: dict) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         request = {**point, "runs": None, "out": f"{folder}/out"}
         for name, steps in (("train", point["steps"]), ("val", point["val_steps"])):
-            request[name] = []
-            for i in range(8 if steps else 0):
-                n = (steps * _BATCH) // 8 + (i < (steps * _BATCH) % 8)
-                Path(folder, f"{name}{i}").write_text(str(n))
-                request[name].append(f"{folder}/{name}{i}")
-        program = [sys.executable, __file__, json.dumps(request)]
-        command = launch(program, point["workers"] + 1)
-        if "dies_at" in point:
-            command[1:1] = ["--with-ft", "ulfm"]
-        environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1",
-                       "OPENBLAS_NUM_THREADS": "1"}  # fmt: skip
-        done = subprocess.run(command, env=environment, timeout=600, check=False,
-                              capture_output=True, text=True)  # fmt: skip
-        if done.returncode:
-            raise RuntimeError(f"{point['name']}: {done.stderr}")
-        return json.loads(Path(folder, "out/found.json").read_text())
+            request[name] = [f"{folder}/{name}{i}" for i in range(8 if steps else 0)]
+            for i, path in enumerate(request[name]):
+                Path(path).write_text(str((steps * _BATCH + i) // 8))
+        job = partial(_job, n_ranks=point["workers"] + 1, has_deaths="dies_at" in point)
+        threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        return isolated.call(rank, request, job, most_seconds=600, **threads)
+
+
+def _job(program: list[str], n_ranks: int, has_deaths: bool) -> list[str]:
+    launcher, *words = launch(program, n_ranks)
+    return [launcher, *(["--with-ft", "ulfm"] if has_deaths else []), *words]
 
 
 def measure(options: TrainingOptions, _scratch: Path) -> dict:
@@ -268,14 +261,20 @@ _WORDS = {
 def rows(result: dict) -> list[list[str]]:
     """Return a row for each point."""
     found = figures_of(result["points"])
-    table = [["run", "seconds", "result"]]
-    for point in result["points"]:
-        words = _WORDS[point["kind"]].format(found[point["name"]])
-        if point["kind"] == "updates":  # weights, two slots and gradient are read, three written
-            words += f", {28 * point['n'] * found[point['name']] / 1e9:.1f} GB/s of the optimizer"
-        seconds = median(each["seconds"] for each in point["runs"])
-        table.append([point["name"].replace("1 workers", "1 worker"), f"{seconds:.2f}", words])
-    return table
+
+    def words(point: dict) -> str:
+        text = _WORDS[point["kind"]].format(found[point["name"]])
+        if point["kind"] != "updates":
+            return text
+        # Weights, two slots and gradient are read, three written.
+        return f"{text}, {28 * point['n'] * found[point['name']] / 1e9:.1f} GB/s of the optimizer"
+
+    columns: dict[str, Callable[[dict], str]] = {
+        "run": lambda point: point["name"].replace("1 workers", "1 worker"),
+        "seconds": lambda point: f"{median_of(point, 'seconds'):.2f}",
+        "result": words,
+    }
+    return table(result["points"], columns)
 
 
 def faults(result: dict) -> list[str]:
@@ -296,6 +295,3 @@ CLAIM = Claim(
     tables={"training": rows, "targets": target_rows},
     faults=faults,
 )
-
-if __name__ == "__main__":
-    rank(json.loads(sys.argv[1]))

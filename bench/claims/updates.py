@@ -16,15 +16,19 @@ from __future__ import annotations
 
 import importlib.util
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
-from bench.harness import isolated
+import numpy as np
+
 from bench.harness.claim import Claim
 from bench.harness.options import Options, option
 from bench.harness.targets import missed, target_of, target_rows
-from bench.harness.turns import take_turns
+from bench.harness.text import by_repeat, median_of, table
+from bench.harness.turns import call_in_turns
 
 MEANINGS = {
     "plain": "plain NumPy",
@@ -54,15 +58,10 @@ class UpdatesOptions(Options):
 def take(request: dict) -> dict:
     """Time updates in this process.
 
-    Args:
-        request: ``optimizer``, ``means``, ``n`` and ``seconds``.
-
     Returns:
         ``difference_ulp`` from plain NumPy; ``update_ms`` and ``cpu_ms``, medians;
         ``memory_gb_per_s``, read and written.
     """
-    import numpy as np
-
     random, n = np.random.default_rng(0), request["n"]
     weights = random.standard_normal(n, np.float32)
     gradient = random.standard_normal(n, np.float32) * np.float32(0.01)
@@ -80,8 +79,6 @@ def take(request: dict) -> dict:
 
 def _difference(name: str, means: str, n: int) -> float:
     """Return how far ten updates lead away from those of plain NumPy, at most."""
-    import numpy as np
-
     random = np.random.default_rng(1)
     start = random.standard_normal(n, np.float32)
     gradient = random.standard_normal(n, np.float32)
@@ -96,7 +93,9 @@ def _difference(name: str, means: str, n: int) -> float:
     return float(np.abs(plain - other).max() / np.spacing(np.abs(plain).max()))
 
 
-def _updater(name, means, weights, gradient):
+def _updater(
+    name: str, means: str, weights: np.ndarray, gradient: np.ndarray
+) -> Callable[[], np.ndarray | None]:
     """Return what makes one update, beginning with it where that is slower the first time."""
     from overlapiter.mpi.training.optimizers import make_optimizer
     from overlapiter.mpi.training.rules import RULES
@@ -106,11 +105,7 @@ def _updater(name, means, weights, gradient):
     elif means == "chainer":
         update = _of_chainer(name, weights, gradient)
     else:
-        optimizer = make_optimizer(name, means=means)
-
-        def update() -> None:
-            optimizer.update(weights, gradient)
-
+        update = partial(make_optimizer(name, means=means).update, weights, gradient)
     update()
     return update
 
@@ -138,15 +133,10 @@ def _of_chainer(name, weights, gradient):
     with link.init_scope():
         link.weights = chainer.Parameter(weights)
     link.weights.grad = gradient
-    optimizer = getattr(optimizers, names.get(name, "RMSprop"))().setup(link)
-
-    def update() -> None:
-        optimizer.update()
-
-    return update
+    return getattr(optimizers, names.get(name, "RMSprop"))().setup(link).update
 
 
-def _timed(call, seconds: float) -> list[tuple[float, float]]:
+def _timed(call: Callable[[], object], seconds: float) -> list[tuple[float, float]]:
     """Return the wall and CPU seconds of each of many calls, at least five."""
     times, end = [], time.perf_counter() + seconds
     while len(times) < 5 or time.perf_counter() < end:
@@ -168,10 +158,7 @@ def measure(options: UpdatesOptions, _scratch: Path) -> dict:
         if means == "plain" or _is_of_use(name, means, millions == middle)
     ]
 
-    def run(point: dict) -> dict:
-        return isolated.call(take, {**point, "runs": None, "seconds": options.seconds})
-
-    take_turns(points, options.repeats, run)
+    call_in_turns(points, options.repeats, take, seconds=options.seconds)
     return {"points": points, "targets": targets(points)}
 
 
@@ -182,7 +169,7 @@ def _is_of_use(name: str, means: str, is_middle: bool) -> bool:
 
 def ms_of(point: dict) -> float:
     """Return the median time of an update."""
-    return median(run["update_ms"] for run in point["runs"])
+    return median_of(point, "update_ms")
 
 
 def _gb_per_s(point: dict) -> float:
@@ -193,49 +180,45 @@ def _gb_per_s(point: dict) -> float:
     return 4 * point["n"] * (3 + 2 * n_slots) / ms_of(point) / 1e6
 
 
-def _gain(result: dict, point: dict) -> float:
-    """Return how many times faster than plain NumPy a point is."""
-    same = (point["optimizer"], point["n"])
-    for each in result["points"]:
-        if each["means"] == "plain" and (each["optimizer"], each["n"]) == same:
-            return ms_of(each) / ms_of(point)
-    raise ValueError(f"plain NumPy was not measured with {same}")
+def _plain_of(point: dict, points: list[dict]) -> dict:
+    """Return the point of plain NumPy with the same optimizer and as many weights."""
+    same = ("plain", point["optimizer"], point["n"])
+    return next(p for p in points if (p["means"], p["optimizer"], p["n"]) == same)
 
 
 def rows(result: dict) -> list[list[str]]:
     """Return a row for each point."""
-    table = [["optimizer", "weights", "by", "ms", "times as fast", "updates/s", "memory"]]
-    for point in result["points"]:
-        possible = median(run["memory_gb_per_s"] for run in point["runs"])
-        table.append(
-            [
-                point["optimizer"],
-                f"{point['n'] / _MILLION:g} M",
-                MEANINGS[point["means"]],
-                f"{ms_of(point):.3g}",
-                f"{_gain(result, point):.1f}",
-                f"{1e3 / ms_of(point):,.0f}",
-                f"{_gb_per_s(point):.0f} GB/s, {_gb_per_s(point) / possible:.0%}",
-            ]
-        )
-    return table
+    points = result["points"]
+
+    def memory(point: dict) -> str:
+        rate = _gb_per_s(point)
+        return f"{rate:.0f} GB/s, {rate / median_of(point, 'memory_gb_per_s'):.0%}"
+
+    columns: dict[str, Callable[[dict], str]] = {
+        "optimizer": lambda point: point["optimizer"],
+        "weights": lambda point: f"{point['n'] / _MILLION:g} M",
+        "by": lambda point: MEANINGS[point["means"]],
+        "ms": lambda point: f"{ms_of(point):.3g}",
+        "times as fast": lambda p: f"{ms_of(_plain_of(p, points)) / ms_of(p):.1f}",
+        "updates/s": lambda point: f"{1e3 / ms_of(point):,.0f}",
+        "memory": memory,
+    }
+    return table(points, columns)
 
 
 def targets(points: list[dict]) -> list[dict]:
     """Return the gain of each means over plain NumPy for Adam; the published one is wanted."""
-    adam = [point for point in points if point["optimizer"] == "adam"]
     found = []
-    for point in adam:
-        (plain,) = (p for p in adam if p["means"] == "plain" and p["n"] == point["n"])
-        if point is not plain:
-            is_published = point["means"] == "numba" and point["n"] == 5 * _MILLION
-            pairs = zip(plain["runs"], point["runs"], strict=True)
-            what = f"Adam, {point['n'] / _MILLION:g} M, {MEANINGS[point['means']]} / plain NumPy"
-            gains = [one["update_ms"] / other["update_ms"] for one, other in pairs]
-            found.append(target_of(what, "", _TARGET if is_published else None, gains))
-        if point["means"] in ("numba", "numpy"):
+    for point in (p for p in points if p["optimizer"] == "adam" and p["means"] != "plain"):
+        is_published = point["means"] == "numba" and point["n"] == 5 * _MILLION
+        what = f"Adam, {point['n'] / _MILLION:g} M, {MEANINGS[point['means']]}"
+        pair = _plain_of(point, points), point
+        gains = by_repeat(lambda one, other: one["update_ms"] / other["update_ms"], *pair)
+        wanted = _TARGET if is_published else None
+        found.append(target_of(f"{what} / plain NumPy", "", wanted, gains))
+        if point["means"] != "chainer":
             apart = [run["difference_ulp"] for run in point["runs"]]
-            found.append(target_of(f"{what.partition(' / ')[0]}, difference", "ULP", 1, apart))
+            found.append(target_of(f"{what}, difference", "ULP", 1, apart))
     return found
 
 

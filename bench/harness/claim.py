@@ -141,9 +141,7 @@ def head(result: dict) -> str:
 def draw(paths: Sequence[Path], *, is_together: bool = False) -> list[str]:
     """Draw the figures of JSON files beside them, in a process of its own; return their paths.
 
-    Args:
-        paths: The files.
-        is_together: Whether the points of all come into the figures of the first one.
+    Together, the points of all come into the figures of the first one.
     """
     request = {"paths": [str(path) for path in paths], "is_together": is_together}
     return call(_draw, request)["written"]

@@ -40,11 +40,7 @@ def cpu_by_kind(unnamed: str = OTHER) -> dict[str, dict[str, float]]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return what one process has used, in all its threads, those that have ended included.
-
-    Raises:
-        OSError: There is no such process.
-    """
+    """Return what one process has used, in all its threads, those that have ended included."""
     # The clock of another process: clock_getcpuclockid(3), which Python does not have.
     return time.clock_gettime((~pid << 3) | 2)
 

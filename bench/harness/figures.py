@@ -59,7 +59,7 @@ def bar_panels(
         axes.set_xticks(range(len(groups)), groups)
         axes.grid(visible=False, axis="x")
         axes.set_title(title, loc="left")
-    legend_below(figure, *axes.get_legend_handles_labels(), n_columns=2)
+    legend_below(figure, *axes.get_legend_handles_labels())
     return figure
 
 
@@ -70,15 +70,7 @@ def line(axes: Axes, places: Sequence[float], spreads: Sequence[dict], **style: 
 
 
 def save(figure: Figure, path: Path, result: dict, *lines: str, space_inches: float = 0.4) -> Path:
-    """Write below a figure what was measured where, and write the figure.
-
-    Args:
-        figure: It is closed.
-        path: The file.
-        result: The machine is named from it.
-        lines: What else is to be said.
-        space_inches: What is left free at the bottom.
-    """
+    """Write below a figure what was measured where, and write the figure, which is closed."""
     machine = result.get("machine")
     words = [f"{machine['cores']} cores, {machine['processor']}"] if machine else []
     text = "\n".join([*lines, *words])
@@ -89,10 +81,8 @@ def save(figure: Figure, path: Path, result: dict, *lines: str, space_inches: fl
     return path
 
 
-def legend_below(
-    figure: Figure, handles: list, labels: list, n_columns: int = 3, bottom_inches: float = 0.3
-) -> None:
+def legend_below(figure: Figure, handles: list, labels: list, bottom_inches: float = 0.3) -> None:
     """Put a legend for all panels below them."""
     place = (0.5, bottom_inches / figure.get_figheight())
     kind = {"loc": "lower center", "fontsize": 9}
-    figure.legend(handles, labels, ncols=n_columns, bbox_to_anchor=place, **kind)
+    figure.legend(handles, labels, ncols=2, bbox_to_anchor=place, **kind)

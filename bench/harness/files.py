@@ -9,16 +9,9 @@ from pathlib import Path
 
 
 def copy_files(paths: Iterable[str], source: str, target: str, n_streams: int) -> None:
-    """Copy files before training, as users do by hand; blocks until all are there.
+    """Copy files before training, as users do by hand, ``n_streams`` at a time.
 
-    Args:
-        paths: Relative to both directories; folders are made.
-        source: Directory to read from.
-        target: Directory to write to.
-        n_streams: Files in flight at a time.
-
-    Raises:
-        OSError: A file could not be read or written.
+    Blocks until all are there. The paths are relative to both directories; folders are made.
     """
     paths = list(paths)
     for folder in {os.path.dirname(path) for path in paths}:
@@ -41,11 +34,7 @@ def read_files(paths: Iterable[str], root: str) -> None:
 
 
 def drop_page_cache() -> None:
-    """Make the kernel forget all files that it holds in memory.
-
-    Raises:
-        PermissionError: The user is not root.
-    """
+    """Make the kernel forget all files that it holds in memory; only root may."""
     os.sync()
     Path("/proc/sys/vm/drop_caches").write_text("3\n")
 

@@ -50,7 +50,7 @@ class Program:
         """Return what the function returned, once its process has ended with this status.
 
         Raises:
-            RunFailedError: The process did not end well.
+            RunFailedError: It did not end well.
         """
         if status != 0 or not self._answer.exists():
             raise RunFailedError(f"{self.name} ended with {status}: {shlex.join(self.command)}")
@@ -67,15 +67,11 @@ def call(
 ) -> dict:
     """Call a function in a fresh process and return its answer; blocks until then.
 
-    Args:
-        function: See :class:`Program`.
-        request: See :class:`Program`.
-        launcher: Makes the command that starts a program, of several ranks for example.
-        most_seconds: How long it may take; None for as long as it wants.
-        environment: More variables.
+    The launcher makes the command that starts a program, of several ranks for example; see
+    :class:`Program` for the others. The environment is what is added to that of this process.
 
     Raises:
-        RunFailedError: The process did not end well, or in time.
+        RunFailedError: The process did not end well, or took more than ``most_seconds``.
     """
     with tempfile.TemporaryDirectory(prefix="bench-run-") as folder:
         program = Program(function, request, folder)

@@ -14,11 +14,7 @@ YIELDS = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 def launch(program: list[str], n_ranks: int, n_nodes: int = 1, launcher: str = "") -> list[str]:
     """Return the command of a job, in which each node is a group of ranks with a name.
 
-    Args:
-        program: What each rank is.
-        n_ranks: Ranks of a node.
-        n_nodes: Such groups on this machine.
-        launcher: The launcher and its options; Open MPI's mpiexec if empty.
+    With an empty launcher, Open MPI's mpiexec.
     """
     command = shlex.split(launcher) or _open_mpi()
     for number in range(n_nodes):

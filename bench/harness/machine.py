@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import os
 import platform
@@ -19,13 +20,17 @@ def machine_facts() -> dict[str, object]:
     """Return cores, memory in bytes, processor, kernel and versions."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
+    packages = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            packages[package] = importlib.metadata.version(package)
     return {
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
         "processor": [*names, platform.machine()][0],
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "packages": {name: version for name in _PACKAGES if (version := _version(name))},
+        "packages": packages,
     }
 
 
@@ -48,16 +53,7 @@ def _git(*words: str) -> str:
 
 def filesystem_of(path: str | os.PathLike[str]) -> str:
     """Return the kind of file system that ``path`` is on, e.g. ``ext4``, or ``unknown``."""
-    name, found = os.path.realpath(path) + "/", ("", "unknown")
-    for part in psutil.disk_partitions(all=True):
-        point = part.mountpoint.rstrip("/") + "/"
-        if name.startswith(point) and len(point) >= len(found[0]):
-            found = point, part.fstype
-    return found[1]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return importlib.metadata.version(package)
-    except importlib.metadata.PackageNotFoundError:
-        return None
+    name, parts = Path(path).resolve(), psutil.disk_partitions(all=True)
+    above = [(len(p.mountpoint), p.fstype) for p in parts if name.is_relative_to(p.mountpoint)]
+    # Of several that were mounted at one place, the last one is seen.
+    return max(above[::-1], key=lambda found: found[0], default=(0, "unknown"))[1]

@@ -41,11 +41,7 @@ class Options:
     quick: bool = option(False, "very few and small runs: it works, no more")
 
     def check(self) -> None:
-        """Complete the options.
-
-        Raises:
-            OptionsError: They cannot work.
-        """
+        """Complete the options, or raise an OptionsError."""
 
 
 def add_arguments(parser: argparse.ArgumentParser, options: type[Options]) -> None:

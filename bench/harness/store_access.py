@@ -22,10 +22,8 @@ def store_in(directory: str, source: str = "/nowhere") -> Store:
 def stage_bytes(store: Store, names: Sequence[str], data: bytes) -> list[int]:
     """Stage files that all contain the same, in two transactions; return their keys.
 
-    Args:
-        store: Where.
-        names: Their paths below the source root.
-        data: What each contains; if it is empty, a block is charged and nothing is written.
+    The names are paths below the source root. If ``data`` is empty, a block is charged and nothing
+    is written.
     """
     paths = [os.path.join(store.source, name) for name in names]
     wanted = [Wanted(store.key_of(path), path) for path in paths]

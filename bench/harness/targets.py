@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 
 from bench.harness.text import extremes, spread
 
+#: What it is, its unit, what is wanted, the names of what is compared, and what makes a number of
+#: their runs in one repeat.
+Wanted = tuple[str, str, float | None, Sequence[Hashable], Callable[..., float]]
+
 
 def target_of(what: str, unit: str, wanted: float | None, values: Sequence[float]) -> dict:
-    """Return a target with the numbers that follow from its values.
+    """Return a target with the numbers that follow from its values, one for each repeat.
 
-    Args:
-        what: What was measured, in words.
-        unit: Of the numbers; empty for a share.
-        wanted: The most that it may be where there is a unit, else the least; None where nothing
-            is wanted and the number only explains the others.
-        values: One for each repeat.
+    ``wanted`` is the most where there is a unit, else the least; with None the number only explains
+    the others.
     """
     over = spread(values)
     is_met = None
@@ -23,6 +23,17 @@ def target_of(what: str, unit: str, wanted: float | None, values: Sequence[float
         is_met = over["median"] <= wanted if unit else over["median"] >= wanted
     facts = {"what": what, "unit": unit, "wanted": wanted, "values": list(values)}
     return {**facts, **over, "is_met": is_met}
+
+
+def compared(wanted: Iterable[Wanted], runs: Mapping[Hashable, Sequence[dict]]) -> list[dict]:
+    """Return those targets of which everything that is compared has run; ``runs`` are by name."""
+    return [
+        target_of(
+            what, unit, most, [value_of(*row) for row in zip(*map(runs.get, names), strict=True)]
+        )
+        for what, unit, most, names, value_of in wanted
+        if runs.keys() >= set(names)
+    ]
 
 
 def target_rows(result: dict) -> list[list[str]]:

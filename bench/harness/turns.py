@@ -38,11 +38,7 @@ def call_in_turns(
 ) -> None:
     """Call a function in turns with what each point says, each time in a process of its own.
 
-    Args:
-        points: As for :func:`take_turns`.
-        n_repeats: As for :func:`take_turns`.
-        function: Takes a point, and ``common``; see :class:`bench.harness.isolated.Program`.
-        common: What is the same for all points.
+    It takes a point, and ``common``; see :class:`bench.harness.isolated.Program`.
     """
     take_turns(
         points, n_repeats, lambda point: isolated.call(function, {**common, **point, "runs": None})

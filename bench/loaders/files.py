@@ -12,12 +12,7 @@ _HEAD_BYTES = 64
 
 
 class Heads:
-    """Gives ``(uint8 array, int32 label)``: the first bytes of each file, without decoding it.
-
-    Args:
-        pairs: ``(path, label)`` of each file.
-        root: Directory that the paths are relative to.
-    """
+    """Gives ``(uint8 array, int32 label)``: the first bytes of each file, without decoding it."""
 
     def __init__(self, pairs: list[tuple[str, int]], root: str) -> None:
         self._pairs = pairs

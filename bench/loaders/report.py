@@ -40,6 +40,17 @@ def ratio(point: dict, points: Sequence[dict], loader: str) -> float | None:
     return median(by_repeat(lambda one, other: one[rate] / other[rate], point, (same or found)[0]))
 
 
+def cpu_us(run: dict, *kinds: str) -> float:
+    """Return what the processes of some kinds, or else of all, used for an image."""
+    used = (run["cpu"].get(kind, {}).get("seconds", 0.0) for kind in kinds or run["cpu"])
+    return sum(used) / run["n_images"] * 1e6
+
+
+def less_cpu(run: dict, limit: dict) -> float:
+    """Return the CPU of all processes for an image of ``limit``, as a share of that of ``run``."""
+    return cpu_us(limit) / cpu_us(run)
+
+
 def meaning_of(point: dict) -> str:
     """Return what a point is, in words."""
     return LOADERS[point["loader"]] + point.get("note", "")

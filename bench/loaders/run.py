@@ -22,11 +22,7 @@ from bench.slow.bare_reader import BareReader
 
 
 def run_in_new_process(spec: RunSpec, most_seconds: float | None = None) -> dict:
-    """Do one run in a fresh process and return its result as JSON has it; blocks until it ended.
-
-    Raises:
-        isolated.RunFailedError: The run did not end well, or took more than ``most_seconds``.
-    """
+    """Do one run in a fresh process and return its result as JSON has it; blocks until it ended."""
     return isolated.call(run, asdict(spec), most_seconds=most_seconds)
 
 
@@ -48,14 +44,7 @@ def run(request: dict) -> dict:
 
 
 def _drive(spec: RunSpec, dataset: object, store: Store, beside: Iterator[None]) -> RunResult:
-    """Time one loader.
-
-    Args:
-        spec: What is asked.
-        dataset: What it reads.
-        store: The slow store, if it is not given.
-        beside: Has another process begin and end its reading, by turns.
-    """
+    """Time one loader; ``beside`` has another process begin and end its reading, by turns."""
     from bench.loaders.adapters import adapter_of
 
     if "torch" in spec.loader:  # a script has imported it before
@@ -89,7 +78,7 @@ def _drive(spec: RunSpec, dataset: object, store: Store, beside: Iterator[None])
         if is_late or position == spec.n_batches:
             break
     trainer_cpu_seconds = time.process_time() - cpu_start
-    parts, statistics = loader.parts(start, delivered), loader.statistics()
+    parts, statistics = loader.parts(), loader.statistics()
     unnamed = OTHER if spec.loader.startswith("overlap") else "reader"
     cpu = cpu_by_kind(unnamed)
     cpu["trainer"] = {"n_processes": 1, "seconds": trainer_cpu_seconds}

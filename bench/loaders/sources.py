@@ -27,46 +27,36 @@ _ROOM_BYTES = 5 * 10**9
 
 
 @dataclass
-class SourceOptions(Options):
-    """Where the images are, and how slow an emulated store is."""
+class MountOptions(Options):
+    """Where the images are, and how slow a store is that is no real one."""
 
     pairs: Path | None = option(None, "list file of 'path label' lines (made images)", type=Path)
     root: Path | None = option(None, "folder of the files of --pairs, on the local disk", type=Path)
     source: Path | None = option(None, "their folder on a real slow store: no emulation", type=Path)
     open_ms: float = option(10.0, "latency of an open")
     mb_per_s: float = option(100.0, "bandwidth of the store")
+    mount: str = option("emulated", "slow store (emulated)", choices=("emulated", "fuse"))
+    stat_ms: float = option(0.0, "latency of a stat, with fuse")
+    drop_caches: bool = option(False, "drop the page cache before each run (root)")
 
     def check(self) -> None:
-        """Refuse options that contradict each other."""
+        """Refuse options that contradict each other, and build the mount if there is to be one."""
         if self.source and self.root:
             raise OptionsError(
                 "--source is the place of the files; --root is for an emulated slow store"
             )
         if bool(self.source or self.root) != bool(self.pairs):
             raise OptionsError("own data need --pairs, and either --root or --source")
-
-    @property
-    def bytes_per_second(self) -> float:
-        """The bandwidth; none is no limit."""
-        return self.mb_per_s * 1e6 if self.mb_per_s > 0 else math.inf
-
-
-@dataclass
-class MountOptions(SourceOptions):
-    """Options of the benchmarks whose slow store may be a mount, too."""
-
-    mount: str = option("emulated", "slow store (emulated)", choices=("emulated", "fuse"))
-    stat_ms: float = option(0.0, "latency of a stat, with fuse")
-    drop_caches: bool = option(False, "drop the page cache before each run (root)")
-
-    def check(self) -> None:
-        """Build the mount, too, if there is to be one."""
-        super().check()
         if self.mount == "fuse" and not self.source:
             try:
                 build()
             except MountUnavailableError as error:
                 raise OptionsError(f"--mount fuse: {error}") from error
+
+    @property
+    def bytes_per_second(self) -> float:
+        """The bandwidth; none is no limit."""
+        return self.mb_per_s * 1e6 if self.mb_per_s > 0 else math.inf
 
 
 @dataclass
@@ -117,7 +107,7 @@ class Sources(NamedTuple):
         return int(fraction * n_blocks) * _BLOCK_BYTES
 
 
-def prepare(options: SourceOptions, scratch: Path, n_examples: int) -> Sources:
+def prepare(options: MountOptions, scratch: Path, n_examples: int) -> Sources:
     """Make the images or find them; blocks until they are all there."""
     if options.pairs:
         pairs = str(options.pairs.resolve())
@@ -132,13 +122,12 @@ def prepare(options: SourceOptions, scratch: Path, n_examples: int) -> Sources:
     return Sources(root, root, os.path.join(root, "pairs.txt"), scratch, label)
 
 
-def store_label(options: SourceOptions) -> str:
+def store_label(options: MountOptions) -> str:
     """Return what to write next to a result."""
     if options.source:
         return "slow store given by the user"
-    mount, stat_ms = getattr(options, "mount", ""), getattr(options, "stat_ms", 0)
-    kind = "FUSE mount" if mount == "fuse" else "emulated store"
-    stat = f", {stat_ms:g} ms per stat" if stat_ms else ""
+    kind = "FUSE mount" if options.mount == "fuse" else "emulated store"
+    stat = f", {options.stat_ms:g} ms per stat" if options.stat_ms else ""
     return f"{kind}: {options.open_ms:g} ms per open, {options.mb_per_s:g} MB/s{stat}"
 
 
@@ -223,13 +212,9 @@ def run_points(
         points: The lines of the table. What of a point has a name of ``RunSpec`` is asked for, and
             ``room``, the part of the data set that may be staged.
         n_examples: Of the data set.
-        most_seconds: How long a run may take. The points of those that take longer or fail are
-            removed from ``points``, and the others' results are kept. With None, one failure ends
-            the benchmark.
+        most_seconds: The points of runs that take longer or fail are removed from ``points`` and
+            named under ``failed``. With None, one failure ends the benchmark.
         usual: What is the same for all points that say nothing else.
-
-    Returns:
-        The points, what to say of data and store, and why those that ``failed`` have no result.
     """
     sources, names = prepare(options, scratch, n_examples), {f.name for f in fields(RunSpec)}
     specs = []

@@ -16,9 +16,7 @@ _N_THREADS = 64
 class BareReader:
     """One more process with 64 threads, a fork of this one, that reads files and forgets them.
 
-    Args:
-        root: What the paths are relative to.
-        store: The emulated slow store to read from; None where the root is slow by itself.
+    The store is the emulated one to read from; None where the root is slow by itself.
     """
 
     def __init__(self, root: str, store: SlowStore | None) -> None:

@@ -55,11 +55,7 @@ def create() -> State:
 
 
 def descriptor_of(state: State) -> int:
-    """Return this process's only descriptor of a log, opening it if need be.
-
-    Raises:
-        FileNotFoundError: The process that made it has closed it, or is gone.
-    """
+    """Return this process's only descriptor of a log, opening it if need be."""
     with _lock:
         if state not in _descriptors:
             path, inode = state

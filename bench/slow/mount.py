@@ -38,11 +38,7 @@ class MountUnavailableError(Exception):
 
 
 class MountPoint:
-    """A mount that this or another process has made.
-
-    Args:
-        root: The mount point.
-    """
+    """A mount that this or another process has made at ``root``."""
 
     def __init__(self, root: str | os.PathLike[str]) -> None:
         self.root = os.path.abspath(root)
@@ -60,17 +56,13 @@ class SlowMount(MountPoint):
     """A read-only view of a directory, mounted from :meth:`__enter__` on.
 
     Each open waits ``open_seconds``; these waits overlap. All reads share ``bytes_per_second``.
-    A file that is opened again is read again from the mount. Its server is a child of this
-    process, named ``slowfs``, and ends with the process.
+    A file that is opened again is read again from the mount. A look-up of a name and a ``stat``
+    wait ``stat_seconds`` where the kernel does not know the answer, which it does for a minute.
+    Its server is a child of this process, named ``slowfs``, and ends with it.
 
     Args:
         source: The directory that is shown, on a fast disk; not to be changed meanwhile.
         root: The mount point, an empty directory.
-        open_seconds: How long each open waits.
-        bytes_per_second: The bandwidth that all reads share.
-        stat_seconds: How long each look-up of a name and each ``stat`` waits, where the kernel
-            does not know the answer.
-        cache_seconds: For how long the kernel knows it. A mount begins with an empty cache.
 
     Raises:
         MountUnavailableError: The server cannot be built.
@@ -83,19 +75,17 @@ class SlowMount(MountPoint):
         open_seconds: float = 0.010,
         bytes_per_second: float = 100e6,
         stat_seconds: float = 0.0,
-        cache_seconds: float = 60.0,
     ) -> None:
         super().__init__(root)
-        numbers = (open_seconds, stat_seconds, bytes_per_second, cache_seconds)
+        numbers = (open_seconds, stat_seconds, bytes_per_second)
         self._command = [build(), os.path.abspath(source), self.root, *map(str, numbers)]
         self._server: subprocess.Popen[str] | None = None
 
-    def __enter__(self) -> SlowMount:
-        """Mount; blocks until it is there.
+    def __reduce__(self) -> tuple:
+        return MountPoint, (self.root,)  # to other processes, which do not end it
 
-        Raises:
-            MountUnavailableError: It cannot be mounted.
-        """
+    def __enter__(self) -> SlowMount:
+        """Mount; blocks until it is there."""
         self._server = subprocess.Popen(
             self._command, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -116,17 +106,9 @@ class SlowMount(MountPoint):
             self._server.stdout.close()
             self._server = None
 
-    def opens_of(self, path: str) -> int:
-        """Return how often a file was opened; ``path`` is relative to the root."""
-        return int(os.getxattr(os.path.join(self.root, path), _ATTRIBUTE))
-
 
 def build() -> str:
-    """Return the path of the server, compiled unless it has been before; takes a second.
-
-    Raises:
-        MountUnavailableError: It cannot be compiled, or there is no FUSE here.
-    """
+    """Return the path of the server, compiled unless it has been before; takes a second."""
     if not os.path.exists("/dev/fuse"):
         raise MountUnavailableError(
             "there is no /dev/fuse here: load the kernel's module fuse (modprobe fuse), or give "

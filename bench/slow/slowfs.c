@@ -1,6 +1,6 @@
-/* A read-only view of a directory that is as slow as a shared file system; slowmount.py starts it.
+/* A read-only view of a directory that is as slow as a shared file system; mount.py starts it.
  *
- * usage: slowfs SOURCE MOUNTPOINT OPEN_SECONDS STAT_SECONDS BYTES_PER_SECOND CACHE_SECONDS
+ * usage: slowfs SOURCE MOUNTPOINT OPEN_SECONDS STAT_SECONDS BYTES_PER_SECOND
  *
  * Each open waits OPEN_SECONDS, and each look-up and stat that the kernel does not answer from its
  * cache waits STAT_SECONDS; these waits overlap, any number of them. All reads share
@@ -14,8 +14,7 @@
  * libfuse before 3.17 does not tell the kernel that look-ups in one directory may overlap: with
  * STAT_SECONDS they come one after the other there, the first time.
  *
- * The extended attribute user.slowfs of the root has the counts as JSON, that of a file how often
- * it was opened.
+ * The extended attribute user.slowfs of the root has the counts as JSON.
  */
 
 #define _GNU_SOURCE
@@ -37,6 +36,7 @@
 #include <unistd.h>
 
 #define ATTRIBUTE "user.slowfs"
+#define CACHE_SECONDS 60.0 /* for which the kernel knows names and attributes */
 #define TICK_SECONDS 0.001 /* to answer each request at its own time costs twice the CPU */
 
 /* A name that the kernel knows; kept until the end, since a benchmark is short. */
@@ -61,7 +61,7 @@ struct job {
 };
 
 static int source_fd;
-static double open_seconds, stat_seconds, bytes_per_second, cache_seconds;
+static double open_seconds, stat_seconds, bytes_per_second;
 static struct node root = {.path = "."};
 static void *nodes; /* a tree by path; only the thread that takes requests uses it */
 
@@ -104,7 +104,7 @@ static int look(struct node *node, struct stat *found)
 
 static void answer_lookup(struct job *job)
 {
-    struct fuse_entry_param entry = {.entry_timeout = cache_seconds, .attr_timeout = cache_seconds};
+    struct fuse_entry_param entry = {.entry_timeout = CACHE_SECONDS, .attr_timeout = CACHE_SECONDS};
     int error = look(job->node, &entry.attr);
     if (error) {
         fuse_reply_err(job->request, error);
@@ -121,7 +121,7 @@ static void answer_getattr(struct job *job)
     if (error)
         fuse_reply_err(job->request, error);
     else
-        fuse_reply_attr(job->request, &found, cache_seconds);
+        fuse_reply_attr(job->request, &found, CACHE_SECONDS);
 }
 
 static void answer_open(struct job *job)
@@ -374,19 +374,17 @@ static void on_statfs(fuse_req_t request, fuse_ino_t number)
 static void on_getxattr(fuse_req_t request, fuse_ino_t number, const char *name, size_t size)
 {
     char text[256];
-    if (strcmp(name, ATTRIBUTE)) {
+    if (number != FUSE_ROOT_ID || strcmp(name, ATTRIBUTE)) {
         fuse_reply_err(request, ENODATA);
         return;
     }
     pthread_mutex_lock(&mutex);
-    int length = number != FUSE_ROOT_ID
-        ? snprintf(text, sizeof text, "%lu", node_of(number)->opens)
-        : snprintf(
-              text, sizeof text,
-              "{\"opens\": %lu, \"files\": %lu, \"most_opens\": %lu, \"reads\": %lu, "
-              "\"bytes_read\": %lu, \"lookups\": %lu, \"stats\": %lu}",
-              opens, files, most_opens, reads, bytes_read, lookups, stats
-          );
+    int length = snprintf(
+        text, sizeof text,
+        "{\"opens\": %lu, \"files\": %lu, \"most_opens\": %lu, \"reads\": %lu, "
+        "\"bytes_read\": %lu, \"lookups\": %lu, \"stats\": %lu}",
+        opens, files, most_opens, reads, bytes_read, lookups, stats
+    );
     pthread_mutex_unlock(&mutex);
     if (size == 0)
         fuse_reply_xattr(request, length);
@@ -434,17 +432,16 @@ static int start_threads(struct fuse_session *session)
 
 int main(int count, char *arguments[])
 {
-    if (count != 7) {
+    if (count != 6) {
         fprintf(
-            stderr, "usage: %s SOURCE MOUNTPOINT OPEN_SECONDS STAT_SECONDS BYTES_PER_SECOND "
-                    "CACHE_SECONDS\n", arguments[0]
+            stderr, "usage: %s SOURCE MOUNTPOINT OPEN_SECONDS STAT_SECONDS BYTES_PER_SECOND\n",
+            arguments[0]
         );
         return 2;
     }
     open_seconds = atof(arguments[3]);
     stat_seconds = atof(arguments[4]);
     bytes_per_second = atof(arguments[5]);
-    cache_seconds = atof(arguments[6]);
     source_fd = open(arguments[1], O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (source_fd < 0) {
         perror(arguments[1]);

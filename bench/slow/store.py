@@ -173,12 +173,7 @@ class SlowStore:
         return None
 
     def wait_for(self, path: str, size_bytes: int) -> None:
-        """Log one open and block until the whole file could have arrived.
-
-        Args:
-            path: Path relative to the root, for the log.
-            size_bytes: What is charged to the shared bandwidth.
-        """
+        """Log one open of a path below the root, and block until the whole file could be there."""
         transfer_seconds = size_bytes / self.bytes_per_second
         ready = ledger.add(self._state, path, size_bytes, self.open_seconds, transfer_seconds)
         left = ready - time.monotonic()
@@ -252,10 +247,7 @@ class _Carried:
 
 
 def attach(dataset: DatasetT, store: SlowStore) -> DatasetT:
-    """Return a shallow copy of ``dataset``, of the same class, that carries ``store`` along.
-
-    The store is installed in each process that unpickles the copy; the calling process is left
-    as it is.
+    """Return a shallow copy of ``dataset`` that installs ``store`` wherever it is unpickled.
 
     Raises:
         TypeError: Objects of this class cannot have additional attributes.

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bench.claims.policies import POLICIES
+from bench.claims.misses_measured import POLICIES
 
 
 def missed(policy: str, reads: list[int], room: int) -> list[bool]:

@@ -30,6 +30,8 @@ from __future__ import annotations
 import os
 import pickle
 import shutil
+import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -37,19 +39,20 @@ from pathlib import Path
 from bench.claims.data_parallel import summary
 from bench.harness import isolated
 from bench.harness.claim import Claim
-from bench.harness.files import read_files, read_pairs
+from bench.harness.files import drop_page_cache, read_files, read_pairs
 from bench.harness.launching import YIELDS, launch
 from bench.harness.options import OptionsError, names_of, option, picked
 from bench.harness.turns import take_turns
-from bench.loaders.sources import SourceOptions, Sources, prepare, store_label
-from bench.slow.store import SlowStore
+from bench.loaders.sources import MountOptions, Sources, prepare, spec_of, store_label
+from bench.slow import SlowStore, slow_store
+from bench.slow.ledger import OpenRecord
 
 MODELS = ("data", "waits", "compute", "resnet50")
 _KNOWN = names_of(summary.LOADERS)
 
 
 @dataclass
-class TrainingOptions(SourceOptions):
+class TrainingOptions(MountOptions):
     """What is trained, where and how often."""
 
     ranks: list[int] = option([1, 2, 4], "per node")
@@ -71,8 +74,11 @@ class TrainingOptions(SourceOptions):
         usual = ["overlap", "slow", "local"] if self.model == "data" else ["overlap", "synthetic"]
         self.loaders = self.loaders or usual
         super().check()
-        if self.in_job and not self.source:
-            raise OptionsError("--in-job needs --source, --pairs: emulation is for one machine")
+        if self.in_job and (not self.source or self.drop_caches):
+            raise OptionsError(
+                "--in-job needs --source, --pairs: emulation is for one machine, as "
+                "is --drop-caches"
+            )
         if self.epochs < 2:
             raise OptionsError("--epochs: give at least 2: the first has the start of the workers")
 
@@ -81,30 +87,48 @@ class TrainingOptions(SourceOptions):
         return self.iterations * self.batch_size * n_ranks or self.examples
 
 
-def request_of(
-    point: dict, options: TrainingOptions, sources: Sources, staging: Path, store: Path | None
-) -> dict:
-    """Return what all ranks of a run are asked for.
-
-    Args:
-        point: Of the table.
-        options: Of the command line.
-        sources: Where the images are.
-        staging: Directory on the local disk, below which each node has one of its own.
-        store: A pickled emulated store; None where the store is real.
-    """
-    names = ("model", "batch_size", "order", "seed", "communicator")
+def asked_of(point: dict, options: TrainingOptions) -> dict:
+    """Return what all ranks of a run are asked for, beside the places of the files."""
     return {
-        **picked(options, names),
+        **picked(options, ("model", "batch_size", "order", "seed", "communicator")),
         **{name: point[name] for name in ("loader", "n_readers")},
-        "pairs": sources.pairs,
         "n_examples": options.examples_of(point["n_nodes"] * point["n_ranks"]),
-        "root": sources.slow,
-        "local_root": sources.local,
-        "staging": str(staging),
-        "store": None if store is None else str(store),
         "n_epochs": options.epochs,
     }
+
+
+def places_of(sources: Sources, staging: str, root: str, store: Path | None) -> dict:
+    """Return where the files are, and below what each node has a staging directory of its own.
+
+    ``root`` is that of the slow store, which is pickled in a file where it is emulated.
+    """
+    places = {"pairs": sources.pairs, "root": root, "local_root": sources.local}
+    return {**places, "staging": staging, "store": store and str(store)}
+
+
+def run_ranks(
+    options: MountOptions, sources: Sources, function: Callable, asked: dict, job: Callable,
+    **environment: str,
+) -> tuple[list[dict], list[OpenRecord] | None]:  # fmt: skip
+    """Run the ranks of a job over a slow store of its own.
+
+    Returns:
+        What each rank reports, and each open of the store if it is emulated.
+    """
+    staging = tempfile.mkdtemp(prefix="staging-", dir=sources.scratch)
+    pickled = sources.scratch / "store.pickle"
+    if options.drop_caches:
+        drop_page_cache()
+    spec = spec_of(options, sources, "overlap", n_examples=0)
+    with slow_store(spec, spec.mount) as store:
+        pickled.write_bytes(pickle.dumps(store))
+        places = places_of(sources, staging, store.root if store else sources.slow, pickled)
+        request = {**places, **asked}
+        ranks = isolated.call(function, request, job, **YIELDS, **environment)["ranks"]
+        opens = store.records() if isinstance(store, SlowStore) else None
+    if options.source:  # a data set is large, and there may be room for one copy alone
+        shutil.rmtree(staging, ignore_errors=True)
+    return ranks, opens
 
 
 def measure(options: TrainingOptions, scratch: Path) -> dict | None:
@@ -122,32 +146,20 @@ def measure(options: TrainingOptions, scratch: Path) -> dict | None:
     n_most = options.examples_of(max(options.nodes) * max(options.ranks))
     sources = prepare(options, scratch, n_most)
     paths = [path for path, _ in read_pairs(sources.pairs, n_most)]
-    pickled = None if options.source else scratch / "store.pickle"
-    with SlowStore(sources.slow, options.open_ms / 1e3, options.bytes_per_second) as store:
-        if pickled:
-            pickled.write_bytes(pickle.dumps(store))
 
-        def run(point: dict) -> dict:
-            staging = scratch / f"staging-{points.index(point)}-{len(point.get('runs', ()))}"
-            if pickled:
-                read_files(paths, sources.slow)
-            store.reset()
-            size = {name: point[name] for name in ("n_nodes", "n_ranks")}
-            n_threads = max(1, n_cores // (size["n_nodes"] * size["n_ranks"]))
-            ranks = isolated.call(
-                train_rank,
-                request_of(point, options, sources, staging, pickled),
-                partial(launch, **size, launcher=options.mpiexec),
-                **YIELDS,
-                OMP_NUM_THREADS=str(n_threads),
-            )["ranks"]
-            if pickled:
-                return {"ranks": ranks, "reads": summary.reads_by_node(store.records(), ranks)}
-            # A data set is large, and there may be room for one copy alone.
-            shutil.rmtree(staging, ignore_errors=True)
+    def run(point: dict) -> dict:
+        if not options.source:
+            read_files(paths, sources.slow)
+        size = {name: point[name] for name in ("n_nodes", "n_ranks")}
+        job = partial(launch, **size, launcher=options.mpiexec)
+        n_threads = max(1, n_cores // (size["n_nodes"] * size["n_ranks"]))
+        asked, threads = asked_of(point, options), {"OMP_NUM_THREADS": str(n_threads)}
+        ranks, opens = run_ranks(options, sources, train_rank, asked, job, **threads)
+        if opens is None:
             return {"ranks": ranks, "reads": summary.staged_by_node(ranks)}
+        return {"ranks": ranks, "reads": summary.reads_by_node(opens, ranks)}
 
-        take_turns(points, options.repeats, run)
+    take_turns(points, options.repeats, run)
     return result_of(points, sources, options)
 
 

@@ -8,19 +8,26 @@ import pickle
 import shutil
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
 
 import overlapiter.mpi
-from bench.claims.data_parallel import TrainingOptions, request_of, result_of, summary
+from bench.claims.data_parallel import (
+    TrainingOptions,
+    asked_of,
+    places_of,
+    result_of,
+    summary,
+)
 from bench.harness.cpu import cpu_seconds
 from bench.harness.family import descendants
-from bench.harness.files import copy_files, read_pairs
+from bench.harness.files import copy_files, make_folder, read_pairs
 from bench.harness.turns import take_turns
 from bench.loaders.files import Heads
 from bench.loaders.sources import prepare
+from bench.slow import SlowStore, Store, crossed
 from bench.slow.store import attach
 from overlapiter.node import this_node
 from overlapiter.scatter import ScatteredOrder
@@ -50,27 +57,61 @@ def part_of(request: dict, comm: object) -> tuple:
 
 
 def open_loader(
-    request: dict, dataset: object, sampler: object, staging: str, resources: contextlib.ExitStack
+    request: dict, comm: object, part: tuple, store: Store, resources: contextlib.ExitStack
 ) -> tuple:
     """Return an iterator and the converter that belongs to it; ``resources`` end both."""
     from chainer.dataset import concat_examples
     from chainer.iterators import MultiprocessIterator
 
-    store = None
-    if request["store"] is not None and request["loader"] != "local":
-        store = pickle.loads(Path(request["store"]).read_bytes())
-    make, convert = MultiprocessIterator, concat_examples
+    (dataset, sampler), is_emulated = part, isinstance(store, SlowStore)
     usual = {"n_processes": request["n_readers"], "order_sampler": sampler}
+    make, convert = MultiprocessIterator, concat_examples
     if request["loader"] == "overlap":
         make, convert = overlapiter.OverlapIterator, overlapiter.concat_examples
-        most = {"capacity": request.get("capacity")}
-        usual["staging"] = overlapiter.Staging(staging, source=request["root"], **most)
-        dataset = dataset if store is None else attach(dataset, store)
-    elif store is not None:  # its workers are forks of this process
+        usual["staging"] = overlapiter.Staging(
+            _folder_of_node(request),
+            source=request["root"],
+            capacity=request.get("capacity"),
+            peers=comm if request.get("has_peers") else None,
+        )
+        dataset = attach(dataset, store) if is_emulated else dataset
+    elif is_emulated and request["loader"] != "local":  # its workers are forks of this process
         resources.enter_context(store.installed())
+    if request["loader"] == "torch":
+        return TorchBatches(request, comm, dataset), lambda arrays, _device: arrays
     iterator = make(dataset, request["batch_size"], **usual)
     resources.callback(iterator.finalize)
     return iterator, convert
+
+
+def _folder_of_node(request: dict) -> str:
+    return make_folder(Path(request["staging"], this_node().name))
+
+
+class TorchBatches:
+    """The mini-batches of PyTorch's ``DataLoader`` with its ``DistributedSampler``."""
+
+    def __init__(self, request: dict, comm: object, dataset: object) -> None:
+        from torch.utils.data import DataLoader
+        from torch.utils.data.distributed import DistributedSampler
+
+        self._sampler = DistributedSampler(dataset, comm.size, comm.rank, seed=request["seed"])
+        options = {"num_workers": request["n_readers"], "persistent_workers": True}
+        self._loader = DataLoader(dataset, request["batch_size"], sampler=self._sampler, **options)
+        self._epoch = self._n_left = 0
+
+    @property
+    def is_new_epoch(self) -> bool:
+        """Whether the last mini-batch ended an epoch."""
+        return self._n_left == 0
+
+    def __next__(self) -> list:
+        if self._n_left == 0:
+            self._sampler.set_epoch(self._epoch)
+            self._epoch, self._n_left = self._epoch + 1, len(self._loader)
+            self._batches = iter(self._loader)
+        self._n_left -= 1
+        return next(self._batches)
 
 
 class Synthetic:
@@ -98,12 +139,7 @@ class Synthetic:
 
 
 def training_step(request: dict, comm: object, device: int) -> Callable[[tuple], float]:
-    """Return what trains the model of a run on a mini-batch and returns its loss.
-
-    Without a model, what keeps the ranks in lockstep, as training does.
-    """
-    if not request["model"]:
-        return lambda _arrays: comm.mpi_comm.Barrier() or 0.0
+    """Return what trains the model of a run on a mini-batch and returns its loss."""
     import chainer
     import chainermn
 
@@ -125,48 +161,55 @@ def training_step(request: dict, comm: object, device: int) -> Callable[[tuple],
     return step
 
 
-def train(request: dict, comm: object) -> dict:
-    """Do one run; all ranks of the communicator call it.
+@contextlib.contextmanager
+def trained(
+    request: dict, comm: object, step: Callable[[tuple], float], device: int = -1
+) -> Iterator[dict]:
+    """Do one run, and end its processes after the ``with`` block; all ranks call it.
 
     The clock runs from before the iterator is made until the last update; Python's forkserver is
     running by then, since it is started before MPI.
 
-    Returns:
+    Yields:
         ``rank``; ``node``, its name; ``start_seconds`` until the first mini-batch was there;
         ``epochs``, see :meth:`_Run.epoch`; ``pids`` of the rank and its workers.
     """
-    node = this_node()
-    device = -1 if request["communicator"] == "naive" else node.local_rank
-    step, part = training_step(request, comm, device), part_of(request, comm)
-    staging = os.path.join(request["staging"], node.name)
-    os.makedirs(staging, exist_ok=True)
+    store, part = None, part_of(request, comm)
+    if request["store"] is not None:
+        store = pickle.loads(Path(request["store"]).read_bytes())
+    _folder_of_node(request)
     is_synthetic = request["loader"] == "synthetic"
     prepared = Synthetic(request, *part, device) if is_synthetic else None
     comm.mpi_comm.Barrier()
     with contextlib.ExitStack() as resources:
-        run = _Run()
+        run = _Run(store)
         found = (prepared, lambda arrays, _device: arrays)
-        iterator, convert = found if prepared else open_loader(request, *part, staging, resources)
+        iterator, convert = (
+            found if prepared else open_loader(request, comm, part, store, resources)
+        )
 
         def update(batch: list) -> tuple[int, float]:
             arrays = convert(batch, device)
             return len(arrays[0]), step(arrays)
 
         epochs = [run.epoch(iterator, update) for _ in range(request["n_epochs"])]
+        facts = {"rank": comm.rank, "node": this_node().name, "start_seconds": run.first_seconds}
+        yield {**facts, "epochs": epochs, "pids": sorted(run.pids)}
         comm.mpi_comm.Barrier()  # before a rank ends processes, which takes time of the others
-    facts = {"rank": comm.rank, "node": node.name, "start_seconds": run.first_seconds}
-    return {**facts, "epochs": epochs, "pids": sorted(run.pids)}
+
+
+def train(request: dict, comm: object) -> dict:
+    """Train the model of a run, see :func:`trained`; all ranks of the communicator call it."""
+    device = -1 if request["communicator"] == "naive" else this_node().local_rank
+    with trained(request, comm, training_step(request, comm, device), device) as found:
+        return found
 
 
 class _Run:
-    """Takes the time of what a rank does, from when it is made.
+    """Takes the time of what a rank does, from when it is made, and notes its processes."""
 
-    Attributes:
-        pids: This process and all that it has started.
-        first_seconds: Until the first mini-batch was there.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, store: Store) -> None:
+        self._store = store
         self._totals = np.zeros(2 + len(_COUNTS))
         self.pids = {os.getpid()}
         self.first_seconds = 0.0
@@ -181,7 +224,8 @@ class _Run:
             made; ``wait_seconds`` inside ``next()``, and at first in the constructor; ``n_images``;
             ``staged_share`` of the opens of source files, ``files_staged``, ``bytes_staged``, None
             for other loaders; the mean ``loss``; ``trainer_cpu_seconds``, in which the rank may
-            have polled for others; ``workers_cpu_seconds`` of all that it has started.
+            have polled for others; ``workers_cpu_seconds`` of all that it has started;
+            ``store_opens`` by all ranks until then, where the store counts them.
         """
         start, waited, updates = self._mark, 0.0, []
         asked, is_over = start, False  # the first wait of a run is that for the constructor, too
@@ -196,6 +240,7 @@ class _Run:
         sizes, losses = zip(*updates, strict=True)
         found = {"start": start, "end": asked, "wait_seconds": waited, "n_images": sum(sizes)}
         found |= {**self._since_last(iterator), "loss": sum(losses) / len(losses)}
+        found |= crossed(self._store)
         self._mark = time.monotonic()  # looking at the processes has taken milliseconds
         return found
 
@@ -253,7 +298,8 @@ def run_in_job(options: TrainingOptions) -> dict | None:
 
     def run(point: dict) -> dict:
         staging = folder / f"staging-{points.index(point)}-{len(point.get('runs', ()))}"
-        request = request_of(point, options, sources, staging, None)
+        places = places_of(sources, str(staging), sources.slow, None)
+        request = {**places, **asked_of(point, options)}
         _copy_to_local_disk(request)
         ranks = comm.mpi_comm.allgather(train(request, comm))
         if node.local_rank == 0:  # there may be room for one copy of the data alone

@@ -81,12 +81,7 @@ def seconds_of(epoch: dict) -> float:
 
 
 def summarize(runs: Sequence[dict]) -> list[dict]:
-    """Return for each epoch what the runs of one point come to.
-
-    Returns:
-        ``seconds`` and ``images_per_second`` of all ranks together, spreads over the runs; and
-        medians over the runs of ``wait_share``, the mean over ranks, and ``worst_wait_share``.
-    """
+    """Return for each epoch spreads and medians over the runs of one point, all ranks together."""
     summaries = []
     for number in range(len(runs[0]["ranks"][0]["epochs"])):
         by_run = [[rank["epochs"][number] for rank in run["ranks"]] for run in runs]
