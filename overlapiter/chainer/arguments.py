@@ -16,7 +16,6 @@ from overlapiter.order import (
     Indices,
     IterationState,
     NextOrder,
-    RunAhead,
     checked_order,
     seeded_order,
 )
@@ -59,38 +58,18 @@ def order_source(sampler: OrderSampler | None, size: int) -> NextOrder | None:
     return lambda order, position, _epoch: sampler(order, position)
 
 
-def first_state(sampler: OrderSampler | None, size: int, dataset_size: int) -> IterationState:
+def first_state(next_order: NextOrder | None, size: int, dataset_size: int) -> IterationState:
     """Return the state before the first mini-batch; asks the sampler for an order.
 
     Args:
-        sampler: The order sampler; None for ascending order.
+        next_order: What :func:`order_source` has returned.
         size: Examples in the dataset now.
         dataset_size: Examples in the dataset when the workers got it.
     """
     order = None
-    next_order = order_source(sampler, size)
     if next_order is not None:
         order = checked_order(next_order(np.arange(size), 0, 0), dataset_size)
     return IterationState(0, 0, False, order)
-
-
-def run_ahead_from(
-    state: IterationState,
-    sampler: OrderSampler | None,
-    size: int,
-    repeat: bool,
-    batch_size: int,
-    dataset_size: int,
-) -> RunAhead:
-    """Return the generator of the steps after ``state``; it holds no reference to the iterator."""
-    return RunAhead(
-        state,
-        batch_size,
-        repeat,
-        order_source(sampler, size),
-        dataset_size,
-        knows_any_epoch=sampler is None or isinstance(sampler, EpochSampler),
-    )
 
 
 def is_shared(sampler: OrderSampler | None) -> bool:

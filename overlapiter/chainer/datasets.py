@@ -8,7 +8,7 @@ import contextlib
 import os
 import pickle
 from collections.abc import Sequence
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 from chainer import datasets as chainer_datasets
@@ -144,10 +144,6 @@ class PackedPaths(collections.abc.Sequence):  # type: ignore[type-arg]  # of str
         """Return the number of paths."""
         return len(self._ends)
 
-    @overload
-    def __getitem__(self, index: int) -> str: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[str]: ...
     def __getitem__(self, index: Any) -> Any:
         """Return one path, or a list of them."""
         if isinstance(index, slice):
@@ -168,10 +164,6 @@ class PackedPairs(collections.abc.Sequence):  # type: ignore[type-arg]  # of (st
         """Return the number of pairs."""
         return len(self._paths)
 
-    @overload
-    def __getitem__(self, index: int) -> tuple[str, int]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[tuple[str, int]]: ...
     def __getitem__(self, index: Any) -> Any:
         """Return one pair, or a list of them."""
         if isinstance(index, slice):

@@ -170,11 +170,8 @@ class LoadingReport(training.Extension):
 
     def _opens(self) -> tuple[int, int]:
         """Return how many opens went to staged copies so far, and how many to the source."""
-        stats = getattr(self._iterator, "stats", None)
-        counted = stats() if callable(stats) else None
-        if not isinstance(counted, Stats):
-            return 0, 0
-        return counted.opens_staged, counted.opens_source
+        counted = stats_of(self._iterator)
+        return (0, 0) if counted is None else (counted.opens_staged, counted.opens_source)
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the counts of the interval that has not ended."""
@@ -188,6 +185,13 @@ class LoadingReport(training.Extension):
         except KeyError:  # a snapshot of a trainer without this extension
             return
         self._interval = Interval(**counted)
+
+
+def stats_of(iterator: Any) -> Stats | None:
+    """Return the counters of an ``OverlapIterator``; None for any other iterator."""
+    stats = getattr(iterator, "stats", None)
+    counted = stats() if callable(stats) else None
+    return counted if isinstance(counted, Stats) else None
 
 
 def _await_kernels(trainer: training.Trainer) -> None:

@@ -20,7 +20,7 @@ from overlapiter.chainer.arguments import (
     first_state,
     is_shared,
     neighbour_orders,
-    run_ahead_from,
+    order_source,
 )
 from overlapiter.chainer.datasets import DatasetPickler
 from overlapiter.chainer.progress import Progress, ProgressAttributes
@@ -34,7 +34,7 @@ from overlapiter.options import (
     count_or_none,
     skip_limit,
 )
-from overlapiter.order import IterationState, Step
+from overlapiter.order import EpochSampler, IterationState, RunAhead, Step
 from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
 from overlapiter.planning import join_peers, names_source, pickled, staging_plan
 from overlapiter.sharedmem.slots import MiniBatch
@@ -221,10 +221,17 @@ class OverlapIterator(ProgressAttributes):
     def _begin(self, state: IterationState | None = None) -> None:
         """Set the state, by default the first one, and forget the steps after the old one."""
         sampler, size = self.order_sampler, len(self.dataset)
+        next_order = order_source(sampler, size)
         if state is None:
-            state = first_state(sampler, size, self._dataset_size)
-        sizes = self._batch_size, self._dataset_size
-        ahead = run_ahead_from(state, sampler, size, self._repeat, *sizes)
+            state = first_state(next_order, size, self._dataset_size)
+        ahead = RunAhead(
+            state,
+            self._batch_size,
+            self._repeat,
+            next_order,
+            self._dataset_size,
+            knows_any_epoch=sampler is None or isinstance(sampler, EpochSampler),
+        )
         self._unfinished_at = now = Progress(state, -1.0, ahead)  # until the steps are submitted
         self._skipped.begin()
         self._progress = now

@@ -8,7 +8,7 @@ from typing import Any
 from chainer import training
 from chainer.training import extensions
 
-from overlapiter.chainer.extensions import Communicator
+from overlapiter.chainer.extensions import Communicator, stats_of
 from overlapiter.stats import Stats
 
 
@@ -76,10 +76,8 @@ class ProgressBar(extensions.ProgressBar):
 
     def _lines(self) -> list[str]:
         lines: list[str] = self._plain_lines()
-        iterator = self._pbar.trainer.updater.get_iterator(self._name)
-        stats = getattr(iterator, "stats", None)
-        now = stats() if callable(stats) else None
-        if isinstance(now, Stats):
+        now = stats_of(self._pbar.trainer.updater.get_iterator(self._name))
+        if now is not None:
             span = now.since(self._before) if self._before else now
             self._before = now
             lines.append(

@@ -119,7 +119,8 @@ class Epoch(_BaseDataLoaderIter):
         if foresight is not None:
             self._announce(foresight)
         self._first_position = self._position  # of the next mini-batch to be taken
-        self._submit_all(first)
+        for keys in first:
+            self._submit(keys)
         if foresight is not None:
             self._foreseen = batches = foresight.batches_from(n_to_skip + len(first))
             for keys in itertools.islice(batches, n_wanted - len(first)):
@@ -184,10 +185,6 @@ class Epoch(_BaseDataLoaderIter):
     def _flat(self, keys: Keys) -> list[Any]:
         return list(keys) if self._auto_collation else [keys]
 
-    def _submit_all(self, batches: list[Keys]) -> None:
-        for keys in batches:
-            self._submit(keys)
-
     def _submit_foreseen(self, keys: Keys) -> None:
         self._submitted.append(keys)
         self._submit(keys)
@@ -207,7 +204,8 @@ class Epoch(_BaseDataLoaderIter):
         self._submitted.clear()
         self._foreseen = None
         self._position = self._first_position
-        self._submit_all(list(self._pending))
+        for keys in self._pending:
+            self._submit(keys)
         self._is_unfinished = False
 
     # --- mini-batches -------------------------------------------------------------------------

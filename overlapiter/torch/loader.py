@@ -22,11 +22,10 @@ from overlapiter.torch.local import LocalEpoch
 from overlapiter.torch.orders import (
     DistributedOrder,
     OrderedSampler,
-    epoch_of,
     order_of_ranks,
     samplers_of,
 )
-from overlapiter.torch.states import Progress, State, begun_state, resumed, state_between
+from overlapiter.torch.states import Progress, State, resumed, state_of
 from overlapiter.workers.start.launch import start_forkserver
 
 T = TypeVar("T", covariant=True)
@@ -188,14 +187,11 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     def _set_out(self) -> Progress:
         """Begin an epoch, before anything is drawn for it."""
-        sampler = samplers_of(self)[-1]
-        epoch = epoch_of(sampler) or 0
-        number = epoch if isinstance(sampler, OrderedSampler) else max(self._n_begun, epoch)
-        self._n_begun = number + 1
+        self._progress = begun = Progress(self)
+        self._n_begun = begun.number + 1
         if isinstance(self._order, DistributedOrder):
-            self._order.epoch_0 = epoch - number
-        self._progress = Progress(self, number)
-        return self._progress
+            self._order.epoch_0 = (begun.sampler_epoch or 0) - begun.number
+        return begun
 
     # --- saving -------------------------------------------------------------------------------
 
@@ -206,9 +202,12 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         """
         if self._resume is not None:
             return self._resume
-        if self._progress is not None and not self._progress.is_over:
-            return begun_state(self, self._progress)
-        return state_between(self)
+        progress = self._progress
+        if progress is None or progress.is_over:
+            progress = Progress(self)
+            # PyTorch's own generator is left as the program that resumes has seeded it.
+            progress.draws = progress.draws._replace(global_state=None)
+        return state_of(self, progress)
 
     def load_state_dict(self, state_dict: State) -> None:
         """Have the next iteration go on where :meth:`state_dict` was called.

@@ -78,11 +78,11 @@ class Draws(NamedTuple):
     """The generators that an epoch draws from, as they were before it.
 
     Attributes:
-        global_state: That of PyTorch's own generator.
+        global_state: That of PyTorch's own generator; None for whatever it is.
         states: Those of the loader's and its samplers' generators, in order.
     """
 
-    global_state: torch.Tensor
+    global_state: torch.Tensor | None
     states: list[torch.Tensor]
 
 

@@ -31,10 +31,9 @@ class Progress:
 
     Args:
         loader: The loader, before anything is drawn for the epoch.
-        number: Of the epoch.
 
     Attributes:
-        number: The same.
+        number: Of the epoch.
         n_taken: Mini-batches taken, those included that failed.
         n_examples: Examples in them, of those taken since the start or the resumption.
         draws: The generators before the epoch.
@@ -45,14 +44,15 @@ class Progress:
         is_over: Whether the epoch is.
     """
 
-    def __init__(self, loader: data.DataLoader[Any], number: int) -> None:
-        self.number = number
+    def __init__(self, loader: data.DataLoader[Any]) -> None:
         self.draws = draws_of(loader)
         self.has_base_seed = True
         sampler = samplers_of(loader)[-1]
         self.sampler_epoch = epoch_of(sampler)
+        self.number = max(loader._n_begun, self.sampler_epoch or 0)
         self.scattered: tuple[ScatteredOrder, int, Indices] | None = None
         if isinstance(sampler, OrderedSampler):
+            self.number = sampler.epoch
             start = sampler.resumed[0] if sampler.resumed else 0
             self.scattered = sampler.order, start, sampler.whole()
         self.n_taken = self.n_examples = 0
@@ -103,41 +103,22 @@ def _size_of(loader: data.DataLoader[Any]) -> int:
     return len(loader.dataset) if hasattr(type(loader.dataset), "__len__") else -1
 
 
-def _state(loader: data.DataLoader[Any], epoch: int, n_taken: int, draws: Draws | None) -> State:
-    sampler = samplers_of(loader)[-1]
-    return State(
+def state_of(loader: data.DataLoader[Any], epoch: Progress) -> State:
+    """Return the state amid an epoch, or before it."""
+    state = State(
         version=_VERSION,
-        epoch=epoch,
-        n_taken=n_taken,
-        draws=None if draws is None else tuple(draws),
+        epoch=epoch.number,
+        n_taken=epoch.n_taken,
+        draws=tuple(epoch.draws),
         dataset_size=_size_of(loader),
-        sampler_epoch=epoch_of(sampler),
+        sampler_epoch=epoch.sampler_epoch,
         scattered=None,
-        has_base_seed=True,
+        has_base_seed=epoch.has_base_seed,
     )
-
-
-def begun_state(loader: data.DataLoader[Any], epoch: Progress) -> State:
-    """Return the state amid an epoch."""
-    state = _state(loader, epoch.number, epoch.n_taken, epoch.draws)
-    state["sampler_epoch"] = epoch.sampler_epoch
-    state["has_base_seed"] = epoch.has_base_seed
     if epoch.scattered is not None:
         order, start, whole = epoch.scattered
         position = start + epoch.n_examples
-        found = order.state_of(epoch.number, position, whole, _size_of(loader))
-        state["scattered"], state["draws"] = tuple(found), None
-    return state
-
-
-def state_between(loader: data.DataLoader[Any]) -> State:
-    """Return the state before an epoch."""
-    state = _state(loader, loader._n_begun, 0, draws_of(loader))
-    state["draws"] = (None, state["draws"][1])
-    sampler = samplers_of(loader)[-1]
-    if isinstance(sampler, OrderedSampler):
-        whole = sampler.whole()
-        found = sampler.order.state_of(sampler.epoch, 0, whole, _size_of(loader))
+        found = order.state_of(epoch.number, position, whole, state["dataset_size"])
         state["scattered"], state["draws"] = tuple(found), None
     return state
 

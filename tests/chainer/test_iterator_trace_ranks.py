@@ -11,7 +11,7 @@ from tests.chainer.mpi_jobs import NEEDS_MPIEXEC, run_job
 from tests.cli.commands import overlapiter
 from tests.support.traces import assert_valid
 
-pytestmark = [*NEEDS_MPIEXEC, pytest.mark.slow]
+pytestmark = [*NEEDS_MPIEXEC, pytest.mark.slow, pytest.mark.alone]
 
 N_RANKS = 16
 

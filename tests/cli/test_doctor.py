@@ -52,6 +52,7 @@ def test_on_a_store_of_high_latency_the_reads_in_flight_grow_as_in_a_run(many, t
 
 
 @pytest.mark.slow  # the controller has tests of its own
+@pytest.mark.alone
 def test_on_a_store_of_low_bandwidth_they_shrink(many) -> None:
     # 400 files/s, however many are asked for at once.
     found = measured(many, 0.0, 400 * 2000, "--seconds", 12)

@@ -73,12 +73,13 @@ def test_a_process_alone_learns_to_tell_jets_apart(tmp_path: pathlib.Path) -> No
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)  # sixty trainings
-@pytest.mark.leaks_ok("matplotlib keeps its fonts open")
 def test_a_search_finds_the_accuracy_of_the_best_of_a_grid_with_half_of_the_trials(
-    digits: pathlib.Path,
+    digits: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from bench.claims.grid import compare
+    from overlapiter.mpi.training import curves
 
+    monkeypatch.setattr(curves, "draw", lambda *_: None)  # sixty figures
     found = compare(digits, n_trials=20)
     assert found["grid"]["n"] == 40
     assert found["search"]["best"] >= found["grid"]["best"]

@@ -24,6 +24,7 @@ FEW = {"jobs": 2, "small_files": 300, "large_files": 6, "job_batches": 200, "pau
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.mpi
 @pytest.mark.skipif(shutil.which("mpiexec") is None, reason="needs mpiexec")
 @pytest.mark.timeout(300 + 60 * MINUTES)

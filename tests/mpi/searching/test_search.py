@@ -141,6 +141,7 @@ class TestStopped:
 class TestSearchOfRanks:
     pytestmark = NEEDS_MPIEXEC
 
+    @pytest.mark.alone
     def test_a_leader_that_leaves_early_does_not_end_the_trials_of_the_others(
         self, tmp_path: Path
     ) -> None:
@@ -171,6 +172,7 @@ class TestSearchOfRanks:
         subprocess.run([*mpiexec, *program], cwd=tmp_path, env=ENVIRONMENT, timeout=60, check=True)
         assert json.loads((tmp_path / "left.json").read_text()) == [[1, 2], 1]
 
+    @pytest.mark.alone
     def test_trials_whose_start_takes_longer_than_the_limit_are_no_losses(
         self, tmp_path: Path
     ) -> None:

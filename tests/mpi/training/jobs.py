@@ -94,9 +94,14 @@ def run_training(folder: Path, n_ranks: int, *words: object, **more: Any) -> End
     """Run ``overlapiter train``; see :func:`begin_training`."""
     job = begin_training(folder, n_ranks, *words, **more)
     try:
-        job.wait(200)
+        return end_of(folder, job)
     finally:
         end_job(job)
+
+
+def end_of(folder: Path, job: subprocess.Popen[bytes]) -> Ended:
+    """Wait for the end of a job that was begun in a folder."""
+    job.wait(200)
     output = (folder / "output.txt").read_text()
     return Ended(exit_status_of(job.returncode, output), output)
 

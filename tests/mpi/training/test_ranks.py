@@ -20,6 +20,7 @@ from .jobs import (
     begin_training,
     counts,
     end_job,
+    end_of,
     epochs,
     rank_of,
     run_training,
@@ -120,10 +121,11 @@ def test_a_worker_that_was_given_up_and_comes_back_begins_anew(tmp_path: Path) -
         for process in psutil.Process(job.pid).children(recursive=True):
             if process.status() == psutil.STATUS_STOPPED:
                 process.send_signal(signal.SIGCONT)
-        assert job.wait(200) == 0, output.read_text()
+        ended = end_of(tmp_path, job)
     finally:
         end_job(job)
-    assert "rank 2 is back" in output.read_text()
+    assert ended.exit_status == 0, ended.output
+    assert "rank 2 is back" in ended.output
     assert counts(tmp_path / "result") == [12] * 100
     assert any(record["workers"] == 2 for record in epochs(tmp_path / "result")[1:])
 
@@ -271,10 +273,11 @@ def test_the_group_of_a_stopped_sub_server_does_not_keep_the_others_from_ending(
     try:
         wait_until(lambda: "epoch  1/" in output.read_text())
         rank_of(job, 1).suspend()
-        assert job.wait(200) == 0, output.read_text()
+        ended = end_of(tmp_path, job)
     finally:
         end_job(job)
-    assert "the sub-server, rank 1, is lost (silent for 3 s)" in output.read_text()
+    assert ended.exit_status == 0, ended.output
+    assert "the sub-server, rank 1, is lost (silent for 3 s)" in ended.output
     assert [record["examples"] for record in epochs(tmp_path / "result")] == [100] * 20
 
 
@@ -289,10 +292,11 @@ def test_the_group_of_a_sub_server_that_was_stopped_for_a_while_begins_anew(tmp_
         rank_of(job, 1).suspend()
         wait_until(lambda: "rank 3 is lost" in output.read_text())
         rank_of(job, 1).resume()
-        assert job.wait(200) == 0, output.read_text()
+        ended = end_of(tmp_path, job)
     finally:
         end_job(job)
-    assert "rank 3 is back" in output.read_text()
+    assert ended.exit_status == 0, ended.output
+    assert "rank 3 is back" in ended.output
     assert counts(tmp_path / "result") == [40] * 100
 
 
@@ -323,11 +327,12 @@ def test_workers_whose_server_and_sub_server_are_stopped_end_with_a_message(tmp_
         wait_until(lambda: "epoch   1/" in output.read_text())
         rank_of(job, 0).suspend()
         rank_of(job, 1).suspend()
-        assert job.wait(200) == 1, output.read_text()
+        ended = end_of(tmp_path, job)
     finally:
         end_job(job)
-    assert "the sub-server, rank 1, is lost (silent for 3 s)" in output.read_text()
-    assert "rank 0 has not ended" in output.read_text()
+    assert ended.exit_status == 1, ended.output
+    assert "the sub-server, rank 1, is lost (silent for 3 s)" in ended.output
+    assert "rank 0 has not ended" in ended.output
 
 
 @pytest.mark.slow
