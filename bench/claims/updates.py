@@ -98,7 +98,7 @@ def _difference(name: str, means: str, n: int) -> float:
 
 def _updater(name, means, weights, gradient):
     """Return what makes one update, beginning with it where that is slower the first time."""
-    from overlapiter.mpi.training.optimizers import make_optimizer
+    from overlapiter.mpi.training.optimizers import ServerOptimizer
     from overlapiter.mpi.training.rules import RULES
 
     if means == "plain":
@@ -106,7 +106,7 @@ def _updater(name, means, weights, gradient):
     elif means == "chainer":
         update = _of_chainer(name, weights, gradient)
     else:
-        optimizer = make_optimizer(name, means=means)
+        optimizer = ServerOptimizer(name, means=means)
 
         def update() -> None:
             optimizer.update(weights, gradient)
@@ -122,7 +122,7 @@ def _plain(rule, weights, gradient):
     def update():
         nonlocal news, n_updates
         n_updates += 1
-        constants = rule.constants(rule.learning_rate, n_updates, rule.settings)
+        constants = rule.constants(rule.learning_rate, n_updates, 0.9)
         news = rule.step(news[0], gradient, *news[1:], *constants)
         return news[0]
 

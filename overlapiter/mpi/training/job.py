@@ -12,17 +12,12 @@ from overlapiter.errors import OptionError, TrainingError
 from overlapiter.objective import Objective
 from overlapiter.tracing import OFF, Tracing, begin_trace
 
-from .algorithms import (
-    ALGORITHMS,
-    make_server_side,
-    make_worker_side,
-)
+from .algorithms import make_server_side, make_worker_side
 from .checkpoint import WorkerStates
 from .data import Source
 from .leases import Piece
 from .model import Builder, Model, wrapped
 from .monitor import Monitor
-from .optimizers import ServerOptimizer, make_optimizer
 from .plan import Plan
 from .reading import Pieces, Reader
 from .serverside import ServerSide
@@ -30,7 +25,6 @@ from .settings import Settings
 from .staging import StagedFiles
 from .validation import Evaluator
 from .worker import Connection, Worker
-from .workerside import WorkerSide
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,48 +66,12 @@ class Job:
                 f"({type(error).__name__}: {error}); see whether features, labels and --loss fit it"
             ) from error
 
-    def _algorithm_settings(self) -> dict[str, float]:
-        settings = self.settings
-        of_all = {
-            "quorum": settings.quorum,
-            "beta": settings.beta,
-            "eta": settings.gem_eta,
-            "kappa": settings.gem_kappa,
-        }
-        return {name: of_all[name] for name in ALGORITHMS[settings.algorithm] if name in of_all}
-
-    def _optimizer(self) -> ServerOptimizer:
-        settings = self.settings
-        name, rate = settings.optimizer, settings.learning_rate
-        if name == "momentum":
-            return make_optimizer(name, rate, momentum=settings.momentum)
-        return make_optimizer(name, rate)
-
     def server_side(self, model: Model) -> ServerSide:
         """Return the algorithm's part on the server, with the first weights."""
-        settings = self.settings
-        side = make_server_side(
-            settings.algorithm,
-            settings.masters or self.plan.n_workers,
-            self._optimizer(),
-            is_synchronous=settings.synchronous,
-            n_state=model.n_state,
-            **self._algorithm_settings(),
-        )
+        n_workers = self.settings.masters or self.plan.n_workers
+        side = make_server_side(self.settings, n_workers, model.n_state)
         side.begin(model.weights())
         return side
-
-    def worker_side(self, model: Model) -> WorkerSide:
-        """Return the algorithm's part on a worker; its optimizer makes the local steps."""
-        settings = self.settings
-        return make_worker_side(
-            settings.algorithm,
-            self.plan.n_workers,
-            settings.sync_every,
-            self._optimizer(),
-            n_state=model.n_state,
-            **self._algorithm_settings(),
-        )
 
     @property
     def _has_worker_state(self) -> bool:
@@ -131,7 +89,7 @@ class Job:
         return Worker(
             rank,
             model,
-            self.worker_side(model),
+            make_worker_side(settings, self.plan.n_workers, model.n_state),
             connection,
             self._reader,
             self.evaluator(model),

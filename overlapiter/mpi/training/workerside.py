@@ -12,6 +12,8 @@ from .optimizers import Optimizing, ServerOptimizer, State, Vector
 EMPTY: Vector = np.empty(0, np.float32)
 EMPTY.flags.writeable = False
 _TINY = np.finfo(np.float32).tiny
+#: The momentum of GEM, and what keeps its divisor from being 0, as published.
+_MU, _EPSILON = np.float32(0.9), np.float32(1e-12)
 
 
 class WorkerSide(Optimizing):
@@ -166,14 +168,11 @@ class GemWorker(WorkerSide):
         *,
         n_workers: int,
         eta: float,
-        mu: float,
         kappa: float,
-        epsilon: float,
     ) -> None:
         super().__init__(optimizer, sync_every, n_state)
         self._n_workers = n_workers
-        self._eta, self._mu, self._kappa = np.float32(eta), np.float32(mu), np.float32(kappa)
-        self._epsilon = np.float32(epsilon)
+        self._eta, self._kappa = np.float32(eta), np.float32(kappa)
         self._is_asking = False
 
     def begin(self, centre: Vector) -> None:
@@ -196,12 +195,12 @@ class GemWorker(WorkerSide):
         self._is_asking = False
         n = len(self.weights) - self._n_state
         moved = self._eta * (self.weights[:n] - self._before)
-        self._momentum = self._mu * self._momentum + moved
+        self._momentum = _MU * self._momentum + moved
         centre_moved = np.abs(reply[:n] - self._centre)
         room = self._kappa * np.abs(self._momentum) - centre_moved
         with np.errstate(over="ignore"):
             # The smallest number instead of 0, for which the equation is not defined.
-            factor = room / np.maximum(np.abs(moved + self._epsilon), _TINY)
+            factor = room / np.maximum(np.abs(moved + _EPSILON), _TINY)
         message = np.empty_like(self.weights)
         message[:n] = np.clip(factor, 0, 5) * moved
         message[n:] = self.weights[n:]
