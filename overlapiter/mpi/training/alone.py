@@ -9,6 +9,7 @@ from .hosting import Host
 from .job import Job
 from .messages import Message
 from .outputs import Outputs
+from .worker import Worker
 
 #: The rank of the worker, as under MPI.
 _RANK = 1
@@ -41,8 +42,7 @@ def train_alone(job: Job, outputs: Outputs) -> list[Record]:
         TrainingError: The run could not come to its end.
     """
     with Host(job, outputs, [_RANK]) as host:
-        worker = job.worker(_RANK, job.model(), _Call(host))
-        worker.run()
+        Worker(job, _RANK, job.model(), _Call(host)).run()
         if host.server.failure:
             raise TrainingError(host.server.failure)
         host.finish()

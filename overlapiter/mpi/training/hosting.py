@@ -51,21 +51,8 @@ class Host:
         self._inline: Evaluator | None = None
         if settings.validation == "inline":
             self._inline = job.evaluator(job.model(), self.alive)
-        self.server = Server(
-            self.model,
-            self._side,
-            self._queue,
-            self._validation,
-            self._epochs,
-            workers,
-            is_synchronous=settings.synchronous,
-            # Sub-servers look after their workers themselves; only their own silence is left.
-            timeout_seconds=settings.worker_timeout * (2 if settings.masters else 1),
-            validates=settings.validation,
-            inline=self._inline,
-            trace=job.trace,
-            say=job.say,
-        )
+        parts = self._side, self._queue, self._validation, self._epochs
+        self.server = Server(job, self.model, *parts, workers, self._inline)
         self.server.resume_from(number)
         self._epoch = self._epochs.current
         self._is_busy = False

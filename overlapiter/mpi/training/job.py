@@ -12,8 +12,7 @@ from overlapiter.errors import OptionError, TrainingError
 from overlapiter.objective import Objective
 from overlapiter.tracing import OFF, Tracing, begin_trace
 
-from .algorithms import make_server_side, make_worker_side
-from .checkpoint import WorkerStates
+from .algorithms import make_server_side
 from .data import Source
 from .leases import Piece
 from .model import Builder, Model, wrapped
@@ -24,7 +23,6 @@ from .serverside import ServerSide
 from .settings import Settings
 from .staging import StagedFiles
 from .validation import Evaluator
-from .worker import Connection, Worker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,34 +71,13 @@ class Job:
         side.begin(model.weights())
         return side
 
-    @property
-    def _has_worker_state(self) -> bool:
-        """Whether a worker has more than the server's weights between two messages."""
-        return self.settings.algorithm != "downpour" or self.settings.sync_every > 1
-
     def evaluator(self, model: Model, alive: Callable[[], None] = lambda: None) -> Evaluator:
         """Return what evaluates the validation files with a model."""
         pieces = self._pieces(self.plan.val_paths, self.plan.val_pieces)
         return Evaluator(model, pieces, self.settings.batch, self.trace, alive)
 
-    def worker(self, rank: int, model: Model, connection: Connection) -> Worker:
-        """Return the training loop of a worker."""
-        settings = self.settings
-        return Worker(
-            rank,
-            model,
-            make_worker_side(settings, self.plan.n_workers, model.n_state),
-            connection,
-            self._reader,
-            self.evaluator(model),
-            batch=settings.batch,
-            seed=settings.seed,
-            states=WorkerStates(settings.out, rank) if self._has_worker_state else None,
-            rate_in=settings.rate_in,
-            trace=self.trace,
-        )
-
-    def _reader(self) -> Reader:
+    def reader(self) -> Reader:
+        """Return what reads the training files."""
         pieces = self._pieces(self.plan.train_paths, self.plan.train_pieces)
         return Reader(pieces, self.settings.seed, shuffle=self.settings.shuffle)
 

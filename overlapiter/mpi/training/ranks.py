@@ -27,7 +27,7 @@ from .preparation import Preparation
 from .site import Site, end_server, signs_of_server, world_size
 from .submaster import SubServer
 from .watch import PATIENCE
-from .worker import DesertedError, RefusedError, ServerLostError, StoppedError
+from .worker import DesertedError, RefusedError, ServerLostError, StoppedError, Worker
 
 #: How often the server looks around when no message comes, or besides.
 _LOOK_SECONDS = 0.02
@@ -249,7 +249,7 @@ def _work(comm: Any, server: int, preparation: Preparation, plan: Plan, trace: T
     n_values = model.weights().size
     connection = ServerConnection(comm, server, n_measures, n_values, timeout_seconds, trace)
     try:
-        job.worker(comm.rank, model, connection).run()
+        Worker(job, comm.rank, model, connection).run()
     except StoppedError:
         raise
     except (Exception, SystemExit) as error:

@@ -7,15 +7,13 @@ It knows nothing of MPI: messages of the workers come in by :meth:`Server.receiv
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import numpy as np
-
-from overlapiter.tracing import OFF, Tracing
 
 from .attendance import Attendance
 from .epochs import Epochs
 from .groups import reports_in
+from .job import Job
 from .leases import LeaseQueue
 from .messages import Kind, Message, Vector
 from .model import Model, digest_of
@@ -31,17 +29,14 @@ class Server:
     """What the server does with each message.
 
     Args:
+        job: The run.
         model: Says what parameters are not finite; it is not trained.
         side: The algorithm's part.
         queue: The leases.
         validation: Snapshots to validate.
         epochs: What is known of each epoch.
         workers: The ranks of the workers.
-        is_synchronous: Whether the algorithm waits for a quorum.
-        timeout_seconds: After which silence a worker is given up.
-        validates: Whether workers validate: ``workers`` at once, else when they have nothing to do.
         inline: Evaluates in this process, while all wait; None unless that is wanted.
-        trace: Where spans go.
 
     Attributes:
         outbox: Replies, with the worker that each is for; to be sent, or copied, before the next
@@ -53,30 +48,26 @@ class Server:
 
     def __init__(
         self,
+        job: Job,
         model: Model,
         side: ServerSide,
         queue: LeaseQueue,
         validation: Validation,
         epochs: Epochs,
         workers: list[int],
-        *,
-        is_synchronous: bool = False,
-        timeout_seconds: float = 300.0,
-        validates: str = "thread",
         inline: Evaluator | None = None,
-        trace: Tracing = OFF,
-        say: Callable[[str], None] = lambda _text: None,
     ) -> None:
+        self._settings = job.settings
         self._model = model
         self._side = side
         self._queue = queue
         self._validation = validation
         self._epochs = epochs
-        self._is_synchronous = is_synchronous
-        self._validates = validates
         self._inline = inline
-        self._trace = trace
-        self._say = say
+        self._trace = job.trace
+        self._say = job.say
+        # Sub-servers look after their workers themselves; only their own silence is left.
+        timeout_seconds = job.settings.worker_timeout * (2 if job.settings.masters else 1)
         self._attendance = Attendance(workers, timeout_seconds, time.monotonic())
         self._parked: dict[int, None] = {}  # wait until there is something for them to do
         self._exchanging: set[int] = set()
@@ -269,7 +260,7 @@ class Server:
 
     def _grant(self, worker: int) -> tuple[tuple[int, int, int], ...]:
         """Give a worker leases; not a second one if others would have none."""
-        if self._validates == "workers" and self._validation.n_waiting:
+        if self._settings.validation == "workers" and self._validation.n_waiting:
             return ()  # it is to ask, and gets a piece to validate
         granted = []
         n_others = len(self._attendance.present) - 1
@@ -304,8 +295,8 @@ class Server:
 
     @property
     def _may_validate(self) -> bool:
-        return self._validates == "workers" or (
-            self._validates == "thread" and self._epochs.is_over
+        return self._settings.validation == "workers" or (
+            self._settings.validation == "thread" and self._epochs.is_over
         )
 
     def _to_validate(self, worker: int, epoch: int, piece: int) -> Message:
@@ -321,7 +312,7 @@ class Server:
     def _settle(self) -> None:
         """Draw the conclusions: epochs that are over, replies that are due, work for who waits."""
         self._end_of_epochs()
-        if self._is_synchronous:
+        if self._settings.synchronous:
             held = {worker for worker, leases in self._queue.held.items() if leases}
             if n_active := len(held | self._exchanging):
                 self._reply(self._side.set_workers(n_active))
