@@ -69,12 +69,11 @@ class Server:
         # Sub-servers look after their workers themselves; only their own silence is left.
         timeout_seconds = job.settings.worker_timeout * (2 if job.settings.masters else 1)
         self._attendance = Attendance(workers, timeout_seconds, time.monotonic())
-        self._parked: dict[int, None] = {}  # wait until there is something for them to do
-        self._exchanging: set[int] = set()
-        self._idle: set[int] = set()  # have waited for work: their weights are old
+        # Those that wait until there is something to do, and whether their weights are old by now.
+        self._parked: dict[int, bool] = {}
+        self._exchanging: dict[int, Message] = {}  # their reports, which count when applied
         self._told_to_stop: set[int] = set()
         self._knows_snapshot: dict[int, int] = {}
-        self._reports: dict[int, Message] = {}  # of those that exchange: they count when applied
         self._marks: dict[int, int] = {}
         self._resumes: dict[int, int] = {}
         self.outbox: list[tuple[int, Message]] = []
@@ -111,7 +110,7 @@ class Server:
             if message.kind is Kind.VALIDATED:
                 sums = message.doubles.copy()
                 self._validation.add(message.epoch, message.piece, sums, message.n_examples)
-            self._parked[worker] = None
+            self._parked[worker] = False
         self._settle()
 
     def lose(self, worker: int, reason: str) -> None:
@@ -123,9 +122,8 @@ class Server:
         leases = self._queue.give_back(worker)
         self._validation.give_back(worker)
         self._side.forget(worker)
-        self._exchanging.discard(worker)
+        self._exchanging.pop(worker, None)
         self._parked.pop(worker, None)
-        self._reports.pop(worker, None)
         n_left = len(self._attendance.present)
         if not self.is_over:
             parts = f"{len(leases)} part{'s' * (len(leases) != 1)} of the data"
@@ -206,9 +204,7 @@ class Server:
         if message.n_examples and not self._queue.holds(worker, message.epoch, message.piece):
             self._begin(worker)
             return
-        self._exchanging.add(worker)
-        if message.n_examples:
-            self._reports[worker] = message._replace(doubles=message.doubles.copy(), vector=_NONE)
+        self._exchanging[worker] = message._replace(doubles=message.doubles.copy(), vector=_NONE)
         with self._trace.span("apply", "training", None, rank=worker):
             due = self._side.apply(message.vector, worker)
         self._reply(due)
@@ -229,7 +225,7 @@ class Server:
             self._go(report.origin, None if i else vector)  # the sub-server has it for the others
 
     def _note(self, message: Message) -> None:
-        """Note what a worker has trained on."""
+        """Note what a worker has trained on, if anything."""
         if self._queue.holds(message.origin, message.epoch, message.piece):
             self._queue.advance(message.origin, message.epoch, message.piece, message.position)
             self._epochs.note(message)
@@ -237,10 +233,7 @@ class Server:
     def _reply(self, due: dict[int, Vector]) -> None:
         """Reply to workers whose messages are applied."""
         for worker, vector in due.items():
-            self._exchanging.discard(worker)
-            report = self._reports.pop(worker, None)
-            if report is not None:
-                self._note(report)
+            self._note(self._exchanging.pop(worker))
             self._go(worker, vector)
 
     def _go(self, worker: int, vector: Vector | None = None) -> None:
@@ -282,16 +275,15 @@ class Server:
                 message = Message(Kind.STOP)
             elif leases := self._grant(worker):
                 message = Message(Kind.GO, leases=leases)
-                if worker in self._idle:
+                if self._parked[worker]:
                     message = message._replace(vector=self._side.weights)
             elif self._may_validate and (taken := self._validation.take(worker)):
                 message = self._to_validate(worker, *taken)
             if message is not None:
                 del self._parked[worker]
-                self._idle.discard(worker)
                 self._send(worker, message)
             else:
-                self._idle.add(worker)
+                self._parked[worker] = True
 
     @property
     def _may_validate(self) -> bool:
@@ -314,7 +306,7 @@ class Server:
         self._end_of_epochs()
         if self._settings.synchronous:
             held = {worker for worker, leases in self._queue.held.items() if leases}
-            if n_active := len(held | self._exchanging):
+            if n_active := len(held | self._exchanging.keys()):
                 self._reply(self._side.set_workers(n_active))
         for epoch, means in self._validation.done():
             self._epochs.validated(epoch, means)
