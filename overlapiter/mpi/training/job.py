@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import os
+import shlex
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -13,11 +15,11 @@ from overlapiter.objective import Objective
 from overlapiter.tracing import OFF, Tracing, begin_trace
 
 from .algorithms import make_server_side
-from .data import Source
+from .data import Source, listed
 from .leases import Piece
-from .model import Builder, Model, wrapped
+from .model import Builder, Model, builder_from, wrapped
 from .monitor import Monitor
-from .plan import Plan
+from .plan import Plan, make_plan
 from .reading import Pieces, Reader
 from .serverside import ServerSide
 from .settings import Settings
@@ -104,6 +106,63 @@ class NoListener:
 
     def epoch(self, record: dict[str, Any], line: str) -> object:
         """Take the record of an epoch, and its summary; a true answer stops the run."""
+
+
+class Preparation:
+    """The arguments of a training, as all ranks have them, and what each makes of them.
+
+    Args:
+        model: As for :func:`.run.train`, as are the files.
+        train_files: The training files.
+        val_files: The validation files.
+        settings: All settings.
+        listener: Shows how it goes on.
+        restart: Whether to leave a checkpoint that is there alone.
+        on_epoch: Called with the record of each epoch; a true answer stops the run.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Builder,
+        train_files: Any,
+        val_files: Any,
+        settings: Settings,
+        listener: NoListener,
+        *,
+        restart: bool,
+        on_epoch: Callable[[dict[str, Any]], object],
+    ) -> None:
+        self._model = model
+        self._files = train_files, val_files
+        self.settings = settings
+        self.listener = listener
+        self.restart = restart
+        self.on_epoch = on_epoch
+
+    @property
+    def command(self) -> str:
+        """The command that repeats the run; a comment where there is none."""
+        words = [self._model, *(files for files in self._files if files != ())]
+        if not all(isinstance(word, (str, os.PathLike)) for word in words):
+            return "made by overlapiter.mpi.train()"
+        path = os.path.join(self.settings.out, "settings.toml")
+        arguments = [*(os.fspath(word) for word in words), "--settings", path, "--out", "other"]
+        return f"overlapiter train {shlex.join(arguments)}"
+
+    def plan(self, n_workers: int) -> Plan:
+        """Look at the files. Raises OptionError and TrainingError."""
+        train_files, val_files = self._files
+        train_paths = listed(train_files, "train_files")
+        has_val = isinstance(val_files, (str, os.PathLike)) or len(val_files)
+        val_paths = listed(val_files, "val_files") if has_val else []
+        source = Source(self.settings)
+        return make_plan(self.settings, source, train_paths, val_paths, n_workers)
+
+    def job(self, plan: Plan, trace: Tracing) -> Job:
+        """Return what server and workers are made of."""
+        source = Source(self.settings)
+        build = builder_from(self._model)
+        return Job(self.settings, build, source, plan, self.listener.say, trace)
 
 
 @contextlib.contextmanager

@@ -7,7 +7,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from overlapiter.errors import TrainingError
 from overlapiter.tracing import OFF, Tracing
 
 from .data import Source
@@ -135,16 +134,3 @@ class Reader:
         self._is_closed.set()
         self._leases.put(None)
         self._thread.join(5.0)
-
-
-def check_shapes(batches: Sequence[tuple[str, Batch]]) -> None:
-    """Raise TrainingError if examples of different files have different shapes."""
-    (first_path, first), *others = batches
-    shapes = [each.shape[1:] for each in first]
-    for path, batch in others:
-        here = [each.shape[1:] for each in batch]
-        if here != shapes:
-            raise TrainingError(
-                f"the examples of {path} have the shapes {here}, those of {first_path} {shapes}; "
-                f"all files of a run must be alike"
-            )
