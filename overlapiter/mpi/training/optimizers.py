@@ -66,17 +66,9 @@ class ServerOptimizer:
             weights: Shape ``(n,)``, float32, contiguous; changed in place. The same ``n`` in each
                 call. With arrays of CuPy, both, the step is made on their GPU.
             gradient: The same shape and type; not changed.
-
-        Raises:
-            ValueError: The arrays do not fit to each other or to those before.
         """
-        _check_vectors(weights, gradient)
         if self._slots is None:
             self._slots = tuple(0 * weights for _ in self._rule.slots)
-        if any(slot.shape != weights.shape for slot in self._slots):
-            raise ValueError(
-                f"there are {weights.size} weights, and there were {self._slots[0].size} before"
-            )
         self.n_updates += 1
         constants = self._rule.constants(self.learning_rate, self.n_updates, self._momentum)
         apply = self._apply if isinstance(weights, np.ndarray) else _cupy(self.name)
@@ -89,22 +81,12 @@ class ServerOptimizer:
         return {**found, "n_updates": self.n_updates, "learning_rate": self.learning_rate}
 
     def load_state(self, state: Mapping[str, NDArray[Any] | int | float]) -> None:
-        """Go on from what :meth:`state` returned.
-
-        Raises:
-            ValueError: It is the state of another optimizer.
-        """
-        expected = {"n_updates", "learning_rate", *self._rule.slots}
-        is_new = int(state.get("n_updates", -1)) == 0
-        if state.keys() != (expected - set(self._rule.slots) if is_new else expected):
-            raise ValueError(
-                f"this is not the state of {self.name}: it has {', '.join(sorted(state))}. Resume "
-                f"with the optimizer that the run began with, or begin a new one."
-            )
+        """Go on from what :meth:`state` returned, of an optimizer of the same rule."""
         self.n_updates = int(state["n_updates"])
         self.learning_rate = float(state["learning_rate"])
-        slots = (np.array(state[name], np.float32) for name in self._rule.slots)
-        self._slots = None if is_new else tuple(slots)
+        self._slots = None
+        if self.n_updates:
+            self._slots = tuple(np.array(state[name], np.float32) for name in self._rule.slots)
 
 
 class Optimizing:
@@ -120,17 +102,6 @@ class Optimizing:
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
         self._optimizer.learning_rate = value
-
-
-def _check_vectors(weights: Vector, gradient: Vector) -> None:
-    for name, vector in (("weights", weights), ("gradient", gradient)):
-        if vector.ndim != 1 or vector.dtype != np.float32 or not vector.flags.c_contiguous:
-            raise ValueError(
-                f"{name}: an array of {vector.dtype} and shape {vector.shape} is no contiguous "
-                f"vector of float32"
-            )
-    if weights.shape != gradient.shape:
-        raise ValueError(f"{gradient.size} gradients do not fit to {weights.size} weights")
 
 
 def _on_host(array: Vector) -> Vector:

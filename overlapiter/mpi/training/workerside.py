@@ -30,6 +30,9 @@ class WorkerSide(Optimizing):
         weights: Where the next gradient is to be taken; valid until ``step`` or ``receive``.
     """
 
+    #: The vectors that an algorithm keeps besides, each as the attribute of that name.
+    _kept: tuple[str, ...] = ()
+
     def __init__(self, optimizer: ServerOptimizer, sync_every: int, n_state: int) -> None:
         self.weights: Vector = EMPTY
         self._optimizer = optimizer
@@ -75,11 +78,14 @@ class WorkerSide(Optimizing):
     def state(self) -> State:
         """Return copies of the weights, of what else the algorithm keeps, and of the optimizer."""
         state: State = {f"optimizer.{k}": v for k, v in self._optimizer.state().items()}
+        state |= {name: getattr(self, f"_{name}").copy() for name in self._kept}
         return {**state, "weights": self.weights.copy(), "n_steps": self._n_steps}
 
     def load_state(self, state: Mapping[str, NDArray[np.float32] | int | float]) -> None:
         """Go on from what :meth:`state` returned."""
         self._optimizer.load_state(optimizer_part(state))
+        for name in self._kept:
+            setattr(self, f"_{name}", np.array(state[name], np.float32))
         self.weights = np.array(state["weights"], np.float32)
         self._n_steps = int(state["n_steps"])
 
@@ -98,6 +104,8 @@ class DownpourWorker(WorkerSide):
     Source: Dean et al., "Large scale distributed deep networks", NIPS 2012, algorithm 7.1: the
     worker takes local steps and accumulates their gradients; the message is the sum.
     """
+
+    _kept = ("sum",)
 
     def begin(self, centre: Vector) -> None:
         """Start from the server's weights; copies them."""
@@ -127,15 +135,6 @@ class DownpourWorker(WorkerSide):
         if not self._n_steps:
             self.weights[:] = centre
 
-    def state(self) -> State:
-        """Return copies of all that it keeps."""
-        return {**super().state(), "sum": self._sum.copy()}
-
-    def load_state(self, state: Mapping[str, NDArray[np.float32] | int | float]) -> None:
-        """Go on from what :meth:`state` returned."""
-        super().load_state(state)
-        self._sum = np.array(state["sum"], np.float32)
-
 
 class EasgdWorker(WorkerSide):
     """Explores on its own, tied to the centre by an elastic force.
@@ -159,6 +158,8 @@ class GemWorker(WorkerSide):
     send. Source: Hermans and Louppe, arXiv 1805.08469, in the form of Magalhães's report, CERN
     openlab 2018.
     """
+
+    _kept = ("centre", "before", "momentum")
 
     def __init__(
         self,
@@ -209,16 +210,3 @@ class GemWorker(WorkerSide):
         self.weights[n:] = reply[n:] + (message[n:] - reply[n:]) / np.float32(self._n_workers)
         self._before[:] = self.weights[:n]
         return message
-
-    def state(self) -> State:
-        """Return copies of all that it keeps."""
-        own = {"centre": self._centre, "before": self._before, "momentum": self._momentum}
-        return {**super().state(), **{name: array.copy() for name, array in own.items()}}
-
-    def load_state(self, state: Mapping[str, NDArray[np.float32] | int | float]) -> None:
-        """Go on from what :meth:`state` returned."""
-        super().load_state(state)
-        self._is_asking = False
-        self._centre = np.array(state["centre"], np.float32)
-        self._before = np.array(state["before"], np.float32)
-        self._momentum = np.array(state["momentum"], np.float32)

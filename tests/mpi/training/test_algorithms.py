@@ -212,13 +212,6 @@ def test_an_empty_message_fetches_the_centre(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REFERENCES)
-def test_a_message_of_another_model_is_refused(name: str) -> None:
-    server, _ = sides(name, 3, 1)
-    with pytest.raises(ValueError, match="rank 2 sent 4 values"):
-        server.apply(np.ones(4, np.float32), 2)
-
-
-@pytest.mark.parametrize("name", REFERENCES)
 def test_after_a_pause_only_downpour_takes_the_weights_of_the_server(name: str) -> None:
     server, workers = sides(name, 3, 2)
     run(server, workers, [0, 0])

@@ -138,34 +138,6 @@ def test_a_schedule_changes_the_learning_rate_of_the_next_update() -> None:
     assert weights.tolist() == [0.25] * 3
 
 
-@pytest.mark.parametrize(
-    ("weights", "gradient"),
-    [
-        (np.ones(3, np.float64), np.ones(3, np.float32)),
-        (np.ones(3, np.float32), np.ones(4, np.float32)),
-        (np.ones((3, 1), np.float32), np.ones(3, np.float32)),
-        (np.ones(6, np.float32)[::2], np.ones(3, np.float32)),
-    ],
-)
-def test_vectors_that_do_not_fit_are_refused(weights, gradient) -> None:
-    with pytest.raises(ValueError, match=r"float32|do not fit"):
-        ServerOptimizer("sgd", means="numpy").update(weights, gradient)
-
-
-def test_another_number_of_weights_than_before_is_refused() -> None:
-    optimizer = ServerOptimizer("momentum", means="numpy")
-    optimizer.update(np.ones(3, np.float32), np.ones(3, np.float32))
-    with pytest.raises(ValueError, match="there were 3"):
-        optimizer.update(np.ones(4, np.float32), np.ones(4, np.float32))
-
-
-def test_the_state_of_another_optimizer_is_refused() -> None:
-    adam = ServerOptimizer("adam", means="numpy")
-    adam.update(np.ones(3, np.float32), np.ones(3, np.float32))
-    with pytest.raises(ValueError, match="not the state of rmsprop"):
-        ServerOptimizer("rmsprop", means="numpy").load_state(adam.state())
-
-
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", RULES)
 def test_a_gpu_gives_the_same_to_rounding(name: str) -> None:
