@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import warnings
-from typing import Any, Protocol
+from typing import Any
 
 from overlapiter.errors import BindingWarning
 from overlapiter.node import (
-    Host,
     binding_words,
     count_cores,
     node_among,
@@ -18,21 +17,6 @@ from overlapiter.node import (
 
 from .failure import abort_on_failure
 from .startup import start_forkserver
-
-
-class Gathering(Protocol):
-    """What :func:`find_node` needs of mpi4py's communicators."""
-
-    @property
-    def rank(self) -> int:
-        """The rank of this process."""
-
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-
-    def allgather(self, sendobj: Host) -> list[Host]:
-        """Return what each rank sent, by rank."""
 
 
 # ChainerMN has no types; the signature is its own.
@@ -63,7 +47,7 @@ def create_communicator(
     return comm
 
 
-def find_node(mpi_comm: Gathering, world_size: int) -> None:
+def find_node(mpi_comm: Any, world_size: int) -> None:
     """Find which ranks of a communicator share this node. Collective.
 
     What a communicator of some ranks finds does not replace what one of all ranks has found.
