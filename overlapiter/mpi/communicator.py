@@ -1,8 +1,9 @@
-"""Makes ChainerMN's communicator: starts the forkserver, then MPI, then finds this node's ranks."""
+"""The start of a rank: the forkserver, then MPI and ChainerMN, then this node's ranks."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Sequence
 from typing import Any
 
 from overlapiter.errors import BindingWarning
@@ -14,9 +15,29 @@ from overlapiter.node import (
     this_host,
     this_node,
 )
+from overlapiter.planning import PRELOAD
+from overlapiter.workers.start.launch import start_forkserver as _start
 
 from .failure import abort_on_failure
-from .startup import start_forkserver
+
+
+def start_forkserver(preload: Sequence[str] = ()) -> None:
+    """Start the forkserver from which the workers of all iterators come.
+
+    Call it at the top of a program, before MPI; :func:`create_communicator` calls it, too. The
+    forkserver imports Chainer, once for all workers, while the program goes on. A forkserver that
+    runs already stays as it is.
+
+    It is started by vfork and exec, which leave the memory of this process alone, so it is safe
+    after MPI_Init, too. In a worker that imports the script this function does nothing.
+
+    Args:
+        preload: Further modules for it to import, such as that of the dataset.
+
+    Raises:
+        PipelineError: It cannot be started.
+    """
+    _start((*PRELOAD, *preload))
 
 
 # ChainerMN has no types; the signature is its own.
