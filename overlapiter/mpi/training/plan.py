@@ -108,3 +108,9 @@ def _check_shapes(batches: Sequence[tuple[str, Batch]]) -> None:
                 f"the examples of {path} have the shapes {here}, those of {first_path} {shapes}; "
                 f"all files of a run must be alike"
             )
+
+
+def groups_of(size: int, n_masters: int) -> dict[int, list[int]]:
+    """Return the workers of each sub-server, by ranks; rank 0 is the server."""
+    workers = range(n_masters + 1, size)
+    return {master: [*workers[master - 1 :: n_masters]] for master in range(1, n_masters + 1)}

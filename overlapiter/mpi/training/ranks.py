@@ -15,13 +15,12 @@ from overlapiter.node import this_host
 from overlapiter.tracing import Tracing
 
 from .ending import expect_end, note_processes, start_together
-from .groups import groups_of
 from .history import Record
 from .hosting import Host
 from .job import Preparation, begin_tracing
 from .messages import Kind, Message
 from .outputs import Outputs
-from .plan import Plan
+from .plan import Plan, groups_of
 from .post import Mail, Post, ServerConnection, server_lost, words_of
 from .site import Site, end_server, signs_of_server
 from .submaster import SubServer

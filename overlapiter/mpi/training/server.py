@@ -12,10 +12,9 @@ import numpy as np
 
 from .attendance import Attendance
 from .epochs import Epochs
-from .groups import reports_in
 from .job import Job
 from .leases import LeaseQueue
-from .messages import Kind, Message, Vector
+from .messages import Kind, Message, Vector, reports_in
 from .model import Model, digest_of
 from .serverside import ServerSide
 from .validation import Evaluator, Validation

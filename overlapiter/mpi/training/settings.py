@@ -33,7 +33,7 @@ class Settings:
         OptionError: A value cannot work.
     """
 
-    epochs: int = _field(10, "how often each example is used")
+    epochs: int = _field(10, "how often each example is used", least=1)
     batch: int = _field(32, "examples of a mini-batch of one worker", least=1)
     optimizer: str = _field(
         "adam",
@@ -148,7 +148,7 @@ def _check(field: dataclasses.Field[Any], value: object) -> None:
             raise OptionError(name, f"{each!r} is none of {', '.join(limits['choices'])}")
     if isinstance(value, float) and not math.isfinite(value):
         raise OptionError(name, f"{value!r} is no number to work with")
-    least = 1 if name == "epochs" else limits.get("least")
+    least = limits.get("least")
     if isinstance(value, (int, float)) and least is not None and value < least:
         raise OptionError(name, f"{value!r} is too small; give at least {least}")
     if isinstance(value, float) and value > limits.get("most", math.inf):

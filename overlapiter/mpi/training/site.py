@@ -17,9 +17,8 @@ from overlapiter.errors import OptionError
 from overlapiter.node import this_host
 
 from .ending import expect_silent, is_command, is_tolerant, signal_process
-from .groups import n_doubles_of
 from .meeting import has_come
-from .messages import Kind, Message
+from .messages import Kind, Message, n_doubles_of
 from .post import Post
 from .server import Server
 

@@ -15,8 +15,7 @@ import numpy as np
 
 from overlapiter.tracing import OFF, Tracing
 
-from .groups import n_doubles_of, rows_of
-from .messages import Kind, Message, Vector
+from .messages import Kind, Message, Vector, n_doubles_of, rows_of
 from .post import Mail, Post, server_lost
 from .watch import Watch
 from .worker import ServerLostError, stopped_by

@@ -7,9 +7,17 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from overlapiter.mpi.training.groups import groups_of, reports_in, rows_of
 from overlapiter.mpi.training.leases import Lease, LeaseQueue, default_piece_examples, pieces_of
-from overlapiter.mpi.training.messages import Kind, Message, buffer_bytes, pack, unpack
+from overlapiter.mpi.training.messages import (
+    Kind,
+    Message,
+    buffer_bytes,
+    pack,
+    reports_in,
+    rows_of,
+    unpack,
+)
+from overlapiter.mpi.training.plan import groups_of
 
 LENGTHS = (37, 5, 0, 40, 17)
 
