@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from overlapiter.errors import OptionError, TrainingError
+from overlapiter.workers.start.no_mpi import world_of_this_process
 
 from .history import Record
 from .hosting import Host
@@ -21,8 +22,6 @@ from .worker import Worker
 _RANK = 1
 #: How often to look at a validation that this worker waits for.
 _LOOK_SECONDS = 0.01
-#: What launchers of MPI jobs set in the environment of each rank.
-_LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 
 
 def train(
@@ -106,7 +105,7 @@ class _Call:
 
 def ranks_of(comm: Any) -> Any:
     """Return a communicator, by default of all ranks of the job; None for one process alone."""
-    if comm is None and any(int(os.environ.get(name, "1")) > 1 for name in _LAUNCHED):
+    if comm is None and not world_of_this_process().endswith("/1"):  # some launchers tell no size
         from mpi4py import MPI
 
         comm = MPI.COMM_WORLD

@@ -60,6 +60,15 @@ def test_every_example_is_used_once_per_epoch_by_three_workers(tmp_path: Path) -
     _check_trace(tmp_path)
 
 
+def test_ranks_train_together_though_their_launcher_tells_no_size(tmp_path: Path) -> None:
+    # As srun with PMIx starts them: alone each would write to the same directory.
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 1)
+    ended = run_training(tmp_path, 3, *words, wrapper=("env", "-u", "OMPI_COMM_WORLD_SIZE"))
+    assert ended.exit_status == 0, ended.output
+    assert "2 workers" in ended.output
+    assert counts(tmp_path / "result") == [1] * 100
+
+
 def _check_trace(folder: Path) -> None:
     names = {}
     for rank, path in enumerate(("trace.json", "trace.rank1.json")):
