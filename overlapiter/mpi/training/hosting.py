@@ -8,7 +8,7 @@ from overlapiter.errors import TrainingError
 
 from .job import Job
 from .leases import LeaseQueue
-from .messages import Message
+from .messages import Kind, Message
 from .outputs import Outputs
 from .server import Server
 from .validation import SERVER, Evaluator, Validation, ValidationThread
@@ -89,7 +89,7 @@ class Host:
         self.alive()
         self.server.receive(message)
         self._is_busy = False
-        self._after(is_report=bool(message.n_examples))
+        self._after(is_report=bool(message.n_examples) or message.kind is Kind.GROUP)
 
     def lose(self, worker: int, reason: str) -> None:
         """Tell the server that a worker is gone."""

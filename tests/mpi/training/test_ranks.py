@@ -151,6 +151,25 @@ def test_sub_servers_leave_no_file_out(tmp_path: Path) -> None:
     assert [record["examples"] for record in epochs(tmp_path / "result")] == [100, 100]
 
 
+def test_a_run_with_sub_servers_goes_on_amid_an_epoch_after_its_server_was_killed(
+    tmp_path: Path,
+) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 1, "--masters", 1,
+             "--checkpoint-seconds", 0)  # fmt: skip
+    job = begin_training(tmp_path, 4, *words, environment={"TRAINING_WAIT_SECONDS": "0.05"})
+    try:
+        wait_until((tmp_path / "result" / "checkpoint.npz").exists)
+        rank_of(job, 0).kill()
+        assert job.wait(200)
+    finally:
+        end_job(job)
+    assert not (tmp_path / "result" / "history.json").exists()
+    ended = run_training(tmp_path, 4, *words)
+    assert ended.exit_status == 0, ended.output
+    assert "going on from the checkpoint" in ended.output
+    assert [record["examples"] for record in epochs(tmp_path / "result")] == [100]
+
+
 @pytest.mark.slow
 def test_a_worker_of_a_sub_server_may_die(tmp_path: Path) -> None:
     words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 2, "--masters", 2)
