@@ -6,6 +6,7 @@ import time
 
 from overlapiter.errors import TrainingError
 
+from .algorithms import make_server_side
 from .job import Job
 from .leases import LeaseQueue
 from .messages import Kind, Message
@@ -41,7 +42,9 @@ class Host:
         if bad:
             words = ", ".join(bad[:3])
             raise TrainingError(f"these parameters of the new model are not finite: {words}")
-        self._side = job.server_side(self.model)
+        n_workers = settings.masters or plan.n_workers
+        self._side = make_server_side(settings, n_workers, self.model.n_state)
+        self._side.begin(self.model.weights())
         self._queue = LeaseQueue(
             plan.train_pieces, settings.epochs, settings.seed, shuffle=settings.shuffle
         )
@@ -50,7 +53,7 @@ class Host:
         number = outputs.restore(self._side, self._queue, self._validation, self._epochs)
         self._inline: Evaluator | None = None
         if settings.validation == "inline":
-            self._inline = job.evaluator(job.model(), self.alive)
+            self._inline = Evaluator(job, job.model(), self.alive)
         parts = self._side, self._queue, self._validation, self._epochs
         self.server = Server(job, self.model, *parts, workers, self._inline)
         self.server.resume_from(number)
@@ -61,7 +64,7 @@ class Host:
             self._thread = ValidationThread(self._validation, self._evaluator)
 
     def _evaluator(self) -> Evaluator:
-        return self._job.evaluator(self._job.model(), self._validate)
+        return Evaluator(self._job, self._job.model(), self._validate)
 
     def _validate(self) -> None:
         """Note that the thread of the validation goes on."""

@@ -4,27 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import os
 import shlex
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from overlapiter.errors import OptionError, TrainingError
 from overlapiter.objective import Objective
 from overlapiter.tracing import OFF, Tracing, begin_trace
 
-from .algorithms import make_server_side
 from .data import Source, listed
-from .leases import Piece
 from .model import Builder, Model, builder_from, wrapped
 from .monitor import Monitor
 from .plan import Plan, make_plan
-from .reading import Pieces, Reader
-from .serverside import ServerSide
 from .settings import Settings
-from .staging import StagedFiles
-from .validation import Evaluator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,31 +58,6 @@ class Job:
                 f"the model does not work on the first example "
                 f"({type(error).__name__}: {error}); see whether features, labels and --loss fit it"
             ) from error
-
-    def server_side(self, model: Model) -> ServerSide:
-        """Return the algorithm's part on the server, with the first weights."""
-        n_workers = self.settings.masters or self.plan.n_workers
-        side = make_server_side(self.settings, n_workers, model.n_state)
-        side.begin(model.weights())
-        return side
-
-    def evaluator(self, model: Model, alive: Callable[[], None] = lambda: None) -> Evaluator:
-        """Return what evaluates the validation files with a model."""
-        pieces = self._pieces(self.plan.val_paths, self.plan.val_pieces)
-        return Evaluator(model, pieces, self.settings.batch, self.trace, alive)
-
-    def reader(self) -> Reader:
-        """Return what reads the training files."""
-        pieces = self._pieces(self.plan.train_paths, self.plan.train_pieces)
-        return Reader(pieces, self.settings.seed, shuffle=self.settings.shuffle)
-
-    def _pieces(self, paths: Sequence[str], pieces: Sequence[Piece]) -> Pieces:
-        settings, make_staged = self.settings, None
-        if settings.staging:
-            make_staged = functools.partial(
-                StagedFiles, settings.staging, settings.source, self.say
-            )
-        return Pieces(self.source, paths, pieces, make_staged, self.trace)
 
 
 class NoListener:

@@ -129,7 +129,7 @@ def unpack(buffer: Buffer) -> Message:
     )  # fmt: skip
 
 
-# --- the one message of a group of workers that share a sub-server ----------------------------------
+# --- the one message of a group of workers that share a sub-server -------------------------------
 
 
 def rows_of(reports: list[Message]) -> Doubles:

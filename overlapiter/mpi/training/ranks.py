@@ -72,7 +72,7 @@ def _train(
             site = Site(comm, groups, processes, is_world=is_world)
             return _serve(site, preparation, plan, trace)
         if is_master:
-            _pass_on(comm, groups[comm.rank], preparation, plan, trace)
+            SubServer(comm, groups[comm.rank], preparation.job(plan, trace)).run()
         else:
             masters = [master for master, group in groups.items() if comm.rank in group]
             _work(comm, masters[0] if masters else 0, preparation, plan, trace)
@@ -203,16 +203,7 @@ def _run_server(site: Site, host: Host, trace: Tracing) -> None:
         site.end_silent(server)
 
 
-# --- sub-servers and workers ------------------------------------------------------------------
-
-
-def _pass_on(
-    comm: Any, group: list[int], preparation: Preparation, plan: Plan, trace: Tracing
-) -> None:
-    model = preparation.job(plan, trace).model()
-    n_measures, n_values = len(model.measure_names), model.weights().size
-    timeout_seconds = preparation.settings.worker_timeout
-    SubServer(comm, group, n_measures, n_values, timeout_seconds, trace).run()
+# --- a worker ---------------------------------------------------------------------------------
 
 
 def _work(comm: Any, server: int, preparation: Preparation, plan: Plan, trace: Tracing) -> None:

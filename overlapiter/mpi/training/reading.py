@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from overlapiter.tracing import OFF, Tracing
-
-from .data import Source
+from .job import Job
 from .leases import Lease, Piece, order_of
 from .model import Batch
 from .staging import StagedFiles
@@ -30,40 +28,30 @@ class Pieces:
     """The pieces of some files, staged before they are read. For one thread, which waits for them.
 
     Args:
-        source: Opens the files.
+        job: The run.
         paths: Of the files.
         pieces: Of all of them.
-        make_staged: Makes what stages the files, in the thread that reads; None to read them where
-            they are.
-        trace: Where spans go.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        paths: Sequence[str],
-        pieces: Sequence[Piece],
-        make_staged: Callable[[], StagedFiles] | None = None,
-        trace: Tracing = OFF,
-    ) -> None:
-        self._source = source
+    def __init__(self, job: Job, paths: Sequence[str], pieces: Sequence[Piece]) -> None:
+        self._job = job
         self._paths = paths
         self._pieces = pieces
-        self._make_staged = make_staged
         self._staged: StagedFiles | None = None
-        self._trace = trace
 
     def read(self, number: int) -> Batch:
         """Return the arrays of a piece. Blocks. Raises TrainingError if it cannot be read."""
         file, start, stop = self._pieces[number]
         path = local_path = self._paths[file]
-        if self._make_staged is not None:
-            self._staged = self._staged or self._make_staged()
-            with self._trace.span("stage", "staging", None, path=path):
+        job, settings = self._job, self._job.settings
+        if settings.staging:
+            if self._staged is None:  # in this thread, which is to use it
+                self._staged = StagedFiles(settings.staging, settings.source, job.say)
+            with job.trace.span("stage", "staging", None, path=path):
                 self._staged.stage(path)
                 local_path = self._staged.local_path(path)
-        with self._trace.span("read", "reading", None, path=path, start=start, stop=stop):
-            return self._source.read(path, start, stop, local_path)
+        with job.trace.span("read", "reading", None, path=path, start=start, stop=stop):
+            return job.source.read(path, start, stop, local_path)
 
     def close(self) -> None:
         """End the staging, in the thread that has read."""
@@ -73,18 +61,16 @@ class Pieces:
 
 
 class Reader:
-    """A thread that reads pieces in the order in which their leases were given.
+    """A thread that reads training pieces in the order in which their leases were given.
 
     Args:
-        pieces: Of the training files.
-        seed: The order of the examples of a piece follows from it, the epoch and the piece.
-        shuffle: Whether examples are shuffled.
+        job: The run; the order of the examples of a piece follows from its seed, the epoch and the
+            piece.
     """
 
-    def __init__(self, pieces: Pieces, seed: int, *, shuffle: bool = True) -> None:
-        self._pieces = pieces
-        self._seed = seed
-        self._shuffle = shuffle
+    def __init__(self, job: Job) -> None:
+        self._pieces = Pieces(job, job.plan.train_paths, job.plan.train_pieces)
+        self._settings = job.settings
         self._leases: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
         self._ready: queue.Queue[Batch | Exception] = queue.Queue(_PIECES_AHEAD)
         self._is_closed = threading.Event()
@@ -124,9 +110,9 @@ class Reader:
 
     def _read(self, lease: Lease) -> Batch:
         arrays = self._pieces.read(lease.piece)
-        if not self._shuffle:
+        if not self._settings.shuffle:
             return arrays
-        order = order_of(len(arrays[-1]), self._seed, lease.epoch, lease.piece + 1)
+        order = order_of(len(arrays[-1]), self._settings.seed, lease.epoch, lease.piece + 1)
         return tuple(array[order] for array in arrays)
 
     def close(self) -> None:

@@ -100,9 +100,7 @@ class Rule(NamedTuple):
 #: Neural Networks for Machine Learning, lecture 6.5.
 RULES = {
     "sgd": Rule(_sgd, (), lambda rate, _n, _momentum: (rate,), 0.01),
-    "momentum": Rule(
-        _momentum, ("velocity",), lambda rate, _n, momentum: (momentum, rate), 0.01
-    ),
+    "momentum": Rule(_momentum, ("velocity",), lambda rate, _n, momentum: (momentum, rate), 0.01),
     "adam": Rule(_adam, ("mean", "square"), _adam_constants, 0.001),
     "adadelta": Rule(
         _adadelta,

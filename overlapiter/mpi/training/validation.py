@@ -13,8 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from overlapiter.tracing import OFF, Tracing
-
+from .job import Job
 from .messages import Doubles, Vector
 from .model import Model
 from .reading import Pieces, cut
@@ -24,34 +23,24 @@ class Evaluator:
     """Evaluates pieces with snapshots.
 
     Args:
+        job: The run.
         model: That snapshots are loaded into.
-        pieces: Of the validation files.
-        batch: Examples of a mini-batch.
-        trace: Where spans go.
         alive: Called before each mini-batch.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        pieces: Pieces,
-        batch: int,
-        trace: Tracing = OFF,
-        alive: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, job: Job, model: Model, alive: Callable[[], None] = lambda: None) -> None:
+        self._job = job
         self._model = model
-        self._pieces = pieces
-        self._batch = batch
-        self._trace = trace
+        self._pieces = Pieces(job, job.plan.val_paths, job.plan.val_pieces)
         self._alive = alive
 
     def sums(self, snapshot: Vector, piece: int) -> tuple[Doubles, int]:
         """Return the sums of the measures over the examples of a piece, and how many these are."""
         total = np.zeros(len(self._model.measure_names))
-        with self._trace.span("validate", "validation", None, piece=piece):
+        with self._job.trace.span("validate", "validation", None, piece=piece):
             self._model.load(snapshot)
             arrays = self._pieces.read(piece)
-            for _, batch in cut(arrays, 0, self._batch):
+            for _, batch in cut(arrays, 0, self._job.settings.batch):
                 self._alive()
                 total += np.array(self._model.evaluate(batch)) * len(batch[-1])
         return total, len(arrays[-1])

@@ -20,6 +20,7 @@ from .messages import Kind, Message, Vector
 from .model import Model, digest_of
 from .monitor import memory_bytes
 from .reading import Reader, cut
+from .validation import Evaluator
 
 
 class Connection(Protocol):
@@ -78,8 +79,8 @@ class Worker:
         self._model = model
         self._side = make_worker_side(settings, job.plan.n_workers, model.n_state)
         self._connection = connection
-        self._make_reader = job.reader
-        self._evaluator = job.evaluator(model)
+        self._job = job
+        self._evaluator = Evaluator(job, model)
         self._states: WorkerStates | None = None
         if settings.algorithm != "downpour" or settings.sync_every > 1:
             self._states = WorkerStates(settings.out, rank)  # more than the server's weights
@@ -224,7 +225,7 @@ class Worker:
         self._leases.clear()
         if self._reader is not None:
             self._reader.close()
-        self._reader = self._make_reader()
+        self._reader = Reader(self._job)
         self._take(reply)
 
     def _take(self, reply: Message) -> None:

@@ -151,6 +151,7 @@ def test_sub_servers_leave_no_file_out(tmp_path: Path) -> None:
     assert [record["examples"] for record in epochs(tmp_path / "result")] == [100, 100]
 
 
+@pytest.mark.slow
 def test_a_run_with_sub_servers_goes_on_amid_an_epoch_after_its_server_was_killed(
     tmp_path: Path,
 ) -> None:
