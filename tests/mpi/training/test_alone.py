@@ -67,6 +67,18 @@ def test_a_run_leaves_all_that_it_promises_and_chainer_loads_its_weights(
     assert np.abs(weights(out)["norm/avg_mean"]).max() > 0.01
 
 
+def test_a_link_that_returns_its_loss_reports_its_accuracy(
+    tmp_path: Path, lists: tuple[Path, Path]
+) -> None:
+    records = overlapiter.mpi.train(
+        lambda: chainer.links.Classifier(build_model()),  # it reports a Variable
+        *lists, epochs=1, loss="model", metrics="accuracy", validation="inline",
+        learning_rate=0.01, out=tmp_path / "run",
+    )  # fmt: skip
+    assert records is not None
+    assert records[-1]["val_accuracy"] > 0.6
+
+
 def test_the_settings_that_a_run_writes_repeat_it(tmp_path: Path, lists: tuple[Path, Path]) -> None:
     overlapiter.mpi.train(DIGITS, *lists, epochs=1, seed=5, features="features", out=tmp_path / "1")
     ended = run_training(
