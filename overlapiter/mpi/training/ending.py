@@ -182,7 +182,8 @@ def _meet_others(world: Any, say: Callable[[str], object], status: int) -> int:
     time.sleep(_PASS_ON_SECONDS)
     if not is_tolerant():
         world.Abort(status)
-    for each in missing if _State.processes else ():  # MPI_Abort would wait for what is stopped
+    # With fault tolerance MPI_Abort would wait for what is stopped.
+    for each in missing if _State.processes else ():
         signal_process(_State.processes[each], signal.SIGKILL)
     return status
 

@@ -64,6 +64,7 @@ class Host:
             self._thread = ValidationThread(self._validation, self._evaluator)
 
     def _evaluator(self) -> Evaluator:
+        self._job.trace.name_row("validation")
         return Evaluator(self._job, self._job.model(), self._validate)
 
     def _validate(self) -> None:

@@ -145,4 +145,5 @@ def begin_tracing(
         begin_trace(settings.trace, name, rank=rank, clock_offset_ns=clock_offset_ns) as trace,
         Monitor(trace, settings.device),
     ):
+        trace.name_row("main")
         yield trace

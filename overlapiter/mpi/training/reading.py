@@ -17,11 +17,17 @@ _PIECES_AHEAD = 1
 
 
 def cut(arrays: Batch, position: int, size: int) -> Iterator[tuple[int, Batch]]:
-    """Give the mini-batches of arrays from a position on, each with where it ends."""
+    """Give the mini-batches of arrays from a position on, each with where it ends.
+
+    A single last example joins the others: BatchNormalization has no variance for one alone.
+    """
     length = len(arrays[-1])
-    for begin in range(position, length, size):
-        end = min(begin + size, length)
+    begin = position
+    while begin < length:
+        end = begin + size
+        end = length if end >= length - (size > 1) else end
         yield end, tuple(array[begin:end] for array in arrays)
+        begin = end
 
 
 class Pieces:
@@ -70,7 +76,7 @@ class Reader:
 
     def __init__(self, job: Job) -> None:
         self._pieces = Pieces(job, job.plan.train_paths, job.plan.train_pieces)
-        self._settings = job.settings
+        self._settings, self._trace = job.settings, job.trace
         self._leases: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
         self._ready: queue.Queue[Batch | Exception] = queue.Queue(_PIECES_AHEAD)
         self._is_closed = threading.Event()
@@ -93,6 +99,7 @@ class Reader:
         return got
 
     def _run(self) -> None:
+        self._trace.name_row("reading")
         try:
             while (lease := self._leases.get()) is not None and not self._is_closed.is_set():
                 try:

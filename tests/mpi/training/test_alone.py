@@ -120,6 +120,24 @@ def test_another_seed_shuffles_files_and_examples_otherwise(tmp_path: Path) -> N
     assert files != sorted(files)
 
 
+def test_a_single_last_example_joins_the_mini_batch_before_it(tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    class Noting(Counting):
+        def gradient(self, batch: Any, gradient: Any, seed: int) -> list[float]:
+            sizes.append(len(batch[0]))
+            found: list[float] = super().gradient(batch, gradient, seed)
+            return found
+
+    listing = write_numbers(tmp_path, (9, 6, 1))
+    chosen: dict[str, Any] = {"epochs": 1, "piece_examples": 20, "shuffle": False}
+    for batch in (4, 1):
+        words = COUNTED | chosen | {"batch": batch}
+        overlapiter.mpi.train(lambda: Noting(16), listing, **words, out=tmp_path / str(batch))
+        assert counts(tmp_path / str(batch)) == [1] * 16
+    assert sizes == [4, 5, 4, 2, 1, *[1] * 16]
+
+
 @pytest.mark.parametrize("mode", ["workers", "inline"])
 def test_all_ways_of_validating_give_the_same_numbers_and_weights(
     tmp_path: Path, lists: tuple[Path, Path], mode: str

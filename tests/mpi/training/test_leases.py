@@ -27,6 +27,7 @@ def test_pieces_have_every_example_of_every_file_once() -> None:
     found = Counter((file, i) for file, start, stop in pieces for i in range(start, stop))
     assert found == {(file, i): 1 for file, length in enumerate(LENGTHS) for i in range(length)}
     assert max(map(len, pieces)) == 8
+    assert min(map(len, pieces)) == 2  # no example of the 17 is left to itself
 
 
 def test_there_are_pieces_for_all_workers_in_whole_steps() -> None:

@@ -75,6 +75,8 @@ def _check_trace(folder: Path) -> None:
         text = (folder / path).read_text().rstrip().rstrip(",")
         events = json.loads(text if text.endswith("]") else text + "]")
         names[rank] = {event["name"] for event in events if event["ph"] == "X"}
+        rows = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+        assert rows == ({"main", "reading"} if rank else {"main"})
     assert "apply" in names[0]
     assert {"train", "compute", "send", "receive", "read"} <= names[1]
 
