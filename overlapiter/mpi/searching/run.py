@@ -168,6 +168,7 @@ def _train(
         train_files,
         val_files,
         comm=comm,
+        on_epoch=None if asked is None else asked.on_epoch,
         listener=None if asked is None else _Listener(asked),
         restart=asked is not None and not asked.is_continued,
         **settings,
@@ -177,7 +178,7 @@ def _train(
 
 
 class _Listener(NoListener):
-    """Tells a trial how its training goes on."""
+    """Tells a trial that its training goes on."""
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
@@ -185,10 +186,6 @@ class _Listener(NoListener):
     def alive(self) -> None:
         """Give a sign of life."""
         self._asked.alive()
-
-    def epoch(self, record: dict[str, Any], _line: str) -> bool:
-        """Take the record of an epoch; return whether that is to be the last one."""
-        return self._asked.on_epoch(record)
 
 
 def _follow(group: Group | _Alone, run: Callable[[Any, Values, Asked | None], None]) -> None:

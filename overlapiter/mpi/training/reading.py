@@ -54,8 +54,7 @@ class Pieces:
             if self._staged is None:  # in this thread, which is to use it
                 self._staged = StagedFiles(settings.staging, settings.source, job.say)
             with job.trace.span("stage", "staging", None, path=path):
-                self._staged.stage(path)
-                local_path = self._staged.local_path(path)
+                local_path = self._staged.staged(path)
         with job.trace.span("read", "reading", None, path=path, start=start, stop=stop):
             return job.source.read(path, start, stop, local_path)
 
