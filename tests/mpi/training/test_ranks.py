@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -159,9 +160,17 @@ def test_a_run_with_sub_servers_goes_on_amid_an_epoch_after_its_server_was_kille
 ) -> None:
     words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 1, "--masters", 1,
              "--checkpoint-seconds", 0)  # fmt: skip
+    checkpoint = tmp_path / "result" / "checkpoint.npz"
+
+    def is_amid_the_epoch() -> bool:
+        if not checkpoint.exists():
+            return False
+        with np.load(checkpoint) as file:
+            return bool(json.loads(str(file["facts"]))["epochs"]["examples"])
+
     job = begin_training(tmp_path, 4, *words, environment={"TRAINING_WAIT_SECONDS": "0.05"})
     try:
-        wait_until((tmp_path / "result" / "checkpoint.npz").exists)
+        wait_until(is_amid_the_epoch)
         rank_of(job, 0).kill()
         assert job.wait(200)
     finally:
