@@ -97,7 +97,7 @@ def _updater(
     name: str, means: str, weights: np.ndarray, gradient: np.ndarray
 ) -> Callable[[], np.ndarray | None]:
     """Return what makes one update, beginning with it where that is slower the first time."""
-    from overlapiter.mpi.training.optimizers import make_optimizer
+    from overlapiter.mpi.training.optimizers import ServerOptimizer
     from overlapiter.mpi.training.rules import RULES
 
     if means == "plain":
@@ -105,7 +105,7 @@ def _updater(
     elif means == "chainer":
         update = _of_chainer(name, weights, gradient)
     else:
-        update = partial(make_optimizer(name, means=means).update, weights, gradient)
+        update = partial(ServerOptimizer(name, means=means).update, weights, gradient)
     update()
     return update
 
@@ -117,7 +117,7 @@ def _plain(rule, weights, gradient):
     def update():
         nonlocal news, n_updates
         n_updates += 1
-        constants = rule.constants(rule.learning_rate, n_updates, rule.settings)
+        constants = rule.constants(rule.learning_rate, n_updates, 0.9)
         news = rule.step(news[0], gradient, *news[1:], *constants)
         return news[0]
 

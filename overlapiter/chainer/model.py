@@ -128,7 +128,8 @@ class ChainerModel:
                     raise self._objective.missing(
                         name, f"chainer.report {{{name!r}: ...}} of itself"
                     )
-            return loss, [loss.array, *(observed[f"main/{n}"] for n in self._objective.metrics)]
+            found = (observed[f"main/{name}"] for name in self._objective.metrics)
+            return loss, [loss.array, *(getattr(each, "array", each) for each in found)]
         outputs = self._link(*features)
         if self._objective.loss == "mean_squared_error":
             labels = labels.astype(outputs.dtype, copy=False).reshape(outputs.shape)

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .communicator import create_communicator as create_communicator
+    from .communicator import start_forkserver as start_forkserver
     from .failure import abort_on_failure as abort_on_failure
     from .searching.run import search as search
-    from .startup import start_forkserver as start_forkserver
     from .training.run import train as train
 
 __all__ = ["abort_on_failure", "create_communicator", "search", "start_forkserver", "train"]
@@ -21,7 +21,7 @@ _HOMES = {
     "abort_on_failure": ".failure",
     "create_communicator": ".communicator",
     "search": ".searching.run",
-    "start_forkserver": ".startup",
+    "start_forkserver": ".communicator",
     "train": ".training.run",
 }
 

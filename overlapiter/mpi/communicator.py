@@ -1,13 +1,13 @@
-"""Makes ChainerMN's communicator: starts the forkserver, then MPI, then finds this node's ranks."""
+"""The start of a rank: the forkserver, then MPI and ChainerMN, then this node's ranks."""
 
 from __future__ import annotations
 
 import warnings
-from typing import Any, Protocol
+from collections.abc import Sequence
+from typing import Any
 
 from overlapiter.errors import BindingWarning
 from overlapiter.node import (
-    Host,
     binding_words,
     count_cores,
     node_among,
@@ -15,24 +15,29 @@ from overlapiter.node import (
     this_host,
     this_node,
 )
+from overlapiter.planning import PRELOAD
+from overlapiter.workers.start.launch import start_forkserver as _start
 
 from .failure import abort_on_failure
-from .startup import start_forkserver
 
 
-class Gathering(Protocol):
-    """What :func:`find_node` needs of mpi4py's communicators."""
+def start_forkserver(preload: Sequence[str] = ()) -> None:
+    """Start the forkserver from which the workers of all iterators come.
 
-    @property
-    def rank(self) -> int:
-        """The rank of this process."""
+    Call it at the top of a program, before MPI; :func:`create_communicator` calls it, too. The
+    forkserver imports Chainer, once for all workers, while the program goes on. A forkserver that
+    runs already stays as it is.
 
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
+    It is started by vfork and exec, which leave the memory of this process alone, so it is safe
+    after MPI_Init, too. In a worker that imports the script this function does nothing.
 
-    def allgather(self, sendobj: Host) -> list[Host]:
-        """Return what each rank sent, by rank."""
+    Args:
+        preload: Further modules for it to import, such as that of the dataset.
+
+    Raises:
+        PipelineError: It cannot be started.
+    """
+    _start((*PRELOAD, *preload))
 
 
 # ChainerMN has no types; the signature is its own.
@@ -63,7 +68,7 @@ def create_communicator(
     return comm
 
 
-def find_node(mpi_comm: Gathering, world_size: int) -> None:
+def find_node(mpi_comm: Any, world_size: int) -> None:
     """Find which ranks of a communicator share this node. Collective.
 
     What a communicator of some ranks finds does not replace what one of all ranks has found.

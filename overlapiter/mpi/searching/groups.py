@@ -16,8 +16,10 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from overlapiter.errors import TrainingError
+from mpi4py import MPI
+
 from overlapiter.mpi.training.ending import note_processes
+from overlapiter.mpi.training.meeting import dead_in, has_come
 from overlapiter.node import this_host
 
 _TAG, _END_TAG = 19, 21
@@ -38,16 +40,15 @@ class Group:
     Attributes:
         number: Of the group, from 0.
         is_leader: Whether this rank leads it.
-        failure: What is raised where a rank of the group has died.
         comm: The communicator of those of the group that take part.
     """
+
+    #: What is raised where a rank of the group has died.
+    failure: type[Exception] = MPI.Exception
 
     def __init__(
         self, world: Any, size: int, timeout_seconds: float, say: Callable[[str], object]
     ) -> None:
-        from mpi4py import MPI
-
-        self.failure: type[Exception] = MPI.Exception
         self._world = world
         self._limit_seconds = max(timeout_seconds, _LEAST_SECONDS)
         self._say = say
@@ -100,21 +101,15 @@ class Group:
 
     def _answers(self, rank: int) -> list[int]:
         """Return the numbers of the calls that a rank has answered since the last look."""
-        from overlapiter.mpi.training.meeting import has_come
-
         answers: list[int] = []
         while has_come(self.comm, rank, _TAG):
             answers += self.comm.recv(source=rank, tag=_TAG)
         return answers
 
     def _dead(self) -> set[int]:
-        from overlapiter.mpi.training.meeting import dead_in
-
         return dead_in(self.comm)
 
     def _of_world(self, ranks: set[int]) -> list[int]:
-        from mpi4py import MPI
-
         found = MPI.Group.Translate_ranks(self.comm.group, sorted(ranks), self._world.group)
         return [int(rank) for rank in found]
 
@@ -146,8 +141,6 @@ class Group:
 
     def _told(self) -> tuple[Any, ...]:
         """Return what the leader tells; it is to go home if the leader is lost."""
-        from overlapiter.mpi.training.meeting import has_come
-
         until = time.monotonic() + self._limit_seconds
         while not has_come(self.comm, 0, _TAG):
             is_dead = 0 in self._dead()
@@ -163,14 +156,10 @@ class Group:
 
     def lost_leaders(self) -> set[int]:
         """Return the numbers of the groups whose leader is known to be dead."""
-        from overlapiter.mpi.training.meeting import dead_in
-
         return {rank // self._size for rank in dead_in(self._world) if not rank % self._size}
 
     def is_first(self) -> bool:
         """Return whether no leader of a group with a lower number has come here. For leaders."""
-        from overlapiter.mpi.training.meeting import has_come
-
         leaders = range(0, self._world.size, self._size)
         for leader in leaders[self.number + 1 :]:
             with contextlib.suppress(self.failure):  # it is dead
@@ -193,35 +182,3 @@ class Group:
         if self.is_leader:
             for rank in range(1, self.comm.size):
                 self._tell(rank, "home")
-
-
-class Alone:
-    """The group of a process without MPI."""
-
-    number, is_leader, comm = 0, True, None
-    failure: type[Exception] = TrainingError
-
-    def order(self, what: Any) -> None:
-        """Do nothing: there are no others."""
-
-    def leave_behind(self) -> list[int]:
-        """Return none: there are no others."""
-        return []
-
-    def orders(self) -> Iterator[Any]:
-        """Yield nothing: this one leads."""
-        yield from ()
-
-    def lost_leaders(self) -> set[int]:
-        """Return none."""
-        return set()
-
-    def is_first(self) -> bool:
-        """Return True."""
-        return True
-
-    def __enter__(self) -> Alone:
-        return self
-
-    def __exit__(self, *_exception: object) -> None:
-        """Do nothing."""

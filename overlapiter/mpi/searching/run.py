@@ -7,8 +7,8 @@ import functools
 import os
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
 from overlapiter.errors import OptionError, TrainingError
 from overlapiter.mpi.training.checkpoint import path_in
@@ -21,9 +21,11 @@ from overlapiter.mpi.training.worker import DesertedError
 from overlapiter.node import launched_rank
 
 from .asked import Asked
-from .groups import Alone, Group
 from .space import Values, is_of_model, space_of, split
 from .study import Study, Trial, journal_bytes
+
+if TYPE_CHECKING:
+    from .groups import Group
 
 _LOOK_SECONDS = 0.2
 
@@ -89,7 +91,7 @@ def search(
     if world is not None:
         start_together(world, seconds)
         name = world.bcast(name)
-    with Alone() if world is None else Group(world, group_size, seconds, say) as group:
+    with _group_of(world, group_size, seconds, say) as group:
         try:
             if not group.is_leader:
                 _follow(group, run)
@@ -101,6 +103,42 @@ def search(
             expect_end(seconds, functools.partial(journal_bytes, out))
         expect_end(seconds)
         return study if group.is_first() else None
+
+
+def _group_of(
+    world: Any, size: int, timeout_seconds: float, say: Callable[[str], object]
+) -> Group | _Alone:
+    if world is None:
+        return _Alone()
+    from .groups import Group  # and with it mpi4py
+
+    return Group(world, size, timeout_seconds, say)
+
+
+class _Alone:
+    """The group of a process without MPI: it leads, and there are no others."""
+
+    number, is_leader, comm = 0, True, None
+    failure: type[Exception] = TrainingError
+
+    def order(self, what: Any) -> None: ...
+
+    def leave_behind(self) -> list[int]:
+        return []
+
+    def orders(self) -> Iterator[Any]:
+        yield from ()
+
+    def lost_leaders(self) -> set[int]:
+        return set()
+
+    def is_first(self) -> bool:
+        return True
+
+    def __enter__(self) -> _Alone:
+        return self
+
+    def __exit__(self, *_exception: object) -> None: ...
 
 
 def _with_metric(settings: Values, metric: str) -> Values:
@@ -130,6 +168,7 @@ def _train(
         train_files,
         val_files,
         comm=comm,
+        on_epoch=None if asked is None else asked.on_epoch,
         listener=None if asked is None else _Listener(asked),
         restart=asked is not None and not asked.is_continued,
         **settings,
@@ -139,7 +178,7 @@ def _train(
 
 
 class _Listener(NoListener):
-    """Tells a trial how its training goes on."""
+    """Tells a trial that its training goes on."""
 
     def __init__(self, asked: Asked) -> None:
         self._asked = asked
@@ -148,12 +187,8 @@ class _Listener(NoListener):
         """Give a sign of life."""
         self._asked.alive()
 
-    def epoch(self, record: dict[str, Any], _line: str) -> bool:
-        """Take the record of an epoch; return whether that is to be the last one."""
-        return self._asked.on_epoch(record)
 
-
-def _follow(group: Group | Alone, run: Callable[[Any, Values, Asked | None], None]) -> None:
+def _follow(group: Group | _Alone, run: Callable[[Any, Values, Asked | None], None]) -> None:
     """Train trials at the leader's orders, until it sends this rank home or is lost."""
     for values in group.orders():
         with contextlib.suppress(Exception):  # the leader was told, and records it, or is lost
@@ -161,7 +196,7 @@ def _follow(group: Group | Alone, run: Callable[[Any, Values, Asked | None], Non
 
 
 def _lead(
-    group: Group | Alone,
+    group: Group | _Alone,
     study: Study,
     name: str,
     run: Callable[[Any, Values, Asked | None], None],

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any
 
 from overlapiter.errors import OptionError
 from overlapiter.mpi.training.settings import settings_of
@@ -28,19 +28,6 @@ Values = dict[str, Any]
 MODEL = "model."
 #: What the search itself sets.
 _OURS = ("out",)
-
-
-class Suggesting(Protocol):
-    """What :meth:`Space.suggest` needs of Optuna's trials."""
-
-    def suggest_float(self, name: str, low: float, high: float, *, log: bool) -> float:
-        """Return a number between two."""
-
-    def suggest_int(self, name: str, low: int, high: int, *, step: int, log: bool) -> int:
-        """Return a whole number between two."""
-
-    def suggest_categorical(self, name: str, choices: list[Choice]) -> Choice:
-        """Return one of some values."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +59,8 @@ class Space:
     searched: dict[str, Range | list[Choice]]
     fixed: Values
 
-    def suggest(self, trial: Suggesting) -> Values:
-        """Return the settings of a trial."""
+    def suggest(self, trial: Any) -> Values:
+        """Return the settings of a trial of Optuna's."""
         values = dict(self.fixed)
         for name, possible in self.searched.items():
             if isinstance(possible, list):

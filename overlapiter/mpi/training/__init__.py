@@ -3,8 +3,8 @@
 ::
 
     run          what the user calls: settings, model and files → a run on one or many processes
-    preparation  the arguments, on each rank               plan        what all ranks know
-    alone        server and worker in one process          ranks       one rank of an MPI job
+    job          what server and workers are made of       plan        what all ranks know
+    ranks        one rank of an MPI job                    site        all ranks, for the server
     server       what the server does with a message       hosting     its process: threads, files
     worker       the training loop of a worker             reading     its input, in a thread
     leases       which examples are whose                  epochs      what is known of an epoch

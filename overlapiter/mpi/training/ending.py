@@ -182,17 +182,18 @@ def _meet_others(world: Any, say: Callable[[str], object], status: int) -> int:
     time.sleep(_PASS_ON_SECONDS)
     if not is_tolerant():
         world.Abort(status)
-    for each in missing:  # with fault tolerance, MPI_Abort would wait for what is stopped
-        _kill(each)
+    # With fault tolerance MPI_Abort would wait for what is stopped.
+    for each in missing if _State.processes else ():
+        signal_process(_State.processes[each], signal.SIGKILL)
     return status
 
 
-def _kill(rank: int) -> None:
-    """Kill a rank of the job, if it is on this node."""
-    host, pid = _State.processes[rank] if _State.processes else (None, 0)
+def signal_process(process: tuple[object, int], number: signal.Signals) -> None:
+    """Send a signal to a rank's process, if it is on this node and lives."""
+    host, pid = process
     if host == this_host().key:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, number)
 
 
 def _flush() -> None:

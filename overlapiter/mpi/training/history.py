@@ -19,16 +19,15 @@ class History:
 
     Args:
         settings: When to stop.
-        records: Of a run that is resumed.
 
     Attributes:
         records: One for each epoch that is trained and validated.
     """
 
-    def __init__(self, settings: Settings, records: list[Record] | None = None) -> None:
+    def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._target = check_target(settings.target, settings.monitored)
-        self.records = records or []
+        self.records: list[Record] = []
 
     def add(self, record: Record) -> str:
         """Add the record of an epoch; return why the run is to stop, empty if it is not."""

@@ -6,9 +6,10 @@ import time
 
 from overlapiter.errors import TrainingError
 
+from .algorithms import make_server_side
 from .job import Job
 from .leases import LeaseQueue
-from .messages import Message
+from .messages import Kind, Message
 from .outputs import Outputs
 from .server import Server
 from .validation import SERVER, Evaluator, Validation, ValidationThread
@@ -41,7 +42,9 @@ class Host:
         if bad:
             words = ", ".join(bad[:3])
             raise TrainingError(f"these parameters of the new model are not finite: {words}")
-        self._side = job.server_side(self.model)
+        n_workers = settings.masters or plan.n_workers
+        self._side = make_server_side(settings, n_workers, self.model.n_state)
+        self._side.begin(self.model.weights())
         self._queue = LeaseQueue(
             plan.train_pieces, settings.epochs, settings.seed, shuffle=settings.shuffle
         )
@@ -50,22 +53,9 @@ class Host:
         number = outputs.restore(self._side, self._queue, self._validation, self._epochs)
         self._inline: Evaluator | None = None
         if settings.validation == "inline":
-            self._inline = job.evaluator(job.model(), self.alive)
-        self.server = Server(
-            self.model,
-            self._side,
-            self._queue,
-            self._validation,
-            self._epochs,
-            workers,
-            is_synchronous=settings.synchronous,
-            # Sub-servers look after their workers themselves; only their own silence is left.
-            timeout_seconds=settings.worker_timeout * (2 if settings.masters else 1),
-            validates=settings.validation,
-            inline=self._inline,
-            trace=job.trace,
-            say=job.say,
-        )
+            self._inline = Evaluator(job, job.model(), self.alive)
+        parts = self._side, self._queue, self._validation, self._epochs
+        self.server = Server(job, self.model, *parts, workers, self._inline)
         self.server.resume_from(number)
         self._epoch = self._epochs.current
         self._is_busy = False
@@ -74,7 +64,8 @@ class Host:
             self._thread = ValidationThread(self._validation, self._evaluator)
 
     def _evaluator(self) -> Evaluator:
-        return self._job.evaluator(self._job.model(), self._validate)
+        self._job.trace.name_row("validation")
+        return Evaluator(self._job, self._job.model(), self._validate)
 
     def _validate(self) -> None:
         """Note that the thread of the validation goes on."""
@@ -102,7 +93,7 @@ class Host:
         self.alive()
         self.server.receive(message)
         self._is_busy = False
-        self._after(is_report=bool(message.n_examples))
+        self._after(is_report=bool(message.n_examples) or message.kind is Kind.GROUP)
 
     def lose(self, worker: int, reason: str) -> None:
         """Tell the server that a worker is gone."""

@@ -4,33 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Sequence
+import os
+import shlex
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from overlapiter.errors import OptionError, TrainingError
 from overlapiter.objective import Objective
 from overlapiter.tracing import OFF, Tracing, begin_trace
 
-from .algorithms import (
-    ALGORITHMS,
-    make_server_side,
-    make_worker_side,
-)
-from .checkpoint import WorkerStates
-from .data import Source
-from .leases import Piece
-from .model import Builder, Model, wrapped
+from .data import Source, listed
+from .model import Builder, Model, builder_from, wrapped
 from .monitor import Monitor
-from .optimizers import ServerOptimizer, make_optimizer
-from .plan import Plan
-from .reading import Pieces, Reader
-from .serverside import ServerSide
+from .plan import Plan, make_plan
 from .settings import Settings
-from .staging import StagedFiles
-from .validation import Evaluator
-from .worker import Connection, Worker
-from .workerside import WorkerSide
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,88 +59,6 @@ class Job:
                 f"({type(error).__name__}: {error}); see whether features, labels and --loss fit it"
             ) from error
 
-    def _algorithm_settings(self) -> dict[str, float]:
-        settings = self.settings
-        of_all = {
-            "quorum": settings.quorum,
-            "beta": settings.beta,
-            "eta": settings.gem_eta,
-            "kappa": settings.gem_kappa,
-        }
-        return {name: of_all[name] for name in ALGORITHMS[settings.algorithm] if name in of_all}
-
-    def _optimizer(self) -> ServerOptimizer:
-        settings = self.settings
-        name, rate = settings.optimizer, settings.learning_rate
-        if name == "momentum":
-            return make_optimizer(name, rate, momentum=settings.momentum)
-        return make_optimizer(name, rate)
-
-    def server_side(self, model: Model) -> ServerSide:
-        """Return the algorithm's part on the server, with the first weights."""
-        settings = self.settings
-        side = make_server_side(
-            settings.algorithm,
-            settings.masters or self.plan.n_workers,
-            self._optimizer(),
-            is_synchronous=settings.synchronous,
-            n_state=model.n_state,
-            **self._algorithm_settings(),
-        )
-        side.begin(model.weights())
-        return side
-
-    def worker_side(self, model: Model) -> WorkerSide:
-        """Return the algorithm's part on a worker; its optimizer makes the local steps."""
-        settings = self.settings
-        return make_worker_side(
-            settings.algorithm,
-            self.plan.n_workers,
-            settings.sync_every,
-            self._optimizer(),
-            n_state=model.n_state,
-            **self._algorithm_settings(),
-        )
-
-    @property
-    def _has_worker_state(self) -> bool:
-        """Whether a worker has more than the server's weights between two messages."""
-        return self.settings.algorithm != "downpour" or self.settings.sync_every > 1
-
-    def evaluator(self, model: Model, alive: Callable[[], None] = lambda: None) -> Evaluator:
-        """Return what evaluates the validation files with a model."""
-        pieces = self._pieces(self.plan.val_paths, self.plan.val_pieces)
-        return Evaluator(model, pieces, self.settings.batch, self.trace, alive)
-
-    def worker(self, rank: int, model: Model, connection: Connection) -> Worker:
-        """Return the training loop of a worker."""
-        settings = self.settings
-        return Worker(
-            rank,
-            model,
-            self.worker_side(model),
-            connection,
-            self._reader,
-            self.evaluator(model),
-            batch=settings.batch,
-            seed=settings.seed,
-            states=WorkerStates(settings.out, rank) if self._has_worker_state else None,
-            rate_in=settings.rate_in,
-            trace=self.trace,
-        )
-
-    def _reader(self) -> Reader:
-        pieces = self._pieces(self.plan.train_paths, self.plan.train_pieces)
-        return Reader(pieces, self.settings.seed, shuffle=self.settings.shuffle)
-
-    def _pieces(self, paths: Sequence[str], pieces: Sequence[Piece]) -> Pieces:
-        settings, make_staged = self.settings, None
-        if settings.staging:
-            make_staged = functools.partial(
-                StagedFiles, settings.staging, settings.source, self.say
-            )
-        return Pieces(self.source, paths, pieces, make_staged, self.trace)
-
 
 class NoListener:
     """Shows nothing; what shows something overrides it."""
@@ -171,6 +76,63 @@ class NoListener:
         """Take the record of an epoch, and its summary; a true answer stops the run."""
 
 
+class Preparation:
+    """The arguments of a training, as all ranks have them, and what each makes of them.
+
+    Args:
+        model: As for :func:`.run.train`, as are the files.
+        train_files: The training files.
+        val_files: The validation files.
+        settings: All settings.
+        listener: Shows how it goes on.
+        restart: Whether to leave a checkpoint that is there alone.
+        on_epoch: Called with the record of each epoch; a true answer stops the run.
+    """
+
+    def __init__(
+        self,
+        model: str | os.PathLike[str] | Builder,
+        train_files: Any,
+        val_files: Any,
+        settings: Settings,
+        listener: NoListener,
+        *,
+        restart: bool,
+        on_epoch: Callable[[dict[str, Any]], object],
+    ) -> None:
+        self._model = model
+        self._files = train_files, val_files
+        self.settings = settings
+        self.listener = listener
+        self.restart = restart
+        self.on_epoch = on_epoch
+
+    @property
+    def command(self) -> str:
+        """The command that repeats the run; a comment where there is none."""
+        words = [self._model, *(files for files in self._files if files != ())]
+        if not all(isinstance(word, (str, os.PathLike)) for word in words):
+            return "made by overlapiter.mpi.train()"
+        path = os.path.join(self.settings.out, "settings.toml")
+        arguments = [*(os.fspath(word) for word in words), "--settings", path, "--out", "other"]
+        return f"overlapiter train {shlex.join(arguments)}"
+
+    def plan(self, n_workers: int) -> Plan:
+        """Look at the files. Raises OptionError and TrainingError."""
+        train_files, val_files = self._files
+        train_paths = listed(train_files, "train_files")
+        has_val = isinstance(val_files, (str, os.PathLike)) or len(val_files)
+        val_paths = listed(val_files, "val_files") if has_val else []
+        source = Source(self.settings)
+        return make_plan(self.settings, source, train_paths, val_paths, n_workers)
+
+    def job(self, plan: Plan, trace: Tracing) -> Job:
+        """Return what server and workers are made of."""
+        source = Source(self.settings)
+        build = builder_from(self._model)
+        return Job(self.settings, build, source, plan, self.listener.say, trace)
+
+
 @contextlib.contextmanager
 def begin_tracing(
     settings: Settings, name: str, rank: int, clock_offset_ns: int = 0
@@ -183,4 +145,5 @@ def begin_tracing(
         begin_trace(settings.trace, name, rank=rank, clock_offset_ns=clock_offset_ns) as trace,
         Monitor(trace, settings.device),
     ):
+        trace.name_row("main")
         yield trace

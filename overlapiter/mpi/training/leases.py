@@ -7,6 +7,7 @@ ended. Workers that are done with an epoch begin the next one while others end i
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -48,7 +49,7 @@ class Lease(NamedTuple):
 
 
 def pieces_of(lengths: Sequence[int], piece_examples: int) -> list[Piece]:
-    """Cut files into pieces of at most ``piece_examples``, of nearly equal size in each file.
+    """Cut files into pieces.
 
     Args:
         lengths: How many examples each file has.
@@ -56,8 +57,10 @@ def pieces_of(lengths: Sequence[int], piece_examples: int) -> list[Piece]:
     """
     pieces = []
     for file, length in enumerate(lengths):
-        for start in range(0, length, piece_examples):
-            pieces += [Piece(file, start, min(start + piece_examples, length))]
+        cuts = [*range(0, length, piece_examples), length]
+        if piece_examples > 2 and len(cuts) > 2 and cuts[-2] == length - 1:
+            cuts[-2] -= 1  # a single example would be a mini-batch of its own
+        pieces += [Piece(file, start, stop) for start, stop in itertools.pairwise(cuts)]
     return pieces
 
 

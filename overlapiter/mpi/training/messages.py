@@ -22,6 +22,8 @@ _EMPTY = np.empty(0, np.float32)
 _NO_DOUBLES = np.empty(0, np.float64)
 #: Room for a text in a message of a small model.
 _LEAST_BYTES = 16384
+#: Numbers of a worker's report in the message of its group, beside the measures.
+_N_FACTS = 5
 
 
 class Kind(enum.IntEnum):
@@ -125,3 +127,28 @@ def unpack(buffer: Buffer) -> Message:
         memory_bytes,
         cpu_ms,
     )  # fmt: skip
+
+
+# --- the one message of a group of workers that share a sub-server -------------------------------
+
+
+def rows_of(reports: list[Message]) -> Doubles:
+    """Return reports as the numbers of one message."""
+    rows = [[r.origin, r.epoch, r.piece, r.position, r.n_examples, *r.doubles] for r in reports]
+    return np.array(rows, np.float64).ravel()
+
+
+def reports_in(message: Message, n_measures: int) -> list[Message]:
+    """Return the reports that :func:`rows_of` has put into a message."""
+    found = []
+    for row in message.doubles.reshape(-1, _N_FACTS + n_measures):
+        origin, epoch, piece, position, n_examples = (int(value) for value in row[:_N_FACTS])
+        found.append(
+            Message(Kind.REPORT, origin, epoch, piece, position, n_examples, doubles=row[_N_FACTS:])
+        )
+    return found
+
+
+def n_doubles_of(group: list[int], n_measures: int) -> int:
+    """Return how many numbers a message of a group has."""
+    return len(group) * (_N_FACTS + n_measures)

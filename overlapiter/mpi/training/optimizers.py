@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from overlapiter.errors import OptionError
-
 from .rules import RULES, Rule
 
 Vector = NDArray[np.float32]
@@ -30,72 +28,36 @@ Apply = Callable[[Vector, Vector, tuple[Vector, ...], tuple[np.float32, ...]], N
 _BLOCK = 32_768
 
 
-def make_optimizer(
-    name: str, learning_rate: float | None = None, *, means: str = "auto", **settings: float
-) -> ServerOptimizer:
-    """Return an optimizer.
-
-    Args:
-        name: ``"sgd"``, ``"momentum"``, ``"adam"``, ``"adadelta"`` or ``"rmsprop"``.
-        learning_rate: Of the first update; the default is Chainer's, and 1 for AdaDelta.
-        means: ``"numba"``, ``"numpy"``, or ``"auto"``: Numba where it is installed.
-        settings: ``momentum``; ``beta1``, ``beta2`` and ``epsilon`` of Adam; ``rho`` and
-            ``epsilon`` of AdaDelta and RMSProp. The defaults are Chainer's.
-
-    Raises:
-        OptionError: There is no such optimizer or setting, or a number is out of its range.
-    """
-    if name not in RULES:
-        raise OptionError("optimizer", f"there is no {name!r}; choose one of {', '.join(RULES)}")
-    rule = RULES[name]
-    unknown = sorted(settings.keys() - rule.settings.keys())
-    if unknown:
-        known = ", ".join(rule.settings) or "only the learning rate"
-        raise OptionError(unknown[0], f"{name} has no such setting; it has {known}")
-    for key, value in settings.items():
-        _check(key, value)
-    rate = rule.learning_rate if learning_rate is None else learning_rate
-    return ServerOptimizer(name, rate, {**rule.settings, **settings}, means)
-
-
-def _check(name: str, value: float) -> None:
-    if name == "epsilon":
-        # As float32, since it is added to the root of a number that may be 0.
-        if not np.float32(value) > 0 or not np.isfinite(value):
-            raise OptionError(name, f"{value!r} must be a number above 1e-45, such as 1e-8")
-    elif not 0 <= value < 1:
-        raise OptionError(name, f"{value!r} must be at least 0 and less than 1")
-
-
 class ServerOptimizer:
     """An optimizer of one flat vector of float32 weights. For one thread at a time.
 
+    Args:
+        name: Of its rule.
+        learning_rate: Of the first update; the default is Chainer's, and 1 for AdaDelta.
+        momentum: Of the rule of that name.
+        means: ``"numba"``, ``"numpy"``, or ``"auto"``: Numba where it is installed.
+
     Attributes:
-        name: Which one.
+        name: Of its rule.
+        learning_rate: Of the next update; a schedule sets it.
         n_updates: How many updates it has made.
     """
 
     def __init__(
-        self, name: str, learning_rate: float, settings: Mapping[str, float], means: str = "auto"
+        self,
+        name: str,
+        learning_rate: float | None = None,
+        *,
+        momentum: float = 0.9,
+        means: str = "auto",
     ) -> None:
         self.name = name
         self.n_updates = 0
         self._rule = RULES[name]
-        self._settings = dict(settings)
+        self._momentum = momentum
         self._apply = _means(means, name)
         self._slots: tuple[Vector, ...] | None = None
-        self.learning_rate = learning_rate
-
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of the next update; a schedule sets it."""
-        return self._learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        if not (np.isfinite(value) and value >= 0):
-            raise OptionError("learning_rate", f"{value!r} must be a number of at least 0")
-        self._learning_rate = float(value)
+        self.learning_rate = self._rule.learning_rate if learning_rate is None else learning_rate
 
     def update(self, weights: Vector, gradient: Vector) -> None:
         """Make one step.
@@ -104,19 +66,11 @@ class ServerOptimizer:
             weights: Shape ``(n,)``, float32, contiguous; changed in place. The same ``n`` in each
                 call. With arrays of CuPy, both, the step is made on their GPU.
             gradient: The same shape and type; not changed.
-
-        Raises:
-            ValueError: The arrays do not fit to each other or to those before.
         """
-        _check_vectors(weights, gradient)
         if self._slots is None:
             self._slots = tuple(0 * weights for _ in self._rule.slots)
-        if any(slot.shape != weights.shape for slot in self._slots):
-            raise ValueError(
-                f"there are {weights.size} weights, and there were {self._slots[0].size} before"
-            )
         self.n_updates += 1
-        constants = self._rule.constants(self.learning_rate, self.n_updates, self._settings)
+        constants = self._rule.constants(self.learning_rate, self.n_updates, self._momentum)
         apply = self._apply if isinstance(weights, np.ndarray) else _cupy(self.name)
         apply(weights, gradient, self._slots, tuple(map(np.float32, constants)))
 
@@ -127,22 +81,12 @@ class ServerOptimizer:
         return {**found, "n_updates": self.n_updates, "learning_rate": self.learning_rate}
 
     def load_state(self, state: Mapping[str, NDArray[Any] | int | float]) -> None:
-        """Go on from what :meth:`state` returned.
-
-        Raises:
-            ValueError: It is the state of another optimizer.
-        """
-        expected = {"n_updates", "learning_rate", *self._rule.slots}
-        is_new = int(state.get("n_updates", -1)) == 0
-        if state.keys() != (expected - set(self._rule.slots) if is_new else expected):
-            raise ValueError(
-                f"this is not the state of {self.name}: it has {', '.join(sorted(state))}. Resume "
-                f"with the optimizer that the run began with, or begin a new one."
-            )
+        """Go on from what :meth:`state` returned, of an optimizer of the same rule."""
         self.n_updates = int(state["n_updates"])
         self.learning_rate = float(state["learning_rate"])
-        slots = (np.array(state[name], np.float32) for name in self._rule.slots)
-        self._slots = None if is_new else tuple(slots)
+        self._slots = None
+        if self.n_updates:
+            self._slots = tuple(np.array(state[name], np.float32) for name in self._rule.slots)
 
 
 class Optimizing:
@@ -160,17 +104,6 @@ class Optimizing:
         self._optimizer.learning_rate = value
 
 
-def _check_vectors(weights: Vector, gradient: Vector) -> None:
-    for name, vector in (("weights", weights), ("gradient", gradient)):
-        if vector.ndim != 1 or vector.dtype != np.float32 or not vector.flags.c_contiguous:
-            raise ValueError(
-                f"{name}: an array of {vector.dtype} and shape {vector.shape} is no contiguous "
-                f"vector of float32"
-            )
-    if weights.shape != gradient.shape:
-        raise ValueError(f"{gradient.size} gradients do not fit to {weights.size} weights")
-
-
 def _on_host(array: Vector) -> Vector:
     """Return a copy in main memory."""
     return array.copy() if isinstance(array, np.ndarray) else array.get()
@@ -183,11 +116,7 @@ def _means(name: str, rule: str) -> Apply:
     """Return how a rule is applied to NumPy's arrays."""
     if name == "auto":
         name = "numba" if importlib.util.find_spec("numba") else "numpy"
-    if name == "numba":
-        return _numba(rule)
-    if name == "numpy":
-        return functools.partial(_numpy, RULES[rule])
-    raise OptionError("means", f"there is no {name!r}; choose auto, numba or numpy")
+    return _numba(rule) if name == "numba" else functools.partial(_numpy, RULES[rule])
 
 
 def _numpy(
@@ -225,7 +154,7 @@ def _numba(name: str) -> Apply:
         loop(weights, gradient, *slots, constants)
 
     one = np.ones(1, np.float32)
-    n_constants = len(rule.constants(0.0, 1, rule.settings))
+    n_constants = len(rule.constants(0.0, 1, 0.0))
     apply(one, one, (one,) * len(rule.slots), (np.float32(0.5),) * n_constants)
     return apply
 

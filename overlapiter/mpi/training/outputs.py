@@ -12,7 +12,7 @@ from overlapiter.errors import OptionError, TrainingError
 from . import checkpoint
 from .epochs import Epochs
 from .history import History, Record, summary, write_atomically
-from .job import Job, NoListener
+from .job import Job, Preparation
 from .leases import LeaseQueue
 from .messages import Vector
 from .model import Model
@@ -31,26 +31,23 @@ class Outputs:
 
     Args:
         job: The run.
-        command: What repeats it.
-        listener: Shows how it goes on.
-        restart: Whether to leave a checkpoint that is there alone.
+        preparation: What it was made of.
 
     Raises:
         OptionError: The directory cannot be made, or holds another run.
         TrainingError: Its checkpoint cannot be read.
     """
 
-    def __init__(
-        self, job: Job, command: str, listener: NoListener, *, restart: bool = False
-    ) -> None:
+    def __init__(self, job: Job, preparation: Preparation) -> None:
         self._job = job
-        self._listener = listener
+        self._listener = preparation.listener
+        self._on_epoch = preparation.on_epoch
         self._out = job.settings.out
         try:
             os.makedirs(self._out, exist_ok=True)
-            self._found = None if restart else checkpoint.read(self._out)
+            self._found = None if preparation.restart else checkpoint.read(self._out)
             self._check_found()
-            text = f"# {command}\n{job.settings.to_toml()}"
+            text = f"# {preparation.command}\n{job.settings.to_toml()}"
             write_atomically(os.path.join(self._out, "settings.toml"), text)
         except OSError as error:
             raise OptionError("out", f"{self._out} cannot be written ({error})") from error
@@ -82,7 +79,8 @@ class Outputs:
 
     def _record(self, record: Record) -> object:
         self.write_history()
-        return self._listener.epoch(record, summary(record, self._job.settings.epochs))
+        is_last = self._listener.epoch(record, summary(record, self._job.settings.epochs))
+        return self._on_epoch(record) or is_last
 
     def write_history(self, stopped_because: str = "") -> None:
         """Write ``history.json``."""

@@ -12,7 +12,6 @@ from overlapiter.errors import TrainingError
 from .data import Source
 from .leases import Piece, default_piece_examples, pieces_of
 from .model import Batch
-from .reading import check_shapes
 from .settings import Settings
 
 #: What a piece may take of the memory, if nothing else is said.
@@ -76,7 +75,7 @@ def make_plan(
         for path, length in zip([*train_paths, *val_paths], [*lengths, *val_lengths], strict=True)
         if length
     ]
-    check_shapes(full)
+    _check_shapes(full)
     example = full[0][1]
     size = settings.piece_examples or _piece_examples(n, n_workers, settings, example)
     step = settings.batch
@@ -96,3 +95,22 @@ def _piece_examples(n: int, n_workers: int, settings: Settings, example: Batch) 
     step = settings.batch * settings.sync_every
     most: float = _PIECE_BYTES / max(1, sum(array.nbytes for array in example))
     return min(default_piece_examples(n, n_workers, step), step * max(1, math.floor(most / step)))
+
+
+def _check_shapes(batches: Sequence[tuple[str, Batch]]) -> None:
+    """Raise TrainingError if examples of different files have different shapes."""
+    (first_path, first), *others = batches
+    shapes = [each.shape[1:] for each in first]
+    for path, batch in others:
+        here = [each.shape[1:] for each in batch]
+        if here != shapes:
+            raise TrainingError(
+                f"the examples of {path} have the shapes {here}, those of {first_path} {shapes}; "
+                f"all files of a run must be alike"
+            )
+
+
+def groups_of(size: int, n_masters: int) -> dict[int, list[int]]:
+    """Return the workers of each sub-server, by ranks; rank 0 is the server."""
+    workers = range(n_masters + 1, size)
+    return {master: [*workers[master - 1 :: n_masters]] for master in range(1, n_masters + 1)}

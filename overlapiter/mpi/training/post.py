@@ -133,17 +133,15 @@ class Post:
             self._look_at_sending()
             for peer, (request, buffer) in [*self._receiving.items()]:
                 try:
-                    if peer in self._dead:
-                        raise _DeadError(self._dead[peer])
-                    if not request.Test(status):
-                        continue
-                except (MPI.Exception, _DeadError) as error:
+                    has_come = peer not in self._dead and request.Test(status)
+                except MPI.Exception as error:
+                    self._dead[peer] = words_of(error)
+                if peer in self._dead:
                     del self._receiving[peer]
                     with contextlib.suppress(MPI.Exception):
                         request.Cancel()  # what lives yet must not write to the buffer
-                    self._dead.setdefault(peer, words_of(error))
                     arrivals.append(Arrival(peer, None, buffer, self._dead[peer]))
-                else:
+                elif has_come:
                     n_bytes = status.Get_count(MPI.BYTE)
                     self._listen(peer)
                     arrivals.append(Arrival(peer, unpack(buffer[:n_bytes]), buffer))
@@ -187,14 +185,8 @@ class Post:
         self._receiving.clear()
 
 
-class _DeadError(Exception):
-    """A message could not be sent."""
-
-
 def words_of(error: Exception) -> str:
     """Return why a peer is taken for dead, by what MPI reports."""
-    if isinstance(error, _DeadError):
-        return str(error)
     is_death = "PROC_FAILED" in str(error)
     return "its process has ended" if is_death else f"MPI reports {error}"
 

@@ -15,19 +15,17 @@ from overlapiter.node import this_host
 from overlapiter.tracing import Tracing
 
 from .ending import expect_end, note_processes, start_together
-from .groups import groups_of
 from .history import Record
 from .hosting import Host
-from .job import NoListener, begin_tracing
+from .job import Preparation, begin_tracing
 from .messages import Kind, Message
 from .outputs import Outputs
-from .plan import Plan
+from .plan import Plan, groups_of
 from .post import Mail, Post, ServerConnection, server_lost, words_of
-from .preparation import Preparation
-from .site import Site, end_server, signs_of_server, world_size
+from .site import Site, end_server, signs_of_server
 from .submaster import SubServer
 from .watch import PATIENCE
-from .worker import DesertedError, RefusedError, ServerLostError, StoppedError
+from .worker import DesertedError, RefusedError, ServerLostError, StoppedError, Worker
 
 #: How often the server looks around when no message comes, or besides.
 _LOOK_SECONDS = 0.02
@@ -36,42 +34,30 @@ _N_PINGS = 8
 _CLOCK_TAG = 18
 
 
-def train_as_rank(
-    comm: Any, preparation: Preparation, listener: NoListener, *, restart: bool
-) -> list[Record] | None:
+def train_as_rank(comm: Any, preparation: Preparation) -> list[Record] | None:
     """Train as one rank of a communicator; see :func:`.run.train`."""
     timeout_seconds = preparation.settings.worker_timeout
     start_together(comm, timeout_seconds)
     own = comm.Dup()  # so that no message of the caller's is taken for ours
     processes = own.allgather((this_host().key, os.getpid()))
-    is_world = comm.size == world_size()
+    is_world = comm.size == MPI.COMM_WORLD.size
     if is_world:
         note_processes(processes)
+    sign = None
     try:
-        result = _train(own, processes, preparation, listener, is_world=is_world, restart=restart)
+        return _train(own, processes, preparation, is_world=is_world)
     except ServerLostError as error:
         if is_world:
             end_server(own, error.rank, processes[error.rank])
         if error.rank:  # the other groups go on
-            expect_end(timeout_seconds * PATIENCE / 2, signs_of_server(own))
-        else:
-            expect_end(timeout_seconds)
+            timeout_seconds, sign = timeout_seconds * PATIENCE / 2, signs_of_server(own)
         raise
-    except BaseException:
-        expect_end(timeout_seconds)
-        raise
-    expect_end(timeout_seconds)
-    return result
+    finally:
+        expect_end(timeout_seconds, sign)
 
 
 def _train(
-    comm: Any,
-    processes: list[Any],
-    preparation: Preparation,
-    listener: NoListener,
-    *,
-    is_world: bool,
-    restart: bool,
+    comm: Any, processes: list[Any], preparation: Preparation, *, is_world: bool
 ) -> list[Record] | None:
     settings = preparation.settings
     plan = _shared_plan(comm, preparation)
@@ -84,9 +70,9 @@ def _train(
     ) as trace:
         if not comm.rank:
             site = Site(comm, groups, processes, is_world=is_world)
-            return _serve(site, preparation, plan, listener, trace, restart=restart)
+            return _serve(site, preparation, plan, trace)
         if is_master:
-            _pass_on(comm, groups[comm.rank], preparation, plan, trace)
+            SubServer(comm, groups[comm.rank], preparation.job(plan, trace)).run()
         else:
             masters = [master for master, group in groups.items() if comm.rank in group]
             _work(comm, masters[0] if masters else 0, preparation, plan, trace)
@@ -165,18 +151,10 @@ def _clock_offset_ns(comm: Any) -> int:
 # --- the server -------------------------------------------------------------------------------
 
 
-def _serve(
-    site: Site,
-    preparation: Preparation,
-    plan: Plan,
-    listener: NoListener,
-    trace: Tracing,
-    *,
-    restart: bool,
-) -> list[Record]:
+def _serve(site: Site, preparation: Preparation, plan: Plan, trace: Tracing) -> list[Record]:
     try:
         job = preparation.job(plan, trace)
-        outputs = Outputs(job, preparation.command, listener, restart=restart)
+        outputs = Outputs(job, preparation)
         host = Host(job, outputs, site.workers)
     except Exception as error:
         site.turn_away(error)
@@ -225,16 +203,7 @@ def _run_server(site: Site, host: Host, trace: Tracing) -> None:
         site.end_silent(server)
 
 
-# --- sub-servers and workers ------------------------------------------------------------------
-
-
-def _pass_on(
-    comm: Any, group: list[int], preparation: Preparation, plan: Plan, trace: Tracing
-) -> None:
-    model = preparation.job(plan, trace).model()
-    n_measures, n_values = len(model.measure_names), model.weights().size
-    timeout_seconds = preparation.settings.worker_timeout
-    SubServer(comm, group, n_measures, n_values, timeout_seconds, trace).run()
+# --- a worker ---------------------------------------------------------------------------------
 
 
 def _work(comm: Any, server: int, preparation: Preparation, plan: Plan, trace: Tracing) -> None:
@@ -249,7 +218,7 @@ def _work(comm: Any, server: int, preparation: Preparation, plan: Plan, trace: T
     n_values = model.weights().size
     connection = ServerConnection(comm, server, n_measures, n_values, timeout_seconds, trace)
     try:
-        job.worker(comm.rank, model, connection).run()
+        Worker(job, comm.rank, model, connection).run()
     except StoppedError:
         raise
     except (Exception, SystemExit) as error:

@@ -5,12 +5,9 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from overlapiter.errors import TrainingError
-from overlapiter.tracing import OFF, Tracing
-
-from .data import Source
+from .job import Job
 from .leases import Lease, Piece, order_of
 from .model import Batch
 from .staging import StagedFiles
@@ -20,51 +17,46 @@ _PIECES_AHEAD = 1
 
 
 def cut(arrays: Batch, position: int, size: int) -> Iterator[tuple[int, Batch]]:
-    """Give the mini-batches of arrays from a position on, each with where it ends."""
+    """Give the mini-batches of arrays from a position on, each with where it ends.
+
+    A single last example joins the others: BatchNormalization has no variance for one alone.
+    """
     length = len(arrays[-1])
-    for begin in range(position, length, size):
-        end = min(begin + size, length)
+    begin = position
+    while begin < length:
+        end = begin + size
+        end = length if end >= length - (size > 1) else end
         yield end, tuple(array[begin:end] for array in arrays)
+        begin = end
 
 
 class Pieces:
     """The pieces of some files, staged before they are read. For one thread, which waits for them.
 
     Args:
-        source: Opens the files.
+        job: The run.
         paths: Of the files.
         pieces: Of all of them.
-        make_staged: Makes what stages the files, in the thread that reads; None to read them where
-            they are.
-        trace: Where spans go.
     """
 
-    def __init__(
-        self,
-        source: Source,
-        paths: Sequence[str],
-        pieces: Sequence[Piece],
-        make_staged: Callable[[], StagedFiles] | None = None,
-        trace: Tracing = OFF,
-    ) -> None:
-        self._source = source
+    def __init__(self, job: Job, paths: Sequence[str], pieces: Sequence[Piece]) -> None:
+        self._job = job
         self._paths = paths
         self._pieces = pieces
-        self._make_staged = make_staged
         self._staged: StagedFiles | None = None
-        self._trace = trace
 
     def read(self, number: int) -> Batch:
         """Return the arrays of a piece. Blocks. Raises TrainingError if it cannot be read."""
         file, start, stop = self._pieces[number]
         path = local_path = self._paths[file]
-        if self._make_staged is not None:
-            self._staged = self._staged or self._make_staged()
-            with self._trace.span("stage", "staging", None, path=path):
-                self._staged.stage(path)
-                local_path = self._staged.local_path(path)
-        with self._trace.span("read", "reading", None, path=path, start=start, stop=stop):
-            return self._source.read(path, start, stop, local_path)
+        job, settings = self._job, self._job.settings
+        if settings.staging:
+            if self._staged is None:  # in this thread, which is to use it
+                self._staged = StagedFiles(settings.staging, settings.source, job.say)
+            with job.trace.span("stage", "staging", None, path=path):
+                local_path = self._staged.staged(path)
+        with job.trace.span("read", "reading", None, path=path, start=start, stop=stop):
+            return job.source.read(path, start, stop, local_path)
 
     def close(self) -> None:
         """End the staging, in the thread that has read."""
@@ -74,18 +66,16 @@ class Pieces:
 
 
 class Reader:
-    """A thread that reads pieces in the order in which their leases were given.
+    """A thread that reads training pieces in the order in which their leases were given.
 
     Args:
-        pieces: Of the training files.
-        seed: The order of the examples of a piece follows from it, the epoch and the piece.
-        shuffle: Whether examples are shuffled.
+        job: The run; the order of the examples of a piece follows from its seed, the epoch and the
+            piece.
     """
 
-    def __init__(self, pieces: Pieces, seed: int, *, shuffle: bool = True) -> None:
-        self._pieces = pieces
-        self._seed = seed
-        self._shuffle = shuffle
+    def __init__(self, job: Job) -> None:
+        self._pieces = Pieces(job, job.plan.train_paths, job.plan.train_pieces)
+        self._settings, self._trace = job.settings, job.trace
         self._leases: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
         self._ready: queue.Queue[Batch | Exception] = queue.Queue(_PIECES_AHEAD)
         self._is_closed = threading.Event()
@@ -108,6 +98,7 @@ class Reader:
         return got
 
     def _run(self) -> None:
+        self._trace.name_row("reading")
         try:
             while (lease := self._leases.get()) is not None and not self._is_closed.is_set():
                 try:
@@ -125,9 +116,9 @@ class Reader:
 
     def _read(self, lease: Lease) -> Batch:
         arrays = self._pieces.read(lease.piece)
-        if not self._shuffle:
+        if not self._settings.shuffle:
             return arrays
-        order = order_of(len(arrays[-1]), self._seed, lease.epoch, lease.piece + 1)
+        order = order_of(len(arrays[-1]), self._settings.seed, lease.epoch, lease.piece + 1)
         return tuple(array[order] for array in arrays)
 
     def close(self) -> None:
@@ -135,16 +126,3 @@ class Reader:
         self._is_closed.set()
         self._leases.put(None)
         self._thread.join(5.0)
-
-
-def check_shapes(batches: Sequence[tuple[str, Batch]]) -> None:
-    """Raise TrainingError if examples of different files have different shapes."""
-    (first_path, first), *others = batches
-    shapes = [each.shape[1:] for each in first]
-    for path, batch in others:
-        here = [each.shape[1:] for each in batch]
-        if here != shapes:
-            raise TrainingError(
-                f"the examples of {path} have the shapes {here}, those of {first_path} {shapes}; "
-                f"all files of a run must be alike"
-            )

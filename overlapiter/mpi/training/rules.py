@@ -9,7 +9,7 @@ They are Chainer's rules, in the order of its operations.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -72,16 +72,10 @@ def _rmsprop(
     return weight - rate * gradient / (np.sqrt(square) + epsilon), square
 
 
-def _adam_constants(rate: float, n: int, settings: Mapping[str, float]) -> tuple[float, ...]:
+def _adam_constants(rate: float, n: int, _momentum: float) -> tuple[float, ...]:
     """Return the constants of the ``n``-th update: the first ones are corrected for the zeros."""
-    beta1, beta2 = settings["beta1"], settings["beta2"]
-    corrected = rate * math.sqrt(1 - beta2**n) / (1 - beta1**n)
-    return 1 - beta1, 1 - beta2, corrected, settings["epsilon"]
-
-
-def _rho_constants(rate: float, _n: int, settings: Mapping[str, float]) -> tuple[float, ...]:
-    rho = settings["rho"]
-    return rho, 1 - rho, rate, settings["epsilon"]
+    beta1, beta2 = 0.9, 0.999
+    return 1 - beta1, 1 - beta2, rate * math.sqrt(1 - beta2**n) / (1 - beta1**n), 1e-8
 
 
 class Rule(NamedTuple):
@@ -91,39 +85,30 @@ class Rule(NamedTuple):
         step: The elementwise function.
         slots: The names of what it remembers for each weight; zero at first.
         constants: Takes the learning rate, the number of the update, counted from 1, and the
-            settings; returns the constants of the step.
+            momentum; returns the constants of the step. What is no argument is as in Chainer.
         learning_rate: The default.
-        settings: The defaults of the others.
     """
 
     step: Callable[..., tuple[Value, ...]]
     slots: tuple[str, ...]
-    constants: Callable[[float, int, Mapping[str, float]], tuple[float, ...]]
+    constants: Callable[[float, int, float], tuple[float, ...]]
     learning_rate: float
-    settings: Mapping[str, float]
 
 
 #: Sources: Adam, Kingma and Ba, arXiv 1412.6980, section 2, last paragraph; AdaDelta, Zeiler, arXiv
 #: 1212.5701, algorithm 1 (with a learning rate, which is 1 there); RMSProp, Tieleman and Hinton,
 #: Neural Networks for Machine Learning, lecture 6.5.
 RULES = {
-    "sgd": Rule(_sgd, (), lambda rate, _n, _settings: (rate,), 0.01, {}),
-    "momentum": Rule(
-        _momentum,
-        ("velocity",),
-        lambda rate, _n, settings: (settings["momentum"], rate),
-        0.01,
-        {"momentum": 0.9},
-    ),
-    "adam": Rule(
-        _adam,
-        ("mean", "square"),
-        _adam_constants,
-        0.001,
-        {"beta1": 0.9, "beta2": 0.999, "epsilon": 1e-8},
-    ),
+    "sgd": Rule(_sgd, (), lambda rate, _n, _momentum: (rate,), 0.01),
+    "momentum": Rule(_momentum, ("velocity",), lambda rate, _n, momentum: (momentum, rate), 0.01),
+    "adam": Rule(_adam, ("mean", "square"), _adam_constants, 0.001),
     "adadelta": Rule(
-        _adadelta, ("square", "square_step"), _rho_constants, 1.0, {"rho": 0.95, "epsilon": 1e-6}
+        _adadelta,
+        ("square", "square_step"),
+        lambda rate, _n, _momentum: (0.95, 1 - 0.95, rate, 1e-6),
+        1.0,
     ),
-    "rmsprop": Rule(_rmsprop, ("square",), _rho_constants, 0.01, {"rho": 0.99, "epsilon": 1e-8}),
+    "rmsprop": Rule(
+        _rmsprop, ("square",), lambda rate, _n, _momentum: (0.99, 1 - 0.99, rate, 1e-8), 0.01
+    ),
 }

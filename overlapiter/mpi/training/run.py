@@ -6,18 +6,22 @@ import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from overlapiter.errors import OptionError
+from overlapiter.errors import OptionError, TrainingError
+from overlapiter.workers.start.no_mpi import world_of_this_process
 
-from .alone import train_alone
 from .history import Record
-from .job import NoListener, begin_tracing
+from .hosting import Host
+from .job import Job, NoListener, Preparation, begin_tracing
+from .messages import Message
 from .model import Builder
 from .outputs import Outputs
-from .preparation import Preparation
 from .settings import settings_of
+from .worker import Worker
 
-#: What launchers of MPI jobs set in the environment of each rank.
-_LAUNCHED = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+#: The rank of the worker where there is one process, as under MPI.
+_RANK = 1
+#: How often to look at a validation that this worker waits for.
+_LOOK_SECONDS = 0.01
 
 
 def train(
@@ -55,42 +59,54 @@ def train(
         TrainingError: The run could not come to its end.
     """
     chosen = settings_of(settings)
-    listener = _Listener(listener or NoListener(), on_epoch)
+    preparation = Preparation(
+        model, train_files, val_files, chosen, listener or NoListener(), restart=restart,
+        on_epoch=on_epoch or (lambda _record: False),
+    )  # fmt: skip
     comm = ranks_of(comm)
     if comm is not None:
         from .ranks import train_as_rank  # and with it mpi4py
 
-        make = Preparation(model, train_files, val_files, chosen, listener)
-        return train_as_rank(comm, make, listener, restart=restart)
+        return train_as_rank(comm, preparation)
     if chosen.masters:
         raise OptionError("masters", "need processes: start it by mpiexec")
-    preparation = Preparation(model, train_files, val_files, chosen, listener)
     with begin_tracing(chosen, "train", 0) as trace:
         job = preparation.job(preparation.plan(1), trace)
-        outputs = Outputs(job, preparation.command, listener, restart=restart)
-        return train_alone(job, outputs)
+        return _train_alone(job, Outputs(job, preparation))
+
+
+def _train_alone(job: Job, outputs: Outputs) -> list[Record]:
+    """Run server and worker here: the same steps as with one worker, without communication."""
+    with Host(job, outputs, [_RANK]) as host:
+        Worker(job, _RANK, job.model(), _Call(host)).run()
+        if host.server.failure:
+            raise TrainingError(host.server.failure)
+        host.finish()
+    return outputs.records
+
+
+class _Call:
+    """The way to a server in the same process: a call."""
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+
+    def exchange(self, message: Message) -> Message:
+        """Give a message to the server and return its reply."""
+        server = self._host.server
+        self._host.receive(message)
+        while not server.outbox:  # the validation in another thread is waited for
+            self._host.pause(_LOOK_SECONDS)
+            self._host.tick()
+        ((_, reply),) = server.outbox
+        server.outbox.clear()
+        return reply
 
 
 def ranks_of(comm: Any) -> Any:
     """Return a communicator, by default of all ranks of the job; None for one process alone."""
-    if comm is None and any(int(os.environ.get(name, "1")) > 1 for name in _LAUNCHED):
+    if comm is None and not world_of_this_process().endswith("/1"):  # some launchers tell no size
         from mpi4py import MPI
 
         comm = MPI.COMM_WORLD
     return comm if comm is not None and comm.size > 1 else None
-
-
-class _Listener(NoListener):
-    """A listener that also calls ``on_epoch``."""
-
-    def __init__(self, shown: NoListener, on_epoch: Callable[[Record], object] | None) -> None:
-        self.say = shown.say  # type: ignore[method-assign]  # passed through
-        self.progress = shown.progress  # type: ignore[method-assign]  # passed through
-        self.alive = shown.alive  # type: ignore[method-assign]  # passed through
-        self._shown = shown
-        self._on_epoch = on_epoch
-
-    def epoch(self, record: Record, line: str) -> object:
-        """Show the record of an epoch; return whether that is to be the last one."""
-        is_last = self._shown.epoch(record, line)
-        return (self._on_epoch is not None and self._on_epoch(record)) or is_last

@@ -7,17 +7,14 @@ It knows nothing of MPI: messages of the workers come in by :meth:`Server.receiv
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import numpy as np
 
-from overlapiter.tracing import OFF, Tracing
-
 from .attendance import Attendance
 from .epochs import Epochs
-from .groups import reports_in
+from .job import Job
 from .leases import LeaseQueue
-from .messages import Kind, Message, Vector
+from .messages import Kind, Message, Vector, reports_in
 from .model import Model, digest_of
 from .serverside import ServerSide
 from .validation import Evaluator, Validation
@@ -31,17 +28,14 @@ class Server:
     """What the server does with each message.
 
     Args:
+        job: The run.
         model: Says what parameters are not finite; it is not trained.
         side: The algorithm's part.
         queue: The leases.
         validation: Snapshots to validate.
         epochs: What is known of each epoch.
         workers: The ranks of the workers.
-        is_synchronous: Whether the algorithm waits for a quorum.
-        timeout_seconds: After which silence a worker is given up.
-        validates: Whether workers validate: ``workers`` at once, else when they have nothing to do.
         inline: Evaluates in this process, while all wait; None unless that is wanted.
-        trace: Where spans go.
 
     Attributes:
         outbox: Replies, with the worker that each is for; to be sent, or copied, before the next
@@ -53,37 +47,32 @@ class Server:
 
     def __init__(
         self,
+        job: Job,
         model: Model,
         side: ServerSide,
         queue: LeaseQueue,
         validation: Validation,
         epochs: Epochs,
         workers: list[int],
-        *,
-        is_synchronous: bool = False,
-        timeout_seconds: float = 300.0,
-        validates: str = "thread",
         inline: Evaluator | None = None,
-        trace: Tracing = OFF,
-        say: Callable[[str], None] = lambda _text: None,
     ) -> None:
+        self._settings = job.settings
         self._model = model
         self._side = side
         self._queue = queue
         self._validation = validation
         self._epochs = epochs
-        self._is_synchronous = is_synchronous
-        self._validates = validates
         self._inline = inline
-        self._trace = trace
-        self._say = say
+        self._trace = job.trace
+        self._say = job.say
+        # Sub-servers look after their workers themselves; only their own silence is left.
+        timeout_seconds = job.settings.worker_timeout * (2 if job.settings.masters else 1)
         self._attendance = Attendance(workers, timeout_seconds, time.monotonic())
-        self._parked: dict[int, None] = {}  # wait until there is something for them to do
-        self._exchanging: set[int] = set()
-        self._idle: set[int] = set()  # have waited for work: their weights are old
+        # Those that wait until there is something to do, and whether their weights are old by now.
+        self._parked: dict[int, bool] = {}
+        self._exchanging: dict[int, Message] = {}  # their reports, which count when applied
         self._told_to_stop: set[int] = set()
         self._knows_snapshot: dict[int, int] = {}
-        self._reports: dict[int, Message] = {}  # of those that exchange: they count when applied
         self._marks: dict[int, int] = {}
         self._resumes: dict[int, int] = {}
         self.outbox: list[tuple[int, Message]] = []
@@ -120,7 +109,7 @@ class Server:
             if message.kind is Kind.VALIDATED:
                 sums = message.doubles.copy()
                 self._validation.add(message.epoch, message.piece, sums, message.n_examples)
-            self._parked[worker] = None
+            self._parked[worker] = False
         self._settle()
 
     def lose(self, worker: int, reason: str) -> None:
@@ -132,9 +121,8 @@ class Server:
         leases = self._queue.give_back(worker)
         self._validation.give_back(worker)
         self._side.forget(worker)
-        self._exchanging.discard(worker)
+        self._exchanging.pop(worker, None)
         self._parked.pop(worker, None)
-        self._reports.pop(worker, None)
         n_left = len(self._attendance.present)
         if not self.is_over:
             parts = f"{len(leases)} part{'s' * (len(leases) != 1)} of the data"
@@ -215,9 +203,7 @@ class Server:
         if message.n_examples and not self._queue.holds(worker, message.epoch, message.piece):
             self._begin(worker)
             return
-        self._exchanging.add(worker)
-        if message.n_examples:
-            self._reports[worker] = message._replace(doubles=message.doubles.copy(), vector=_NONE)
+        self._exchanging[worker] = message._replace(doubles=message.doubles.copy(), vector=_NONE)
         with self._trace.span("apply", "training", None, rank=worker):
             due = self._side.apply(message.vector, worker)
         self._reply(due)
@@ -238,7 +224,7 @@ class Server:
             self._go(report.origin, None if i else vector)  # the sub-server has it for the others
 
     def _note(self, message: Message) -> None:
-        """Note what a worker has trained on."""
+        """Note what a worker has trained on, if anything."""
         if self._queue.holds(message.origin, message.epoch, message.piece):
             self._queue.advance(message.origin, message.epoch, message.piece, message.position)
             self._epochs.note(message)
@@ -246,10 +232,7 @@ class Server:
     def _reply(self, due: dict[int, Vector]) -> None:
         """Reply to workers whose messages are applied."""
         for worker, vector in due.items():
-            self._exchanging.discard(worker)
-            report = self._reports.pop(worker, None)
-            if report is not None:
-                self._note(report)
+            self._note(self._exchanging.pop(worker))
             self._go(worker, vector)
 
     def _go(self, worker: int, vector: Vector | None = None) -> None:
@@ -269,7 +252,7 @@ class Server:
 
     def _grant(self, worker: int) -> tuple[tuple[int, int, int], ...]:
         """Give a worker leases; not a second one if others would have none."""
-        if self._validates == "workers" and self._validation.n_waiting:
+        if self._settings.validation == "workers" and self._validation.n_waiting:
             return ()  # it is to ask, and gets a piece to validate
         granted = []
         n_others = len(self._attendance.present) - 1
@@ -291,21 +274,20 @@ class Server:
                 message = Message(Kind.STOP)
             elif leases := self._grant(worker):
                 message = Message(Kind.GO, leases=leases)
-                if worker in self._idle:
+                if self._parked[worker]:
                     message = message._replace(vector=self._side.weights)
             elif self._may_validate and (taken := self._validation.take(worker)):
                 message = self._to_validate(worker, *taken)
             if message is not None:
                 del self._parked[worker]
-                self._idle.discard(worker)
                 self._send(worker, message)
             else:
-                self._idle.add(worker)
+                self._parked[worker] = True
 
     @property
     def _may_validate(self) -> bool:
-        return self._validates == "workers" or (
-            self._validates == "thread" and self._epochs.is_over
+        return self._settings.validation == "workers" or (
+            self._settings.validation == "thread" and self._epochs.is_over
         )
 
     def _to_validate(self, worker: int, epoch: int, piece: int) -> Message:
@@ -321,9 +303,9 @@ class Server:
     def _settle(self) -> None:
         """Draw the conclusions: epochs that are over, replies that are due, work for who waits."""
         self._end_of_epochs()
-        if self._is_synchronous:
+        if self._settings.synchronous:
             held = {worker for worker, leases in self._queue.held.items() if leases}
-            if n_active := len(held | self._exchanging):
+            if n_active := len(held | self._exchanging.keys()):
                 self._reply(self._side.set_workers(n_active))
         for epoch, means in self._validation.done():
             self._epochs.validated(epoch, means)

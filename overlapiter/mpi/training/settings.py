@@ -33,7 +33,7 @@ class Settings:
         OptionError: A value cannot work.
     """
 
-    epochs: int = _field(10, "how often each example is used")
+    epochs: int = _field(10, "how often each example is used", least=1)
     batch: int = _field(32, "examples of a mini-batch of one worker", least=1)
     optimizer: str = _field(
         "adam",
@@ -41,7 +41,7 @@ class Settings:
         choices=OPTIMIZERS,
     )
     learning_rate: float = _field(0.001, "step size of the optimizer", least=0.0)
-    momentum: float = _field(0.9, "of the optimizer momentum")
+    momentum: float = _field(0.9, "of the optimizer momentum", least=0.0)
     schedule: str = _field(
         "", "learning rate over the epochs: 'cosine', or '10:0.1,20:0.01' for a tenth of it from "
         "epoch 10 on and a hundredth from epoch 20 on",
@@ -61,7 +61,9 @@ class Settings:
     synchronous: bool = _field(False, "downpour: wait for all workers, and apply their mean")
     quorum: float = _field(1.0, "synchronous: the share of the workers to wait for", most=1.0)
     sync_every: int = _field(1, "mini-batches of a worker between two exchanges", least=1)
-    beta: float = _field(0.9, "easgd: strength of the elastic force, divided by the workers")
+    beta: float = _field(
+        0.9, "easgd: strength of the elastic force, divided by the workers", least=0.0, most=1.0
+    )
     gem_eta: float = _field(0.01, "gem: share of a worker's own steps that it sends", least=0.0)
     gem_kappa: float = _field(2.0, "gem: how far the centre may move for its momentum", least=0.0)
     masters: int = _field(
@@ -105,6 +107,11 @@ class Settings:
         if self.masters and self.synchronous:
             words = "are synchronous within their groups already; leave --synchronous out"
             raise OptionError("masters", words)
+        if self.synchronous and self.algorithm != "downpour":
+            words = f"{self.algorithm} has no such mode; leave it out, or use --algorithm downpour"
+            raise OptionError("synchronous", words)
+        if self.momentum >= 1:
+            raise OptionError("momentum", f"{self.momentum} is too large; give less than 1")
         if self.quorum <= 0:
             raise OptionError("quorum", f"{self.quorum} is no share of the workers; give 0.5 to 1")
 
@@ -141,7 +148,7 @@ def _check(field: dataclasses.Field[Any], value: object) -> None:
             raise OptionError(name, f"{each!r} is none of {', '.join(limits['choices'])}")
     if isinstance(value, float) and not math.isfinite(value):
         raise OptionError(name, f"{value!r} is no number to work with")
-    least = 1 if name == "epochs" else limits.get("least")
+    least = limits.get("least")
     if isinstance(value, (int, float)) and least is not None and value < least:
         raise OptionError(name, f"{value!r} is too small; give at least {least}")
     if isinstance(value, float) and value > limits.get("most", math.inf):
@@ -196,9 +203,11 @@ def read_toml(path: str) -> dict[str, Any]:
 def check_schedule(text: str) -> None:
     """Raise OptionError unless a text is a learning-rate schedule."""
     try:
-        _steps_of(text)
+        is_possible = all(math.isfinite(factor) and factor >= 0 for _, factor in _steps_of(text))
     except ValueError:
-        raise OptionError("schedule", f"{text!r}: write 'cosine', or '10:0.1,20:0.01'") from None
+        is_possible = False
+    if not is_possible:
+        raise OptionError("schedule", f"{text!r}: write 'cosine', or '10:0.1,20:0.01'")
 
 
 def _steps_of(text: str) -> list[tuple[int, float]]:

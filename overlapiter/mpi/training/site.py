@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import os
 import signal
 import sys
 import time
@@ -17,10 +16,9 @@ from mpi4py import MPI
 from overlapiter.errors import OptionError
 from overlapiter.node import this_host
 
-from .ending import expect_silent, is_command, is_tolerant
-from .groups import n_doubles_of
+from .ending import expect_silent, is_command, is_tolerant, signal_process
 from .meeting import has_come
-from .messages import Kind, Message
+from .messages import Kind, Message, n_doubles_of
 from .post import Post
 from .server import Server
 
@@ -29,11 +27,6 @@ _HOPE_SECONDS = 5.0
 _LIFE_TAG = 22
 #: How often workers without a sub-server are told that the others go on.
 _LIFE_SECONDS = 1.0
-
-
-def world_size() -> int:
-    """Return how many ranks the job has."""
-    return int(MPI.COMM_WORLD.size)
 
 
 class Site:
@@ -52,9 +45,7 @@ class Site:
         self._comm = comm
         self._groups = groups
         self._ways = {worker: master for master, group in groups.items() for worker in group}
-        self._pids = {
-            rank: pid for rank, (host, pid) in enumerate(processes) if host == this_host().key
-        }
+        self._processes = processes
         self._is_world = is_world
         self._hope_until = self._reassured_at = 0.0
         self._sent: deque[Any] = deque(maxlen=1000)  # MPI may read a message after it was sent
@@ -117,9 +108,7 @@ class Site:
 
     def _signal(self, ranks: list[int], number: signal.Signals) -> None:
         for rank in ranks:
-            if rank in self._pids:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(self._pids[rank], number)
+            signal_process(self._processes[rank], number)
 
     def end_silent(self, server: Server) -> None:
         """End the ranks that do not answer: MPI's end, and so the launcher, would wait for them.
@@ -162,9 +151,7 @@ def end_server(comm: Any, server: int, process: tuple[object, int]) -> None:
         server: The rank of the server, or of a sub-server.
         process: Its host and process.
     """
-    host, pid = process
-    if is_tolerant() and host == this_host().key:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    if is_tolerant() and process[0] == this_host().key:
+        signal_process(process, signal.SIGKILL)
     elif not server:
         atexit.register(lambda: comm.Abort(1))

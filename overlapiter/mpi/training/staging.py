@@ -43,19 +43,18 @@ class StagedFiles:
         self._stager = Stager(self._stores, plan.origin(), plan.validate, lambda job: job(), warn)
         self._copies = StagedCopies(plan)
 
-    def stage(self, path: str) -> Staged:
-        """Stage a file, or wait until another worker of the node has; return what came of it."""
+    def staged(self, path: str) -> str:
+        """Stage a file, or wait until another worker of the node has; return where to read it.
+
+        The path lasts until the next call; without a copy it is that of the source.
+        """
         (store, *_) = self._stores
         key = store.key_of(path)
         answers: dict[int, Staged] = {}
         self._stager.stage([Wanted(key, path)], answers.update)
-        answer = answers[key]
-        if answer.extent is not None:
-            self._copies.table[key] = answer.extent
-        return answer
-
-    def local_path(self, path: str) -> str:
-        """Return the path of the copy, until the next call; of the source if there is none."""
+        extent = answers[key].extent
+        if extent is not None:
+            self._copies.table[key] = extent
         self._copies.begin_example()
         return self._copies.local_path(path) or path
 

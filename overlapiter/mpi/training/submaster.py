@@ -13,10 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from overlapiter.tracing import OFF, Tracing
-
-from .groups import n_doubles_of, rows_of
-from .messages import Kind, Message, Vector
+from .job import Job
+from .messages import Kind, Message, Vector, n_doubles_of, rows_of
 from .post import Mail, Post, server_lost
 from .watch import Watch
 from .worker import ServerLostError, stopped_by
@@ -30,27 +28,18 @@ class SubServer:
     Args:
         comm: The communicator.
         group: Ranks of its workers.
-        n_measures: How many measures a report has.
-        n_values: Length of the vectors.
-        timeout_seconds: After which silence a worker is given up, and the server taken for dead.
-        trace: Where spans go.
+        job: The run.
     """
 
-    def __init__(
-        self,
-        comm: Any,
-        group: list[int],
-        n_measures: int,
-        n_values: int,
-        timeout_seconds: float,
-        trace: Tracing = OFF,
-    ) -> None:
+    def __init__(self, comm: Any, group: list[int], job: Job) -> None:
         self._rank = comm.rank
         self._group = group
-        self._timeout_seconds = timeout_seconds
-        self._trace = trace
-        n_doubles = n_doubles_of(group, n_measures)
-        self._post = Post(comm, [0, *group], n_doubles, n_values, Watch(timeout_seconds))
+        self._trace = job.trace
+        # Of silence; then a worker is given up, and the server taken for dead.
+        self._timeout_seconds = job.settings.worker_timeout
+        model = job.model()
+        n_doubles, n_values = n_doubles_of(group, len(model.measure_names)), model.weights().size
+        self._post = Post(comm, [0, *group], n_doubles, n_values, Watch(self._timeout_seconds))
         self._centre: Vector = np.zeros(n_values, np.float32)
         self._heard = dict.fromkeys(group, time.monotonic())
         self._training: set[int] = set()

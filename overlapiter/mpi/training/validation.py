@@ -13,8 +13,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from overlapiter.tracing import OFF, Tracing
-
+from .job import Job
 from .messages import Doubles, Vector
 from .model import Model
 from .reading import Pieces, cut
@@ -24,34 +23,24 @@ class Evaluator:
     """Evaluates pieces with snapshots.
 
     Args:
+        job: The run.
         model: That snapshots are loaded into.
-        pieces: Of the validation files.
-        batch: Examples of a mini-batch.
-        trace: Where spans go.
         alive: Called before each mini-batch.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        pieces: Pieces,
-        batch: int,
-        trace: Tracing = OFF,
-        alive: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, job: Job, model: Model, alive: Callable[[], None] = lambda: None) -> None:
+        self._job = job
         self._model = model
-        self._pieces = pieces
-        self._batch = batch
-        self._trace = trace
+        self._pieces = Pieces(job, job.plan.val_paths, job.plan.val_pieces)
         self._alive = alive
 
     def sums(self, snapshot: Vector, piece: int) -> tuple[Doubles, int]:
         """Return the sums of the measures over the examples of a piece, and how many these are."""
         total = np.zeros(len(self._model.measure_names))
-        with self._trace.span("validate", "validation", None, piece=piece):
+        with self._job.trace.span("validate", "validation", None, piece=piece):
             self._model.load(snapshot)
             arrays = self._pieces.read(piece)
-            for _, batch in cut(arrays, 0, self._batch):
+            for _, batch in cut(arrays, 0, self._job.settings.batch):
                 self._alive()
                 total += np.array(self._model.evaluate(batch)) * len(batch[-1])
         return total, len(arrays[-1])
@@ -68,12 +57,13 @@ class Validation:
         n_pieces: Of the validation files; 0 if there are none.
 
     Attributes:
+        snapshots: What is not validated yet, by epoch.
         changed: Notified when a snapshot comes, a piece is done, or :meth:`close` is called.
     """
 
     def __init__(self, n_pieces: int) -> None:
         self._n_pieces = n_pieces
-        self._snapshots: dict[int, Vector] = {}
+        self.snapshots: dict[int, Vector] = {}
         self._waiting: list[tuple[int, int]] = []
         self._taken: dict[tuple[int, int], int] = {}
         self._sums: dict[int, dict[int, tuple[Doubles, int]]] = {}
@@ -83,7 +73,7 @@ class Validation:
     def begin(self, epoch: int, snapshot: Vector) -> None:
         """Have a snapshot validated; it must not change any more."""
         with self.changed:
-            self._snapshots[epoch] = snapshot
+            self.snapshots[epoch] = snapshot
             self._sums[epoch] = {}
             self._waiting += [(epoch, piece) for piece in range(self._n_pieces)]
             self.changed.notify_all()
@@ -106,11 +96,6 @@ class Validation:
         """How many pieces no worker has taken."""
         return len(self._waiting)
 
-    @property
-    def snapshots(self) -> dict[int, Vector]:
-        """What is not validated yet, by epoch."""
-        return self._snapshots
-
     def add(self, epoch: int, piece: int, sums: Doubles, n_examples: int) -> None:
         """Note what came of a piece."""
         with self.changed:
@@ -131,20 +116,20 @@ class Validation:
         """Return the means of the epochs that are validated, in their order, once."""
         found = []
         with self.changed:
-            for epoch in sorted(self._snapshots):
+            for epoch in sorted(self.snapshots):
                 sums = self._sums[epoch]
                 if len(sums) < self._n_pieces:
                     break
                 total = np.sum([sums[piece][0] for piece in sorted(sums)], axis=0)
                 found.append((epoch, total / sum(n for _, n in sums.values())))
-                del self._snapshots[epoch], self._sums[epoch]
+                del self.snapshots[epoch], self._sums[epoch]
         return found
 
     def close(self) -> None:
         """Have nothing more evaluated."""
         with self.changed:
             self._is_closed = True
-            for each in (self._waiting, self._taken, self._snapshots, self._sums):
+            for each in (self._waiting, self._taken, self.snapshots, self._sums):
                 each.clear()
             self.changed.notify_all()
 
@@ -161,7 +146,7 @@ class Validation:
                 if self._is_closed or not is_waiting:
                     return False
                 self.changed.wait()
-            snapshot = self._snapshots[taken[0]]
+            snapshot = self.snapshots[taken[0]]
         self.add(*taken, *evaluator.sums(snapshot, taken[1]))
         return True
 

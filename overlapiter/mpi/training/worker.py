@@ -11,16 +11,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from overlapiter.errors import TrainingError
-from overlapiter.tracing import OFF, Tracing
 
+from .algorithms import make_worker_side
 from .checkpoint import WorkerStates
+from .job import Job
 from .leases import Lease
 from .messages import Kind, Message, Vector
 from .model import Model, digest_of
 from .monitor import memory_bytes
 from .reading import Reader, cut
 from .validation import Evaluator
-from .workerside import WorkerSide
 
 
 class Connection(Protocol):
@@ -67,46 +67,25 @@ class Worker:
     """Trains until the server ends the run.
 
     Args:
+        job: The run.
         rank: Its rank.
-        model: The model, which is its own.
-        side: The algorithm's part.
+        model: The model, which is its own; it is validated with, too.
         connection: The way to the server.
-        make_reader: Makes what reads the pieces of leases.
-        evaluator: Evaluates pieces of the validation files; may share the model.
-        batch: Examples of a mini-batch.
-        seed: What is random in the model follows from it, the epoch, the piece and the position.
-        rate_in: Returns the learning rate of an epoch.
-        states: Keeps the state of the algorithm's part with checkpoints; None if it has none.
-        trace: Where spans go.
     """
 
-    def __init__(
-        self,
-        rank: int,
-        model: Model,
-        side: WorkerSide,
-        connection: Connection,
-        make_reader: Callable[[], Reader],
-        evaluator: Evaluator,
-        *,
-        batch: int,
-        seed: int,
-        rate_in: Callable[[int], float],
-        states: WorkerStates | None = None,
-        trace: Tracing = OFF,
-    ) -> None:
+    def __init__(self, job: Job, rank: int, model: Model, connection: Connection) -> None:
+        settings = self._settings = job.settings
         self._rank = rank
         self._model = model
-        self._side = side
+        self._side = make_worker_side(settings, job.plan.n_workers, model.n_state)
         self._connection = connection
-        self._make_reader = make_reader
-        self._evaluator = evaluator
-        self._batch = batch
-        self._seed = seed
-        self._rate_in = rate_in
-        self._states = states
+        self._job = job
+        self._evaluator = Evaluator(job, model)
+        self._states: WorkerStates | None = None
+        if settings.algorithm != "downpour" or settings.sync_every > 1:
+            self._states = WorkerStates(settings.out, rank)  # more than the server's weights
         self._mark = 0
-        self._trace = trace
+        self._trace = job.trace
         self._reader: Reader | None = None
         self._leases: collections.deque[Lease] = collections.deque()
         self._snapshot: Vector | None = None
@@ -152,9 +131,9 @@ class Worker:
         assert self._reader is not None
         with self._trace.span("wait for data", "training", None, piece=lease.piece):
             arrays = self._reader.next()
-        self._side.learning_rate = self._rate_in(lease.epoch)
+        self._side.learning_rate = self._settings.rate_in(lease.epoch)
         gradient = np.empty_like(self._side.weights)
-        for end, batch in cut(arrays, lease.position, self._batch):
+        for end, batch in cut(arrays, lease.position, self._settings.batch):
             self._compute(lease, end, batch, gradient)
             message = self._side.step(gradient)
             is_last = end == len(arrays[-1])
@@ -167,7 +146,7 @@ class Worker:
     def _compute(self, lease: Lease, end: int, batch: Sequence[Any], gradient: Vector) -> None:
         """Compute a gradient, and count its examples."""
         self._model.load(self._side.weights)
-        seed = hash((self._seed, lease.epoch, lease.piece, end))
+        seed = hash((self._settings.seed, lease.epoch, lease.piece, end))
         with self._trace.span("compute", "training", None, epoch=lease.epoch, piece=lease.piece):
             measures = self._model.gradient(tuple(batch), gradient, seed)
         if not math.isfinite(measures[0]):
@@ -246,7 +225,7 @@ class Worker:
         self._leases.clear()
         if self._reader is not None:
             self._reader.close()
-        self._reader = self._make_reader()
+        self._reader = Reader(self._job)
         self._take(reply)
 
     def _take(self, reply: Message) -> None:

@@ -12,6 +12,8 @@ from .optimizers import Optimizing, ServerOptimizer, State, Vector
 EMPTY: Vector = np.empty(0, np.float32)
 EMPTY.flags.writeable = False
 _TINY = np.finfo(np.float32).tiny
+#: The momentum of GEM, and what keeps its divisor from being 0, as published.
+_MU, _EPSILON = np.float32(0.9), np.float32(1e-12)
 
 
 class WorkerSide(Optimizing):
@@ -27,6 +29,9 @@ class WorkerSide(Optimizing):
     Attributes:
         weights: Where the next gradient is to be taken; valid until ``step`` or ``receive``.
     """
+
+    #: The vectors that an algorithm keeps besides, each as the attribute of that name.
+    _kept: tuple[str, ...] = ()
 
     def __init__(self, optimizer: ServerOptimizer, sync_every: int, n_state: int) -> None:
         self.weights: Vector = EMPTY
@@ -73,11 +78,14 @@ class WorkerSide(Optimizing):
     def state(self) -> State:
         """Return copies of the weights, of what else the algorithm keeps, and of the optimizer."""
         state: State = {f"optimizer.{k}": v for k, v in self._optimizer.state().items()}
+        state |= {name: getattr(self, f"_{name}").copy() for name in self._kept}
         return {**state, "weights": self.weights.copy(), "n_steps": self._n_steps}
 
     def load_state(self, state: Mapping[str, NDArray[np.float32] | int | float]) -> None:
         """Go on from what :meth:`state` returned."""
         self._optimizer.load_state(optimizer_part(state))
+        for name in self._kept:
+            setattr(self, f"_{name}", np.array(state[name], np.float32))
         self.weights = np.array(state["weights"], np.float32)
         self._n_steps = int(state["n_steps"])
 
@@ -96,6 +104,8 @@ class DownpourWorker(WorkerSide):
     Source: Dean et al., "Large scale distributed deep networks", NIPS 2012, algorithm 7.1: the
     worker takes local steps and accumulates their gradients; the message is the sum.
     """
+
+    _kept = ("sum",)
 
     def begin(self, centre: Vector) -> None:
         """Start from the server's weights; copies them."""
@@ -125,15 +135,6 @@ class DownpourWorker(WorkerSide):
         if not self._n_steps:
             self.weights[:] = centre
 
-    def state(self) -> State:
-        """Return copies of all that it keeps."""
-        return {**super().state(), "sum": self._sum.copy()}
-
-    def load_state(self, state: Mapping[str, NDArray[np.float32] | int | float]) -> None:
-        """Go on from what :meth:`state` returned."""
-        super().load_state(state)
-        self._sum = np.array(state["sum"], np.float32)
-
 
 class EasgdWorker(WorkerSide):
     """Explores on its own, tied to the centre by an elastic force.
@@ -158,6 +159,8 @@ class GemWorker(WorkerSide):
     openlab 2018.
     """
 
+    _kept = ("centre", "before", "momentum")
+
     def __init__(
         self,
         optimizer: ServerOptimizer,
@@ -166,14 +169,11 @@ class GemWorker(WorkerSide):
         *,
         n_workers: int,
         eta: float,
-        mu: float,
         kappa: float,
-        epsilon: float,
     ) -> None:
         super().__init__(optimizer, sync_every, n_state)
         self._n_workers = n_workers
-        self._eta, self._mu, self._kappa = np.float32(eta), np.float32(mu), np.float32(kappa)
-        self._epsilon = np.float32(epsilon)
+        self._eta, self._kappa = np.float32(eta), np.float32(kappa)
         self._is_asking = False
 
     def begin(self, centre: Vector) -> None:
@@ -196,12 +196,12 @@ class GemWorker(WorkerSide):
         self._is_asking = False
         n = len(self.weights) - self._n_state
         moved = self._eta * (self.weights[:n] - self._before)
-        self._momentum = self._mu * self._momentum + moved
+        self._momentum = _MU * self._momentum + moved
         centre_moved = np.abs(reply[:n] - self._centre)
         room = self._kappa * np.abs(self._momentum) - centre_moved
         with np.errstate(over="ignore"):
             # The smallest number instead of 0, for which the equation is not defined.
-            factor = room / np.maximum(np.abs(moved + self._epsilon), _TINY)
+            factor = room / np.maximum(np.abs(moved + _EPSILON), _TINY)
         message = np.empty_like(self.weights)
         message[:n] = np.clip(factor, 0, 5) * moved
         message[n:] = self.weights[n:]
@@ -210,16 +210,3 @@ class GemWorker(WorkerSide):
         self.weights[n:] = reply[n:] + (message[n:] - reply[n:]) / np.float32(self._n_workers)
         self._before[:] = self.weights[:n]
         return message
-
-    def state(self) -> State:
-        """Return copies of all that it keeps."""
-        own = {"centre": self._centre, "before": self._before, "momentum": self._momentum}
-        return {**super().state(), **{name: array.copy() for name, array in own.items()}}
-
-    def load_state(self, state: Mapping[str, NDArray[np.float32] | int | float]) -> None:
-        """Go on from what :meth:`state` returned."""
-        super().load_state(state)
-        self._is_asking = False
-        self._centre = np.array(state["centre"], np.float32)
-        self._before = np.array(state["before"], np.float32)
-        self._momentum = np.array(state["momentum"], np.float32)

@@ -67,18 +67,20 @@ def begin_training(
     n_ranks: int,
     *words: object,
     is_tolerant: bool = False,
+    wrapper: Sequence[str] = (),
     program: str = "overlapiter",
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.Popen[bytes]:
     """Start ``overlapiter train`` with some words, on 0 ranks without mpiexec.
 
-    What it prints goes to ``output.txt``. ``program`` is the module that is run.
+    What it prints goes to ``output.txt``. ``program`` is the module that is run, ``wrapper`` a
+    command that each rank is started by.
     """
     command = [sys.executable, "-m", program, "train", *map(str, words)]
     if n_ranks:
         tolerance = ["--with-ft", "ulfm"] if is_tolerant else []
         launcher = ["mpiexec", "--allow-run-as-root", "--oversubscribe", *tolerance]
-        command = [*launcher, "-n", str(n_ranks), *command]
+        command = [*launcher, "-n", str(n_ranks), *wrapper, *command]
     with (folder / "output.txt").open("wb") as output:
         return subprocess.Popen(
             command,

@@ -67,6 +67,18 @@ def test_a_run_leaves_all_that_it_promises_and_chainer_loads_its_weights(
     assert np.abs(weights(out)["norm/avg_mean"]).max() > 0.01
 
 
+def test_a_link_that_returns_its_loss_reports_its_accuracy(
+    tmp_path: Path, lists: tuple[Path, Path]
+) -> None:
+    records = overlapiter.mpi.train(
+        lambda: chainer.links.Classifier(build_model()),  # it reports a Variable
+        *lists, epochs=1, loss="model", metrics="accuracy", validation="inline",
+        learning_rate=0.01, out=tmp_path / "run",
+    )  # fmt: skip
+    assert records is not None
+    assert records[-1]["val_accuracy"] > 0.6
+
+
 def test_the_settings_that_a_run_writes_repeat_it(tmp_path: Path, lists: tuple[Path, Path]) -> None:
     overlapiter.mpi.train(DIGITS, *lists, epochs=1, seed=5, features="features", out=tmp_path / "1")
     ended = run_training(
@@ -106,6 +118,24 @@ def test_another_seed_shuffles_files_and_examples_otherwise(tmp_path: Path) -> N
     assert seen["plain"] == [*range(100), *range(100)]
     files = [number // 37 for number in first]  # 0 for the first file
     assert files != sorted(files)
+
+
+def test_a_single_last_example_joins_the_mini_batch_before_it(tmp_path: Path) -> None:
+    sizes: list[int] = []
+
+    class Noting(Counting):
+        def gradient(self, batch: Any, gradient: Any, seed: int) -> list[float]:
+            sizes.append(len(batch[0]))
+            found: list[float] = super().gradient(batch, gradient, seed)
+            return found
+
+    listing = write_numbers(tmp_path, (9, 6, 1))
+    chosen: dict[str, Any] = {"epochs": 1, "piece_examples": 20, "shuffle": False}
+    for batch in (4, 1):
+        words = COUNTED | chosen | {"batch": batch}
+        overlapiter.mpi.train(lambda: Noting(16), listing, **words, out=tmp_path / str(batch))
+        assert counts(tmp_path / str(batch)) == [1] * 16
+    assert sizes == [4, 5, 4, 2, 1, *[1] * 16]
 
 
 @pytest.mark.parametrize("mode", ["workers", "inline"])
@@ -324,6 +354,11 @@ def test_files_that_cannot_be_trained_on_are_named(
         ({"optimiser": "sgd"}, "is no setting"),
         ({"target": "accuracy"}, "write NAME=VALUE"),
         ({"schedule": "1-0.1"}, "write 'cosine'"),
+        ({"schedule": "3:-1"}, "write 'cosine'"),
+        ({"momentum": 1.0}, "momentum: 1.0 is too large"),
+        ({"beta": 1.5}, "beta: 1.5 is too large"),
+        ({"quorum": 0.0}, "is no share of the workers"),
+        ({"synchronous": True, "algorithm": "gem"}, "gem has no such mode"),
         ({"masters": 1}, "start it by mpiexec"),
         ({"masters": 2, "algorithm": "easgd"}, "average gradients, and easgd sends none"),
         ({"masters": 2, "synchronous": True}, "are synchronous within their groups already"),

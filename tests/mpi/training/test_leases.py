@@ -7,9 +7,17 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from overlapiter.mpi.training.groups import groups_of, reports_in, rows_of
 from overlapiter.mpi.training.leases import Lease, LeaseQueue, default_piece_examples, pieces_of
-from overlapiter.mpi.training.messages import Kind, Message, buffer_bytes, pack, unpack
+from overlapiter.mpi.training.messages import (
+    Kind,
+    Message,
+    buffer_bytes,
+    pack,
+    reports_in,
+    rows_of,
+    unpack,
+)
+from overlapiter.mpi.training.plan import groups_of
 
 LENGTHS = (37, 5, 0, 40, 17)
 
@@ -19,6 +27,7 @@ def test_pieces_have_every_example_of_every_file_once() -> None:
     found = Counter((file, i) for file, start, stop in pieces for i in range(start, stop))
     assert found == {(file, i): 1 for file, length in enumerate(LENGTHS) for i in range(length)}
     assert max(map(len, pieces)) == 8
+    assert min(map(len, pieces)) == 2  # no example of the 17 is left to itself
 
 
 def test_there_are_pieces_for_all_workers_in_whole_steps() -> None:

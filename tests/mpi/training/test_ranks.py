@@ -7,6 +7,7 @@ import signal
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import psutil
 import pytest
 
@@ -61,12 +62,23 @@ def test_every_example_is_used_once_per_epoch_by_three_workers(tmp_path: Path) -
     _check_trace(tmp_path)
 
 
+def test_ranks_train_together_though_their_launcher_tells_no_size(tmp_path: Path) -> None:
+    # As srun with PMIx starts them: alone each would write to the same directory.
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 1)
+    ended = run_training(tmp_path, 3, *words, wrapper=("env", "-u", "OMPI_COMM_WORLD_SIZE"))
+    assert ended.exit_status == 0, ended.output
+    assert "2 workers" in ended.output
+    assert counts(tmp_path / "result") == [1] * 100
+
+
 def _check_trace(folder: Path) -> None:
     names = {}
     for rank, path in enumerate(("trace.json", "trace.rank1.json")):
         text = (folder / path).read_text().rstrip().rstrip(",")
         events = json.loads(text if text.endswith("]") else text + "]")
         names[rank] = {event["name"] for event in events if event["ph"] == "X"}
+        rows = {event["args"]["name"] for event in events if event["name"] == "thread_name"}
+        assert rows == ({"main", "reading"} if rank else {"main"})
     assert "apply" in names[0]
     assert {"train", "compute", "send", "receive", "read"} <= names[1]
 
@@ -142,6 +154,34 @@ def test_sub_servers_leave_no_file_out(tmp_path: Path) -> None:
     assert sorted(used.values()) == TWICE
     assert {each.name for each in (tmp_path / "log").iterdir()} == {"3", "4", "5"}
     assert [record["examples"] for record in epochs(tmp_path / "result")] == [100, 100]
+
+
+@pytest.mark.slow
+def test_a_run_with_sub_servers_goes_on_amid_an_epoch_after_its_server_was_killed(
+    tmp_path: Path,
+) -> None:
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 1, "--masters", 1,
+             "--checkpoint-seconds", 0)  # fmt: skip
+    checkpoint = tmp_path / "result" / "checkpoint.npz"
+
+    def is_amid_the_epoch() -> bool:
+        if not checkpoint.exists():
+            return False
+        with np.load(checkpoint) as file:
+            return bool(json.loads(str(file["facts"]))["epochs"]["examples"])
+
+    job = begin_training(tmp_path, 4, *words, environment={"TRAINING_WAIT_SECONDS": "0.05"})
+    try:
+        wait_until(is_amid_the_epoch)
+        rank_of(job, 0).kill()
+        assert job.wait(200)
+    finally:
+        end_job(job)
+    assert not (tmp_path / "result" / "history.json").exists()
+    ended = run_training(tmp_path, 4, *words)
+    assert ended.exit_status == 0, ended.output
+    assert "going on from the checkpoint" in ended.output
+    assert [record["examples"] for record in epochs(tmp_path / "result")] == [100]
 
 
 @pytest.mark.slow
