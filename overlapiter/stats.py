@@ -340,7 +340,8 @@ def _counter_of(name: str) -> Counter | None:
 
 
 _COUNTERS = {field.name: _counter_of(field.name) for field in dataclasses.fields(Stats)}
-_SUMS = {name: counter for name, counter in _COUNTERS.items() if counter is not None}
+_SUMS = [(name, int(counter)) for name, counter in _COUNTERS.items() if counter is not None]
+_SUMS_OF_SECONDS = [each for each in _SUMS if each[0].endswith("_seconds")]
 
 
 def snapshot(board: StatsBoard) -> Stats:
@@ -348,7 +349,7 @@ def snapshot(board: StatsBoard) -> Stats:
     created_ns = board.trainer_row().get(Counter.CREATED_NS)
     now_ns = board.ended_ns or time.monotonic_ns()
     rows = board.counters()
-    totals = [sum(column) for column in zip(*rows, strict=True)]
+    totals = [*map(sum, zip(*rows, strict=True))]
     started = [row[Counter.STARTED_NS] or now_ns for row in rows[: board.n_readers]]
     least_ns = [ns for row in rows if (ns := row[Counter.LEAST_READ_NS])]
     tiers = totals[Counter.OPENS_TIER_0 : Counter.OPENS_TIER_0 + N_TIERS]
@@ -361,7 +362,9 @@ def snapshot(board: StatsBoard) -> Stats:
     rest_ns = max(0, wait_ns - start_ns - sum(totals[counter] for counter in _PARTS_OF_WAIT))
     # The supervisor counts on after a Ctrl-C.
     reading_ns = min(totals[Counter.WAITING_FOR_READERS_NS], rest_ns)
-    values: dict[str, Any] = {
+    values: dict[str, Any] = {name: totals[counter] for name, counter in _SUMS}
+    values |= {name: totals[counter] / 1e9 for name, counter in _SUMS_OF_SECONDS}
+    values |= {
         "n_readers": board.n_readers,
         "n_prefetchers": board.n_prefetchers,
         "seconds": (now_ns - created_ns) / 1e9,
@@ -377,8 +380,4 @@ def snapshot(board: StatsBoard) -> Stats:
         "disk_latency": Latencies(board.latencies(of_prefetchers=False)),
         "store_latency": Latencies(board.latencies(of_prefetchers=True)),
     }
-    for name, counter in _SUMS.items():
-        if name not in values:
-            is_time = name.endswith("_seconds")
-            values[name] = totals[counter] / 1e9 if is_time else totals[counter]
     return Stats(**values)
