@@ -29,7 +29,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from overlapiter.errors import OptionError
 from overlapiter.node import launched_rank
@@ -48,8 +48,9 @@ _RANKS = 1 << 10
 _FIRST_LANE = 1 << 23
 _LANES = 1 << 12
 
-#: ``json.dumps`` would make an encoder for each event, and names come again.
-_encode = json.JSONEncoder(separators=(",", ":")).encode
+#: ``json.dumps`` would make an encoder for each event, and names come again. What JSON has no form
+#: for is written as text: when lines are made, it is too late to tell who recorded it.
+_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
 _quoted = functools.lru_cache(maxsize=1024)(_encode)
 
 Value = str | int | float | bool | None | list[int] | list[str]
@@ -205,12 +206,24 @@ class Trace:
             phase: Whether they start here, ``"s"``, go on, ``"t"``, or end, ``"f"``.
             args: What else is shown.
         """
+        self._add(name, category, begin_ns, key, (end_ns, row, flows, phase), args)
+
+    def _add(
+        self,
+        name: str,
+        category: str,
+        begin_ns: int,
+        key: int | None,
+        lasting: _Lasting,
+        args: Mapping[str, Value],
+    ) -> None:
         if self._stride != 1:
-            flows = [number for number in flows if self._is_chosen("flow", number)]
+            end_ns, row, flows, phase = lasting
+            lasting = end_ns, row, [n for n in flows if self._is_chosen("flow", n)], phase
             if not self._is_chosen(name, key):
                 return
-            args["recorded_1_of"] = self._stride
-        self._put("X", name, category, begin_ns, (end_ns, row, flows, phase), args)
+            args = {**args, "recorded_1_of": self._stride}
+        self._put("X", name, category, begin_ns, lasting, args)
 
     def instant(self, name: str, category: str, key: int | None = None, /, **args: Value) -> None:
         """Record that something happened now."""
@@ -390,8 +403,9 @@ class _Span:
 
     def __exit__(self, *error: object) -> None:
         end_ns = time.monotonic_ns()
-        add: Callable[..., None] = self._trace.add
-        add(self._name, self._category, self._begin_ns, end_ns, self._key, **self._args)
+        # Not by add, of which what the user tells of a span may have the names of arguments.
+        lasting, args = (end_ns, None, (), "t"), self._args
+        self._trace._add(self._name, self._category, self._begin_ns, self._key, lasting, args)
 
 
 #: Closed when the interpreter ends.

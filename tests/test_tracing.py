@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
@@ -57,6 +58,18 @@ def test_all_that_can_be_recorded_is_valid(path: Path) -> None:
 
     assert_valid(events_in(path))
     assert Counter(event["ph"] for event in events_in(path)) == Counter("XXXXsfiCMMM")
+
+
+def test_a_span_may_say_anything_of_itself(path: Path) -> None:
+    with tracing.begin_trace(path) as trace:
+        with trace.span("update", "mine", phase="warm-up", flows=3, row=1):
+            pass
+        trace.instant("loss", "mine", value=Fraction(1, 2))  # type: ignore[arg-type]  # no JSON
+
+    assert [event["args"] for event in events_in(path) if event["cat"] == "mine"] == [
+        {"phase": "warm-up", "flows": 3, "row": 1},
+        {"value": "1/2"},
+    ]
 
 
 def test_what_overlaps_gets_rows_of_its_own_which_are_used_again(path: Path) -> None:

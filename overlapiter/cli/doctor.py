@@ -81,7 +81,8 @@ def run(arguments: argparse.Namespace) -> int:
     if not arguments.seconds > 0:
         raise UsageError("--seconds: give more than 0")
     save = arguments.save
-    if save and not os.access(os.path.dirname(save) or ".", os.W_OK):
+    place = save if save and os.path.exists(save) else os.path.dirname(save or "") or "."
+    if save and (os.path.isdir(save) or not os.access(place, os.W_OK)):
         raise UsageError(f"--save: {save} cannot be written; name a file in a folder of yours")
     source = source_root(arguments.source)
     directory = None if arguments.to is None else new_directory("--to", arguments.to)

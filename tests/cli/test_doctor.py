@@ -93,6 +93,7 @@ def test_the_report_can_be_pasted(source, listing, tmp_path) -> None:
         (["--source", "EMPTY"], 1, "no file is found below"),
         (["--source", "SOURCE", "--to", "/nowhere/fast"], 2, "its parent, does not exist"),
         (["--source", "SOURCE", "--save", "/nowhere/x"], 2, "--save: /nowhere/x cannot be written"),
+        (["--source", "SOURCE", "--save", "/tmp"], 2, "--save: /tmp cannot be written"),
     ],
 )
 def test_what_cannot_work_is_explained(source, tmp_path, words, status, message) -> None:

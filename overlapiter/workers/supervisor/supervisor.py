@@ -241,9 +241,10 @@ class Supervisor:
         from overlapiter.stats import snapshot  # the first mini-batch need not wait for it
 
         self._staging.end(ending, snapshot(self._board).as_dict())
+        deadline = time.monotonic() + _GRACE_SECONDS  # of all: the trainer does not wait for longer
         self._reading.end(grace_seconds=_GRACE_SECONDS if self._trace.is_on else 0.0)
         self._serving.team.end()
-        self._staging.team.end(grace_seconds=_GRACE_SECONDS)
+        self._staging.team.end(grace_seconds=max(0.0, deadline - time.monotonic()))
         self._trace.close()
 
     # --- the trainer --------------------------------------------------------------------------
