@@ -225,11 +225,22 @@ class RemoteFile(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         """Read as many bytes as the buffer takes, or fewer; return how many."""
-        if self._size_bytes and self._position >= self._size_bytes:
-            return 0  # without a request
+        if self._is_at_end():
+            return 0
         piece = self.read(len(buffer))
         buffer[: len(piece)] = piece
         return len(piece)
+
+    def readall(self) -> bytes:
+        """Return what is left; RawIOBase would ask for 8 KiB at a time."""
+        pieces = []
+        while not self._is_at_end() and (piece := self.read(_PIECE_BYTES)):
+            pieces.append(piece)
+        return b"".join(pieces)
+
+    def _is_at_end(self) -> bool:
+        """Return whether all was read, as far as that is known without a request."""
+        return 0 < self._size_bytes <= self._position
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
         """Go on reading elsewhere; from the end, once :meth:`stat` was called."""

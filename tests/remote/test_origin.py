@@ -270,6 +270,22 @@ def test_what_is_opened_directly_behaves_as_a_file(objects: Objects) -> None:
     in_child(read)
 
 
+@pytest.mark.parametrize("buffering", [-1, 0])
+def test_what_is_opened_directly_is_read_to_its_end_in_few_requests(
+    objects: Objects, buffering: int
+) -> None:
+    data = random.Random(1).randbytes(300_000)
+    objects.put("large.bin", data)
+
+    def read() -> None:
+        with Direct(origin_of(objects)).open(f"{objects.root}/large.bin", "rb", buffering) as file:
+            assert file.read() == data
+            assert file.read() == b""
+
+    in_child(read)
+    assert objects.requests("GET")["large.bin"] == 1
+
+
 def test_a_private_copy_lives_as_long_as_the_example(objects: Objects) -> None:
     url, right = f"{objects.root}/{objects.names[0]}", (objects.folder / objects.names[0])
 
