@@ -51,7 +51,7 @@ EXPERIMENTS = tuple(
          "--batch-size 4 --repeats 5", 13, "the cost where data are not the bottleneck"),
         ("pytorch", "pytorch", "", 8, "PyTorch's DataLoader, emulated store"),
         ("pytorch-fuse", "pytorch", "--mount fuse", 10, "the same, FUSE mount"),
-        ("explained", "explained", "", 4, "whether explain() is right, and what watching costs"),
+        ("explained", "explained", "--seconds 6", 6, "whether explain() is right, and what watching costs"),
         ("faults", "faults", "", 3, "90 workers killed or stopped, and the end of programs"),
         ("training", "training", "", 4, "a server and workers: scaling, validation, a death"),
         ("updates", "updates", "", 3, "one update of the weights on a training server"),
