@@ -32,9 +32,6 @@ class Iterating:
         """Whether the last mini-batch ended an epoch."""
         return self._iterator.is_new_epoch
 
-    def parts(self) -> None:
-        """Return None: its workers cannot be observed without slowing them."""
-
     def statistics(self) -> dict[str, float]:
         """Return nothing: it counts nothing."""
         return {}
@@ -58,7 +55,7 @@ class Overlap(Iterating):
         dataset = dataset if store is None else attach(dataset, store)
         super().__init__(spec, overlapiter.OverlapIterator, dataset, **options)
 
-    def parts(self) -> dict[str, float]:
+    def parts(self, _start: float, _end: float, /) -> dict[str, float]:
         """Return the sums of the snapshot, divided by the number of readers."""
         found = self._iterator.stats()
         names = ("initialize", "dequeue", "fetch", "other")
@@ -77,8 +74,18 @@ class Stock(Iterating):
     def __init__(self, spec: RunSpec, dataset: object, _store: SlowStore | None) -> None:
         from chainer.iterators import MultiprocessIterator
 
+        from bench.loaders.stock_timing import StockTiming
+
         np.random.seed(spec.seed)
+        self._timing = StockTiming(spec.n_readers)
+        self._timing.install()
+        self.parts = self._timing.parts
         super().__init__(spec, MultiprocessIterator, dataset)
+
+    def close(self) -> None:
+        """End the pool."""
+        super().close()
+        self._timing.uninstall()
 
 
 class CopyFirst(Stock):
@@ -113,7 +120,10 @@ class Torch:
         images, labels = next(self._batches)
         return list(zip(images.numpy(), labels.numpy(), strict=True))
 
-    parts, statistics = Iterating.parts, Iterating.statistics
+    def parts(self, _start: float, _end: float, /) -> None:
+        """Return None: these workers cannot be observed."""
+
+    statistics = Iterating.statistics
 
     def close(self) -> None:
         """End the workers."""

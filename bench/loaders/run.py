@@ -78,7 +78,7 @@ def _drive(spec: RunSpec, dataset: object, store: Store, beside: Iterator[None])
         if is_late or position == spec.n_batches:
             break
     trainer_cpu_seconds = time.process_time() - cpu_start
-    parts, statistics = loader.parts(), loader.statistics()
+    parts, statistics = loader.parts(start, delivered), loader.statistics()
     unnamed = OTHER if spec.loader.startswith("overlap") else "reader"
     cpu = cpu_by_kind(unnamed)
     cpu["trainer"] = {"n_processes": 1, "seconds": trainer_cpu_seconds}

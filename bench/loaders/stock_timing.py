@@ -1,0 +1,100 @@
+"""Measures the four parts of a reader's time in the worker processes of MultiprocessIterator.
+
+The processes of its pool are started by ``fork``, so what is replaced here in the parent before
+the first ``next()`` is replaced in them: the loop of a pool worker gets a task queue whose ``get``
+is timed, and the data set is wrapped in one whose ``__getitem__`` is timed. The costs are three
+readings of the clock per task and two per example.
+"""
+
+from __future__ import annotations
+
+import mmap
+import multiprocessing
+import multiprocessing.pool
+import time
+
+import chainer.iterators.multiprocess_iterator as stock
+import numpy as np
+
+from bench.loaders.spec import PARTS
+
+# Columns of the shared table: one row per worker, seconds of the monotonic clock.
+_FIRST_WAIT, _DEQUEUE, _FETCH, _WAITING_SINCE = range(4)
+_ROW_BYTES = 4 * 8
+
+
+class StockTiming:
+    """A table in shared memory into which each pool worker writes its own row."""
+
+    def __init__(self, n_readers: int) -> None:
+        if multiprocessing.get_start_method() != "fork":
+            raise RuntimeError("the workers can be observed with the start method 'fork' only")
+        self._memory = mmap.mmap(-1, n_readers * _ROW_BYTES)
+        self._rows = np.frombuffer(self._memory, np.float64).reshape(n_readers, 4)
+        self._next_row = multiprocessing.Value("i", 0)
+
+    def install(self) -> None:
+        """Observe the pools that are started until :meth:`uninstall`."""
+        self._plain = multiprocessing.pool.worker
+        multiprocessing.pool.worker = self._work
+
+    def uninstall(self) -> None:
+        """Put back what was there before."""
+        multiprocessing.pool.worker = self._plain
+
+    def _work(self, inqueue: object, outqueue: object, initializer: object, *args: object) -> None:
+        """Be a worker of a pool, which writes a row of its own."""
+        with self._next_row.get_lock():
+            row = self._rows[self._next_row.value]
+            self._next_row.value += 1
+        setup = stock._fetch_setup
+
+        def observed_setup(dataset: object, mem_size: int | None, mem_bulk: object) -> None:
+            setup(_TimedDataset(dataset, row), mem_size, mem_bulk)
+
+        if initializer is setup:  # of a pool of the iterator, in a fork of the trainer
+            initializer = observed_setup
+        self._plain(_TimedQueue(inqueue, row), outqueue, initializer, *args)
+
+    def parts(self, start: float, end: float) -> dict[str, float]:
+        """Return the means over all workers, for a run of these seconds of the monotonic clock."""
+        rows = self._rows.copy()
+        initialize = np.clip(rows[:, _FIRST_WAIT], start, end) - start
+        initialize[rows[:, _FIRST_WAIT] == 0] = end - start  # never came so far
+        waiting = rows[:, _WAITING_SINCE]
+        dequeue = rows[:, _DEQUEUE] + np.where(waiting > 0, np.maximum(end - waiting, 0), 0)
+        fetch = rows[:, _FETCH]
+        others = (end - start) - initialize - dequeue - fetch
+        parts = (initialize, dequeue, fetch, others)
+        return {name: float(part.mean()) for name, part in zip(PARTS, parts, strict=True)}
+
+
+class _TimedQueue:
+    """The reading end of a pool's task queue, which adds up the time inside ``get``."""
+
+    def __init__(self, queue: multiprocessing.queues.SimpleQueue, row: np.ndarray) -> None:
+        self._queue, self._writer, self._row = queue, queue._writer, row
+
+    def get(self) -> object:
+        row, start = self._row, time.monotonic()
+        row[_FIRST_WAIT] = row[_FIRST_WAIT] or start
+        row[_WAITING_SINCE] = start
+        try:
+            return self._queue.get()
+        finally:
+            row[_WAITING_SINCE] = 0
+            row[_DEQUEUE] += time.monotonic() - start
+
+
+class _TimedDataset:
+    """A data set which adds up the time inside ``dataset[i]``."""
+
+    def __init__(self, dataset: object, row: np.ndarray) -> None:
+        self._dataset, self._row = dataset, row
+
+    def __getitem__(self, index: int) -> object:
+        start = time.monotonic()
+        try:
+            return self._dataset[index]
+        finally:
+            self._row[_FETCH] += time.monotonic() - start
