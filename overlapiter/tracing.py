@@ -166,6 +166,8 @@ class Trace:
         self._numbers: dict[str, int] = {}
         self._lanes: dict[str, list[int]] = {}  # until when each row of a kind is taken
         self._stride = 0
+        self._key: int | None = None  # of the latest event, and of the step amid which that changed
+        self._cut_key: int | None = None
         _open_traces.add(self)
         self._name_process(process_name, order)
         self._look_at_size()
@@ -244,10 +246,12 @@ class Trace:
     def _is_chosen(self, name: str, key: int | None) -> bool:
         stride = self._stride
         if stride == 1:
+            self._key = key
             return True
         if key is None:
             key = self._numbers[name] = self._numbers.get(name, -1) + 1
-        if stride and key % stride == 0:
+        if stride and (key % stride == 0 or key == self._cut_key):
+            self._key = key
             return True
         self.n_dropped += 1
         return False
@@ -352,6 +356,8 @@ class Trace:
         if left > 0:
             stride = 1 if left >= 0.75 else 2 ** (1 + int((0.75 - left) * 16))
         before, self._stride = self._stride, stride
+        if stride != before:
+            self._cut_key = self._key
         if stride > before > 0:
             words = f"from here on, 1 of {stride} is recorded"
             self._put("i", words, "trace", time.monotonic_ns(), ',"s":"p"', {})

@@ -149,9 +149,7 @@ def test_a_long_trace_stays_within_its_bound_and_keeps_whole_steps(path: Path) -
     assert_valid(events_in(path))
     events = events_in(path)
     found = Counter(event["name"] for event in events)
-    n_changes = sum("is recorded" in event["name"] for event in events)
-    assert abs(found["receive"] - found["compute"]) <= n_changes  # each is amid a step
-    assert 5 < n_changes < 15
+    assert abs(found["receive"] - found["compute"]) <= 1
     (note,) = [event for event in events if event["name"] == "events were left out"]
     n_kept = found["receive"] + found["compute"] + found["done"]
     assert note["args"]["left_out"] == 90_000 - n_kept
