@@ -90,16 +90,8 @@ class Supervisor:
         self._trainer = Contact()
         self._trainer.attend(channel, self._selector, None)
         self._is_closed = False
-        face = plan.face
-        self._reads_whole = face is not None and (face.collates or face.deals_in_turn)
-        n_turns = plan.n_readers if face is not None and face.deals_in_turn else 0
         self._costs = CostEstimate(plan.n_readers, len(os.sched_getaffinity(0)))
-        self._schedule = Schedule(
-            is_staging=plan.staging is not None,
-            part_size=self._part_size,
-            settled=self._deliver,
-            n_turns=n_turns,
-        )
+        self._schedule = self._new_schedule()
         # For those that are being built or ready, the next one, and the one that the user holds.
         self._keeper = SlotKeeper(n_expected=plan.n_build_ahead + 2)
         self._consumed_id = 0
@@ -123,6 +115,18 @@ class Supervisor:
         self._watch = Watch(board, self._schedule, trace)
         self._serving = self._serving_stage()
         self._stages: tuple[Stage, ...] = (self._staging, self._reading, self._serving)
+
+    def _new_schedule(self) -> Schedule:
+        """Return the schedule; a face may deal whole mini-batches to the readers in turn."""
+        plan, face = self._plan, self._plan.face
+        deals_in_turn = face is not None and face.deals_in_turn
+        self._reads_whole = face is not None and (face.collates or face.deals_in_turn)
+        return Schedule(
+            is_staging=plan.staging is not None,
+            part_size=self._part_size,
+            settled=self._deliver,
+            n_turns=plan.n_readers if deals_in_turn else 0,
+        )
 
     def _staging_stage(self, dataset: Dataset, run: Run) -> StagingStage:
         """Return the stage of the prefetchers; without staging it has none."""
