@@ -12,8 +12,6 @@ Its size has a bound. The first quarter of the bytes holds everything; from ther
 further sixteenth, half as many steps are recorded: every second mini-batch, every fourth, and so
 on, each with all that belongs to it. So a trace covers 500 times as long as everything would fit,
 and what was left out is counted.
-
-Source: "Trace Event Format", Google, 2016: the phases X, i, C, s, t, f and M of the array form.
 """
 
 from __future__ import annotations
@@ -22,8 +20,6 @@ import atexit
 import collections
 import contextlib
 import dataclasses
-import functools
-import json
 import os
 import sys
 import threading
@@ -33,6 +29,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from overlapiter.errors import OptionError
 from overlapiter.node import launched_rank
+from overlapiter.tracelines import Event, Lasting, Lines, Value
 
 #: Bound of a file: that of a rank. Those of 16 ranks join to 256 MiB, which web browsers open.
 MAX_BYTES = 16 << 20
@@ -41,23 +38,6 @@ _MOST_KEPT = 128
 _FLUSH_AFTER_NS = 500_000_000
 #: What they are taken to need in the file: more than they do.
 _KEPT_BYTES = 32 << 10
-#: Process numbers of Linux are below this; those of each rank have a range of their own.
-_PIDS = 1 << 22
-_RANKS = 1 << 10
-#: Rows of lanes are numbered from here, above the numbers of threads.
-_FIRST_LANE = 1 << 23
-_LANES = 1 << 12
-
-#: ``json.dumps`` would make an encoder for each event, and names come again. What JSON has no form
-#: for is written as text: when lines are made, it is too late to tell who recorded it.
-_encode = json.JSONEncoder(separators=(",", ":"), default=str).encode
-_quoted = functools.lru_cache(maxsize=1024)(_encode)
-
-Value = str | int | float | bool | None | list[int] | list[str]
-#: Of what lasted: its end, what its rows are called, its flows and their phase.
-_Lasting = tuple[int, str | None, Sequence[int], str]
-#: Phase, name, category, time, thread, what else belongs to the phase, and what else is shown.
-_Event = tuple[str, str, str, int, int, str | _Lasting, Mapping[str, Value]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,13 +138,12 @@ class Trace:
         self.is_on = True
         self.n_dropped = 0
         self._fd = fd
-        self._pid = file.rank % _RANKS * _PIDS + os.getpid()
+        self._lines = Lines(file.rank, file.offset_ns)
         self._owner_pid = os.getpid()
         self._lock = threading.RLock()
-        self._events: collections.deque[_Event] = collections.deque()
+        self._events: collections.deque[Event] = collections.deque()
         self._flushed_ns = time.monotonic_ns()
         self._numbers: dict[str, int] = {}
-        self._lanes: dict[str, list[int]] = {}  # until when each row of a kind is taken
         self._stride = 0
         self._key: int | None = None  # of the latest event, and of the step amid which that changed
         self._cut_key: int | None = None
@@ -216,7 +195,7 @@ class Trace:
         category: str,
         begin_ns: int,
         key: int | None,
-        lasting: _Lasting,
+        lasting: Lasting,
         args: Mapping[str, Value],
     ) -> None:
         if self._stride != 1:
@@ -262,7 +241,7 @@ class Trace:
         name: str,
         category: str,
         at_ns: int,
-        more: str | _Lasting,
+        more: str | Lasting,
         args: Mapping[str, Value],
     ) -> None:
         row = threading.get_native_id()
@@ -280,63 +259,12 @@ class Trace:
         """Write what has been kept."""
         with self._lock:
             self._flushed_ns = time.monotonic_ns()
-            lines: list[str] = []
-            for _ in range(len(self._events)):  # other threads may add some meanwhile
-                self._tell(lines, *self._events.popleft())
-            if not lines or not self.is_on or os.getpid() != self._owner_pid:
+            n_events = len(self._events)  # other threads may add some meanwhile
+            text = self._lines.of([self._events.popleft() for _ in range(n_events)])
+            if not text or not self.is_on or os.getpid() != self._owner_pid:
                 return
-            self._write("".join(lines))
+            self._write(text)
             self._look_at_size()
-
-    def _tell(
-        self,
-        lines: list[str],
-        phase: str,
-        name: str,
-        category: str,
-        at_ns: int,
-        row: int,
-        more: str | _Lasting,
-        args: Mapping[str, Value],
-    ) -> None:
-        """Add the lines for an event."""
-        offset_ns = self.file.offset_ns
-        # Whole ones: exact as floating-point numbers, so that spans that meet do not overlap.
-        begin = (at_ns + offset_ns) // 1000
-        if type(more) is tuple:
-            end_ns, kind, flows, flow_phase = more
-            if kind is not None:
-                row = self._free_lane(lines, kind, at_ns, end_ns)
-            duration = max(0, (end_ns + offset_ns) // 1000 - begin)
-            at = begin + duration // 2
-            lines += [self._flow_line(flow_phase, number, at, row) for number in flows]
-            more = f',"dur":{duration}'
-        told = f',"args":{{{_told(args)}}}' if args else ""
-        lines.append(
-            f'{{"ph":"{phase}","name":{_quoted(name)},"cat":"{category}",'
-            f'"ts":{begin},"pid":{self._pid},"tid":{row}{more}{told}}},\n'
-        )
-
-    def _flow_line(self, phase: str, number: int, at: int, row: int) -> str:
-        around = "" if phase == "s" else ',"bp":"e"'  # it belongs to the span around it
-        return (
-            f'{{"ph":"{phase}","name":"mini-batch","cat":"flow","ts":{at},"pid":{self._pid},'
-            f'"tid":{row},"id":{self.file.rank << 36 | number}{around}}},\n'
-        )
-
-    def _free_lane(self, lines: list[str], kind: str, begin_ns: int, end_ns: int) -> int:
-        """Return the first row of a kind that is free from one time to another."""
-        if kind not in self._lanes:
-            self._lanes[kind] = []
-        lanes, first = self._lanes[kind], _FIRST_LANE + [*self._lanes].index(kind) * _LANES
-        for number, taken_ns in enumerate(lanes):
-            if taken_ns <= begin_ns:
-                lanes[number] = end_ns
-                return first + number
-        lanes.append(end_ns)
-        row, named = first + len(lanes) - 1, {"name": f"{kind} {len(lanes)}"}
-        self._tell(lines, "M", "thread_name", "", begin_ns, row, "", named)
-        return row
 
     def _write(self, text: str) -> None:
         """Write lines: at once, so that those of other processes come before or after them."""
@@ -384,13 +312,6 @@ class Trace:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _told(args: Mapping[str, Value]) -> str:
-    """Return the members of an object of JSON; for integers, which are most, without an encoder."""
-    return ",".join(
-        [f"{_quoted(k)}:{v if type(v) is int else _encode(v)}" for k, v in args.items()]
-    )
 
 
 class _Span:

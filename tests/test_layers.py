@@ -20,6 +20,7 @@ LAYERS = (
     ("nextuse", "scatter"),
     ("agreement",),
     ("sources", "stagedfile", "openhook", "redirection"),
+    ("tracelines",),
     ("board", "tracing"),
     ("stats",),
     ("bottleneck",),
