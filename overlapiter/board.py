@@ -101,6 +101,8 @@ class Counter(enum.IntEnum):
     FILES_PEER = 54
     BYTES_PEER = 55
     PEER_FAULTS = 56
+    #: Of the supervisor: 1 while other nodes are not asked, since the slow store is as near.
+    PEERS_NOT_ASKED = 57
 
     # Of the supervisor: how steady the slow store is; the changes are millionths.
     STORE_BUSY_NS = 72

@@ -40,12 +40,14 @@ class _Epoch(NamedTuple):
         others: For each entry of the order a row of the examples that other ranks read at the same
             time; None if they read none.
         served: What other nodes read from this one; None if they read nothing.
+        local: The same as ``first`` without them.
     """
 
     first: NDArray[np.int64]
     again: NDArray[np.int64] | None
     others: Indices | None
     served: Served | None
+    local: NDArray[np.int64]
 
 
 class NextUse:
@@ -66,6 +68,7 @@ class NextUse:
         self._epochs: dict[int, _Epoch] = {}
         self._epoch_size = 0
         self._reached = self._passed = 0
+        self._counts_served = True
 
     def learn(
         self,
@@ -94,12 +97,36 @@ class NextUse:
             soonest = np.full(self._n_examples, FAR, np.int64)
             soonest[others[::-1].ravel()] = np.repeat(positions[::-1], others.shape[1])
             np.minimum(first, soonest, out=first)
-        if served is not None:
-            np.minimum.at(first, served.examples, epoch * size + served.offsets)
-        self._epochs[epoch] = _Epoch(first, _uses_again(order, positions), others, served)
+        local, again = first, _uses_again(order, positions)
+        first = self._with_served(epoch, local, served)
+        self._epochs[epoch] = _Epoch(first, again, others, served, local)
         self._forget_past()
         is_new = (self.position == FAR) & (first >= self._reached)
         self.position[is_new] = first[is_new]
+        return True
+
+    def _with_served(
+        self, epoch: int, local: NDArray[np.int64], served: Served | None
+    ) -> NDArray[np.int64]:
+        if served is None or not self._counts_served:
+            return local
+        first = local.copy()
+        np.minimum.at(first, served.examples, epoch * self._epoch_size + served.offsets)
+        return first
+
+    def count_served(self, *, is_wanted: bool) -> bool:
+        """Count what other nodes read from this one as uses, or do not; return whether that is new.
+
+        What the ranks of this node read at this moment is forgotten by it.
+        """
+        if is_wanted == self._counts_served:
+            return False
+        self._counts_served = is_wanted
+        for epoch, uses in self._epochs.items():
+            first = self._with_served(epoch, uses.local, uses.served)
+            self._epochs[epoch] = uses._replace(first=first)
+        self.position.fill(-1)
+        self._skip_to(self._reached)
         return True
 
     def _forget_past(self) -> None:
@@ -135,7 +162,7 @@ class NextUse:
             first, last = max(self._passed - start, 0), max(position - start, 0)
             if uses.others is not None:
                 by_others.append(self._pass(epoch, uses.others[first:last].ravel(), position))
-            if uses.served is not None:
+            if uses.served is not None and self._counts_served:
                 window = slice(*np.searchsorted(uses.served.offsets, (first, last)))
                 served.append(self._pass(epoch, uses.served.examples[window], position))
         self._passed = max(self._passed, position)

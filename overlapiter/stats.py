@@ -23,6 +23,7 @@ GAUGES = frozenset(
         "parts_to_read",
         "batches_ready",
         "memory_bytes",
+        "peers_not_asked",
     ]
 )
 
@@ -131,6 +132,7 @@ class Stats:
         bytes_peer: Bytes of these files, which came from other nodes.
         peer_faults: How often another node did not answer, or sent what is not right. Grows in
             steady state: look at the network, and at the nodes' ``ovl-peer`` processes.
+        peers_not_asked: 1 while other nodes are not asked, since the slow store answers as soon.
     """
 
     n_readers: int
@@ -189,6 +191,7 @@ class Stats:
     files_peer: int
     bytes_peer: int
     peer_faults: int
+    peers_not_asked: int
 
     def __repr__(self) -> str:
         """Return what people read, in lines; :meth:`as_dict` has every number."""
@@ -276,6 +279,9 @@ def _words(stats: Stats) -> str:
     if stats.files_peer or stats.peer_faults:
         size = size_words(stats.bytes_peer)
         lines["other nodes"] = f"{stats.files_peer:,} files, {size}; faults: {stats.peer_faults:,}"
+    if stats.peers_not_asked:
+        before = f"{lines['other nodes']}; " if "other nodes" in lines else ""
+        lines["other nodes"] = f"{before}not asked, since the slow store answers as soon"
     lines["at present"] = (
         f"mini-batches ready: {stats.batches_ready}; parts to stage: {stats.parts_to_stage}, "
         f"to read: {stats.parts_to_read}"

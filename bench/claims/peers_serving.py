@@ -21,6 +21,12 @@ from bench.harness.turns import call_in_turns
 _SECRET = bytes(32)
 _FILE_BYTES = (20_000, 100_000)
 _MOST_ASKED_BYTES = 2 << 20  # as a client asks
+_N_REQUESTS = 2  # on their way at the same time
+_KINDS = {
+    "peers": "from a peer",
+    "answers": "a plain socket, an answer for each file",
+    "stream": "a plain socket, a stream",
+}
 
 
 def take(request: dict) -> dict:
@@ -37,14 +43,20 @@ def take(request: dict) -> dict:
             directory = os.path.join(request["scratch"], f"served-{time.monotonic_ns()}")
             arguments = (listener, theirs, directory, names, size_bytes)
         else:
-            arguments = (listener, theirs, size_bytes * at_once)
+            n_pieces = 1 if request["kind"] == "answers" else at_once
+            arguments = (listener, theirs, size_bytes * n_pieces)
         serve = _serve_files if is_peer else _serve_bytes
         server = context.Process(target=serve, args=arguments, daemon=True)
         server.start()
         theirs.close()
         ours.recv()  # it is ready
-        fetch = _fetch_files if is_peer else _fetch_bytes
-        seconds, cpu_seconds = fetch(listener.getsockname(), batches, size_bytes)
+        address = listener.getsockname()
+        if is_peer:
+            seconds, cpu_seconds = _fetch_files(address, batches)
+        else:
+            n_answers = len(batches) * at_once // n_pieces
+            n_ahead = _N_REQUESTS * at_once // n_pieces
+            seconds, cpu_seconds = _fetch_bytes(address, n_answers, n_pieces, size_bytes, n_ahead)
         ours.send("end")
         cpu_seconds += ours.recv()
         server.join()
@@ -80,7 +92,10 @@ def _serve_files(
 
 
 def _serve_bytes(listener: socket.socket, client: Pipe, n_bytes: int) -> None:
-    """Answer each byte that comes with so many from memory; tell the client the CPU seconds."""
+    """Answer each byte that comes with so many from memory; tell the client the CPU seconds.
+
+    They are the same ones again and again, as of ``iperf``.
+    """
     data = os.urandom(n_bytes)
     client.send("ready")
     end, _ = listener.accept()
@@ -96,8 +111,8 @@ def _clocks() -> np.ndarray:
     return np.array([time.monotonic(), time.process_time()])
 
 
-def _fetch_files(address: tuple, batches: list[list[str]], _size_bytes: int) -> np.ndarray:
-    """Fetch files as a node does that lacks them, two requests in flight; return what it took."""
+def _fetch_files(address: tuple, batches: list[list[str]]) -> np.ndarray:
+    """Fetch files as a node does that lacks them; return what it took."""
     from overlapiter.peers.connection import Connection
     from overlapiter.store.extents import checksum_of, keys_of
 
@@ -118,13 +133,16 @@ def _fetch_files(address: tuple, batches: list[list[str]], _size_bytes: int) -> 
     return took
 
 
-def _fetch_bytes(address: tuple, batches: list[list[str]], size_bytes: int) -> np.ndarray:
-    """Take as many bytes from a plain socket; return what it took."""
+def _fetch_bytes(
+    address: tuple, n_answers: int, n_pieces: int, size_bytes: int, n_ahead: int
+) -> np.ndarray:
+    """Take as many bytes from a plain socket, so many answers ahead; return what it took."""
     with socket.create_connection(address) as end:
+        end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         start = _clocks()
-        end.sendall(b"go")
-        for batch in batches:
-            for _ in batch:
+        end.sendall(b"g" * n_ahead)
+        for _ in range(n_answers):
+            for _ in range(n_pieces):
                 end.recv(size_bytes, socket.MSG_WAITALL)
             end.sendall(b"g")
         return _clocks() - start
@@ -132,7 +150,7 @@ def _fetch_bytes(address: tuple, batches: list[list[str]], size_bytes: int) -> n
 
 def measure_serving(is_quick: bool, scratch: Path) -> list[dict]:
     """Do the runs of the second experiment."""
-    points = [{"size_bytes": n, "kind": kind} for n in _FILE_BYTES for kind in ("peers", "plain")]
+    points = [{"size_bytes": n, "kind": kind} for n in _FILE_BYTES for kind in _KINDS]
     common = {"is_quick": is_quick, "scratch": str(scratch)}
     call_in_turns(points, 1 if is_quick else 5, take, **common)
     return points
@@ -141,7 +159,7 @@ def measure_serving(is_quick: bool, scratch: Path) -> list[dict]:
 def serving_rows(result: dict) -> list[list[str]]:
     """Return a row for each way and size: rate, and CPU of both sides for a file."""
     columns: dict[str, Callable[[dict], str]] = {
-        "": lambda p: {"peers": "from a peer", "plain": "a plain socket"}[p["kind"]],
+        "": lambda p: _KINDS[p["kind"]],
         "file": lambda p: f"{p['size_bytes'] // 1000} kB",
     }
     for key, head in (("mb_per_s", "MB/s"), ("cpu_us", "µs of CPU for a file, both sides")):

@@ -21,6 +21,8 @@ from overlapiter.store.owners import Owners
 
 #: Victims of one offer, and examples passed over for it since others need what they read sooner.
 _MAX_LOOKED_AT = 512
+#: Victims of one offer that are not known to be staged, where enough of the others are.
+_MAX_GUESSES = 64
 _ABSENT, _UNKNOWN = -1, -2
 #: Added to the next use of an example that another node keeps: it goes before all others.
 _KEPT_ELSEWHERE = 2**61
@@ -34,12 +36,14 @@ class Victim(NamedTuple):
         tier: Where its files are; 0 is the fastest tier.
         kept: Numbers of those of its files that another example needs sooner.
         paths: Its files, where the dataset does not declare them.
+        is_guess: Whether this run has not looked it up, so it may not be there.
     """
 
     example: int
     tier: int
     kept: tuple[int, ...] = ()
     paths: tuple[str, ...] = ()
+    is_guess: bool = False
 
 
 class Eviction:
@@ -47,7 +51,8 @@ class Eviction:
 
     An example that has been handed out, to be staged or read, is never a victim until its
     mini-batch is settled. One that this run has not looked up may be staged since an earlier run,
-    so it is a victim like others, in the slowest tier. Positions are those of :class:`NextUse`.
+    in the slowest tier: some of these are offered beside those that are known, in one order with
+    them. Positions are those of :class:`NextUse`.
 
     Args:
         n_examples: Examples in the dataset.
@@ -72,6 +77,7 @@ class Eviction:
         self._window: collections.deque[tuple[int, list[int]]] = collections.deque()
         self._settled = 0
         self._farthest = [_Farthest() for _ in range(n_tiers)]
+        self._guesses = _Farthest()  # in the slowest tier, if anywhere
         self._paths: dict[int, tuple[str, ...]] = {}
         self._n_known = 0
         self._known_bytes = 0
@@ -111,9 +117,14 @@ class Eviction:
             self._owners.forget_uses()
             self._sort()
 
-    def leave_to_nodes(self, is_elsewhere: NDArray[np.bool_]) -> None:
-        """Take note which examples another node keeps: they make room before any other does."""
-        self._elsewhere[:] = is_elsewhere * _KEPT_ELSEWHERE
+    def share_with_nodes(self, is_elsewhere: NDArray[np.bool_] | None) -> None:
+        """Take note which examples another node keeps: they make room before any other does.
+
+        None if the nodes do without each other: then what they read from this one is no use, too.
+        """
+        self._elsewhere[:] = 0 if is_elsewhere is None else is_elsewhere * _KEPT_ELSEWHERE
+        if self._next_use.count_served(is_wanted=is_elsewhere is not None):
+            self._owners.forget_uses()
         self._sort()
 
     def hand_out(self, position: int, indices: list[int]) -> None:
@@ -264,23 +275,49 @@ class Eviction:
         if not self._has_begun:
             self._has_begun = True
             self._sort()
+        victims, lacking_bytes = self._take(tier, wanted_bytes)
+        if tier == self._slowest and self._is_guessing:
+            is_enough = lacking_bytes <= 0 and bool(victims)
+            least = self._position(victims[-1].example) if is_enough else None
+            guesses, _ = self._take(_UNKNOWN, wanted_bytes if is_enough else lacking_bytes, least)
+            if guesses:
+                victims += guesses
+                victims.sort(key=lambda victim: self._position(victim.example), reverse=True)
+        return victims
+
+    def _take(
+        self, state: int, wanted_bytes: int, least: int | None = None
+    ) -> tuple[list[Victim], int]:
+        """Return victims that are in a tier, or may be, and how many bytes of those wanted lack.
+
+        Args:
+            state: The tier, or that this run has not looked them up.
+            wanted_bytes: What they are to free.
+            least: There are others enough: none of these is to be needed before this position.
+        """
         victims: list[Victim] = []
         n_passed_over = 0
-        farthest = self._farthest[tier]
+        is_guess = state == _UNKNOWN
+        tier, farthest = (
+            (self._slowest, self._guesses) if is_guess else (state, self._farthest[state])
+        )
+        most = _MAX_LOOKED_AT if least is None else _MAX_GUESSES
         guessed_bytes = self.mean_bytes * (self._n_right + 1) / (self._n_guesses + 2)
-        while wanted_bytes > 0 and n_passed_over + len(victims) < _MAX_LOOKED_AT:
-            index = farthest.pop(lambda index, position: self._is_valid(index, position, tier))
+        while wanted_bytes > 0 and n_passed_over + len(victims) < most:
+            index = farthest.pop(lambda index, position: self._is_valid(index, position, state))
             if index is None:
+                break
+            if least is not None and self._position(index) < least:
+                farthest.add(index, self._position(index))
                 break
             kept = self._owners.needed_sooner(index, self._next_use.position, self._settled)
             if kept and len(kept) == self._n_files[index]:
                 n_passed_over += 1  # until its next use
                 continue
             self._is_offered[index] = True
-            victims.append(Victim(index, tier, kept, self._paths.get(index, ())))
-            is_guess = self._tiers[index] == _UNKNOWN
+            victims.append(Victim(index, tier, kept, self._paths.get(index, ()), is_guess))
             wanted_bytes -= max(int(guessed_bytes if is_guess else self._bytes[index]), 1)
-        return victims
+        return victims, wanted_bytes
 
     def give_back(self, victims: Iterable[Victim]) -> None:
         """Take back victims that were not needed."""
@@ -288,33 +325,31 @@ class Eviction:
             self._is_offered[victim.example] = False
             self._add(victim.example)
 
-    def _is_valid(self, index: int, position: int, tier: int) -> bool:
-        own = self._tiers[index]
-        is_guess = own == _UNKNOWN and tier == self._slowest and self._is_guessing
+    def _is_valid(self, index: int, position: int, state: int) -> bool:
         return bool(
-            self._next_use.position[index] + self._elsewhere[index] == position
-            and (own == tier or is_guess)
+            self._tiers[index] == state
+            and self._position(index) == position
             and self._handed_out[index] < self._settled
             and not self._is_offered[index]
         )
 
+    def _position(self, index: int) -> int:
+        """Return where an example is needed next, for the order of victims."""
+        return int(self._next_use.position[index] + self._elsewhere[index])
+
     def _add(self, index: int) -> None:
         tier = self._tiers[index]
         if self._has_begun and tier != _ABSENT and self._handed_out[index] < self._settled:
-            position = int(self._next_use.position[index] + self._elsewhere[index])
-            self._farthest[self._slowest if tier == _UNKNOWN else tier].add(index, position)
+            farthest = self._guesses if tier == _UNKNOWN else self._farthest[tier]
+            farthest.add(index, self._position(index))
 
     def _sort(self) -> None:
         if not self._has_begun:
             return
         is_idle = (self._handed_out < self._settled) & ~self._is_offered
-        if not self._is_guessing:
-            is_idle &= self._tiers != _UNKNOWN
-        for tier, farthest in enumerate(self._farthest):
-            is_here = self._tiers == tier
-            if tier == self._slowest:
-                is_here |= self._tiers == _UNKNOWN
-            indices = np.flatnonzero(is_idle & is_here)
+        states = {**dict(enumerate(self._farthest)), _UNKNOWN: self._guesses}
+        for state, farthest in states.items():
+            indices = np.flatnonzero(is_idle & (self._tiers == state))
             farthest.begin(indices, self._next_use.position[indices] + self._elsewhere[indices])
 
 

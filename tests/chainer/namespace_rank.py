@@ -5,11 +5,14 @@ epoch it prints a line and waits for one; in the end it prints what it found as 
 """
 
 import json
+import math
 import os
 import sys
 import time
 from pathlib import Path
 
+from bench.slow import SlowStore
+from bench.slow.store import attach
 from overlapiter import OverlapIterator, Rendezvous, Staging, scatter_order
 from tests.chainer.iterator_datasets import DeclaredFiles
 
@@ -25,7 +28,9 @@ def main() -> None:
         f"fast-{rank}", source="source", keep_free=0, n_prefetchers=1, look_ahead=4, peers=comm
     )
     sampler = scatter_order(comm, 3)
-    dataset = DeclaredFiles(Path("source").resolve(), names)
+    source = Path("source").resolve()
+    store = SlowStore(source, 0.005, math.inf)  # farther than the other host
+    dataset = attach(DeclaredFiles(source, names), store)
     with OverlapIterator(
         dataset, BATCH_SIZE, n_processes=1, order_sampler=sampler, staging=staging
     ) as iterator:

@@ -1,10 +1,12 @@
 """Runs under mpiexec: ranks on several nodes that give each other what they have staged.
 
 Arguments: how the ranks find each other, the share of the files that a node has room for, what
-happens amid each epoch from the second one on: nothing, or a signal to a server.
+happens amid each epoch from the second one on: nothing, or a signal to a server; how many
+milliseconds the slow store takes to open a file.
 """
 
 import contextlib
+import math
 import os
 import signal
 import sys
@@ -15,6 +17,8 @@ import psutil
 
 import overlapiter
 import overlapiter.mpi
+from bench.slow import SlowStore
+from bench.slow.store import attach
 from overlapiter import OverlapIterator, Staging
 from tests.chainer.iterator_datasets import DeclaredFiles
 from tests.chainer.rank_side import forks, report
@@ -54,8 +58,9 @@ def main() -> None:
             os.utime(folder / name, (1e9, 1e9))  # a file that has just changed is not trusted
     comm.mpi_comm.Barrier()
     results: dict[str, Any] = {"reads": [], "wrong": 0}
+    store = SlowStore(folder.resolve(), float(sys.argv[4]) / 1e3, math.inf)
     with OverlapIterator(
-        DeclaredFiles(folder.resolve(), names),
+        attach(DeclaredFiles(folder.resolve(), names), store),
         BATCH_SIZE,
         n_processes=1,
         order_sampler=overlapiter.scatter_order(comm, SEED),
@@ -82,6 +87,7 @@ def main() -> None:
             stats = iterator.stats()
             results["reads"].append(stats.files_staged + stats.opens_source)
         results |= {"peer": stats.files_peer, "faults": stats.peer_faults}
+        results |= {"not asked": stats.peers_not_asked, "text": str(stats)}
         results |= {"replaced": stats.workers_replaced}
         comm.mpi_comm.Barrier()
     report(comm, {**results, "forks": forks})

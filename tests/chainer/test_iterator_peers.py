@@ -15,10 +15,17 @@ N_FILES, N_EPOCHS = 960, 4
 
 
 def run(
-    folder: Path, n_ranks: int, n_nodes: int, meeting: str, share: float, faults: str = ""
+    folder: Path,
+    n_ranks: int,
+    n_nodes: int,
+    meeting: str,
+    share: float,
+    faults: str = "",
+    open_ms: float = 5.0,
 ) -> tuple[list[int], list[dict[str, int]]]:
     """Return how often the slow store was read in each epoch, and what each rank reports."""
-    ended = run_job("rank_peers.py", n_ranks, folder, meeting, share, faults, n_nodes=n_nodes)
+    arguments = (meeting, share, faults, open_ms)
+    ended = run_job("rank_peers.py", n_ranks, folder, *arguments, n_nodes=n_nodes)
     assert ended.exit_status == 0, ended.output
     assert [rank["forks"] for rank in ended.results] == [[]] * n_ranks
     assert [rank["wrong"] for rank in ended.results] == [0] * n_ranks, "not the same mini-batches"
@@ -41,6 +48,7 @@ def check_once(reads: list[int]) -> None:
 def test_nodes_that_hold_everything_together_read_each_file_once(tmp_path: Path) -> None:
     reads, ranks = run(tmp_path, 4, 4, "comm", 0.3)
     check_once(reads)
+    assert not any(rank["not asked"] for rank in ranks)
     assert all(rank["peer"] > N_FILES / 4 for rank in ranks)
 
 
@@ -61,3 +69,13 @@ def test_a_server_that_is_killed_or_stopped_changes_nothing_but_where_files_come
     assert N_FILES <= reads[0] <= 1.1 * N_FILES
     assert sum(reads) < 2 * N_FILES
     assert ranks[1]["replaced"] >= 2
+
+
+def test_where_the_store_is_as_near_as_a_node_each_node_reads_for_itself(tmp_path: Path) -> None:
+    reads, ranks = run(tmp_path, 2, 2, "comm", 0.3, open_ms=0.0)
+    assert all(rank["not asked"] for rank in ranks)
+    assert all("not asked, since the slow store answers as soon" in r["text"] for r in ranks)
+    # Before some answers have told how near it is, the other node may be asked.
+    assert sum(rank["peer"] for rank in ranks) <= 0.1 * N_FILES
+    # As a node evicts that is alone: what the other one reads from it keeps no file.
+    assert sum(reads[1:]) / 3 / N_FILES == pytest.approx(0.47, abs=0.05)

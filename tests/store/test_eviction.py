@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from overlapiter.nextuse import FAR
+from overlapiter.nextuse import FAR, Served
 from overlapiter.store.eviction import Eviction
 from overlapiter.store.owners import Owners
 
@@ -48,7 +48,8 @@ def our_misses(orders: list[list[int]], room: int, window: int) -> list[bool]:
         misses.append(example not in staged)
         is_staged = example in staged or len(staged) < room
         while not is_staged and (victims := eviction.offer(0, 1)):
-            (victim,) = victims
+            victim, *others = victims
+            eviction.give_back(others)
             is_staged = victim.example in staged  # else it was never looked at
             staged.discard(victim.example)
             eviction.note_evicted(victim, was_there=is_staged)
@@ -260,3 +261,43 @@ def test_what_was_passed_over_at_the_start_is_not_taken_for_what_is_needed_first
     victims = eviction.offer(0, 3 * FILE_BYTES)
     # Those of the first half come in the next epoch, the first of them last.
     assert [victim.example for victim in victims] == [0, 1, 2]
+
+
+def test_guesses_are_offered_beside_victims_that_are_known_and_never_in_their_place() -> None:
+    n_known, n_examples = 4, 1000
+    eviction = Eviction(n_examples)
+    eviction.learn({0: None})
+    for index in range(n_known):
+        eviction.hand_out(index, [index])
+        eviction.note(index, 0, [(index + 1, FILE_BYTES)])
+    eviction.settle(n_known)
+    # What nobody has looked at is never read again, and what is staged is: it would go first.
+    eviction.learn({1: np.arange(n_known)})
+    victims = eviction.offer(0, 2 * FILE_BYTES)
+    assert [victim.example for victim in victims if not victim.is_guess] == [3, 2]
+    guesses = [victim.is_guess for victim in victims]
+    assert 0 < sum(guesses) <= 100
+    assert guesses == sorted(guesses, reverse=True), "the farthest come first"
+
+
+def test_while_nodes_do_without_each_other_a_node_evicts_as_one_that_is_alone() -> None:
+    eviction = Eviction(4)
+    is_elsewhere = np.array([False, False, True, False])
+    eviction.share_with_nodes(is_elsewhere)
+    served = {1: Served(np.array([0]), np.array([1]))}
+    eviction.learn({0: None, 1: np.array([3, 0, 2, 1])}, {}, served)
+    for index in range(3):
+        eviction.hand_out(index, [index])
+        eviction.note(index, 0, [(index + 1, FILE_BYTES)])
+    eviction.settle(3)
+
+    def victims() -> list[int]:
+        found = eviction.offer(0, 100)
+        eviction.give_back(found)
+        return [victim.example for victim in found if not victim.is_guess]
+
+    assert victims() == [2, 0, 1]  # another node keeps 2, and is the next to read 1
+    eviction.share_with_nodes(None)
+    assert victims() == [1, 2, 0]
+    eviction.share_with_nodes(is_elsewhere)
+    assert victims() == [2, 0, 1]

@@ -14,11 +14,13 @@ from tests.chainer.scripts import run_script  # noqa: E402
 
 N_FILES = 200
 PROGRAM = """
-    import json, os
+    import json, math, os
     from pathlib import Path
     import torch, torch.distributed as dist
     from torch.utils.data.distributed import DistributedSampler
     import overlapiter
+    from bench.slow import SlowStore
+    from bench.slow.store import attach
     from overlapiter.torch import Communicator, DataLoader
     from tests.torch.torch_datasets import Images
 
@@ -59,7 +61,8 @@ PROGRAM = """
             print(json.dumps(found))
         dist.destroy_process_group()
 
-    dataset = Images(Path("source"), 200)
+    store = SlowStore("source", 0.005, math.inf)  # farther than the other rank
+    dataset = attach(Images(Path("source"), 200), store)
     if __name__ == "__main__":
         main()
 """

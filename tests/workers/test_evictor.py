@@ -76,6 +76,19 @@ def test_victims_make_room_the_first_of_them_first_and_no_more_than_are_needed(t
 
 
 @in_a_process
+def test_guesses_are_looked_up_together_and_those_that_are_wrong_evict_nothing(tmp_path):
+    room = Room(tmp_path, 2, 2)  # the examples 2 and 3 are not staged
+    guesses = [(index, 0, (), (), True) for index in (2, 3, 1)]
+    task = room.for_task(*guesses, (0, 0))
+    assert room.setting.outcomes(room.more[0], make_room=task.make) == [COPIED]
+    assert room.tiers() == [0, None]
+    assert task.moved == {2: None, 3: None, 1: b""}
+    assert room.setting.outcomes(room.more[1], make_room=task.make) == [COPIED]
+    assert room.tiers() == [None, None]
+    assert room.n_gone == 2
+
+
+@in_a_process
 def test_victims_sink_to_the_next_tier_and_there_others_go(tmp_path):
     room = Room(tmp_path, 2, 1, 1)
     assert room.tiers() == [0, 1]

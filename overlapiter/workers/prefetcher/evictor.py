@@ -90,6 +90,13 @@ class Evictor:
         wanted = self.stores[tier].neighbours.wanted_by_others(list(keys))
         return {keys[key] for key in wanted}
 
+    def absent(self, tier: int, victims: list[Victim]) -> set[int]:
+        """Return the examples of those victims of which no file is staged in a tier."""
+        files = {victim.example: self._files(victim) for victim in victims}
+        found = self.stores[tier].look([file for own in files.values() for file in own])
+        return {example for example, own in files.items()
+                if not any(file.key in found for file in own)}  # fmt: skip
+
     def _files(self, victim: Victim) -> list[Wanted]:
         store, paths = self.stores[0], victim.paths
         try:
@@ -155,7 +162,7 @@ class RoomForTask:
 
     def _take(self, tier: int) -> list[Victim]:
         """Choose the farthest victims that no other run wants, or else the farthest."""
-        waiting = self._victims.get(tier, [])
+        waiting = self._without_wrong_guesses(tier)
         chosen = waiting[: max(1, min(_AT_ONCE, self.n_files))]
         spared = self._evictor.wanted_by_others(tier, chosen) if chosen else set()
         if len(spared) < len(chosen):
@@ -164,6 +171,20 @@ class RoomForTask:
         taken = {victim.example for victim in chosen}
         self._victims[tier] = [victim for victim in waiting if victim.example not in taken]
         return chosen
+
+    def _without_wrong_guesses(self, tier: int) -> list[Victim]:
+        """Return the victims of a tier that are left; what is not there is not evicted one by one.
+
+        Guesses are looked up together, once one of them is the next to go.
+        """
+        waiting = self._victims.get(tier, [])
+        if waiting and waiting[0].is_guess:
+            guesses = [victim for victim in waiting if victim.is_guess]
+            absent = self._evictor.absent(tier, guesses)
+            self.moved |= dict.fromkeys(absent)
+            waiting = [victim._replace(is_guess=False) for victim in waiting
+                       if victim.example not in absent]  # fmt: skip
+        return waiting
 
     def shrink(self) -> None:
         """Evict victims from tiers that hold more than their capacity, which was larger before.

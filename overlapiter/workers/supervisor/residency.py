@@ -67,6 +67,7 @@ class Residency:
         self._known = KnownExtents(n_examples)
         self._suspects: set[int] = set()
         self._holders: Sharing | None = None
+        self._are_nodes_asked = True
         self._do_others_evict = n_sharers > 1
         self._offers: dict[int, list[Victim] | None] = {}  # by task
         self._on_offer: set[int] = set()
@@ -102,8 +103,19 @@ class Residency:
         """Take note of the orders of epochs, and of what other ranks read meanwhile."""
         if sharing is not None:
             self._holders = sharing
-            self._eviction.leave_to_nodes(sharing.is_elsewhere())
+            self._share_with_nodes()
         self._eviction.learn(orders, others, {} if sharing is None else sharing.served)
+
+    def ask_nodes(self, *, is_wanted: bool) -> None:
+        """Have other nodes asked for what they hold, or have this one do without them."""
+        if is_wanted != self._are_nodes_asked:
+            self._are_nodes_asked = is_wanted
+            self._share_with_nodes()
+
+    def _share_with_nodes(self) -> None:
+        if self._holders is not None:
+            is_elsewhere = self._holders.is_elsewhere() if self._are_nodes_asked else None
+            self._eviction.share_with_nodes(is_elsewhere)
 
     def settle(self, position: int) -> None:
         """Take note that all before ``position`` has been read."""
@@ -146,7 +158,7 @@ class Residency:
 
     def holders_of(self, indices: list[int], position: int) -> dict[int, Holders]:
         """Return which nodes may hold which of some examples, read from a position on."""
-        if self._holders is None:
+        if self._holders is None or not self._are_nodes_asked:
             return {}
         found = self._holders.of(self._plain(indices), position, self._settled_position)
         return {i: holders for i, holders in zip(indices, found, strict=True) if holders}
@@ -178,7 +190,8 @@ class Residency:
             own_bytes = self._eviction.staged_bytes  # so much the disk has room for, of this rank's
         else:
             return True
-        share = _AHEAD_SHARE if self._holders is None else _AHEAD_SHARE_OF_HOLDERS
+        asks = self._holders is not None and self._are_nodes_asked
+        share = _AHEAD_SHARE_OF_HOLDERS if asks else _AHEAD_SHARE
         return self._eviction.mean_bytes > 0 and self._ahead_bytes() < share * own_bytes
 
     def _ahead_bytes(self) -> float:

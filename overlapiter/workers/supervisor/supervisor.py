@@ -52,6 +52,7 @@ from overlapiter.workers.supervisor import roles
 from overlapiter.workers.supervisor.contact import Contact
 from overlapiter.workers.supervisor.deaths import Death
 from overlapiter.workers.supervisor.memory import NO_MEMORY, KnownSegments, SlotKeeper
+from overlapiter.workers.supervisor.nearness import Nearness
 from overlapiter.workers.supervisor.reading_stage import ReadingStage
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Batch, Schedule
@@ -111,6 +112,7 @@ class Supervisor:
         self._tuner: Tuner | None = None
         if staging is not None and staging.reads_in_flight is None:
             self._tuner = Tuner(self._staging.team.workers, staging, time.monotonic())
+        self._nearness = Nearness(board) if staging is not None and staging.peers else None
         trace = self._trace = open_trace(plan.trace, "supervisor", 10)
         self._watch = Watch(board, self._schedule, trace)
         self._serving = self._serving_stage()
@@ -188,8 +190,10 @@ class Supervisor:
     def _fill(self, most: int | None = None) -> None:
         """Start the processes of both stages, or at most so many of each."""
         self._is_filled = most is None
-        teams = [[(stage, worker) for worker in stage.team][:most] for stage in self._stages]
-        # In turn, since the first mini-batch needs all stages.
+        # Other nodes ask for nothing before the first mini-batch.
+        stages = self._stages if self._is_filled else (self._staging, self._reading)
+        teams = [[(stage, worker) for worker in stage.team][:most] for stage in stages]
+        # In turn, since the first mini-batch needs both.
         for places in itertools.zip_longest(*teams):
             for stage, worker in filter(None, places):
                 if not worker.pid:
@@ -209,6 +213,10 @@ class Supervisor:
         before_id = self._consumed_id + self._plan.n_build_ahead
         self._staging.hand_out(before_id)
         self._reading.hand_out(before_id)
+        if self._nearness is not None:
+            self._nearness.look()
+            self._residency.ask_nodes(is_wanted=not self._nearness.is_near)
+            self._row.put(Counter.PEERS_NOT_ASKED, self._nearness.is_near)
         self._tune()
         self._watch.note_turn(self._consumed_id, is_probing=self._reading.is_probing)
 
