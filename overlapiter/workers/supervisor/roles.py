@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import resource
@@ -31,7 +30,6 @@ def read(dataset: Dataset, plan: SupervisorPlan, channel: Channel, row: Row) -> 
 def stage(dataset: Dataset, plan: SupervisorPlan, run: Run, channel: Channel, row: Row) -> None:
     """Be a prefetcher of a run."""
     assert plan.staging is not None
-    _let_others_finish()
     number = row.number - plan.n_readers
     trace = open_trace(plan.trace, f"prefetcher {number}", 100 + number)
     face = plan.face or Face(dataset)
@@ -59,14 +57,3 @@ def serve(staging: StagingPlan | None, listener_fd: int, channel: Channel, _row:
         channel.send(("serving",))
         while True:
             server.take_turn()
-
-
-def _let_others_finish() -> None:
-    """Have the kernel not interrupt other processes whenever a thread of this one can go on.
-
-    A read of the slow store ends every few hundred microseconds. A file reader that is not
-    interrupted by each goes on decoding, and then this process takes what has come together.
-    """
-    if os.sched_getscheduler(0) == os.SCHED_OTHER:
-        with contextlib.suppress(OSError):  # forbidden in some containers; it is only cheaper
-            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
