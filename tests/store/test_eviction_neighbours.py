@@ -40,7 +40,8 @@ class Rank:
         is_miss = example not in self.staged
         is_staged = not is_miss or len(self.staged) < self.room
         while not is_staged and (victims := self.eviction.offer(0, 1)):
-            (victim,) = victims
+            victim, *others = victims
+            self.eviction.give_back(others)
             is_staged = victim.example in self.staged
             self.staged.discard(victim.example)
             self.eviction.note_evicted(victim, was_there=is_staged)
