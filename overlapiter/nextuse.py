@@ -115,10 +115,7 @@ class NextUse:
         return first
 
     def count_served(self, *, is_wanted: bool) -> bool:
-        """Count what other nodes read from this one as uses, or do not; return whether that is new.
-
-        What the ranks of this node read at this moment is forgotten by it.
-        """
+        """Count what other nodes read from this one as uses, or do not; return if that is new."""
         if is_wanted == self._counts_served:
             return False
         self._counts_served = is_wanted
@@ -127,6 +124,13 @@ class NextUse:
             self._epochs[epoch] = uses._replace(first=first)
         self.position.fill(-1)
         self._skip_to(self._reached)
+        for epoch, uses in reversed(self._epochs.items()):  # what other ranks here have yet to read
+            if uses.others is not None:
+                start = epoch * self._epoch_size
+                first, last = (max(at - start, 0) for at in (self._passed, self._reached))
+                rows = uses.others[first:last][::-1]  # of several uses the first is written last
+                positions = start + first + np.arange(len(rows))[::-1]
+                self.position[rows.ravel()] = np.repeat(positions, rows.shape[1])
         return True
 
     def _forget_past(self) -> None:

@@ -276,12 +276,14 @@ def _words(stats: Stats) -> str:
     lines = _who_waited(stats)
     if stats.n_prefetchers:
         lines |= _what_was_staged(stats)
+    others = []
     if stats.files_peer or stats.peer_faults:
         size = size_words(stats.bytes_peer)
-        lines["other nodes"] = f"{stats.files_peer:,} files, {size}; faults: {stats.peer_faults:,}"
+        others = [f"{stats.files_peer:,} files, {size}", f"faults: {stats.peer_faults:,}"]
     if stats.peers_not_asked:
-        before = f"{lines['other nodes']}; " if "other nodes" in lines else ""
-        lines["other nodes"] = f"{before}not asked, since the slow store answers as soon"
+        others.append("not asked, since the slow store answers as soon")
+    if others:
+        lines["other nodes"] = "; ".join(others)
     lines["at present"] = (
         f"mini-batches ready: {stats.batches_ready}; parts to stage: {stats.parts_to_stage}, "
         f"to read: {stats.parts_to_read}"

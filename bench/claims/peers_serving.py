@@ -37,13 +37,13 @@ def take(request: dict) -> dict:
     is_peer, context = request["kind"] == "peers", get_context("fork")
     names = [str(number) for number in range(n_files)]
     batches = [names[first : first + at_once] for first in range(0, n_files, at_once)] * n_rounds
+    n_pieces = 1 if request["kind"] == "answers" else at_once  # of an answer of a plain socket
     ours, theirs = context.Pipe()
     with socket.create_server(("127.0.0.1", 0)) as listener:
         if is_peer:
             directory = os.path.join(request["scratch"], f"served-{time.monotonic_ns()}")
             arguments = (listener, theirs, directory, names, size_bytes)
         else:
-            n_pieces = 1 if request["kind"] == "answers" else at_once
             arguments = (listener, theirs, size_bytes * n_pieces)
         serve = _serve_files if is_peer else _serve_bytes
         server = context.Process(target=serve, args=arguments, daemon=True)
@@ -99,6 +99,7 @@ def _serve_bytes(listener: socket.socket, client: Pipe, n_bytes: int) -> None:
     data = os.urandom(n_bytes)
     client.send("ready")
     end, _ = listener.accept()
+    end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     before = time.process_time()
     with end, contextlib.suppress(ConnectionError):
         while end.recv(1):
@@ -141,10 +142,11 @@ def _fetch_bytes(
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         start = _clocks()
         end.sendall(b"g" * n_ahead)
-        for _ in range(n_answers):
+        for number in range(n_answers):
             for _ in range(n_pieces):
                 end.recv(size_bytes, socket.MSG_WAITALL)
-            end.sendall(b"g")
+            if number + n_ahead < n_answers:
+                end.sendall(b"g")
         return _clocks() - start
 
 

@@ -19,7 +19,7 @@ from overlapiter.nextuse import NextUse, Served
 from overlapiter.order import Indices
 from overlapiter.store.owners import Owners
 
-#: Victims of one offer, and examples passed over for it since others need what they read sooner.
+#: Victims of one queue in an offer, and examples passed over since others need their files sooner.
 _MAX_LOOKED_AT = 512
 #: Victims of one offer that are not known to be staged, where enough of the others are.
 _MAX_GUESSES = 64
@@ -76,8 +76,8 @@ class Eviction:
         self._bytes = np.zeros(n_examples, np.int64)
         self._window: collections.deque[tuple[int, list[int]]] = collections.deque()
         self._settled = 0
-        self._farthest = [_Farthest() for _ in range(n_tiers)]
-        self._guesses = _Farthest()  # in the slowest tier, if anywhere
+        # By tier; of those that are not known, which are in the slowest one, if anywhere, apart.
+        self._farthest = {state: _Farthest() for state in (*range(n_tiers), _UNKNOWN)}
         self._paths: dict[int, tuple[str, ...]] = {}
         self._n_known = 0
         self._known_bytes = 0
@@ -244,6 +244,8 @@ class Eviction:
         Returns:
             The examples that have lost a file by it.
         """
+        if victim.is_guess and not was_there and not self._is_offered[victim.example]:
+            return []  # it was staged after it had been looked up
         if self._tiers[victim.example] == _UNKNOWN:
             self._n_guesses += 1
             self._n_right += was_there
@@ -293,21 +295,19 @@ class Eviction:
         Args:
             state: The tier, or that this run has not looked them up.
             wanted_bytes: What they are to free.
-            least: There are others enough: none of these is to be needed before this position.
+            least: There are others enough: all of these are to be needed after this position.
         """
         victims: list[Victim] = []
         n_passed_over = 0
         is_guess = state == _UNKNOWN
-        tier, farthest = (
-            (self._slowest, self._guesses) if is_guess else (state, self._farthest[state])
-        )
+        tier, farthest = self._slowest if is_guess else state, self._farthest[state]
         most = _MAX_LOOKED_AT if least is None else _MAX_GUESSES
         guessed_bytes = self.mean_bytes * (self._n_right + 1) / (self._n_guesses + 2)
         while wanted_bytes > 0 and n_passed_over + len(victims) < most:
             index = farthest.pop(lambda index, position: self._is_valid(index, position, state))
             if index is None:
                 break
-            if least is not None and self._position(index) < least:
+            if least is not None and self._position(index) <= least:
                 farthest.add(index, self._position(index))
                 break
             kept = self._owners.needed_sooner(index, self._next_use.position, self._settled)
@@ -338,17 +338,15 @@ class Eviction:
         return int(self._next_use.position[index] + self._elsewhere[index])
 
     def _add(self, index: int) -> None:
-        tier = self._tiers[index]
-        if self._has_begun and tier != _ABSENT and self._handed_out[index] < self._settled:
-            farthest = self._guesses if tier == _UNKNOWN else self._farthest[tier]
-            farthest.add(index, self._position(index))
+        state = int(self._tiers[index])
+        if self._has_begun and state != _ABSENT and self._handed_out[index] < self._settled:
+            self._farthest[state].add(index, self._position(index))
 
     def _sort(self) -> None:
         if not self._has_begun:
             return
         is_idle = (self._handed_out < self._settled) & ~self._is_offered
-        states = {**dict(enumerate(self._farthest)), _UNKNOWN: self._guesses}
-        for state, farthest in states.items():
+        for state, farthest in self._farthest.items():
             indices = np.flatnonzero(is_idle & (self._tiers == state))
             farthest.begin(indices, self._next_use.position[indices] + self._elsewhere[indices])
 

@@ -57,7 +57,7 @@ def main() -> None:
             (folder / name).write_bytes(content(number))
             os.utime(folder / name, (1e9, 1e9))  # a file that has just changed is not trusted
     comm.mpi_comm.Barrier()
-    results: dict[str, Any] = {"reads": [], "wrong": 0}
+    results: dict[str, Any] = {"reads": [], "not asked": [], "wrong": 0}
     store = SlowStore(folder.resolve(), float(sys.argv[4]) / 1e3, math.inf)
     with OverlapIterator(
         attach(DeclaredFiles(folder.resolve(), names), store),
@@ -86,8 +86,8 @@ def main() -> None:
                 comm.mpi_comm.Barrier()  # as the exchange of the gradients
             stats = iterator.stats()
             results["reads"].append(stats.files_staged + stats.opens_source)
+            results["not asked"].append(stats.peers_not_asked)
         results |= {"peer": stats.files_peer, "faults": stats.peer_faults}
-        results |= {"not asked": stats.peers_not_asked, "text": str(stats)}
         results |= {"replaced": stats.workers_replaced}
         comm.mpi_comm.Barrier()
     report(comm, {**results, "forks": forks})

@@ -280,6 +280,29 @@ def test_guesses_are_offered_beside_victims_that_are_known_and_never_in_their_pl
     assert guesses == sorted(guesses, reverse=True), "the farthest come first"
 
 
+def test_no_guess_is_offered_where_enough_is_known_that_is_as_far() -> None:
+    eviction = Eviction(100)
+    eviction.learn({0: np.arange(10)})
+    eviction.hand_out(0, [*range(10)])
+    for index in range(10):
+        eviction.note(index, 0, [(index + 1, FILE_BYTES)])
+    eviction.settle(10)
+    assert not any(victim.is_guess for victim in eviction.offer(0, 2 * FILE_BYTES))
+
+
+def test_what_was_staged_after_it_had_been_looked_up_in_vain_stays_known() -> None:
+    eviction = Eviction(2)
+    eviction.learn({0: None, 1: None})
+    eviction.hand_out(0, [0])
+    eviction.note(0, 0, [(1, FILE_BYTES)])
+    guess = next(victim for victim in eviction.offer(0, FILE_BYTES) if victim.is_guess)
+    eviction.hand_out(guess.example, [guess.example])
+    eviction.note(guess.example, 0, [(2, FILE_BYTES)])
+    assert eviction.note_evicted(guess, was_there=False) == []
+    eviction.settle(2)
+    assert guess.example in [victim.example for victim in eviction.offer(0, 100)]
+
+
 def test_while_nodes_do_without_each_other_a_node_evicts_as_one_that_is_alone() -> None:
     eviction = Eviction(4)
     is_elsewhere = np.array([False, False, True, False])

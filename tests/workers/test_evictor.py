@@ -89,6 +89,15 @@ def test_guesses_are_looked_up_together_and_those_that_are_wrong_evict_nothing(t
 
 
 @in_a_process
+def test_a_guess_that_is_wrong_takes_no_victim_s_place(tmp_path):
+    room = Room(tmp_path, 1, 1)
+    task = room.for_task((0, 0), (1, 0, (), (), True), (2, 0, (), (), True), n_files=3)
+    assert task.make(0)
+    assert task.n_files == 2
+    assert room.tiers() == [None]
+
+
+@in_a_process
 def test_victims_sink_to_the_next_tier_and_there_others_go(tmp_path):
     room = Room(tmp_path, 2, 1, 1)
     assert room.tiers() == [0, 1]

@@ -5,6 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from overlapiter.nextuse import FAR
+from overlapiter.peers.holders import Sharing
 from overlapiter.store.eviction import Victim
 from overlapiter.store.extents import Extent, packed, unpacked
 from overlapiter.workers.prefetcher.staging_work import Finding
@@ -81,6 +83,23 @@ class Run:
             part = self.hand_out()
             self.offer(part)
             assert not self.hear(part)
+
+
+def test_nodes_are_asked_or_not_and_that_decides_how_far_to_stage_ahead():
+    run = Run(128 * FILE_BYTES)
+    first = np.arange(N_EXAMPLES) % 2  # nodes; this one is 0
+    never = np.full(N_EXAMPLES, FAR)
+    sharing = Sharing(0, first, {0: first[:, np.newaxis]}, never, N_EXAMPLES, {})
+    run.residency.learn({}, {}, sharing)
+    assert list(run.residency.holders_of([0, 1, 2, 3], 0)) == [1, 3]
+    run.stage(1)
+    assert not run.residency.may_run_ahead()  # 4 of 128 are more than 1/64
+    run.residency.ask_nodes(is_wanted=False)
+    assert run.residency.holders_of([0, 1, 2, 3], 0) == {}
+    assert run.residency.may_run_ahead()
+    run.residency.ask_nodes(is_wanted=True)
+    assert list(run.residency.holders_of([0, 1, 2, 3], 0)) == [1, 3]
+    assert not run.residency.may_run_ahead()
 
 
 # --- what needs a prefetcher ------------------------------------------------------------------

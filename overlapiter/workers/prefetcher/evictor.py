@@ -119,7 +119,7 @@ class RoomForTask:
     Attributes:
         n_files: Files of the task that room was not made for yet: not many more are evicted at
             once, since what is evicted too early is read again.
-        moved: What became of those that were evicted.
+        moved: What became of those that were evicted, or were not there.
     """
 
     def __init__(self, evictor: Evictor, victims: Iterable[Victim] | None) -> None:
@@ -162,8 +162,9 @@ class RoomForTask:
 
     def _take(self, tier: int) -> list[Victim]:
         """Choose the farthest victims that no other run wants, or else the farthest."""
-        waiting = self._without_wrong_guesses(tier)
-        chosen = waiting[: max(1, min(_AT_ONCE, self.n_files))]
+        n_wanted = max(1, min(_AT_ONCE, self.n_files))
+        waiting = self._without_wrong_guesses(tier, n_wanted)
+        chosen = waiting[:n_wanted]
         spared = self._evictor.wanted_by_others(tier, chosen) if chosen else set()
         if len(spared) < len(chosen):
             chosen = [victim for victim in chosen if victim.example not in spared]
@@ -172,13 +173,13 @@ class RoomForTask:
         self._victims[tier] = [victim for victim in waiting if victim.example not in taken]
         return chosen
 
-    def _without_wrong_guesses(self, tier: int) -> list[Victim]:
+    def _without_wrong_guesses(self, tier: int, n_wanted: int) -> list[Victim]:
         """Return the victims of a tier that are left; what is not there is not evicted one by one.
 
-        Guesses are looked up together, once one of them is the next to go.
+        Guesses are looked up together, once one of them is among the next to go.
         """
         waiting = self._victims.get(tier, [])
-        if waiting and waiting[0].is_guess:
+        if any(victim.is_guess for victim in waiting[:n_wanted]):
             guesses = [victim for victim in waiting if victim.is_guess]
             absent = self._evictor.absent(tier, guesses)
             self.moved |= dict.fromkeys(absent)

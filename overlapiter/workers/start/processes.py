@@ -33,8 +33,8 @@ def set_name(name: str) -> None:
     _libc.prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
-def interrupt_nobody() -> None:
-    """Have the kernel not interrupt other processes whenever this one, or a child, can go on.
+def run_as_batch() -> None:
+    """Have this process, and its children, not interrupt others whenever they can go on.
 
     A message would wake the supervisor on the core of the trainer that has sent it, and a read of
     the slow store ends every few hundred microseconds: trainer and file readers go on meanwhile,

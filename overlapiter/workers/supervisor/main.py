@@ -19,7 +19,7 @@ from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.reader.face import Face
 from overlapiter.workers.start.parcel import open_parcel
-from overlapiter.workers.start.processes import freeze, interrupt_nobody, set_name
+from overlapiter.workers.start.processes import freeze, run_as_batch, set_name
 from overlapiter.workers.supervisor.supervisor import Supervisor
 
 _SHOWN_WORDS = 2  # the interpreter and the script: further ones may be private
@@ -46,7 +46,7 @@ def main(
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     set_name("ovl-supervisor")
-    interrupt_nobody()
+    run_as_batch()
     channel = Channel.from_fd(fds[0])
     try:
         if plan.staging is not None:

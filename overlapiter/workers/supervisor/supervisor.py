@@ -188,7 +188,7 @@ class Supervisor:
                 self._fill()
 
     def _fill(self, most: int | None = None) -> None:
-        """Start the processes of both stages, or at most so many of each."""
+        """Start all processes; or at most so many of each of the first two stages."""
         self._is_filled = most is None
         # Other nodes ask for nothing before the first mini-batch.
         stages = self._stages if self._is_filled else (self._staging, self._reading)
