@@ -61,7 +61,7 @@ EXPERIMENTS = tuple(
         ("peers", "peers", "", 8, "files from other nodes: reads, times, what serving costs"),
         ("peers-fuse", "peers", "--parts epochs --mount fuse", 8, "the same, FUSE mount"),
         ("peers-fast-store", "peers", "--parts epochs --kinds peers,alone --open-ms 0 "
-         "--mb-per-s 1000", 2, "where the store is not the limit"),
+         "--mb-per-s 1000 --repeats 3", 8, "where the store is not the limit"),
     )
 )  # fmt: skip
 

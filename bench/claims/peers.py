@@ -5,7 +5,7 @@ Two experiments::
     python -m bench peers
     python -m bench peers --parts serving
     python -m bench peers --parts epochs --mount fuse
-    python -m bench peers --parts epochs --kinds peers,alone --open-ms 0 --mb-per-s 1000
+    python -m bench peers --parts epochs --kinds peers,alone --open-ms 0 --mb-per-s 1000 --repeats 3
 
 * ``epochs``: 4 ranks under ``mpiexec`` as 4 nodes or 2, in lockstep as in data-parallel training,
   fresh global shuffles, room on each node for a part of the data: reads of the slow store and

@@ -75,7 +75,9 @@ def _draw_parts(points: list[dict], varies: str) -> Figure:
         bottom += heights
     axes.bar_label(bars, [f"{total:.1f}" for total in bottom], padding=3)
     axes.grid(visible=False, axis="x")
-    axes.set(xlabel=_WORDS[varies], ylabel="mean seconds per file reader process")
+    # Room for the number above the highest bar.
+    top = 1.08 * float(bottom.max())
+    axes.set(xlabel=_WORDS[varies], ylabel="mean seconds per file reader process", ylim=(0, top))
     fixed = "n_readers" if varies == "n_prefetchers" else "n_prefetchers"
     title = f"{points[0]['n_batches']} mini-batches with {points[0][fixed]} {_WORDS[fixed]}"
     axes.set_title(title, loc="left")
@@ -95,7 +97,7 @@ def _draw_lines(points: list[dict], over_readers: list[dict]) -> Figure:
     for point in _of(points, "floor"):  # it has as many processes as there are cores
         words = _LOADERS["floor"][0].replace("\n", " ")
         axes.axhline(median_of(point, _RATE), color=DARK, linestyle="--", label=words)
-    axes.set(ylim=(0, None), xlabel=_WORDS["n_readers"], ylabel=_RATE_WORDS)
+    axes.set(ylim=(0, None), xlabel=_WORDS["n_readers"], ylabel=_RATE_WORDS.replace(" (", "\n("))
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=9)
     return figure
 
