@@ -158,7 +158,8 @@ def test_every_iterator_is_watched_and_only_one_that_stages_has_a_staged_share(
     with model.init_scope():
         model.linear = chainer.links.Linear(3 * 32 * 32, 1)
     optimizer = chainer.optimizers.SGD().setup(model)
-    updater = chainer.training.StandardUpdater(make(images(8), 4), optimizer)
+    # More mini-batches than are read ahead, so that some are read in each epoch.
+    updater = chainer.training.StandardUpdater(make(images(40), 4), optimizer)
     trainer = with_log(chainer.training.Trainer(updater, (2, "epoch"), out="out"), (1, "epoch"))
     trainer.extend(LoadingReport())
     out = io.StringIO()
