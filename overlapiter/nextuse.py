@@ -127,9 +127,9 @@ class NextUse:
         for epoch, uses in reversed(self._epochs.items()):  # what other ranks here have yet to read
             if uses.others is not None:
                 start = epoch * self._epoch_size
-                first, last = (max(at - start, 0) for at in (self._passed, self._reached))
-                rows = uses.others[first:last][::-1]  # of several uses the first is written last
-                positions = start + first + np.arange(len(rows))[::-1]
+                passed, reached = (max(at - start, 0) for at in (self._passed, self._reached))
+                rows = uses.others[passed:reached][::-1]  # of several uses the first is last
+                positions = start + passed + np.arange(len(rows))[::-1]
                 self.position[rows.ravel()] = np.repeat(positions, rows.shape[1])
         return True
 
