@@ -12,6 +12,7 @@ Results go to bench/results/own, which git ignores, or where --out says.
 
 from __future__ import annotations
 
+import signal
 import sys
 from pathlib import Path
 
@@ -49,4 +50,6 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    # A batch system ends a job so: what lies in a file system of memory is removed all the same.
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
     sys.exit(main(sys.argv[1:]))
