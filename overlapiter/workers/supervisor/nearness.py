@@ -33,18 +33,24 @@ class Nearness:
         self._n_wanted = _FEWEST
         self.is_near = False
 
-    def look(self) -> None:
-        """Judge the store by what it has answered since it was judged last, if that is enough."""
+    def look(self) -> bool:
+        """Judge the store by what it has answered since it was judged last, if that is enough.
+
+        Returns:
+            Whether the judgement has changed.
+        """
         n_answers = self._count()
         if n_answers < self._n_answers + self._n_wanted:
-            return
+            return False
         latencies = self._latencies()
         median_seconds = latencies.since(self._before).percentile(50)
         self._n_answers, self._before = n_answers, latencies
         is_near = median_seconds < _NODE_SECONDS * (_STILL if self.is_near else 1.0)
-        if is_near != self.is_near:
+        has_changed = is_near != self.is_near
+        if has_changed:
             self.is_near = is_near
             self._n_wanted *= 2
+        return has_changed
 
     def _count(self) -> int:
         return sum([row.get(Counter.ANSWERS) for row in self._rows])

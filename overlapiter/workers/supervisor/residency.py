@@ -108,14 +108,18 @@ class Residency:
 
     def ask_nodes(self, *, is_wanted: bool) -> None:
         """Have other nodes asked for what they hold, or have this one do without them."""
-        if is_wanted != self._are_nodes_asked:
-            self._are_nodes_asked = is_wanted
+        self._are_nodes_asked = is_wanted
+        if self._holders is not None:
             self._share_with_nodes()
 
     def _share_with_nodes(self) -> None:
-        if self._holders is not None:
-            is_elsewhere = self._holders.is_elsewhere() if self._are_nodes_asked else None
-            self._eviction.share_with_nodes(is_elsewhere)
+        asked = self._asked
+        self._eviction.share_with_nodes(None if asked is None else asked.is_elsewhere())
+
+    @property
+    def _asked(self) -> Sharing | None:
+        """What the nodes hold for each other, while they are asked."""
+        return self._holders if self._are_nodes_asked else None
 
     def settle(self, position: int) -> None:
         """Take note that all before ``position`` has been read."""
@@ -158,9 +162,10 @@ class Residency:
 
     def holders_of(self, indices: list[int], position: int) -> dict[int, Holders]:
         """Return which nodes may hold which of some examples, read from a position on."""
-        if self._holders is None or not self._are_nodes_asked:
+        asked = self._asked
+        if asked is None:
             return {}
-        found = self._holders.of(self._plain(indices), position, self._settled_position)
+        found = asked.of(self._plain(indices), position, self._settled_position)
         return {i: holders for i, holders in zip(indices, found, strict=True) if holders}
 
     def suspects_among(self, indices: list[int]) -> list[int]:
@@ -190,8 +195,7 @@ class Residency:
             own_bytes = self._eviction.staged_bytes  # so much the disk has room for, of this rank's
         else:
             return True
-        asks = self._holders is not None and self._are_nodes_asked
-        share = _AHEAD_SHARE_OF_HOLDERS if asks else _AHEAD_SHARE
+        share = _AHEAD_SHARE if self._asked is None else _AHEAD_SHARE_OF_HOLDERS
         return self._eviction.mean_bytes > 0 and self._ahead_bytes() < share * own_bytes
 
     def _ahead_bytes(self) -> float:

@@ -113,6 +113,7 @@ class Supervisor:
         if staging is not None and staging.reads_in_flight is None:
             self._tuner = Tuner(self._staging.team.workers, staging, time.monotonic())
         self._nearness = Nearness(board) if staging is not None and staging.peers else None
+        self._row.put(Counter.PEERS_NOT_ASKED, 0)  # as another one may have left it
         trace = self._trace = open_trace(plan.trace, "supervisor", 10)
         self._watch = Watch(board, self._schedule, trace)
         self._serving = self._serving_stage()
@@ -213,8 +214,7 @@ class Supervisor:
         before_id = self._consumed_id + self._plan.n_build_ahead
         self._staging.hand_out(before_id)
         self._reading.hand_out(before_id)
-        if self._nearness is not None:
-            self._nearness.look()
+        if self._nearness is not None and self._nearness.look():
             self._residency.ask_nodes(is_wanted=not self._nearness.is_near)
             self._row.put(Counter.PEERS_NOT_ASKED, self._nearness.is_near)
         self._tune()
