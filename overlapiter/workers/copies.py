@@ -24,36 +24,36 @@ class StagedCopies:
 
     Args:
         plan: Where files are staged, and from which source.
-        note_read: Called for each copy that is opened: with its tier, the bytes of it that were
-            read, and how many nanoseconds that took.
 
     Attributes:
-        table: The extents that may be read, by the keys of their files; replaced for each part.
+        reads: The copies of the current part that were opened: of each its tier, the bytes of it
+            that were read, and how many nanoseconds that took.
         has_missed: Whether one of them could not be read for the current example, or was of no use.
         opened: The paths opened for the current example, in order.
         opens_staged: Opens that went to a staged copy, since the start.
         opens_source: Opens that went to the slow store, since the start.
     """
 
-    def __init__(
-        self,
-        plan: StagingPlan,
-        note_read: Callable[[int, int, int], None] = lambda _tier, _n_bytes, _took_ns: None,
-    ) -> None:
+    def __init__(self, plan: StagingPlan) -> None:
         directories = [site.directory for site in plan.sites]
         self._key_of = keys_of(plan.source, plan.place, plan.real_source)
         self._is_url = is_url(plan.source)
-        self._note_read = note_read
         self._reader = ExtentReader(directories)
         # A link has to lie on the disk of what it leads to.
         self._files = [LocalFiles(directory, self._reader) for directory in directories]
-        self.table: dict[int, Extent] = {}
+        self._table: dict[int, Extent] = {}
+        self.reads: list[tuple[int, int, int]] = []
         self.has_missed = False
         self._is_trusted = True
         self._large: list[Extent] = []  # those of which the current example got the path
         self.opened: list[str] = []
         self.opens_staged = 0
         self.opens_source = 0
+
+    def begin_part(self, table: dict[int, Extent]) -> None:
+        """Begin a part, of which these copies may be read, by the keys of their files."""
+        self._table = table
+        self.reads.clear()
 
     def begin_example(self) -> None:
         """Forget what the previous example opened, and the files that were made for it."""
@@ -101,12 +101,12 @@ class StagedCopies:
                 given, n_bytes = made_of(extent)
             except (DamagedError, OSError):
                 self.has_missed = True
-                self.table.pop(extent.key, None)
+                self._table.pop(extent.key, None)
             else:
                 if extent.is_whole:
                     self._large.append(extent)
                 self.opens_staged += 1
-                self._note_read(extent.tier, n_bytes, time.monotonic_ns() - began_ns)
+                self.reads.append((extent.tier, n_bytes, time.monotonic_ns() - began_ns))
                 return given
         self.opens_source += 1
         return None
@@ -121,7 +121,7 @@ class StagedCopies:
         if not self._is_trusted:
             return None
         # The hook has put a URL into its plain form already.
-        return self.table.get(self._key_of(path if self._is_url else normalised(path)))
+        return self._table.get(self._key_of(path if self._is_url else normalised(path)))
 
     def have_changed(self) -> bool:
         """Return whether a large copy has changed since the current example opened it.

@@ -43,7 +43,7 @@ class Reader:
         self.begin_part()
 
     def begin_part(self) -> None:
-        self.copies.table = {extent.key: extent for extent in self.extents}
+        self.copies.begin_part({extent.key: extent for extent in self.extents})
         self.copies.begin_example()
 
     def read(self, number: int) -> bytes | None:
@@ -174,7 +174,7 @@ def test_a_large_file_in_a_tier_in_memory_takes_no_room_a_second_time(tmp_path):
         make_generation(str(tmp_path / "slow"))
         plan = plan_for(tmp_path / "slow", path.parent)
         copies = StagedCopies(dataclasses.replace(plan, sites=(Site(ram), *plan.sites)))
-        copies.table = {extent.key: extent}
+        copies.begin_part({extent.key: extent})
         assert os.stat(copies.local_path(str(path))).st_nlink == 2
         copies.close()
 

@@ -53,8 +53,7 @@ class StagedFiles:
         answers: dict[int, Staged] = {}
         self._stager.stage([Wanted(key, path)], answers.update)
         extent = answers[key].extent
-        if extent is not None:
-            self._copies.table[key] = extent
+        self._copies.begin_part({} if extent is None else {key: extent})
         self._copies.begin_example()
         return self._copies.local_path(path) or path
 
