@@ -56,6 +56,11 @@ class Neighbours:
 
         self._access.write(work)
 
+    def is_any_wanted(self) -> bool:
+        """Return whether there may be files that :meth:`wanted_by_others` gives."""
+        statement = "SELECT 1 FROM wanted LIMIT 1"
+        return self._access.read(lambda c: c.execute(statement).fetchone()) is not None
+
     def wanted_by_others(self, keys: Sequence[int]) -> set[int]:
         """Return those of some files that other runs are about to read."""
         now_ms = time.monotonic_ns() // 1_000_000

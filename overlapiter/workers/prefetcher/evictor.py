@@ -86,8 +86,11 @@ class Evictor:
 
     def wanted_by_others(self, tier: int, victims: list[Victim]) -> set[int]:
         """Return the examples of those victims that other runs are about to read."""
+        neighbours = self.stores[tier].neighbours
+        if not neighbours.is_any_wanted():  # asking the dataset costs more than that
+            return set()
         keys = {file.key: victim.example for victim in victims for file in self._files(victim)}
-        wanted = self.stores[tier].neighbours.wanted_by_others(list(keys))
+        wanted = neighbours.wanted_by_others(list(keys))
         return {keys[key] for key in wanted}
 
     def absent(self, tier: int, victims: list[Victim]) -> set[int]:
