@@ -42,7 +42,7 @@ class Neighbours:
 
     def want(self, keys: Iterable[int]) -> None:
         """Keep other runs from evicting files for a moment; costs nothing if there are none."""
-        if self._is_alone():
+        if self.is_alone():
             return
         now_ms = time.monotonic_ns() // 1_000_000
         rows = [(key, self._run, now_ms + _WANTED_MS) for key in keys]
@@ -56,11 +56,6 @@ class Neighbours:
 
         self._access.write(work)
 
-    def is_any_wanted(self) -> bool:
-        """Return whether there may be files that :meth:`wanted_by_others` gives."""
-        statement = "SELECT 1 FROM wanted LIMIT 1"
-        return self._access.read(lambda c: c.execute(statement).fetchone()) is not None
-
     def wanted_by_others(self, keys: Sequence[int]) -> set[int]:
         """Return those of some files that other runs are about to read."""
         now_ms = time.monotonic_ns() // 1_000_000
@@ -69,7 +64,8 @@ class Neighbours:
         )
         return {key for key, run, until in rows if run != self._run and until >= now_ms}
 
-    def _is_alone(self) -> bool:
+    def is_alone(self) -> bool:
+        """Return whether there were no other runs when that was looked at, within a second."""
         now_seconds = time.monotonic()
         if now_seconds >= self._looked_seconds + _LOOK_AFTER_SECONDS:
             self._looked_seconds = now_seconds

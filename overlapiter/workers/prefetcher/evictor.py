@@ -87,7 +87,7 @@ class Evictor:
     def wanted_by_others(self, tier: int, victims: list[Victim]) -> set[int]:
         """Return the examples of those victims that other runs are about to read."""
         neighbours = self.stores[tier].neighbours
-        if not neighbours.is_any_wanted():  # asking the dataset costs more than that
+        if neighbours.is_alone():  # which costs less than to ask the dataset for their files
             return set()
         keys = {file.key: victim.example for victim in victims for file in self._files(victim)}
         wanted = neighbours.wanted_by_others(list(keys))
