@@ -25,7 +25,7 @@ from bench.harness.claim import Claim
 from bench.harness.isolated import CHECKOUT, RunFailedError
 from bench.harness.launching import launch
 from bench.harness.options import Options, option
-from bench.harness.targets import missed, target_of, target_rows
+from bench.harness.targets import missed_unless_quick, target_of, target_rows
 from bench.harness.text import table
 from bench.harness.turns import take_turns
 
@@ -49,7 +49,7 @@ class AlgorithmsOptions(Options):
     """What is run."""
 
     workers: int = option(2, "beside the server")
-    epochs: int = option(6, "of each run")
+    epochs: int = option(6, "of each run", quick=2)
 
 
 def make_digits(folder: Path) -> tuple[Path, Path]:
@@ -129,12 +129,7 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     return [figures.save(figure, stem.with_suffix(".png"), result, workers)]
 
 
+TABLES = {"algorithms": rows, "targets": target_rows}
 CLAIM = Claim(
-    __doc__,
-    AlgorithmsOptions,
-    measure,
-    quick={"epochs": 2, "repeats": 1},
-    tables={"algorithms": rows, "targets": target_rows},
-    figures=__name__,
-    faults=lambda result: [] if result["options"]["quick"] else missed(result),
+    __doc__, AlgorithmsOptions, measure, TABLES, figures=__name__, faults=missed_unless_quick
 )

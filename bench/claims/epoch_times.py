@@ -111,11 +111,5 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     return [save(figure, stem.with_suffix(".png"), result, words, space_inches=0.9)]
 
 
-CLAIM = Claim(
-    __doc__,
-    EpochTimesOptions,
-    measure,
-    quick={"examples": 64, "batch_size": 8, "repeats": 1},
-    tables={"epochs": rows, "shares": share_rows},
-    figures=__name__,
-)
+TABLES = {"epochs": rows, "shares": share_rows}
+CLAIM = Claim(__doc__, EpochTimesOptions, measure, TABLES, figures=__name__)

@@ -108,10 +108,4 @@ def rows(result: dict) -> list[list[str]]:
     return table(over.items(), columns)
 
 
-CLAIM = Claim(
-    __doc__,
-    EvictingOptions,
-    measure,
-    quick={"examples": 320, "repeats": 1},
-    tables={"evicting": rows},
-)
+CLAIM = Claim(__doc__, EvictingOptions, measure, {"evicting": rows})

@@ -153,8 +153,7 @@ _TRAIN_SECONDS = 0.01
 class ExplainedOptions(Options):
     """What is run."""
 
-    seconds: float = option(4.0, "length of a run after the change")
-    repeats: int = 3
+    seconds: float = option(4.0, "length of a run after the change", quick=0.5)
 
 
 def explain(request: dict) -> dict:
@@ -248,7 +247,7 @@ def watch(request: dict) -> dict:
 
 def measure(options: ExplainedOptions, scratch: Path) -> dict:
     """Do all runs."""
-    common = {"scratch": str(scratch), "seconds": 0.5 if options.quick else options.seconds}
+    common = {"scratch": str(scratch), "seconds": options.seconds}
     points, watched = [{"name": name} for name in JOBS], [{"name": "watching"}]
     call_in_turns(points, options.repeats, explain, **common)
     common["seconds"] *= 2
@@ -331,12 +330,5 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     return [figures.save(figure, stem.with_suffix(".png"), result, space_inches=0.9)]
 
 
-CLAIM = Claim(
-    __doc__,
-    ExplainedOptions,
-    measure,
-    quick={"repeats": 1},
-    tables={"explained": rows, "watching": costs},
-    figures=__name__,
-    faults=faults,
-)
+TABLES = {"explained": rows, "watching": costs}
+CLAIM = Claim(__doc__, ExplainedOptions, measure, TABLES, figures=__name__, faults=faults)

@@ -63,7 +63,7 @@ _LOOK_SECONDS = 0.001
 class FaultOptions(Options):
     """What is done how often."""
 
-    hits: int = option(10, "signals of each kind, to each kind of worker")
+    hits: int = option(10, "signals of each kind, to each kind of worker", quick=1)
     examples: int = option(400, "photographs, of which a third is staged at a time")
     compute_ms: float = option(5.0, "of the trainer's step")
     repeats: int = 5  # of each ending
@@ -246,11 +246,5 @@ def faults(result: dict) -> list[str]:
     return found + [f"{name}: children that do not end" for name in sorted(hung)]
 
 
-CLAIM = Claim(
-    __doc__,
-    FaultOptions,
-    measure,
-    quick={"hits": 1, "repeats": 1},
-    tables={"hits": hit_rows, "endings": ending_rows},
-    faults=faults,
-)
+TABLES = {"hits": hit_rows, "endings": ending_rows}
+CLAIM = Claim(__doc__, FaultOptions, measure, TABLES, faults=faults)

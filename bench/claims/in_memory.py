@@ -37,9 +37,9 @@ _WARM_UP_BATCHES = 20
 class InMemoryOptions(Options):
     """What is run."""
 
-    examples: int = option(256, "examples in memory")
-    batch_size: int = option(32, "examples in a mini-batch")
-    batches: int = option(200, "mini-batches of a run")
+    examples: int = option(256, "examples in memory", quick=8)
+    batch_size: int = option(32, "examples in a mini-batch", quick=4)
+    batches: int = option(200, "mini-batches of a run", quick=5)
     readers: int = option(2, "file reader processes")
     n_prefetch: int = option(1, "this argument of both")
     compute_ms: float = option(40.0, "step in the second half")
@@ -133,11 +133,4 @@ def faults(result: dict) -> list[str]:
     return [f"{loader}: the arrays are wrong" for loader, run in runs if not run["is_same"]]
 
 
-CLAIM = Claim(
-    __doc__,
-    InMemoryOptions,
-    measure,
-    quick={"examples": 8, "batch_size": 4, "batches": 5, "repeats": 1},
-    tables={"in-memory": rows},
-    faults=faults,
-)
+CLAIM = Claim(__doc__, InMemoryOptions, measure, {"in-memory": rows}, faults=faults)

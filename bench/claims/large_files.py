@@ -34,8 +34,10 @@ WANTED = 0.9
 class LargeFilesOptions(Options):
     """What is run."""
 
-    sizes: list[int] = option([110_000, 1_000_000, 10_000_000], "bytes of a file")
-    total_mb: int = option(300, "MB of each size")
+    sizes: list[int] = option(
+        [110_000, 1_000_000, 10_000_000], "bytes of a file", quick=[20_000, 2_000_000]
+    )
+    total_mb: int = option(300, "MB of each size", quick=4)
     repeats: int = 5
 
 
@@ -106,10 +108,4 @@ def rows(result: dict) -> list[list[str]]:
     return table(zip(points[::2], points[1::2], strict=True), columns)
 
 
-CLAIM = Claim(
-    __doc__,
-    LargeFilesOptions,
-    measure,
-    quick={"sizes": [20_000, 2_000_000], "total_mb": 4, "repeats": 1},
-    tables={"large-files": rows, "targets": target_rows},
-)
+CLAIM = Claim(__doc__, LargeFilesOptions, measure, {"large-files": rows, "targets": target_rows})

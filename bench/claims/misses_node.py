@@ -13,9 +13,10 @@ import dataclasses
 from functools import partial
 from pathlib import Path
 
-from bench.claims.misses_measured import CLAIM as MEASURED
-from bench.claims.misses_measured import MissesOptions, simulated
+from bench.claims import misses_measured
+from bench.claims.misses_measured import TABLES, MissesOptions, simulated
 from bench.claims.peers import run_epochs
+from bench.harness.claim import Claim
 from bench.harness.launching import launch
 from bench.harness.options import option
 from bench.harness.turns import take_turns
@@ -32,7 +33,7 @@ class NodeOptions(MissesOptions):
     epochs: int = 3
     batch_size: int = 8
     readers: int = 1
-    ranks: int = option(4, "ranks of the node")
+    ranks: int = option(4, "ranks of the node", quick=2)
 
 
 def measure(options: NodeOptions, scratch: Path) -> dict:
@@ -54,10 +55,4 @@ def measure(options: NodeOptions, scratch: Path) -> dict:
     return {"data": sources.label, **store_facts(options), "points": points}
 
 
-CLAIM = dataclasses.replace(
-    MEASURED,
-    about=__doc__,
-    options=NodeOptions,
-    measure=measure,
-    quick={"examples": 320, "epochs": 2, "ranks": 2},
-)
+CLAIM = Claim(__doc__, NodeOptions, measure, TABLES, figures=misses_measured.__name__)

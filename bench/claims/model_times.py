@@ -37,7 +37,7 @@ class ModelOptions(EpochOptions):
 
     examples: int = 1600
     epochs: int = 4
-    repeats: int = option(2, "interleaved runs of each")
+    repeats: int = 2
     train_ms: float = option(20.0, "sleep after each mini-batch")
 
 
@@ -116,10 +116,4 @@ def error_rows(result: dict) -> list[list[str]]:
     return [["mean error", "largest error"], errors]
 
 
-CLAIM = Claim(
-    __doc__,
-    ModelOptions,
-    measure,
-    quick={"examples": 64, "batch_size": 8, "repeats": 1, "epochs": 2},
-    tables={"model": rows, "errors": error_rows},
-)
+CLAIM = Claim(__doc__, ModelOptions, measure, {"model": rows, "errors": error_rows})

@@ -261,11 +261,5 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     return [save(figure, stem.with_suffix(".png"), result, *words, space_inches=1.2)]
 
 
-CLAIM = Claim(
-    __doc__,
-    PeersOptions,
-    measure,
-    quick={"examples": 320, "epochs": 2},
-    tables={"peers-epochs": epoch_rows, "peers-idle": idle_rows, "peers-serving": serving_rows},
-    figures=__name__,
-)
+TABLES = {"peers-epochs": epoch_rows, "peers-idle": idle_rows, "peers-serving": serving_rows}
+CLAIM = Claim(__doc__, PeersOptions, measure, TABLES, figures=__name__)

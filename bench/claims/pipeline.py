@@ -52,9 +52,9 @@ _OF_MOUNT = "staged, slow stat"
 class PipelineOptions(MountOptions):
     """What is run, and how often."""
 
-    batch_size: int = option(32, "images in a mini-batch")
-    batches: int = option(250, "mini-batches")
-    slow_batches: int = option(60, "of the slow")
+    batch_size: int = option(32, "images in a mini-batch", quick=4)
+    batches: int = option(250, "mini-batches", quick=12)
+    slow_batches: int = option(60, "of the slow", quick=4)
     readers: int = option(2, "file reader processes")
     lines: list[str] = option([], "some of them, separated by ';'", type=names_of(LINES, ";"))
 
@@ -153,12 +153,5 @@ def rows(result: dict) -> list[list[str]]:
     ]
 
 
-CLAIM = Claim(
-    __doc__,
-    PipelineOptions,
-    measure,
-    report.show,
-    quick={"batch_size": 4, "batches": 12, "slow_batches": 4, "repeats": 1},
-    tables={"pipeline": rows, "targets": target_rows},
-    faults=report.faults,
-)
+TABLES = {"pipeline": rows, "targets": target_rows}
+CLAIM = Claim(__doc__, PipelineOptions, measure, TABLES, show=report.show, faults=report.faults)

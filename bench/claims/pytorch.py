@@ -26,7 +26,7 @@ import numpy as np
 
 from bench.harness import isolated
 from bench.harness.claim import Claim
-from bench.harness.options import numbers, option
+from bench.harness.options import option
 from bench.harness.targets import Wanted, compared, target_rows
 from bench.harness.turns import take_turns
 from bench.loaders import report
@@ -41,11 +41,10 @@ MOST_SECONDS = 180.0
 class PytorchOptions(MountOptions):
     """What is run."""
 
-    batches: int = option(200, "mini-batches of ours, and of PyTorch's on the local disk")
-    slow_batches: int = option(50, "of PyTorch's on the slow store with 2 workers")
+    batches: int = option(200, "mini-batches of ours, and of PyTorch's on the local disk", quick=8)
+    slow_batches: int = option(50, "of PyTorch's on the slow store with 2 workers", quick=4)
     batch_size: int = option(32, "images in a mini-batch")
-    readers: list[int] = option([2, 8, 16, 32, 64], "workers of PyTorch's", type=numbers)
-    repeats: int = 3
+    readers: list[int] = option([2, 8, 16, 32, 64], "workers of PyTorch's", quick=[2])
 
 
 def import_torch(_request: dict) -> dict:
@@ -171,12 +170,5 @@ def _times_after(run: dict, other: dict) -> float:
     return run["rate_after_first"] / other["rate_after_first"]
 
 
-CLAIM = Claim(
-    __doc__,
-    PytorchOptions,
-    measure,
-    show=show,
-    faults=report.faults,
-    quick={"batches": 8, "slow_batches": 4, "readers": [2], "repeats": 1},
-    tables={"pytorch": report.rate_rows, "pytorch-targets": target_rows},
-)
+TABLES = {"pytorch": report.rate_rows, "pytorch-targets": target_rows}
+CLAIM = Claim(__doc__, PytorchOptions, measure, TABLES, show=show, faults=report.faults)

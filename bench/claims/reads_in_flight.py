@@ -33,9 +33,9 @@ _WINDOW_SECONDS = 0.5
 class ReadsOptions(MountOptions):
     """What is run."""
 
-    latencies_ms: list[int] = option([1, 10, 50], "of an open of the emulated store")
-    reads: list[int] = option([16, 64, 256], "the fixed numbers")
-    files: int = option(40_000, "files to stage, at most")
+    latencies_ms: list[int] = option([1, 10, 50], "of an open of the emulated store", quick=[1])
+    reads: list[int] = option([16, 64, 256], "the fixed numbers", quick=[8])
+    files: int = option(40_000, "files to stage, at most", quick=640)
     seconds: float = option(6.0, "length of a run")
     # Not ext4: it avoids the inodes of files removed in the last minute, and looking past thousands
     # of them slows down every create of the next run.
@@ -117,10 +117,4 @@ def rate_rows(result: dict) -> list[list[str]]:
     return table(sorted({open_ms for open_ms, _ in rate}), columns)
 
 
-CLAIM = Claim(
-    __doc__,
-    ReadsOptions,
-    measure,
-    quick={"latencies_ms": [1], "reads": [8], "files": 640, "repeats": 1},
-    tables={"settings": rows, "rates": rate_rows},
-)
+CLAIM = Claim(__doc__, ReadsOptions, measure, {"settings": rows, "rates": rate_rows})

@@ -26,11 +26,11 @@ _KINDS = ("reader", "prefetcher", "supervisor", "trainer")
 class StartupOptions(MountOptions):
     """What is run."""
 
-    files: int = option(8_000, "different ones, of the short list")
-    lengths: list[int] = option([8_000, 1_280_000], "of the lists of files")
-    readers: list[int] = option([2, 4, 8, 16], "file readers")
+    files: int = option(8_000, "different ones, of the short list", quick=64)
+    lengths: list[int] = option([8_000, 1_280_000], "of the lists of files", quick=[100])
+    readers: list[int] = option([2, 4, 8, 16], "file readers", quick=[3])
     batch_size: int = option(32, "images in a mini-batch")
-    batches: int = option(100, "before memory is measured")
+    batches: int = option(100, "before memory is measured", quick=8)
 
 
 def measure(options: StartupOptions, scratch: Path) -> dict:
@@ -69,10 +69,4 @@ def rows(result: dict) -> list[list[str]]:
     return table(result["points"], columns)
 
 
-CLAIM = Claim(
-    __doc__,
-    StartupOptions,
-    measure,
-    quick={"files": 64, "lengths": [100], "readers": [3], "batches": 8, "repeats": 1},
-    tables={"startup": rows},
-)
+CLAIM = Claim(__doc__, StartupOptions, measure, {"startup": rows})

@@ -41,9 +41,9 @@ _FIRST = "first_batch_seconds"
 class StartupStagedOptions(Options):
     """What is run."""
 
-    files: int = option(1_280_000, "staged files")
-    batches: int = option(50, "mini-batches to take")
-    photographs: int = option(8_000, "to take from")
+    files: int = option(1_280_000, "staged files", quick=5_000)
+    batches: int = option(50, "mini-batches to take", quick=2)
+    photographs: int = option(8_000, "to take from", quick=400)
     repeats: int = 5
 
 
@@ -135,10 +135,5 @@ def rows(result: dict) -> list[list[str]]:
     return table(result["points"], columns)
 
 
-CLAIM = Claim(
-    __doc__,
-    StartupStagedOptions,
-    measure,
-    quick={"files": 5_000, "photographs": 400, "batches": 2, "repeats": 1},
-    tables={"startup-staged": rows, "targets": target_rows},
-)
+TABLES = {"startup-staged": rows, "targets": target_rows}
+CLAIM = Claim(__doc__, StartupStagedOptions, measure, TABLES)

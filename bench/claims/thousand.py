@@ -37,11 +37,13 @@ class ThousandOptions(MountOptions):
 
     whole: bool = option(False, "as published: 1,000 mini-batches, 3 repeats")
     sweep: bool = option(False, "vary prefetchers, then readers with 12 prefetchers")
-    batch_size: int = option(32, "images in a mini-batch")
-    batches: int | None = option(None, "of overlap, overlap-staged (120; whole: 1000)", type=int)
-    slow_batches: int | None = option(None, "of slow and torch (20; whole: 60)", type=int)
-    steady_batches: int | None = option(None, "of all others (50; whole: 300)", type=int)
-    repeats: int | None = option(None, "interleaved runs of each (2; whole: 3)", type=int)
+    batch_size: int = option(32, "images in a mini-batch", quick=4)
+    batches: int | None = option(
+        None, "of overlap, overlap-staged (120; whole: 1000)", type=int, quick=12
+    )
+    slow_batches: int | None = option(None, "of slow and torch (20; whole: 60)", type=int, quick=4)
+    steady_batches: int | None = option(None, "of all others (50; whole: 300)", type=int, quick=6)
+    repeats: int | None = option(None, "interleaved runs of each (2; whole: 3)", type=int, quick=1)
     prefetchers: list[int] = option([], "prefetchers (4; sweep: 1,2,4,8,12,16)", type=numbers)
     readers: list[int] = option([], "file readers (2; sweep: 1,2,4,8,12,16)", type=numbers)
     loaders: list[str] = option(_LOADERS, f"of {', '.join(LOADERS)}", known=LOADERS)
@@ -98,9 +100,8 @@ CLAIM = Claim(
     __doc__,
     ThousandOptions,
     measure,
-    report.show,
-    quick={"batch_size": 4, "batches": 12, "slow_batches": 4, "steady_batches": 6, "repeats": 1},
     tables={"loaders": report.rate_rows, "cpu": report.cpu_rows},
+    show=report.show,
     figures="bench.claims.thousand_figures",
     faults=report.faults,
 )

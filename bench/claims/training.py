@@ -30,7 +30,7 @@ from bench.harness import isolated
 from bench.harness.claim import Claim
 from bench.harness.launching import launch
 from bench.harness.options import Options, option
-from bench.harness.targets import missed, target_of, target_rows
+from bench.harness.targets import missed_unless_quick, target_of, target_rows
 from bench.harness.text import median_of, table
 from bench.harness.turns import take_turns
 
@@ -150,8 +150,8 @@ def rank(request: dict) -> dict | None:
 class TrainingOptions(Options):
     """What is run."""
 
-    epochs: int = option(3, "of each run")
-    steps: int = option(120, "mini-batches of an epoch")
+    epochs: int = option(3, "of each run", quick=2)
+    steps: int = option(120, "mini-batches of an epoch", quick=16)
 
 
 def points_of(options: TrainingOptions) -> list[dict]:
@@ -279,7 +279,7 @@ def rows(result: dict) -> list[list[str]]:
 
 def faults(result: dict) -> list[str]:
     """Return what falls short."""
-    texts = [] if result["options"]["quick"] else missed(result)
+    texts = missed_unless_quick(result)
     for point in result["points"]:
         wanted = [point["steps"] * _BATCH] * point["epochs"]
         if any(each["examples"] != wanted for each in point["runs"]):
@@ -287,11 +287,5 @@ def faults(result: dict) -> list[str]:
     return texts
 
 
-CLAIM = Claim(
-    __doc__,
-    TrainingOptions,
-    measure,
-    quick={"epochs": 2, "steps": 16, "repeats": 1},
-    tables={"training": rows, "targets": target_rows},
-    faults=faults,
-)
+TABLES = {"training": rows, "targets": target_rows}
+CLAIM = Claim(__doc__, TrainingOptions, measure, TABLES, faults=faults)

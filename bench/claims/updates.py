@@ -50,9 +50,11 @@ def _numbers(text: str) -> list[float]:
 class UpdatesOptions(Options):
     """What is run."""
 
-    millions: list[float] = option([0.1, 1.0, 5.0, 20.0], "of weights", type=_numbers)
-    optimizers: list[str] = option(list(OPTIMIZERS), "some of them", known=OPTIMIZERS)
-    seconds: float = option(0.3, "for which each repeats its updates")
+    millions: list[float] = option([0.1, 1.0, 5.0, 20.0], "of weights", quick=[0.1], type=_numbers)
+    optimizers: list[str] = option(
+        list(OPTIMIZERS), "some of them", quick=["adam"], known=OPTIMIZERS
+    )
+    seconds: float = option(0.3, "for which each repeats its updates", quick=0.01)
 
 
 def take(request: dict) -> dict:
@@ -243,12 +245,5 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     return [figures.save(figure, stem.with_suffix(".png"), result)]
 
 
-CLAIM = Claim(
-    __doc__,
-    UpdatesOptions,
-    measure,
-    quick={"millions": [0.1], "optimizers": ["adam"], "seconds": 0.01, "repeats": 1},
-    tables={"updates": rows, "targets": target_rows},
-    figures=__name__,
-    faults=missed,
-)
+TABLES = {"updates": rows, "targets": target_rows}
+CLAIM = Claim(__doc__, UpdatesOptions, measure, TABLES, figures=__name__, faults=missed)

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.harness.isolated import CHECKOUT, call
 from bench.harness.machine import commit_facts, filesystem_of, machine_facts
-from bench.harness.options import Options, OptionsError, add_arguments
+from bench.harness.options import Options, OptionsError, add_arguments, quick_values
 from bench.harness.text import Rows, aligned
 
 RESULTS = CHECKOUT / "bench/results"
@@ -32,9 +32,8 @@ class Claim:
         about: The docstring of the module.
         options: Its class of options.
         measure: Takes the options and an empty folder on the fast disk; returns the result.
-        show: Returns a result as the text that is printed; None: all its tables.
-        quick: Values of options with which it only shows that all of it runs.
         tables: Makers of rows, the first one being the header, for documents, by name.
+        show: Returns a result as the text that is printed; None: all its tables.
         figures: A module whose ``draw_all`` takes a result and the stem of the files to write.
         faults: Returns every reason for which a run fails.
     """
@@ -42,9 +41,8 @@ class Claim:
     about: str | None
     options: type[Options]
     measure: Callable[[Any, Path], dict | None]
-    show: Callable[[dict], str] | None = None
-    quick: dict[str, object] = dataclasses.field(default_factory=dict)
     tables: dict[str, Callable[[dict], Rows]] = dataclasses.field(default_factory=dict)
+    show: Callable[[dict], str] | None = None
     figures: str = ""
     faults: Callable[[dict], list[str]] = lambda _: []
 
@@ -73,7 +71,7 @@ def parse(name: str, arguments: Sequence[str]) -> Any:
     parser.set_defaults(out=OWN_RESULTS / f"{name}.json")
     options = claim.options(**vars(parser.parse_args(arguments)))
     if options.quick:
-        vars(options).update(claim.quick)
+        vars(options).update(quick_values(claim.options))
     try:
         options.check()
     except OptionsError as error:

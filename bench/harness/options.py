@@ -22,7 +22,8 @@ def option(default: object, words: str, **parser_words: object) -> Any:
         default: Its type tells how an argument is read: a number, a string, a path, whether a flag
             was given, a list of integers or, with ``known``, a list of names.
         words: The help; the default is added.
-        parser_words: For ``add_argument``; ``type`` where the default is None, ``known`` for names.
+        parser_words: For ``add_argument``; ``type`` where the default is None, ``known`` for names,
+            and ``quick``, the value with which a benchmark only shows that it runs.
     """
     metadata = {"help": words, **parser_words}
     if isinstance(default, list):
@@ -36,7 +37,7 @@ class Options:
 
     out: Path = option(Path(), "JSON file (bench/results/own)", type=Path)
     local: Path = option(CHECKOUT / ".cache/bench", "folder on the fast disk (.cache)", type=Path)
-    repeats: int = option(3, "interleaved runs of each")
+    repeats: int = option(3, "interleaved runs of each", quick=1)
     seed: int = option(0, "orders follow from it")
     quick: bool = option(False, "very few and small runs: it works, no more")
 
@@ -52,6 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser, options: type[Options]) -> No
             default = field.default_factory()
         words: dict[str, Any] = {**_metadata(options, field.name), "default": default}
         known = words.pop("known", ())
+        words.pop("quick", None)
         if isinstance(default, bool):
             words["action"] = "store_true"
         elif "choices" not in words and "nargs" not in words:
@@ -62,6 +64,12 @@ def add_arguments(parser: argparse.ArgumentParser, options: type[Options]) -> No
                 words["help"] += f" ({shown})".replace("%", "%%")
         names = [f"--{field.name.replace('_', '-')}", *["--staging"] * (field.name == "local")]
         parser.add_argument(*names, dest=field.name, **words)
+
+
+def quick_values(options: type[Options]) -> dict[str, object]:
+    """Return the values of options with which a benchmark only shows that it runs."""
+    metadata = {field.name: _metadata(options, field.name) for field in dataclasses.fields(options)}
+    return {name: words["quick"] for name, words in metadata.items() if "quick" in words}
 
 
 def _metadata(options: type[Options], name: str) -> dict[str, Any]:

@@ -49,6 +49,11 @@ def target_rows(result: dict) -> list[list[str]]:
     return rows
 
 
+def missed_unless_quick(result: dict) -> list[str]:
+    """Return the same, or nothing of runs that only show that they run."""
+    return [] if result["options"]["quick"] else missed(result)
+
+
 def missed(result: dict) -> list[str]:
     """Return which of the ``targets`` of a result were missed, in words."""
     rows = zip(result["targets"], target_rows(result)[1:], strict=True)

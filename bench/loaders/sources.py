@@ -63,9 +63,9 @@ class MountOptions(Options):
 class EpochOptions(MountOptions):
     """Some epochs over photographs."""
 
-    examples: int = option(3200, "photographs")
-    batch_size: int = option(32, "examples in a mini-batch")
-    epochs: int = option(3, "epochs, at least 2")
+    examples: int = option(3200, "photographs", quick=320)
+    batch_size: int = option(32, "examples in a mini-batch", quick=8)
+    epochs: int = option(3, "epochs, at least 2", quick=2)
     readers: int = option(2, "file reader processes")
 
     def check(self) -> None:

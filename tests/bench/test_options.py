@@ -15,7 +15,7 @@ from bench.harness.options import Options, OptionsError, option
 
 @dataclasses.dataclass
 class SomeOptions(Options):
-    files: int = option(7, "files to read")
+    files: int = option(7, "files to read", quick=1)
     share: float = option(0.5, "of the data, 50 % at first")
     sizes: list[int] = option([1, 2], "sizes")
     ways: list[str] = option(["one"], "ways", known=("one", "other"))
@@ -29,7 +29,7 @@ class SomeOptions(Options):
 
 
 def parse_some(monkeypatch, *words: str) -> SomeOptions:
-    found = claim.Claim("About.", SomeOptions, lambda *_: {}, quick={"files": 1})
+    found = claim.Claim("About.", SomeOptions, lambda *_: {})
     monkeypatch.setitem(sys.modules, "bench.claims.some", SimpleNamespace(CLAIM=found))
     return claim.parse("some", words)
 

@@ -55,14 +55,16 @@ _KNOWN = names_of(summary.LOADERS)
 class TrainingOptions(MountOptions):
     """What is trained, where and how often."""
 
-    ranks: list[int] = option([1, 2, 4], "per node")
+    ranks: list[int] = option([1, 2, 4], "per node", quick=[2])
     nodes: list[int] = option([1], "groups of ranks that share a directory")
     loaders: list[str] = option([], f"of {', '.join(summary.LOADERS)}", type=_KNOWN)
     model: str = option("data", "data: next to no computing (data)", choices=MODELS)
     order: str = option("global", "of examples (global)", choices=("global", "shards"))
-    examples: int = option(4096, "images")
-    iterations: int = option(0, "of an epoch, whatever the number of ranks: sets --examples")
-    batch_size: int = option(32, "images of a rank's mini-batch")
+    examples: int = option(4096, "images", quick=48)
+    iterations: int = option(
+        0, "of an epoch, whatever the number of ranks: sets --examples", quick=0
+    )
+    batch_size: int = option(32, "images of a rank's mini-batch", quick=4)
     epochs: int = option(2, "epochs")
     readers: int | None = option(None, "readers of a rank (its share of the cores)", type=int)
     in_job: bool = option(False, "this is a rank of a job that a launcher started")
@@ -172,16 +174,4 @@ def result_of(points: list[dict], sources: Sources, options: TrainingOptions) ->
     return {**facts, "points": points}
 
 
-CLAIM = Claim(
-    __doc__,
-    TrainingOptions,
-    measure,
-    quick={"ranks": [2], "examples": 48, "iterations": 0, "batch_size": 4, "repeats": 1},
-    tables={
-        "training": summary.training_rows,
-        "node-reads": summary.node_read_rows,
-        "overheads": summary.overhead_rows,
-        "costs": summary.cost_rows,
-    },
-    figures=summary.__name__,
-)
+CLAIM = Claim(__doc__, TrainingOptions, measure, summary.TABLES, figures=summary.__name__)

@@ -226,6 +226,14 @@ def node_read_rows(result: dict) -> list[list[str]]:
     return table(pairs, columns)
 
 
+TABLES = {
+    "training": training_rows,
+    "node-reads": node_read_rows,
+    "overheads": overhead_rows,
+    "costs": cost_rows,
+}
+
+
 def draw_all(result: dict, stem: Path) -> list[Path]:
     """Draw the seconds of an epoch over ranks, a panel for each epoch."""
     from bench.harness import figures
