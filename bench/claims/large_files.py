@@ -34,9 +34,7 @@ WANTED = 0.9
 class LargeFilesOptions(Options):
     """What is run."""
 
-    sizes: list[int] = option(
-        [110_000, 1_000_000, 10_000_000], "bytes of a file", quick=[20_000, 2_000_000]
-    )
+    sizes: list[int] = option([110_000, 10**6, 10**7], "bytes of a file", quick=[20_000, 2 * 10**6])
     total_mb: int = option(300, "MB of each size", quick=4)
     repeats: int = 5
 

@@ -18,7 +18,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from bench.harness.claim import Claim
-from bench.harness.options import OptionsError, names_of, option
+from bench.harness.options import OptionsError, option
 from bench.harness.targets import Wanted, compared, target_rows
 from bench.harness.text import median_of, table
 from bench.loaders import report
@@ -56,7 +56,7 @@ class PipelineOptions(MountOptions):
     batches: int = option(250, "mini-batches", quick=12)
     slow_batches: int = option(60, "of the slow", quick=4)
     readers: int = option(2, "file reader processes")
-    lines: list[str] = option([], "some of them, separated by ';'", type=names_of(LINES, ";"))
+    lines: list[str] = option([], "some, separated by ';'", known=LINES, separator=";")
 
     def check(self) -> None:
         """Complete the options."""

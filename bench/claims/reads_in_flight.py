@@ -39,7 +39,7 @@ class ReadsOptions(MountOptions):
     seconds: float = option(6.0, "length of a run")
     # Not ext4: it avoids the inodes of files removed in the last minute, and looking past thousands
     # of them slows down every create of the next run.
-    local: Path = option(Path("/dev/shm"), "folder for files and staging (/dev/shm)", type=Path)
+    local: Path = option(Path("/dev/shm"), "folder for files and staging (/dev/shm)")
 
     def check(self) -> None:
         """Refuse another store: its latencies are what is varied."""

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.harness.claim import Claim
-from bench.harness.options import OptionsError, numbers, option
+from bench.harness.options import OptionsError, option
 from bench.loaders import report
 from bench.loaders.sources import MountOptions
 from bench.loaders.spec import LOADERS
@@ -38,14 +38,12 @@ class ThousandOptions(MountOptions):
     whole: bool = option(False, "as published: 1,000 mini-batches, 3 repeats")
     sweep: bool = option(False, "vary prefetchers, then readers with 12 prefetchers")
     batch_size: int = option(32, "images in a mini-batch", quick=4)
-    batches: int | None = option(
-        None, "of overlap, overlap-staged (120; whole: 1000)", type=int, quick=12
-    )
-    slow_batches: int | None = option(None, "of slow and torch (20; whole: 60)", type=int, quick=4)
-    steady_batches: int | None = option(None, "of all others (50; whole: 300)", type=int, quick=6)
-    repeats: int | None = option(None, "interleaved runs of each (2; whole: 3)", type=int, quick=1)
-    prefetchers: list[int] = option([], "prefetchers (4; sweep: 1,2,4,8,12,16)", type=numbers)
-    readers: list[int] = option([], "file readers (2; sweep: 1,2,4,8,12,16)", type=numbers)
+    batches: int | None = option(None, "of overlap, overlap-staged (120; whole: 1000)", quick=12)
+    slow_batches: int | None = option(None, "of slow and torch (20; whole: 60)", quick=4)
+    steady_batches: int | None = option(None, "of all others (50; whole: 300)", quick=6)
+    repeats: int | None = option(None, "interleaved runs of each (2; whole: 3)", quick=1)
+    prefetchers: list[int] = option([], "prefetchers (4; sweep: 1,2,4,8,12,16)")
+    readers: list[int] = option([], "file readers (2; sweep: 1,2,4,8,12,16)")
     loaders: list[str] = option(_LOADERS, f"of {', '.join(LOADERS)}", known=LOADERS)
 
     def check(self) -> None:

@@ -42,18 +42,12 @@ _TARGET = 20 / 6
 _MILLION = 1_000_000
 
 
-def _numbers(text: str) -> list[float]:
-    return [float(word) for word in text.split(",")]
-
-
 @dataclass
 class UpdatesOptions(Options):
     """What is run."""
 
-    millions: list[float] = option([0.1, 1.0, 5.0, 20.0], "of weights", quick=[0.1], type=_numbers)
-    optimizers: list[str] = option(
-        list(OPTIMIZERS), "some of them", quick=["adam"], known=OPTIMIZERS
-    )
+    millions: list[float] = option([0.1, 1.0, 5.0, 20.0], "of weights", quick=[0.1])
+    optimizers: list[str] = option(list(OPTIMIZERS), "some", quick=["adam"], known=OPTIMIZERS)
     seconds: float = option(0.3, "for which each repeats its updates", quick=0.01)
 
 

@@ -30,9 +30,9 @@ _ROOM_BYTES = 5 * 10**9
 class MountOptions(Options):
     """Where the images are, and how slow a store is that is no real one."""
 
-    pairs: Path | None = option(None, "list file of 'path label' lines (made images)", type=Path)
-    root: Path | None = option(None, "folder of the files of --pairs, on the local disk", type=Path)
-    source: Path | None = option(None, "their folder on a real slow store: no emulation", type=Path)
+    pairs: Path | None = option(None, "list file of 'path label' lines (made images)")
+    root: Path | None = option(None, "folder of the files of --pairs, on the local disk")
+    source: Path | None = option(None, "their folder on a real slow store: no emulation")
     open_ms: float = option(10.0, "latency of an open")
     mb_per_s: float = option(100.0, "bandwidth of the store")
     mount: str = option("emulated", "slow store (emulated)", choices=("emulated", "fuse"))

@@ -41,14 +41,13 @@ from bench.harness import isolated
 from bench.harness.claim import Claim
 from bench.harness.files import drop_page_cache, read_files, read_pairs
 from bench.harness.launching import YIELDS, launch
-from bench.harness.options import OptionsError, names_of, option, picked
+from bench.harness.options import OptionsError, option, picked
 from bench.harness.turns import take_turns
 from bench.loaders.sources import MountOptions, Sources, prepare, spec_of, store_label
 from bench.slow import SlowStore, slow_store
 from bench.slow.ledger import OpenRecord
 
 MODELS = ("data", "waits", "compute", "resnet50")
-_KNOWN = names_of(summary.LOADERS)
 
 
 @dataclass
@@ -57,16 +56,14 @@ class TrainingOptions(MountOptions):
 
     ranks: list[int] = option([1, 2, 4], "per node", quick=[2])
     nodes: list[int] = option([1], "groups of ranks that share a directory")
-    loaders: list[str] = option([], f"of {', '.join(summary.LOADERS)}", type=_KNOWN)
+    loaders: list[str] = option([], f"of {', '.join(summary.LOADERS)}", known=summary.LOADERS)
     model: str = option("data", "data: next to no computing (data)", choices=MODELS)
     order: str = option("global", "of examples (global)", choices=("global", "shards"))
     examples: int = option(4096, "images", quick=48)
-    iterations: int = option(
-        0, "of an epoch, whatever the number of ranks: sets --examples", quick=0
-    )
+    iterations: int = option(0, "of an epoch for each rank: sets --examples", quick=0)
     batch_size: int = option(32, "images of a rank's mini-batch", quick=4)
     epochs: int = option(2, "epochs")
-    readers: int | None = option(None, "readers of a rank (its share of the cores)", type=int)
+    readers: int | None = option(None, "readers of a rank (its share of the cores)")
     in_job: bool = option(False, "this is a rank of a job that a launcher started")
     communicator: str = option("naive", "ChainerMN's name; another one has GPUs")
     mpiexec: str = option("", "the launcher and its options (Open MPI's mpiexec)")
