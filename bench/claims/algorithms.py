@@ -17,7 +17,6 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -44,7 +43,6 @@ ALGORITHMS = {
 }
 
 
-@dataclass
 class AlgorithmsOptions(Options):
     """What is run."""
 

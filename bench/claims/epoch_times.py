@@ -9,7 +9,6 @@ more process reads from the store meanwhile what has to be missed at the least.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -29,7 +28,6 @@ MEANINGS = {
 _LIMITS = ("ideal", "unlimited")
 
 
-@dataclass
 class EpochTimesOptions(EpochOptions):
     """What is run."""
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench.harness.claim import Claim
@@ -28,7 +27,6 @@ _FILE_BYTES = 20_800
 STATES = ("dirty", "written")
 
 
-@dataclass
 class EvictingOptions(EpochOptions):
     """What is run."""
 

@@ -149,7 +149,6 @@ _DONE: dict[str, dict[str, Any]] = {
 _TRAIN_SECONDS = 0.01
 
 
-@dataclasses.dataclass
 class ExplainedOptions(Options):
     """What is run."""
 

@@ -24,7 +24,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -59,7 +58,6 @@ _HANG_SECONDS = 60.0
 _LOOK_SECONDS = 0.001
 
 
-@dataclass
 class FaultOptions(Options):
     """What is done how often."""
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -25,7 +24,6 @@ from bench.harness.turns import take_turns
 _N_RATES, _N_BATCHES = 8, 5
 
 
-@dataclass
 class GridOptions(Options):
     """What is run."""
 

@@ -14,7 +14,6 @@ from __future__ import annotations
 import ast
 import itertools
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +32,6 @@ _SOURCE = "def f(a, b):\n    return [x + 1 for x in a if x > b]\n"
 _WARM_UP_BATCHES = 20
 
 
-@dataclass
 class InMemoryOptions(Options):
     """What is run."""
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 import resource
 import subprocess
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
@@ -30,7 +30,6 @@ from bench.loaders.spec import RunSpec
 WANTED = 0.9
 
 
-@dataclass
 class LargeFilesOptions(Options):
     """What is run."""
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 import functools
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
@@ -40,7 +39,6 @@ _NAMES = {
 }
 
 
-@dataclass
 class MissesOptions(EpochOptions):
     """What is run."""
 

@@ -9,7 +9,6 @@ As ``misses_measured``, for 4 ranks under ``mpiexec`` whose order is scattered b
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from pathlib import Path
 
@@ -20,13 +19,12 @@ from bench.harness.claim import Claim
 from bench.harness.launching import launch
 from bench.harness.options import option
 from bench.harness.turns import take_turns
-from bench.loaders.sources import prepare, store_facts
+from bench.loaders.sources import facts_of, prepare
 
 FRACTIONS = (0.25, 0.5, 0.75)
 KINDS = ("together", "apart")
 
 
-@dataclasses.dataclass
 class NodeOptions(MissesOptions):
     """What is run."""
 
@@ -52,7 +50,7 @@ def measure(options: NodeOptions, scratch: Path) -> dict:
         found = {"belady": simulated(options, fraction)["belady"]}
         found |= {p["order"]: p["runs"][0] for p in asked if p["fraction"] == fraction}
         points.append({"fraction": fraction, "missed_by_epoch": found})
-    return {"data": sources.label, **store_facts(options), "points": points}
+    return {**facts_of(options, sources), "points": points}
 
 
 CLAIM = Claim(__doc__, NodeOptions, measure, TABLES, figures=misses_measured.__name__)

@@ -13,7 +13,6 @@ without delay, and how long its processes take to start. It is told nothing of t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
@@ -31,7 +30,6 @@ FRACTIONS = (0.3, 0.6, 1.0)
 _ALL = 1.2
 
 
-@dataclass
 class ModelOptions(EpochOptions):
     """What is run."""
 

@@ -29,7 +29,6 @@ import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -46,7 +45,7 @@ from bench.harness.launching import launch
 from bench.harness.options import option
 from bench.harness.text import median_of, spread, table
 from bench.harness.turns import take_turns
-from bench.loaders.sources import EpochOptions, Sources, prepare, store_facts
+from bench.loaders.sources import EpochOptions, Sources, facts_of, prepare
 
 #: Nodes, the share of the data that each has room for, and what is done.
 RUNS = (
@@ -81,7 +80,6 @@ _IDLE_SECONDS = 2.0
 _RUN_VARIABLE = "OVERLAPITER_BENCH_RUN"
 
 
-@dataclass
 class PeersOptions(EpochOptions):
     """What is run."""
 
@@ -187,7 +185,7 @@ def measure_epochs(options: PeersOptions, scratch: Path) -> dict:
         return run_epochs(options, sources, asked, job, point["examples"])
 
     take_turns(points, options.repeats, run)
-    return {"data": sources.label, **store_facts(options), "points": points}
+    return {**facts_of(options, sources), "points": points}
 
 
 def epoch_rows(result: dict) -> list[list[str]]:

@@ -13,7 +13,6 @@ bench/results/README.md says what is measured, and what the loops and the ceilin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 
@@ -48,11 +47,9 @@ LINES: dict[str, tuple[str, dict[str, object], str]] = {
 _OF_MOUNT = "staged, slow stat"
 
 
-@dataclass
 class PipelineOptions(MountOptions):
     """What is run, and how often."""
 
-    batch_size: int = option(32, "images in a mini-batch", quick=4)
     batches: int = option(250, "mini-batches", quick=12)
     slow_batches: int = option(60, "of the slow", quick=4)
     readers: int = option(2, "file reader processes")
@@ -75,9 +72,8 @@ def measure(options: PipelineOptions, scratch: Path) -> dict:
         most = options.slow_batches if loader == "slow" else options.batches
         facts = {"n_batches": min(most, options.batches), **others}
         points.append({"name": name, "loader": loader, "note": note, **facts})
-    usual = {"n_readers": options.readers, "batch_size": options.batch_size}
-    n_examples = options.batches * options.batch_size
-    found = report.measure_points(options, scratch, points, n_examples, **usual)
+    n_examples, n_readers = options.batches * options.batch_size, options.readers
+    found = report.measure_points(options, scratch, points, n_examples, n_readers=n_readers)
     return {**found, "targets": targets(points)}
 
 

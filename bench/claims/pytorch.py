@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import importlib
 import time
-from dataclasses import dataclass
 from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
@@ -37,13 +36,11 @@ from bench.loaders.spec import PACKAGES
 MOST_SECONDS = 180.0
 
 
-@dataclass
 class PytorchOptions(MountOptions):
     """What is run."""
 
     batches: int = option(200, "mini-batches of ours, and of PyTorch's on the local disk", quick=8)
     slow_batches: int = option(50, "of PyTorch's on the slow store with 2 workers", quick=4)
-    batch_size: int = option(32, "images in a mini-batch")
     readers: list[int] = option([2, 8, 16, 32, 64], "workers of PyTorch's", quick=[2])
 
 
@@ -94,8 +91,7 @@ def measure(options: PytorchOptions, scratch: Path) -> dict:
     rivals, absent = rivals_of(options)
     points += rivals
     n_examples = options.batches * options.batch_size
-    usual = {"batch_size": options.batch_size}
-    result = report.measure_points(options, scratch, points, n_examples, MOST_SECONDS, **usual)
+    result = report.measure_points(options, scratch, points, n_examples, MOST_SECONDS)
     own = [{"name": "import"}, {"name": "trainer"}, {"name": "ours"}]
     functions = {"import": import_torch, "trainer": trainer_cpu, "ours": trainer_cpu}
     take_turns(own, options.repeats, lambda p: isolated.call(functions[p["name"]], p))

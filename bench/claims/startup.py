@@ -10,7 +10,6 @@ mini-batches the private memory of every process (the pages that no other proces
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -22,14 +21,12 @@ from bench.loaders.sources import MountOptions, run_points
 _KINDS = ("reader", "prefetcher", "supervisor", "trainer")
 
 
-@dataclass
 class StartupOptions(MountOptions):
     """What is run."""
 
     files: int = option(8_000, "different ones, of the short list", quick=64)
     lengths: list[int] = option([8_000, 1_280_000], "of the lists of files", quick=[100])
     readers: list[int] = option([2, 4, 8, 16], "file readers", quick=[3])
-    batch_size: int = option(32, "images in a mini-batch")
     batches: int = option(100, "before memory is measured", quick=8)
 
 
@@ -42,7 +39,7 @@ def measure(options: StartupOptions, scratch: Path) -> dict:
         for n_examples in options.lengths for n_readers in options.readers
         for loader in ("overlap", "slow")
     ]  # fmt: skip
-    usual = {"order": "own", "batch_size": options.batch_size, "measures_memory": True}
+    usual = {"order": "own", "measures_memory": True}
     return run_points(options, scratch, points, options.files, **usual)
 
 

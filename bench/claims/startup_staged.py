@@ -15,7 +15,6 @@ import os
 import signal
 import sqlite3
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench.harness import isolated
@@ -37,7 +36,6 @@ _FOLDER_FILES = 1_280
 _FIRST = "first_batch_seconds"
 
 
-@dataclass
 class StartupStagedOptions(Options):
     """What is run."""
 

@@ -15,7 +15,6 @@ stands in the table.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench.harness.claim import Claim
@@ -31,13 +30,11 @@ _LOADERS = ["overlap", "slow", "fast", "copy", "floor", "overlap-staged"]
 _LENGTHS = {"first look": (120, 20, 50, 2), "whole": (1000, 60, 300, 3)}
 
 
-@dataclass
 class ThousandOptions(MountOptions):
     """What is run, and how often."""
 
     whole: bool = option(False, "as published: 1,000 mini-batches, 3 repeats")
     sweep: bool = option(False, "vary prefetchers, then readers with 12 prefetchers")
-    batch_size: int = option(32, "images in a mini-batch", quick=4)
     batches: int | None = option(None, "of overlap, overlap-staged (120; whole: 1000)", quick=12)
     slow_batches: int | None = option(None, "of slow and torch (20; whole: 60)", quick=4)
     steady_batches: int | None = option(None, "of all others (50; whole: 300)", quick=6)
@@ -90,8 +87,7 @@ def measure(options: ThousandOptions, scratch: Path) -> dict:
     """Do all runs."""
     points = points_of(options)
     n_examples = max(point["n_batches"] for point in points) * options.batch_size
-    size = {"batch_size": options.batch_size}
-    return report.measure_points(options, scratch, points, n_examples, **size)
+    return report.measure_points(options, scratch, points, n_examples)
 
 
 CLAIM = Claim(

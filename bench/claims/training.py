@@ -19,7 +19,6 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -146,7 +145,6 @@ def rank(request: dict) -> dict | None:
 # --- what is measured ---------------------------------------------------------------------------
 
 
-@dataclass
 class TrainingOptions(Options):
     """What is run."""
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 import importlib.util
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -42,7 +41,6 @@ _TARGET = 20 / 6
 _MILLION = 1_000_000
 
 
-@dataclass
 class UpdatesOptions(Options):
     """What is run."""
 

@@ -32,13 +32,19 @@ def option(default: object, words: str, **others: object) -> Any:
 
 @dataclasses.dataclass
 class Options:
-    """What every benchmark takes; a class of its own adds to it, or only changes a default."""
+    """What every benchmark takes; a class of its own adds to it, or only changes a default.
+
+    Such a class is a dataclass, too.
+    """
 
     out: Path = option(Path(), "JSON file (bench/results/own)")
     local: Path = option(CHECKOUT / ".cache/bench", "folder on the fast disk (.cache)")
     repeats: int = option(3, "interleaved runs of each", quick=1)
     seed: int = option(0, "orders follow from it")
     quick: bool = option(False, "very few and small runs: it works, no more")
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(cls)
 
     def check(self) -> None:
         """Complete the options, or raise an OptionsError."""

@@ -21,7 +21,7 @@ from statistics import mean
 import numpy as np
 from chainer.datasets import LabeledImageDataset
 
-from bench.harness.cpu import MOUNT, cpu_by_kind
+from bench.harness.family import MOUNT, cpu_by_kind
 from bench.loaders.checks import fingerprint
 from bench.loaders.spec import RunResult, RunSpec
 from bench.slow import SlowStore, crossed, slow_store

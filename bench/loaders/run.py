@@ -13,7 +13,7 @@ import numpy as np
 from chainer.datasets import LabeledImageDataset
 
 from bench.harness import isolated
-from bench.harness.cpu import OTHER, cpu_by_kind, private_bytes_by_kind
+from bench.harness.family import OTHER, cpu_by_kind, private_bytes_by_kind
 from bench.loaders.checks import fingerprint
 from bench.loaders.files import Heads
 from bench.loaders.spec import OF_STORE, PACKAGES, RunResult, RunSpec

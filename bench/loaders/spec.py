@@ -113,7 +113,7 @@ class RunResult:
             mini-batch was delivered; None where the loader cannot be observed.
         epochs: ``seconds``, ``opens`` and ``bytes`` of each, the first one with the start, with
             what is read ahead of the trainer meanwhile.
-        cpu: By kind of process, what :func:`bench.harness.cpu.cpu_by_kind` finds before
+        cpu: By kind of process, what :func:`bench.harness.family.cpu_by_kind` finds before
             ``finalize``, and the ``seconds`` of the trainer.
     """
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,7 +12,6 @@ from bench.harness import claim
 from bench.harness.options import Options, OptionsError, option
 
 
-@dataclasses.dataclass
 class SomeOptions(Options):
     files: int = option(7, "files to read", quick=1)
     share: float = option(0.5, "of the data, 50 % at first")

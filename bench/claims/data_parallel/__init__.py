@@ -32,7 +32,6 @@ import pickle
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -43,14 +42,13 @@ from bench.harness.files import drop_page_cache, read_files, read_pairs
 from bench.harness.launching import YIELDS, launch
 from bench.harness.options import OptionsError, option, picked
 from bench.harness.turns import take_turns
-from bench.loaders.sources import MountOptions, Sources, prepare, spec_of, store_label
+from bench.loaders.sources import MountOptions, Sources, facts_of, prepare, spec_of
 from bench.slow import SlowStore, slow_store
 from bench.slow.ledger import OpenRecord
 
 MODELS = ("data", "waits", "compute", "resnet50")
 
 
-@dataclass
 class TrainingOptions(MountOptions):
     """What is trained, where and how often."""
 
@@ -61,7 +59,6 @@ class TrainingOptions(MountOptions):
     order: str = option("global", "of examples (global)", choices=("global", "shards"))
     examples: int = option(4096, "images", quick=48)
     iterations: int = option(0, "of an epoch for each rank: sets --examples", quick=0)
-    batch_size: int = option(32, "images of a rank's mini-batch", quick=4)
     epochs: int = option(2, "epochs")
     readers: int | None = option(None, "readers of a rank (its share of the cores)")
     in_job: bool = option(False, "this is a rank of a job that a launcher started")
@@ -118,7 +115,7 @@ def run_ranks(
     pickled = sources.scratch / "store.pickle"
     if options.drop_caches:
         drop_page_cache()
-    spec = spec_of(options, sources, "overlap", n_examples=0)
+    spec = spec_of(options, sources, "overlap")
     with slow_store(spec, spec.mount) as store:
         pickled.write_bytes(pickle.dumps(store))
         places = places_of(sources, staging, store.root if store else sources.slow, pickled)
@@ -166,9 +163,8 @@ def result_of(points: list[dict], sources: Sources, options: TrainingOptions) ->
     """Return the result of points that have been run."""
     for point in points:
         point["summary"] = summary.summarize(point["runs"])
-    facts = {"data": sources.label, "store": store_label(options)}
-    facts |= {"overheads": summary.overheads(points), "costs": summary.costs(points)}
-    return {**facts, "points": points}
+    compared = {"overheads": summary.overheads(points), "costs": summary.costs(points)}
+    return {**facts_of(options, sources), **compared, "points": points}
 
 
 CLAIM = Claim(__doc__, TrainingOptions, measure, summary.TABLES, figures=summary.__name__)

@@ -21,8 +21,7 @@ from bench.claims.data_parallel import (
     result_of,
     summary,
 )
-from bench.harness.cpu import cpu_seconds
-from bench.harness.family import descendants
+from bench.harness.family import cpu_seconds, descendants
 from bench.harness.files import copy_files, make_folder, read_pairs
 from bench.harness.turns import take_turns
 from bench.loaders.files import Heads
