@@ -149,5 +149,5 @@ def rows(result: dict) -> list[list[str]]:
     ]
 
 
-TABLES = {"pipeline": rows, "targets": target_rows}
-CLAIM = Claim(__doc__, PipelineOptions, measure, TABLES, show=report.show, faults=report.faults)
+TABLES = {"pipeline": rows, "parts": report.part_rows, "targets": target_rows}
+CLAIM = Claim(__doc__, PipelineOptions, measure, TABLES, faults=report.faults)

@@ -121,11 +121,6 @@ def is_installed(module: str) -> bool:
         return False
 
 
-def show(result: dict) -> str:
-    """Return what is printed."""
-    return "\n\n".join(filter(None, (report.show(result), result["absent"])))
-
-
 def targets(points: list[dict]) -> list[dict]:
     """Compare the runs of each repeat, of those points that have run."""
     runs = {
@@ -167,4 +162,4 @@ def _times_after(run: dict, other: dict) -> float:
 
 
 TABLES = {"pytorch": report.rate_rows, "pytorch-targets": target_rows}
-CLAIM = Claim(__doc__, PytorchOptions, measure, TABLES, show=show, faults=report.faults)
+CLAIM = Claim(__doc__, PytorchOptions, measure, TABLES, faults=report.faults)

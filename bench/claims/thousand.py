@@ -90,12 +90,6 @@ def measure(options: ThousandOptions, scratch: Path) -> dict:
     return report.measure_points(options, scratch, points, n_examples)
 
 
-CLAIM = Claim(
-    __doc__,
-    ThousandOptions,
-    measure,
-    tables={"loaders": report.rate_rows, "cpu": report.cpu_rows},
-    show=report.show,
-    figures="bench.claims.thousand_figures",
-    faults=report.faults,
-)
+TABLES = {"loaders": report.rate_rows, "parts": report.part_rows, "cpu": report.cpu_rows}
+FIGURES = "bench.claims.thousand_figures"
+CLAIM = Claim(__doc__, ThousandOptions, measure, TABLES, FIGURES, report.faults)

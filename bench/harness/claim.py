@@ -33,7 +33,6 @@ class Claim:
         options: Its class of options.
         measure: Takes the options and an empty folder on the fast disk; returns the result.
         tables: Makers of rows, the first one being the header, for documents, by name.
-        show: Returns a result as the text that is printed; None: all its tables.
         figures: A module whose ``draw_all`` takes a result and the stem of the files to write.
         faults: Returns every reason for which a run fails.
     """
@@ -42,14 +41,11 @@ class Claim:
     options: type[Options]
     measure: Callable[[Any, Path], dict | None]
     tables: dict[str, Callable[[dict], Rows]] = dataclasses.field(default_factory=dict)
-    show: Callable[[dict], str] | None = None
     figures: str = ""
     faults: Callable[[dict], list[str]] = lambda _: []
 
     def text_of(self, result: dict) -> str:
-        """Return what is printed of a result: no table of which it has no row."""
-        if self.show is not None:
-            return self.show(result)
+        """Return all tables of which a result has a row, as they are printed."""
         tables = [make(result) for make in self.tables.values()]
         return "\n\n".join(aligned(rows) for rows in tables if len(rows) > 1)
 
@@ -131,7 +127,7 @@ def head(result: dict) -> str:
     lines = [
         f"{machine['cores']} cores, {machine['processor']}, Python {machine['python']}, commit "
         f"{result.get('commit', 'unknown')[:12]}{changed}, {result['staging_filesystem']}",
-        "; ".join(result[name] for name in ("data", "store") if name in result),
+        "; ".join(result[name] for name in ("data", "store", "absent") if name in result),
     ]
     return "\n".join(filter(None, lines))
 
