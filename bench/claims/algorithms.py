@@ -20,10 +20,9 @@ import tempfile
 from pathlib import Path
 from statistics import median
 
-from bench.harness.claim import Claim
 from bench.harness.isolated import CHECKOUT, RunFailedError
 from bench.harness.launching import launch
-from bench.harness.options import Options, option
+from bench.harness.options import CommonOptions, option
 from bench.harness.targets import missed_unless_quick, target_of, target_rows
 from bench.harness.text import table
 from bench.harness.turns import take_turns
@@ -43,7 +42,7 @@ ALGORITHMS = {
 }
 
 
-class AlgorithmsOptions(Options):
+class Options(CommonOptions):
     """What is run."""
 
     workers: int = option(2, "beside the server")
@@ -56,7 +55,7 @@ def make_digits(folder: Path) -> tuple[Path, Path]:
     return folder / "train.txt", folder / "val.txt"
 
 
-def train_once(point: dict, data: tuple[Path, Path], options: AlgorithmsOptions) -> dict:
+def train_once(point: dict, data: tuple[Path, Path], options: Options) -> dict:
     """Train by one algorithm; return the time and accuracy at the end of each epoch."""
     out = tempfile.mkdtemp(prefix="run-", dir=data[0].parent)
     command = [sys.executable, "-W", "ignore", "-m", "overlapiter", "train"]
@@ -73,7 +72,7 @@ def train_once(point: dict, data: tuple[Path, Path], options: AlgorithmsOptions)
     return {"seconds": [*seconds], "val_accuracy": [epoch["val_accuracy"] for epoch in epochs]}
 
 
-def measure(options: AlgorithmsOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     data, points = make_digits(scratch), [{"name": name} for name in ALGORITHMS]
     take_turns(points, options.repeats, lambda point: train_once(point, data, options))
@@ -128,6 +127,4 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
 
 
 TABLES = {"algorithms": rows, "targets": target_rows}
-CLAIM = Claim(
-    __doc__, AlgorithmsOptions, measure, TABLES, figures=__name__, faults=missed_unless_quick
-)
+faults = missed_unless_quick

@@ -12,7 +12,6 @@ from __future__ import annotations
 from pathlib import Path
 from statistics import median
 
-from bench.harness.claim import Claim
 from bench.harness.options import option
 from bench.harness.text import by_repeat, extremes, spread, table
 from bench.loaders.report import name_of
@@ -28,7 +27,7 @@ MEANINGS = {
 _LIMITS = ("ideal", "unlimited")
 
 
-class EpochTimesOptions(EpochOptions):
+class Options(EpochOptions):
     """What is run."""
 
     examples: int = 1600
@@ -36,7 +35,7 @@ class EpochTimesOptions(EpochOptions):
     loaders: list[str] = option(list(MEANINGS), "some of them", known=MEANINGS)
 
 
-def measure(options: EpochTimesOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     kinds = {
         "capacity": {"loader": "overlap", "room": options.fraction},
@@ -110,4 +109,3 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
 
 
 TABLES = {"epochs": rows, "shares": share_rows}
-CLAIM = Claim(__doc__, EpochTimesOptions, measure, TABLES, figures=__name__)

@@ -25,8 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.claim import Claim
-from bench.harness.options import Options, option
+from bench.harness.options import CommonOptions, option
 from bench.harness.text import Rows, interval, median_of, spread_of, table
 from bench.harness.turns import call_in_turns
 from bench.slow.store import SlowStore, attach
@@ -149,7 +148,7 @@ _DONE: dict[str, dict[str, Any]] = {
 _TRAIN_SECONDS = 0.01
 
 
-class ExplainedOptions(Options):
+class Options(CommonOptions):
     """What is run."""
 
     seconds: float = option(4.0, "length of a run after the change", quick=0.5)
@@ -244,7 +243,7 @@ def watch(request: dict) -> dict:
     }
 
 
-def measure(options: ExplainedOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     common = {"scratch": str(scratch), "seconds": options.seconds}
     points, watched = [{"name": name} for name in JOBS], [{"name": "watching"}]
@@ -330,4 +329,3 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
 
 
 TABLES = {"explained": rows, "watching": costs}
-CLAIM = Claim(__doc__, ExplainedOptions, measure, TABLES, figures=__name__, faults=faults)

@@ -32,10 +32,9 @@ import psutil
 
 import overlapiter
 from bench.harness import isolated
-from bench.harness.claim import Claim
 from bench.harness.family import descendants, is_running, send, workers
 from bench.harness.files import read_pairs
-from bench.harness.options import Options, option, picked
+from bench.harness.options import CommonOptions, option, picked
 from bench.harness.text import median_of, spread, table
 from bench.harness.turns import take_turns
 from bench.loaders.checks import checksum
@@ -58,7 +57,7 @@ _HANG_SECONDS = 60.0
 _LOOK_SECONDS = 0.001
 
 
-class FaultOptions(Options):
+class Options(CommonOptions):
     """What is done how often."""
 
     hits: int = option(10, "signals of each kind, to each kind of worker", quick=1)
@@ -178,7 +177,7 @@ def end(request: dict, folder: Path) -> dict:
 # --- all --------------------------------------------------------------------------------------
 
 
-def measure(options: FaultOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     made = make_photographs(PHOTOGRAPHS, options.examples)
     request = {
@@ -245,4 +244,3 @@ def faults(result: dict) -> list[str]:
 
 
 TABLES = {"hits": hit_rows, "endings": ending_rows}
-CLAIM = Claim(__doc__, FaultOptions, measure, TABLES, faults=faults)

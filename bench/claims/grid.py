@@ -16,15 +16,14 @@ from statistics import median
 
 from bench.claims.algorithms import DATA, EXAMPLE, make_digits
 from bench.harness import isolated
-from bench.harness.claim import Claim
-from bench.harness.options import Options, option
+from bench.harness.options import CommonOptions, option
 from bench.harness.targets import missed_unless_quick, target_of, target_rows
 from bench.harness.turns import take_turns
 
 _N_RATES, _N_BATCHES = 8, 5
 
 
-class GridOptions(Options):
+class Options(CommonOptions):
     """What is run."""
 
     trials: int = option(20, "of the search, half of the grid's", quick=2)
@@ -84,7 +83,7 @@ def take(request: dict) -> dict:
     return compare(Path(request["folder"]), request["trials"], request["seed"])
 
 
-def measure(options: GridOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Compare so many times, with another seed each."""
     make_digits(scratch)
     points, seeds = [{"name": "digits"}], itertools.count(options.seed)
@@ -117,4 +116,4 @@ def targets(points: list[dict]) -> list[dict]:
 
 
 TABLES = {"grid": rows, "targets": target_rows}
-CLAIM = Claim(__doc__, GridOptions, measure, TABLES, faults=missed_unless_quick)
+faults = missed_unless_quick

@@ -18,8 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.harness.claim import Claim
-from bench.harness.options import Options, option, picked
+from bench.harness.options import CommonOptions, option, picked
 from bench.harness.text import median_of, spread_of, table
 from bench.harness.turns import call_in_turns
 
@@ -32,7 +31,7 @@ _SOURCE = "def f(a, b):\n    return [x + 1 for x in a if x > b]\n"
 _WARM_UP_BATCHES = 20
 
 
-class InMemoryOptions(Options):
+class Options(CommonOptions):
     """What is run."""
 
     examples: int = option(256, "examples in memory", quick=8)
@@ -97,7 +96,7 @@ def _open(request: dict, dataset: object) -> tuple:
     return (arrays for _ in itertools.count() if ast.unparse(ast.parse(_SOURCE))), tuple
 
 
-def measure(options: InMemoryOptions, _scratch: Path) -> dict:
+def measure(options: Options, _scratch: Path) -> dict:
     """Do all runs."""
     points = [
         {"loader": loader, "compute_ms": compute_ms}
@@ -131,4 +130,4 @@ def faults(result: dict) -> list[str]:
     return [f"{loader}: the arrays are wrong" for loader, run in runs if not run["is_same"]]
 
 
-CLAIM = Claim(__doc__, InMemoryOptions, measure, {"in-memory": rows}, faults=faults)
+TABLES = {"in-memory": rows}

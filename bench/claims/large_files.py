@@ -18,9 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from bench.harness.claim import Claim
 from bench.harness.files import make_files, read_files
-from bench.harness.options import Options, option
+from bench.harness.options import CommonOptions, option
 from bench.harness.targets import target_of, target_rows
 from bench.harness.text import by_repeat, median_of, table
 from bench.harness.turns import take_turns
@@ -30,7 +29,7 @@ from bench.loaders.spec import RunSpec
 WANTED = 0.9
 
 
-class LargeFilesOptions(Options):
+class Options(CommonOptions):
     """What is run."""
 
     sizes: list[int] = option([110_000, 10**6, 10**7], "bytes of a file", quick=[20_000, 2 * 10**6])
@@ -59,7 +58,7 @@ def copy(point: dict, root: Path, scratch: Path) -> dict[str, float]:
     return {**seconds, "bytes": point["n_files"] * point["file_bytes"]}
 
 
-def measure(options: LargeFilesOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     paths, points, ways = {}, [], {"stage": stage, "copy": copy}
     for size in options.sizes:
@@ -105,4 +104,4 @@ def rows(result: dict) -> list[list[str]]:
     return table(zip(points[::2], points[1::2], strict=True), columns)
 
 
-CLAIM = Claim(__doc__, LargeFilesOptions, measure, {"large-files": rows, "targets": target_rows})
+TABLES = {"large-files": rows, "targets": target_rows}

@@ -21,7 +21,6 @@ from statistics import mean
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.harness.claim import Claim
 from bench.loaders.sources import EpochOptions, run_points
 from overlapiter.order import seeded_order
 
@@ -39,7 +38,7 @@ _NAMES = {
 }
 
 
-class MissesOptions(EpochOptions):
+class Options(EpochOptions):
     """What is run."""
 
     epochs: int = 4
@@ -92,7 +91,7 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-def simulated(options: MissesOptions, fraction: float) -> dict[str, list[float]]:
+def simulated(options: Options, fraction: float) -> dict[str, list[float]]:
     """Return the shares of reads that miss in each epoch, by policy."""
     orders = [seeded_order(options.seed, e, options.examples) for e in range(options.epochs)]
     room = int(fraction * options.examples)
@@ -103,7 +102,7 @@ def simulated(options: MissesOptions, fraction: float) -> dict[str, list[float]]
     }
 
 
-def measure(options: MissesOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     points = [{"fraction": f, "room": f, "loader": "overlap"} for f in FRACTIONS]
     usual = {**options.usual, "is_decoding": False}
@@ -152,4 +151,3 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
 
 
 TABLES = {"misses": rows}
-CLAIM = Claim(__doc__, MissesOptions, measure, TABLES, figures=__name__)

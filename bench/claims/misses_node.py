@@ -13,9 +13,7 @@ from functools import partial
 from pathlib import Path
 
 from bench.claims import misses_measured
-from bench.claims.misses_measured import TABLES, MissesOptions, simulated
 from bench.claims.peers import run_epochs
-from bench.harness.claim import Claim
 from bench.harness.launching import launch
 from bench.harness.options import option
 from bench.harness.turns import take_turns
@@ -25,7 +23,7 @@ FRACTIONS = (0.25, 0.5, 0.75)
 KINDS = ("together", "apart")
 
 
-class NodeOptions(MissesOptions):
+class Options(misses_measured.Options):
     """What is run."""
 
     epochs: int = 3
@@ -34,7 +32,7 @@ class NodeOptions(MissesOptions):
     ranks: int = option(4, "ranks of the node", quick=2)
 
 
-def measure(options: NodeOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     sources = prepare(options, scratch, options.examples)
     asked = [{"order": kind, "fraction": f} for f in FRACTIONS for kind in KINDS]
@@ -47,10 +45,11 @@ def measure(options: NodeOptions, scratch: Path) -> dict:
     take_turns(asked, 1, run)
     points = []
     for fraction in FRACTIONS:
-        found = {"belady": simulated(options, fraction)["belady"]}
+        found = {"belady": misses_measured.simulated(options, fraction)["belady"]}
         found |= {p["order"]: p["runs"][0] for p in asked if p["fraction"] == fraction}
         points.append({"fraction": fraction, "missed_by_epoch": found})
     return {**facts_of(options, sources), "points": points}
 
 
-CLAIM = Claim(__doc__, NodeOptions, measure, TABLES, figures=misses_measured.__name__)
+TABLES = misses_measured.TABLES
+draw_all = misses_measured.draw_all

@@ -17,7 +17,6 @@ from functools import partial
 from pathlib import Path
 from statistics import mean, median
 
-from bench.harness.claim import Claim
 from bench.harness.options import option
 from bench.harness.text import spread, table
 from bench.loaders.sources import EpochOptions, run_points
@@ -30,7 +29,7 @@ FRACTIONS = (0.3, 0.6, 1.0)
 _ALL = 1.2
 
 
-class ModelOptions(EpochOptions):
+class Options(EpochOptions):
     """What is run."""
 
     examples: int = 1600
@@ -39,7 +38,7 @@ class ModelOptions(EpochOptions):
     train_ms: float = option(20.0, "sleep after each mini-batch")
 
 
-def measure(options: ModelOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs, and forecast each."""
     free = {"name": "calibration", "open_seconds": 0.0, "bytes_per_second": 1e12}
     points = [free] + [
@@ -114,4 +113,4 @@ def error_rows(result: dict) -> list[list[str]]:
     return [["mean error", "largest error"], errors]
 
 
-CLAIM = Claim(__doc__, ModelOptions, measure, {"model": rows, "errors": error_rows})
+TABLES = {"model": rows, "errors": error_rows}

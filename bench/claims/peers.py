@@ -40,7 +40,6 @@ from bench.claims.data_parallel import run_ranks
 from bench.claims.data_parallel.rank import trained
 from bench.claims.data_parallel.summary import seconds_of
 from bench.claims.peers_serving import measure_serving, serving_rows
-from bench.harness.claim import Claim
 from bench.harness.launching import launch
 from bench.harness.options import option
 from bench.harness.text import median_of, spread, table
@@ -80,7 +79,7 @@ _IDLE_SECONDS = 2.0
 _RUN_VARIABLE = "OVERLAPITER_BENCH_RUN"
 
 
-class PeersOptions(EpochOptions):
+class Options(EpochOptions):
     """What is run."""
 
     examples: int = 3200
@@ -169,7 +168,7 @@ def _idle_cpu_seconds() -> float:
     return sum(sum(server.cpu_times()[:2]) - seconds for server, seconds in before)
 
 
-def measure_epochs(options: PeersOptions, scratch: Path) -> dict:
+def measure_epochs(options: Options, scratch: Path) -> dict:
     """Do the runs of the first experiment."""
     sources = prepare(options, scratch, options.examples * max(_TIMES.values()))
     kinds = {*options.kinds} - (set() if importlib.util.find_spec("torch") else {"torch"})
@@ -218,7 +217,7 @@ def idle_rows(result: dict) -> list[list[str]]:
     return table([p for p in points if p["kind"] not in _FAULTS], columns)
 
 
-def measure(options: PeersOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do both experiments."""
     found: dict = {}
     if "epochs" in options.parts:
@@ -260,4 +259,3 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
 
 
 TABLES = {"peers-epochs": epoch_rows, "peers-idle": idle_rows, "peers-serving": serving_rows}
-CLAIM = Claim(__doc__, PeersOptions, measure, TABLES, figures=__name__)

@@ -16,7 +16,6 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from pathlib import Path
 
-from bench.harness.claim import Claim
 from bench.harness.options import OptionsError, option
 from bench.harness.targets import Wanted, compared, target_rows
 from bench.harness.text import median_of, table
@@ -47,7 +46,7 @@ LINES: dict[str, tuple[str, dict[str, object], str]] = {
 _OF_MOUNT = "staged, slow stat"
 
 
-class PipelineOptions(MountOptions):
+class Options(MountOptions):
     """What is run, and how often."""
 
     batches: int = option(250, "mini-batches", quick=12)
@@ -64,7 +63,7 @@ class PipelineOptions(MountOptions):
         self.lines = self.lines or [name for name in LINES if is_mount or name != _OF_MOUNT]
 
 
-def measure(options: PipelineOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     points = []
     for name in options.lines:
@@ -150,4 +149,4 @@ def rows(result: dict) -> list[list[str]]:
 
 
 TABLES = {"pipeline": rows, "parts": report.part_rows, "targets": target_rows}
-CLAIM = Claim(__doc__, PipelineOptions, measure, TABLES, faults=report.faults)
+faults = report.faults

@@ -24,7 +24,6 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness import isolated
-from bench.harness.claim import Claim
 from bench.harness.options import option
 from bench.harness.targets import Wanted, compared, target_rows
 from bench.harness.turns import take_turns
@@ -36,7 +35,7 @@ from bench.loaders.spec import PACKAGES
 MOST_SECONDS = 180.0
 
 
-class PytorchOptions(MountOptions):
+class Options(MountOptions):
     """What is run."""
 
     batches: int = option(200, "mini-batches of ours, and of PyTorch's on the local disk", quick=8)
@@ -75,7 +74,7 @@ def trainer_cpu(request: dict) -> dict:
     return {"us": (time.process_time() - start) / n_batches * 1e6}
 
 
-def measure(options: PytorchOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     ours = {"n_readers": 2, "n_batches": options.batches}
     points: list[dict] = [
@@ -98,7 +97,7 @@ def measure(options: PytorchOptions, scratch: Path) -> dict:
     return {**result, "targets": targets([*result["points"], *own]), "absent": absent}
 
 
-def rivals_of(options: PytorchOptions) -> tuple[list[dict], str]:
+def rivals_of(options: Options) -> tuple[list[dict], str]:
     """Return the lines of DALI and SPDL, and a sentence on those that are left out."""
     if options.mount != "fuse":
         return [], "DALI and SPDL are compared on a mount alone (--mount fuse): DALI opens in C."
@@ -162,4 +161,4 @@ def _times_after(run: dict, other: dict) -> float:
 
 
 TABLES = {"pytorch": report.rate_rows, "pytorch-targets": target_rows}
-CLAIM = Claim(__doc__, PytorchOptions, measure, TABLES, faults=report.faults)
+faults = report.faults

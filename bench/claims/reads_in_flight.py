@@ -16,7 +16,6 @@ from statistics import median
 
 import numpy as np
 
-from bench.harness.claim import Claim
 from bench.harness.files import make_files
 from bench.harness.options import OptionsError, option
 from bench.harness.text import median_of, table
@@ -27,7 +26,7 @@ _CONTENTS = 500  # different ones; the other files are links to them
 _WINDOW_SECONDS = 0.5
 
 
-class ReadsOptions(MountOptions):
+class Options(MountOptions):
     """What is run."""
 
     latencies_ms: list[int] = option([1, 10, 50], "of an open of the emulated store", quick=[1])
@@ -45,7 +44,7 @@ class ReadsOptions(MountOptions):
             raise OptionsError("reads-in-flight makes its files, and emulates its stores")
 
 
-def measure(options: ReadsOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     options.root = scratch / "source"
     options.pairs = options.root.with_suffix(".txt")
@@ -114,4 +113,4 @@ def rate_rows(result: dict) -> list[list[str]]:
     return table(sorted({open_ms for open_ms, _ in rate}), columns)
 
 
-CLAIM = Claim(__doc__, ReadsOptions, measure, {"settings": rows, "rates": rate_rows})
+TABLES = {"settings": rows, "rates": rate_rows}

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
-from bench.harness.claim import Claim
 from bench.harness.options import option
 from bench.harness.text import extremes, median_of, spread_of, table
 from bench.loaders.sources import MountOptions, run_points
@@ -21,7 +20,7 @@ from bench.loaders.sources import MountOptions, run_points
 _KINDS = ("reader", "prefetcher", "supervisor", "trainer")
 
 
-class StartupOptions(MountOptions):
+class Options(MountOptions):
     """What is run."""
 
     files: int = option(8_000, "different ones, of the short list", quick=64)
@@ -30,7 +29,7 @@ class StartupOptions(MountOptions):
     batches: int = option(100, "before memory is measured", quick=8)
 
 
-def measure(options: StartupOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     points = [
         # The stock iterator is slow on the slow store: a quarter has to do.
@@ -66,4 +65,4 @@ def rows(result: dict) -> list[list[str]]:
     return table(result["points"], columns)
 
 
-CLAIM = Claim(__doc__, StartupOptions, measure, {"startup": rows})
+TABLES = {"startup": rows}

@@ -18,8 +18,7 @@ import subprocess
 from pathlib import Path
 
 from bench.harness import isolated
-from bench.harness.claim import Claim
-from bench.harness.options import Options, option
+from bench.harness.options import CommonOptions, option
 from bench.harness.targets import target_of, target_rows
 from bench.harness.text import by_repeat, extremes, median_of, spread_of, table
 from bench.harness.turns import progress_bar, take_turns
@@ -36,7 +35,7 @@ _FOLDER_FILES = 1_280
 _FIRST = "first_batch_seconds"
 
 
-class StartupStagedOptions(Options):
+class Options(CommonOptions):
     """What is run."""
 
     files: int = option(1_280_000, "staged files", quick=5_000)
@@ -87,7 +86,7 @@ def leave(request: dict) -> dict:
     return {}
 
 
-def measure(options: StartupStagedOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     made = make_photographs(PHOTOGRAPHS, options.photographs)
     full, pairs = str(scratch / "full"), scratch / "pairs.txt"
@@ -134,4 +133,3 @@ def rows(result: dict) -> list[list[str]]:
 
 
 TABLES = {"startup-staged": rows, "targets": target_rows}
-CLAIM = Claim(__doc__, StartupStagedOptions, measure, TABLES)

@@ -17,7 +17,6 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from bench.harness.claim import Claim
 from bench.harness.options import OptionsError, option
 from bench.loaders import report
 from bench.loaders.sources import MountOptions
@@ -30,7 +29,7 @@ _LOADERS = ["overlap", "slow", "fast", "copy", "floor", "overlap-staged"]
 _LENGTHS = {"first look": (120, 20, 50, 2), "whole": (1000, 60, 300, 3)}
 
 
-class ThousandOptions(MountOptions):
+class Options(MountOptions):
     """What is run, and how often."""
 
     whole: bool = option(False, "as published: 1,000 mini-batches, 3 repeats")
@@ -57,7 +56,7 @@ class ThousandOptions(MountOptions):
         super().check()
 
 
-def points_of(options: ThousandOptions) -> list[dict]:
+def points_of(options: Options) -> list[dict]:
     """Return the lines of the table in the order in which they run."""
     fixed = _SWEEP_READERS if options.sweep else options.readers[0]
     points = []
@@ -83,13 +82,19 @@ def points_of(options: ThousandOptions) -> list[dict]:
     return points
 
 
-def measure(options: ThousandOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     points = points_of(options)
     n_examples = max(point["n_batches"] for point in points) * options.batch_size
     return report.measure_points(options, scratch, points, n_examples)
 
 
+def draw_all(result: dict, stem: Path) -> list[Path]:
+    """Draw every figure for which a result has data."""
+    from bench.claims import thousand_figures
+
+    return thousand_figures.draw_all(result, stem)
+
+
 TABLES = {"loaders": report.rate_rows, "parts": report.part_rows, "cpu": report.cpu_rows}
-FIGURES = "bench.claims.thousand_figures"
-CLAIM = Claim(__doc__, ThousandOptions, measure, TABLES, FIGURES, report.faults)
+faults = report.faults

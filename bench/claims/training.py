@@ -26,9 +26,8 @@ from statistics import median
 import numpy as np
 
 from bench.harness import isolated
-from bench.harness.claim import Claim
 from bench.harness.launching import launch
-from bench.harness.options import Options, option
+from bench.harness.options import CommonOptions, option
 from bench.harness.targets import missed_unless_quick, target_of, target_rows
 from bench.harness.text import median_of, table
 from bench.harness.turns import take_turns
@@ -145,14 +144,14 @@ def rank(request: dict) -> dict | None:
 # --- what is measured ---------------------------------------------------------------------------
 
 
-class TrainingOptions(Options):
+class Options(CommonOptions):
     """What is run."""
 
     epochs: int = option(3, "of each run", quick=2)
     steps: int = option(120, "mini-batches of an epoch", quick=16)
 
 
-def points_of(options: TrainingOptions) -> list[dict]:
+def points_of(options: Options) -> list[dict]:
     """Return what is run."""
     plain = {"does": "waits", "seconds": 0.02, "n": 1000, "epochs": options.epochs,
              "steps": options.steps, "val_steps": 0, "workers": 4}  # fmt: skip
@@ -194,7 +193,7 @@ def _job(program: list[str], n_ranks: int, has_deaths: bool) -> list[str]:
     return [launcher, *(["--with-ft", "ulfm"] if has_deaths else []), *words]
 
 
-def measure(options: TrainingOptions, _scratch: Path) -> dict:
+def measure(options: Options, _scratch: Path) -> dict:
     """Run all jobs in turns."""
     points = points_of(options)
     take_turns(points, options.repeats, run)
@@ -286,4 +285,3 @@ def faults(result: dict) -> list[str]:
 
 
 TABLES = {"training": rows, "targets": target_rows}
-CLAIM = Claim(__doc__, TrainingOptions, measure, TABLES, faults=faults)

@@ -23,8 +23,7 @@ from statistics import median
 
 import numpy as np
 
-from bench.harness.claim import Claim
-from bench.harness.options import Options, option
+from bench.harness.options import CommonOptions, option
 from bench.harness.targets import missed, target_of, target_rows
 from bench.harness.text import by_repeat, median_of, table
 from bench.harness.turns import call_in_turns
@@ -41,7 +40,7 @@ _TARGET = 20 / 6
 _MILLION = 1_000_000
 
 
-class UpdatesOptions(Options):
+class Options(CommonOptions):
     """What is run."""
 
     millions: list[float] = option([0.1, 1.0, 5.0, 20.0], "of weights", quick=[0.1])
@@ -140,7 +139,7 @@ def _timed(call: Callable[[], object], seconds: float) -> list[tuple[float, floa
     return times
 
 
-def measure(options: UpdatesOptions, _scratch: Path) -> dict:
+def measure(options: Options, _scratch: Path) -> dict:
     """Do all runs: Adam at every size, the others at the one that is nearest to 5 million."""
     all_means = [m for m in MEANINGS if m != "numba" or importlib.util.find_spec("numba")]
     middle = min(options.millions, key=lambda millions: abs(millions - 5))
@@ -238,4 +237,4 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
 
 
 TABLES = {"updates": rows, "targets": target_rows}
-CLAIM = Claim(__doc__, UpdatesOptions, measure, TABLES, figures=__name__, faults=missed)
+faults = missed

@@ -38,7 +38,7 @@ def renewed(text: str) -> str:
 
             return f"{match[1]}{markdown(rows())}\n{match[4]}"
         result = json.loads((claim.RESULTS / match[2]).read_text())
-        make = claim.claim_of(result["benchmark"]).tables[match[3]]
+        make = claim.claim_of(result["benchmark"]).TABLES[match[3]]
         return f"{match[1]}{markdown(make(result))}\n{match[4]}"
 
     return _BLOCK.sub(block, text)

@@ -31,7 +31,7 @@ def option(default: object, words: str, **others: object) -> Any:
 
 
 @dataclasses.dataclass
-class Options:
+class CommonOptions:
     """What every benchmark takes; a class of its own adds to it, or only changes a default.
 
     Such a class is a dataclass, too.
@@ -58,7 +58,7 @@ _READERS: dict[object, Callable[[str], object]] = {
 }
 
 
-def add_arguments(parser: argparse.ArgumentParser, options: type[Options]) -> None:
+def add_arguments(parser: argparse.ArgumentParser, options: type[CommonOptions]) -> None:
     """Add an argument for each field."""
     types, usual = get_type_hints(options), vars(options())
     for name, metadata in _metadata(options).items():
@@ -79,13 +79,13 @@ def add_arguments(parser: argparse.ArgumentParser, options: type[Options]) -> No
         parser.add_argument(*names, dest=name, **words)
 
 
-def quick_values(options: type[Options]) -> dict[str, object]:
+def quick_values(options: type[CommonOptions]) -> dict[str, object]:
     """Return the values of options with which a benchmark only shows that it runs."""
     found = _metadata(options).items()
     return {name: metadata["quick"] for name, metadata in found if "quick" in metadata}
 
 
-def _metadata(options: type[Options]) -> dict[str, Any]:
+def _metadata(options: type[CommonOptions]) -> dict[str, Any]:
     """Return what :func:`option` was told of each field, if only a default was changed since."""
     told: dict[str, Any] = {}
     for kind in reversed(options.__mro__):

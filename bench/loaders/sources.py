@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from bench.harness.files import copy_files, drop_page_cache, read_files, read_pairs
 from bench.harness.isolated import RunFailedError
-from bench.harness.options import Options, OptionsError, option
+from bench.harness.options import CommonOptions, OptionsError, option
 from bench.harness.turns import take_turns
 from bench.loaders.run import run_in_new_process
 from bench.loaders.spec import OF_STORE, RunSpec
@@ -23,7 +23,7 @@ _BLOCK_BYTES = 4096
 _ROOM_BYTES = 5 * 10**9
 
 
-class MountOptions(Options):
+class MountOptions(CommonOptions):
     """Where the images are, and how slow a store is that is no real one."""
 
     pairs: Path | None = option(None, "list file of 'path label' lines (made images)")
@@ -202,10 +202,8 @@ def run_points(
             named under ``failed``. With None, one failure ends the benchmark.
         usual: What is the same for all points that say nothing else.
     """
-    sources, names = (
-        prepare(options, scratch, n_examples),
-        {f.name for f in dataclasses.fields(RunSpec)},
-    )
+    sources = prepare(options, scratch, n_examples)
+    names = {field.name for field in dataclasses.fields(RunSpec)}
     specs = []
     for point in points:
         asked = {"n_examples": n_examples, **usual, **point}

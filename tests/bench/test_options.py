@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 
 from bench.harness import claim
-from bench.harness.options import Options, OptionsError, option
+from bench.harness.options import CommonOptions, OptionsError, option
 
 
-class SomeOptions(Options):
+class SomeOptions(CommonOptions):
     files: int = option(7, "files to read", quick=1)
     share: float = option(0.5, "of the data, 50 % at first")
     sizes: list[int] = option([1, 2], "sizes")
@@ -27,8 +27,8 @@ class SomeOptions(Options):
 
 
 def parse_some(monkeypatch, *words: str) -> SomeOptions:
-    found = claim.Claim("About.", SomeOptions, lambda *_: {})
-    monkeypatch.setitem(sys.modules, "bench.claims.some", SimpleNamespace(CLAIM=found))
+    found = SimpleNamespace(Options=SomeOptions, __doc__="About.")
+    monkeypatch.setitem(sys.modules, "bench.claims.some", found)
     return claim.parse("some", words)
 
 

@@ -37,7 +37,6 @@ from pathlib import Path
 
 from bench.claims.data_parallel import summary
 from bench.harness import isolated
-from bench.harness.claim import Claim
 from bench.harness.files import drop_page_cache, read_files, read_pairs
 from bench.harness.launching import YIELDS, launch
 from bench.harness.options import OptionsError, option, picked
@@ -49,7 +48,7 @@ from bench.slow.ledger import OpenRecord
 MODELS = ("data", "waits", "compute", "resnet50")
 
 
-class TrainingOptions(MountOptions):
+class Options(MountOptions):
     """What is trained, where and how often."""
 
     ranks: list[int] = option([1, 2, 4], "per node", quick=[2])
@@ -83,7 +82,7 @@ class TrainingOptions(MountOptions):
         return self.iterations * self.batch_size * n_ranks or self.examples
 
 
-def asked_of(point: dict, options: TrainingOptions) -> dict:
+def asked_of(point: dict, options: Options) -> dict:
     """Return what all ranks of a run are asked for, beside the places of the files."""
     return {
         **picked(options, ("model", "batch_size", "order", "seed", "communicator")),
@@ -127,7 +126,7 @@ def run_ranks(
     return ranks, opens
 
 
-def measure(options: TrainingOptions, scratch: Path) -> dict | None:
+def measure(options: Options, scratch: Path) -> dict | None:
     """Do all runs; within a job, None on all ranks but the first."""
     from bench.claims.data_parallel.rank import run_in_job, train_rank
 
@@ -159,7 +158,7 @@ def measure(options: TrainingOptions, scratch: Path) -> dict | None:
     return result_of(points, sources, options)
 
 
-def result_of(points: list[dict], sources: Sources, options: TrainingOptions) -> dict:
+def result_of(points: list[dict], sources: Sources, options: Options) -> dict:
     """Return the result of points that have been run."""
     for point in points:
         point["summary"] = summary.summarize(point["runs"])
@@ -167,4 +166,5 @@ def result_of(points: list[dict], sources: Sources, options: TrainingOptions) ->
     return {**facts_of(options, sources), **compared, "points": points}
 
 
-CLAIM = Claim(__doc__, TrainingOptions, measure, summary.TABLES, figures=summary.__name__)
+TABLES = summary.TABLES
+draw_all = summary.draw_all

@@ -15,7 +15,7 @@ import numpy as np
 
 import overlapiter.mpi
 from bench.claims.data_parallel import (
-    TrainingOptions,
+    Options,
     asked_of,
     places_of,
     result_of,
@@ -279,7 +279,7 @@ def train_rank(request: dict) -> dict | None:
     return {"ranks": found} if comm.rank == 0 else None
 
 
-def run_in_job(options: TrainingOptions) -> dict | None:
+def run_in_job(options: Options) -> dict | None:
     """Do all runs within one job; all ranks call it. Return the result on the first one, else None.
 
     In the same processes, so that only the first run of ours starts Python's forkserver.
