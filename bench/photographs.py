@@ -89,8 +89,8 @@ def make_photographs(
 ) -> Photographs:
     """Make the images that are missing below ``root`` and return the first ``count`` of the set.
 
-    Blocks for about 2 ms of one core per missing image. There may be more than ``count``. With
-    one process, this one draws; None takes all cores.
+    Blocks for about 2 ms of one core per missing image. There may be more than ``count``. None
+    takes all cores.
 
     Raises:
         ValueError: ``root`` holds images of another recipe.
@@ -118,10 +118,6 @@ def _write_missing(root: Path, count: int, n_processes: int | None) -> None:
     folders = [range(start, min(start + FILES_PER_FOLDER, count)) for start in starts]
     write = partial(_write_folder, root)
     with progress_bar(count, "image") as progress:
-        if n_processes == 1:
-            for folder in folders:
-                progress.update(write(folder))
-            return
         n_processes = n_processes or len(os.sched_getaffinity(0))
         with ProcessPoolExecutor(n_processes, get_context("forkserver")) as pool:
             for written in pool.map(write, folders):

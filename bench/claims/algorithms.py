@@ -23,8 +23,7 @@ from statistics import median
 from bench.harness.isolated import CHECKOUT, RunFailedError
 from bench.harness.launching import launch
 from bench.harness.options import CommonOptions, option
-from bench.harness.targets import missed_unless_quick, target_of, target_rows
-from bench.harness.text import table
+from bench.harness.tables import missed_unless_quick, table, target_of, target_rows
 from bench.harness.turns import take_turns
 
 WANTED = 0.9
@@ -60,8 +59,8 @@ def train_once(point: dict, data: tuple[Path, Path], options: Options) -> dict:
     out = tempfile.mkdtemp(prefix="run-", dir=data[0].parent)
     command = [sys.executable, "-W", "ignore", "-m", "overlapiter", "train"]
     command += [str(EXAMPLE / "model.py"), *map(str, data), *shlex.split(ALGORITHMS[point["name"]])]
-    command += ["--epochs", str(options.epochs), "--seed", str(options.seed), "--out", out]
-    command += ["--batch", "16", "--metrics", "accuracy"]
+    words = f"--batch 16 --metrics accuracy --epochs {options.epochs} --seed {options.seed}"
+    command += [*words.split(), "--out", out]
     if point["name"] != "one process":
         command = launch(command, options.workers + 1)
     ended = subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.DEVNULL, check=False)
@@ -86,15 +85,11 @@ def _curve(point: dict, key: str) -> list[float]:
 
 def rows(result: dict) -> list[list[str]]:
     """Return a row for each algorithm."""
-
-    def half(point: dict) -> float:
-        curve = _curve(point, "val_accuracy")
-        return curve[len(curve) // 2 - 1]
-
+    half = result["options"]["epochs"] // 2
     columns = {
         "": lambda point: point["name"],
         "options": lambda point: f"`{ALGORITHMS[point['name']]}`",
-        "accuracy after half": lambda point: f"{half(point):.3f}",
+        "accuracy after half": lambda point: f"{_curve(point, 'val_accuracy')[half - 1]:.3f}",
         "at the end": lambda point: f"{_curve(point, 'val_accuracy')[-1]:.3f}",
         "seconds": lambda point: f"{_curve(point, 'seconds')[-1]:.1f}",
     }

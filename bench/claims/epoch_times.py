@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.harness.options import option
-from bench.harness.text import by_repeat, extremes, spread, table
+from bench.harness.tables import by_repeat, extremes, spread, table
 from bench.loaders.report import name_of
 from bench.loaders.sources import EpochOptions, run_points
 

@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from bench.harness.options import option
-from bench.harness.text import by_repeat, extremes, spread, table
+from bench.harness.tables import by_repeat, extremes, spread, table
 from bench.harness.turns import call_in_turns
 from bench.loaders.sources import EpochOptions, run_points
 

@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness.options import CommonOptions, option
-from bench.harness.text import Rows, interval, median_of, spread_of, table
+from bench.harness.tables import Rows, interval, median_of, spread_of, table
 from bench.harness.turns import call_in_turns
 from bench.slow.store import SlowStore, attach
 

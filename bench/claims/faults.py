@@ -35,7 +35,7 @@ from bench.harness import isolated
 from bench.harness.family import descendants, is_running, send, workers
 from bench.harness.files import read_pairs
 from bench.harness.options import CommonOptions, option, picked
-from bench.harness.text import median_of, spread, table
+from bench.harness.tables import median_of, spread, table
 from bench.harness.turns import take_turns
 from bench.loaders.checks import checksum
 from bench.loaders.files import Images

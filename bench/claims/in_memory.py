@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness.options import CommonOptions, option, picked
-from bench.harness.text import median_of, spread_of, table
+from bench.harness.tables import median_of, spread_of, table
 from bench.harness.turns import call_in_turns
 
 MEANINGS = {

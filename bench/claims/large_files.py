@@ -20,8 +20,7 @@ from statistics import median
 
 from bench.harness.files import make_files, read_files
 from bench.harness.options import CommonOptions, option
-from bench.harness.targets import target_of, target_rows
-from bench.harness.text import by_repeat, median_of, table
+from bench.harness.tables import by_repeat, median_of, table, target_of, target_rows
 from bench.harness.turns import take_turns
 from bench.loaders.sources import run_once
 from bench.loaders.spec import RunSpec

@@ -18,7 +18,7 @@ from pathlib import Path
 from statistics import mean, median
 
 from bench.harness.options import option
-from bench.harness.text import spread, table
+from bench.harness.tables import spread, table
 from bench.loaders.sources import EpochOptions, run_points
 from overlapiter.clairvoyant.planner import Forecast, Job, forecast
 

@@ -23,7 +23,6 @@ Two experiments::
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
 import os
 import signal
@@ -41,8 +40,9 @@ from bench.claims.data_parallel.rank import trained
 from bench.claims.data_parallel.summary import seconds_of
 from bench.claims.peers_serving import measure_serving, serving_rows
 from bench.harness.launching import launch
+from bench.harness.machine import is_installed
 from bench.harness.options import option
-from bench.harness.text import median_of, spread, table
+from bench.harness.tables import median_of, spread, table
 from bench.harness.turns import take_turns
 from bench.loaders.sources import EpochOptions, Sources, facts_of, prepare
 
@@ -54,27 +54,17 @@ RUNS = (
 )  # fmt: skip
 #: So many times the files, where a node has room for a part.
 _TIMES = {0.15: 2}
-MEANINGS = {
-    "peers": "OverlapIterator, peers",
-    "alone": "OverlapIterator, each node for itself",
-    "kill": "peers, a server killed",
-    "stop": "peers, a server stopped",
-    "multiprocess": "MultiprocessIterator",
-    "torch": "DataLoader, DistributedSampler",
-    "shards": "OverlapIterator, fixed shards",
+#: By name: words for it, and what of a run is not usual.
+KINDS: dict[str, tuple[str, dict]] = {
+    "peers": ("OverlapIterator, peers", {"has_peers": True}),
+    "alone": ("OverlapIterator, each node for itself", {}),
+    "kill": ("peers, a server killed", {"has_peers": True, "fault": int(signal.SIGKILL)}),
+    "stop": ("peers, a server stopped", {"has_peers": True, "fault": int(signal.SIGSTOP)}),
+    "multiprocess": ("MultiprocessIterator", {"loader": "slow"}),
+    "torch": ("DataLoader, DistributedSampler", {"loader": "torch"}),
+    "shards": ("OverlapIterator, fixed shards", {"order": "shards"}),
 }
 _N_RANKS = 4
-_FAULTS = ("kill", "stop")
-#: What of a run of each kind is not usual.
-_ASKED: dict[str, dict[str, object]] = {
-    "peers": {"has_peers": True},
-    "alone": {},
-    "kill": {"has_peers": True, "fault": int(signal.SIGKILL)},
-    "stop": {"has_peers": True, "fault": int(signal.SIGSTOP)},
-    "multiprocess": {"loader": "slow"},
-    "torch": {"loader": "torch"},
-    "shards": {"order": "shards"},
-}
 _IDLE_SECONDS = 2.0
 _RUN_VARIABLE = "OVERLAPITER_BENCH_RUN"
 
@@ -89,7 +79,7 @@ class Options(EpochOptions):
     repeats: int = 1
     mb_per_s: float = 6.0
     parts: list[str] = option(["epochs", "serving"], "experiments", known=("epochs", "serving"))
-    kinds: list[str] = option(list(MEANINGS), "of the first experiment", known=MEANINGS)
+    kinds: list[str] = option(list(KINDS), "of the first experiment", known=KINDS)
 
 
 def take(request: dict) -> dict | None:
@@ -171,7 +161,7 @@ def _idle_cpu_seconds() -> float:
 def measure_epochs(options: Options, scratch: Path) -> dict:
     """Do the runs of the first experiment."""
     sources = prepare(options, scratch, options.examples * max(_TIMES.values()))
-    kinds = {*options.kinds} - (set() if importlib.util.find_spec("torch") else {"torch"})
+    kinds = [kind for kind in options.kinds if kind != "torch" or is_installed("torch")]
     points = [
         {"nodes": n, "fraction": f, "kind": kind, "examples": options.examples * _TIMES.get(f, 1)}
         for n, f, kind in RUNS
@@ -180,7 +170,7 @@ def measure_epochs(options: Options, scratch: Path) -> dict:
 
     def run(point: dict) -> dict:
         job = partial(launch, n_ranks=_N_RANKS // point["nodes"], n_nodes=point["nodes"])
-        asked = {**_ASKED[point["kind"]], "fraction": point["fraction"]}
+        asked = {**KINDS[point["kind"]][1], "fraction": point["fraction"]}
         return run_epochs(options, sources, asked, job, point["examples"])
 
     take_turns(points, options.repeats, run)
@@ -195,7 +185,7 @@ def epoch_rows(result: dict) -> list[list[str]]:
         return f"{np.mean([run[key][epochs] for run in point['runs']]) / n_files:.2f}"
 
     later, first = slice(1, None), slice(1)
-    columns: dict[str, Callable[[dict], str]] = {
+    columns = {
         "nodes x room": lambda p: f"{p['nodes']} x {100 * p['fraction']:g} %",
         "": lambda p: p["kind"],
         "reads, epoch 1": lambda p: mean_of(p, "reads", first),
@@ -209,12 +199,12 @@ def epoch_rows(result: dict) -> list[list[str]]:
 def idle_rows(result: dict) -> list[list[str]]:
     """Return a row for each kind of run: its first mini-batch, and what idle servers cost."""
     points = [p for p in result.get("points", []) if "first_seconds" in p["runs"][0]]
-    columns: dict[str, Callable[[dict], str]] = {
-        "": lambda p: f"{MEANINGS[p['kind']]}, {p['nodes']} x {100 * p['fraction']:g} %",
+    columns = {
+        "": lambda p: f"{KINDS[p['kind']][0]}, {p['nodes']} x {100 * p['fraction']:g} %",
         "s to the first mini-batch": lambda p: f"{median_of(p, 'first_seconds'):.2f}",
         "CPU of an idle server, %": lambda p: f"{100 * median_of(p, 'idle_cpu_share'):.1f}",
     }
-    return table([p for p in points if p["kind"] not in _FAULTS], columns)
+    return table([p for p in points if "fault" not in KINDS[p["kind"]][1]], columns)
 
 
 def measure(options: Options, scratch: Path) -> dict:

@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
 from itertools import zip_longest
 from multiprocessing import get_context
 from multiprocessing.connection import Connection as Pipe
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.harness.text import extremes, median_of, spread_of, table
+from bench.harness.tables import extremes, median_of, spread_of, table
 from bench.harness.turns import call_in_turns
 
 _SECRET = bytes(32)
@@ -160,7 +159,7 @@ def measure_serving(is_quick: bool, scratch: Path) -> list[dict]:
 
 def serving_rows(result: dict) -> list[list[str]]:
     """Return a row for each way and size: rate, and CPU of both sides for a file."""
-    columns: dict[str, Callable[[dict], str]] = {
+    columns = {
         "": lambda p: _KINDS[p["kind"]],
         "file": lambda p: f"{p['size_bytes'] // 1000} kB",
     }

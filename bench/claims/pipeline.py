@@ -17,8 +17,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from bench.harness.options import OptionsError, option
-from bench.harness.targets import Wanted, compared, target_rows
-from bench.harness.text import median_of, table
+from bench.harness.tables import Wanted, compared, median_of, table, target_rows
 from bench.loaders import report
 from bench.loaders.sources import MountOptions
 
@@ -135,7 +134,7 @@ _TARGETS: tuple[Wanted, ...] = (
 
 def rows(result: dict) -> list[list[str]]:
     """Return a row for each line: its rates, and the CPU of the usual kinds of processes."""
-    columns: dict[str, Callable[[dict], object]] = {
+    columns = {
         "": report.meaning_of,
         "mini-batches": lambda point: point["n_batches"],
         "images/s": lambda point: f"{median_of(point, RATE):,.0f}",

@@ -17,15 +17,15 @@ from __future__ import annotations
 
 import importlib
 import time
-from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 
 from bench.harness import isolated
+from bench.harness.machine import is_installed
 from bench.harness.options import option
-from bench.harness.targets import Wanted, compared, target_rows
+from bench.harness.tables import Wanted, compared, target_rows
 from bench.harness.turns import take_turns
 from bench.loaders import report
 from bench.loaders.sources import MountOptions
@@ -110,14 +110,6 @@ def rivals_of(options: Options) -> tuple[list[dict], str]:
     ]  # fmt: skip
     words = f"{', '.join(sorted(absent))} left out: not installed." if absent else ""
     return points, words
-
-
-def is_installed(module: str) -> bool:
-    """Return whether a module can be found."""
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # nor its parent
-        return False
 
 
 def targets(points: list[dict]) -> list[dict]:

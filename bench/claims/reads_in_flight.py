@@ -18,7 +18,7 @@ import numpy as np
 
 from bench.harness.files import make_files
 from bench.harness.options import OptionsError, option
-from bench.harness.text import median_of, table
+from bench.harness.tables import median_of, table
 from bench.loaders.sources import MountOptions, run_points
 
 _FILE_BYTES = 20_000

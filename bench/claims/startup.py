@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.harness.options import option
-from bench.harness.text import extremes, median_of, spread_of, table
+from bench.harness.tables import extremes, median_of, spread_of, table
 from bench.loaders.sources import MountOptions, run_points
 
 _KINDS = ("reader", "prefetcher", "supervisor", "trainer")
@@ -53,7 +53,7 @@ def rows(result: dict) -> list[list[str]]:
         return cell
 
     first = "first_batch_seconds"
-    columns: dict[str, Callable[[dict], object]] = {
+    columns = {
         "loader": lambda point: point["loader"],
         "files": lambda point: f"{point['n_examples']:,}",
         "readers": lambda point: point["n_readers"],

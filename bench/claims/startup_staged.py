@@ -19,8 +19,15 @@ from pathlib import Path
 
 from bench.harness import isolated
 from bench.harness.options import CommonOptions, option
-from bench.harness.targets import target_of, target_rows
-from bench.harness.text import by_repeat, extremes, median_of, spread_of, table
+from bench.harness.tables import (
+    by_repeat,
+    extremes,
+    median_of,
+    spread_of,
+    table,
+    target_of,
+    target_rows,
+)
 from bench.harness.turns import progress_bar, take_turns
 from bench.loaders.run import run_in_new_process
 from bench.loaders.sources import fresh

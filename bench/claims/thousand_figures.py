@@ -13,7 +13,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from bench.harness.figures import BLUE, DARK, GREEN, GREY, ORANGE, RED, SKY, errors, line, plt, save
-from bench.harness.text import median_of, spread_of
+from bench.harness.tables import median_of, spread_of
 from bench.loaders.spec import PARTS
 
 _COLOURS = (GREY, SKY, BLUE, ORANGE)

@@ -18,7 +18,6 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -28,8 +27,7 @@ import numpy as np
 from bench.harness import isolated
 from bench.harness.launching import launch
 from bench.harness.options import CommonOptions, option
-from bench.harness.targets import missed_unless_quick, target_of, target_rows
-from bench.harness.text import median_of, table
+from bench.harness.tables import median_of, missed_unless_quick, table, target_of, target_rows
 from bench.harness.turns import take_turns
 
 _BATCH = 10
@@ -266,7 +264,7 @@ def rows(result: dict) -> list[list[str]]:
         # Weights, two slots and gradient are read, three written.
         return f"{text}, {28 * point['n'] * found[point['name']] / 1e9:.1f} GB/s of the optimizer"
 
-    columns: dict[str, Callable[[dict], str]] = {
+    columns = {
         "run": lambda point: point["name"].replace("1 workers", "1 worker"),
         "seconds": lambda point: f"{median_of(point, 'seconds'):.2f}",
         "result": words,

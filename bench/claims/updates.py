@@ -14,7 +14,6 @@ weights and slots written, per second, as a share of what scaling a large array 
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable
 from functools import partial
@@ -23,9 +22,9 @@ from statistics import median
 
 import numpy as np
 
+from bench.harness.machine import is_installed
 from bench.harness.options import CommonOptions, option
-from bench.harness.targets import missed, target_of, target_rows
-from bench.harness.text import by_repeat, median_of, table
+from bench.harness.tables import by_repeat, median_of, missed, table, target_of, target_rows
 from bench.harness.turns import call_in_turns
 
 MEANINGS = {
@@ -141,7 +140,7 @@ def _timed(call: Callable[[], object], seconds: float) -> list[tuple[float, floa
 
 def measure(options: Options, _scratch: Path) -> dict:
     """Do all runs: Adam at every size, the others at the one that is nearest to 5 million."""
-    all_means = [m for m in MEANINGS if m != "numba" or importlib.util.find_spec("numba")]
+    all_means = [m for m in MEANINGS if m != "numba" or is_installed("numba")]
     middle = min(options.millions, key=lambda millions: abs(millions - 5))
     points = [
         {"optimizer": name, "means": means, "n": int(millions * _MILLION)}
@@ -187,7 +186,7 @@ def rows(result: dict) -> list[list[str]]:
         rate = _gb_per_s(point)
         return f"{rate:.0f} GB/s, {rate / median_of(point, 'memory_gb_per_s'):.0%}"
 
-    columns: dict[str, Callable[[dict], str]] = {
+    columns = {
         "optimizer": lambda point: point["optimizer"],
         "weights": lambda point: f"{point['n'] / _MILLION:g} M",
         "by": lambda point: MEANINGS[point["means"]],

@@ -9,40 +9,23 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from types import ModuleType
+from typing import Any
 
 from bench.harness.isolated import CHECKOUT, call
 from bench.harness.machine import commit_facts, filesystem_of, machine_facts
-from bench.harness.options import CommonOptions, OptionsError, add_arguments, quick_values
-from bench.harness.text import Rows, aligned
+from bench.harness.options import OptionsError, add_arguments, quick_values
+from bench.harness.tables import aligned
 
 RESULTS = CHECKOUT / "bench/results"
 #: Where a run of one's own writes; ignored by git.
 OWN_RESULTS = RESULTS / "own"
 
 
-class Claim(Protocol):
-    """What a module of ``bench.claims`` has, beside its docstring.
-
-    It may have ``faults``, which returns every reason for which a result is a failure, and
-    ``draw_all``, which draws a result into files whose stem is given, and returns their paths.
-
-    Attributes:
-        Options: A class of options.
-        TABLES: Makers of rows, the first one being the header, by the names in documents.
-    """
-
-    Options: type[CommonOptions]
-    TABLES: dict[str, Callable[[dict], Rows]]
-
-    def measure(self, options: Any, scratch: Path) -> dict | None:
-        """Do all runs; ``scratch`` is an empty folder on the fast disk."""
-
-
-def claim_of(name: str) -> Claim:
-    """Return a claim by its name, the one that results have as ``benchmark``."""
+def claim_of(name: str) -> ModuleType:
+    """Return the module of a claim by its name, the one that results have as ``benchmark``."""
     module = name.replace("-", "_").replace(" ", "_")
     return importlib.import_module(f"bench.claims.{module}")
 

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from bench.harness.text import by_repeat, median_of, spread_of, table
+from bench.harness.tables import by_repeat, median_of, spread_of, table
 from bench.loaders.checks import verify
 from bench.loaders.sources import MountOptions, run_points
 from bench.loaders.spec import LOADERS, PARTS
@@ -25,16 +24,14 @@ def measure_points(options: MountOptions, scratch: Path, *points: Any, **usual: 
     return {**found, "verified": verify(found["points"])}
 
 
-def ratio(point: dict, points: Sequence[dict], loader: str) -> float | None:
-    """Return how many times as fast as ``loader`` a point is; None where that did not run.
+def ratio(point: dict, points: Sequence[dict], loader: str) -> float:
+    """Return how many times as fast as ``loader`` a point is.
 
     It is compared with the one that had the same number of readers, if there is one, repeat by
     repeat, and the median is returned.
     """
     found = [other for other in points if other["loader"] == loader]
     same = [other for other in found if other["n_readers"] == point["n_readers"]]
-    if not found:
-        return None
     rate = "images_per_second"
     return median(by_repeat(lambda one, other: one[rate] / other[rate], point, (same or found)[0]))
 
@@ -113,29 +110,22 @@ def rate_rows(result: dict) -> list[list[str]]:
     """
     points = result["points"]
 
-    def times(loader: str, digits: int) -> Callable[[dict], str]:
-        def cell(point: dict) -> str:
-            found = ratio(point, points, loader)
-            return f"{found:.{digits}f}" if found else "-"
-
-        return cell
-
     def extremes(point: dict) -> str:
         over = spread_of(point, "images_per_second")
         return f"{over['min']:,.0f} to {over['max']:,.0f}"
 
-    columns: dict[str, Callable[[dict], object]] = {
+    columns = {
         "loader": meaning_of,
         "mini-batches": lambda point: point["n_batches"],
         "images/s": lambda point: f"{median_of(point, 'images_per_second'):,.0f}",
         "min to max": extremes,
-        "of the floor": times("floor", 2),
-        "times 'slow'": times("slow", 1),
-        "times 'fast'": times("fast", 2),
-        "first mini-batch, s": lambda point: f"{median_of(point, 'first_batch_seconds'):.2f}",
     }
+    heads = {"floor": ("of the floor", 2), "slow": ("times 'slow'", 1), "fast": ("times 'fast'", 2)}
+    for loader, (head, digits) in heads.items():
+        if any(point["loader"] == loader for point in points):
+            cell = f"{{:.{digits}f}}".format
+            columns[head] = lambda p, of=loader, cell=cell: cell(ratio(p, points, of))
+    columns["first mini-batch, s"] = lambda p: f"{median_of(p, 'first_batch_seconds'):.2f}"
     if len({point["n_readers"] for point in points}) > 1:
         columns["readers"] = lambda point: point["n_readers"]
-    rows = table(points, columns)
-    kept = [{row[n] for row in rows[1:]} != {"-"} for n in range(len(rows[0]))]
-    return [list(itertools.compress(row, kept)) for row in rows]
+    return table(points, columns)

@@ -45,7 +45,7 @@ def run(request: dict) -> dict:
 
 def _drive(spec: RunSpec, dataset: object, store: Store, beside: Iterator[None]) -> RunResult:
     """Time one loader; ``beside`` has another process begin and end its reading, by turns."""
-    from bench.loaders.adapters import adapter_of
+    from bench.loaders.adapters import ADAPTERS
 
     if "torch" in spec.loader:  # a script has imported it before
         importlib.import_module("torch.utils.data")
@@ -53,7 +53,7 @@ def _drive(spec: RunSpec, dataset: object, store: Store, beside: Iterator[None])
         importlib.import_module(PACKAGES[spec.loader])
     waits, sizes, fingerprints, reads, marks = [], [], [], [], [(0.0, 0, 0)]
     cpu_start, start = time.process_time(), time.monotonic()
-    loader = adapter_of(spec.loader)(spec, dataset, store if isinstance(store, SlowStore) else None)
+    loader = ADAPTERS[spec.loader](spec, dataset, store if isinstance(store, SlowStore) else None)
     constructor_seconds, first_delivered = time.monotonic() - start, 0.0
     for position in itertools.count(1):
         asked = time.monotonic()

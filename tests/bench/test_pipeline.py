@@ -10,7 +10,7 @@ import pytest
 from bench.claims import pipeline
 from bench.claims.pipeline import targets
 from bench.harness import claim
-from bench.harness.targets import target_rows
+from bench.harness.tables import target_rows
 from tests.bench.mounts import needs_fuse
 
 FEW = "cold;staged;loops;ceiling"

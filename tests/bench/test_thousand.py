@@ -149,4 +149,3 @@ def test_ratios_compare_runs_of_the_same_repeat_and_number_of_readers():
     ours = point("overlap", 2, 10, 40, 60)
     points = [ours, point("slow", 4, 1, 1, 1), point("slow", 2, 10, 20, 20)]
     assert ratio(ours, points, "slow") == 2
-    assert ratio(ours, points, "floor") is None

@@ -41,14 +41,14 @@ from bench.harness.files import drop_page_cache, read_files, read_pairs
 from bench.harness.launching import YIELDS, launch
 from bench.harness.options import OptionsError, option, picked
 from bench.harness.turns import take_turns
-from bench.loaders.sources import MountOptions, Sources, facts_of, prepare, spec_of
+from bench.loaders.sources import EpochOptions, MountOptions, Sources, facts_of, prepare, spec_of
 from bench.slow import SlowStore, slow_store
 from bench.slow.ledger import OpenRecord
 
 MODELS = ("data", "waits", "compute", "resnet50")
 
 
-class Options(MountOptions):
+class Options(EpochOptions):
     """What is trained, where and how often."""
 
     ranks: list[int] = option([1, 2, 4], "per node", quick=[2])
@@ -58,7 +58,7 @@ class Options(MountOptions):
     order: str = option("global", "of examples (global)", choices=("global", "shards"))
     examples: int = option(4096, "images", quick=48)
     iterations: int = option(0, "of an epoch for each rank: sets --examples", quick=0)
-    epochs: int = option(2, "epochs")
+    epochs: int = 2
     readers: int | None = option(None, "readers of a rank (its share of the cores)")
     in_job: bool = option(False, "this is a rank of a job that a launcher started")
     communicator: str = option("naive", "ChainerMN's name; another one has GPUs")
@@ -74,8 +74,6 @@ class Options(MountOptions):
                 "--in-job needs --source, --pairs: emulation is for one machine, as "
                 "is --drop-caches"
             )
-        if self.epochs < 2:
-            raise OptionsError("--epochs: give at least 2: the first has the start of the workers")
 
     def examples_of(self, n_ranks: int) -> int:
         """Return how many images so many ranks train on in an epoch."""
@@ -145,14 +143,12 @@ def measure(options: Options, scratch: Path) -> dict | None:
     def run(point: dict) -> dict:
         if not options.source:
             read_files(paths, sources.slow)
-        size = {name: point[name] for name in ("n_nodes", "n_ranks")}
-        job = partial(launch, **size, launcher=options.mpiexec)
-        n_threads = max(1, n_cores // (size["n_nodes"] * size["n_ranks"]))
-        asked, threads = asked_of(point, options), {"OMP_NUM_THREADS": str(n_threads)}
+        n_nodes, n_ranks = point["n_nodes"], point["n_ranks"]
+        job = partial(launch, n_ranks=n_ranks, n_nodes=n_nodes, launcher=options.mpiexec)
+        threads = {"OMP_NUM_THREADS": str(max(1, n_cores // (n_nodes * n_ranks)))}
+        asked = asked_of(point, options)
         ranks, opens = run_ranks(options, sources, train_rank, asked, job, **threads)
-        if opens is None:
-            return {"ranks": ranks, "reads": summary.staged_by_node(ranks)}
-        return {"ranks": ranks, "reads": summary.reads_by_node(opens, ranks)}
+        return {"ranks": ranks, "reads": summary.reads_by_node(ranks, opens)}
 
     take_turns(points, options.repeats, run)
     return result_of(points, sources, options)

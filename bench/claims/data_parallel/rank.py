@@ -303,7 +303,7 @@ def run_in_job(options: Options) -> dict | None:
         ranks = comm.mpi_comm.allgather(train(request, comm))
         if node.local_rank == 0:  # there may be room for one copy of the data alone
             shutil.rmtree(staging, ignore_errors=True)
-        return {"ranks": ranks, "reads": summary.staged_by_node(ranks)}
+        return {"ranks": ranks, "reads": summary.reads_by_node(ranks)}
 
     try:
         take_turns(points, options.repeats, run)
