@@ -204,23 +204,21 @@ def run_points(
     """
     sources = prepare(options, scratch, n_examples)
     names = {field.name for field in dataclasses.fields(RunSpec)}
-    specs = []
+    specs = {}
     for point in points:
         asked = {"n_examples": n_examples, **usual, **point}
-        if "room" in asked:
-            asked["capacity"] = sources.capacity_of(asked["room"], n_examples)
+        asked["capacity"] = sources.capacity_of(asked.get("room"), n_examples)
         asked = {name: value for name, value in asked.items() if name in names}
-        specs.append(spec_of(options, sources, **asked))
+        spec = specs[id(point)] = spec_of(options, sources, **asked)
         numbers = ("n_prefetchers", "n_readers", "n_batches")
-        point |= {name: getattr(specs[-1], name) for name in numbers}
-    prepare_local(specs, sources)
-    by_point = {id(point): spec for point, spec in zip(points, specs, strict=True)}
+        point |= {name: getattr(spec, name) for name in numbers}
+    prepare_local(list(specs.values()), sources)
 
     def run(point: dict) -> dict:
         if "error" in point:
             return {}
         try:
-            return run_once(by_point[id(point)], options.drop_caches, most_seconds)
+            return run_once(specs[id(point)], options.drop_caches, most_seconds)
         except RunFailedError as error:
             if most_seconds is None:
                 raise

@@ -39,8 +39,8 @@ def spec(image_folder, tmp_path) -> RunSpec:
 def test_the_floor_has_a_pace_on_a_machine_with_more_cores_than_mini_batches(spec, monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(64)))
     found = run_floor(dataclasses.replace(spec, loader="floor"))
-    assert found.rate_after_first > 0
-    assert found.cpu["loop"]["n_processes"] == spec.n_batches // 2
+    assert found["rate_after_first"] > 0
+    assert found["cpu"]["loop"]["n_processes"] == spec.n_batches // 2
 
 
 @pytest.fixture
