@@ -114,7 +114,7 @@ def rank(request: dict) -> dict | None:
     import overlapiter.mpi
     from overlapiter.mpi.training.job import NoListener
 
-    times: list[float] = []
+    times = []
 
     class Listener(NoListener):
         def progress(self, _n, _total):
@@ -131,12 +131,8 @@ def rank(request: dict) -> dict | None:
     )  # fmt: skip
     if records is None:
         return None
-    examples = [record["examples"] for record in records]
-    return {
-        "seconds": times[-1] - times[0],
-        "examples": examples,
-        "updates": records[-1]["updates"],
-    }
+    found = {"seconds": times[-1] - times[0], "updates": records[-1]["updates"]}
+    return {**found, "examples": [record["examples"] for record in records]}
 
 
 # --- what is measured ---------------------------------------------------------------------------
@@ -181,14 +177,10 @@ def run(point: dict) -> dict:
             request[name] = [f"{folder}/{name}{i}" for i in range(8 if steps else 0)]
             for i, path in enumerate(request[name]):
                 Path(path).write_text(str((steps * _BATCH + i) // 8))
-        job = partial(_job, n_ranks=point["workers"] + 1, has_deaths="dies_at" in point)
+        survives = "--with-ft ulfm" if "dies_at" in point else ""
+        job = partial(launch, n_ranks=point["workers"] + 1, options=survives)
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         return isolated.call(rank, request, job, most_seconds=600, **threads)
-
-
-def _job(program: list[str], n_ranks: int, has_deaths: bool) -> list[str]:
-    launcher, *words = launch(program, n_ranks)
-    return [launcher, *(["--with-ft", "ulfm"] if has_deaths else []), *words]
 
 
 def measure(options: Options, _scratch: Path) -> dict:

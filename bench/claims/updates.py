@@ -147,29 +147,18 @@ def measure(options: Options, _scratch: Path) -> dict:
         for name in options.optimizers
         for millions in (options.millions if name == "adam" else [middle])
         for means in all_means
-        if means == "plain" or _is_of_use(name, means, millions == middle)
+        # Chainer's at one size, NumPy's blocks with Adam.
+        if name == "adam" or means in ("plain", "numba", "chainer")
+        if millions == middle or means != "chainer"
     ]
 
     call_in_turns(points, options.repeats, take, seconds=options.seconds)
     return {"points": points, "targets": targets(points)}
 
 
-def _is_of_use(name: str, means: str, is_middle: bool) -> bool:
-    """Return whether a means is measured: Chainer's at one size, NumPy's blocks with Adam."""
-    return is_middle if means == "chainer" else means == "numba" or name == "adam"
-
-
 def ms_of(point: dict) -> float:
     """Return the median time of an update."""
     return median_of(point, "update_ms")
-
-
-def _gb_per_s(point: dict) -> float:
-    """Return the memory traffic of an update, as far as it is inevitable, per second."""
-    from overlapiter.mpi.training.rules import RULES
-
-    n_slots = len(RULES[point["optimizer"]].slots)
-    return 4 * point["n"] * (3 + 2 * n_slots) / ms_of(point) / 1e6
 
 
 def _plain_of(point: dict, points: list[dict]) -> dict:
@@ -180,10 +169,13 @@ def _plain_of(point: dict, points: list[dict]) -> dict:
 
 def rows(result: dict) -> list[list[str]]:
     """Return a row for each point."""
+    from overlapiter.mpi.training.rules import RULES
+
     points = result["points"]
 
-    def memory(point: dict) -> str:
-        rate = _gb_per_s(point)
+    def memory(point: dict) -> str:  # the traffic of an update, as far as it is inevitable
+        n_slots = len(RULES[point["optimizer"]].slots)
+        rate = 4 * point["n"] * (3 + 2 * n_slots) / ms_of(point) / 1e6
         return f"{rate:.0f} GB/s, {rate / median_of(point, 'memory_gb_per_s'):.0%}"
 
     columns = {
@@ -225,9 +217,8 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
         sizes = [p["n"] / _MILLION for p in points]
         axes.plot(sizes, [ms_of(p) for p in points], "o-", color=colour, label=words)
     possible = median(run["memory_gb_per_s"] for p in result["points"] for run in p["runs"])
-    sizes = sorted({p["n"] for p in result["points"]})
-    bound = [28 * n / possible / 1e6 for n in sizes]  # of the two slots of Adam
-    millions = [n / _MILLION for n in sizes]
+    millions = sorted({p["n"] / _MILLION for p in result["points"]})
+    bound = [28 * n / possible for n in millions]  # of the two slots of Adam
     axes.plot(millions, bound, "--", color=figures.RED, label="the memory alone")
     axes.set(xscale="log", yscale="log", xlabel="millions of weights", ylabel="ms of one update")
     axes.set_title("One update of Adam on the server, in one thread", loc="left")

@@ -33,12 +33,6 @@ def read_files(paths: Iterable[str], root: str) -> None:
         Path(root, path).read_bytes()
 
 
-def drop_page_cache() -> None:
-    """Make the kernel forget all files that it holds in memory; only root may."""
-    os.sync()
-    Path("/proc/sys/vm/drop_caches").write_text("3\n")
-
-
 def read_pairs(path: str, count: int) -> list[tuple[str, int]]:
     """Return the first ``count`` pairs of a file of ``path label`` lines."""
     pairs = []

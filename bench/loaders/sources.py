@@ -10,7 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.harness.files import copy_files, drop_page_cache, read_files, read_pairs
+from bench.harness.files import copy_files, read_files, read_pairs
 from bench.harness.isolated import RunFailedError
 from bench.harness.options import CommonOptions, OptionsError, option
 from bench.harness.turns import take_turns
@@ -34,7 +34,6 @@ class MountOptions(CommonOptions):
     batch_size: int = option(32, "examples in a mini-batch", quick=4)
     mount: str = option("emulated", "slow store (emulated)", choices=("emulated", "fuse"))
     stat_ms: float = option(0.0, "latency of a stat, with fuse")
-    drop_caches: bool = option(False, "drop the page cache before each run (root)")
 
     def check(self) -> None:
         """Refuse options that contradict each other, and build the mount if there is to be one."""
@@ -124,7 +123,7 @@ def facts_of(options: MountOptions, sources: Sources) -> dict[str, str]:
     return {
         "data": sources.label,
         "store": "slow store given by the user" if options.source else store,
-        "page_cache": f"{'dropped' if options.drop_caches else 'warm'} before each run",
+        "page_cache": "warm before each run",
     }
 
 
@@ -171,14 +170,11 @@ def fresh(spec: RunSpec) -> RunSpec:
     return dataclasses.replace(spec, staging=tempfile.mkdtemp(prefix="fresh-", dir=base))
 
 
-def run_once(spec: RunSpec, drops_caches: bool = False, most_seconds: float | None = None) -> dict:
-    """Do one run, with its files in the page cache unless that is dropped."""
+def run_once(spec: RunSpec, most_seconds: float | None = None) -> dict:
+    """Do one run, with its files in the page cache."""
     if not spec.loader.endswith("-staged"):
         spec = fresh(spec)
-    if drops_caches:
-        drop_page_cache()
-    else:
-        read_files(spec.paths(), spec.root)
+    read_files(spec.paths(), spec.root)
     return run_in_new_process(spec, most_seconds)
 
 
@@ -218,7 +214,7 @@ def run_points(
         if "error" in point:
             return {}
         try:
-            return run_once(specs[id(point)], options.drop_caches, most_seconds)
+            return run_once(specs[id(point)], most_seconds)
         except RunFailedError as error:
             if most_seconds is None:
                 raise

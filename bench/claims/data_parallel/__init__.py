@@ -37,7 +37,7 @@ from pathlib import Path
 
 from bench.claims.data_parallel import summary
 from bench.harness import isolated
-from bench.harness.files import drop_page_cache, read_files, read_pairs
+from bench.harness.files import read_files, read_pairs
 from bench.harness.launching import YIELDS, launch
 from bench.harness.options import OptionsError, option, picked
 from bench.harness.turns import take_turns
@@ -69,11 +69,8 @@ class Options(EpochOptions):
         usual = ["overlap", "slow", "local"] if self.model == "data" else ["overlap", "synthetic"]
         self.loaders = self.loaders or usual
         super().check()
-        if self.in_job and (not self.source or self.drop_caches):
-            raise OptionsError(
-                "--in-job needs --source, --pairs: emulation is for one machine, as "
-                "is --drop-caches"
-            )
+        if self.in_job and not self.source:
+            raise OptionsError("--in-job needs --source, --pairs: emulation is for one machine")
 
     def examples_of(self, n_ranks: int) -> int:
         """Return how many images so many ranks train on in an epoch."""
@@ -110,8 +107,6 @@ def run_ranks(
     """
     staging = tempfile.mkdtemp(prefix="staging-", dir=sources.scratch)
     pickled = sources.scratch / "store.pickle"
-    if options.drop_caches:
-        drop_page_cache()
     spec = spec_of(options, sources, "overlap")
     with slow_store(spec, spec.mount) as store:
         pickled.write_bytes(pickle.dumps(store))
