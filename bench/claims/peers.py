@@ -139,14 +139,11 @@ def run_epochs(
 
 def _servers() -> list[psutil.Process]:
     """Return the servers of this rank's node."""
-    own = [os.environ[name] for name in (_RUN_VARIABLE, "OVERLAPITER_NODE")]
-    found = []
+    own, found = {name: os.environ[name] for name in (_RUN_VARIABLE, "OVERLAPITER_NODE")}, []
     for process in psutil.process_iter(["name"]):
         if process.info["name"] == "ovl-peer":
             with contextlib.suppress(psutil.Error):
-                environment = process.environ()
-                if [environment.get(n) for n in (_RUN_VARIABLE, "OVERLAPITER_NODE")] == own:
-                    found.append(process)
+                found += [process] if own.items() <= process.environ().items() else []
     return found
 
 
@@ -164,9 +161,8 @@ def measure_epochs(options: Options, scratch: Path) -> dict:
     kinds = [kind for kind in options.kinds if kind != "torch" or is_installed("torch")]
     points = [
         {"nodes": n, "fraction": f, "kind": kind, "examples": options.examples * _TIMES.get(f, 1)}
-        for n, f, kind in RUNS
-        if kind in kinds
-    ]
+        for n, f, kind in RUNS if kind in kinds
+    ]  # fmt: skip
 
     def run(point: dict) -> dict:
         job = partial(launch, n_ranks=_N_RANKS // point["nodes"], n_nodes=point["nodes"])
@@ -209,9 +205,7 @@ def idle_rows(result: dict) -> list[list[str]]:
 
 def measure(options: Options, scratch: Path) -> dict:
     """Do both experiments."""
-    found: dict = {}
-    if "epochs" in options.parts:
-        found |= measure_epochs(options, scratch)
+    found = measure_epochs(options, scratch) if "epochs" in options.parts else {}
     if "serving" in options.parts:
         found["serving"] = measure_serving(options.quick, scratch)
     return found

@@ -61,9 +61,3 @@ def make_files(root: Path, n_files: int, size_bytes: int, n_contents: int) -> li
             os.link(root / names[number % n_contents], path)
     root.with_suffix(".txt").write_text("".join(f"{name} 0\n" for name in names))
     return names
-
-
-def make_folder(folder: Path) -> str:
-    """Make a folder, and return its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return str(folder)

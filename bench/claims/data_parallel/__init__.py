@@ -79,21 +79,19 @@ class Options(EpochOptions):
 
 def asked_of(point: dict, options: Options) -> dict:
     """Return what all ranks of a run are asked for, beside the places of the files."""
-    return {
-        **picked(options, ("model", "batch_size", "order", "seed", "communicator")),
-        **{name: point[name] for name in ("loader", "n_readers")},
-        "n_examples": options.examples_of(point["n_nodes"] * point["n_ranks"]),
-        "n_epochs": options.epochs,
-    }
+    n_examples = options.examples_of(point["n_nodes"] * point["n_ranks"])
+    own = {"loader": point["loader"], "n_readers": point["n_readers"], "n_examples": n_examples}
+    same = picked(options, ("model", "batch_size", "order", "seed", "communicator"))
+    return {**own, **same, "n_epochs": options.epochs}
 
 
-def places_of(sources: Sources, staging: str, root: str, store: Path | None) -> dict:
+def places_of(sources: Sources, staging: str, root: str, store: str | None) -> dict:
     """Return where the files are, and below what each node has a staging directory of its own.
 
     ``root`` is that of the slow store, which is pickled in a file where it is emulated.
     """
-    places = {"pairs": sources.pairs, "root": root, "local_root": sources.local}
-    return {**places, "staging": staging, "store": store and str(store)}
+    places = {"pairs": sources.pairs, "local_root": sources.local}
+    return {**places, "staging": staging, "root": root, "store": store}
 
 
 def run_ranks(
@@ -110,7 +108,7 @@ def run_ranks(
     spec = spec_of(options, sources, "overlap")
     with slow_store(spec, spec.mount) as store:
         pickled.write_bytes(pickle.dumps(store))
-        places = places_of(sources, staging, store.root if store else sources.slow, pickled)
+        places = places_of(sources, staging, store.root if store else sources.slow, str(pickled))
         request = {**places, **asked}
         ranks = isolated.call(function, request, job, **YIELDS, **environment)["ranks"]
         opens = store.records() if isinstance(store, SlowStore) else None
