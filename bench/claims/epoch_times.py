@@ -65,11 +65,11 @@ def later_shares(points: list[dict], limit: str) -> list[float]:
     found = {name_of(point): point for point in points}
     if not {"capacity", limit} <= found.keys():
         return []
-    return by_repeat(lambda a, b: _later(a) / _later(b), found[limit], found["capacity"])
 
+    def later(run: dict) -> float:
+        return sum(epoch["seconds"] for epoch in run["epochs"][1:])
 
-def _later(run: dict) -> float:
-    return sum(epoch["seconds"] for epoch in run["epochs"][1:])
+    return by_repeat(lambda a, b: later(a) / later(b), found[limit], found["capacity"])
 
 
 def rows(result: dict) -> list[list[str]]:

@@ -87,8 +87,7 @@ def target_of(what: str, unit: str, wanted: float | None, values: Sequence[float
     ``wanted`` is the most where there is a unit, else the least; with None the number only explains
     the others.
     """
-    over = spread(values)
-    is_met = None
+    over, is_met = spread(values), None
     if wanted is not None:
         is_met = over["median"] <= wanted if unit else over["median"] >= wanted
     facts = {"what": what, "unit": unit, "wanted": wanted, "values": list(values)}
@@ -97,13 +96,12 @@ def target_of(what: str, unit: str, wanted: float | None, values: Sequence[float
 
 def compared(wanted: Iterable[Wanted], runs: Mapping[Hashable, Sequence[dict]]) -> list[dict]:
     """Return those targets of which everything that is compared has run; ``runs`` are by name."""
-    return [
-        target_of(
-            what, unit, most, [value_of(*row) for row in zip(*map(runs.get, names), strict=True)]
-        )
-        for what, unit, most, names, value_of in wanted
-        if runs.keys() >= set(names)
-    ]
+    found = []
+    for what, unit, most, names, value_of in wanted:
+        if runs.keys() >= set(names):
+            values = [value_of(*each) for each in zip(*map(runs.get, names), strict=True)]
+            found.append(target_of(what, unit, most, values))
+    return found
 
 
 def target_rows(result: dict) -> list[list[str]]:
@@ -126,9 +124,5 @@ def missed_unless_quick(result: dict) -> list[str]:
 
 def missed(result: dict) -> list[str]:
     """Return which of the ``targets`` of a result were missed, in words."""
-    rows = zip(result["targets"], target_rows(result)[1:], strict=True)
-    return [
-        f"{what}: {measured}, wanted {wanted}"
-        for target, (what, measured, _, wanted, _) in rows
-        if target["is_met"] is False
-    ]
+    rows = target_rows(result)[1:]
+    return [f"{row[0]}: {row[1]}, wanted {row[3]}" for row in rows if row[4] == "missed"]

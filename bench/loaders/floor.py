@@ -67,17 +67,17 @@ def _result(spec: RunSpec, start: float, reports: list[dict], read_end: float = 
     fingerprints = {key: value for each in reports for key, value in each["fingerprints"].items()}
     initialize = mean(report["begin"] for report in reports) - start
     fetch = mean(report["fetch_seconds"] for report in reports)
-    # From when each loop has built one mini-batch.
-    n_images = (spec.n_batches - n_loops) * spec.batch_size
     firsts = [report["first_end"] for report in reports]
     others = end - start - initialize - fetch
     cpu_seconds = sum(report["cpu_seconds"] for report in reports)
+    n_images = spec.n_batches * spec.batch_size
+    n_later = n_images - n_loops * spec.batch_size  # from when each loop has built one mini-batch
     return result_of_run(
         wall_seconds=end - start,
         first_batch_seconds=min(firsts) - start,
-        n_images=spec.n_batches * spec.batch_size,
-        images_per_second=spec.n_batches * spec.batch_size / (end - start),
-        rate_after_first=n_images / max(end - max(firsts), 1e-9),
+        n_images=n_images,
+        images_per_second=n_images / (end - start),
+        rate_after_first=n_later / max(end - max(firsts), 1e-9),
         parts={"initialize": initialize, "dequeue": 0.0, "fetch": fetch, "others": others},
         cpu={LOOP: {"n_processes": n_loops, "seconds": cpu_seconds}},
         fingerprints=[fingerprints[position] for position in range(spec.n_batches)],

@@ -30,7 +30,7 @@ class MountOptions(CommonOptions):
     root: Path | None = option(None, "folder of the files of --pairs, on the local disk")
     source: Path | None = option(None, "their folder on a real slow store: no emulation")
     open_ms: float = option(10.0, "latency of an open")
-    mb_per_s: float = option(100.0, "bandwidth of the store")
+    mb_per_s: float = option(100.0, "bandwidth of the store, 0 for no limit")
     batch_size: int = option(32, "examples in a mini-batch", quick=4)
     mount: str = option("emulated", "slow store (emulated)", choices=("emulated", "fuse"))
     stat_ms: float = option(0.0, "latency of a stat, with fuse")
@@ -38,9 +38,7 @@ class MountOptions(CommonOptions):
     def check(self) -> None:
         """Refuse options that contradict each other, and build the mount if there is to be one."""
         if self.source and self.root:
-            raise OptionsError(
-                "--source is the place of the files; --root is for an emulated slow store"
-            )
+            raise OptionsError("--source is the place of files; --root is for an emulated store")
         if bool(self.source or self.root) != bool(self.pairs):
             raise OptionsError("own data need --pairs, and either --root or --source")
         if self.mount == "fuse" and not self.source:
@@ -48,11 +46,6 @@ class MountOptions(CommonOptions):
                 build()
             except MountUnavailableError as error:
                 raise OptionsError(f"--mount fuse: {error}") from error
-
-    @property
-    def bytes_per_second(self) -> float:
-        """The bandwidth; none is no limit."""
-        return self.mb_per_s * 1e6 if self.mb_per_s > 0 else math.inf
 
 
 class EpochOptions(MountOptions):
@@ -139,7 +132,7 @@ def spec_of(options: MountOptions, sources: Sources, loader: str, **others: obje
         "mount_point": str(sources.scratch / "mount"),
         "open_seconds": options.open_ms / 1e3,
         "stat_seconds": options.stat_ms / 1e3,
-        "bytes_per_second": options.bytes_per_second,
+        "bytes_per_second": options.mb_per_s * 1e6 or math.inf,
         "batch_size": options.batch_size,
         "seed": options.seed,
     }
