@@ -152,5 +152,6 @@ def _times_after(run: dict, other: dict) -> float:
     return run["rate_after_first"] / other["rate_after_first"]
 
 
-TABLES = {"pytorch": report.rate_rows, "pytorch-targets": target_rows}
+TABLES = {"pytorch": report.rate_rows, "parts": report.part_rows, "cpu": report.cpu_rows}
+TABLES["pytorch-targets"] = target_rows
 faults = report.faults
