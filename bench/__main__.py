@@ -4,7 +4,7 @@
     python -m bench NAME [OPTION ...]         one of them; --help says its options
     python -m bench --list                    their names, and how long they take
     python -m bench --all [--into FOLDER]     all of them, in order; options of all follow
-    python -m bench tables [--check]          writes (or checks) the tables of README and docs
+    python -m bench tables                    writes the tables of README and docs
     python -m bench figures [--together] FILE ...    draws JSON files, beside them
 
 Results go to bench/results/own, which git ignores, or where --out says.
@@ -18,7 +18,7 @@ from pathlib import Path
 
 from bench import plan
 from bench.harness import claim
-from bench.harness.text import aligned
+from bench.harness.tables import aligned
 
 
 def main(arguments: list[str]) -> int:
@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
     elif name[0] == "tables":
         from bench.harness.documents import write_tables
 
-        return write_tables(is_checking="--check" in others)
+        write_tables()
     elif name[0] == "figures":
         paths = [Path(word) for word in others if word != "--together"]
         if missing := [str(path) for path in paths if not path.is_file()]:

@@ -78,9 +78,7 @@ def _write_folder(root: Path, indices: range) -> int:
     for index in indices:
         path = root / relative_path(index)
         if not path.exists():
-            unfinished = path.with_suffix(".part")
-            unfinished.write_bytes(encode(sources, index))
-            unfinished.rename(path)
+            _write(path, encode(sources, index))
     return len(indices)
 
 
@@ -89,8 +87,8 @@ def make_photographs(
 ) -> Photographs:
     """Make the images that are missing below ``root`` and return the first ``count`` of the set.
 
-    Blocks for about 2 ms of one core per missing image. There may be more than ``count``. With
-    one process, this one draws; None takes all cores.
+    Blocks for about 2 ms of one core per missing image. There may be more than ``count``. None
+    takes all cores.
 
     Raises:
         ValueError: ``root`` holds images of another recipe.
@@ -104,12 +102,12 @@ def make_photographs(
         raise ValueError(f"{root} holds images of another recipe: {known['recipe']}; remove it")
     pairs = [(relative_path(index), index % NUM_LABELS) for index in range(count)]
     if known.get("count", 0) < count:
-        _write_json(manifest, {"recipe": recipe})
+        _write(manifest, json.dumps({"recipe": recipe}).encode())
         _write_missing(root, count, n_processes)
         (root / "pairs.txt").write_text("".join(f"{path} {label}\n" for path, label in pairs))
         total_bytes = sum((root / path).stat().st_size for path, _ in pairs)
         known = {"recipe": recipe, "count": count, "total_bytes": total_bytes}
-        _write_json(manifest, known)
+        _write(manifest, json.dumps(known).encode())
     return Photographs(root, pairs, known["total_bytes"] / known["count"])
 
 
@@ -118,17 +116,13 @@ def _write_missing(root: Path, count: int, n_processes: int | None) -> None:
     folders = [range(start, min(start + FILES_PER_FOLDER, count)) for start in starts]
     write = partial(_write_folder, root)
     with progress_bar(count, "image") as progress:
-        if n_processes == 1:
-            for folder in folders:
-                progress.update(write(folder))
-            return
         n_processes = n_processes or len(os.sched_getaffinity(0))
         with ProcessPoolExecutor(n_processes, get_context("forkserver")) as pool:
             for written in pool.map(write, folders):
                 progress.update(written)
 
 
-def _write_json(path: Path, content: dict) -> None:
+def _write(path: Path, content: bytes) -> None:
     unfinished = path.with_suffix(".part")
-    unfinished.write_text(json.dumps(content) + "\n")
+    unfinished.write_bytes(content)
     unfinished.rename(path)

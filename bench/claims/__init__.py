@@ -1,1 +1,14 @@
-"""A file, or a folder, for each published claim; ``bench.plan`` lists them."""
+"""A file, or a folder, for each published claim; ``bench.plan`` lists them.
+
+Each has a docstring, which its ``--help`` prints, and
+
+* ``Options``, a class of options;
+* ``measure``, which takes the options and an empty folder on the fast disk, does all runs, and
+  returns the result;
+* ``TABLES``, makers of rows, of which the first one is the header, by their names in documents;
+
+and may have
+
+* ``draw_all``, which draws a result into files whose stem is given, and returns their paths;
+* ``faults``, which returns every reason for which a result is a failure.
+"""

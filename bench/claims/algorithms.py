@@ -17,16 +17,13 @@ import shlex
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from bench.harness.claim import Claim
 from bench.harness.isolated import CHECKOUT, RunFailedError
 from bench.harness.launching import launch
-from bench.harness.options import Options, option
-from bench.harness.targets import missed, target_of, target_rows
-from bench.harness.text import table
+from bench.harness.options import CommonOptions, option
+from bench.harness.tables import missed_unless_quick, table, target_of, target_rows
 from bench.harness.turns import take_turns
 
 WANTED = 0.9
@@ -44,12 +41,11 @@ ALGORITHMS = {
 }
 
 
-@dataclass
-class AlgorithmsOptions(Options):
+class Options(CommonOptions):
     """What is run."""
 
     workers: int = option(2, "beside the server")
-    epochs: int = option(6, "of each run")
+    epochs: int = option(6, "of each run", quick=2)
 
 
 def make_digits(folder: Path) -> tuple[Path, Path]:
@@ -58,13 +54,13 @@ def make_digits(folder: Path) -> tuple[Path, Path]:
     return folder / "train.txt", folder / "val.txt"
 
 
-def train_once(point: dict, data: tuple[Path, Path], options: AlgorithmsOptions) -> dict:
+def train_once(point: dict, data: tuple[Path, Path], options: Options) -> dict:
     """Train by one algorithm; return the time and accuracy at the end of each epoch."""
     out = tempfile.mkdtemp(prefix="run-", dir=data[0].parent)
     command = [sys.executable, "-W", "ignore", "-m", "overlapiter", "train"]
     command += [str(EXAMPLE / "model.py"), *map(str, data), *shlex.split(ALGORITHMS[point["name"]])]
-    command += ["--epochs", str(options.epochs), "--seed", str(options.seed), "--out", out]
-    command += ["--batch", "16", "--metrics", "accuracy"]
+    words = f"--batch 16 --metrics accuracy --epochs {options.epochs} --seed {options.seed}"
+    command += [*words.split(), "--out", out]
     if point["name"] != "one process":
         command = launch(command, options.workers + 1)
     ended = subprocess.run(command, cwd=CHECKOUT, stdout=subprocess.DEVNULL, check=False)
@@ -75,7 +71,7 @@ def train_once(point: dict, data: tuple[Path, Path], options: AlgorithmsOptions)
     return {"seconds": [*seconds], "val_accuracy": [epoch["val_accuracy"] for epoch in epochs]}
 
 
-def measure(options: AlgorithmsOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     data, points = make_digits(scratch), [{"name": name} for name in ALGORITHMS]
     take_turns(points, options.repeats, lambda point: train_once(point, data, options))
@@ -89,15 +85,11 @@ def _curve(point: dict, key: str) -> list[float]:
 
 def rows(result: dict) -> list[list[str]]:
     """Return a row for each algorithm."""
-
-    def half(point: dict) -> float:
-        curve = _curve(point, "val_accuracy")
-        return curve[len(curve) // 2 - 1]
-
+    half = result["options"]["epochs"] // 2
     columns = {
         "": lambda point: point["name"],
         "options": lambda point: f"`{ALGORITHMS[point['name']]}`",
-        "accuracy after half": lambda point: f"{half(point):.3f}",
+        "accuracy after half": lambda point: f"{_curve(point, 'val_accuracy')[half - 1]:.3f}",
         "at the end": lambda point: f"{_curve(point, 'val_accuracy')[-1]:.3f}",
         "seconds": lambda point: f"{_curve(point, 'seconds')[-1]:.1f}",
     }
@@ -129,12 +121,5 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     return [figures.save(figure, stem.with_suffix(".png"), result, workers)]
 
 
-CLAIM = Claim(
-    __doc__,
-    AlgorithmsOptions,
-    measure,
-    quick={"epochs": 2, "repeats": 1},
-    tables={"algorithms": rows, "targets": target_rows},
-    figures=__name__,
-    faults=lambda result: [] if result["options"]["quick"] else missed(result),
-)
+TABLES = {"algorithms": rows, "targets": target_rows}
+faults = missed_unless_quick

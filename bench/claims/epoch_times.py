@@ -9,13 +9,11 @@ more process reads from the store meanwhile what has to be missed at the least.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from bench.harness.claim import Claim
 from bench.harness.options import option
-from bench.harness.text import by_repeat, extremes, spread, table
+from bench.harness.tables import by_repeat, extremes, spread, table
 from bench.loaders.report import name_of
 from bench.loaders.sources import EpochOptions, run_points
 
@@ -29,8 +27,7 @@ MEANINGS = {
 _LIMITS = ("ideal", "unlimited")
 
 
-@dataclass
-class EpochTimesOptions(EpochOptions):
+class Options(EpochOptions):
     """What is run."""
 
     examples: int = 1600
@@ -38,7 +35,7 @@ class EpochTimesOptions(EpochOptions):
     loaders: list[str] = option(list(MEANINGS), "some of them", known=MEANINGS)
 
 
-def measure(options: EpochTimesOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     kinds = {
         "capacity": {"loader": "overlap", "room": options.fraction},
@@ -68,11 +65,11 @@ def later_shares(points: list[dict], limit: str) -> list[float]:
     found = {name_of(point): point for point in points}
     if not {"capacity", limit} <= found.keys():
         return []
-    return by_repeat(lambda a, b: _later(a) / _later(b), found[limit], found["capacity"])
 
+    def later(run: dict) -> float:
+        return sum(epoch["seconds"] for epoch in run["epochs"][1:])
 
-def _later(run: dict) -> float:
-    return sum(epoch["seconds"] for epoch in run["epochs"][1:])
+    return by_repeat(lambda a, b: later(a) / later(b), found[limit], found["capacity"])
 
 
 def rows(result: dict) -> list[list[str]]:
@@ -111,11 +108,4 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     return [save(figure, stem.with_suffix(".png"), result, words, space_inches=0.9)]
 
 
-CLAIM = Claim(
-    __doc__,
-    EpochTimesOptions,
-    measure,
-    quick={"examples": 64, "batch_size": 8, "repeats": 1},
-    tables={"epochs": rows, "shares": share_rows},
-    figures=__name__,
-)
+TABLES = {"epochs": rows, "shares": share_rows}

@@ -14,12 +14,10 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
-from bench.harness.claim import Claim
 from bench.harness.options import option
-from bench.harness.text import by_repeat, extremes, spread, table
+from bench.harness.tables import by_repeat, extremes, spread, table
 from bench.harness.turns import call_in_turns
 from bench.loaders.sources import EpochOptions, run_points
 
@@ -28,8 +26,7 @@ _FILE_BYTES = 20_800
 STATES = ("dirty", "written")
 
 
-@dataclass
-class EvictingOptions(EpochOptions):
+class Options(EpochOptions):
     """What is run."""
 
     examples: int = 8000
@@ -77,7 +74,7 @@ def evicting_us(whole: dict, part: dict) -> float:
     return beyond_seconds / part["statistics"]["files_evicted"] * 1e6
 
 
-def measure(options: EvictingOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     points = [{"name": "whole"}, {"name": "part", "room": options.fraction}]
     usual = {**options.usual, "n_epochs": 1, "is_decoding": False, "loader": "overlap"}
@@ -108,10 +105,4 @@ def rows(result: dict) -> list[list[str]]:
     return table(over.items(), columns)
 
 
-CLAIM = Claim(
-    __doc__,
-    EvictingOptions,
-    measure,
-    quick={"examples": 320, "repeats": 1},
-    tables={"evicting": rows},
-)
+TABLES = {"evicting": rows}

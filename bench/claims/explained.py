@@ -25,9 +25,8 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.claim import Claim
-from bench.harness.options import Options, option
-from bench.harness.text import Rows, interval, median_of, spread_of, table
+from bench.harness.options import CommonOptions, option
+from bench.harness.tables import Rows, interval, median_of, spread_of, table
 from bench.harness.turns import call_in_turns
 from bench.slow.store import SlowStore, attach
 
@@ -149,12 +148,10 @@ _DONE: dict[str, dict[str, Any]] = {
 _TRAIN_SECONDS = 0.01
 
 
-@dataclasses.dataclass
-class ExplainedOptions(Options):
+class Options(CommonOptions):
     """What is run."""
 
-    seconds: float = option(4.0, "length of a run after the change")
-    repeats: int = 3
+    seconds: float = option(4.0, "length of a run after the change", quick=0.5)
 
 
 def explain(request: dict) -> dict:
@@ -246,9 +243,9 @@ def watch(request: dict) -> dict:
     }
 
 
-def measure(options: ExplainedOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
-    common = {"scratch": str(scratch), "seconds": 0.5 if options.quick else options.seconds}
+    common = {"scratch": str(scratch), "seconds": options.seconds}
     points, watched = [{"name": name} for name in JOBS], [{"name": "watching"}]
     call_in_turns(points, options.repeats, explain, **common)
     common["seconds"] *= 2
@@ -331,12 +328,4 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     return [figures.save(figure, stem.with_suffix(".png"), result, space_inches=0.9)]
 
 
-CLAIM = Claim(
-    __doc__,
-    ExplainedOptions,
-    measure,
-    quick={"repeats": 1},
-    tables={"explained": rows, "watching": costs},
-    figures=__name__,
-    faults=faults,
-)
+TABLES = {"explained": rows, "watching": costs}

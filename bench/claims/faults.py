@@ -24,7 +24,6 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
@@ -33,11 +32,10 @@ import psutil
 
 import overlapiter
 from bench.harness import isolated
-from bench.harness.claim import Claim
 from bench.harness.family import descendants, is_running, send, workers
 from bench.harness.files import read_pairs
-from bench.harness.options import Options, option, picked
-from bench.harness.text import median_of, spread, table
+from bench.harness.options import CommonOptions, option, picked
+from bench.harness.tables import median_of, spread, table
 from bench.harness.turns import take_turns
 from bench.loaders.checks import checksum
 from bench.loaders.files import Images
@@ -59,11 +57,10 @@ _HANG_SECONDS = 60.0
 _LOOK_SECONDS = 0.001
 
 
-@dataclass
-class FaultOptions(Options):
+class Options(CommonOptions):
     """What is done how often."""
 
-    hits: int = option(10, "signals of each kind, to each kind of worker")
+    hits: int = option(10, "signals of each kind, to each kind of worker", quick=1)
     examples: int = option(400, "photographs, of which a third is staged at a time")
     compute_ms: float = option(5.0, "of the trainer's step")
     repeats: int = 5  # of each ending
@@ -180,7 +177,7 @@ def end(request: dict, folder: Path) -> dict:
 # --- all --------------------------------------------------------------------------------------
 
 
-def measure(options: FaultOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     made = make_photographs(PHOTOGRAPHS, options.examples)
     request = {
@@ -246,11 +243,4 @@ def faults(result: dict) -> list[str]:
     return found + [f"{name}: children that do not end" for name in sorted(hung)]
 
 
-CLAIM = Claim(
-    __doc__,
-    FaultOptions,
-    measure,
-    quick={"hits": 1, "repeats": 1},
-    tables={"hits": hit_rows, "endings": ending_rows},
-    faults=faults,
-)
+TABLES = {"hits": hit_rows, "endings": ending_rows}

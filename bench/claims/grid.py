@@ -11,25 +11,24 @@ from __future__ import annotations
 
 import itertools
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+import numpy as np
+
 from bench.claims.algorithms import DATA, EXAMPLE, make_digits
 from bench.harness import isolated
-from bench.harness.claim import Claim
-from bench.harness.options import Options, option
-from bench.harness.targets import missed, target_of, target_rows
+from bench.harness.options import CommonOptions, option
+from bench.harness.tables import missed_unless_quick, target_of, target_rows
 from bench.harness.turns import take_turns
 
 _N_RATES, _N_BATCHES = 8, 5
 
 
-@dataclass
-class GridOptions(Options):
+class Options(CommonOptions):
     """What is run."""
 
-    trials: int = option(20, "of the search, half of the grid's")
+    trials: int = option(20, "of the search, half of the grid's", quick=2)
 
 
 def compare(data: Path, n_trials: int, seed: int = 0) -> dict:
@@ -56,10 +55,12 @@ def compare(data: Path, n_trials: int, seed: int = 0) -> dict:
 
 
 def _train_grid(words: tuple, tables: dict, data: Path) -> list[float]:
-    """Return the accuracy of every trial of the grid."""
+    """Return the accuracy of every trial of the grid, over the ranges of the search."""
     from overlapiter.mpi import train
 
-    rates, batches = _axes(tables["space"])
+    rate, batch = tables["space"]["learning_rate"], tables["space"]["batch"]
+    rates = np.geomspace(rate["low"], rate["high"], _N_RATES).tolist()
+    batches = np.linspace(batch["low"], batch["high"], _N_BATCHES).round().astype(int).tolist()
     found = []
     for number, (rate, batch) in enumerate(itertools.product(rates, batches)):
         settings = {**tables["settings"], "learning_rate": rate, "batch": batch}
@@ -72,30 +73,19 @@ def _train_grid(words: tuple, tables: dict, data: Path) -> list[float]:
     return found
 
 
-def _axes(space: dict) -> tuple[list[float], list[int]]:
-    """Return the learning rates and mini-batches of the grid, over the ranges of the search."""
-    rate, batch = space["learning_rate"], space["batch"]
-    ratio = (rate["high"] / rate["low"]) ** (1 / (_N_RATES - 1))
-    rates = [rate["low"] * ratio**i for i in range(_N_RATES)]
-    width = (batch["high"] - batch["low"]) / (_N_BATCHES - 1)
-    return rates, [round(batch["low"] + width * i) for i in range(_N_BATCHES)]
-
-
 def take(request: dict) -> dict:
     """Compare in this process; see :func:`compare`."""
     return compare(Path(request["folder"]), request["trials"], request["seed"])
 
 
-def measure(options: GridOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Compare so many times, with another seed each."""
     make_digits(scratch)
     points, seeds = [{"name": "digits"}], itertools.count(options.seed)
     request = {"folder": str(scratch), "trials": options.trials}
-
-    def run(_point: dict) -> dict:
-        return isolated.call(take, {**request, "seed": next(seeds)})
-
-    take_turns(points, options.repeats, run)
+    take_turns(
+        points, options.repeats, lambda _: isolated.call(take, {**request, "seed": next(seeds)})
+    )
     return {"points": points, "targets": targets(points), "data": DATA}
 
 
@@ -112,17 +102,9 @@ def rows(result: dict) -> list[list[str]]:
 
 def targets(points: list[dict]) -> list[dict]:
     """Return whether the search has found at least what the grid has."""
-    pairs = [(run["search"]["best"], run["grid"]["best"]) for run in points[0]["runs"]]
-    return [
-        target_of("best val_accuracy, search / grid", "", 1, [one / other for one, other in pairs])
-    ]
+    ratios = [run["search"]["best"] / run["grid"]["best"] for run in points[0]["runs"]]
+    return [target_of("best val_accuracy, search / grid", "", 1, ratios)]
 
 
-CLAIM = Claim(
-    __doc__,
-    GridOptions,
-    measure,
-    quick={"trials": 2, "repeats": 1},
-    tables={"grid": rows, "targets": target_rows},
-    faults=lambda result: [] if result["options"]["quick"] else missed(result),
-)
+TABLES = {"grid": rows, "targets": target_rows}
+faults = missed_unless_quick

@@ -14,14 +14,12 @@ from __future__ import annotations
 import ast
 import itertools
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from bench.harness.claim import Claim
-from bench.harness.options import Options, option, picked
-from bench.harness.text import median_of, spread_of, table
+from bench.harness.options import CommonOptions, option, picked
+from bench.harness.tables import median_of, spread_of, table
 from bench.harness.turns import call_in_turns
 
 MEANINGS = {
@@ -33,13 +31,12 @@ _SOURCE = "def f(a, b):\n    return [x + 1 for x in a if x > b]\n"
 _WARM_UP_BATCHES = 20
 
 
-@dataclass
-class InMemoryOptions(Options):
+class Options(CommonOptions):
     """What is run."""
 
-    examples: int = option(256, "examples in memory")
-    batch_size: int = option(32, "examples in a mini-batch")
-    batches: int = option(200, "mini-batches of a run")
+    examples: int = option(256, "examples in memory", quick=8)
+    batch_size: int = option(32, "examples in a mini-batch", quick=4)
+    batches: int = option(200, "mini-batches of a run", quick=5)
     readers: int = option(2, "file reader processes")
     n_prefetch: int = option(1, "this argument of both")
     compute_ms: float = option(40.0, "step in the second half")
@@ -99,7 +96,7 @@ def _open(request: dict, dataset: object) -> tuple:
     return (arrays for _ in itertools.count() if ast.unparse(ast.parse(_SOURCE))), tuple
 
 
-def measure(options: InMemoryOptions, _scratch: Path) -> dict:
+def measure(options: Options, _scratch: Path) -> dict:
     """Do all runs."""
     points = [
         {"loader": loader, "compute_ms": compute_ms}
@@ -133,11 +130,4 @@ def faults(result: dict) -> list[str]:
     return [f"{loader}: the arrays are wrong" for loader, run in runs if not run["is_same"]]
 
 
-CLAIM = Claim(
-    __doc__,
-    InMemoryOptions,
-    measure,
-    quick={"examples": 8, "batch_size": 4, "batches": 5, "repeats": 1},
-    tables={"in-memory": rows},
-    faults=faults,
-)
+TABLES = {"in-memory": rows}

@@ -14,15 +14,13 @@ from __future__ import annotations
 import resource
 import subprocess
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from bench.harness.claim import Claim
 from bench.harness.files import make_files, read_files
-from bench.harness.options import Options, option
-from bench.harness.targets import target_of, target_rows
-from bench.harness.text import by_repeat, median_of, table
+from bench.harness.options import CommonOptions, option
+from bench.harness.tables import by_repeat, median_of, table, target_of, target_rows
 from bench.harness.turns import take_turns
 from bench.loaders.sources import run_once
 from bench.loaders.spec import RunSpec
@@ -30,12 +28,11 @@ from bench.loaders.spec import RunSpec
 WANTED = 0.9
 
 
-@dataclass
-class LargeFilesOptions(Options):
+class Options(CommonOptions):
     """What is run."""
 
-    sizes: list[int] = option([110_000, 1_000_000, 10_000_000], "bytes of a file")
-    total_mb: int = option(300, "MB of each size")
+    sizes: list[int] = option([110_000, 10**6, 10**7], "bytes of a file", quick=[20_000, 2 * 10**6])
+    total_mb: int = option(300, "MB of each size", quick=4)
     repeats: int = 5
 
 
@@ -60,7 +57,7 @@ def copy(point: dict, root: Path, scratch: Path) -> dict[str, float]:
     return {**seconds, "bytes": point["n_files"] * point["file_bytes"]}
 
 
-def measure(options: LargeFilesOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     paths, points, ways = {}, [], {"stage": stage, "copy": copy}
     for size in options.sizes:
@@ -106,10 +103,4 @@ def rows(result: dict) -> list[list[str]]:
     return table(zip(points[::2], points[1::2], strict=True), columns)
 
 
-CLAIM = Claim(
-    __doc__,
-    LargeFilesOptions,
-    measure,
-    quick={"sizes": [20_000, 2_000_000], "total_mb": 4, "repeats": 1},
-    tables={"large-files": rows, "targets": target_rows},
-)
+TABLES = {"large-files": rows, "targets": target_rows}

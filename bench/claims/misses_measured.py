@@ -15,14 +15,12 @@ from __future__ import annotations
 import functools
 import heapq
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean
 
 import numpy as np
 from numpy.typing import NDArray
 
-from bench.harness.claim import Claim
 from bench.loaders.sources import EpochOptions, run_points
 from overlapiter.order import seeded_order
 
@@ -40,8 +38,7 @@ _NAMES = {
 }
 
 
-@dataclass
-class MissesOptions(EpochOptions):
+class Options(EpochOptions):
     """What is run."""
 
     epochs: int = 4
@@ -94,7 +91,7 @@ POLICIES: dict[str, Policy] = {
 }
 
 
-def simulated(options: MissesOptions, fraction: float) -> dict[str, list[float]]:
+def simulated(options: Options, fraction: float) -> dict[str, list[float]]:
     """Return the shares of reads that miss in each epoch, by policy."""
     orders = [seeded_order(options.seed, e, options.examples) for e in range(options.epochs)]
     room = int(fraction * options.examples)
@@ -105,7 +102,7 @@ def simulated(options: MissesOptions, fraction: float) -> dict[str, list[float]]
     }
 
 
-def measure(options: MissesOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     points = [{"fraction": f, "room": f, "loader": "overlap"} for f in FRACTIONS]
     usual = {**options.usual, "is_decoding": False}
@@ -153,11 +150,4 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     return [save(figure, stem.with_suffix(".png"), result, words)]
 
 
-CLAIM = Claim(
-    __doc__,
-    MissesOptions,
-    measure,
-    quick={"examples": 640, "epochs": 2, "batch_size": 8},
-    tables={"misses": rows},
-    figures=__name__,
-)
+TABLES = {"misses": rows}

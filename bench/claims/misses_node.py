@@ -9,33 +9,30 @@ As ``misses_measured``, for 4 ranks under ``mpiexec`` whose order is scattered b
 
 from __future__ import annotations
 
-import dataclasses
 from functools import partial
 from pathlib import Path
 
-from bench.claims.misses_measured import CLAIM as MEASURED
-from bench.claims.misses_measured import MissesOptions, simulated
+from bench.claims import misses_measured
 from bench.claims.peers import run_epochs
 from bench.harness.launching import launch
 from bench.harness.options import option
 from bench.harness.turns import take_turns
-from bench.loaders.sources import prepare, store_facts
+from bench.loaders.sources import facts_of, prepare
 
 FRACTIONS = (0.25, 0.5, 0.75)
 KINDS = ("together", "apart")
 
 
-@dataclasses.dataclass
-class NodeOptions(MissesOptions):
+class Options(misses_measured.Options):
     """What is run."""
 
     epochs: int = 3
     batch_size: int = 8
     readers: int = 1
-    ranks: int = option(4, "ranks of the node")
+    ranks: int = option(4, "ranks of the node", quick=2)
 
 
-def measure(options: NodeOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     sources = prepare(options, scratch, options.examples)
     asked = [{"order": kind, "fraction": f} for f in FRACTIONS for kind in KINDS]
@@ -48,16 +45,11 @@ def measure(options: NodeOptions, scratch: Path) -> dict:
     take_turns(asked, 1, run)
     points = []
     for fraction in FRACTIONS:
-        found = {"belady": simulated(options, fraction)["belady"]}
+        found = {"belady": misses_measured.simulated(options, fraction)["belady"]}
         found |= {p["order"]: p["runs"][0] for p in asked if p["fraction"] == fraction}
         points.append({"fraction": fraction, "missed_by_epoch": found})
-    return {"data": sources.label, **store_facts(options), "points": points}
+    return {**facts_of(options, sources), "points": points}
 
 
-CLAIM = dataclasses.replace(
-    MEASURED,
-    about=__doc__,
-    options=NodeOptions,
-    measure=measure,
-    quick={"examples": 320, "epochs": 2, "ranks": 2},
-)
+TABLES = misses_measured.TABLES
+draw_all = misses_measured.draw_all

@@ -13,14 +13,12 @@ without delay, and how long its processes take to start. It is told nothing of t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import mean, median
 
-from bench.harness.claim import Claim
 from bench.harness.options import option
-from bench.harness.text import spread, table
+from bench.harness.tables import spread, table
 from bench.loaders.sources import EpochOptions, run_points
 from overlapiter.clairvoyant.planner import Forecast, Job, forecast
 
@@ -31,17 +29,16 @@ FRACTIONS = (0.3, 0.6, 1.0)
 _ALL = 1.2
 
 
-@dataclass
-class ModelOptions(EpochOptions):
+class Options(EpochOptions):
     """What is run."""
 
     examples: int = 1600
     epochs: int = 4
-    repeats: int = option(2, "interleaved runs of each")
+    repeats: int = 2
     train_ms: float = option(20.0, "sleep after each mini-batch")
 
 
-def measure(options: ModelOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs, and forecast each."""
     free = {"name": "calibration", "open_seconds": 0.0, "bytes_per_second": 1e12}
     points = [free] + [
@@ -116,10 +113,4 @@ def error_rows(result: dict) -> list[list[str]]:
     return [["mean error", "largest error"], errors]
 
 
-CLAIM = Claim(
-    __doc__,
-    ModelOptions,
-    measure,
-    quick={"examples": 64, "batch_size": 8, "repeats": 1, "epochs": 2},
-    tables={"model": rows, "errors": error_rows},
-)
+TABLES = {"model": rows, "errors": error_rows}

@@ -23,13 +23,11 @@ Two experiments::
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import itertools
 import os
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -41,12 +39,12 @@ from bench.claims.data_parallel import run_ranks
 from bench.claims.data_parallel.rank import trained
 from bench.claims.data_parallel.summary import seconds_of
 from bench.claims.peers_serving import measure_serving, serving_rows
-from bench.harness.claim import Claim
 from bench.harness.launching import launch
+from bench.harness.machine import is_installed
 from bench.harness.options import option
-from bench.harness.text import median_of, spread, table
+from bench.harness.tables import median_of, spread, table
 from bench.harness.turns import take_turns
-from bench.loaders.sources import EpochOptions, Sources, prepare, store_facts
+from bench.loaders.sources import EpochOptions, Sources, facts_of, prepare
 
 #: Nodes, the share of the data that each has room for, and what is done.
 RUNS = (
@@ -56,33 +54,22 @@ RUNS = (
 )  # fmt: skip
 #: So many times the files, where a node has room for a part.
 _TIMES = {0.15: 2}
-MEANINGS = {
-    "peers": "OverlapIterator, peers",
-    "alone": "OverlapIterator, each node for itself",
-    "kill": "peers, a server killed",
-    "stop": "peers, a server stopped",
-    "multiprocess": "MultiprocessIterator",
-    "torch": "DataLoader, DistributedSampler",
-    "shards": "OverlapIterator, fixed shards",
+#: By name: words for it, and what of a run is not usual.
+KINDS: dict[str, tuple[str, dict]] = {
+    "peers": ("OverlapIterator, peers", {"has_peers": True}),
+    "alone": ("OverlapIterator, each node for itself", {}),
+    "kill": ("peers, a server killed", {"has_peers": True, "fault": int(signal.SIGKILL)}),
+    "stop": ("peers, a server stopped", {"has_peers": True, "fault": int(signal.SIGSTOP)}),
+    "multiprocess": ("MultiprocessIterator", {"loader": "slow"}),
+    "torch": ("DataLoader, DistributedSampler", {"loader": "torch"}),
+    "shards": ("OverlapIterator, fixed shards", {"order": "shards"}),
 }
 _N_RANKS = 4
-_FAULTS = ("kill", "stop")
-#: What of a run of each kind is not usual.
-_ASKED: dict[str, dict[str, object]] = {
-    "peers": {"has_peers": True},
-    "alone": {},
-    "kill": {"has_peers": True, "fault": int(signal.SIGKILL)},
-    "stop": {"has_peers": True, "fault": int(signal.SIGSTOP)},
-    "multiprocess": {"loader": "slow"},
-    "torch": {"loader": "torch"},
-    "shards": {"order": "shards"},
-}
 _IDLE_SECONDS = 2.0
 _RUN_VARIABLE = "OVERLAPITER_BENCH_RUN"
 
 
-@dataclass
-class PeersOptions(EpochOptions):
+class Options(EpochOptions):
     """What is run."""
 
     examples: int = 3200
@@ -92,7 +79,7 @@ class PeersOptions(EpochOptions):
     repeats: int = 1
     mb_per_s: float = 6.0
     parts: list[str] = option(["epochs", "serving"], "experiments", known=("epochs", "serving"))
-    kinds: list[str] = option(list(MEANINGS), "of the first experiment", known=MEANINGS)
+    kinds: list[str] = option(list(KINDS), "of the first experiment", known=KINDS)
 
 
 def take(request: dict) -> dict | None:
@@ -152,14 +139,11 @@ def run_epochs(
 
 def _servers() -> list[psutil.Process]:
     """Return the servers of this rank's node."""
-    own = [os.environ[name] for name in (_RUN_VARIABLE, "OVERLAPITER_NODE")]
-    found = []
+    own, found = {name: os.environ[name] for name in (_RUN_VARIABLE, "OVERLAPITER_NODE")}, []
     for process in psutil.process_iter(["name"]):
         if process.info["name"] == "ovl-peer":
             with contextlib.suppress(psutil.Error):
-                environment = process.environ()
-                if [environment.get(n) for n in (_RUN_VARIABLE, "OVERLAPITER_NODE")] == own:
-                    found.append(process)
+                found += [process] if own.items() <= process.environ().items() else []
     return found
 
 
@@ -171,23 +155,22 @@ def _idle_cpu_seconds() -> float:
     return sum(sum(server.cpu_times()[:2]) - seconds for server, seconds in before)
 
 
-def measure_epochs(options: PeersOptions, scratch: Path) -> dict:
+def measure_epochs(options: Options, scratch: Path) -> dict:
     """Do the runs of the first experiment."""
     sources = prepare(options, scratch, options.examples * max(_TIMES.values()))
-    kinds = {*options.kinds} - (set() if importlib.util.find_spec("torch") else {"torch"})
+    kinds = [kind for kind in options.kinds if kind != "torch" or is_installed("torch")]
     points = [
         {"nodes": n, "fraction": f, "kind": kind, "examples": options.examples * _TIMES.get(f, 1)}
-        for n, f, kind in RUNS
-        if kind in kinds
-    ]
+        for n, f, kind in RUNS if kind in kinds
+    ]  # fmt: skip
 
     def run(point: dict) -> dict:
         job = partial(launch, n_ranks=_N_RANKS // point["nodes"], n_nodes=point["nodes"])
-        asked = {**_ASKED[point["kind"]], "fraction": point["fraction"]}
+        asked = {**KINDS[point["kind"]][1], "fraction": point["fraction"]}
         return run_epochs(options, sources, asked, job, point["examples"])
 
     take_turns(points, options.repeats, run)
-    return {"data": sources.label, **store_facts(options), "points": points}
+    return {**facts_of(options, sources), "points": points}
 
 
 def epoch_rows(result: dict) -> list[list[str]]:
@@ -198,7 +181,7 @@ def epoch_rows(result: dict) -> list[list[str]]:
         return f"{np.mean([run[key][epochs] for run in point['runs']]) / n_files:.2f}"
 
     later, first = slice(1, None), slice(1)
-    columns: dict[str, Callable[[dict], str]] = {
+    columns = {
         "nodes x room": lambda p: f"{p['nodes']} x {100 * p['fraction']:g} %",
         "": lambda p: p["kind"],
         "reads, epoch 1": lambda p: mean_of(p, "reads", first),
@@ -212,19 +195,17 @@ def epoch_rows(result: dict) -> list[list[str]]:
 def idle_rows(result: dict) -> list[list[str]]:
     """Return a row for each kind of run: its first mini-batch, and what idle servers cost."""
     points = [p for p in result.get("points", []) if "first_seconds" in p["runs"][0]]
-    columns: dict[str, Callable[[dict], str]] = {
-        "": lambda p: f"{MEANINGS[p['kind']]}, {p['nodes']} x {100 * p['fraction']:g} %",
+    columns = {
+        "": lambda p: f"{KINDS[p['kind']][0]}, {p['nodes']} x {100 * p['fraction']:g} %",
         "s to the first mini-batch": lambda p: f"{median_of(p, 'first_seconds'):.2f}",
         "CPU of an idle server, %": lambda p: f"{100 * median_of(p, 'idle_cpu_share'):.1f}",
     }
-    return table([p for p in points if p["kind"] not in _FAULTS], columns)
+    return table([p for p in points if "fault" not in KINDS[p["kind"]][1]], columns)
 
 
-def measure(options: PeersOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do both experiments."""
-    found: dict = {}
-    if "epochs" in options.parts:
-        found |= measure_epochs(options, scratch)
+    found = measure_epochs(options, scratch) if "epochs" in options.parts else {}
     if "serving" in options.parts:
         found["serving"] = measure_serving(options.quick, scratch)
     return found
@@ -261,11 +242,4 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     return [save(figure, stem.with_suffix(".png"), result, *words, space_inches=1.2)]
 
 
-CLAIM = Claim(
-    __doc__,
-    PeersOptions,
-    measure,
-    quick={"examples": 320, "epochs": 2},
-    tables={"peers-epochs": epoch_rows, "peers-idle": idle_rows, "peers-serving": serving_rows},
-    figures=__name__,
-)
+TABLES = {"peers-epochs": epoch_rows, "peers-idle": idle_rows, "peers-serving": serving_rows}

@@ -7,7 +7,6 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
 from itertools import zip_longest
 from multiprocessing import get_context
 from multiprocessing.connection import Connection as Pipe
@@ -15,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.harness.text import extremes, median_of, spread_of, table
+from bench.harness.tables import extremes, median_of, spread_of, table
 from bench.harness.turns import call_in_turns
 
 _SECRET = bytes(32)
@@ -40,13 +39,11 @@ def take(request: dict) -> dict:
     n_pieces = 1 if request["kind"] == "answers" else at_once  # of an answer of a plain socket
     ours, theirs = context.Pipe()
     with socket.create_server(("127.0.0.1", 0)) as listener:
+        serve, arguments = _serve_bytes, (size_bytes * n_pieces,)
         if is_peer:
             directory = os.path.join(request["scratch"], f"served-{time.monotonic_ns()}")
-            arguments = (listener, theirs, directory, names, size_bytes)
-        else:
-            arguments = (listener, theirs, size_bytes * n_pieces)
-        serve = _serve_files if is_peer else _serve_bytes
-        server = context.Process(target=serve, args=arguments, daemon=True)
+            serve, arguments = _serve_files, (directory, names, size_bytes)
+        server = context.Process(target=serve, args=(listener, theirs, *arguments), daemon=True)
         server.start()
         theirs.close()
         ours.recv()  # it is ready
@@ -61,10 +58,8 @@ def take(request: dict) -> dict:
         cpu_seconds += ours.recv()
         server.join()
     n_sent = n_files * n_rounds
-    return {
-        "mb_per_s": n_sent * size_bytes / seconds / 1e6,
-        "cpu_us": cpu_seconds / n_sent * 1e6,
-    }
+    rate = n_sent * size_bytes / seconds / 1e6
+    return {"mb_per_s": rate, "cpu_us": cpu_seconds / n_sent * 1e6}
 
 
 def _serve_files(
@@ -160,10 +155,8 @@ def measure_serving(is_quick: bool, scratch: Path) -> list[dict]:
 
 def serving_rows(result: dict) -> list[list[str]]:
     """Return a row for each way and size: rate, and CPU of both sides for a file."""
-    columns: dict[str, Callable[[dict], str]] = {
-        "": lambda p: _KINDS[p["kind"]],
-        "file": lambda p: f"{p['size_bytes'] // 1000} kB",
-    }
+    columns = {"": lambda p: _KINDS[p["kind"]]}
+    columns["file"] = lambda p: f"{p['size_bytes'] // 1000} kB"
     for key, head in (("mb_per_s", "MB/s"), ("cpu_us", "µs of CPU for a file, both sides")):
         columns[head] = lambda p, key=key: f"{median_of(p, key):.1f}"
         least_and_most = f"[min, max], {head.split()[0]}"

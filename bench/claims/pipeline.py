@@ -13,14 +13,11 @@ bench/results/README.md says what is measured, and what the loops and the ceilin
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 
-from bench.harness.claim import Claim
-from bench.harness.options import OptionsError, names_of, option
-from bench.harness.targets import Wanted, compared, target_rows
-from bench.harness.text import median_of, table
+from bench.harness.options import OptionsError, option
+from bench.harness.tables import Wanted, compared, median_of, table, target_rows
 from bench.loaders import report
 from bench.loaders.sources import MountOptions
 
@@ -48,15 +45,13 @@ LINES: dict[str, tuple[str, dict[str, object], str]] = {
 _OF_MOUNT = "staged, slow stat"
 
 
-@dataclass
-class PipelineOptions(MountOptions):
+class Options(MountOptions):
     """What is run, and how often."""
 
-    batch_size: int = option(32, "images in a mini-batch")
-    batches: int = option(250, "mini-batches")
-    slow_batches: int = option(60, "of the slow")
+    batches: int = option(250, "mini-batches", quick=12)
+    slow_batches: int = option(60, "of the slow", quick=4)
     readers: int = option(2, "file reader processes")
-    lines: list[str] = option([], "some of them, separated by ';'", type=names_of(LINES, ";"))
+    lines: list[str] = option([], "some, separated by ';'", known=LINES, separator=";")
 
     def check(self) -> None:
         """Complete the options."""
@@ -67,7 +62,7 @@ class PipelineOptions(MountOptions):
         self.lines = self.lines or [name for name in LINES if is_mount or name != _OF_MOUNT]
 
 
-def measure(options: PipelineOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     points = []
     for name in options.lines:
@@ -75,9 +70,8 @@ def measure(options: PipelineOptions, scratch: Path) -> dict:
         most = options.slow_batches if loader == "slow" else options.batches
         facts = {"n_batches": min(most, options.batches), **others}
         points.append({"name": name, "loader": loader, "note": note, **facts})
-    usual = {"n_readers": options.readers, "batch_size": options.batch_size}
-    n_examples = options.batches * options.batch_size
-    found = report.measure_points(options, scratch, points, n_examples, **usual)
+    n_examples, n_readers = options.batches * options.batch_size, options.readers
+    found = report.measure_points(options, scratch, points, n_examples, n_readers=n_readers)
     return {**found, "targets": targets(points)}
 
 
@@ -140,7 +134,7 @@ _TARGETS: tuple[Wanted, ...] = (
 
 def rows(result: dict) -> list[list[str]]:
     """Return a row for each line: its rates, and the CPU of the usual kinds of processes."""
-    columns: dict[str, Callable[[dict], object]] = {
+    columns = {
         "": report.meaning_of,
         "mini-batches": lambda point: point["n_batches"],
         "images/s": lambda point: f"{median_of(point, RATE):,.0f}",
@@ -153,12 +147,5 @@ def rows(result: dict) -> list[list[str]]:
     ]
 
 
-CLAIM = Claim(
-    __doc__,
-    PipelineOptions,
-    measure,
-    report.show,
-    quick={"batch_size": 4, "batches": 12, "slow_batches": 4, "repeats": 1},
-    tables={"pipeline": rows, "targets": target_rows},
-    faults=report.faults,
-)
+TABLES = {"pipeline": rows, "parts": report.part_rows, "targets": target_rows}
+faults = report.faults

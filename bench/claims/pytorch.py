@@ -17,17 +17,15 @@ from __future__ import annotations
 
 import importlib
 import time
-from dataclasses import dataclass
-from importlib.util import find_spec
 from operator import itemgetter
 from pathlib import Path
 
 import numpy as np
 
 from bench.harness import isolated
-from bench.harness.claim import Claim
-from bench.harness.options import numbers, option
-from bench.harness.targets import Wanted, compared, target_rows
+from bench.harness.machine import is_installed
+from bench.harness.options import option
+from bench.harness.tables import Wanted, compared, target_rows
 from bench.harness.turns import take_turns
 from bench.loaders import report
 from bench.loaders.sources import MountOptions
@@ -37,15 +35,12 @@ from bench.loaders.spec import PACKAGES
 MOST_SECONDS = 180.0
 
 
-@dataclass
-class PytorchOptions(MountOptions):
+class Options(MountOptions):
     """What is run."""
 
-    batches: int = option(200, "mini-batches of ours, and of PyTorch's on the local disk")
-    slow_batches: int = option(50, "of PyTorch's on the slow store with 2 workers")
-    batch_size: int = option(32, "images in a mini-batch")
-    readers: list[int] = option([2, 8, 16, 32, 64], "workers of PyTorch's", type=numbers)
-    repeats: int = 3
+    batches: int = option(200, "mini-batches of ours, and of PyTorch's on the local disk", quick=8)
+    slow_batches: int = option(50, "of PyTorch's on the slow store with 2 workers", quick=4)
+    readers: list[int] = option([2, 8, 16, 32, 64], "workers of PyTorch's", quick=[2])
 
 
 def import_torch(_request: dict) -> dict:
@@ -79,7 +74,7 @@ def trainer_cpu(request: dict) -> dict:
     return {"us": (time.process_time() - start) / n_batches * 1e6}
 
 
-def measure(options: PytorchOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     ours = {"n_readers": 2, "n_batches": options.batches}
     points: list[dict] = [
@@ -95,15 +90,14 @@ def measure(options: PytorchOptions, scratch: Path) -> dict:
     rivals, absent = rivals_of(options)
     points += rivals
     n_examples = options.batches * options.batch_size
-    usual = {"batch_size": options.batch_size}
-    result = report.measure_points(options, scratch, points, n_examples, MOST_SECONDS, **usual)
+    result = report.measure_points(options, scratch, points, n_examples, MOST_SECONDS)
     own = [{"name": "import"}, {"name": "trainer"}, {"name": "ours"}]
     functions = {"import": import_torch, "trainer": trainer_cpu, "ours": trainer_cpu}
     take_turns(own, options.repeats, lambda p: isolated.call(functions[p["name"]], p))
     return {**result, "targets": targets([*result["points"], *own]), "absent": absent}
 
 
-def rivals_of(options: PytorchOptions) -> tuple[list[dict], str]:
+def rivals_of(options: Options) -> tuple[list[dict], str]:
     """Return the lines of DALI and SPDL, and a sentence on those that are left out."""
     if options.mount != "fuse":
         return [], "DALI and SPDL are compared on a mount alone (--mount fuse): DALI opens in C."
@@ -116,19 +110,6 @@ def rivals_of(options: PytorchOptions) -> tuple[list[dict], str]:
     ]  # fmt: skip
     words = f"{', '.join(sorted(absent))} left out: not installed." if absent else ""
     return points, words
-
-
-def is_installed(module: str) -> bool:
-    """Return whether a module can be found."""
-    try:
-        return find_spec(module) is not None
-    except ModuleNotFoundError:  # nor its parent
-        return False
-
-
-def show(result: dict) -> str:
-    """Return what is printed."""
-    return "\n\n".join(filter(None, (report.show(result), result["absent"])))
 
 
 def targets(points: list[dict]) -> list[dict]:
@@ -171,12 +152,6 @@ def _times_after(run: dict, other: dict) -> float:
     return run["rate_after_first"] / other["rate_after_first"]
 
 
-CLAIM = Claim(
-    __doc__,
-    PytorchOptions,
-    measure,
-    show=show,
-    faults=report.faults,
-    quick={"batches": 8, "slow_batches": 4, "readers": [2], "repeats": 1},
-    tables={"pytorch": report.rate_rows, "pytorch-targets": target_rows},
-)
+TABLES = {"pytorch": report.rate_rows, "parts": report.part_rows, "cpu": report.cpu_rows}
+TABLES["pytorch-targets"] = target_rows
+faults = report.faults

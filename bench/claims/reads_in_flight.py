@@ -11,35 +11,31 @@ seconds until 90 % of that rate was reached; and the CPU time that staging one f
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
-from bench.harness.claim import Claim
 from bench.harness.files import make_files
 from bench.harness.options import OptionsError, option
-from bench.harness.text import median_of, table
+from bench.harness.tables import median_of, table
 from bench.loaders.sources import MountOptions, run_points
 
 _FILE_BYTES = 20_000
 _CONTENTS = 500  # different ones; the other files are links to them
-_BATCH_SIZE = 32
 _WINDOW_SECONDS = 0.5
 
 
-@dataclass
-class ReadsOptions(MountOptions):
+class Options(MountOptions):
     """What is run."""
 
-    latencies_ms: list[int] = option([1, 10, 50], "of an open of the emulated store")
-    reads: list[int] = option([16, 64, 256], "the fixed numbers")
-    files: int = option(40_000, "files to stage, at most")
+    latencies_ms: list[int] = option([1, 10, 50], "of an open of the emulated store", quick=[1])
+    reads: list[int] = option([16, 64, 256], "the fixed numbers", quick=[8])
+    files: int = option(40_000, "files to stage, at most", quick=640)
     seconds: float = option(6.0, "length of a run")
     # Not ext4: it avoids the inodes of files removed in the last minute, and looking past thousands
     # of them slows down every create of the next run.
-    local: Path = option(Path("/dev/shm"), "folder for files and staging (/dev/shm)", type=Path)
+    local: Path = option(Path("/dev/shm"), "folder for files and staging (/dev/shm)")
 
     def check(self) -> None:
         """Refuse another store: its latencies are what is varied."""
@@ -48,7 +44,7 @@ class ReadsOptions(MountOptions):
             raise OptionsError("reads-in-flight makes its files, and emulates its stores")
 
 
-def measure(options: ReadsOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     options.root = scratch / "source"
     options.pairs = options.root.with_suffix(".txt")
@@ -58,30 +54,30 @@ def measure(options: ReadsOptions, scratch: Path) -> dict:
         for latency_ms, reads in itertools.product(options.latencies_ms, (None, *options.reads))
     ]
     usual = {"loader": "overlap", "is_decoding": False, "seconds": options.seconds}
-    usual |= {"batch_size": _BATCH_SIZE, "n_batches": options.files // _BATCH_SIZE}
+    usual["n_batches"] = options.files // options.batch_size
     found = run_points(options, scratch, points, options.files, **usual)
     for point in points:
-        point["runs"] = [_summary(run) for run in point["runs"]]
+        point["runs"] = [_summary(run, options.batch_size) for run in point["runs"]]
     found["store"] = f"emulated store, {options.mb_per_s:g} MB/s"
     return {**found, "data": f"files of {_FILE_BYTES / 1e3:g} kB, read but not decoded"}
 
 
-def _summary(run: dict) -> dict[str, float]:
+def _summary(run: dict, batch_size: int) -> dict[str, float]:
     n_staged, cpu_seconds = run["statistics"]["files_staged"], run["cpu"]["prefetcher"]["seconds"]
     return {
-        **facts(np.cumsum(run["waits_seconds"]), run["reads_in_flight"]),
+        **facts(np.cumsum(run["waits_seconds"]), run["reads_in_flight"], batch_size),
         "files_staged": n_staged,
         "cpu_us_per_file": cpu_seconds / max(1, n_staged) * 1e6,
     }
 
 
-def facts(taken_at: np.ndarray, reads: list[int]) -> dict[str, float]:
+def facts(taken_at: np.ndarray, reads: list[int], batch_size: int) -> dict[str, float]:
     """Return what a run says that took its mini-batches at these seconds, with so many reads."""
     middle = np.searchsorted(taken_at, (taken_at[0] + taken_at[-1]) / 2)
-    rate = (len(taken_at) - 1 - middle) * _BATCH_SIZE / (taken_at[-1] - taken_at[middle])
+    rate = (len(taken_at) - 1 - middle) * batch_size / (taken_at[-1] - taken_at[middle])
     # When, for the first time, half a second began that had nine tenths of this.
     ends = np.searchsorted(taken_at, taken_at + _WINDOW_SECONDS, side="right")
-    rates = (ends - np.arange(len(taken_at))) * _BATCH_SIZE / _WINDOW_SECONDS
+    rates = (ends - np.arange(len(taken_at))) * batch_size / _WINDOW_SECONDS
     reached = taken_at[np.argmax(rates >= 0.9 * rate)]
     return {
         "files_per_second": float(rate),
@@ -117,10 +113,4 @@ def rate_rows(result: dict) -> list[list[str]]:
     return table(sorted({open_ms for open_ms, _ in rate}), columns)
 
 
-CLAIM = Claim(
-    __doc__,
-    ReadsOptions,
-    measure,
-    quick={"latencies_ms": [1], "reads": [8], "files": 640, "repeats": 1},
-    tables={"settings": rows, "rates": rate_rows},
-)
+TABLES = {"settings": rows, "rates": rate_rows}

@@ -10,30 +10,26 @@ mini-batches the private memory of every process (the pages that no other proces
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from bench.harness.claim import Claim
 from bench.harness.options import option
-from bench.harness.text import extremes, median_of, spread_of, table
+from bench.harness.tables import extremes, median_of, spread_of, table
 from bench.loaders.sources import MountOptions, run_points
 
 _KINDS = ("reader", "prefetcher", "supervisor", "trainer")
 
 
-@dataclass
-class StartupOptions(MountOptions):
+class Options(MountOptions):
     """What is run."""
 
-    files: int = option(8_000, "different ones, of the short list")
-    lengths: list[int] = option([8_000, 1_280_000], "of the lists of files")
-    readers: list[int] = option([2, 4, 8, 16], "file readers")
-    batch_size: int = option(32, "images in a mini-batch")
-    batches: int = option(100, "before memory is measured")
+    files: int = option(8_000, "different ones, of the short list", quick=64)
+    lengths: list[int] = option([8_000, 1_280_000], "of the lists of files", quick=[100])
+    readers: list[int] = option([2, 4, 8, 16], "file readers", quick=[3])
+    batches: int = option(100, "before memory is measured", quick=8)
 
 
-def measure(options: StartupOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     points = [
         # The stock iterator is slow on the slow store: a quarter has to do.
@@ -42,7 +38,7 @@ def measure(options: StartupOptions, scratch: Path) -> dict:
         for n_examples in options.lengths for n_readers in options.readers
         for loader in ("overlap", "slow")
     ]  # fmt: skip
-    usual = {"order": "own", "batch_size": options.batch_size, "measures_memory": True}
+    usual = {"order": "own", "measures_memory": True}
     return run_points(options, scratch, points, options.files, **usual)
 
 
@@ -57,7 +53,7 @@ def rows(result: dict) -> list[list[str]]:
         return cell
 
     first = "first_batch_seconds"
-    columns: dict[str, Callable[[dict], object]] = {
+    columns = {
         "loader": lambda point: point["loader"],
         "files": lambda point: f"{point['n_examples']:,}",
         "readers": lambda point: point["n_readers"],
@@ -69,10 +65,4 @@ def rows(result: dict) -> list[list[str]]:
     return table(result["points"], columns)
 
 
-CLAIM = Claim(
-    __doc__,
-    StartupOptions,
-    measure,
-    quick={"files": 64, "lengths": [100], "readers": [3], "batches": 8, "repeats": 1},
-    tables={"startup": rows},
-)
+TABLES = {"startup": rows}

@@ -15,14 +15,19 @@ import os
 import signal
 import sqlite3
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 
 from bench.harness import isolated
-from bench.harness.claim import Claim
-from bench.harness.options import Options, option
-from bench.harness.targets import target_of, target_rows
-from bench.harness.text import by_repeat, extremes, median_of, spread_of, table
+from bench.harness.options import CommonOptions, option
+from bench.harness.tables import (
+    by_repeat,
+    extremes,
+    median_of,
+    spread_of,
+    table,
+    target_of,
+    target_rows,
+)
 from bench.harness.turns import progress_bar, take_turns
 from bench.loaders.run import run_in_new_process
 from bench.loaders.sources import fresh
@@ -37,13 +42,12 @@ _FOLDER_FILES = 1_280
 _FIRST = "first_batch_seconds"
 
 
-@dataclass
-class StartupStagedOptions(Options):
+class Options(CommonOptions):
     """What is run."""
 
-    files: int = option(1_280_000, "staged files")
-    batches: int = option(50, "mini-batches to take")
-    photographs: int = option(8_000, "to take from")
+    files: int = option(1_280_000, "staged files", quick=5_000)
+    batches: int = option(50, "mini-batches to take", quick=2)
+    photographs: int = option(8_000, "to take from", quick=400)
     repeats: int = 5
 
 
@@ -89,7 +93,7 @@ def leave(request: dict) -> dict:
     return {}
 
 
-def measure(options: StartupStagedOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     made = make_photographs(PHOTOGRAPHS, options.photographs)
     full, pairs = str(scratch / "full"), scratch / "pairs.txt"
@@ -135,10 +139,4 @@ def rows(result: dict) -> list[list[str]]:
     return table(result["points"], columns)
 
 
-CLAIM = Claim(
-    __doc__,
-    StartupStagedOptions,
-    measure,
-    quick={"files": 5_000, "photographs": 400, "batches": 2, "repeats": 1},
-    tables={"startup-staged": rows, "targets": target_rows},
-)
+TABLES = {"startup-staged": rows, "targets": target_rows}

@@ -15,14 +15,17 @@ stands in the table.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
 
-from bench.harness.claim import Claim
-from bench.harness.options import OptionsError, numbers, option
+import numpy as np
+from matplotlib.figure import Figure
+
+from bench.harness.figures import BLUE, DARK, GREEN, GREY, ORANGE, RED, SKY, errors, line, plt, save
+from bench.harness.options import OptionsError, option
+from bench.harness.tables import median_of, spread_of
 from bench.loaders import report
 from bench.loaders.sources import MountOptions
-from bench.loaders.spec import LOADERS
+from bench.loaders.spec import LOADERS, PARTS
 
 _SWEPT = [1, 2, 4, 8, 12, 16]
 _SWEEP_PREFETCHERS, _SWEEP_READERS = 12, 2  # while the other number varies
@@ -31,19 +34,17 @@ _LOADERS = ["overlap", "slow", "fast", "copy", "floor", "overlap-staged"]
 _LENGTHS = {"first look": (120, 20, 50, 2), "whole": (1000, 60, 300, 3)}
 
 
-@dataclass
-class ThousandOptions(MountOptions):
+class Options(MountOptions):
     """What is run, and how often."""
 
     whole: bool = option(False, "as published: 1,000 mini-batches, 3 repeats")
     sweep: bool = option(False, "vary prefetchers, then readers with 12 prefetchers")
-    batch_size: int = option(32, "images in a mini-batch")
-    batches: int | None = option(None, "of overlap, overlap-staged (120; whole: 1000)", type=int)
-    slow_batches: int | None = option(None, "of slow and torch (20; whole: 60)", type=int)
-    steady_batches: int | None = option(None, "of all others (50; whole: 300)", type=int)
-    repeats: int | None = option(None, "interleaved runs of each (2; whole: 3)", type=int)
-    prefetchers: list[int] = option([], "prefetchers (4; sweep: 1,2,4,8,12,16)", type=numbers)
-    readers: list[int] = option([], "file readers (2; sweep: 1,2,4,8,12,16)", type=numbers)
+    batches: int | None = option(None, "of overlap, overlap-staged (120; whole: 1000)", quick=12)
+    slow_batches: int | None = option(None, "of slow and torch (20; whole: 60)", quick=4)
+    steady_batches: int | None = option(None, "of all others (50; whole: 300)", quick=6)
+    repeats: int | None = option(None, "interleaved runs of each (2; whole: 3)", quick=1)
+    prefetchers: list[int] = option([], "prefetchers (4; sweep: 1,2,4,8,12,16)")
+    readers: list[int] = option([], "file readers (2; sweep: 1,2,4,8,12,16)")
     loaders: list[str] = option(_LOADERS, f"of {', '.join(LOADERS)}", known=LOADERS)
 
     def check(self) -> None:
@@ -60,7 +61,7 @@ class ThousandOptions(MountOptions):
         super().check()
 
 
-def points_of(options: ThousandOptions) -> list[dict]:
+def points_of(options: Options) -> list[dict]:
     """Return the lines of the table in the order in which they run."""
     fixed = _SWEEP_READERS if options.sweep else options.readers[0]
     points = []
@@ -86,21 +87,130 @@ def points_of(options: ThousandOptions) -> list[dict]:
     return points
 
 
-def measure(options: ThousandOptions, scratch: Path) -> dict:
+def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     points = points_of(options)
     n_examples = max(point["n_batches"] for point in points) * options.batch_size
-    size = {"batch_size": options.batch_size}
-    return report.measure_points(options, scratch, points, n_examples, **size)
+    return report.measure_points(options, scratch, points, n_examples)
 
 
-CLAIM = Claim(
-    __doc__,
-    ThousandOptions,
-    measure,
-    report.show,
-    quick={"batch_size": 4, "batches": 12, "slow_batches": 4, "steady_batches": 6, "repeats": 1},
-    tables={"loaders": report.rate_rows, "cpu": report.cpu_rows},
-    figures="bench.claims.thousand_figures",
-    faults=report.faults,
-)
+# --- figures ------------------------------------------------------------------------------------
+
+_COLOURS = (GREY, SKY, BLUE, ORANGE)
+_WORDS_OF = {
+    "overlap": ("OverlapIterator,\nnothing staged before", BLUE),
+    "overlap-staged": ("OverlapIterator,\nall staged before", SKY),
+    "fast": ("MultiprocessIterator,\nlocal disk", GREEN),
+    "slow": ("MultiprocessIterator,\nslow store", RED),
+    "copy": ("copy first, then\nMultiprocessIterator", ORANGE),
+    "floor": ("no loader: plain loops,\nlocal disk", GREY),
+}
+_PROCESSES = {"n_readers": "file reader processes", "n_prefetchers": "prefetcher processes"}
+_RATE = "images_per_second"
+_RATE_WORDS = "images per second (median, minimum and maximum)"
+
+
+def draw_all(result: dict, stem: Path) -> list[Path]:
+    """Draw every figure for which ``result`` has data, and return the files written.
+
+    ``-prefetchers``: the four parts of a file reader's time over the prefetchers; ``-readers``: the
+    same over the file readers; ``-loaders``: images per second of the loaders over the file
+    readers, or a bar for each.
+    """
+    points, options = result["points"], result["options"]
+    over_prefetchers, over_readers = split(points)
+    figures = {"loaders": _draw_bars(points)}
+    if len(over_prefetchers) > 1 or len(over_readers) > 1:
+        figures = {
+            "prefetchers": _draw_parts(over_prefetchers, "n_prefetchers"),
+            "readers": _draw_parts(over_readers, "n_readers"),
+            "loaders": _draw_lines(points, over_readers),
+        }
+    lines = [
+        f"{result['store']}; {result['data']}; batch size {options['batch_size']}",
+        f"median of {options['repeats']} runs; page cache of the source {result['page_cache']}",
+    ]
+    return [
+        save(figure, stem.with_name(f"{stem.name}-{name}.png"), result, *lines, space_inches=0.5)
+        for name, figure in figures.items()
+    ]
+
+
+def split(points: list[dict]) -> tuple[list[dict], list[dict]]:
+    """Return the points of overlap over which prefetchers vary, and those over which readers do.
+
+    The number that is constant in the one group is the one that occurs most often.
+    """
+    overlap, groups = _of(points, "overlap"), []
+    for varies, fixed in (("n_prefetchers", "n_readers"), ("n_readers", "n_prefetchers")):
+        values = [point[fixed] for point in overlap]
+        usual = max(values, key=values.count, default=None)
+        group = [point for point in overlap if point[fixed] == usual]
+        groups.append(sorted(group, key=lambda point, by=varies: point[by]))
+    return groups[0], groups[1]
+
+
+def _draw_parts(points: list[dict], varies: str) -> Figure:
+    """Draw stacked bars: the mean seconds per file reader, over a number of processes."""
+    figure, axes = plt.subplots()
+    counts, bottom = [str(point[varies]) for point in points], np.zeros(len(points))
+    for (name, label), colour in zip(PARTS.items(), _COLOURS, strict=True):
+        heights = np.array([median_of(point, "parts", name) for point in points])
+        bars = axes.bar(counts, heights, 0.62, bottom, label=label, color=colour)
+        bottom += heights
+    axes.bar_label(bars, [f"{total:.1f}" for total in bottom], padding=3)
+    axes.grid(visible=False, axis="x")
+    # Room for the number above the highest bar.
+    top = 1.08 * float(bottom.max())
+    axes.set(
+        xlabel=_PROCESSES[varies], ylabel="mean seconds per file reader process", ylim=(0, top)
+    )
+    fixed = "n_readers" if varies == "n_prefetchers" else "n_prefetchers"
+    title = f"{points[0]['n_batches']} mini-batches with {points[0][fixed]} {_PROCESSES[fixed]}"
+    axes.set_title(title, loc="left")
+    axes.legend(reverse=True, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    return figure
+
+
+def _draw_lines(points: list[dict], over_readers: list[dict]) -> Figure:
+    """Draw images per second over file readers: ours, and the two extremes of the stock one."""
+    figure, axes = plt.subplots()
+    for loader in ("overlap", "fast", "slow"):
+        group = over_readers if loader == "overlap" else _of(points, loader)
+        words, colour = _WORDS_OF[loader]
+        counts = [point["n_readers"] for point in group]
+        rates = [spread_of(point, _RATE) for point in group]
+        line(axes, counts, rates, fmt="o-", color=colour, label=words.replace("\n", " "))
+    for point in _of(points, "floor"):  # it has as many processes as there are cores
+        words = _WORDS_OF["floor"][0].replace("\n", " ")
+        axes.axhline(median_of(point, _RATE), color=DARK, linestyle="--", label=words)
+    axes.set(
+        ylim=(0, None), xlabel=_PROCESSES["n_readers"], ylabel=_RATE_WORDS.replace(" (", "\n(")
+    )
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=9)
+    return figure
+
+
+def _of(points: list[dict], loader: str) -> list[dict]:
+    found = [point for point in points if point["loader"] == loader]
+    return sorted(found, key=lambda point: point["n_readers"])
+
+
+def _draw_bars(points: list[dict]) -> Figure:
+    """Draw images per second of every loader, where all have the same number of file readers."""
+    points = sorted(points, key=lambda point: median_of(point, _RATE))
+    figure, axes = plt.subplots()
+    middle, spread = errors([spread_of(point, _RATE) for point in points])
+    words = [_WORDS_OF.get(point["loader"], (point["loader"], GREY)) for point in points]
+    names, colours = zip(*words, strict=True)
+    bars = axes.barh(range(len(points)), middle, 0.62, xerr=spread, color=colours, capsize=3)
+    axes.bar_label(bars, [f"{rate:,.0f}" for rate in middle], padding=4)
+    axes.set_yticks(range(len(points)), names)
+    axes.grid(visible=False, axis="y")
+    # Room for the number behind the longest bar, whose maximum may be far above its median.
+    axes.set(xlim=(0, 1.15 * float((middle + spread[1]).max())), xlabel=_RATE_WORDS)
+    return figure
+
+
+TABLES = {"loaders": report.rate_rows, "parts": report.part_rows, "cpu": report.cpu_rows}
+faults = report.faults

@@ -18,8 +18,6 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -27,11 +25,9 @@ from statistics import median
 import numpy as np
 
 from bench.harness import isolated
-from bench.harness.claim import Claim
 from bench.harness.launching import launch
-from bench.harness.options import Options, option
-from bench.harness.targets import missed, target_of, target_rows
-from bench.harness.text import median_of, table
+from bench.harness.options import CommonOptions, option
+from bench.harness.tables import median_of, missed_unless_quick, table, target_of, target_rows
 from bench.harness.turns import take_turns
 
 _BATCH = 10
@@ -118,7 +114,7 @@ def rank(request: dict) -> dict | None:
     import overlapiter.mpi
     from overlapiter.mpi.training.job import NoListener
 
-    times: list[float] = []
+    times = []
 
     class Listener(NoListener):
         def progress(self, _n, _total):
@@ -135,26 +131,21 @@ def rank(request: dict) -> dict | None:
     )  # fmt: skip
     if records is None:
         return None
-    examples = [record["examples"] for record in records]
-    return {
-        "seconds": times[-1] - times[0],
-        "examples": examples,
-        "updates": records[-1]["updates"],
-    }
+    found = {"seconds": times[-1] - times[0], "updates": records[-1]["updates"]}
+    return {**found, "examples": [record["examples"] for record in records]}
 
 
 # --- what is measured ---------------------------------------------------------------------------
 
 
-@dataclass
-class TrainingOptions(Options):
+class Options(CommonOptions):
     """What is run."""
 
-    epochs: int = option(3, "of each run")
-    steps: int = option(120, "mini-batches of an epoch")
+    epochs: int = option(3, "of each run", quick=2)
+    steps: int = option(120, "mini-batches of an epoch", quick=16)
 
 
-def points_of(options: TrainingOptions) -> list[dict]:
+def points_of(options: Options) -> list[dict]:
     """Return what is run."""
     plain = {"does": "waits", "seconds": 0.02, "n": 1000, "epochs": options.epochs,
              "steps": options.steps, "val_steps": 0, "workers": 4}  # fmt: skip
@@ -186,17 +177,13 @@ def run(point: dict) -> dict:
             request[name] = [f"{folder}/{name}{i}" for i in range(8 if steps else 0)]
             for i, path in enumerate(request[name]):
                 Path(path).write_text(str((steps * _BATCH + i) // 8))
-        job = partial(_job, n_ranks=point["workers"] + 1, has_deaths="dies_at" in point)
+        survives = "--with-ft ulfm" if "dies_at" in point else ""
+        job = partial(launch, n_ranks=point["workers"] + 1, options=survives)
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         return isolated.call(rank, request, job, most_seconds=600, **threads)
 
 
-def _job(program: list[str], n_ranks: int, has_deaths: bool) -> list[str]:
-    launcher, *words = launch(program, n_ranks)
-    return [launcher, *(["--with-ft", "ulfm"] if has_deaths else []), *words]
-
-
-def measure(options: TrainingOptions, _scratch: Path) -> dict:
+def measure(options: Options, _scratch: Path) -> dict:
     """Run all jobs in turns."""
     points = points_of(options)
     take_turns(points, options.repeats, run)
@@ -269,7 +256,7 @@ def rows(result: dict) -> list[list[str]]:
         # Weights, two slots and gradient are read, three written.
         return f"{text}, {28 * point['n'] * found[point['name']] / 1e9:.1f} GB/s of the optimizer"
 
-    columns: dict[str, Callable[[dict], str]] = {
+    columns = {
         "run": lambda point: point["name"].replace("1 workers", "1 worker"),
         "seconds": lambda point: f"{median_of(point, 'seconds'):.2f}",
         "result": words,
@@ -279,7 +266,7 @@ def rows(result: dict) -> list[list[str]]:
 
 def faults(result: dict) -> list[str]:
     """Return what falls short."""
-    texts = [] if result["options"]["quick"] else missed(result)
+    texts = missed_unless_quick(result)
     for point in result["points"]:
         wanted = [point["steps"] * _BATCH] * point["epochs"]
         if any(each["examples"] != wanted for each in point["runs"]):
@@ -287,11 +274,4 @@ def faults(result: dict) -> list[str]:
     return texts
 
 
-CLAIM = Claim(
-    __doc__,
-    TrainingOptions,
-    measure,
-    quick={"epochs": 2, "steps": 16, "repeats": 1},
-    tables={"training": rows, "targets": target_rows},
-    faults=faults,
-)
+TABLES = {"training": rows, "targets": target_rows}

@@ -14,20 +14,17 @@ weights and slots written, per second, as a share of what scaling a large array 
 
 from __future__ import annotations
 
-import importlib.util
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
 
 import numpy as np
 
-from bench.harness.claim import Claim
-from bench.harness.options import Options, option
-from bench.harness.targets import missed, target_of, target_rows
-from bench.harness.text import by_repeat, median_of, table
+from bench.harness.machine import is_installed
+from bench.harness.options import CommonOptions, option
+from bench.harness.tables import by_repeat, median_of, missed, table, target_of, target_rows
 from bench.harness.turns import call_in_turns
 
 MEANINGS = {
@@ -42,17 +39,12 @@ _TARGET = 20 / 6
 _MILLION = 1_000_000
 
 
-def _numbers(text: str) -> list[float]:
-    return [float(word) for word in text.split(",")]
-
-
-@dataclass
-class UpdatesOptions(Options):
+class Options(CommonOptions):
     """What is run."""
 
-    millions: list[float] = option([0.1, 1.0, 5.0, 20.0], "of weights", type=_numbers)
-    optimizers: list[str] = option(list(OPTIMIZERS), "some of them", known=OPTIMIZERS)
-    seconds: float = option(0.3, "for which each repeats its updates")
+    millions: list[float] = option([0.1, 1.0, 5.0, 20.0], "of weights", quick=[0.1])
+    optimizers: list[str] = option(list(OPTIMIZERS), "some", quick=["adam"], known=OPTIMIZERS)
+    seconds: float = option(0.3, "for which each repeats its updates", quick=0.01)
 
 
 def take(request: dict) -> dict:
@@ -146,38 +138,27 @@ def _timed(call: Callable[[], object], seconds: float) -> list[tuple[float, floa
     return times
 
 
-def measure(options: UpdatesOptions, _scratch: Path) -> dict:
+def measure(options: Options, _scratch: Path) -> dict:
     """Do all runs: Adam at every size, the others at the one that is nearest to 5 million."""
-    all_means = [m for m in MEANINGS if m != "numba" or importlib.util.find_spec("numba")]
+    all_means = [m for m in MEANINGS if m != "numba" or is_installed("numba")]
     middle = min(options.millions, key=lambda millions: abs(millions - 5))
     points = [
         {"optimizer": name, "means": means, "n": int(millions * _MILLION)}
         for name in options.optimizers
         for millions in (options.millions if name == "adam" else [middle])
         for means in all_means
-        if means == "plain" or _is_of_use(name, means, millions == middle)
+        # Chainer's at one size, NumPy's blocks with Adam.
+        if name == "adam" or means in ("plain", "numba", "chainer")
+        if millions == middle or means != "chainer"
     ]
 
     call_in_turns(points, options.repeats, take, seconds=options.seconds)
     return {"points": points, "targets": targets(points)}
 
 
-def _is_of_use(name: str, means: str, is_middle: bool) -> bool:
-    """Return whether a means is measured: Chainer's at one size, NumPy's blocks with Adam."""
-    return is_middle if means == "chainer" else means == "numba" or name == "adam"
-
-
 def ms_of(point: dict) -> float:
     """Return the median time of an update."""
     return median_of(point, "update_ms")
-
-
-def _gb_per_s(point: dict) -> float:
-    """Return the memory traffic of an update, as far as it is inevitable, per second."""
-    from overlapiter.mpi.training.rules import RULES
-
-    n_slots = len(RULES[point["optimizer"]].slots)
-    return 4 * point["n"] * (3 + 2 * n_slots) / ms_of(point) / 1e6
 
 
 def _plain_of(point: dict, points: list[dict]) -> dict:
@@ -188,13 +169,16 @@ def _plain_of(point: dict, points: list[dict]) -> dict:
 
 def rows(result: dict) -> list[list[str]]:
     """Return a row for each point."""
+    from overlapiter.mpi.training.rules import RULES
+
     points = result["points"]
 
-    def memory(point: dict) -> str:
-        rate = _gb_per_s(point)
+    def memory(point: dict) -> str:  # the traffic of an update, as far as it is inevitable
+        n_slots = len(RULES[point["optimizer"]].slots)
+        rate = 4 * point["n"] * (3 + 2 * n_slots) / ms_of(point) / 1e6
         return f"{rate:.0f} GB/s, {rate / median_of(point, 'memory_gb_per_s'):.0%}"
 
-    columns: dict[str, Callable[[dict], str]] = {
+    columns = {
         "optimizer": lambda point: point["optimizer"],
         "weights": lambda point: f"{point['n'] / _MILLION:g} M",
         "by": lambda point: MEANINGS[point["means"]],
@@ -233,9 +217,8 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
         sizes = [p["n"] / _MILLION for p in points]
         axes.plot(sizes, [ms_of(p) for p in points], "o-", color=colour, label=words)
     possible = median(run["memory_gb_per_s"] for p in result["points"] for run in p["runs"])
-    sizes = sorted({p["n"] for p in result["points"]})
-    bound = [28 * n / possible / 1e6 for n in sizes]  # of the two slots of Adam
-    millions = [n / _MILLION for n in sizes]
+    millions = sorted({p["n"] / _MILLION for p in result["points"]})
+    bound = [28 * n / possible for n in millions]  # of the two slots of Adam
     axes.plot(millions, bound, "--", color=figures.RED, label="the memory alone")
     axes.set(xscale="log", yscale="log", xlabel="millions of weights", ylabel="ms of one update")
     axes.set_title("One update of Adam on the server, in one thread", loc="left")
@@ -243,12 +226,5 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     return [figures.save(figure, stem.with_suffix(".png"), result)]
 
 
-CLAIM = Claim(
-    __doc__,
-    UpdatesOptions,
-    measure,
-    quick={"millions": [0.1], "optimizers": ["adam"], "seconds": 0.01, "repeats": 1},
-    tables={"updates": rows, "targets": target_rows},
-    figures=__name__,
-    faults=missed,
-)
+TABLES = {"updates": rows, "targets": target_rows}
+faults = missed

@@ -3,63 +3,37 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import datetime
 import importlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from bench.harness.isolated import CHECKOUT, call
 from bench.harness.machine import commit_facts, filesystem_of, machine_facts
-from bench.harness.options import Options, OptionsError, add_arguments
-from bench.harness.text import Rows, aligned
+from bench.harness.options import OptionsError, add_arguments, quick_values
+from bench.harness.tables import aligned
 
 RESULTS = CHECKOUT / "bench/results"
 #: Where a run of one's own writes; ignored by git.
 OWN_RESULTS = RESULTS / "own"
 
 
-@dataclasses.dataclass(frozen=True)
-class Claim:
-    """What a module of ``bench.claims`` has as ``CLAIM``.
-
-    Attributes:
-        about: The docstring of the module.
-        options: Its class of options.
-        measure: Takes the options and an empty folder on the fast disk; returns the result.
-        show: Returns a result as the text that is printed; None: all its tables.
-        quick: Values of options with which it only shows that all of it runs.
-        tables: Makers of rows, the first one being the header, for documents, by name.
-        figures: A module whose ``draw_all`` takes a result and the stem of the files to write.
-        faults: Returns every reason for which a run fails.
-    """
-
-    about: str | None
-    options: type[Options]
-    measure: Callable[[Any, Path], dict | None]
-    show: Callable[[dict], str] | None = None
-    quick: dict[str, object] = dataclasses.field(default_factory=dict)
-    tables: dict[str, Callable[[dict], Rows]] = dataclasses.field(default_factory=dict)
-    figures: str = ""
-    faults: Callable[[dict], list[str]] = lambda _: []
-
-    def text_of(self, result: dict) -> str:
-        """Return what is printed of a result: no table of which it has no row."""
-        if self.show is not None:
-            return self.show(result)
-        tables = [make(result) for make in self.tables.values()]
-        return "\n\n".join(aligned(rows) for rows in tables if len(rows) > 1)
-
-
-def claim_of(name: str) -> Claim:
-    """Return a claim by its name, the one that results have as ``benchmark``."""
+def claim_of(name: str) -> ModuleType:
+    """Return the module of a claim by its name, the one that results have as ``benchmark``."""
     module = name.replace("-", "_").replace(" ", "_")
-    return importlib.import_module(f"bench.claims.{module}").CLAIM
+    return importlib.import_module(f"bench.claims.{module}")
+
+
+def text_of(result: dict) -> str:
+    """Return all tables of which a result has a row, as they are printed."""
+    tables = [make(result) for make in claim_of(result["benchmark"]).TABLES.values()]
+    return "\n\n".join(aligned(rows) for rows in tables if len(rows) > 1)
 
 
 def parse(name: str, arguments: Sequence[str]) -> Any:
@@ -67,13 +41,13 @@ def parse(name: str, arguments: Sequence[str]) -> Any:
     claim = claim_of(name)
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(
-        prog=f"python -m bench {name}", description=claim.about, formatter_class=form
+        prog=f"python -m bench {name}", description=claim.__doc__, formatter_class=form
     )
-    add_arguments(parser, claim.options)
+    add_arguments(parser, claim.Options)
     parser.set_defaults(out=OWN_RESULTS / f"{name}.json")
-    options = claim.options(**vars(parser.parse_args(arguments)))
+    options = claim.Options(**vars(parser.parse_args(arguments)))
     if options.quick:
-        vars(options).update(claim.quick)
+        vars(options).update(quick_values(claim.Options))
     try:
         options.check()
     except OptionsError as error:
@@ -108,11 +82,11 @@ def run(name: str, arguments: Sequence[str]) -> int:
     }
     options.out.parent.mkdir(parents=True, exist_ok=True)
     options.out.write_text(json.dumps(result) + "\n")
-    print(f"{head(result)}\n\n{claim.text_of(result)}\n")
+    print(f"{head(result)}\n\n{text_of(result)}\n")
     print(f"Every number is in {os.path.relpath(options.out)}.")
     for figure in draw([options.out]):
         print(f"A figure: {os.path.relpath(figure)}")
-    faults = claim.faults(result)
+    faults = claim.faults(result) if hasattr(claim, "faults") else []
     print("".join(f"FAULT: {text}\n" for text in faults), end="")
     return int(bool(faults))
 
@@ -133,7 +107,7 @@ def head(result: dict) -> str:
     lines = [
         f"{machine['cores']} cores, {machine['processor']}, Python {machine['python']}, commit "
         f"{result.get('commit', 'unknown')[:12]}{changed}, {result['staging_filesystem']}",
-        "; ".join(result[name] for name in ("data", "store") if name in result),
+        "; ".join(result[name] for name in ("data", "store", "absent") if name in result),
     ]
     return "\n".join(filter(None, lines))
 
@@ -155,10 +129,9 @@ def _draw(request: dict) -> dict:
         results = {next(iter(results)): first}
     written: list[Path] = []
     for path, result in results.items():
-        if module := claim_of(result["benchmark"]).figures:
+        if draw_all := getattr(claim_of(result["benchmark"]), "draw_all", None):
             from bench.harness.figures import STYLE, plt
 
             with plt.rc_context(STYLE):
-                draw_all = importlib.import_module(module).draw_all
                 written += draw_all(result, path.with_suffix(""))
     return {"written": [str(path) for path in written]}

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.harness import claim
 from bench.harness.isolated import CHECKOUT
-from bench.harness.text import markdown
+from bench.harness.tables import markdown
 
 _BLOCK = re.compile(r"(<!-- table: (\S+) (\S+) -->\n).*?(<!-- end of table -->)", re.DOTALL)
 
@@ -38,17 +38,16 @@ def renewed(text: str) -> str:
 
             return f"{match[1]}{markdown(rows())}\n{match[4]}"
         result = json.loads((claim.RESULTS / match[2]).read_text())
-        make = claim.claim_of(result["benchmark"]).tables[match[3]]
+        make = claim.claim_of(result["benchmark"]).TABLES[match[3]]
         return f"{match[1]}{markdown(make(result))}\n{match[4]}"
 
     return _BLOCK.sub(block, text)
 
 
-def write_tables(*, is_checking: bool) -> int:
-    """Write all tables anew, or only name what is stale; return the exit status."""
-    stale = [path for path in documents() if renewed(path.read_text()) != path.read_text()]
-    for path in stale:
-        if not is_checking:
-            path.write_text(renewed(path.read_text()))
-        print(f"{path.relative_to(CHECKOUT)}: {'differs' if is_checking else 'written'}")
-    return int(is_checking and bool(stale))
+def write_tables() -> None:
+    """Write all tables anew, and name the documents that have changed."""
+    for path in documents():
+        before, after = path.read_text(), renewed(path.read_text())
+        if before != after:
+            path.write_text(after)
+            print(f"{path.relative_to(CHECKOUT)}: written")

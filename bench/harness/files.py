@@ -33,12 +33,6 @@ def read_files(paths: Iterable[str], root: str) -> None:
         Path(root, path).read_bytes()
 
 
-def drop_page_cache() -> None:
-    """Make the kernel forget all files that it holds in memory; only root may."""
-    os.sync()
-    Path("/proc/sys/vm/drop_caches").write_text("3\n")
-
-
 def read_pairs(path: str, count: int) -> list[tuple[str, int]]:
     """Return the first ``count`` pairs of a file of ``path label`` lines."""
     pairs = []
@@ -67,9 +61,3 @@ def make_files(root: Path, n_files: int, size_bytes: int, n_contents: int) -> li
             os.link(root / names[number % n_contents], path)
     root.with_suffix(".txt").write_text("".join(f"{name} 0\n" for name in names))
     return names
-
-
-def make_folder(folder: Path) -> str:
-    """Make a folder, and return its path."""
-    folder.mkdir(parents=True, exist_ok=True)
-    return str(folder)

@@ -11,12 +11,14 @@ from pathlib import Path
 YIELDS = {"OMPI_MCA_mpi_yield_when_idle": "1"}
 
 
-def launch(program: list[str], n_ranks: int, n_nodes: int = 1, launcher: str = "") -> list[str]:
+def launch(
+    program: list[str], n_ranks: int, n_nodes: int = 1, launcher: str = "", options: str = ""
+) -> list[str]:
     """Return the command of a job, in which each node is a group of ranks with a name.
 
-    With an empty launcher, Open MPI's mpiexec.
+    With an empty launcher, Open MPI's mpiexec. The options are some more of the launcher's.
     """
-    command = shlex.split(launcher) or _open_mpi()
+    command = (shlex.split(launcher) or _open_mpi()) + shlex.split(options)
     for number in range(n_nodes):
         name = ["env", f"OVERLAPITER_NODE=node-{number}"] if n_nodes > 1 else []
         command += [":"] * (number > 0) + ["-n", str(n_ranks), *name, *program]

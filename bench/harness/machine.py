@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib.metadata
+import importlib.util
 import os
 import platform
 import subprocess
@@ -32,6 +33,14 @@ def machine_facts() -> dict[str, object]:
         "python": platform.python_version(),
         "packages": packages,
     }
+
+
+def is_installed(module: str) -> bool:
+    """Return whether a module can be imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # nor its parent
+        return False
 
 
 def commit_facts() -> dict[str, object]:

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
 from bench.harness.isolated import CHECKOUT
 
@@ -15,65 +15,86 @@ class OptionsError(ValueError):
     """Options that cannot work together. The message says which to change."""
 
 
-def option(default: object, words: str, **parser_words: object) -> Any:
-    """Return a field of a class of options.
+def option(default: object, words: str, **others: object) -> Any:
+    """Return a field of a class of options, whose type tells how an argument is read.
 
     Args:
-        default: Its type tells how an argument is read: a number, a string, a path, whether a flag
-            was given, a list of integers or, with ``known``, a list of names.
+        default: A class below may have another one, as a plain value.
         words: The help; the default is added.
-        parser_words: For ``add_argument``; ``type`` where the default is None, ``known`` for names.
+        others: ``quick``, the value with which a benchmark only shows that it runs; ``known`` for a
+            list of names, and what separates them if no comma; ``choices``.
     """
-    metadata = {"help": words, **parser_words}
+    metadata = {"help": words, **others}
     if isinstance(default, list):
         return dataclasses.field(default_factory=default.copy, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
 
 
 @dataclasses.dataclass
-class Options:
-    """What every benchmark takes; a class of its own adds to it, or only changes a default."""
+class CommonOptions:
+    """What every benchmark takes; a class of its own adds to it, or only changes a default.
 
-    out: Path = option(Path(), "JSON file (bench/results/own)", type=Path)
-    local: Path = option(CHECKOUT / ".cache/bench", "folder on the fast disk (.cache)", type=Path)
-    repeats: int = option(3, "interleaved runs of each")
+    Such a class is a dataclass, too.
+    """
+
+    out: Path = option(Path(), "JSON file (bench/results/own)")
+    local: Path = option(CHECKOUT / ".cache/bench", "folder on the fast disk (.cache)")
+    repeats: int = option(3, "interleaved runs of each", quick=1)
     seed: int = option(0, "orders follow from it")
     quick: bool = option(False, "very few and small runs: it works, no more")
+
+    def __init_subclass__(cls) -> None:
+        dataclasses.dataclass(cls)
 
     def check(self) -> None:
         """Complete the options, or raise an OptionsError."""
 
 
-def add_arguments(parser: argparse.ArgumentParser, options: type[Options]) -> None:
+_READERS: dict[object, Callable[[str], object]] = {
+    int | None: int,
+    Path | None: Path,
+    list[int]: lambda text: [int(float(word)) for word in text.split(",") if word],
+    list[float]: lambda text: [float(word) for word in text.split(",")],
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser, options: type[CommonOptions]) -> None:
     """Add an argument for each field."""
-    for field in dataclasses.fields(options):
-        default = field.default
-        if field.default_factory is not dataclasses.MISSING:
-            default = field.default_factory()
-        words: dict[str, Any] = {**_metadata(options, field.name), "default": default}
-        known = words.pop("known", ())
-        if isinstance(default, bool):
+    types, usual = get_type_hints(options), vars(options())
+    for name, metadata in _metadata(options).items():
+        default = usual[name]
+        words: dict[str, Any] = {"help": metadata["help"], "default": default}
+        if types[name] is bool:
             words["action"] = "store_true"
-        elif "choices" not in words and "nargs" not in words:
-            kind = (names_of(known) if known else numbers) if isinstance(default, list) else None
-            words.setdefault("type", kind or type(default))
+        elif "choices" in metadata:
+            words["choices"] = metadata["choices"]
+        else:
+            words["type"] = _READERS.get(types[name], types[name])
+            if "known" in metadata:
+                words["type"] = _names_of(metadata["known"], metadata.get("separator", ","))
             if not isinstance(default, Path) and default not in (None, []):
                 shown = ",".join(map(str, default)) if isinstance(default, list) else default
                 words["help"] += f" ({shown})".replace("%", "%%")
-        names = [f"--{field.name.replace('_', '-')}", *["--staging"] * (field.name == "local")]
-        parser.add_argument(*names, dest=field.name, **words)
+        names = [f"--{name.replace('_', '-')}", *["--staging"] * (name == "local")]
+        parser.add_argument(*names, dest=name, **words)
 
 
-def _metadata(options: type[Options], name: str) -> dict[str, Any]:
-    """Return the words of a field, also of one whose default a class has changed."""
-    for kind in options.__mro__:
-        for field in vars(kind).get("__dataclass_fields__", {}).values():
-            if field.name == name and field.metadata:
-                return dict(field.metadata)
-    raise TypeError(f"{options.__name__}.{name}: say what it is, by option(default, words)")
+def quick_values(options: type[CommonOptions]) -> dict[str, object]:
+    """Return the values of options with which a benchmark only shows that it runs."""
+    found = _metadata(options).items()
+    return {name: metadata["quick"] for name, metadata in found if "quick" in metadata}
 
 
-def names_of(known: Collection[str], separator: str = ",") -> Callable[[str], list[str]]:
+def _metadata(options: type[CommonOptions]) -> dict[str, Any]:
+    """Return what :func:`option` was told of each field, if only a default was changed since."""
+    told: dict[str, Any] = {}
+    for kind in reversed(options.__mro__):
+        fields = vars(kind).get("__dataclass_fields__", {}).values()
+        told |= {field.name: field.metadata for field in fields if field.metadata}
+    return told
+
+
+def _names_of(known: Collection[str], separator: str) -> Callable[[str], list[str]]:
     """Return what makes a list of names of an argument, all of which have to be known."""
 
     def parse(text: str) -> list[str]:
@@ -84,11 +105,6 @@ def names_of(known: Collection[str], separator: str = ",") -> Callable[[str], li
         return names
 
     return parse
-
-
-def numbers(text: str) -> list[int]:
-    """Return the integers of an argument, separated by commas."""
-    return [int(float(word)) for word in text.split(",") if word]
 
 
 def picked(options: object, names: Iterable[str]) -> dict[str, Any]:

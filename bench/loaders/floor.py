@@ -21,16 +21,16 @@ from statistics import mean
 import numpy as np
 from chainer.datasets import LabeledImageDataset
 
-from bench.harness.cpu import MOUNT, cpu_by_kind
+from bench.harness.family import MOUNT, cpu_by_kind
 from bench.loaders.checks import fingerprint
-from bench.loaders.spec import RunResult, RunSpec
+from bench.loaders.spec import RunSpec, result_of_run
 from bench.slow import SlowStore, crossed, slow_store
 from bench.slow.bare_reader import BareReader
 
 LOOP, BARE_READER = "loop", "bare reader"
 
 
-def run_floor(spec: RunSpec) -> RunResult:
+def run_floor(spec: RunSpec) -> dict:
     """Build all mini-batches of ``spec`` and return how long that took; blocks until then."""
     if spec.loader == "floor":
         start = time.monotonic()
@@ -46,11 +46,10 @@ def run_floor(spec: RunSpec) -> RunResult:
             reports = _run_loops(spec)
             read = reader.wait()
             cpu = cpu_by_kind()
-        result = replace(_result(spec, start, reports, read["end"]), **crossed(store))
-        result.cpu[BARE_READER] = {"n_processes": 1, "seconds": read["seconds"]}
-        result.cpu |= {MOUNT: cpu[MOUNT]} if MOUNT in cpu else {}
-        result.statistics["bare_reader_seconds"] = read["end"] - start
-        return result
+        result = {**_result(spec, start, reports, read["end"]), **crossed(store)}
+        result["cpu"][BARE_READER] = {"n_processes": 1, "seconds": read["seconds"]}
+        result["cpu"] |= {MOUNT: cpu[MOUNT]} if MOUNT in cpu else {}
+        return {**result, "statistics": {"bare_reader_seconds": read["end"] - start}}
 
 
 def _run_loops(spec: RunSpec) -> list[dict]:
@@ -63,22 +62,22 @@ def _run_loops(spec: RunSpec) -> list[dict]:
         return list(pool.map(partial(_build, spec, dataset), parts))
 
 
-def _result(spec: RunSpec, start: float, reports: list[dict], read_end: float = 0.0) -> RunResult:
+def _result(spec: RunSpec, start: float, reports: list[dict], read_end: float = 0.0) -> dict:
     end, n_loops = max(read_end, *(report["end"] for report in reports)), len(reports)
     fingerprints = {key: value for each in reports for key, value in each["fingerprints"].items()}
     initialize = mean(report["begin"] for report in reports) - start
     fetch = mean(report["fetch_seconds"] for report in reports)
-    # From when each loop has built one mini-batch.
-    n_images = (spec.n_batches - n_loops) * spec.batch_size
     firsts = [report["first_end"] for report in reports]
     others = end - start - initialize - fetch
     cpu_seconds = sum(report["cpu_seconds"] for report in reports)
-    return RunResult(
+    n_images = spec.n_batches * spec.batch_size
+    n_later = n_images - n_loops * spec.batch_size  # from when each loop has built one mini-batch
+    return result_of_run(
         wall_seconds=end - start,
         first_batch_seconds=min(firsts) - start,
-        n_images=spec.n_batches * spec.batch_size,
-        images_per_second=spec.n_batches * spec.batch_size / (end - start),
-        rate_after_first=n_images / max(end - max(firsts), 1e-9),
+        n_images=n_images,
+        images_per_second=n_images / (end - start),
+        rate_after_first=n_later / max(end - max(firsts), 1e-9),
         parts={"initialize": initialize, "dequeue": 0.0, "fetch": fetch, "others": others},
         cpu={LOOP: {"n_processes": n_loops, "seconds": cpu_seconds}},
         fingerprints=[fingerprints[position] for position in range(spec.n_batches)],

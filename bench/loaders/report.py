@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from bench.harness.targets import target_rows
-from bench.harness.text import aligned, by_repeat, median_of, spread_of, table
+from bench.harness.tables import by_repeat, median_of, spread_of, table
 from bench.loaders.checks import verify
 from bench.loaders.sources import MountOptions, run_points
 from bench.loaders.spec import LOADERS, PARTS
@@ -26,16 +24,14 @@ def measure_points(options: MountOptions, scratch: Path, *points: Any, **usual: 
     return {**found, "verified": verify(found["points"])}
 
 
-def ratio(point: dict, points: Sequence[dict], loader: str) -> float | None:
-    """Return how many times as fast as ``loader`` a point is; None where that did not run.
+def ratio(point: dict, points: Sequence[dict], loader: str) -> float:
+    """Return how many times as fast as ``loader`` a point is.
 
     It is compared with the one that had the same number of readers, if there is one, repeat by
     repeat, and the median is returned.
     """
     found = [other for other in points if other["loader"] == loader]
     same = [other for other in found if other["n_readers"] == point["n_readers"]]
-    if not found:
-        return None
     rate = "images_per_second"
     return median(by_repeat(lambda one, other: one[rate] / other[rate], point, (same or found)[0]))
 
@@ -57,40 +53,8 @@ def meaning_of(point: dict) -> str:
 
 
 def name_of(point: dict) -> str:
-    """Return how a point is called in what is printed."""
+    """Return how a point is called in short."""
     return point.get("name") or point["loader"]
-
-
-def show(result: dict) -> str:
-    """Return everything that is printed at the end, as text."""
-    points, options = result["points"], result["options"]
-    head = f"page cache of the source: {result['page_cache']}; medians of {options['repeats']} runs"
-    meanings = dict.fromkeys(f"{name_of(point)}: {meaning_of(point)}" for point in points)
-    parts = "Seconds of the mean file reader process, waits in next(), opens of the slow store"
-    cpu = "Microseconds of CPU for an image, by kind of process, the start of each included"
-    sections = [head + ", ratios within a repeat", "\n".join(meanings)]
-    sections.append(aligned(rate_rows(result, name_of)))
-    sections += [f"{parts}:\n{_parts(points)}", f"{cpu}:\n{aligned(cpu_rows(result, name_of))}"]
-    if "targets" in result:
-        sections.append(aligned(target_rows(result)))
-    if not faults(result):
-        compared = result["verified"]["batches"]
-        sections.append(f"All loaders delivered the same examples ({compared} mini-batches).")
-    sections += [words for point in points[:1] if (words := _in_short(point, points))]
-    return "\n\n".join(sections)
-
-
-def _in_short(point: dict, points: list[dict]) -> str:
-    """Return how fast a loader of ours is beside the others, in words; empty without them."""
-    if point["loader"] != "overlap":
-        return ""
-    beside = [
-        f"  {times:.3g} times as many as {LOADERS[loader]}"
-        for loader in ("slow", "fast", "floor")
-        if (times := ratio(point, points, loader))
-    ]
-    rate = median_of(point, "images_per_second")
-    return "\n".join([f"{meaning_of(point)}: {rate:,.0f} images/s", *beside])
 
 
 def faults(result: dict) -> list[str]:
@@ -103,10 +67,11 @@ def faults(result: dict) -> list[str]:
     ]
 
 
-def _parts(points: list[dict]) -> str:
+def part_rows(result: dict) -> list[list[str]]:
+    """Return the seconds of the mean file reader, the waits in next(), and opens of the store."""
     waited = ("wait ms: median", "p99", "max", "opens")
-    rows = [["", "prefetchers", "readers", *PARTS.values(), *waited]]
-    for point in points:
+    rows = [["seconds of a reader", "prefetchers", "readers", *PARTS.values(), *waited]]
+    for point in result["points"]:
         runs, parts, waits = point["runs"], ["-"] * len(PARTS), ["-"] * 3
         if all(run["parts"] for run in runs):
             parts = [f"{median_of(point, 'parts', name):.2f}" for name in PARTS]
@@ -116,10 +81,10 @@ def _parts(points: list[dict]) -> str:
         numbers = [point["n_prefetchers"] or "-", point["n_readers"], *parts, *waits]
         row = [name_of(point), *numbers, "-" if opens is None else opens]
         rows.append([str(cell) for cell in row])
-    return aligned(rows)
+    return rows
 
 
-def cpu_rows(result: dict, words: Callable[[dict], str] = meaning_of) -> list[list[str]]:
+def cpu_rows(result: dict) -> list[list[str]]:
     """Return what each kind of process used of the CPU for an image, in microseconds."""
     runs = [run for point in result["points"] for run in point["runs"]]
     found = dict.fromkeys(kind for run in runs for kind in run["cpu"])
@@ -132,40 +97,35 @@ def cpu_rows(result: dict, words: Callable[[dict], str] = meaning_of) -> list[li
             for kind in kinds
         ]
         numbers = [seconds / n_images * 1e6 for seconds in (*by_kind, sum(by_kind))]
-        rows.append([words(point), *(f"{number:.0f}" if number else "-" for number in numbers)])
+        rows.append(
+            [meaning_of(point), *(f"{number:.0f}" if number else "-" for number in numbers)]
+        )
     return rows
 
 
-def rate_rows(result: dict, words: Callable[[dict], str] = meaning_of) -> list[list[str]]:
+def rate_rows(result: dict) -> list[list[str]]:
     """Return a row for each point: its rate beside those of the floor and the stock iterator.
 
     What did not run has no column, and the readers have one only where their numbers differ.
     """
     points = result["points"]
 
-    def times(loader: str, digits: int) -> Callable[[dict], str]:
-        def cell(point: dict) -> str:
-            found = ratio(point, points, loader)
-            return f"{found:.{digits}f}" if found else "-"
-
-        return cell
-
     def extremes(point: dict) -> str:
         over = spread_of(point, "images_per_second")
         return f"{over['min']:,.0f} to {over['max']:,.0f}"
 
-    columns: dict[str, Callable[[dict], object]] = {
-        "loader": words,
+    columns = {
+        "loader": meaning_of,
         "mini-batches": lambda point: point["n_batches"],
         "images/s": lambda point: f"{median_of(point, 'images_per_second'):,.0f}",
         "min to max": extremes,
-        "of the floor": times("floor", 2),
-        "times 'slow'": times("slow", 1),
-        "times 'fast'": times("fast", 2),
-        "first mini-batch, s": lambda point: f"{median_of(point, 'first_batch_seconds'):.2f}",
     }
+    heads = {"floor": ("of the floor", 2), "slow": ("times 'slow'", 1), "fast": ("times 'fast'", 2)}
+    for loader, (head, digits) in heads.items():
+        if any(point["loader"] == loader for point in points):
+            cell = f"{{:.{digits}f}}".format
+            columns[head] = lambda p, of=loader, cell=cell: cell(ratio(p, points, of))
+    columns["first mini-batch, s"] = lambda p: f"{median_of(p, 'first_batch_seconds'):.2f}"
     if len({point["n_readers"] for point in points}) > 1:
         columns["readers"] = lambda point: point["n_readers"]
-    rows = table(points, columns)
-    kept = [{row[n] for row in rows[1:]} != {"-"} for n in range(len(rows[0]))]
-    return [list(itertools.compress(row, kept)) for row in rows]
+    return table(points, columns)

@@ -13,10 +13,10 @@ import numpy as np
 from chainer.datasets import LabeledImageDataset
 
 from bench.harness import isolated
-from bench.harness.cpu import OTHER, cpu_by_kind, private_bytes_by_kind
+from bench.harness.family import OTHER, cpu_by_kind, private_bytes_by_kind
 from bench.loaders.checks import fingerprint
 from bench.loaders.files import Heads
-from bench.loaders.spec import OF_STORE, PACKAGES, RunResult, RunSpec
+from bench.loaders.spec import OF_STORE, PACKAGES, RunSpec, result_of_run
 from bench.slow import SlowStore, Store, crossed, slow_store
 from bench.slow.bare_reader import BareReader
 
@@ -32,7 +32,7 @@ def run(request: dict) -> dict:
     if spec.loader in ("floor", "ceiling"):
         from bench.loaders.floor import run_floor
 
-        return asdict(run_floor(spec))
+        return run_floor(spec)
     pairs, kind = spec.examples(), spec.mount if spec.loader in OF_STORE else "given"
     with slow_store(spec, kind) as store:
         if isinstance(store, SlowStore):
@@ -40,12 +40,12 @@ def run(request: dict) -> dict:
         spec = replace(spec, root=store.root if store else spec.root)
         with _beside(spec, [path for path, _ in pairs], store) as beside:
             make = LabeledImageDataset if spec.is_decoding else Heads
-            return asdict(_drive(spec, make(pairs, spec.root), store, beside))
+            return _drive(spec, make(pairs, spec.root), store, beside)
 
 
-def _drive(spec: RunSpec, dataset: object, store: Store, beside: Iterator[None]) -> RunResult:
+def _drive(spec: RunSpec, dataset: object, store: Store, beside: Iterator[None]) -> dict:
     """Time one loader; ``beside`` has another process begin and end its reading, by turns."""
-    from bench.loaders.adapters import adapter_of
+    from bench.loaders.adapters import ADAPTERS
 
     if "torch" in spec.loader:  # a script has imported it before
         importlib.import_module("torch.utils.data")
@@ -53,7 +53,7 @@ def _drive(spec: RunSpec, dataset: object, store: Store, beside: Iterator[None])
         importlib.import_module(PACKAGES[spec.loader])
     waits, sizes, fingerprints, reads, marks = [], [], [], [], [(0.0, 0, 0)]
     cpu_start, start = time.process_time(), time.monotonic()
-    loader = adapter_of(spec.loader)(spec, dataset, store if isinstance(store, SlowStore) else None)
+    loader = ADAPTERS[spec.loader](spec, dataset, store if isinstance(store, SlowStore) else None)
     constructor_seconds, first_delivered = time.monotonic() - start, 0.0
     for position in itertools.count(1):
         asked = time.monotonic()
@@ -87,7 +87,7 @@ def _drive(spec: RunSpec, dataset: object, store: Store, beside: Iterator[None])
     closing = time.monotonic()
     loader.close()
     epochs, names = np.diff(marks, axis=0).tolist(), ("seconds", "opens", "bytes")
-    return RunResult(
+    return result_of_run(
         wall_seconds=delivered - start,
         first_batch_seconds=first_delivered - start,
         n_images=sum(sizes),

@@ -7,13 +7,12 @@ import math
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import NamedTuple
 
-from bench.harness.files import copy_files, drop_page_cache, read_files, read_pairs
+from bench.harness.files import copy_files, read_files, read_pairs
 from bench.harness.isolated import RunFailedError
-from bench.harness.options import Options, OptionsError, option
+from bench.harness.options import CommonOptions, OptionsError, option
 from bench.harness.turns import take_turns
 from bench.loaders.run import run_in_new_process
 from bench.loaders.spec import OF_STORE, RunSpec
@@ -21,30 +20,25 @@ from bench.photographs import PHOTOGRAPHS, make_photographs
 from bench.slow.mount import MountUnavailableError, build
 
 _BLOCK_BYTES = 4096
-#: What a point of each table tells of its run.
-_NUMBERS = ("n_prefetchers", "n_readers", "n_batches")
 _ROOM_BYTES = 5 * 10**9
 
 
-@dataclass
-class MountOptions(Options):
+class MountOptions(CommonOptions):
     """Where the images are, and how slow a store is that is no real one."""
 
-    pairs: Path | None = option(None, "list file of 'path label' lines (made images)", type=Path)
-    root: Path | None = option(None, "folder of the files of --pairs, on the local disk", type=Path)
-    source: Path | None = option(None, "their folder on a real slow store: no emulation", type=Path)
+    pairs: Path | None = option(None, "list file of 'path label' lines (made images)")
+    root: Path | None = option(None, "folder of the files of --pairs, on the local disk")
+    source: Path | None = option(None, "their folder on a real slow store: no emulation")
     open_ms: float = option(10.0, "latency of an open")
-    mb_per_s: float = option(100.0, "bandwidth of the store")
+    mb_per_s: float = option(100.0, "bandwidth of the store, 0 for no limit")
+    batch_size: int = option(32, "examples in a mini-batch", quick=4)
     mount: str = option("emulated", "slow store (emulated)", choices=("emulated", "fuse"))
     stat_ms: float = option(0.0, "latency of a stat, with fuse")
-    drop_caches: bool = option(False, "drop the page cache before each run (root)")
 
     def check(self) -> None:
         """Refuse options that contradict each other, and build the mount if there is to be one."""
         if self.source and self.root:
-            raise OptionsError(
-                "--source is the place of the files; --root is for an emulated slow store"
-            )
+            raise OptionsError("--source is the place of files; --root is for an emulated store")
         if bool(self.source or self.root) != bool(self.pairs):
             raise OptionsError("own data need --pairs, and either --root or --source")
         if self.mount == "fuse" and not self.source:
@@ -53,19 +47,12 @@ class MountOptions(Options):
             except MountUnavailableError as error:
                 raise OptionsError(f"--mount fuse: {error}") from error
 
-    @property
-    def bytes_per_second(self) -> float:
-        """The bandwidth; none is no limit."""
-        return self.mb_per_s * 1e6 if self.mb_per_s > 0 else math.inf
 
-
-@dataclass
 class EpochOptions(MountOptions):
     """Some epochs over photographs."""
 
-    examples: int = option(3200, "photographs")
-    batch_size: int = option(32, "examples in a mini-batch")
-    epochs: int = option(3, "epochs, at least 2")
+    examples: int = option(3200, "photographs", quick=320)
+    epochs: int = option(3, "epochs, at least 2", quick=2)
     readers: int = option(2, "file reader processes")
 
     def check(self) -> None:
@@ -77,8 +64,7 @@ class EpochOptions(MountOptions):
     @property
     def usual(self) -> dict[str, object]:
         """What all runs have in common, by the names of ``RunSpec``."""
-        numbers = {"n_epochs": self.epochs, "n_readers": self.readers}
-        return {**numbers, "batch_size": self.batch_size, "order": "own"}
+        return {"n_epochs": self.epochs, "n_readers": self.readers, "order": "own"}
 
 
 class Sources(NamedTuple):
@@ -122,49 +108,43 @@ def prepare(options: MountOptions, scratch: Path, n_examples: int) -> Sources:
     return Sources(root, root, os.path.join(root, "pairs.txt"), scratch, label)
 
 
-def store_label(options: MountOptions) -> str:
-    """Return what to write next to a result."""
-    if options.source:
-        return "slow store given by the user"
+def facts_of(options: MountOptions, sources: Sources) -> dict[str, str]:
+    """Return what to say of data, store and page cache in a result."""
     kind = "FUSE mount" if options.mount == "fuse" else "emulated store"
     stat = f", {options.stat_ms:g} ms per stat" if options.stat_ms else ""
-    return f"{kind}: {options.open_ms:g} ms per open, {options.mb_per_s:g} MB/s{stat}"
-
-
-def store_facts(options: MountOptions) -> dict[str, object]:
-    """Return what to say of store and page cache in a result."""
-    cache = "dropped before each run" if options.drop_caches else "warm before each run"
-    return {"store": store_label(options), "page_cache": cache}
+    store = f"{kind}: {options.open_ms:g} ms per open, {options.mb_per_s:g} MB/s{stat}"
+    return {
+        "data": sources.label,
+        "store": "slow store given by the user" if options.source else store,
+        "page_cache": "warm before each run",
+    }
 
 
 def spec_of(options: MountOptions, sources: Sources, loader: str, **others: object) -> RunSpec:
     """Return what to run for a loader: what the options say, and ``others``."""
-    is_of_store = loader in OF_STORE and loader != "ceiling"
-    spec = RunSpec(
-        loader=loader,
-        pairs=sources.pairs,
-        n_examples=0,
-        root=sources.slow if is_of_store else sources.local,
-        slow_root=sources.slow,
-        staging=str(sources.scratch / "staged"),
-        mount="given" if options.source else options.mount,
-        mount_point=str(sources.scratch / "mount"),
-        open_seconds=options.open_ms / 1e3,
-        stat_seconds=options.stat_ms / 1e3,
-        bytes_per_second=options.bytes_per_second,
-        seed=options.seed,
-    )
-    return dataclasses.replace(spec, **others)
+    usual = {
+        "pairs": sources.pairs,
+        "n_examples": 0,
+        "root": sources.slow if loader in OF_STORE and loader != "ceiling" else sources.local,
+        "slow_root": sources.slow,
+        "staging": str(sources.scratch / "staged"),
+        "mount": "given" if options.source else options.mount,
+        "mount_point": str(sources.scratch / "mount"),
+        "open_seconds": options.open_ms / 1e3,
+        "stat_seconds": options.stat_ms / 1e3,
+        "bytes_per_second": options.mb_per_s * 1e6 or math.inf,
+        "batch_size": options.batch_size,
+        "seed": options.seed,
+    }
+    return RunSpec(loader, **{**usual, **others})
 
 
 def prepare_local(specs: list[RunSpec], sources: Sources) -> None:
     """Copy and stage, outside of any timing, what some loaders presume; the store is fast."""
-    local = [spec for spec in specs if spec.root == sources.local != sources.slow]
-    if local:
+    if local := [spec for spec in specs if spec.root == sources.local != sources.slow]:
         longest = max(local, key=lambda spec: spec.n_batches * spec.batch_size)
         copy_files(longest.paths(), sources.slow, sources.local, n_streams=16)
-    staged = [spec for spec in specs if spec.loader.endswith("-staged")]
-    if staged:
+    if staged := [spec for spec in specs if spec.loader.endswith("-staged")]:
         fast = {"open_seconds": 0.0, "stat_seconds": 0.0, "bytes_per_second": math.inf}
         run_in_new_process(dataclasses.replace(staged[0], **fast))
 
@@ -183,16 +163,11 @@ def fresh(spec: RunSpec) -> RunSpec:
     return dataclasses.replace(spec, staging=tempfile.mkdtemp(prefix="fresh-", dir=base))
 
 
-def run_once(
-    spec: RunSpec, *, drops_caches: bool = False, most_seconds: float | None = None
-) -> dict:
-    """Do one run, with its files in the page cache unless that is dropped."""
+def run_once(spec: RunSpec, most_seconds: float | None = None) -> dict:
+    """Do one run, with its files in the page cache."""
     if not spec.loader.endswith("-staged"):
         spec = fresh(spec)
-    if drops_caches:
-        drop_page_cache()
-    else:
-        read_files(spec.paths(), spec.root)
+    read_files(spec.paths(), spec.root)
     return run_in_new_process(spec, most_seconds)
 
 
@@ -216,34 +191,23 @@ def run_points(
             named under ``failed``. With None, one failure ends the benchmark.
         usual: What is the same for all points that say nothing else.
     """
-    sources, names = prepare(options, scratch, n_examples), {f.name for f in fields(RunSpec)}
-    specs = []
+    sources = prepare(options, scratch, n_examples)
+    names = {field.name for field in dataclasses.fields(RunSpec)}
+    specs = {}
     for point in points:
         asked = {"n_examples": n_examples, **usual, **point}
-        if "room" in asked:
-            asked["capacity"] = sources.capacity_of(asked["room"], n_examples)
+        asked["capacity"] = sources.capacity_of(asked.get("room"), n_examples)
         asked = {name: value for name, value in asked.items() if name in names}
-        specs.append(spec_of(options, sources, **asked))
-        point |= {name: getattr(specs[-1], name) for name in _NUMBERS}
-    prepare_local(specs, sources)
-    _run_in_turns(points, specs, options, most_seconds)
-    failed = {p.get("name", p["loader"]): p["error"] for p in points if "error" in p}
-    points[:] = [point for point in points if "error" not in point]
-    facts = {"data": sources.label, **store_facts(options)}
-    return {**facts, "failed": failed, "points": points}
-
-
-def _run_in_turns(
-    points: list[dict], specs: list[RunSpec], options: MountOptions, most_seconds: float | None
-) -> None:
-    by_point = {id(point): spec for point, spec in zip(points, specs, strict=True)}
+        spec = specs[id(point)] = spec_of(options, sources, **asked)
+        numbers = ("n_prefetchers", "n_readers", "n_batches")
+        point |= {name: getattr(spec, name) for name in numbers}
+    prepare_local(list(specs.values()), sources)
 
     def run(point: dict) -> dict:
         if "error" in point:
             return {}
-        spec, drops_caches = by_point[id(point)], options.drop_caches
         try:
-            return run_once(spec, drops_caches=drops_caches, most_seconds=most_seconds)
+            return run_once(specs[id(point)], most_seconds)
         except RunFailedError as error:
             if most_seconds is None:
                 raise
@@ -251,3 +215,6 @@ def _run_in_turns(
             return {}
 
     take_turns(points, options.repeats, run)
+    failed = {p.get("name", p["loader"]): p["error"] for p in points if "error" in p}
+    points[:] = [point for point in points if "error" not in point]
+    return {**facts_of(options, sources), "failed": failed, "points": points}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -103,35 +103,29 @@ PARTS = {
 }
 
 
-@dataclass
-class RunResult:
-    """What one run measured, in seconds.
+def result_of_run(**measured: object) -> dict[str, object]:
+    """Return what one run measured, as JSON has it; what was not measured is 0, None or empty.
 
-    Attributes:
-        parts: Of the mean file reader process, by :data:`PARTS`: until it begins to wait for its
-            first index list, waiting for one, inside ``dataset[i]``, and the rest until the last
-            mini-batch was delivered; None where the loader cannot be observed.
-        epochs: ``seconds``, ``opens`` and ``bytes`` of each, the first one with the start, with
-            what is read ahead of the trainer meanwhile.
-        cpu: By kind of process, what :func:`bench.harness.cpu.cpu_by_kind` finds before
-            ``finalize``, and the ``seconds`` of the trainer.
+    All times are in seconds.
+
+    Args:
+        measured: ``wall_seconds``, from the constructor to the delivery of the last mini-batch,
+            ``first_batch_seconds``, to that of the first one, ``constructor_seconds``, and
+            ``finalize_seconds``, for ending all processes; ``n_images`` delivered,
+            ``images_per_second``, all included, and ``rate_after_first``, from the first mini-batch
+            on; ``waits_seconds`` in each ``next()``; ``fingerprints`` of each mini-batch in a fixed
+            order; ``reads_in_flight`` at each mini-batch of a run of some seconds; ``statistics``
+            of the loader itself.
+            ``parts`` of the mean file reader process, by :data:`PARTS`: until it begins to wait for
+            its first index list, waiting for one, inside ``dataset[i]``, and the rest until the
+            last mini-batch was delivered; None where the loader cannot be observed.
+            ``epochs``: ``seconds``, ``opens`` and ``bytes`` of each, the first one with the start,
+            with what is read ahead of the trainer meanwhile. ``store_opens``, ``store_bytes`` of
+            the slow store, None where nothing counts them.
+            ``cpu`` by kind of process, what :func:`bench.harness.family.cpu_by_kind` finds before
+            ``finalize``, and the ``seconds`` of the trainer, which are ``trainer_cpu_seconds``, all
+            of its threads within the wall; ``private_bytes`` of each process, by kind.
     """
-
-    wall_seconds: float  # constructor to the delivery of the last mini-batch
-    first_batch_seconds: float  # constructor to the delivery of the first one
-    n_images: int  # delivered
-    images_per_second: float  # all included
-    rate_after_first: float  # images per second from the first mini-batch on
-    parts: dict[str, float] | None
-    cpu: dict[str, dict[str, float]]
-    fingerprints: list[int]  # of each mini-batch in a fixed order
-    constructor_seconds: float = 0.0
-    finalize_seconds: float = 0.0  # ending all processes
-    trainer_cpu_seconds: float = 0.0  # all threads of the trainer process, within the wall
-    waits_seconds: list[float] = field(default_factory=list)  # in next(); empty for the floor
-    store_opens: int | None = None  # of the slow store; None where nothing counts them
-    store_bytes: int | None = None
-    epochs: list[dict[str, float]] = field(default_factory=list)
-    reads_in_flight: list[int] = field(default_factory=list)  # at each mini-batch of some seconds
-    private_bytes: dict[str, list[int]] = field(default_factory=dict)  # of each process, by kind
-    statistics: dict[str, float] = field(default_factory=dict)  # what the loader itself reports
+    nothing = {"constructor_seconds": 0.0, "finalize_seconds": 0.0, "trainer_cpu_seconds": 0.0}
+    nothing |= {"store_opens": None, "store_bytes": None, "private_bytes": {}, "statistics": {}}
+    return {**nothing, "waits_seconds": [], "epochs": [], "reads_in_flight": [], **measured}

@@ -27,8 +27,6 @@ class StockTiming:
     """A table in shared memory into which each pool worker writes its own row."""
 
     def __init__(self, n_readers: int) -> None:
-        if multiprocessing.get_start_method() != "fork":
-            raise RuntimeError("the workers can be observed with the start method 'fork' only")
         self._memory = mmap.mmap(-1, n_readers * _ROW_BYTES)
         self._rows = np.frombuffer(self._memory, np.float64).reshape(n_readers, 4)
         self._next_row = multiprocessing.Value("i", 0)

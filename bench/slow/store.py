@@ -84,7 +84,7 @@ class _SlowOpen:
         return self.store.relative_path(actual) is not None
 
 
-class SlowStore:
+class SlowStore(contextlib.AbstractContextManager):
     """A directory tree that is slow to open, and whose bandwidth all its users share.
 
     Nothing is slow until :meth:`install` is called in a process. Pickled copies share the log with
@@ -147,12 +147,6 @@ class SlowStore:
             _replace_open(opener.below)
             del _openers[self._state]
 
-    @property
-    def is_installed(self) -> bool:
-        """Whether opens of this process are slow."""
-        opener = _openers.get(self._state)
-        return opener is not None and opener.is_active
-
     @contextlib.contextmanager
     def installed(self) -> Iterator[SlowStore]:
         """Install for the length of a ``with`` block."""
@@ -214,12 +208,8 @@ class SlowStore:
         if release := getattr(self, "_release", None):
             release()
 
-    def __enter__(self) -> SlowStore:
-        """Return the store, not yet installed."""
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        """Close the store."""
+    def __exit__(self, *_exc_info: object) -> None:
+        """Close the store, which :meth:`__enter__` did not install."""
         self.close()
 
 

@@ -151,14 +151,14 @@ def test_what_is_read_counts_for_the_node_and_the_epoch() -> None:
         OpenRecord(13.0, 50, 11, "y"),
         OpenRecord(25.0, 70, 20, "z"),
     ]
-    first, second = training.reads_by_node(records, ranks)
+    first, second = training.reads_by_node(ranks, records)
     assert first == {
         "node": "a", "epoch_opens": [1, 2, 0], "epoch_bytes": [100, 150, 0],
         "files": 2, "most_opens": 2
     }  # fmt: skip
     assert second["epoch_bytes"] == [0, 0, 70]
     with pytest.raises(ValueError, match="of no rank"):
-        training.reads_by_node([OpenRecord(1.0, 100, 99, "x")], ranks)
+        training.reads_by_node(ranks, [OpenRecord(1.0, 100, 99, "x")])
 
 
 def test_runs_are_summed_up_over_ranks_and_repeats() -> None:
@@ -166,7 +166,7 @@ def test_runs_are_summed_up_over_ranks_and_repeats() -> None:
         ranks = [rank_of(0, "a", [1], seconds), rank_of(1, "a", [2], seconds)]
         ranks[1]["epochs"][0]["wait_seconds"] = 2.0
         records = [OpenRecord(1.0, 100, 1, "x")]
-        reads = training.reads_by_node(records, ranks)
+        reads = training.reads_by_node(ranks, records)
         return {"ranks": ranks, "reads": reads}
 
     first, second = training.summarize([run(10.0), run(8.0), run(20.0)])

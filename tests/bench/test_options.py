@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -10,12 +9,11 @@ from types import SimpleNamespace
 import pytest
 
 from bench.harness import claim
-from bench.harness.options import Options, OptionsError, option
+from bench.harness.options import CommonOptions, OptionsError, option
 
 
-@dataclasses.dataclass
-class SomeOptions(Options):
-    files: int = option(7, "files to read")
+class SomeOptions(CommonOptions):
+    files: int = option(7, "files to read", quick=1)
     share: float = option(0.5, "of the data, 50 % at first")
     sizes: list[int] = option([1, 2], "sizes")
     ways: list[str] = option(["one"], "ways", known=("one", "other"))
@@ -29,8 +27,8 @@ class SomeOptions(Options):
 
 
 def parse_some(monkeypatch, *words: str) -> SomeOptions:
-    found = claim.Claim("About.", SomeOptions, lambda *_: {}, quick={"files": 1})
-    monkeypatch.setitem(sys.modules, "bench.claims.some", SimpleNamespace(CLAIM=found))
+    found = SimpleNamespace(Options=SomeOptions, __doc__="About.")
+    monkeypatch.setitem(sys.modules, "bench.claims.some", found)
     return claim.parse("some", words)
 
 

@@ -27,7 +27,7 @@ def test_a_small_run_gives_a_table_and_a_file(tmp_path, capsys):
 def test_the_rate_is_that_of_the_second_half_and_the_time_that_until_it_is_reached():
     slow, fast = np.arange(0, 2, 0.1), np.arange(2, 8, 0.01)  # mini-batches of 32
     taken_at = np.concatenate([slow, fast])
-    found = reads_in_flight.facts(taken_at, [64] * len(slow) + [128] * len(fast))
+    found = reads_in_flight.facts(taken_at, [64] * len(slow) + [128] * len(fast), 32)
     assert found["files_per_second"] == pytest.approx(3200, rel=0.01)
     assert found["seconds_to_90_percent"] == pytest.approx(2.0, abs=0.11)
     assert found["reads"] == 128

@@ -44,8 +44,6 @@ def test_every_experiment_has_a_claim_that_takes_its_arguments(experiment, tmp_p
     words = [*shlex.split(experiment.arguments), "--out", str(tmp_path / "result.json")]
     options = claim.parse(experiment.claim, [w for w in words if w not in ("--mount", "fuse")])
     assert options.repeats >= 1
-    quick = claim.claim_of(experiment.claim).quick
-    assert set(quick) <= set(vars(options))
 
 
 def test_an_unknown_benchmark_is_refused_with_those_that_there_are():

@@ -6,7 +6,7 @@ import json
 
 from bench.claims import updates
 from bench.harness import claim
-from bench.harness.targets import missed
+from bench.harness.tables import missed
 
 
 def test_updates_are_timed_and_drawn(tmp_path) -> None:

@@ -32,39 +32,34 @@ import pickle
 import shutil
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from bench.claims.data_parallel import summary
 from bench.harness import isolated
-from bench.harness.claim import Claim
-from bench.harness.files import drop_page_cache, read_files, read_pairs
+from bench.harness.files import read_files, read_pairs
 from bench.harness.launching import YIELDS, launch
-from bench.harness.options import OptionsError, names_of, option, picked
+from bench.harness.options import OptionsError, option, picked
 from bench.harness.turns import take_turns
-from bench.loaders.sources import MountOptions, Sources, prepare, spec_of, store_label
+from bench.loaders.sources import EpochOptions, MountOptions, Sources, facts_of, prepare, spec_of
 from bench.slow import SlowStore, slow_store
 from bench.slow.ledger import OpenRecord
 
 MODELS = ("data", "waits", "compute", "resnet50")
-_KNOWN = names_of(summary.LOADERS)
 
 
-@dataclass
-class TrainingOptions(MountOptions):
+class Options(EpochOptions):
     """What is trained, where and how often."""
 
-    ranks: list[int] = option([1, 2, 4], "per node")
+    ranks: list[int] = option([1, 2, 4], "per node", quick=[2])
     nodes: list[int] = option([1], "groups of ranks that share a directory")
-    loaders: list[str] = option([], f"of {', '.join(summary.LOADERS)}", type=_KNOWN)
+    loaders: list[str] = option([], f"of {', '.join(summary.LOADERS)}", known=summary.LOADERS)
     model: str = option("data", "data: next to no computing (data)", choices=MODELS)
     order: str = option("global", "of examples (global)", choices=("global", "shards"))
-    examples: int = option(4096, "images")
-    iterations: int = option(0, "of an epoch, whatever the number of ranks: sets --examples")
-    batch_size: int = option(32, "images of a rank's mini-batch")
-    epochs: int = option(2, "epochs")
-    readers: int | None = option(None, "readers of a rank (its share of the cores)", type=int)
+    examples: int = option(4096, "images", quick=48)
+    iterations: int = option(0, "of an epoch for each rank: sets --examples", quick=0)
+    epochs: int = 2
+    readers: int | None = option(None, "readers of a rank (its share of the cores)")
     in_job: bool = option(False, "this is a rank of a job that a launcher started")
     communicator: str = option("naive", "ChainerMN's name; another one has GPUs")
     mpiexec: str = option("", "the launcher and its options (Open MPI's mpiexec)")
@@ -74,36 +69,29 @@ class TrainingOptions(MountOptions):
         usual = ["overlap", "slow", "local"] if self.model == "data" else ["overlap", "synthetic"]
         self.loaders = self.loaders or usual
         super().check()
-        if self.in_job and (not self.source or self.drop_caches):
-            raise OptionsError(
-                "--in-job needs --source, --pairs: emulation is for one machine, as "
-                "is --drop-caches"
-            )
-        if self.epochs < 2:
-            raise OptionsError("--epochs: give at least 2: the first has the start of the workers")
+        if self.in_job and not self.source:
+            raise OptionsError("--in-job needs --source, --pairs: emulation is for one machine")
 
     def examples_of(self, n_ranks: int) -> int:
         """Return how many images so many ranks train on in an epoch."""
         return self.iterations * self.batch_size * n_ranks or self.examples
 
 
-def asked_of(point: dict, options: TrainingOptions) -> dict:
+def asked_of(point: dict, options: Options) -> dict:
     """Return what all ranks of a run are asked for, beside the places of the files."""
-    return {
-        **picked(options, ("model", "batch_size", "order", "seed", "communicator")),
-        **{name: point[name] for name in ("loader", "n_readers")},
-        "n_examples": options.examples_of(point["n_nodes"] * point["n_ranks"]),
-        "n_epochs": options.epochs,
-    }
+    n_examples = options.examples_of(point["n_nodes"] * point["n_ranks"])
+    own = {"loader": point["loader"], "n_readers": point["n_readers"], "n_examples": n_examples}
+    same = picked(options, ("model", "batch_size", "order", "seed", "communicator"))
+    return {**own, **same, "n_epochs": options.epochs}
 
 
-def places_of(sources: Sources, staging: str, root: str, store: Path | None) -> dict:
+def places_of(sources: Sources, staging: str, root: str, store: str | None) -> dict:
     """Return where the files are, and below what each node has a staging directory of its own.
 
     ``root`` is that of the slow store, which is pickled in a file where it is emulated.
     """
-    places = {"pairs": sources.pairs, "root": root, "local_root": sources.local}
-    return {**places, "staging": staging, "store": store and str(store)}
+    places = {"pairs": sources.pairs, "local_root": sources.local}
+    return {**places, "staging": staging, "root": root, "store": store}
 
 
 def run_ranks(
@@ -117,12 +105,10 @@ def run_ranks(
     """
     staging = tempfile.mkdtemp(prefix="staging-", dir=sources.scratch)
     pickled = sources.scratch / "store.pickle"
-    if options.drop_caches:
-        drop_page_cache()
-    spec = spec_of(options, sources, "overlap", n_examples=0)
+    spec = spec_of(options, sources, "overlap")
     with slow_store(spec, spec.mount) as store:
         pickled.write_bytes(pickle.dumps(store))
-        places = places_of(sources, staging, store.root if store else sources.slow, pickled)
+        places = places_of(sources, staging, store.root if store else sources.slow, str(pickled))
         request = {**places, **asked}
         ranks = isolated.call(function, request, job, **YIELDS, **environment)["ranks"]
         opens = store.records() if isinstance(store, SlowStore) else None
@@ -131,7 +117,7 @@ def run_ranks(
     return ranks, opens
 
 
-def measure(options: TrainingOptions, scratch: Path) -> dict | None:
+def measure(options: Options, scratch: Path) -> dict | None:
     """Do all runs; within a job, None on all ranks but the first."""
     from bench.claims.data_parallel.rank import run_in_job, train_rank
 
@@ -150,38 +136,24 @@ def measure(options: TrainingOptions, scratch: Path) -> dict | None:
     def run(point: dict) -> dict:
         if not options.source:
             read_files(paths, sources.slow)
-        size = {name: point[name] for name in ("n_nodes", "n_ranks")}
-        job = partial(launch, **size, launcher=options.mpiexec)
-        n_threads = max(1, n_cores // (size["n_nodes"] * size["n_ranks"]))
-        asked, threads = asked_of(point, options), {"OMP_NUM_THREADS": str(n_threads)}
+        n_nodes, n_ranks = point["n_nodes"], point["n_ranks"]
+        job = partial(launch, n_ranks=n_ranks, n_nodes=n_nodes, launcher=options.mpiexec)
+        threads = {"OMP_NUM_THREADS": str(max(1, n_cores // (n_nodes * n_ranks)))}
+        asked = asked_of(point, options)
         ranks, opens = run_ranks(options, sources, train_rank, asked, job, **threads)
-        if opens is None:
-            return {"ranks": ranks, "reads": summary.staged_by_node(ranks)}
-        return {"ranks": ranks, "reads": summary.reads_by_node(opens, ranks)}
+        return {"ranks": ranks, "reads": summary.reads_by_node(ranks, opens)}
 
     take_turns(points, options.repeats, run)
     return result_of(points, sources, options)
 
 
-def result_of(points: list[dict], sources: Sources, options: TrainingOptions) -> dict:
+def result_of(points: list[dict], sources: Sources, options: Options) -> dict:
     """Return the result of points that have been run."""
     for point in points:
         point["summary"] = summary.summarize(point["runs"])
-    facts = {"data": sources.label, "store": store_label(options)}
-    facts |= {"overheads": summary.overheads(points), "costs": summary.costs(points)}
-    return {**facts, "points": points}
+    compared = {"overheads": summary.overheads(points), "costs": summary.costs(points)}
+    return {**facts_of(options, sources), **compared, "points": points}
 
 
-CLAIM = Claim(
-    __doc__,
-    TrainingOptions,
-    measure,
-    quick={"ranks": [2], "examples": 48, "iterations": 0, "batch_size": 4, "repeats": 1},
-    tables={
-        "training": summary.training_rows,
-        "node-reads": summary.node_read_rows,
-        "overheads": summary.overhead_rows,
-        "costs": summary.cost_rows,
-    },
-    figures=summary.__name__,
-)
+TABLES = summary.TABLES
+draw_all = summary.draw_all

@@ -14,16 +14,9 @@ from pathlib import Path
 import numpy as np
 
 import overlapiter.mpi
-from bench.claims.data_parallel import (
-    TrainingOptions,
-    asked_of,
-    places_of,
-    result_of,
-    summary,
-)
-from bench.harness.cpu import cpu_seconds
-from bench.harness.family import descendants
-from bench.harness.files import copy_files, make_folder, read_pairs
+from bench.claims.data_parallel import Options, asked_of, places_of, result_of, summary
+from bench.harness.family import cpu_seconds, descendants
+from bench.harness.files import copy_files, read_pairs
 from bench.harness.turns import take_turns
 from bench.loaders.files import Heads
 from bench.loaders.sources import prepare
@@ -85,7 +78,9 @@ def open_loader(
 
 
 def _folder_of_node(request: dict) -> str:
-    return make_folder(Path(request["staging"], this_node().name))
+    folder = os.path.join(request["staging"], this_node().name)
+    os.makedirs(folder, exist_ok=True)
+    return folder
 
 
 class TorchBatches:
@@ -123,9 +118,8 @@ class Synthetic:
         self._batch_size, self._n_examples = request["batch_size"], len(dataset)
         if hasattr(sampler, "of_epoch"):
             self._n_examples = len(sampler.of_epoch(0, len(dataset)))
-        examples = [dataset[i % len(dataset)] for i in range(self._batch_size)]
-        batch = concat_examples(examples, device)
-        self._arrays = [tuple(array.copy() for array in batch) for _ in range(_N_PREPARED)]
+        batch = [dataset[i % len(dataset)] for i in range(self._batch_size)]
+        self._arrays = [concat_examples(batch, device) for _ in range(_N_PREPARED)]
         self._n_taken = 0
 
     @property
@@ -178,15 +172,13 @@ def trained(
     if request["store"] is not None:
         store = pickle.loads(Path(request["store"]).read_bytes())
     _folder_of_node(request)
-    is_synthetic = request["loader"] == "synthetic"
-    prepared = Synthetic(request, *part, device) if is_synthetic else None
+    prepared = ()
+    if request["loader"] == "synthetic":
+        prepared = Synthetic(request, *part, device), lambda arrays, _device: arrays
     comm.mpi_comm.Barrier()
     with contextlib.ExitStack() as resources:
         run = _Run(store)
-        found = (prepared, lambda arrays, _device: arrays)
-        iterator, convert = (
-            found if prepared else open_loader(request, comm, part, store, resources)
-        )
+        iterator, convert = prepared or open_loader(request, comm, part, store, resources)
 
         def update(batch: list) -> tuple[int, float]:
             arrays = convert(batch, device)
@@ -252,14 +244,11 @@ class _Run:
             self.pids.add(process.pid)
             with contextlib.suppress(OSError):  # ended just now
                 totals[1] += cpu_seconds(process.pid)
-        own, of_workers, *counts = np.subtract(totals, self._totals).tolist()
+        own, of_workers, staged, source, *sizes = np.subtract(totals, self._totals).tolist()
         self._totals = totals
+        values = (staged / max(staged + source, 1), *sizes) if stats else (None,) * 3
         found = {"trainer_cpu_seconds": own, "workers_cpu_seconds": of_workers}
-        if stats is None:
-            return found | dict.fromkeys(("staged_share", *_COUNTS[2:]))
-        staged, source, *others = counts
-        share = staged / max(staged + source, 1)
-        return {**found, "staged_share": share, **dict(zip(_COUNTS[2:], others, strict=True))}
+        return found | dict(zip(("staged_share", *_COUNTS[2:]), values, strict=True))
 
 
 def _copy_to_local_disk(request: dict) -> None:
@@ -276,11 +265,11 @@ def train_rank(request: dict) -> dict | None:
     warnings.simplefilter("ignore")  # of Chainer about its dependencies
     comm = overlapiter.mpi.create_communicator(request["communicator"])
     _copy_to_local_disk(request)
-    found = comm.gather_obj(train(request, comm))
-    return {"ranks": found} if comm.rank == 0 else None
+    ranks = comm.gather_obj(train(request, comm))
+    return {"ranks": ranks} if comm.rank == 0 else None
 
 
-def run_in_job(options: TrainingOptions) -> dict | None:
+def run_in_job(options: Options) -> dict | None:
     """Do all runs within one job; all ranks call it. Return the result on the first one, else None.
 
     In the same processes, so that only the first run of ours starts Python's forkserver.
@@ -292,8 +281,8 @@ def run_in_job(options: TrainingOptions) -> dict | None:
     folder = Path(options.local, f"data-parallel-{number}-{node.name}").resolve()
     folder.mkdir(parents=True, exist_ok=True)
     size = {"n_nodes": node.count, "n_ranks": node.local_size}
-    size["n_readers"] = options.readers or node.cores
-    points = [{**size, "loader": loader} for loader in options.loaders]
+    n_readers = options.readers or node.cores
+    points = [{**size, "loader": each, "n_readers": n_readers} for each in options.loaders]
     sources = prepare(options, folder, options.examples_of(node.count * node.local_size))
 
     def run(point: dict) -> dict:
@@ -304,7 +293,7 @@ def run_in_job(options: TrainingOptions) -> dict | None:
         ranks = comm.mpi_comm.allgather(train(request, comm))
         if node.local_rank == 0:  # there may be room for one copy of the data alone
             shutil.rmtree(staging, ignore_errors=True)
-        return {"ranks": ranks, "reads": summary.staged_by_node(ranks)}
+        return {"ranks": ranks, "reads": summary.reads_by_node(ranks)}
 
     try:
         take_turns(points, options.repeats, run)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import mean, median
 
-from bench.harness.text import by_repeat, interval, spread, table
+from bench.harness.tables import by_repeat, interval, spread, table
 from bench.slow.ledger import OpenRecord
 
 #: What each name of a loader means, for tables and figures.
@@ -23,56 +24,51 @@ MOST_COST = 0.01
 _AT_WORK = "from_the_first_mini_batch"
 
 
-def _ranks_by_node(ranks: Iterable[dict]) -> dict[str, list[dict]]:
-    found: dict[str, list[dict]] = {}
-    for rank in ranks:
-        found.setdefault(rank["node"], []).append(rank)
-    return found
-
-
-def reads_by_node(records: Iterable[OpenRecord], ranks: Sequence[dict]) -> list[dict]:
+def reads_by_node(
+    ranks: Sequence[dict], records: Sequence[OpenRecord] | None = None
+) -> list[dict] | None:
     """Return what each node read, in the order of their first ranks.
 
     Returns:
         Dicts of ``node``; ``epoch_opens`` and ``epoch_bytes``, lists over epochs and, as the last
         entry, what was read ahead beyond them; ``files``, how many different ones; and
-        ``most_opens``, of any one file.
+        ``most_opens``, of any one file. Without records, what the ranks say that they have staged
+        in each epoch, and None if they say nothing.
 
     Raises:
         ValueError: An open was by no process of any rank.
     """
-    records, found = list(records), []
+    by_node: dict[str, list[dict]] = {}
+    for rank in ranks:
+        by_node.setdefault(rank["node"], []).append(rank)
+    if records is None:
+        is_known = ranks[0]["epochs"][0]["files_staged"] is not None
+        return [_staged(node, its) for node, its in by_node.items()] if is_known else None
     if strangers := {r.pid for r in records} - {pid for rank in ranks for pid in rank["pids"]}:
         raise ValueError(f"processes {sorted(strangers)}, which read files, are of no rank")
-    for node, its_ranks in _ranks_by_node(ranks).items():
-        by_epoch = zip(*(rank["epochs"] for rank in its_ranks), strict=True)
-        ends = [max(epoch["end"] for epoch in epochs) for epochs in by_epoch]
-        opens, sizes, by_path = [0] * (len(ends) + 1), [0] * (len(ends) + 1), Counter[str]()
-        for record in records:
-            if any(record.pid in rank["pids"] for rank in its_ranks):
-                epoch = sum(record.ready_seconds > end for end in ends)
-                opens[epoch] += 1
-                sizes[epoch] += record.size_bytes
-                by_path[record.path] += 1
-        reads = {"node": node, "epoch_opens": opens, "epoch_bytes": sizes, "files": len(by_path)}
-        found.append({**reads, "most_opens": max(by_path.values(), default=0)})
-    return found
+    return [_read(node, its, records) for node, its in by_node.items()]
 
 
-def staged_by_node(ranks: Sequence[dict]) -> list[dict] | None:
-    """Return the same of what the ranks say that they have staged; None if they have not."""
-    if ranks[0]["epochs"][0]["files_staged"] is None:
-        return None
-    found = []
-    for node, its_ranks in _ranks_by_node(ranks).items():
-        by_epoch = list(zip(*(rank["epochs"] for rank in its_ranks), strict=True))
-        sums = {name: [sum(e[name] for e in es) for es in by_epoch] for name in _STAGED}
-        reads = {"epoch_opens": sums[_STAGED[0]], "epoch_bytes": sums[_STAGED[1]]}
-        found.append({"node": node, **reads, "files": None, "most_opens": None})
-    return found
+def _staged(node: str, ranks: list[dict]) -> dict:
+    by_epoch = list(zip(*(rank["epochs"] for rank in ranks), strict=True))
+    opens = [sum(epoch["files_staged"] for epoch in epochs) for epochs in by_epoch]
+    sizes = [sum(epoch["bytes_staged"] for epoch in epochs) for epochs in by_epoch]
+    reads = {"node": node, "epoch_opens": opens, "epoch_bytes": sizes}
+    return {**reads, "files": None, "most_opens": None}
 
 
-_STAGED = ("files_staged", "bytes_staged")
+def _read(node: str, ranks: list[dict], records: Sequence[OpenRecord]) -> dict:
+    by_epoch = zip(*(rank["epochs"] for rank in ranks), strict=True)
+    ends = [max(epoch["end"] for epoch in epochs) for epochs in by_epoch]
+    opens, sizes, by_path = [0] * (len(ends) + 1), [0] * (len(ends) + 1), Counter[str]()
+    for record in records:
+        if any(record.pid in rank["pids"] for rank in ranks):
+            epoch = sum(record.ready_seconds > end for end in ends)
+            opens[epoch] += 1
+            sizes[epoch] += record.size_bytes
+            by_path[record.path] += 1
+    reads = {"node": node, "epoch_opens": opens, "epoch_bytes": sizes, "files": len(by_path)}
+    return {**reads, "most_opens": max(by_path.values(), default=0)}
 
 
 def seconds_of(epoch: dict) -> float:
@@ -131,15 +127,16 @@ def _shares(points: Sequence[dict]) -> dict[str, dict[str, list[float]]]:
         if point["loader"] == "overlap" and _size(point) in others:
             pair = (point, others[_size(point)])
             found[_size(point)] = {
-                name: by_repeat(lambda one, other, of=of: of(one) / of(other) - 1, *pair)
-                for name, of in _TOTALS.items()
+                name: by_repeat(partial(_more, total_of), *pair)
+                for name, total_of in _TOTALS.items()
             }
     return found
 
 
-def _training_seconds(rank: dict) -> float:
-    """Return what all epochs took a rank from its first mini-batch on."""
-    return rank["epochs"][-1]["end"] - rank["epochs"][0]["start"] - rank["start_seconds"]
+def _more(total_of: Callable[[dict], float], run: dict, other: dict) -> float:
+    """Return how much more a run took than another one, over the means of their ranks."""
+    total, other_total = (mean(map(total_of, each["ranks"])) for each in (run, other))
+    return total / other_total - 1
 
 
 def _cpu_seconds(rank: dict) -> float:
@@ -147,16 +144,14 @@ def _cpu_seconds(rank: dict) -> float:
     return sum(epoch[name] for epoch in rank["epochs"] for name in names)
 
 
-def _mean(of: Callable[[dict], float]) -> Callable[[dict], float]:
-    return lambda run: mean(map(of, run["ranks"]))
-
-
-#: What of a run is compared, over the mean of its ranks.
+#: What of a rank is compared.
 _TOTALS = {
-    "all_epochs": _mean(lambda rank: sum(map(seconds_of, rank["epochs"]))),
-    "after_the_first": _mean(lambda rank: sum(map(seconds_of, rank["epochs"][1:]))),
-    "cpu_time": _mean(_cpu_seconds),
-    _AT_WORK: _mean(_training_seconds),
+    "all_epochs": lambda rank: sum(map(seconds_of, rank["epochs"])),
+    "after_the_first": lambda rank: sum(map(seconds_of, rank["epochs"][1:])),
+    "cpu_time": _cpu_seconds,
+    _AT_WORK: lambda rank: (
+        rank["epochs"][-1]["end"] - rank["epochs"][0]["start"] - rank["start_seconds"]
+    ),
 }
 
 
@@ -224,6 +219,14 @@ def node_read_rows(result: dict) -> list[list[str]]:
         "of any one file, at most": lambda pair: pair[1]["most_opens"],
     }
     return table(pairs, columns)
+
+
+TABLES = {
+    "training": training_rows,
+    "node-reads": node_read_rows,
+    "overheads": overhead_rows,
+    "costs": cost_rows,
+}
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:

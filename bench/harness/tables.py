@@ -1,10 +1,10 @@
-"""Numbers as text, and tables."""
+"""What follows from the numbers of runs: medians, targets that are met or missed, tables."""
 
 from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from statistics import mean, median, stdev
 from typing import TypeVar
 
@@ -72,3 +72,57 @@ def markdown(rows: Rows) -> str:
     """Return rows as a table of a document, the first row being the header."""
     lines = [rows[0], ["---"] * len(rows[0]), *rows[1:]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+# --- what was measured beside what is wanted; the median over the repeats counts ------------------
+
+#: What it is, its unit, what is wanted, the names of what is compared, and what makes a number of
+#: their runs in one repeat.
+Wanted = tuple[str, str, float | None, Sequence[Hashable], Callable[..., float]]
+
+
+def target_of(what: str, unit: str, wanted: float | None, values: Sequence[float]) -> dict:
+    """Return a target with the numbers that follow from its values, one for each repeat.
+
+    ``wanted`` is the most where there is a unit, else the least; with None the number only explains
+    the others.
+    """
+    over, is_met = spread(values), None
+    if wanted is not None:
+        is_met = over["median"] <= wanted if unit else over["median"] >= wanted
+    facts = {"what": what, "unit": unit, "wanted": wanted, "values": list(values)}
+    return {**facts, **over, "is_met": is_met}
+
+
+def compared(wanted: Iterable[Wanted], runs: Mapping[Hashable, Sequence[dict]]) -> list[dict]:
+    """Return those targets of which everything that is compared has run; ``runs`` are by name."""
+    found = []
+    for what, unit, most, names, value_of in wanted:
+        if runs.keys() >= set(names):
+            values = [value_of(*each) for each in zip(*map(runs.get, names), strict=True)]
+            found.append(target_of(what, unit, most, values))
+    return found
+
+
+def target_rows(result: dict) -> list[list[str]]:
+    """Return a row for each of the ``targets`` of a result, after a header."""
+    rows = [["", "measured", "[min, max]", "wanted", ""]]
+    for target in result["targets"]:
+        digits = 0 if target["unit"] == "µs" else 2
+        unit = f" {target['unit']}" if target["unit"] else ""
+        wanted = "" if target["wanted"] is None else f"{target['wanted']:.{digits}f}{unit}"
+        word = {True: "met", False: "missed", None: ""}[target["is_met"]]
+        middle = f"{target['median']:.{digits}f}{unit}"
+        rows.append([target["what"], middle, extremes(target, digits), wanted, word])
+    return rows
+
+
+def missed_unless_quick(result: dict) -> list[str]:
+    """Return the same, or nothing of runs that only show that they run."""
+    return [] if result["options"]["quick"] else missed(result)
+
+
+def missed(result: dict) -> list[str]:
+    """Return which of the ``targets`` of a result were missed, in words."""
+    rows = target_rows(result)[1:]
+    return [f"{row[0]}: {row[1]}, wanted {row[3]}" for row in rows if row[4] == "missed"]
