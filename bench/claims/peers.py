@@ -36,7 +36,7 @@ import numpy as np
 import psutil
 
 from bench.claims.data_parallel import run_ranks
-from bench.claims.data_parallel.rank import trained
+from bench.claims.data_parallel.rank import train_epochs
 from bench.claims.data_parallel.summary import seconds_of
 from bench.claims.peers_serving import measure_serving, serving_rows
 from bench.harness.launching import launch
@@ -101,10 +101,11 @@ def take(request: dict) -> dict | None:
         comm.mpi_comm.Barrier()
         return 0.0
 
-    with trained(request, comm, step) as found:
+    def idle() -> dict:
         is_idle = request["has_peers"] and not fault  # a server that was hit says nothing
-        found["idle_cpu_seconds"] = _idle_cpu_seconds() if is_idle else 0.0
-    ranks = comm.gather_obj(found)
+        return {"idle_cpu_seconds": _idle_cpu_seconds() if is_idle else 0.0}
+
+    ranks = train_epochs(request, comm, step, more=idle)
     return {"ranks": ranks} if comm.rank == 0 else None
 
 

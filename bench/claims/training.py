@@ -18,9 +18,9 @@ import os
 import signal
 import tempfile
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from statistics import median
 
 import numpy as np
 
@@ -177,7 +177,7 @@ def run(point: dict) -> dict:
             request[name] = [f"{folder}/{name}{i}" for i in range(8 if steps else 0)]
             for i, path in enumerate(request[name]):
                 Path(path).write_text(str((steps * _BATCH + i) // 8))
-        survives = "--with-ft ulfm" if "dies_at" in point else ""
+        survives = ["--with-ft", "ulfm"] if "dies_at" in point else []
         job = partial(launch, n_ranks=point["workers"] + 1, options=survives)
         threads = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         return isolated.call(rank, request, job, most_seconds=600, **threads)
@@ -190,13 +190,8 @@ def measure(options: Options, _scratch: Path) -> dict:
     return {"points": points, "targets": targets(points)}
 
 
-def figures_of(points: list[dict], n: int | None = None) -> dict[str, float]:
-    """Return the figure of each point, by its name: of the repeat ``n``, or of the medians."""
-
-    def of_runs(point: dict, key: str) -> float:
-        values = [run[key] for run in point["runs"]]
-        return median(values) if n is None else values[n]
-
+def figures_of(points: list[dict], of_runs: Callable = median_of) -> dict[str, float]:
+    """Return the figure of each point, by its name; ``of_runs`` gives a number of its runs."""
     seconds = {point["name"]: of_runs(point, "seconds") for point in points}
     inline = seconds["validation inline"] - seconds[_NONE]
     found = {}
@@ -229,7 +224,8 @@ _TARGETS = {
 
 def targets(points: list[dict]) -> list[dict]:
     """Return what is wanted, repeat by repeat."""
-    found = [figures_of(points, n) for n in range(len(points[0]["runs"]))]
+    repeats = range(len(points[0]["runs"]))
+    found = [figures_of(points, lambda point, key, n=n: point["runs"][n][key]) for n in repeats]
     return [
         target_of(what, "", wanted, [each[name] for each in found])
         for name, (what, wanted) in _TARGETS.items()

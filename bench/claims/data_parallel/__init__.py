@@ -42,7 +42,7 @@ from bench.harness.launching import YIELDS, launch
 from bench.harness.options import OptionsError, option, picked
 from bench.harness.turns import take_turns
 from bench.loaders.sources import EpochOptions, MountOptions, Sources, facts_of, prepare, spec_of
-from bench.slow import SlowStore, slow_store
+from bench.slow import SlowStore, Store, slow_store
 from bench.slow.ledger import OpenRecord
 
 MODELS = ("data", "waits", "compute", "resnet50")
@@ -62,7 +62,6 @@ class Options(EpochOptions):
     readers: int | None = option(None, "readers of a rank (its share of the cores)")
     in_job: bool = option(False, "this is a rank of a job that a launcher started")
     communicator: str = option("naive", "ChainerMN's name; another one has GPUs")
-    mpiexec: str = option("", "the launcher and its options (Open MPI's mpiexec)")
 
     def check(self) -> None:
         """Complete the options."""
@@ -85,13 +84,14 @@ def asked_of(point: dict, options: Options) -> dict:
     return {**own, **same, "n_epochs": options.epochs}
 
 
-def places_of(sources: Sources, staging: str, root: str, store: str | None) -> dict:
+def places_of(sources: Sources, staging: str, store: Store) -> dict:
     """Return where the files are, and below what each node has a staging directory of its own.
 
-    ``root`` is that of the slow store, which is pickled in a file where it is emulated.
+    The ``store`` is pickled: None where it is given.
     """
-    places = {"pairs": sources.pairs, "local_root": sources.local}
-    return {**places, "staging": staging, "root": root, "store": store}
+    root = store.root if store else sources.slow
+    places = {"pairs": sources.pairs, "local_root": sources.local, "staging": staging, "root": root}
+    return {**places, "store": pickle.dumps(store).hex()}
 
 
 def run_ranks(
@@ -104,12 +104,9 @@ def run_ranks(
         What each rank reports, and each open of the store if it is emulated.
     """
     staging = tempfile.mkdtemp(prefix="staging-", dir=sources.scratch)
-    pickled = sources.scratch / "store.pickle"
     spec = spec_of(options, sources, "overlap")
     with slow_store(spec, spec.mount) as store:
-        pickled.write_bytes(pickle.dumps(store))
-        places = places_of(sources, staging, store.root if store else sources.slow, str(pickled))
-        request = {**places, **asked}
+        request = {**places_of(sources, staging, store), **asked}
         ranks = isolated.call(function, request, job, **YIELDS, **environment)["ranks"]
         opens = store.records() if isinstance(store, SlowStore) else None
     if options.source:  # a data set is large, and there may be room for one copy alone
@@ -119,10 +116,9 @@ def run_ranks(
 
 def measure(options: Options, scratch: Path) -> dict | None:
     """Do all runs; within a job, None on all ranks but the first."""
-    from bench.claims.data_parallel.rank import run_in_job, train_rank
+    from bench.claims.data_parallel.rank import Job, train_rank
 
-    if options.in_job:
-        return run_in_job(options)
+    job = Job(options, scratch) if options.in_job else None
     n_cores = len(os.sched_getaffinity(0))
     points = [
         {"n_nodes": n_nodes, "n_ranks": n_ranks, "loader": loader,
@@ -130,25 +126,25 @@ def measure(options: Options, scratch: Path) -> dict | None:
         for n_nodes in options.nodes for n_ranks in options.ranks for loader in options.loaders
     ]  # fmt: skip
     n_most = options.examples_of(max(options.nodes) * max(options.ranks))
-    sources = prepare(options, scratch, n_most)
+    sources = prepare(options, job.folder if job else scratch, n_most)
     paths = [path for path, _ in read_pairs(sources.pairs, n_most)]
 
-    def run(point: dict) -> dict:
+    def launched(point: dict, asked: dict) -> tuple[list[dict], list[OpenRecord] | None]:
         if not options.source:
             read_files(paths, sources.slow)
         n_nodes, n_ranks = point["n_nodes"], point["n_ranks"]
-        job = partial(launch, n_ranks=n_ranks, n_nodes=n_nodes, launcher=options.mpiexec)
+        launcher = partial(launch, n_ranks=n_ranks, n_nodes=n_nodes)
         threads = {"OMP_NUM_THREADS": str(max(1, n_cores // (n_nodes * n_ranks)))}
+        return run_ranks(options, sources, train_rank, asked, launcher, **threads)
+
+    def run(point: dict) -> dict:
         asked = asked_of(point, options)
-        ranks, opens = run_ranks(options, sources, train_rank, asked, job, **threads)
+        ranks, opens = job.run(sources, asked) if job else launched(point, asked)
         return {"ranks": ranks, "reads": summary.reads_by_node(ranks, opens)}
 
     take_turns(points, options.repeats, run)
-    return result_of(points, sources, options)
-
-
-def result_of(points: list[dict], sources: Sources, options: Options) -> dict:
-    """Return the result of points that have been run."""
+    if job and job.comm.rank > 0:
+        return None
     for point in points:
         point["summary"] = summary.summarize(point["runs"])
     compared = {"overheads": summary.overheads(points), "costs": summary.costs(points)}

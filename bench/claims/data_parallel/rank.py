@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import pickle
 import shutil
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
 import overlapiter.mpi
-from bench.claims.data_parallel import Options, asked_of, places_of, result_of, summary
+from bench.claims.data_parallel import Options, places_of
 from bench.harness.family import cpu_seconds, descendants
 from bench.harness.files import copy_files, read_pairs
-from bench.harness.turns import take_turns
 from bench.loaders.files import Heads
-from bench.loaders.sources import prepare
+from bench.loaders.sources import Sources
 from bench.slow import SlowStore, Store, crossed
 from bench.slow.store import attach
 from overlapiter.node import this_node
@@ -155,22 +155,24 @@ def training_step(request: dict, comm: object, device: int) -> Callable[[tuple],
     return step
 
 
-@contextlib.contextmanager
-def trained(
-    request: dict, comm: object, step: Callable[[tuple], float], device: int = -1
-) -> Iterator[dict]:
-    """Do one run, and end its processes after the ``with`` block; all ranks call it.
+def train_epochs(
+    request: dict,
+    comm: object,
+    step: Callable[[tuple], float],
+    device: int = -1,
+    more: Callable[[], dict] = dict,
+) -> list[dict]:
+    """Do one run; all ranks call it.
 
     The clock runs from before the iterator is made until the last update; Python's forkserver is
     running by then, since it is started before MPI.
 
-    Yields:
-        ``rank``; ``node``, its name; ``start_seconds`` until the first mini-batch was there;
-        ``epochs``, see :meth:`_Run.epoch`; ``pids`` of the rank and its workers.
+    Returns:
+        What each rank reports: ``rank``; ``node``, its name; ``start_seconds`` until the first
+        mini-batch was there; ``epochs``, see :meth:`_Run.epoch`; ``pids`` of the rank and its
+        workers; and what ``more`` tells before these end.
     """
-    store, part = None, part_of(request, comm)
-    if request["store"] is not None:
-        store = pickle.loads(Path(request["store"]).read_bytes())
+    store, part = pickle.loads(bytes.fromhex(request["store"])), part_of(request, comm)
     _folder_of_node(request)
     prepared = ()
     if request["loader"] == "synthetic":
@@ -186,15 +188,16 @@ def trained(
 
         epochs = [run.epoch(iterator, update) for _ in range(request["n_epochs"])]
         facts = {"rank": comm.rank, "node": this_node().name, "start_seconds": run.first_seconds}
-        yield {**facts, "epochs": epochs, "pids": sorted(run.pids)}
+        facts |= {"epochs": epochs, "pids": sorted(run.pids), **more()}
         comm.mpi_comm.Barrier()  # before a rank ends processes, which takes time of the others
+    return comm.mpi_comm.allgather(facts)
 
 
-def train(request: dict, comm: object) -> dict:
-    """Train the model of a run, see :func:`trained`; all ranks of the communicator call it."""
+def train(request: dict, comm: object) -> list[dict]:
+    """Train the model of a run, see :func:`train_epochs`; all ranks call it."""
+    _copy_to_local_disk(request)
     device = -1 if request["communicator"] == "naive" else this_node().local_rank
-    with trained(request, comm, training_step(request, comm, device), device) as found:
-        return found
+    return train_epochs(request, comm, training_step(request, comm, device), device)
 
 
 class _Run:
@@ -262,42 +265,34 @@ def _copy_to_local_disk(request: dict) -> None:
 
 def train_rank(request: dict) -> dict | None:
     """Be one rank under a launcher; the first one returns what all ranks report."""
-    warnings.simplefilter("ignore")  # of Chainer about its dependencies
     comm = overlapiter.mpi.create_communicator(request["communicator"])
-    _copy_to_local_disk(request)
-    ranks = comm.gather_obj(train(request, comm))
+    ranks = train(request, comm)
     return {"ranks": ranks} if comm.rank == 0 else None
 
 
-def run_in_job(options: Options) -> dict | None:
-    """Do all runs within one job; all ranks call it. Return the result on the first one, else None.
+class Job:
+    """The job of which this process is a rank; all ranks make one, and do all runs in it.
 
     In the same processes, so that only the first run of ours starts Python's forkserver.
+
+    Attributes:
+        comm: The communicator of all ranks.
+        folder: That of the first rank on this node, for all ranks there.
     """
-    warnings.simplefilter("ignore")  # of Chainer about its dependencies
-    comm, node = overlapiter.mpi.create_communicator(options.communicator), this_node()
-    number = comm.mpi_comm.bcast(os.getpid())
-    # Beside the directories of other nodes, where the disk is one that they share.
-    folder = Path(options.local, f"data-parallel-{number}-{node.name}").resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    size = {"n_nodes": node.count, "n_ranks": node.local_size}
-    n_readers = options.readers or node.cores
-    points = [{**size, "loader": each, "n_readers": n_readers} for each in options.loaders]
-    sources = prepare(options, folder, options.examples_of(node.count * node.local_size))
 
-    def run(point: dict) -> dict:
-        staging = folder / f"staging-{points.index(point)}-{len(point.get('runs', ()))}"
-        places = places_of(sources, str(staging), sources.slow, None)
-        request = {**places, **asked_of(point, options)}
-        _copy_to_local_disk(request)
-        ranks = comm.mpi_comm.allgather(train(request, comm))
-        if node.local_rank == 0:  # there may be room for one copy of the data alone
+    def __init__(self, options: Options, scratch: Path) -> None:
+        warnings.simplefilter("ignore")  # of Chainer about its dependencies
+        self.comm, node = overlapiter.mpi.create_communicator(options.communicator), this_node()
+        folders = self.comm.mpi_comm.allgather((node.name, scratch))
+        self.folder = next(folder for name, folder in folders if name == node.name)
+        options.nodes, options.ranks = [node.count], [node.local_size]
+        options.readers = options.readers or node.cores
+        self._numbers = itertools.count()
+
+    def run(self, sources: Sources, asked: dict) -> tuple[list[dict], None]:
+        """Do one run; return what each rank reports, and no opens, which nothing counts."""
+        staging = self.folder / f"staging-{next(self._numbers)}"
+        ranks = train({**places_of(sources, str(staging), None), **asked}, self.comm)
+        if this_node().local_rank == 0:  # there may be room for one copy of the data alone
             shutil.rmtree(staging, ignore_errors=True)
-        return {"ranks": ranks, "reads": summary.reads_by_node(ranks)}
-
-    try:
-        take_turns(points, options.repeats, run)
-    finally:
-        if node.local_rank == 0:
-            shutil.rmtree(folder, ignore_errors=True)
-    return result_of(points, sources, options) if comm.rank == 0 else None
+        return ranks, None
