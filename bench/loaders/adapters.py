@@ -8,6 +8,7 @@ import os
 import numpy as np
 
 from bench.harness.files import copy_files
+from bench.harness.options import picked
 from bench.loaders.checks import Example
 from bench.loaders.files import Images
 from bench.loaders.spec import PARTS, RunSpec
@@ -50,8 +51,7 @@ class Overlap(Iterating):
 
         options: dict[str, object] = {"seed": spec.seed} if spec.order == "own" else {}
         if spec.loader != "overlap-local":
-            names = ("n_prefetchers", "reads_in_flight", "capacity")
-            chosen = {name: getattr(spec, name) for name in names}
+            chosen = picked(spec, ("n_prefetchers", "reads_in_flight", "capacity"))
             options["staging"] = overlapiter.Staging(spec.staging, source=spec.root, **chosen)
         dataset = dataset if store is None else attach(dataset, store)
         super().__init__(spec, overlapiter.OverlapIterator, dataset, **options)
@@ -78,15 +78,8 @@ class Stock(Iterating):
         from bench.loaders.stock_timing import StockTiming
 
         np.random.seed(spec.seed)
-        self._timing = StockTiming(spec.n_readers)
-        self._timing.install()
-        self.parts = self._timing.parts
+        self.parts = StockTiming(spec.n_readers).parts
         super().__init__(spec, MultiprocessIterator, dataset)
-
-    def close(self) -> None:
-        """End the pool."""
-        super().close()
-        self._timing.uninstall()
 
 
 class CopyFirst(Stock):
@@ -161,6 +154,7 @@ class Dali(Torch):
     """DALI, whose own worker processes read the files; its threads decode, one for each core."""
 
     def __init__(self, spec: RunSpec, dataset: object, _store: None) -> None:
+        from nvidia.dali import fn, types
         from nvidia.dali.pipeline import Pipeline
 
         pairs = [dataset._pairs[index] for index in spec.indices()]
@@ -176,7 +170,9 @@ class Dali(Torch):
             prefetch_queue_depth=2,
         )
         with self._pipeline:
-            self._pipeline.set_outputs(self._decoded(self._encoded()))
+            image = fn.decoders.image(self._encoded(), device="cpu", output_type=types.RGB)
+            floats = fn.cast(image, dtype=types.FLOAT)
+            self._pipeline.set_outputs(fn.transpose(floats, perm=[2, 0, 1]))
         self._pipeline.build()
 
     def _encoded(self) -> object:
@@ -184,12 +180,6 @@ class Dali(Torch):
 
         read = _Read(self._paths)
         return fn.external_source(source=read, parallel=True, batch=False, prefetch_queue_depth=4)
-
-    def _decoded(self, encoded: object) -> object:
-        from nvidia.dali import fn, types
-
-        image = fn.decoders.image(encoded, device="cpu", output_type=types.RGB)
-        return fn.transpose(fn.cast(image, dtype=types.FLOAT), perm=[2, 0, 1])
 
     def next_batch(self) -> list[Example]:
         """Return copies: a mini-batch of DALI's is valid until the next one only."""

@@ -91,15 +91,9 @@ def cpu_rows(result: dict) -> list[list[str]]:
     kinds = [*(kind for kind in _KINDS if kind in found), *sorted(found.keys() - set(_KINDS))]
     rows = [["", *(f"{kind}, µs" for kind in kinds), "all, µs"]]
     for point in result["points"]:
-        n_images = point["n_batches"] * result["options"]["batch_size"]
-        by_kind = [
-            median(run["cpu"].get(kind, {}).get("seconds", 0) for run in point["runs"])
-            for kind in kinds
-        ]
-        numbers = [seconds / n_images * 1e6 for seconds in (*by_kind, sum(by_kind))]
-        rows.append(
-            [meaning_of(point), *(f"{number:.0f}" if number else "-" for number in numbers)]
-        )
+        by_kind = [median(cpu_us(run, kind) for run in point["runs"]) for kind in kinds]
+        cells = [f"{number:.0f}" if number else "-" for number in (*by_kind, sum(by_kind))]
+        rows.append([meaning_of(point), *cells])
     return rows
 
 
@@ -108,17 +102,12 @@ def rate_rows(result: dict) -> list[list[str]]:
 
     What did not run has no column, and the readers have one only where their numbers differ.
     """
-    points = result["points"]
-
-    def extremes(point: dict) -> str:
-        over = spread_of(point, "images_per_second")
-        return f"{over['min']:,.0f} to {over['max']:,.0f}"
-
+    points, rate = result["points"], "images_per_second"
     columns = {
         "loader": meaning_of,
         "mini-batches": lambda point: point["n_batches"],
-        "images/s": lambda point: f"{median_of(point, 'images_per_second'):,.0f}",
-        "min to max": extremes,
+        "images/s": lambda point: f"{median_of(point, rate):,.0f}",
+        "min to max": lambda p: "{min:,.0f} to {max:,.0f}".format_map(spread_of(p, rate)),
     }
     heads = {"floor": ("of the floor", 2), "slow": ("times 'slow'", 1), "fast": ("times 'fast'", 2)}
     for loader, (head, digits) in heads.items():

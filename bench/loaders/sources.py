@@ -129,7 +129,6 @@ def spec_of(options: MountOptions, sources: Sources, loader: str, **others: obje
         "slow_root": sources.slow,
         "staging": str(sources.scratch / "staged"),
         "mount": "given" if options.source else options.mount,
-        "mount_point": str(sources.scratch / "mount"),
         "open_seconds": options.open_ms / 1e3,
         "stat_seconds": options.stat_ms / 1e3,
         "bytes_per_second": options.mb_per_s * 1e6 or math.inf,

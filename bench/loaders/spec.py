@@ -58,7 +58,6 @@ class RunSpec:
     reads_in_flight: int | None = None
     capacity: int | None = None  # bytes that may be staged; None for no limit
     mount: str = "emulated"  # makes root slow in open; a "fuse" mount, or "given" as it is
-    mount_point: str = ""  # where a mount is made; the same for all runs over one staging directory
     slow_root: str = ""  # of the ceiling: the root of the store; root is local
     open_seconds: float = 0.010
     stat_seconds: float = 0.0  # what a stat or a look-up of a name waits in a mount

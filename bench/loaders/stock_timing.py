@@ -24,21 +24,17 @@ _ROW_BYTES = 4 * 8
 
 
 class StockTiming:
-    """A table in shared memory into which each pool worker writes its own row."""
+    """A table in shared memory into which each pool worker writes its own row.
+
+    All pools that are started from then on in this process are observed.
+    """
 
     def __init__(self, n_readers: int) -> None:
         self._memory = mmap.mmap(-1, n_readers * _ROW_BYTES)
         self._rows = np.frombuffer(self._memory, np.float64).reshape(n_readers, 4)
         self._next_row = multiprocessing.Value("i", 0)
-
-    def install(self) -> None:
-        """Observe the pools that are started until :meth:`uninstall`."""
         self._plain = multiprocessing.pool.worker
         multiprocessing.pool.worker = self._work
-
-    def uninstall(self) -> None:
-        """Put back what was there before."""
-        multiprocessing.pool.worker = self._plain
 
     def _work(self, inqueue: object, outqueue: object, initializer: object, *args: object) -> None:
         """Be a worker of a pool, which writes a row of its own."""

@@ -1,8 +1,7 @@
 """Slow stores: emulated inside ``open``, or a mount."""
 
 import contextlib
-import os
-from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from bench.slow.mount import SlowMount
@@ -11,23 +10,21 @@ from bench.slow.store import SlowStore
 Store = SlowStore | SlowMount | None
 
 
-@contextlib.contextmanager
-def slow_store(spec: Any, kind: str) -> Iterator[Store]:
+def slow_store(spec: Any, kind: str) -> contextlib.AbstractContextManager[Store]:
     """Make the root of a run slow within a ``with`` block: "emulated", a "fuse" mount, or "given".
 
-    An emulated store is not installed yet. Of a store that is given, None is yielded. The files
-    are to be read below the ``root`` of what is yielded.
+    An emulated store is not installed yet. Of a store that is given, the block gets None. The files
+    are to be read below the ``root`` of what it gets. A mount is made beside the staging directory:
+    so it is the same for all runs over one.
     """
     numbers = (spec.open_seconds, spec.bytes_per_second)
     if kind == "given":
-        yield None
-    elif kind == "fuse":
-        os.makedirs(spec.mount_point, exist_ok=True)
-        with SlowMount(spec.root, spec.mount_point, *numbers, spec.stat_seconds) as mount:
-            yield mount
-    else:
-        with SlowStore(spec.root, *numbers) as store:
-            yield store
+        return contextlib.nullcontext()
+    if kind == "emulated":
+        return SlowStore(spec.root, *numbers)
+    place = Path(spec.staging).with_name("mount")
+    place.mkdir(parents=True, exist_ok=True)
+    return SlowMount(spec.root, place, *numbers, spec.stat_seconds)
 
 
 def crossed(store: Store) -> dict[str, int]:

@@ -23,6 +23,7 @@ State = tuple[str, int]
 _RECORD_BYTES = 256  # divides the page size: a signal never splits the write of one
 _HEAD = struct.Struct("<dqiH")
 _PATH_BYTES = _RECORD_BYTES - _HEAD.size
+_RECORD = f"{_HEAD.format}{_PATH_BYTES}s"
 
 #: One descriptor for each log: closing a second one would drop the lock held through the first.
 _descriptors: dict[State, int] = {}
@@ -96,12 +97,10 @@ def count(state: State) -> int:
 def records(state: State) -> list[OpenRecord]:
     """Return all records, oldest first."""
     data = os.pread(descriptor_of(state), count(state) * _RECORD_BYTES, 0)
-    found = []
-    for start in range(0, len(data), _RECORD_BYTES):
-        ready, size, pid, length = _HEAD.unpack_from(data, start)
-        name = data[start + _HEAD.size :][:length]
-        found.append(OpenRecord(ready, size, pid, os.fsdecode(name)))
-    return found
+    return [
+        OpenRecord(ready, size, pid, os.fsdecode(name[:length]))
+        for ready, size, pid, length, name in struct.iter_unpack(_RECORD, data)
+    ]
 
 
 def clear(state: State) -> None:

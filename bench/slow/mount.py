@@ -117,7 +117,8 @@ def build() -> str:
     missing = [name for name in ("cc", "pkg-config") if shutil.which(name) is None]
     if missing:
         raise MountUnavailableError(f"there is no {' and no '.join(missing)}; {_ADVICE}")
-    flags = _run("there is no libfuse 3 to compile with", "pkg-config", *_LIBRARY).split()
+    library = ("--cflags", "--libs", "fuse3")
+    flags = _run("there is no libfuse 3 to compile with", "pkg-config", *library).split()
     words = ["-O2", "-Wall", "-Wextra", str(_SOURCE), *flags, "-pthread"]
     recipe = _SOURCE.read_bytes() + " ".join(words).encode()
     program = _PLACE / f"slowfs-{hashlib.sha256(recipe).hexdigest()[:12]}"
@@ -127,9 +128,6 @@ def build() -> str:
         _run(f"{_SOURCE} does not compile", "cc", *words, "-o", str(unfinished))
         unfinished.replace(program)
     return str(program)
-
-
-_LIBRARY = ("--cflags", "--libs", "fuse3")
 
 
 def _run(complaint: str, *command: str) -> str:

@@ -228,24 +228,17 @@ class _Carried:
     def __init__(self, store: SlowStore) -> None:
         self._store = store
 
-    def __getstate__(self) -> SlowStore:
-        return self._store
-
-    def __setstate__(self, store: SlowStore) -> None:
-        self._store = store
-        store.install()
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__ = state
+        self._store.install()
 
 
 def attach(dataset: DatasetT, store: SlowStore) -> DatasetT:
     """Return a shallow copy of ``dataset`` that installs ``store`` wherever it is unpickled.
 
     Raises:
-        TypeError: Objects of this class cannot have additional attributes.
+        AttributeError: Objects of this class cannot have additional attributes.
     """
     carrier = copy.copy(dataset)
-    try:
-        carrier._slow_store = _Carried(store)  # type: ignore[attr-defined]
-    except AttributeError as error:
-        message = f"a {type(dataset).__name__} cannot carry a slow store: it takes no attributes"
-        raise TypeError(message) from error
+    carrier._slow_store = _Carried(store)  # type: ignore[attr-defined]
     return carrier

@@ -62,8 +62,8 @@ def test_a_run_tells_what_each_epoch_read_from_the_store(
 def test_what_would_have_to_be_missed_is_read_beside_the_later_epochs(
     image_folder: Path, tmp_path: Path, mount: str
 ) -> None:
-    others = {"mount": mount, "mount_point": str(tmp_path / "mount"), "is_decoding": False}
-    found = epochs_of(image_folder, tmp_path, beside_fraction=0.5, **others)
+    others = {"mount": mount, "is_decoding": False, "beside_fraction": 0.5}
+    found = epochs_of(image_folder, tmp_path, **others)
     assert [epoch["opens"] for epoch in found["epochs"]] == [N_FILES, 0.5 * N_FILES]
 
 

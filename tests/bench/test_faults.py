@@ -26,7 +26,7 @@ def test_every_kind_of_worker_is_hit_and_no_mini_batch_differs(tmp_path, capsys)
 
 @pytest.mark.parametrize("ending", ["finalize", "kill"])
 def test_the_end_of_a_program_is_timed_until_its_last_child_is_gone(tmp_path, ending):
-    made = make_photographs(tmp_path / "images", 32, n_processes=1)
+    made = make_photographs(tmp_path / "images", 32)
     request = {"pairs": str(made.root / "pairs.txt"), "root": str(made.root), "examples": 32}
     request |= {"staging": str(tmp_path / "staging"), "capacity": 10**6, "seed": 0}
     found = faults.end({**request, "compute_ms": 0.0, "ending": ending}, tmp_path)

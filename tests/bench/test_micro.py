@@ -27,7 +27,7 @@ def test_the_cost_of_a_loader_is_measured_and_its_examples_are_right(loader):
 def test_the_memory_of_every_kind_of_process_is_measured_over_a_list_of_any_length(
     loader, tmp_path
 ):
-    made = make_photographs(tmp_path / "images", 4, n_processes=1)
+    made = make_photographs(tmp_path / "images", 4)
     pairs, root, staging = str(made.root / "pairs.txt"), str(made.root), str(tmp_path / "staging")
     spec = RunSpec(loader, pairs, 100, root, staging, order="own", n_batches=3, n_readers=3)
     found = run_in_new_process(dataclasses.replace(spec, measures_memory=True))["private_bytes"]

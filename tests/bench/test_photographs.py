@@ -29,38 +29,31 @@ def test_images_have_the_promised_shape_and_size(sources):
 
 
 def test_a_set_is_made_once_and_then_reused(tmp_path):
-    made = photographs.make_photographs(tmp_path, 12, n_processes=1)
+    made = photographs.make_photographs(tmp_path, 12)
     files = {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*.jpg")}
     assert len(files) == len(made.pairs) == 12
-    assert photographs.make_photographs(tmp_path, 12, n_processes=1) == made
-    assert photographs.make_photographs(tmp_path, 5, n_processes=1).pairs == made.pairs[:5]
+    assert photographs.make_photographs(tmp_path, 12) == made
+    assert photographs.make_photographs(tmp_path, 5).pairs == made.pairs[:5]
     assert {path: path.stat().st_mtime_ns for path in tmp_path.glob("*/*.jpg")} == files
     lines = (tmp_path / "pairs.txt").read_text().splitlines()
     assert lines == [f"{path} {label}" for path, label in made.pairs]
 
 
 def test_an_interrupted_set_is_completed_with_the_same_bytes(tmp_path, sources):
-    made = photographs.make_photographs(tmp_path, 6, n_processes=1)
+    made = photographs.make_photographs(tmp_path, 6)
     missing = tmp_path / made.pairs[3][0]
     missing.unlink()
     (tmp_path / "manifest.json").unlink()
-    photographs.make_photographs(tmp_path, 8, n_processes=1)
+    photographs.make_photographs(tmp_path, 8)
     assert missing.read_bytes() == photographs.encode(sources, 3)
     assert json.loads((tmp_path / "manifest.json").read_text())["count"] == 8
 
 
-def test_several_processes_make_the_same_files(tmp_path):
-    alone = photographs.make_photographs(tmp_path / "alone", 4, n_processes=1)
-    many = photographs.make_photographs(tmp_path / "many", 4, n_processes=2)
-    for path, _ in alone.pairs:
-        assert (alone.root / path).read_bytes() == (many.root / path).read_bytes()
-
-
 def test_images_of_another_recipe_are_not_mixed_in(tmp_path, monkeypatch):
-    photographs.make_photographs(tmp_path, 1, n_processes=1)
+    photographs.make_photographs(tmp_path, 1)
     monkeypatch.setattr(photographs, "JPEG_QUALITY", 50)
     with pytest.raises(ValueError, match="another recipe"):
-        photographs.make_photographs(tmp_path, 2, n_processes=1)
+        photographs.make_photographs(tmp_path, 2)
 
 
 def test_a_folder_has_at_most_a_thousand_files():

@@ -272,7 +272,7 @@ def test_unpickling_an_attached_dataset_installs_the_store(root, make_store):
 
 
 def test_what_takes_no_attributes_is_refused_by_name(make_store):
-    with pytest.raises(TypeError, match="list"):
+    with pytest.raises(AttributeError, match="list"):
         attach([1, 2], make_store())
 
 
