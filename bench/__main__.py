@@ -41,7 +41,7 @@ def main(arguments: list[str]) -> int:
         if missing := [str(path) for path in paths if not path.is_file()]:
             sys.exit(f"there is no file {', '.join(missing)}")
         paths = paths or sorted(claim.RESULTS.glob("*.json"))
-        print("\n".join(claim.draw(paths, is_together="--together" in others)))
+        print(*claim.draw(paths, is_together="--together" in others), sep="\n")
     elif name[0].startswith("-") or not name[0]:
         return plan.run("thousand", arguments)
     else:

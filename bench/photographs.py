@@ -82,13 +82,10 @@ def _write_folder(root: Path, indices: range) -> int:
     return len(indices)
 
 
-def make_photographs(
-    root: str | os.PathLike[str], count: int, *, n_processes: int | None = None
-) -> Photographs:
+def make_photographs(root: str | os.PathLike[str], count: int) -> Photographs:
     """Make the images that are missing below ``root`` and return the first ``count`` of the set.
 
-    Blocks for about 2 ms of one core per missing image. There may be more than ``count``. None
-    takes all cores.
+    Blocks for about 2 ms of one core per missing image. There may be more than ``count``.
 
     Raises:
         ValueError: ``root`` holds images of another recipe.
@@ -103,7 +100,7 @@ def make_photographs(
     pairs = [(relative_path(index), index % NUM_LABELS) for index in range(count)]
     if known.get("count", 0) < count:
         _write(manifest, json.dumps({"recipe": recipe}).encode())
-        _write_missing(root, count, n_processes)
+        _write_missing(root, count)
         (root / "pairs.txt").write_text("".join(f"{path} {label}\n" for path, label in pairs))
         total_bytes = sum((root / path).stat().st_size for path, _ in pairs)
         known = {"recipe": recipe, "count": count, "total_bytes": total_bytes}
@@ -111,13 +108,13 @@ def make_photographs(
     return Photographs(root, pairs, known["total_bytes"] / known["count"])
 
 
-def _write_missing(root: Path, count: int, n_processes: int | None) -> None:
+def _write_missing(root: Path, count: int) -> None:
     starts = range(0, count, FILES_PER_FOLDER)
     folders = [range(start, min(start + FILES_PER_FOLDER, count)) for start in starts]
     write = partial(_write_folder, root)
     with progress_bar(count, "image") as progress:
-        n_processes = n_processes or len(os.sched_getaffinity(0))
-        with ProcessPoolExecutor(n_processes, get_context("forkserver")) as pool:
+        n_cores = len(os.sched_getaffinity(0))
+        with ProcessPoolExecutor(n_cores, get_context("forkserver")) as pool:
             for written in pool.map(write, folders):
                 progress.update(written)
 

@@ -22,7 +22,6 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -35,7 +34,7 @@ from bench.harness import isolated
 from bench.harness.family import descendants, is_running, send, workers
 from bench.harness.files import read_pairs
 from bench.harness.options import CommonOptions, option, picked
-from bench.harness.tables import median_of, spread, table
+from bench.harness.tables import median_of, table
 from bench.harness.turns import take_turns
 from bench.loaders.checks import checksum
 from bench.loaders.files import Images
@@ -207,19 +206,18 @@ def hit_rows(result: dict) -> list[list[str]]:
     for hit in result["hits"]:
         groups.setdefault((hit["kind"], hit["signal"]), []).append(hit)
 
-    def seconds(name: str, less: float = 0.0) -> Callable[[tuple], str]:
-        def cell(group: tuple) -> str:
-            over = spread(max(hit[name] - less, 0.0) for hit in group[1])
-            return f"{over['median']:.3f} / {over['max']:.3f}"
+    calm_seconds = median(result["calm_seconds"])
 
-        return cell
+    def seconds(group: tuple, name: str, less: float = 0.0) -> str:
+        values = [max(hit[name] - less, 0.0) for hit in group[1]]
+        return f"{median(values):.3f} / {max(values):.3f}"
 
     columns = {
         "hit": lambda group: group[0][0],
         "signal": lambda group: group[0][1],
         "times": lambda group: len(group[1]),
-        "replaced after, s: median / max": seconds("notice_seconds"),
-        "lost, s: median / max": seconds("recover_seconds", median(result["calm_seconds"])),
+        "replaced after, s: median / max": lambda group: seconds(group, "notice_seconds"),
+        "lost, s: median / max": lambda group: seconds(group, "recover_seconds", calm_seconds),
     }
     return table(sorted(groups.items()), columns)
 

@@ -110,15 +110,11 @@ def measure(options: Options, _scratch: Path) -> dict:
 
 def rows(result: dict) -> list[list[str]]:
     """Return a row for each loader, flat out and beside a step."""
-
-    def least_and_most(point: dict) -> str:
-        return "{min:.2f} to {max:.2f}".format_map(spread_of(point, "batch_ms"))
-
     columns = {
         "": lambda point: MEANINGS[point["loader"]],
         "step, ms": lambda point: f"{point['compute_ms']:g}",
         "ms of a mini-batch, beyond the step": lambda point: f"{median_of(point, 'batch_ms'):.2f}",
-        "min to max": least_and_most,
+        "min to max": lambda p: "{min:.2f} to {max:.2f}".format_map(spread_of(p, "batch_ms")),
         "trainer's CPU, ms": lambda point: f"{median_of(point, 'trainer_cpu_ms'):.2f}",
     }
     return table(result["points"], columns)

@@ -141,10 +141,8 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
         if policy in points[0]["missed_by_epoch"]:
             shares = [100 * later_share(point, policy) for point in points]
             axes.plot(percents, shares, style, color=colour, label=label.strip("*"))
-    axes.set_xticks(percents)
-    axes.set_ylim(0, 103)
-    axes.set_xlabel("staging directory, % of the data set")
-    axes.set_ylabel("reads that miss, epoch 2 and later, %")
+    axes.set(xlabel="staging directory, % of the data set", xticks=percents)
+    axes.set(ylabel="reads that miss, epoch 2 and later, %", ylim=(0, 103))
     axes.legend()
     words = f"{options['examples']:,} files, {options['epochs']} epochs; {result['store']}"
     return [save(figure, stem.with_suffix(".png"), result, words)]

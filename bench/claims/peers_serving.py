@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from bench.harness.tables import extremes, median_of, spread_of, table
+from bench.harness.tables import extremes_of, median_of, table
 from bench.harness.turns import call_in_turns
 
 _SECRET = bytes(32)
@@ -159,6 +159,5 @@ def serving_rows(result: dict) -> list[list[str]]:
     columns["file"] = lambda p: f"{p['size_bytes'] // 1000} kB"
     for key, head in (("mb_per_s", "MB/s"), ("cpu_us", "µs of CPU for a file, both sides")):
         columns[head] = lambda p, key=key: f"{median_of(p, key):.1f}"
-        least_and_most = f"[min, max], {head.split()[0]}"
-        columns[least_and_most] = lambda p, key=key: extremes(spread_of(p, key), 1)
+        columns[f"[min, max], {head.split()[0]}"] = lambda p, key=key: extremes_of(p, key, 1)
     return table(result.get("serving", []), columns)

@@ -103,7 +103,7 @@ def rows(result: dict) -> list[list[str]]:
 
 def rate_rows(result: dict) -> list[list[str]]:
     """Return files per second: a row for each latency, a column for each number of reads."""
-    points = [point for point in result["points"] if not point.get("n_prefetchers")]
+    points = result["points"]
     rate = {(p["open_ms"], p["reads_in_flight"]): median_of(p, "files_per_second") for p in points}
     fixed = sorted({reads for _, reads in rate if reads})
     columns = {"files per second": lambda open_ms: f"{open_ms:g} ms per open"}

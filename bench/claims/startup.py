@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.harness.options import option
-from bench.harness.tables import extremes, median_of, spread_of, table
+from bench.harness.tables import extremes_of, median_of, table
 from bench.loaders.sources import MountOptions, run_points
 
 _KINDS = ("reader", "prefetcher", "supervisor", "trainer")
@@ -58,7 +58,7 @@ def rows(result: dict) -> list[list[str]]:
         "files": lambda point: f"{point['n_examples']:,}",
         "readers": lambda point: point["n_readers"],
         "first mini-batch, s": lambda point: f"{median_of(point, first):.2f}",
-        "[min, max]": lambda point: extremes(spread_of(point, first)),
+        "[min, max]": lambda point: extremes_of(point, first),
         "finalize, s": lambda point: f"{median_of(point, 'finalize_seconds'):.2f}",
         **{f"MB of a {kind}": megabytes(kind) for kind in _KINDS},
     }

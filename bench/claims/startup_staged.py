@@ -19,15 +19,7 @@ from pathlib import Path
 
 from bench.harness import isolated
 from bench.harness.options import CommonOptions, option
-from bench.harness.tables import (
-    by_repeat,
-    extremes,
-    median_of,
-    spread_of,
-    table,
-    target_of,
-    target_rows,
-)
+from bench.harness.tables import by_repeat, extremes_of, median_of, table, target_of, target_rows
 from bench.harness.turns import progress_bar, take_turns
 from bench.loaders.run import run_in_new_process
 from bench.loaders.sources import fresh
@@ -133,7 +125,7 @@ def rows(result: dict) -> list[list[str]]:
         "seconds": lambda point: point["name"],
         "constructor": lambda point: f"{median_of(point, 'constructor_seconds'):.2f}",
         "first mini-batch": lambda point: f"{median_of(point, _FIRST):.2f}",
-        "[min, max]": lambda point: extremes(spread_of(point, _FIRST)),
+        "[min, max]": lambda point: extremes_of(point, _FIRST),
         "all mini-batches": lambda point: f"{median_of(point, 'wall_seconds'):.2f}",
     }
     return table(result["points"], columns)

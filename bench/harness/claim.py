@@ -130,8 +130,5 @@ def _draw(request: dict) -> dict:
     written: list[Path] = []
     for path, result in results.items():
         if draw_all := getattr(claim_of(result["benchmark"]), "draw_all", None):
-            from bench.harness.figures import STYLE, plt
-
-            with plt.rc_context(STYLE):
-                written += draw_all(result, path.with_suffix(""))
+            written += draw_all(result, path.with_suffix(""))
     return {"written": [str(path) for path in written]}

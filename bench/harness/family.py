@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+from collections import Counter
 from collections.abc import Iterable
 
 import psutil
@@ -67,15 +68,13 @@ def cpu_by_kind(unnamed: str = OTHER) -> dict[str, dict[str, float]]:
         For each kind ``n_processes``, ``seconds``, exact to the microsecond, and ``user_seconds``
         and ``system_seconds``, each in ticks of the kernel, usually 10 ms.
     """
-    found: dict[str, dict[str, float]] = {}
+    found: dict[str, Counter[str]] = {}
     for process, kind in _kinds(unnamed).items():
         with contextlib.suppress(psutil.NoSuchProcess, OSError):  # ended just now
             times = process.cpu_times()
             own = {"n_processes": 1, "seconds": cpu_seconds(process.pid)}
             own |= {"user_seconds": times.user, "system_seconds": times.system}
-            total = found.setdefault(kind, dict.fromkeys(own, 0))
-            for name, value in own.items():
-                total[name] += value
+            found.setdefault(kind, Counter()).update(own)  # adds them
     return found
 
 

@@ -17,7 +17,7 @@ from matplotlib.figure import Figure
 # Colours that remain distinct for colour-blind readers (Okabe and Ito, 2008).
 BLACK, GREY, DARK = "#000000", "#999999", "#555555"
 SKY, BLUE, GREEN, ORANGE, RED = "#56B4E9", "#0072B2", "#009E73", "#E69F00", "#D55E00"
-STYLE = {
+_STYLE = {
     "figure.figsize": (7.0, 4.3),
     "figure.dpi": 150,
     "font.size": 10,
@@ -29,6 +29,7 @@ STYLE = {
     "grid.linewidth": 0.6,
     "legend.frameon": False,
 }
+plt.rcParams.update(_STYLE)
 _KEYS = ("min", "median", "max")
 
 

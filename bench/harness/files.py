@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -35,12 +36,9 @@ def read_files(paths: Iterable[str], root: str) -> None:
 
 def read_pairs(path: str, count: int) -> list[tuple[str, int]]:
     """Return the first ``count`` pairs of a file of ``path label`` lines."""
-    pairs = []
     with open(path) as file:
-        for line, _ in zip(file, range(count), strict=False):
-            name, label = line.rsplit(maxsplit=1)
-            pairs.append((name, int(label)))
-    return pairs
+        lines = [line.rsplit(maxsplit=1) for line in itertools.islice(file, count)]
+    return [(name, int(label)) for name, label in lines]
 
 
 def make_files(root: Path, n_files: int, size_bytes: int, n_contents: int) -> list[str]:

@@ -93,9 +93,8 @@ def call(
 
 def _main(name: str, request: str, answer: str) -> None:
     module, function = name.split(":")
-    found = getattr(importlib.import_module(module), function)(
-        json.loads(Path(request).read_text())
-    )
+    function_itself = getattr(importlib.import_module(module), function)
+    found = function_itself(json.loads(Path(request).read_text()))
     if found is not None:
         unfinished = Path(f"{answer}.part")
         unfinished.write_text(json.dumps(found))

@@ -44,6 +44,11 @@ def median_of(point: dict, *keys: str) -> float:
     return spread_of(point, *keys)["median"]
 
 
+def extremes_of(point: dict, key: str, digits: int = 2) -> str:
+    """Return minimum and maximum over the runs of a point."""
+    return extremes(spread_of(point, key), digits)
+
+
 def by_repeat(value_of: Callable[..., float], *points: dict) -> list[float]:
     """Return for each repeat what a function makes of the runs of some points in it.
 
