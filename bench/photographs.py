@@ -100,23 +100,17 @@ def make_photographs(root: str | os.PathLike[str], count: int) -> Photographs:
     pairs = [(relative_path(index), index % NUM_LABELS) for index in range(count)]
     if known.get("count", 0) < count:
         _write(manifest, json.dumps({"recipe": recipe}).encode())
-        _write_missing(root, count)
+        starts = range(0, count, FILES_PER_FOLDER)
+        folders = [range(start, min(start + FILES_PER_FOLDER, count)) for start in starts]
+        pool = ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("forkserver"))
+        with progress_bar(count, "image") as progress, pool:
+            for written in pool.map(partial(_write_folder, root), folders):
+                progress.update(written)
         (root / "pairs.txt").write_text("".join(f"{path} {label}\n" for path, label in pairs))
         total_bytes = sum((root / path).stat().st_size for path, _ in pairs)
         known = {"recipe": recipe, "count": count, "total_bytes": total_bytes}
         _write(manifest, json.dumps(known).encode())
     return Photographs(root, pairs, known["total_bytes"] / known["count"])
-
-
-def _write_missing(root: Path, count: int) -> None:
-    starts = range(0, count, FILES_PER_FOLDER)
-    folders = [range(start, min(start + FILES_PER_FOLDER, count)) for start in starts]
-    write = partial(_write_folder, root)
-    with progress_bar(count, "image") as progress:
-        n_cores = len(os.sched_getaffinity(0))
-        with ProcessPoolExecutor(n_cores, get_context("forkserver")) as pool:
-            for written in pool.map(write, folders):
-                progress.update(written)
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -21,49 +21,46 @@ class Experiment(NamedTuple):
 
 
 _NODES = "--nodes 2 --ranks 2 --loaders overlap,slow --repeats 1 --examples 512"
-EXPERIMENTS = tuple(
-    Experiment(*row)
-    for row in (
-        ("thousand", "thousand", "--whole", 6, "1,000 mini-batches, every loader"),
-        ("thousand-sweep", "thousand", "--sweep --batches 300 --steady-batches 100 "
-         "--loaders overlap,slow,fast,floor", 6, "1 to 16 processes of a kind"),
-        ("pipeline-fuse", "pipeline", "--mount fuse --repeats 5", 10, "where the time goes"),
-        ("in-memory", "in-memory", "", 3, "the loader itself, examples in memory"),
-        ("epoch-times-fuse", "epoch-times", "--mount fuse --examples 4000 --repeats 5 "
-         "--loaders capacity,unlimited,ideal", 5, "room for half of the data, what misses cost"),
-        ("misses-measured", "misses-measured", "", 2, "what the pipeline misses"),
-        ("misses-node", "misses-node", "", 2, "what the ranks of a node miss"),
-        ("model-times", "model-times", "", 4, "epochs as the planner forecasts them"),
-        ("evicting", "evicting", "", 3, "CPU of evicting a file"),
-        ("large-files", "large-files", "", 3, "staging larger files, beside cp"),
-        ("startup", "startup", "", 6, "the first mini-batch, and memory"),
-        ("startup-staged", "startup-staged", "--repeats 3", 5,
-         "a start over 1.28 million staged files"),
-        ("reads-in-flight", "reads-in-flight", "", 6, "reads in flight that tune themselves"),
-        ("reads-in-flight-20-mb", "reads-in-flight", "--mb-per-s 20", 6, "the same at 20 MB/s"),
-        ("data-parallel", "data-parallel", "--examples 2048", 7, "ChainerMN, 1 to 4 ranks"),
-        ("data-parallel-2-nodes", "data-parallel", _NODES, 1, "two nodes"),
-        ("data-parallel-2-nodes-shards", "data-parallel", f"{_NODES} --order shards", 1,
-         "two nodes, a shard for each rank"),
-        # A step of 70 ms is short for a GPU, so that 5 repeats of two sizes take a quarter of an
-        # hour: what counts is the ratio, and a longer step would only make it smaller.
-        ("data-parallel-compute", "data-parallel", "--model waits --ranks 2,4 --iterations 200 "
-         "--batch-size 4 --repeats 5", 13, "the cost where data are not the bottleneck"),
-        ("pytorch", "pytorch", "", 8, "PyTorch's DataLoader, emulated store"),
-        ("pytorch-fuse", "pytorch", "--mount fuse", 10, "the same, FUSE mount"),
-        ("explained", "explained", "--seconds 6", 6,
-         "whether explain() is right, and what watching costs"),
-        ("faults", "faults", "", 3, "90 workers killed or stopped, and the end of programs"),
-        ("training", "training", "", 4, "a server and workers: scaling, validation, a death"),
-        ("updates", "updates", "", 3, "one update of the weights on a training server"),
-        ("grid", "grid", "", 7, "a search of settings beside a grid"),
-        ("algorithms", "algorithms", "", 3, "accuracy over time by algorithm"),
-        ("peers", "peers", "", 8, "files from other nodes: reads, times, what serving costs"),
-        ("peers-fuse", "peers", "--parts epochs --mount fuse", 8, "the same, FUSE mount"),
-        ("peers-fast-store", "peers", "--parts epochs --kinds peers,alone --open-ms 0 "
-         "--mb-per-s 1000 --repeats 3", 8, "where the store is not the limit"),
-    )
-)  # fmt: skip
+EXPERIMENTS = [Experiment(*row) for row in (
+    ("thousand", "thousand", "--whole", 6, "1,000 mini-batches, every loader"),
+    ("thousand-sweep", "thousand", "--sweep --batches 300 --steady-batches 100 "
+     "--loaders overlap,slow,fast,floor", 6, "1 to 16 processes of a kind"),
+    ("pipeline-fuse", "pipeline", "--mount fuse --repeats 5", 10, "where the time goes"),
+    ("in-memory", "in-memory", "", 3, "the loader itself, examples in memory"),
+    ("epoch-times-fuse", "epoch-times", "--mount fuse --examples 4000 --repeats 5 "
+     "--loaders capacity,unlimited,ideal", 5, "room for half of the data, what misses cost"),
+    ("misses-measured", "misses-measured", "", 2, "what the pipeline misses"),
+    ("misses-node", "misses-node", "", 2, "what the ranks of a node miss"),
+    ("model-times", "model-times", "", 4, "epochs as the planner forecasts them"),
+    ("evicting", "evicting", "", 3, "CPU of evicting a file"),
+    ("large-files", "large-files", "", 3, "staging larger files, beside cp"),
+    ("startup", "startup", "", 6, "the first mini-batch, and memory"),
+    ("startup-staged", "startup-staged", "--repeats 3", 5,
+     "a start over 1.28 million staged files"),
+    ("reads-in-flight", "reads-in-flight", "", 6, "reads in flight that tune themselves"),
+    ("reads-in-flight-20-mb", "reads-in-flight", "--mb-per-s 20", 6, "the same at 20 MB/s"),
+    ("data-parallel", "data-parallel", "--examples 2048", 7, "ChainerMN, 1 to 4 ranks"),
+    ("data-parallel-2-nodes", "data-parallel", _NODES, 1, "two nodes"),
+    ("data-parallel-2-nodes-shards", "data-parallel", f"{_NODES} --order shards", 1,
+     "two nodes, a shard for each rank"),
+    # A step of 70 ms is short for a GPU, so that 5 repeats of two sizes take a quarter of an
+    # hour: what counts is the ratio, and a longer step would only make it smaller.
+    ("data-parallel-compute", "data-parallel", "--model waits --ranks 2,4 --iterations 200 "
+     "--batch-size 4 --repeats 5", 13, "the cost where data are not the bottleneck"),
+    ("pytorch", "pytorch", "", 8, "PyTorch's DataLoader, emulated store"),
+    ("pytorch-fuse", "pytorch", "--mount fuse", 10, "the same, FUSE mount"),
+    ("explained", "explained", "--seconds 6", 6,
+     "whether explain() is right, and what watching costs"),
+    ("faults", "faults", "", 3, "90 workers killed or stopped, and the end of programs"),
+    ("training", "training", "", 4, "a server and workers: scaling, validation, a death"),
+    ("updates", "updates", "", 3, "one update of the weights on a training server"),
+    ("grid", "grid", "", 7, "a search of settings beside a grid"),
+    ("algorithms", "algorithms", "", 3, "accuracy over time by algorithm"),
+    ("peers", "peers", "", 8, "files from other nodes: reads, times, what serving costs"),
+    ("peers-fuse", "peers", "--parts epochs --mount fuse", 8, "the same, FUSE mount"),
+    ("peers-fast-store", "peers", "--parts epochs --kinds peers,alone --open-ms 0 "
+     "--mb-per-s 1000 --repeats 3", 8, "where the store is not the limit"),
+)]  # fmt: skip
 
 
 def rows() -> list[list[str]]:

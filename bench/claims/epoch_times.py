@@ -14,7 +14,7 @@ from statistics import median
 
 from bench.harness.options import option
 from bench.harness.tables import by_repeat, extremes, spread, table
-from bench.loaders.report import name_of
+from bench.harness.turns import name_of
 from bench.loaders.sources import EpochOptions, run_points
 
 MEANINGS = {
@@ -94,18 +94,18 @@ def share_rows(result: dict) -> list[list[str]]:
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
     """Draw the seconds of each epoch."""
-    from bench.harness.figures import BLUE, GREY, RED, SKY, bar_panels, save
+    from bench.harness.figures import BLUE, GREY, RED, SKY, bar_panels
 
     colours = {"multiprocess": RED, "capacity": SKY, "ideal": GREY, "unlimited": BLUE}
     found = {name_of(p): p["summary"]["epoch_seconds"] for p in result["points"]}
     series = {(MEANINGS[n], colour): found[n] for n, colour in colours.items() if n in found}
     n_epochs, options = max(map(len, found.values())), result["options"]
     names = [f"epoch {number + 1}" for number in range(n_epochs)]
-    figure = bar_panels({"Seconds of an epoch": series}, names)
     words = f"{result['store']}; {options['examples']:,} photographs of 256x256 pixels; "
     words += f"median of {options['repeats']} runs; epoch 1 with the start; "
     words += f"a part is {options['fraction']:.0%}"
-    return [save(figure, stem.with_suffix(".png"), result, words, space_inches=0.9)]
+    panels = {"Seconds of an epoch": series}
+    return bar_panels(panels, names, stem.with_suffix(".png"), result, words)
 
 
 TABLES = {"epochs": rows, "shares": share_rows}

@@ -19,6 +19,7 @@ from pathlib import Path
 from bench.harness.options import option
 from bench.harness.tables import by_repeat, extremes, spread, table
 from bench.harness.turns import call_in_turns
+from bench.loaders.report import staging_us
 from bench.loaders.sources import EpochOptions, run_points
 
 _PART_FILES = 8
@@ -68,10 +69,9 @@ def drive(request: dict) -> dict:
 
 def evicting_us(whole: dict, part: dict) -> float:
     """Return what evicting a file cost the prefetchers, beside a run with room for the whole."""
-    staging_seconds = whole["cpu"]["prefetcher"]["seconds"] / whole["statistics"]["files_staged"]
-    expected_seconds = staging_seconds * part["statistics"]["files_staged"]
-    beyond_seconds = part["cpu"]["prefetcher"]["seconds"] - expected_seconds
-    return beyond_seconds / part["statistics"]["files_evicted"] * 1e6
+    counts = part["statistics"]
+    beyond_us = (staging_us(part) - staging_us(whole)) * counts["files_staged"]
+    return beyond_us / counts["files_evicted"]
 
 
 def measure(options: Options, scratch: Path) -> dict:

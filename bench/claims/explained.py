@@ -31,7 +31,7 @@ from bench.harness.turns import call_in_turns
 from bench.slow.store import SlowStore, attach
 
 #: What the store charges for a file whatever its size, where it serves so many requests a second.
-_CHARGED_BYTES = 1000
+_FILE_BYTES = 1000
 _MANY = 1e12
 #: The published bound: the change brings what was said.
 _WITHIN = 0.15
@@ -46,7 +46,7 @@ class RequestStore(SlowStore):
     def wait_for(self, relative: str, size: int) -> None:
         """Wait as long as any other file would."""
         del size
-        super().wait_for(relative, _CHARGED_BYTES)
+        super().wait_for(relative, _FILE_BYTES)
 
 
 class TimedFiles:
@@ -84,7 +84,7 @@ class Job:
     n_readers: int = 1
     open_seconds: float = 0.001
     bytes_per_second: float = _MANY
-    files_per_second: float | None = None  # that the store serves; None for any number
+    kind_of_store: type[SlowStore] = SlowStore
     is_staging: bool = True
     is_staged: bool = False  # whether all files are there before
     staging: dict[str, Any] = dataclasses.field(default_factory=dict)  # its options
@@ -103,10 +103,7 @@ class Job:
 
     def store(self, folder: Path) -> SlowStore:
         """Return the store that the files are in."""
-        if self.files_per_second is not None:
-            rate = self.files_per_second * _CHARGED_BYTES
-            return RequestStore(folder, self.open_seconds, rate)
-        return SlowStore(folder, self.open_seconds, self.bytes_per_second)
+        return self.kind_of_store(folder, self.open_seconds, self.bytes_per_second)
 
     def staging_options(self, folder: Path) -> dict[str, Any]:
         """Return the options of its ``Staging``."""
@@ -126,7 +123,9 @@ class Job:
 JOBS = {
     "store latency": Job(open_seconds=0.05, n_batches=15, staging={"reads_in_flight": 2}),
     "store bandwidth": Job(n_files=1000, n_batches=60, bytes_per_second=3e6),
-    "store requests": Job(n_files=1000, n_batches=60, files_per_second=150),
+    "store requests": Job(
+        n_files=1000, n_batches=60, kind_of_store=RequestStore, bytes_per_second=150 * _FILE_BYTES
+    ),
     "not staged": Job(open_seconds=0.02, n_batches=15, is_staging=False),
     "decoding": Job(decode_seconds=0.005),
     "trainer": Job(train_seconds=0.03),
@@ -324,8 +323,7 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     rates = {words: [spread_of(p, key) for p in points] for words, key in series.items()}
     names = [point["name"].replace(" ", "\n", 1) for point in points]
     title = "Examples/s of trainings with one bottleneck each, on an emulated store"
-    figure = figures.bar_panels({title: rates}, names)
-    return [figures.save(figure, stem.with_suffix(".png"), result, space_inches=0.9)]
+    return figures.bar_panels({title: rates}, names, stem.with_suffix(".png"), result)
 
 
 TABLES = {"explained": rows, "watching": costs}

@@ -235,8 +235,7 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     reads.set_title("reads of the slow store, % of the files", loc="left")
     seconds.set_title("seconds", loc="left")
     for axes in (reads, seconds):
-        axes.set_ylim(bottom=0)
-        axes.set_xlabel("epoch")
+        axes.set(ylim=(0, None), xlabel="epoch")
         axes.xaxis.get_major_locator().set_params(integer=True)
     legend_below(figure, *reads.get_legend_handles_labels(), bottom_inches=0.5)
     words = [result[name] for name in ("data", "store") if name in result]

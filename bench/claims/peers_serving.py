@@ -7,6 +7,7 @@ import os
 import socket
 import threading
 import time
+from functools import partial
 from itertools import zip_longest
 from multiprocessing import get_context
 from multiprocessing.connection import Connection as Pipe
@@ -33,27 +34,25 @@ def take(request: dict) -> dict:
     size_bytes, n_rounds = request["size_bytes"], 1 if request["is_quick"] else 20
     at_once = min(64, _MOST_ASKED_BYTES // size_bytes)
     n_files = (10**7 if request["is_quick"] else 5 * 10**7) // size_bytes // at_once * at_once
-    is_peer, context = request["kind"] == "peers", get_context("fork")
     names = [str(number) for number in range(n_files)]
     batches = [names[first : first + at_once] for first in range(0, n_files, at_once)] * n_rounds
-    n_pieces = 1 if request["kind"] == "answers" else at_once  # of an answer of a plain socket
+    if request["kind"] == "peers":
+        directory = os.path.join(request["scratch"], f"served-{time.monotonic_ns()}")
+        serve = partial(_serve_files, directory, names, size_bytes)
+        fetch = partial(_fetch_files, batches)
+    else:
+        n_pieces = 1 if request["kind"] == "answers" else at_once  # of an answer
+        n_answers, n_ahead = (n * at_once // n_pieces for n in (len(batches), _N_REQUESTS))
+        serve = partial(_serve_bytes, size_bytes * n_pieces)
+        fetch = partial(_fetch_bytes, n_answers, n_pieces, size_bytes, n_ahead)
+    context = get_context("fork")
     ours, theirs = context.Pipe()
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        serve, arguments = _serve_bytes, (size_bytes * n_pieces,)
-        if is_peer:
-            directory = os.path.join(request["scratch"], f"served-{time.monotonic_ns()}")
-            serve, arguments = _serve_files, (directory, names, size_bytes)
-        server = context.Process(target=serve, args=(listener, theirs, *arguments), daemon=True)
+        server = context.Process(target=serve, args=(listener, theirs), daemon=True)
         server.start()
         theirs.close()
         ours.recv()  # it is ready
-        address = listener.getsockname()
-        if is_peer:
-            seconds, cpu_seconds = _fetch_files(address, batches)
-        else:
-            n_answers = len(batches) * at_once // n_pieces
-            n_ahead = _N_REQUESTS * at_once // n_pieces
-            seconds, cpu_seconds = _fetch_bytes(address, n_answers, n_pieces, size_bytes, n_ahead)
+        seconds, cpu_seconds = fetch(listener.getsockname())
         ours.send("end")
         cpu_seconds += ours.recv()
         server.join()
@@ -63,7 +62,7 @@ def take(request: dict) -> dict:
 
 
 def _serve_files(
-    listener: socket.socket, client: Pipe, directory: str, names: list[str], size_bytes: int
+    directory: str, names: list[str], size_bytes: int, listener: socket.socket, client: Pipe
 ) -> None:
     """Stage files and serve them as a node does until the client ends; tell it the CPU seconds."""
     from bench.harness.store_access import stage_bytes, store_in
@@ -86,7 +85,7 @@ def _serve_files(
     client.send(time.process_time() - before)
 
 
-def _serve_bytes(listener: socket.socket, client: Pipe, n_bytes: int) -> None:
+def _serve_bytes(n_bytes: int, listener: socket.socket, client: Pipe) -> None:
     """Answer each byte that comes with so many from memory; tell the client the CPU seconds.
 
     They are the same ones again and again, as of ``iperf``.
@@ -107,7 +106,7 @@ def _clocks() -> np.ndarray:
     return np.array([time.monotonic(), time.process_time()])
 
 
-def _fetch_files(address: tuple, batches: list[list[str]]) -> np.ndarray:
+def _fetch_files(batches: list[list[str]], address: tuple) -> np.ndarray:
     """Fetch files as a node does that lacks them; return what it took."""
     from overlapiter.peers.connection import Connection
     from overlapiter.store.extents import checksum_of, keys_of
@@ -130,7 +129,7 @@ def _fetch_files(address: tuple, batches: list[list[str]]) -> np.ndarray:
 
 
 def _fetch_bytes(
-    address: tuple, n_answers: int, n_pieces: int, size_bytes: int, n_ahead: int
+    n_answers: int, n_pieces: int, size_bytes: int, n_ahead: int, address: tuple
 ) -> np.ndarray:
     """Take as many bytes from a plain socket, so many answers ahead; return what it took."""
     with socket.create_connection(address) as end:

@@ -21,7 +21,6 @@ from bench.harness.tables import Wanted, compared, median_of, table, target_rows
 from bench.loaders import report
 from bench.loaders.sources import MountOptions
 
-_FEW_BATCHES = 8
 #: By name: the loader, what differs from the usual run, and words for that.
 LINES: dict[str, tuple[str, dict[str, object], str]] = {
     "cold": ("overlap", {}, ""),
@@ -31,17 +30,14 @@ LINES: dict[str, tuple[str, dict[str, object], str]] = {
     "from local": ("overlap-from-local", {}, ""),
     "cold, 12 prefetchers": ("overlap", {"n_prefetchers": 12}, ", 12 prefetchers"),
     "cold, 16 readers": ("overlap", {"n_readers": 16}, ", 16 file readers"),
-    "first of 16 and 12": (
-        "overlap",
-        {"n_prefetchers": 12, "n_readers": 16, "n_batches": _FEW_BATCHES},
-        ", 16 file readers and 12 prefetchers, for its first mini-batch",
-    ),
+    "first of 16 and 12": ("overlap", {"n_prefetchers": 12, "n_readers": 16, "n_batches": 8},
+        ", 16 file readers and 12 prefetchers, for its first mini-batch"),
     "stock, slow store": ("slow", {}, ""),
     "stock, local": ("fast", {}, ""),
     "copy first": ("copy", {}, ""),
     "loops": ("floor", {}, ""),
     "ceiling": ("ceiling", {}, ""),
-}
+}  # fmt: skip
 _OF_MOUNT = "staged, slow stat"
 
 
@@ -89,12 +85,6 @@ def _share(key: str) -> Callable[..., float]:
     return lambda one, other: one[key] / other[key]
 
 
-def _prefetchers_us(run: dict) -> float:
-    """Return what staging one file cost the prefetchers."""
-    n_staged = max(run["statistics"]["files_staged"], 1)
-    return report.cpu_us(run, "prefetcher") * run["n_images"] / n_staged
-
-
 def _supervisor_us(run: dict) -> float:
     return report.cpu_us(run, "supervisor")
 
@@ -107,8 +97,8 @@ def _reader_beyond_us(run: dict, loops: dict) -> float:
 _first = itemgetter(FIRST)
 
 _TARGETS: tuple[Wanted, ...] = (
-    ("prefetchers, a staged file, local source", "µs", 80, ("from local",), _prefetchers_us),
-    ("prefetchers, a staged file, slow store", "µs", 140, ("cold",), _prefetchers_us),
+    ("prefetchers, a staged file, local source", "µs", 80, ("from local",), report.staging_us),
+    ("prefetchers, a staged file, slow store", "µs", 140, ("cold",), report.staging_us),
     ("supervisor, an image, cold", "µs", 35, ("cold",), _supervisor_us),
     ("supervisor, an image, staged", "µs", 35, ("staged",), _supervisor_us),
     ("reader beyond dataset[i], staged", "µs", 10, ("staged", "loops"), _reader_beyond_us),

@@ -119,9 +119,8 @@ def targets(points: list[dict]) -> list[dict]:
     }
     stock = [key for key in runs if key[0] == "torch"] or [None]
     ceiling, local, two = ("ceiling", 2), ("torch-local", 2), ("torch", 2)
-    cold, staged, importing = (
-        (f"overlap-torch{more}", 2) for more in ("", "-staged", "-importing")
-    )
+    cold, staged = ("overlap-torch", 2), ("overlap-torch-staged", 2)
+    importing = ("overlap-torch-importing", 2)
     # The loops of the ceiling are forked from a process that has imported everything; workers that
     # start by themselves are what the first mini-batch waits for.
     wanted: list[Wanted] = [

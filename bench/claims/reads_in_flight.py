@@ -19,6 +19,7 @@ import numpy as np
 from bench.harness.files import make_files
 from bench.harness.options import OptionsError, option
 from bench.harness.tables import median_of, table
+from bench.loaders.report import staging_us
 from bench.loaders.sources import MountOptions, run_points
 
 _FILE_BYTES = 20_000
@@ -63,11 +64,10 @@ def measure(options: Options, scratch: Path) -> dict:
 
 
 def _summary(run: dict, batch_size: int) -> dict[str, float]:
-    n_staged, cpu_seconds = run["statistics"]["files_staged"], run["cpu"]["prefetcher"]["seconds"]
     return {
         **facts(np.cumsum(run["waits_seconds"]), run["reads_in_flight"], batch_size),
-        "files_staged": n_staged,
-        "cpu_us_per_file": cpu_seconds / max(1, n_staged) * 1e6,
+        "files_staged": run["statistics"]["files_staged"],
+        "cpu_us_per_file": staging_us(run),
     }
 
 

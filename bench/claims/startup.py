@@ -9,7 +9,7 @@ mini-batches the private memory of every process (the pages that no other proces
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -45,12 +45,9 @@ def measure(options: Options, scratch: Path) -> dict:
 def rows(result: dict) -> list[list[str]]:
     """Return a row for each loader, list and number of readers."""
 
-    def megabytes(kind: str) -> Callable[[dict], str]:
-        def cell(point: dict) -> str:
-            sizes = [size for run in point["runs"] for size in run["private_bytes"].get(kind, ())]
-            return f"{median(sizes) / 1e6:.1f}" if sizes else "-"
-
-        return cell
+    def megabytes(kind: str, point: dict) -> str:
+        sizes = [size for run in point["runs"] for size in run["private_bytes"].get(kind, ())]
+        return f"{median(sizes) / 1e6:.1f}" if sizes else "-"
 
     first = "first_batch_seconds"
     columns = {
@@ -60,7 +57,7 @@ def rows(result: dict) -> list[list[str]]:
         "first mini-batch, s": lambda point: f"{median_of(point, first):.2f}",
         "[min, max]": lambda point: extremes_of(point, first),
         "finalize, s": lambda point: f"{median_of(point, 'finalize_seconds'):.2f}",
-        **{f"MB of a {kind}": megabytes(kind) for kind in _KINDS},
+        **{f"MB of a {kind}": partial(megabytes, kind) for kind in _KINDS},
     }
     return table(result["points"], columns)
 

@@ -31,7 +31,8 @@ _SWEPT = [1, 2, 4, 8, 12, 16]
 _SWEEP_PREFETCHERS, _SWEEP_READERS = 12, 2  # while the other number varies
 _LOADERS = ["overlap", "slow", "fast", "copy", "floor", "overlap-staged"]
 #: Mini-batches of overlap and overlap-staged, of slow and torch, of all others, and repeats.
-_LENGTHS = {"first look": (120, 20, 50, 2), "whole": (1000, 60, 300, 3)}
+_FIRST_LOOK = {"batches": 120, "slow_batches": 20, "steady_batches": 50, "repeats": 2}
+_WHOLE = {"batches": 1000, "slow_batches": 60, "steady_batches": 300, "repeats": 3}
 
 
 class Options(MountOptions):
@@ -49,11 +50,9 @@ class Options(MountOptions):
 
     def check(self) -> None:
         """Complete the options."""
-        names = ("batches", "slow_batches", "steady_batches", "repeats")
-        usual = _LENGTHS["whole" if self.whole else "first look"]
-        for name, value in zip(names, usual, strict=True):
+        for name, usual in (_WHOLE if self.whole else _FIRST_LOOK).items():
             if getattr(self, name) is None:
-                setattr(self, name, value)
+                setattr(self, name, usual)
         self.prefetchers = self.prefetchers or (_SWEPT if self.sweep else [4])
         self.readers = self.readers or (_SWEPT if self.sweep else [2])
         if not self.sweep and max(len(self.prefetchers), len(self.readers)) > 1:
@@ -64,14 +63,12 @@ class Options(MountOptions):
 def points_of(options: Options) -> list[dict]:
     """Return the lines of the table in the order in which they run."""
     fixed = _SWEEP_READERS if options.sweep else options.readers[0]
+    # The floor as many as ours: fewer would have a larger part of their time in the start.
+    lengths = dict.fromkeys(("overlap", "overlap-staged", "floor"), options.batches)
+    lengths |= dict.fromkeys(("slow", "torch"), options.slow_batches)
     points = []
     for loader in options.loaders:
-        length = options.steady_batches
-        # The floor as many as ours: fewer would have a larger part of their time in the start.
-        if loader in ("overlap", "overlap-staged", "floor"):
-            length = options.batches
-        elif loader in ("slow", "torch"):
-            length = options.slow_batches
+        n_batches = min(lengths.get(loader, options.steady_batches), options.batches)
         pairs = [(options.prefetchers[0] if loader == "overlap-staged" else 0, fixed)]
         if loader == "overlap":
             pairs = [(n, fixed) for n in options.prefetchers]
@@ -80,10 +77,9 @@ def points_of(options: Options) -> list[dict]:
             pairs = [(0, len(os.sched_getaffinity(0)))]
         elif loader in ("slow", "fast"):
             pairs = [(0, n) for n in options.readers]
-        names = ("loader", "n_prefetchers", "n_readers", "n_batches")
-        for pair in dict.fromkeys(pairs):
-            values = (loader, *pair, min(length, options.batches))
-            points.append(dict(zip(names, values, strict=True)))
+        for n_prefetchers, n_readers in dict.fromkeys(pairs):
+            processes = {"n_prefetchers": n_prefetchers, "n_readers": n_readers}
+            points.append({"loader": loader, **processes, "n_batches": n_batches})
     return points
 
 
@@ -162,9 +158,8 @@ def _draw_parts(points: list[dict], varies: str) -> Figure:
     axes.grid(visible=False, axis="x")
     # Room for the number above the highest bar.
     top = 1.08 * float(bottom.max())
-    axes.set(
-        xlabel=_PROCESSES[varies], ylabel="mean seconds per file reader process", ylim=(0, top)
-    )
+    axes.set(xlabel=_PROCESSES[varies], ylim=(0, top))
+    axes.set_ylabel("mean seconds per file reader process")
     fixed = "n_readers" if varies == "n_prefetchers" else "n_prefetchers"
     title = f"{points[0]['n_batches']} mini-batches with {points[0][fixed]} {_PROCESSES[fixed]}"
     axes.set_title(title, loc="left")
@@ -184,9 +179,8 @@ def _draw_lines(points: list[dict], over_readers: list[dict]) -> Figure:
     for point in _of(points, "floor"):  # it has as many processes as there are cores
         words = _WORDS_OF["floor"][0].replace("\n", " ")
         axes.axhline(median_of(point, _RATE), color=DARK, linestyle="--", label=words)
-    axes.set(
-        ylim=(0, None), xlabel=_PROCESSES["n_readers"], ylabel=_RATE_WORDS.replace(" (", "\n(")
-    )
+    axes.set(xlabel=_PROCESSES["n_readers"], ylim=(0, None))
+    axes.set_ylabel(_RATE_WORDS.replace(" (", "\n("))
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=2, fontsize=9)
     return figure
 

@@ -7,7 +7,6 @@ import datetime
 import importlib
 import json
 import os
-import shutil
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -61,12 +60,9 @@ def run(name: str, arguments: Sequence[str]) -> int:
     load_average, began = os.getloadavg()[0], datetime.datetime.now(datetime.timezone.utc)
     options.local.mkdir(parents=True, exist_ok=True)
     # Removed at the end only: ext4 creates files up to ten times as slowly for a minute after that.
-    scratch = Path(tempfile.mkdtemp(prefix=f"{name}-", dir=options.local.resolve()))
-    try:
-        disk = filesystem_of(scratch)
-        found = claim.measure(options, scratch)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
+    place = {"prefix": f"{name}-", "dir": options.local.resolve(), "ignore_cleanup_errors": True}
+    with tempfile.TemporaryDirectory(**place) as scratch:
+        disk, found = filesystem_of(scratch), claim.measure(options, Path(scratch))
     if found is None:  # one of several ranks, which has nothing to say
         return 0
     result = {

@@ -39,15 +39,21 @@ def errors(spreads: Sequence[dict]) -> tuple[np.ndarray, list[np.ndarray]]:
     return middle, [middle - low, high - middle]
 
 
+Panels = Mapping[str, Mapping[tuple[str, str], Sequence]]
+
+
 def bar_panels(
-    panels: Mapping[str, Mapping[tuple[str, str], Sequence]], groups: Sequence[str]
-) -> Figure:
-    """Draw panels of grouped bars with one legend below.
+    panels: Panels, groups: Sequence[str], path: Path, result: dict, *lines: str
+) -> list[Path]:
+    """Draw panels of grouped bars with one legend below; return the file, see :func:`save`.
 
     Args:
         panels: For each title the series, by label and colour; of each a spread for each group, or
             None for no bar.
         groups: Their names.
+        path: Where to write it.
+        result: What was measured.
+        lines: What to write below.
     """
     shape = {"sharey": True, "squeeze": False, "figsize": (max(4.7 * len(panels), 7.0), 4.3)}
     figure, grid = plt.subplots(1, len(panels), **shape)
@@ -61,7 +67,7 @@ def bar_panels(
         axes.grid(visible=False, axis="x")
         axes.set_title(title, loc="left")
     legend_below(figure, *axes.get_legend_handles_labels())
-    return figure
+    return [save(figure, path, result, *lines, space_inches=0.9)]
 
 
 def line(axes: Axes, places: Sequence[float], spreads: Sequence[dict], **style: object) -> None:

@@ -17,6 +17,11 @@ def progress_bar(total: int, unit: str) -> tqdm:
     return tqdm(total=total, unit=unit, disable=None)
 
 
+def name_of(point: dict) -> str:
+    """Return how a point is called in short; empty if it has no name."""
+    return point.get("name") or point.get("loader", "")
+
+
 def take_turns(points: Sequence[dict], n_repeats: int, run: Callable[[dict], object]) -> None:
     """Run every point so many times, and add what each run gives to the ``runs`` of its point.
 
@@ -27,7 +32,7 @@ def take_turns(points: Sequence[dict], n_repeats: int, run: Callable[[dict], obj
     with progress_bar(n_runs, "run") as progress:
         for repeat in range(n_repeats):
             for point in points[:: (-1) ** repeat]:
-                progress.set_description(str(point.get("name") or point.get("loader") or ""))
+                progress.set_description(name_of(point))
                 os.sync()  # what the run before wrote is not to slow down this one
                 point.setdefault("runs", []).append(run(point))
                 progress.update()

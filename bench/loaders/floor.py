@@ -24,10 +24,8 @@ from chainer.datasets import LabeledImageDataset
 from bench.harness.family import MOUNT, cpu_by_kind
 from bench.loaders.checks import fingerprint
 from bench.loaders.spec import RunSpec, result_of_run
-from bench.slow import SlowStore, crossed, slow_store
+from bench.slow import crossed, slow_store
 from bench.slow.bare_reader import BareReader
-
-LOOP, BARE_READER = "loop", "bare reader"
 
 
 def run_floor(spec: RunSpec) -> dict:
@@ -35,11 +33,9 @@ def run_floor(spec: RunSpec) -> dict:
     if spec.loader == "floor":
         start = time.monotonic()
         return _result(spec, start, _run_loops(spec))
-    with slow_store(replace(spec, root=spec.slow_root or spec.root), spec.mount) as store:
+    with slow_store(replace(spec, root=spec.slow_root), spec.mount) as store:
         # Installed in that process alone: the loops read local files.
-        is_emulated = isinstance(store, SlowStore)
-        root = store.root if store else spec.slow_root
-        with closing(BareReader(root, store if is_emulated else None)) as reader:
+        with closing(BareReader(store.root if store else spec.slow_root, store)) as reader:
             paths = spec.paths()
             start = time.monotonic()
             reader.start(paths)
@@ -47,7 +43,7 @@ def run_floor(spec: RunSpec) -> dict:
             read = reader.wait()
             cpu = cpu_by_kind()
         result = {**_result(spec, start, reports, read["end"]), **crossed(store)}
-        result["cpu"][BARE_READER] = {"n_processes": 1, "seconds": read["seconds"]}
+        result["cpu"]["bare reader"] = {"n_processes": 1, "seconds": read["seconds"]}
         result["cpu"] |= {MOUNT: cpu[MOUNT]} if MOUNT in cpu else {}
         return {**result, "statistics": {"bare_reader_seconds": read["end"] - start}}
 
@@ -79,7 +75,7 @@ def _result(spec: RunSpec, start: float, reports: list[dict], read_end: float = 
         images_per_second=n_images / (end - start),
         rate_after_first=n_later / max(end - max(firsts), 1e-9),
         parts={"initialize": initialize, "dequeue": 0.0, "fetch": fetch, "others": others},
-        cpu={LOOP: {"n_processes": n_loops, "seconds": cpu_seconds}},
+        cpu={"loop": {"n_processes": n_loops, "seconds": cpu_seconds}},
         fingerprints=[fingerprints[position] for position in range(spec.n_batches)],
     )
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from bench.harness.tables import by_repeat, median_of, spread_of, table
+from bench.harness.turns import name_of
 from bench.loaders.checks import verify
 from bench.loaders.sources import MountOptions, run_points
 from bench.loaders.spec import LOADERS, PARTS
@@ -42,6 +43,11 @@ def cpu_us(run: dict, *kinds: str) -> float:
     return sum(used) / run["n_images"] * 1e6
 
 
+def staging_us(run: dict) -> float:
+    """Return what staging one file cost the prefetchers."""
+    return run["cpu"]["prefetcher"]["seconds"] / max(run["statistics"]["files_staged"], 1) * 1e6
+
+
 def less_cpu(run: dict, limit: dict) -> float:
     """Return the CPU of all processes for an image of ``limit``, as a share of that of ``run``."""
     return cpu_us(limit) / cpu_us(run)
@@ -50,11 +56,6 @@ def less_cpu(run: dict, limit: dict) -> float:
 def meaning_of(point: dict) -> str:
     """Return what a point is, in words."""
     return LOADERS[point["loader"]] + point.get("note", "")
-
-
-def name_of(point: dict) -> str:
-    """Return how a point is called in short."""
-    return point.get("name") or point["loader"]
 
 
 def faults(result: dict) -> list[str]:

@@ -16,7 +16,7 @@ from bench.harness import isolated
 from bench.harness.family import OTHER, cpu_by_kind, private_bytes_by_kind
 from bench.loaders.checks import fingerprint
 from bench.loaders.files import Heads
-from bench.loaders.spec import OF_STORE, PACKAGES, RunSpec, result_of_run
+from bench.loaders.spec import OF_LOCAL_DISK, PACKAGES, RunSpec, result_of_run
 from bench.slow import SlowStore, Store, crossed, slow_store
 from bench.slow.bare_reader import BareReader
 
@@ -33,7 +33,7 @@ def run(request: dict) -> dict:
         from bench.loaders.floor import run_floor
 
         return run_floor(spec)
-    pairs, kind = spec.examples(), spec.mount if spec.loader in OF_STORE else "given"
+    pairs, kind = spec.examples(), "given" if spec.loader in OF_LOCAL_DISK else spec.mount
     with slow_store(spec, kind) as store:
         if isinstance(store, SlowStore):
             store.install()
@@ -47,10 +47,9 @@ def _drive(spec: RunSpec, dataset: object, store: Store, beside: Iterator[None])
     """Time one loader; ``beside`` has another process begin and end its reading, by turns."""
     from bench.loaders.adapters import ADAPTERS
 
-    if "torch" in spec.loader:  # a script has imported it before
-        importlib.import_module("torch.utils.data")
-    elif spec.loader in PACKAGES:
-        importlib.import_module(PACKAGES[spec.loader])
+    package = "torch.utils.data" if "torch" in spec.loader else PACKAGES.get(spec.loader)
+    if package:  # a script has imported it before
+        importlib.import_module(package)
     waits, sizes, fingerprints, reads, marks = [], [], [], [], [(0.0, 0, 0)]
     cpu_start, start = time.process_time(), time.monotonic()
     loader = ADAPTERS[spec.loader](spec, dataset, store if isinstance(store, SlowStore) else None)
@@ -128,6 +127,5 @@ def _beside(spec: RunSpec, paths: list[str], store: Store) -> Iterator[Iterator[
             reader.wait()
             yield
 
-    emulated = store if isinstance(store, SlowStore) else None
-    with contextlib.closing(BareReader(spec.root, emulated)) as reader:
+    with contextlib.closing(BareReader(spec.root, store)) as reader:
         yield steps()

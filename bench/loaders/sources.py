@@ -13,11 +13,11 @@ from typing import NamedTuple
 from bench.harness.files import copy_files, read_files, read_pairs
 from bench.harness.isolated import RunFailedError
 from bench.harness.options import CommonOptions, OptionsError, option
-from bench.harness.turns import take_turns
+from bench.harness.turns import name_of, take_turns
 from bench.loaders.run import run_in_new_process
-from bench.loaders.spec import OF_STORE, RunSpec
+from bench.loaders.spec import OF_LOCAL_DISK, RunSpec
 from bench.photographs import PHOTOGRAPHS, make_photographs
-from bench.slow.mount import MountUnavailableError, build
+from bench.slow.mount import build
 
 _BLOCK_BYTES = 4096
 _ROOM_BYTES = 5 * 10**9
@@ -42,10 +42,7 @@ class MountOptions(CommonOptions):
         if bool(self.source or self.root) != bool(self.pairs):
             raise OptionsError("own data need --pairs, and either --root or --source")
         if self.mount == "fuse" and not self.source:
-            try:
-                build()
-            except MountUnavailableError as error:
-                raise OptionsError(f"--mount fuse: {error}") from error
+            build()
 
 
 class EpochOptions(MountOptions):
@@ -125,7 +122,7 @@ def spec_of(options: MountOptions, sources: Sources, loader: str, **others: obje
     usual = {
         "pairs": sources.pairs,
         "n_examples": 0,
-        "root": sources.slow if loader in OF_STORE and loader != "ceiling" else sources.local,
+        "root": sources.local if loader in (*OF_LOCAL_DISK, "ceiling") else sources.slow,
         "slow_root": sources.slow,
         "staging": str(sources.scratch / "staged"),
         "mount": "given" if options.source else options.mount,
@@ -202,18 +199,17 @@ def run_points(
         point |= {name: getattr(spec, name) for name in numbers}
     prepare_local(list(specs.values()), sources)
 
+    failed: dict[str, str] = {}
+
     def run(point: dict) -> dict:
-        if "error" in point:
-            return {}
         try:
-            return run_once(specs[id(point)], most_seconds)
+            return {} if name_of(point) in failed else run_once(specs[id(point)], most_seconds)
         except RunFailedError as error:
             if most_seconds is None:
                 raise
-            point["error"] = str(error)
+            failed[name_of(point)] = str(error)
             return {}
 
     take_turns(points, options.repeats, run)
-    failed = {p.get("name", p["loader"]): p["error"] for p in points if "error" in p}
-    points[:] = [point for point in points if "error" not in point]
+    points[:] = [point for point in points if name_of(point) not in failed]
     return {**facts_of(options, sources), "failed": failed, "points": points}

@@ -29,11 +29,8 @@ LOADERS = {
     "floor": "plain loops over dataset[i], one for each core, local disk",
     "ceiling": "plain loops beside 64 threads that read every file of the slow store once",
 }
-#: Those that read the slow store; the others read the local disk.
-OF_STORE = (
-    *("overlap", "overlap-staged", "overlap-torch", "overlap-torch-staged"),
-    *("overlap-torch-importing", "slow", "copy", "torch", "ceiling", "dali", "dali-files", "spdl"),
-)
+#: Those that read the local disk; the others read the slow store.
+OF_LOCAL_DISK = ("overlap-local", "overlap-from-local", "fast", "torch-local", "floor")
 #: What is not installed with the benchmarks, as it is imported.
 PACKAGES = {"dali": "nvidia.dali", "dali-files": "nvidia.dali", "spdl": "spdl.pipeline"}
 

@@ -30,8 +30,8 @@ class StockTiming:
     """
 
     def __init__(self, n_readers: int) -> None:
-        self._memory = mmap.mmap(-1, n_readers * _ROW_BYTES)
-        self._rows = np.frombuffer(self._memory, np.float64).reshape(n_readers, 4)
+        shared = mmap.mmap(-1, n_readers * _ROW_BYTES)
+        self._rows = np.frombuffer(shared, np.float64).reshape(n_readers, 4)
         self._next_row = multiprocessing.Value("i", 0)
         self._plain = multiprocessing.pool.worker
         multiprocessing.pool.worker = self._work

@@ -1,7 +1,5 @@
 """The same images as a data set whose module imports PyTorch, as most do."""
 
-from __future__ import annotations
-
 from torch.utils.data import Dataset
 
 from bench.loaders.files import Images

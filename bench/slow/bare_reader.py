@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 
-from bench.slow.store import SlowStore
+from bench.slow import SlowStore, Store
 
 _N_THREADS = 64
 
@@ -16,12 +16,13 @@ _N_THREADS = 64
 class BareReader:
     """One more process with 64 threads, a fork of this one, that reads files and forgets them.
 
-    The store is the emulated one to read from; None where the root is slow by itself.
+    Where the ``store`` to read from is emulated, it is installed there.
     """
 
-    def __init__(self, root: str, store: SlowStore | None) -> None:
+    def __init__(self, root: str, store: Store) -> None:
         self._root = root
-        self._process = ProcessPoolExecutor(1, get_context("fork"), store and store.install)
+        install = store.install if isinstance(store, SlowStore) else None
+        self._process = ProcessPoolExecutor(1, get_context("fork"), install)
         self._process.submit(os.getpid).result()  # forks now, before anything is timed
 
     def start(self, paths: Sequence[str]) -> None:

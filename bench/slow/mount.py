@@ -21,6 +21,7 @@ import subprocess
 from pathlib import Path
 
 from bench.harness.isolated import CHECKOUT
+from bench.harness.options import OptionsError
 
 _SOURCE = Path(__file__).with_name("slowfs.c")
 _PLACE = CHECKOUT / ".cache/bench"
@@ -33,7 +34,7 @@ _ADVICE = (
 )
 
 
-class MountUnavailableError(Exception):
+class MountUnavailableError(OptionsError):
     """A FUSE file system cannot be built or mounted here. The message says what to do."""
 
 

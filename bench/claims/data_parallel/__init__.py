@@ -76,14 +76,6 @@ class Options(EpochOptions):
         return self.iterations * self.batch_size * n_ranks or self.examples
 
 
-def asked_of(point: dict, options: Options) -> dict:
-    """Return what all ranks of a run are asked for, beside the places of the files."""
-    n_examples = options.examples_of(point["n_nodes"] * point["n_ranks"])
-    own = {"loader": point["loader"], "n_readers": point["n_readers"], "n_examples": n_examples}
-    same = picked(options, ("model", "batch_size", "order", "seed", "communicator"))
-    return {**own, **same, "n_epochs": options.epochs}
-
-
 def places_of(sources: Sources, staging: str, store: Store) -> dict:
     """Return where the files are, and below what each node has a staging directory of its own.
 
@@ -129,17 +121,19 @@ def measure(options: Options, scratch: Path) -> dict | None:
     sources = prepare(options, job.folder if job else scratch, n_most)
     paths = [path for path, _ in read_pairs(sources.pairs, n_most)]
 
-    def launched(point: dict, asked: dict) -> tuple[list[dict], list[OpenRecord] | None]:
-        if not options.source:
-            read_files(paths, sources.slow)
-        n_nodes, n_ranks = point["n_nodes"], point["n_ranks"]
-        launcher = partial(launch, n_ranks=n_ranks, n_nodes=n_nodes)
-        threads = {"OMP_NUM_THREADS": str(max(1, n_cores // (n_nodes * n_ranks)))}
-        return run_ranks(options, sources, train_rank, asked, launcher, **threads)
-
     def run(point: dict) -> dict:
-        asked = asked_of(point, options)
-        ranks, opens = job.run(sources, asked) if job else launched(point, asked)
+        n_nodes, n_ranks = point["n_nodes"], point["n_ranks"]
+        asked = picked(options, ("model", "batch_size", "order", "seed", "communicator"))
+        asked |= {**point, "runs": None, "n_epochs": options.epochs}
+        asked["n_examples"] = options.examples_of(n_nodes * n_ranks)
+        if job:
+            ranks, opens = job.run(sources, asked), None
+        else:
+            if not options.source:
+                read_files(paths, sources.slow)
+            launcher = partial(launch, n_ranks=n_ranks, n_nodes=n_nodes)
+            threads = {"OMP_NUM_THREADS": str(max(1, n_cores // (n_nodes * n_ranks)))}
+            ranks, opens = run_ranks(options, sources, train_rank, asked, launcher, **threads)
         return {"ranks": ranks, "reads": summary.reads_by_node(ranks, opens)}
 
     take_turns(points, options.repeats, run)

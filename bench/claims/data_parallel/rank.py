@@ -289,10 +289,10 @@ class Job:
         options.readers = options.readers or node.cores
         self._numbers = itertools.count()
 
-    def run(self, sources: Sources, asked: dict) -> tuple[list[dict], None]:
-        """Do one run; return what each rank reports, and no opens, which nothing counts."""
+    def run(self, sources: Sources, asked: dict) -> list[dict]:
+        """Do one run; return what each rank reports."""
         staging = self.folder / f"staging-{next(self._numbers)}"
         ranks = train({**places_of(sources, str(staging), None), **asked}, self.comm)
         if this_node().local_rank == 0:  # there may be room for one copy of the data alone
             shutil.rmtree(staging, ignore_errors=True)
-        return ranks, None
+        return ranks

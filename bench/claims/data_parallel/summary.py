@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from statistics import mean, median
 
-from bench.harness.tables import by_repeat, interval, spread, table
+from bench.harness.tables import interval, spread, table
 from bench.slow.ledger import OpenRecord
 
 #: What each name of a loader means, for tables and figures.
@@ -125,18 +124,16 @@ def _shares(points: Sequence[dict]) -> dict[str, dict[str, list[float]]]:
     others = {_size(point): point for point in points if point["loader"] == "synthetic"}
     for point in points:
         if point["loader"] == "overlap" and _size(point) in others:
-            pair = (point, others[_size(point)])
-            found[_size(point)] = {
-                name: by_repeat(partial(_more, total_of), *pair)
-                for name, total_of in _TOTALS.items()
-            }
+            found[_size(point)] = shares = {}
+            for name, total_of in _TOTALS.items():
+                ours, other = (_means(total_of, each) for each in (point, others[_size(point)]))
+                shares[name] = [a / b - 1 for a, b in zip(ours, other, strict=True)]
     return found
 
 
-def _more(total_of: Callable[[dict], float], run: dict, other: dict) -> float:
-    """Return how much more a run took than another one, over the means of their ranks."""
-    total, other_total = (mean(map(total_of, each["ranks"])) for each in (run, other))
-    return total / other_total - 1
+def _means(total_of: Callable[[dict], float], point: dict) -> list[float]:
+    """Return for each run of a point the mean of a total over its ranks."""
+    return [mean(map(total_of, run["ranks"])) for run in point["runs"]]
 
 
 def _cpu_seconds(rank: dict) -> float:
@@ -252,6 +249,5 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
         f"{options['batch_size']}, {readers} file readers per rank for every loader",
         f"median of {options['repeats']} interleaved runs; epoch 1 with the start of the workers",
     ]
-    figure = figures.bar_panels(panels, [words_of(*size) for size in sizes])
-    path = stem.with_name(f"{stem.name}-epochs.png")
-    return [figures.save(figure, path, result, *lines, space_inches=0.9)]
+    names, path = [words_of(*size) for size in sizes], stem.with_name(f"{stem.name}-epochs.png")
+    return figures.bar_panels(panels, names, path, result, *lines)
