@@ -75,9 +75,8 @@ def rows() -> list[list[str]]:
 def named(name: str) -> Experiment:
     """Return a claim of this name with its own defaults, or else an experiment."""
     name = name.replace("_", "-")
-    found = {experiment.name: experiment for experiment in EXPERIMENTS}
-    claims = {each.claim: each._replace(name=each.claim, arguments="") for each in EXPERIMENTS}
-    known = {**found, **claims}
+    known = {each.name: each for each in EXPERIMENTS}
+    known |= {each.claim: each._replace(name=each.claim, arguments="") for each in EXPERIMENTS}
     if name not in known:
         sys.exit(f"{name}: there is no such benchmark; there are {', '.join(sorted(known))}")
     return known[name]

@@ -80,8 +80,7 @@ def measure(options: Options, scratch: Path) -> dict:
     usual = {**options.usual, "n_epochs": 1, "is_decoding": False, "loader": "overlap"}
     found = run_points(options, scratch, points, options.examples, **usual, mount="given")
     driven = [{"name": state} for state in STATES]
-    facts = {"local": str(scratch), "n_files": options.examples}
-    call_in_turns(driven, options.repeats, drive, **facts)
+    call_in_turns(driven, options.repeats, drive, local=str(scratch), n_files=options.examples)
     points += driven
     return {"data": found["data"], "points": points, "us": values(points)}
 

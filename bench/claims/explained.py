@@ -244,11 +244,10 @@ def watch(request: dict) -> dict:
 
 def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
-    common = {"scratch": str(scratch), "seconds": options.seconds}
     points, watched = [{"name": name} for name in JOBS], [{"name": "watching"}]
-    call_in_turns(points, options.repeats, explain, **common)
-    common["seconds"] *= 2
-    call_in_turns(watched, 3 * options.repeats, watch, **common)
+    folder, seconds = str(scratch), options.seconds
+    call_in_turns(points, options.repeats, explain, scratch=folder, seconds=seconds)
+    call_in_turns(watched, 3 * options.repeats, watch, scratch=folder, seconds=2 * seconds)
     store = "emulated, see bench/slow/store.py"
     return {"points": points, "watched": watched[0]["runs"], "store": store}
 

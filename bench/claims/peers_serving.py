@@ -147,8 +147,7 @@ def _fetch_bytes(
 def measure_serving(is_quick: bool, scratch: Path) -> list[dict]:
     """Do the runs of the second experiment."""
     points = [{"size_bytes": n, "kind": kind} for n in _FILE_BYTES for kind in _KINDS]
-    common = {"is_quick": is_quick, "scratch": str(scratch)}
-    call_in_turns(points, 1 if is_quick else 5, take, **common)
+    call_in_turns(points, 1 if is_quick else 5, take, is_quick=is_quick, scratch=str(scratch))
     return points
 
 

@@ -12,12 +12,12 @@ bench/results/README.md says what is measured, and what the loops and the ceilin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from operator import itemgetter
 from pathlib import Path
 
 from bench.harness.options import OptionsError, option
-from bench.harness.tables import Wanted, compared, median_of, table, target_rows
+from bench.harness.tables import Wanted, compared, median_of, share_of, table, target_rows
 from bench.loaders import report
 from bench.loaders.sources import MountOptions
 
@@ -81,10 +81,6 @@ def targets(points: Sequence[dict]) -> list[dict]:
     return compared(_TARGETS, {point["name"]: point["runs"] for point in points})
 
 
-def _share(key: str) -> Callable[..., float]:
-    return lambda one, other: one[key] / other[key]
-
-
 def _supervisor_us(run: dict) -> float:
     return report.cpu_us(run, "supervisor")
 
@@ -103,20 +99,20 @@ _TARGETS: tuple[Wanted, ...] = (
     ("supervisor, an image, staged", "µs", 35, ("staged",), _supervisor_us),
     ("reader beyond dataset[i], staged", "µs", 10, ("staged", "loops"), _reader_beyond_us),
     ("reader beyond dataset[i], cold", "µs", 10, ("cold", "loops"), _reader_beyond_us),
-    ("cold / ceiling, after the first", "", 0.85, ("cold", "ceiling"), _share(STEADY)),
-    ("staged / loops, after the first", "", 0.95, ("staged", "loops"), _share(STEADY)),
-    ("staged, slow stat / loops", "", None, ("staged, slow stat", "loops"), _share(STEADY)),
-    ("local / loops, after the first", "", None, ("local", "loops"), _share(STEADY)),
-    ("cold / ceiling, all included", "", None, ("cold", "ceiling"), _share(RATE)),
-    ("staged / loops, all included", "", None, ("staged", "loops"), _share(RATE)),
+    ("cold / ceiling, after the first", "", 0.85, ("cold", "ceiling"), share_of(STEADY)),
+    ("staged / loops, after the first", "", 0.95, ("staged", "loops"), share_of(STEADY)),
+    ("staged, slow stat / loops", "", None, ("staged, slow stat", "loops"), share_of(STEADY)),
+    ("local / loops, after the first", "", None, ("local", "loops"), share_of(STEADY)),
+    ("cold / ceiling, all included", "", None, ("cold", "ceiling"), share_of(RATE)),
+    ("staged / loops, all included", "", None, ("staged", "loops"), share_of(RATE)),
     # On a busy machine, rates say little; where the cores are the limit, this says the same.
     ("cold / ceiling, by CPU of all", "", None, ("cold", "ceiling"), report.less_cpu),
     ("staged / loops, by CPU of all", "", None, ("staged", "loops"), report.less_cpu),
-    ("cold / stock on the slow store", "", 15, ("cold", "stock, slow store"), _share(RATE)),
-    ("cold / stock on the local disk", "", 2.2, ("cold", "stock, local"), _share(RATE)),
-    ("12 prefetchers / default", "", 0.95, ("cold, 12 prefetchers", "cold"), _share(RATE)),
-    ("16 readers / 2 readers", "", 0.9, ("cold, 16 readers", "cold"), _share(RATE)),
-    ("16 / 2 readers, after the first", "", 0.9, ("cold, 16 readers", "cold"), _share(STEADY)),
+    ("cold / stock on the slow store", "", 15, ("cold", "stock, slow store"), share_of(RATE)),
+    ("cold / stock on the local disk", "", 2.2, ("cold", "stock, local"), share_of(RATE)),
+    ("12 prefetchers / default", "", 0.95, ("cold, 12 prefetchers", "cold"), share_of(RATE)),
+    ("16 readers / 2 readers", "", 0.9, ("cold, 16 readers", "cold"), share_of(RATE)),
+    ("16 / 2 readers, after the first", "", 0.9, ("cold, 16 readers", "cold"), share_of(STEADY)),
     ("first mini-batch, 2 readers", "s", 0.45, ("cold",), _first),
     ("first, 16 readers, 12 prefetchers", "s", 0.45, ("first of 16 and 12",), _first),
 )

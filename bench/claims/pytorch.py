@@ -25,7 +25,7 @@ import numpy as np
 from bench.harness import isolated
 from bench.harness.machine import is_installed
 from bench.harness.options import option
-from bench.harness.tables import Wanted, compared, target_rows
+from bench.harness.tables import Wanted, compared, share_of, target_rows
 from bench.harness.turns import take_turns
 from bench.loaders import report
 from bench.loaders.sources import MountOptions
@@ -120,7 +120,7 @@ def targets(points: list[dict]) -> list[dict]:
     stock = [key for key in runs if key[0] == "torch"] or [None]
     ceiling, local, two = ("ceiling", 2), ("torch-local", 2), ("torch", 2)
     cold, staged = ("overlap-torch", 2), ("overlap-torch-staged", 2)
-    importing = ("overlap-torch-importing", 2)
+    importing, after = ("overlap-torch-importing", 2), share_of("rate_after_first")
     # The loops of the ceiling are forked from a process that has imported everything; workers that
     # start by themselves are what the first mini-batch waits for.
     wanted: list[Wanted] = [
@@ -128,7 +128,7 @@ def targets(points: list[dict]) -> list[dict]:
         ("the same, a data set that imports PyTorch", "", None, [importing, two], _times),
         ("times PyTorch's best, cold", "", 1.7, [cold, *stock], _times),
         ("of the ceiling, cold, all included", "", 0.85, [cold, ceiling], _times),
-        ("of the ceiling, cold, after the first", "", 0.85, [cold, ceiling], _times_after),
+        ("of the ceiling, cold, after the first", "", 0.85, [cold, ceiling], after),
         ("of the ceiling, cold, by CPU of all", "", None, [cold, ceiling], report.less_cpu),
         ("times PyTorch's on the local disk", "", 1.8, [staged, local], _times),
         ("first mini-batch beyond import torch, imported", "s", 0.5, [importing, "import"],
@@ -145,10 +145,6 @@ def targets(points: list[dict]) -> list[dict]:
 def _times(run: dict, *others: dict) -> float:
     """Return how many times as fast a run is as the best of the others, all included."""
     return run["images_per_second"] / max(other["images_per_second"] for other in others)
-
-
-def _times_after(run: dict, other: dict) -> float:
-    return run["rate_after_first"] / other["rate_after_first"]
 
 
 TABLES = {"pytorch": report.rate_rows, "parts": report.part_rows, "cpu": report.cpu_rows}

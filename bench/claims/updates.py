@@ -161,17 +161,16 @@ def ms_of(point: dict) -> float:
     return median_of(point, "update_ms")
 
 
-def _plain_of(point: dict, points: list[dict]) -> dict:
-    """Return the point of plain NumPy with the same optimizer and as many weights."""
-    same = ("plain", point["optimizer"], point["n"])
-    return next(p for p in points if (p["means"], p["optimizer"], p["n"]) == same)
+def _of_plain(points: list[dict]) -> dict[tuple[str, int], dict]:
+    """Return the points of plain NumPy by optimizer and number of weights."""
+    return {(p["optimizer"], p["n"]): p for p in points if p["means"] == "plain"}
 
 
 def rows(result: dict) -> list[list[str]]:
     """Return a row for each point."""
     from overlapiter.mpi.training.rules import RULES
 
-    points = result["points"]
+    plain = _of_plain(result["points"])
 
     def memory(point: dict) -> str:  # the traffic of an update, as far as it is inevitable
         n_slots = len(RULES[point["optimizer"]].slots)
@@ -183,11 +182,11 @@ def rows(result: dict) -> list[list[str]]:
         "weights": lambda point: f"{point['n'] / _MILLION:g} M",
         "by": lambda point: MEANINGS[point["means"]],
         "ms": lambda point: f"{ms_of(point):.3g}",
-        "times as fast": lambda p: f"{ms_of(_plain_of(p, points)) / ms_of(p):.1f}",
+        "times as fast": lambda p: f"{ms_of(plain[p['optimizer'], p['n']]) / ms_of(p):.1f}",
         "updates/s": lambda point: f"{1e3 / ms_of(point):,.0f}",
         "memory": memory,
     }
-    return table(points, columns)
+    return table(result["points"], columns)
 
 
 def targets(points: list[dict]) -> list[dict]:
@@ -196,7 +195,7 @@ def targets(points: list[dict]) -> list[dict]:
     for point in (p for p in points if p["optimizer"] == "adam" and p["means"] != "plain"):
         is_published = point["means"] == "numba" and point["n"] == 5 * _MILLION
         what = f"Adam, {point['n'] / _MILLION:g} M, {MEANINGS[point['means']]}"
-        pair = _plain_of(point, points), point
+        pair = _of_plain(points)["adam", point["n"]], point
         gains = by_repeat(lambda one, other: one["update_ms"] / other["update_ms"], *pair)
         wanted = _TARGET if is_published else None
         found.append(target_of(f"{what} / plain NumPy", "", wanted, gains))

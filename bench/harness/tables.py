@@ -57,6 +57,11 @@ def by_repeat(value_of: Callable[..., float], *points: dict) -> list[float]:
     return [value_of(*runs) for runs in zip(*(point["runs"] for point in points), strict=True)]
 
 
+def share_of(key: str) -> Callable[[dict, dict], float]:
+    """Return what gives a number of a run as a share of that of another one."""
+    return lambda run, other: run[key] / other[key]
+
+
 def table(items: Iterable[ItemT], columns: Mapping[str, Callable[[ItemT], object]]) -> Rows:
     """Return a header and a row for each item; a column is its head and what makes its cells."""
     rows = [[str(cell(item)) for cell in columns.values()] for item in items]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from bench.harness.tables import by_repeat, median_of, spread_of, table
+from bench.harness.tables import by_repeat, median_of, share_of, spread_of, table
 from bench.harness.turns import name_of
 from bench.loaders.checks import verify
 from bench.loaders.sources import MountOptions, run_points
@@ -33,8 +33,7 @@ def ratio(point: dict, points: Sequence[dict], loader: str) -> float:
     """
     found = [other for other in points if other["loader"] == loader]
     same = [other for other in found if other["n_readers"] == point["n_readers"]]
-    rate = "images_per_second"
-    return median(by_repeat(lambda one, other: one[rate] / other[rate], point, (same or found)[0]))
+    return median(by_repeat(share_of("images_per_second"), point, (same or found)[0]))
 
 
 def cpu_us(run: dict, *kinds: str) -> float:

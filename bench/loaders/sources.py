@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from bench.harness.files import copy_files, read_files, read_pairs
 from bench.harness.isolated import RunFailedError
-from bench.harness.options import CommonOptions, OptionsError, option
+from bench.harness.options import CommonOptions, OptionsError, option, picked
 from bench.harness.turns import name_of, take_turns
 from bench.loaders.run import run_in_new_process
 from bench.loaders.spec import OF_LOCAL_DISK, RunSpec
@@ -195,8 +195,7 @@ def run_points(
         asked["capacity"] = sources.capacity_of(asked.get("room"), n_examples)
         asked = {name: value for name, value in asked.items() if name in names}
         spec = specs[id(point)] = spec_of(options, sources, **asked)
-        numbers = ("n_prefetchers", "n_readers", "n_batches")
-        point |= {name: getattr(spec, name) for name in numbers}
+        point |= picked(spec, ("n_prefetchers", "n_readers", "n_batches"))
     prepare_local(list(specs.values()), sources)
 
     failed: dict[str, str] = {}

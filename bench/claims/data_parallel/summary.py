@@ -136,16 +136,13 @@ def _means(total_of: Callable[[dict], float], point: dict) -> list[float]:
     return [mean(map(total_of, run["ranks"])) for run in point["runs"]]
 
 
-def _cpu_seconds(rank: dict) -> float:
-    names = ("trainer_cpu_seconds", "workers_cpu_seconds")
-    return sum(epoch[name] for epoch in rank["epochs"] for name in names)
-
-
 #: What of a rank is compared.
 _TOTALS = {
     "all_epochs": lambda rank: sum(map(seconds_of, rank["epochs"])),
     "after_the_first": lambda rank: sum(map(seconds_of, rank["epochs"][1:])),
-    "cpu_time": _cpu_seconds,
+    "cpu_time": lambda rank: sum(
+        epoch["trainer_cpu_seconds"] + epoch["workers_cpu_seconds"] for epoch in rank["epochs"]
+    ),
     _AT_WORK: lambda rank: (
         rank["epochs"][-1]["end"] - rank["epochs"][0]["start"] - rank["start_seconds"]
     ),
