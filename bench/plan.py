@@ -7,7 +7,6 @@ import sys
 from typing import NamedTuple
 
 from bench.harness import claim
-from bench.harness.turns import progress_bar
 
 
 class Experiment(NamedTuple):
@@ -99,17 +98,15 @@ def run_all(arguments: list[str]) -> int:
     if arguments[:1] == ["--into"]:
         folder, arguments = claim.CHECKOUT / arguments[1], arguments[2:]
     failed = []
-    with progress_bar(len(EXPERIMENTS), "experiment") as progress:
-        for number, (name, of, words, minutes, _) in enumerate(EXPERIMENTS, 1):
-            say = f"{number} of {len(EXPERIMENTS)}: {name}, some {minutes:g} minutes"
-            print(f"\n=== {say} ===", file=sys.stderr, flush=True)
-            out = ["--out", str(folder / f"{name}.json")]
-            try:
-                status = claim.run(of, [*out, *shlex.split(words), *arguments])
-            except (Exception, SystemExit) as error:  # the others go on
-                print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
-                status = 1
-            failed += [name] if status else []
-            progress.update()
+    for number, (name, of, words, minutes, _) in enumerate(EXPERIMENTS, 1):
+        say = f"{number} of {len(EXPERIMENTS)}: {name}, some {minutes:g} minutes"
+        print(f"\n=== {say} ===", file=sys.stderr, flush=True)
+        out = ["--out", str(folder / f"{name}.json")]
+        try:
+            status = claim.run(of, [*out, *shlex.split(words), *arguments])
+        except (Exception, SystemExit) as error:  # the others go on
+            print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
+            status = 1
+        failed += [name] if status else []
     print(f"{len(EXPERIMENTS) - len(failed)} experiments done; failed: {', '.join(failed) or '-'}")
     return int(bool(failed))

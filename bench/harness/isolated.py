@@ -96,9 +96,7 @@ def _main(name: str, request: str, answer: str) -> None:
     function_itself = getattr(importlib.import_module(module), function)
     found = function_itself(json.loads(Path(request).read_text()))
     if found is not None:
-        unfinished = Path(f"{answer}.part")
-        unfinished.write_text(json.dumps(found))
-        unfinished.replace(answer)
+        Path(answer).write_text(json.dumps(found))
 
 
 if __name__ == "__main__":

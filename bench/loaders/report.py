@@ -86,9 +86,8 @@ def part_rows(result: dict) -> list[list[str]]:
 
 def cpu_rows(result: dict) -> list[list[str]]:
     """Return what each kind of process used of the CPU for an image, in microseconds."""
-    runs = [run for point in result["points"] for run in point["runs"]]
-    found = dict.fromkeys(kind for run in runs for kind in run["cpu"])
-    kinds = [*(kind for kind in _KINDS if kind in found), *sorted(found.keys() - set(_KINDS))]
+    found = {kind for point in result["points"] for run in point["runs"] for kind in run["cpu"]}
+    kinds = [*(kind for kind in _KINDS if kind in found), *sorted(found - set(_KINDS))]
     rows = [["", *(f"{kind}, µs" for kind in kinds), "all, µs"]]
     for point in result["points"]:
         by_kind = [median(cpu_us(run, kind) for run in point["runs"]) for kind in kinds]

@@ -34,7 +34,8 @@ from typing import IO, TypeVar
 
 from bench.slow import ledger
 
-AnyPath = str | bytes | os.PathLike[str]
+StrPath = str | os.PathLike[str]
+AnyPath = StrPath | bytes
 
 DatasetT = TypeVar("DatasetT")
 
@@ -99,10 +100,7 @@ class SlowStore(contextlib.AbstractContextManager):
     """
 
     def __init__(
-        self,
-        root: str | os.PathLike[str],
-        open_seconds: float = 0.010,
-        bytes_per_second: float = 100e6,
+        self, root: StrPath, open_seconds: float = 0.010, bytes_per_second: float = 100e6
     ) -> None:
         if open_seconds < 0 or not bytes_per_second > 0:
             raise ValueError("open_seconds must be 0 or more and bytes_per_second more than 0")

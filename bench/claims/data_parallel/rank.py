@@ -156,13 +156,9 @@ def training_step(request: dict, comm: object, device: int) -> Callable[[tuple],
 
 
 def train_epochs(
-    request: dict,
-    comm: object,
-    step: Callable[[tuple], float],
-    device: int = -1,
-    more: Callable[[], dict] = dict,
+    request: dict, comm: object, step: Callable, device: int = -1, more: Callable = dict
 ) -> list[dict]:
-    """Do one run; all ranks call it.
+    """Do one run, in which ``step`` trains on arrays and returns the loss; all ranks call it.
 
     The clock runs from before the iterator is made until the last update; Python's forkserver is
     running by then, since it is started before MPI.
