@@ -219,10 +219,8 @@ def watch(request: dict) -> dict:
     """
     scratch, spent_ns = Path(request["scratch"]), dict.fromkeys(_WAYS, 0)
     with _prepared(_WATCHED, scratch) as open_iterator, contextlib.ExitStack() as stack:
-        options = {"trace": {"trace": scratch / "trace.json"}}
-        iterators = {
-            name: stack.enter_context(open_iterator(**options.get(name, {}))) for name in _WAYS
-        }
+        traces = {"trace": scratch / "trace.json"}
+        iterators = {n: stack.enter_context(open_iterator(trace=traces.get(n))) for n in _WAYS}
         for iterator in iterators.values():
             _WATCHED.train(iterator, 20)
         before = {name: iterator.stats() for name, iterator in iterators.items()}

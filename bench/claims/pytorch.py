@@ -31,13 +31,11 @@ from bench.loaders import report
 from bench.loaders.sources import MountOptions
 from bench.loaders.spec import PACKAGES
 
-#: How long a run may take, many times what it does: other loaders may hang.
-MOST_SECONDS = 180.0
-
 
 class Options(MountOptions):
     """What is run."""
 
+    most_seconds = 180.0  # many times what a run takes: other loaders may hang
     batches: int = option(200, "mini-batches of ours, and of PyTorch's on the local disk", quick=8)
     slow_batches: int = option(50, "of PyTorch's on the slow store with 2 workers", quick=4)
     readers: list[int] = option([2, 8, 16, 32, 64], "workers of PyTorch's", quick=[2])
@@ -90,7 +88,7 @@ def measure(options: Options, scratch: Path) -> dict:
     rivals, absent = rivals_of(options)
     points += rivals
     n_examples = options.batches * options.batch_size
-    result = report.measure_points(options, scratch, points, n_examples, MOST_SECONDS)
+    result = report.measure_points(options, scratch, points, n_examples)
     own = [{"name": "import"}, {"name": "trainer"}, {"name": "ours"}]
     functions = {"import": import_torch, "trainer": trainer_cpu, "ours": trainer_cpu}
     take_turns(own, options.repeats, lambda p: isolated.call(functions[p["name"]], p))

@@ -24,8 +24,13 @@ _ROOM_BYTES = 5 * 10**9
 
 
 class MountOptions(CommonOptions):
-    """Where the images are, and how slow a store is that is no real one."""
+    """Where the images are, and how slow a store is that is no real one.
 
+    Attributes:
+        most_seconds: How long a run may take, None for any time; no argument of the command.
+    """
+
+    most_seconds = None
     pairs: Path | None = option(None, "list file of 'path label' lines (made images)")
     root: Path | None = option(None, "folder of the files of --pairs, on the local disk")
     source: Path | None = option(None, "their folder on a real slow store: no emulation")
@@ -168,23 +173,18 @@ def run_once(spec: RunSpec, most_seconds: float | None = None) -> dict:
 
 
 def run_points(
-    options: MountOptions,
-    scratch: Path,
-    points: list[dict],
-    n_examples: int,
-    most_seconds: float | None = None,
-    **usual: object,
+    options: MountOptions, scratch: Path, points: list[dict], n_examples: int, **usual: object
 ) -> dict:
     """Do all runs in turns, each in a process of its own, and add them to their points.
 
     Args:
-        options: Of the benchmark.
+        options: Of the benchmark. The points of runs that fail, or take longer than its
+            ``most_seconds``, are removed from ``points`` and named under ``failed``. With None, one
+            failure ends the benchmark.
         scratch: An empty folder on the fast disk.
         points: The lines of the table. What of a point has a name of ``RunSpec`` is asked for, and
             ``room``, the part of the data set that may be staged.
         n_examples: Of the data set.
-        most_seconds: The points of runs that take longer or fail are removed from ``points`` and
-            named under ``failed``. With None, one failure ends the benchmark.
         usual: What is the same for all points that say nothing else.
     """
     sources = prepare(options, scratch, n_examples)
@@ -199,6 +199,7 @@ def run_points(
     prepare_local(list(specs.values()), sources)
 
     failed: dict[str, str] = {}
+    most_seconds = options.most_seconds
 
     def run(point: dict) -> dict:
         try:

@@ -13,9 +13,10 @@ from bench.loaders.sources import MountOptions
 
 def measured(image_folder: Path, tmp_path: Path, most_seconds: float) -> dict:
     options = MountOptions(pairs=image_folder / "list.txt", root=image_folder, repeats=2)
+    options.most_seconds = most_seconds
     points = [{"loader": "unknown", "name": "broken"}, {"loader": "floor"}]
     usual = {"n_batches": 2, "batch_size": 4}
-    return report.measure_points(options, tmp_path, points, 8, most_seconds, **usual)
+    return report.measure_points(options, tmp_path, points, 8, **usual)
 
 
 def test_a_loader_that_fails_is_named_and_the_others_are_measured(
