@@ -12,12 +12,12 @@ Results go to bench/results/own, which git ignores, or where --out says.
 
 from __future__ import annotations
 
-import signal
 import sys
 from pathlib import Path
 
 from bench import plan
 from bench.harness import claim
+from bench.harness.isolated import end_in_order
 from bench.harness.tables import aligned
 
 
@@ -50,6 +50,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    # A batch system ends a job so: what lies in a file system of memory is removed all the same.
-    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    end_in_order()  # what lies in a file system of memory is removed all the same
     sys.exit(main(sys.argv[1:]))

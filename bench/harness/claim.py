@@ -18,6 +18,8 @@ from bench.harness.machine import commit_facts, filesystem_of, machine_facts
 from bench.harness.options import OptionsError, add_arguments, quick_values
 from bench.harness.tables import aligned
 
+#: What a result may say of its runs in words.
+_SAID = ("data", "store", "absent", "examples")
 RESULTS = CHECKOUT / "bench/results"
 #: Where a run of one's own writes; ignored by git.
 OWN_RESULTS = RESULTS / "own"
@@ -103,7 +105,7 @@ def head(result: dict) -> str:
     lines = [
         f"{machine['cores']} cores, {machine['processor']}, Python {machine['python']}, commit "
         f"{result.get('commit', 'unknown')[:12]}{changed}, {result['staging_filesystem']}",
-        "; ".join(result[name] for name in ("data", "store", "absent") if name in result),
+        "; ".join(result[name] for name in _SAID if name in result),
     ]
     return "\n".join(filter(None, lines))
 

@@ -10,6 +10,7 @@ import itertools
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -91,6 +92,13 @@ def call(
                 process.wait()
 
 
+def end_in_order() -> None:
+    """Have SIGTERM, by which a batch system ends a job, end what this program has begun, too."""
+    signal.signal(signal.SIGTERM, lambda number, _frame: sys.exit(128 + number))
+    # Pools of other loaders end their workers by it, at once.
+    os.register_at_fork(after_in_child=lambda: signal.signal(signal.SIGTERM, signal.SIG_DFL))
+
+
 def _main(name: str, request: str, answer: str) -> None:
     module, function = name.split(":")
     function_itself = getattr(importlib.import_module(module), function)
@@ -100,4 +108,5 @@ def _main(name: str, request: str, answer: str) -> None:
 
 
 if __name__ == "__main__":
+    end_in_order()
     _main(*sys.argv[1:])

@@ -22,7 +22,10 @@ _KINDS = ("prefetcher", "supervisor", "reader", "trainer", "loop")
 def measure_points(options: MountOptions, scratch: Path, *points: Any, **usual: Any) -> dict:
     """Do all runs as :func:`run_points`, and compare what they delivered."""
     found = run_points(options, scratch, *points, **usual)
-    return {**found, "verified": verify(found["points"])}
+    verified = verify(found["points"])
+    if not verified["different"]:
+        found["examples"] = f"{verified['batches']} mini-batches compared, all of them alike"
+    return {**found, "verified": verified}
 
 
 def ratio(point: dict, points: Sequence[dict], loader: str) -> float:
