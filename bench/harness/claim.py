@@ -105,7 +105,7 @@ def head(result: dict) -> str:
     lines = [
         f"{machine['cores']} cores, {machine['processor']}, Python {machine['python']}, commit "
         f"{result.get('commit', 'unknown')[:12]}{changed}, {result['staging_filesystem']}",
-        "; ".join(result[name] for name in _SAID if name in result),
+        "; ".join(result[name] for name in _SAID if result.get(name)),
     ]
     return "\n".join(filter(None, lines))
 

@@ -1,4 +1,4 @@
-"""Files that are copied, read or forgotten as a whole."""
+"""Files that are made, copied or read as a whole."""
 
 from __future__ import annotations
 

@@ -127,12 +127,12 @@ def target_rows(result: dict) -> list[list[str]]:
     return rows
 
 
-def missed_unless_quick(result: dict) -> list[str]:
-    """Return the same, or nothing of runs that only show that they run."""
-    return [] if result["options"]["quick"] else missed(result)
-
-
 def missed(result: dict) -> list[str]:
     """Return which of the ``targets`` of a result were missed, in words."""
     rows = target_rows(result)[1:]
     return [f"{row[0]}: {row[1]}, wanted {row[3]}" for row in rows if row[4] == "missed"]
+
+
+def missed_unless_quick(result: dict) -> list[str]:
+    """Return the same, or nothing of runs that only show that they run."""
+    return [] if result["options"]["quick"] else missed(result)

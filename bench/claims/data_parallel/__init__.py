@@ -142,7 +142,9 @@ def measure(options: Options, scratch: Path) -> dict | None:
     for point in points:
         point["summary"] = summary.summarize(point["runs"])
     compared = {"overheads": summary.overheads(points), "costs": summary.costs(points)}
-    return {**facts_of(options, sources), **compared, "points": points}
+    facts = facts_of(options, sources)
+    del facts["page_cache"]  # nobody has read files of one's own
+    return {**facts, **compared, "points": points}
 
 
 TABLES = summary.TABLES

@@ -58,7 +58,7 @@ class Discovery(StagedCopies):
             The path as the dataset wrote it, or None if the example opens no further file. None
             too where the dataset raises: the file reader meets the same error and reports it.
         """
-        self.table = dict(after)
+        self.begin_part(dict(after))
         self.begin_example()
         self._found = None
         self._thread = threading.get_ident()
