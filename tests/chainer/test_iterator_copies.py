@@ -302,12 +302,13 @@ def test_of_a_path_that_a_library_got_nothing_is_left_after_a_kill(
     with Program(tmp_path, body % size_bytes) as program:
         program.wait_for("ready")
         wait_until(lambda: glob.glob(f"{fast}/overlapiter/*/local/*/*/a"))
-        # First the one that would replace the others, and these too, so that none can tidy up.
+        # None is to be replaced, so the trainer is stopped, and the supervisor killed first.
         kinds = ("ovl-supervisor", "ovl-reader", "ovl-prefetcher")
         trainer = psutil.Process(program.process.pid)
         wait_for_workers(dict.fromkeys(kinds, 1), trainer)
         found = workers(trainer)
         killed = [process for kind in kinds for process in found[kind]]
+        trainer.suspend()
         kill_all(killed)
         assert are_gone(killed)
         program.process.kill()

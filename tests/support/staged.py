@@ -224,11 +224,11 @@ def cut(directory: Path, extent: Extent) -> None:
 
 
 def replace(directory: Path, extent: Extent) -> None:
-    """Put another file of the same size in the place of the segment."""
+    """Put another file of the same size in the place of the segment, of which no byte is alike."""
     path = _segment(directory, extent)
     with contextlib.suppress(FileNotFoundError):
         other = path.with_name("other")
-        other.write_bytes(os.urandom(path.stat().st_size))
+        other.write_bytes(path.read_bytes().translate(bytes(range(255, -1, -1))))
         other.rename(path)
 
 
