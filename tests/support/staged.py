@@ -228,7 +228,7 @@ def replace(directory: Path, extent: Extent) -> None:
     path = _segment(directory, extent)
     with contextlib.suppress(FileNotFoundError):
         other = path.with_name("other")
-        other.write_bytes(path.read_bytes().translate(bytes(range(255, -1, -1))))
+        other.write_bytes(path.read_bytes().translate(bytes([*range(1, 256), 0])))
         other.rename(path)
 
 
