@@ -133,5 +133,5 @@ def rows(result: dict) -> list[list[str]]:
     ]
 
 
-TABLES = {"pipeline": rows, "parts": report.part_rows, "targets": target_rows}
+TABLES = {"pipeline": rows, **report.TABLES, "targets": target_rows}
 faults = report.faults

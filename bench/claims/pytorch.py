@@ -145,6 +145,5 @@ def _times(run: dict, *others: dict) -> float:
     return run["images_per_second"] / max(other["images_per_second"] for other in others)
 
 
-TABLES = {"pytorch": report.rate_rows, "parts": report.part_rows, "cpu": report.cpu_rows}
-TABLES["pytorch-targets"] = target_rows
+TABLES = {"pytorch": report.rate_rows, **report.TABLES, "pytorch-targets": target_rows}
 faults = report.faults

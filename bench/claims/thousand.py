@@ -206,5 +206,5 @@ def _draw_bars(points: list[dict]) -> Figure:
     return figure
 
 
-TABLES = {"loaders": report.rate_rows, "parts": report.part_rows, "cpu": report.cpu_rows}
+TABLES = {"loaders": report.rate_rows, **report.TABLES}
 faults = report.faults

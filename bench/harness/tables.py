@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+import textwrap
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from statistics import mean, median, stdev
 from typing import TypeVar
@@ -11,6 +12,9 @@ from typing import TypeVar
 Rows = Sequence[Sequence[str]]
 
 ItemT = TypeVar("ItemT")
+
+#: In what is printed, of the first column.
+_NAME_WIDTH = 48
 
 #: Student's t for 95% on both sides, by the number of values; at most 2.23 for more.
 _STUDENT = {2: 12.7, 3: 4.3, 4: 3.18, 5: 2.78, 6: 2.57, 7: 2.45, 8: 2.36, 9: 2.31, 10: 2.26}
@@ -69,12 +73,14 @@ def table(items: Iterable[ItemT], columns: Mapping[str, Callable[[ItemT], object
 
 
 def aligned(rows: Rows) -> str:
-    """Return rows as text in columns, the first row being the header."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    """Return rows as text in columns, the first row being the header; long names are folded."""
+    names = [textwrap.wrap(row[0], _NAME_WIDTH, break_on_hyphens=False) or [""] for row in rows]
+    width = max(len(line) for name in names for line in name)
+    others = [max(map(len, column)) for column in zip(*(row[1:] for row in rows), strict=True)]
     lines = []
-    for row in rows:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join([row[0].ljust(widths[0]), *cells[1:]]))
+    for row, (name, *more) in zip(rows, names, strict=True):
+        cells = [cell.rjust(width) for cell, width in zip(row[1:], others, strict=True)]
+        lines += ["  ".join([name.ljust(width), *cells]), *more]
     return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
 
 

@@ -70,6 +70,12 @@ def faults(result: dict) -> list[str]:
     ]
 
 
+def name_rows(result: dict) -> list[list[str]]:
+    """Return what the short names of the points stand for."""
+    meanings = {name_of(point): meaning_of(point) for point in result["points"]}
+    return [["name", "what it is"], *map(list, meanings.items())]
+
+
 def part_rows(result: dict) -> list[list[str]]:
     """Return the seconds of the mean file reader, the waits in next(), and opens of the store."""
     waited = ("wait ms: median", "p99", "max", "opens")
@@ -91,11 +97,11 @@ def cpu_rows(result: dict) -> list[list[str]]:
     """Return what each kind of process used of the CPU for an image, in microseconds."""
     found = {kind for point in result["points"] for run in point["runs"] for kind in run["cpu"]}
     kinds = [*(kind for kind in _KINDS if kind in found), *sorted(found - set(_KINDS))]
-    rows = [["", *(f"{kind}, µs" for kind in kinds), "all, µs"]]
+    rows = [["CPU for an image", *(f"{kind}, µs" for kind in kinds), "all, µs"]]
     for point in result["points"]:
         by_kind = [median(cpu_us(run, kind) for run in point["runs"]) for kind in kinds]
         cells = [f"{number:.0f}" if number else "-" for number in (*by_kind, sum(by_kind))]
-        rows.append([meaning_of(point), *cells])
+        rows.append([name_of(point), *cells])
     return rows
 
 
@@ -111,7 +117,7 @@ def rate_rows(result: dict) -> list[list[str]]:
         "images/s": lambda point: f"{median_of(point, rate):,.0f}",
         "min to max": lambda p: "{min:,.0f} to {max:,.0f}".format_map(spread_of(p, rate)),
     }
-    heads = {"floor": ("of the floor", 2), "slow": ("times 'slow'", 1), "fast": ("times 'fast'", 2)}
+    heads = {"floor": ("of the floor", 2), "slow": ("times slow", 1), "fast": ("times fast", 2)}
     for loader, (head, digits) in heads.items():
         if any(point["loader"] == loader for point in points):
             cell = f"{{:.{digits}f}}".format
@@ -120,3 +126,7 @@ def rate_rows(result: dict) -> list[list[str]]:
     if len({point["n_readers"] for point in points}) > 1:
         columns["readers"] = lambda point: point["n_readers"]
     return table(points, columns)
+
+
+#: Beside the rates, in which the points have their long names.
+TABLES = {"names": name_rows, "parts": part_rows, "cpu": cpu_rows}

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,9 +54,7 @@ class SlotWriter:
         self._take_apart = take_apart
         self.wanted_row_bytes = [column.row_bytes for column in layout.columns]
         self._kinds = leaf_kinds(layout.structure)
-        self._is_all_columns = "loose" not in self._kinds
-        flat = "tuple", None, tuple(self._kinds)
-        self._is_flat = self._is_all_columns and take_apart is flatten and layout.structure == flat
+        self._is_flat_columns = "loose" not in self._kinds
         self._columns: dict[Slot, list[Array]] = {}
 
     def wants_wider_rows(self) -> bool:
@@ -72,18 +70,14 @@ class SlotWriter:
             row: Number of the example in the mini-batch, from 0.
             example: The example as the dataset returned it.
         """
+        structure, leaves = self._take_apart(example)
+        same = structure == self.layout.structure
         if segment is None or slot is None:
-            structure, leaves = self._take_apart(example)
-            same = structure == self.layout.structure
             return (None if same else structure, [(LOOSE, leaf) for leaf in leaves])
         views = self._columns.get(slot)
         if views is None:
             views = self._columns[slot] = column_arrays(self.layout, segment.memory, slot)
-        if self._is_flat and self._is_usual(example) and self._write_ordinary(views, row, example):
-            return None
-        structure, leaves = self._take_apart(example)
-        same = structure == self.layout.structure
-        if same and self._is_all_columns and self._write_ordinary(views, row, leaves):
+        if same and self._is_flat_columns and self._write_ordinary(views, row, leaves):
             return None
         kinds = self._kinds if same else leaf_kinds(structure)
         return (
@@ -91,16 +85,7 @@ class SlotWriter:
             self._write_any(segment, slot, row, kinds, leaves),
         )
 
-    def _is_usual(self, example: object) -> TypeGuard[tuple[Any, ...]]:
-        """Return whether an example is as most are: a tuple of the layout's arrays and numbers."""
-        if type(example) is not tuple or len(example) != len(self._kinds):
-            return False
-        for kind, leaf in zip(self._kinds, example, strict=True):
-            if not (type(leaf) is np.ndarray if kind == "array" else isinstance(leaf, np.generic)):
-                return False
-        return True
-
-    def _write_ordinary(self, views: list[Array], row: int, leaves: Sequence[Any]) -> bool:
+    def _write_ordinary(self, views: list[Array], row: int, leaves: list[Any]) -> bool:
         for column, leaf in zip(self.layout.columns, leaves, strict=True):
             if not column.holds(leaf):
                 return False

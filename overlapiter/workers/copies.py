@@ -30,8 +30,7 @@ class StagedCopies:
             that were read, and how many nanoseconds that took.
         has_missed: Whether one of them could not be read for the current example, or was of no use.
         opened: The paths opened for the current example, in order.
-        opens_staged: Opens that went to a staged copy, since the start.
-        opens_source: Opens that went to the slow store, since the start.
+        opens_source: Opens of the current part that went to the slow store.
     """
 
     def __init__(self, plan: StagingPlan) -> None:
@@ -47,12 +46,11 @@ class StagedCopies:
         self._is_trusted = True
         self._large: list[Extent] = []  # those of which the current example got the path
         self.opened: list[str] = []
-        self.opens_staged = 0
         self.opens_source = 0
 
     def begin_part(self, table: dict[int, Extent]) -> None:
         """Begin a part, of which these copies may be read, by the keys of their files."""
-        self._table = table
+        self._table, self.opens_source = table, 0
         self.reads.clear()
 
     def begin_example(self) -> None:
@@ -105,7 +103,6 @@ class StagedCopies:
             else:
                 if extent.is_whole:
                     self._large.append(extent)
-                self.opens_staged += 1
                 self.reads.append((extent.tier, n_bytes, time.monotonic_ns() - began_ns))
                 return given
         self.opens_source += 1

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from overlapiter.sharedmem.layout import Flatten, flatten
+from overlapiter.sharedmem.layout import Structure, flatten
 from overlapiter.sources import Dataset
 
 
@@ -33,8 +33,6 @@ class Face:
     deals_in_turn = False
     fetches_whole = False
     renewal: Any = None
-    #: Returns the structure of an example and its leaves, as arrays where it has some.
-    take_apart: Flatten = staticmethod(flatten)
 
     def __init__(self, dataset: Dataset) -> None:
         self.dataset = dataset
@@ -59,6 +57,10 @@ class Face:
     def fetch_whole(self, indices: list[int]) -> Any:
         """Return the examples of a mini-batch, asked for with one call, for :meth:`collate`."""
         return [self.dataset[index] for index in indices]
+
+    def take_apart(self, example: object) -> tuple[Structure, list[Any]]:
+        """Return the structure of an example and its leaves, as arrays where it has some."""
+        return flatten(example)
 
     def collate(self, examples: Any) -> object:
         """Return what is made of a mini-batch."""

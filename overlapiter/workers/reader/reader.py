@@ -118,7 +118,7 @@ class FileReader:
                 else:
                     self._take_note(message, fds)
 
-    def _count_opens(self, copies: StagedCopies, n_from_source: int) -> None:
+    def _count_opens(self, copies: StagedCopies) -> None:
         """Count the files that a part has opened: at once, since a loop costs less for each."""
         row = self._row
         for tier, n_bytes, took_ns in copies.reads:
@@ -126,7 +126,7 @@ class FileReader:
             row.add(Counter.BYTES_READ_STAGED, n_bytes)
             row.add(Counter.DISK_READ_NS, took_ns)
             row.add_latency(took_ns)
-        row.add(Counter.OPENS_SOURCE, n_from_source)
+        row.add(Counter.OPENS_SOURCE, copies.opens_source)
 
     def _warn(self, text: str) -> None:
         self._channel.send(("trouble", text))
@@ -147,7 +147,6 @@ class FileReader:
         copies, row = self._copies, self._row
         if copies is not None:
             copies.begin_part(unpacked(task.extents))
-            n_from_source = copies.opens_source
         reading = _Reading(task)
         before = time.monotonic_ns(), *self._clock.now()
         for number, index in enumerate(task.indices[: 1 if self._face.fetches_whole else None]):
@@ -172,7 +171,7 @@ class FileReader:
         if self._face.collates and reading.n_read and reading.failure is None:
             self._write_collated(reading)
         if copies is not None:
-            self._count_opens(copies, copies.opens_source - n_from_source)
+            self._count_opens(copies)
             self._unseen.count(reading.unopened)
         self._report(reading, before)
         self._begin_example()  # what the last one opened is not needed any more
@@ -199,9 +198,7 @@ class FileReader:
         finally:
             after_ns = time.monotonic_ns()
             reading.fetch_ns += after_ns - before_ns
-            if self._trace.is_on:
-                times, key = (before_ns, after_ns), task.batch
-                self._trace.add("dataset[i]", "reading", *times, key, index=index)
+            self._trace.add("dataset[i]", "reading", before_ns, after_ns, task.batch, index=index)
         reading.n_read += len(task.indices) if self._face.fetches_whole else 1
         if self._copies is not None and not self._copies.opened:
             reading.unopened.append(index)
@@ -241,7 +238,7 @@ class FileReader:
     def _fetch(self, task: ReadTask, number: int, index: int) -> Any:
         """Return an example; if it fails on a staged copy or that changes, from the source."""
         copies = self._copies
-        opens_before = 0 if copies is None else copies.opens_staged
+        n_reads = 0 if copies is None else len(copies.reads)
         for is_last in (False, True):
             if task.epochs is not None and self._plan.seed is not None:
                 self._face.seed_example(self._plan.seed, task.epochs[number], index)
@@ -255,7 +252,7 @@ class FileReader:
                     return example
             except BaseException:
                 # The copy may be damaged, or its disk.
-                if is_last or copies is None or copies.opens_staged == opens_before:
+                if is_last or copies is None or len(copies.reads) == n_reads:
                     raise
             copies.distrust()
         raise AssertionError
