@@ -267,3 +267,27 @@ if __name__ == "__main__":
 
 def test_neither_the_trainer_nor_its_workers_import_a_framework(tmp_path: Path) -> None:
     assert run_script(tmp_path, MODULES).stdout == "[]\n[]\n"
+
+
+READY = """
+import os, sys
+import PIL.Image
+from tests.chainer.iterator_datasets import Pixels
+from tests.support.engine import Engine
+
+class Ready(Pixels):
+    def get_example(self, i):
+        return "PIL.JpegImagePlugin" in sys.modules, os.environ["OPENBLAS_THREAD_TIMEOUT"]
+
+if __name__ == "__main__":
+    with Engine(Ready(1), 1) as engine:
+        print(*next(engine)[0])
+"""
+OF_THE_USER = 'import os\nos.environ["OPENBLAS_THREAD_TIMEOUT"] = "26"\n'
+
+
+@pytest.mark.parametrize(("before", "timeout"), [("", "4"), (OF_THE_USER, "26")])
+def test_a_reader_has_pillows_formats_before_its_first_example_and_threads_that_do_not_spin(
+    tmp_path: Path, before: str, timeout: str
+) -> None:
+    assert run_script(tmp_path, before + READY).stdout == f"True {timeout}\n"

@@ -86,6 +86,27 @@ def test_a_task_fills_up_while_all_that_is_needed_soon_is_staged():
     assert [task.indices for task in worker.tasks] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
+def test_until_something_is_staged_a_prefetcher_at_work_gets_more_of_the_first_mini_batch_alone():
+    stage, schedule, _ = staging_stage(4)
+    worker, other = Prefetcher(), Prefetcher()
+    stage.team.workers.append(worker)
+    schedule.admit(0, [*range(10)], None)
+    schedule.admit(1, [10], None)
+    schedule.admit(2, [11], None)
+    stage.hand_out(9)
+    assert [task.indices for task in worker.tasks] == [[*range(8)], [8, 9]]
+    stage.team.workers.append(other)
+    stage.hand_out(9)
+    assert [task.indices for task in other.tasks] == [[10, 11]]
+
+    schedule.admit(3, [0, 10], None)
+    stage.hand_out(9)
+    assert len(worker.tasks) == 2
+    stage.hear(worker, ("staged", 0, [staged(n) for n in range(8)], {}))
+    stage.hand_out(9)
+    assert len(worker.tasks) == 3
+
+
 def test_after_a_restart_what_is_known_is_read_though_no_prefetcher_has_time():
     stage, schedule, _ = staging_stage(2)
     worker = Prefetcher()

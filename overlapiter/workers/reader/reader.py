@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import sys
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -95,6 +96,7 @@ class FileReader:
             self._face.begin(row.number, self._plan.n_readers)
         except BaseException as error:  # user code: all its parts fail
             self._begin_error = error
+        _import_image_formats()
         with self._trace, contextlib.suppress(ChannelClosedError):
             while True:
                 before_ns = time.monotonic_ns()
@@ -347,6 +349,13 @@ class _Reading:
                         del self.entries[number + 1 :]
                         return None
         return pickle.dumps(self.entries, pickle.HIGHEST_PROTOCOL)
+
+
+def _import_image_formats() -> None:
+    """Have Pillow, if it is there, import now what its first image would, before there is work."""
+    pillow = sys.modules.get("PIL.Image")
+    if pillow is not None:
+        pillow.preinit()
 
 
 def _is_countable(index: object) -> bool:

@@ -204,9 +204,14 @@ class Schedule:
         batch.n_cut = part.stop
 
     @property
+    def oldest(self) -> Batch | None:
+        """The first mini-batch that is not settled, of those that the trainer still wants."""
+        return next((b for b in self._batches.values() if not b.is_dropped), None)
+
+    @property
     def settled_position(self) -> int:
         """The position of the first example of a mini-batch that is not settled."""
-        oldest = next((b for b in self._batches.values() if not b.is_dropped), None)
+        oldest = self.oldest
         return self._end_position if oldest is None else oldest.position
 
     def next_to_stage(self, before_id: int | None = None) -> Part | None:

@@ -79,7 +79,7 @@ class StagingStage:
         self._avoided: set[int] = set()  # examples on which prefetchers died
         self._tasks: dict[int, _Task] = {}
         self._next_task_id = 0
-        self._had_tasks = False
+        self._has_answer = False
         self._is_held_up = False  # the next part needs a prefetcher, and none has time for it
         self.is_given_up = False
 
@@ -113,16 +113,16 @@ class StagingStage:
             # Where no prefetcher has work, what is needed soon is staged: a task may fill up.
             if not (self.has_work or self._schedule.is_worth_staging(n_wanted, before_id)):
                 return
-            parts, indices = self._next_parts(before_id, n_wanted, is_free=worker is not None)
+            parts, indices = self._next_parts(before_id, n_wanted, worker)
             if not parts or worker is None:
                 return
             if not self._give(worker, parts, indices):
                 return
 
     def _next_parts(
-        self, before_id: int, n_wanted: int, *, is_free: bool
+        self, before_id: int, n_wanted: int, worker: Worker | None
     ) -> tuple[list[Part], list[int]]:
-        """Take parts for a task, and their examples that need a prefetcher, each once.
+        """Take parts for a task of a worker, and their examples that need one, each once.
 
         Parts that need none go on to be read.
         """
@@ -131,8 +131,7 @@ class StagingStage:
         n_examples = 0
         self._is_held_up = False
         while n_examples < n_wanted:
-            limit = None if self._residency.may_run_ahead() else before_id
-            part = self._schedule.next_to_stage(limit)
+            part = self._schedule.next_to_stage(self._limit(before_id, worker))
             if part is None:
                 break
             if part.batch.batch_id >= before_id and self._residency.is_on_offer(part):
@@ -144,7 +143,7 @@ class StagingStage:
                 self._residency.hand_out(part)
                 self._schedule.staged(part, extents)
                 continue
-            if not is_free:
+            if worker is None:
                 self._is_held_up = True
                 self._schedule.redo(part, PartState.TO_STAGE)
                 break
@@ -154,9 +153,20 @@ class StagingStage:
             n_examples += len(part.indices)
         return parts, [*to_look_at]
 
+    def _limit(self, before_id: int, worker: Worker | None) -> int | None:
+        """Return before which mini-batch parts may be staged now; None for all.
+
+        Until something is staged, a prefetcher that has work gets more of the first mini-batch
+        alone: what comes later would take the cores from it.
+        """
+        if not self._has_answer and worker is not None and worker.parts:
+            first = self._schedule.oldest
+            return None if first is None else first.batch_id + 1
+        return None if self._residency.may_run_ahead() else before_id
+
     def _n_wanted(self) -> int:
         """Return how many examples a task is to have."""
-        if not self._had_tasks:  # the first ones are small, so that each prefetcher has one soon
+        if not self._has_answer:  # the first ones are small, so that each prefetcher has one soon
             return _SMALL_TASK_EXAMPLES
         if not self._residency.is_full:
             return _TASK_EXAMPLES if self.has_work else _LARGE_TASK_EXAMPLES
@@ -174,7 +184,6 @@ class StagingStage:
                 self._schedule.redo(part, PartState.TO_STAGE)
             return False
         self._next_task_id += 1
-        self._had_tasks = task_id + 1 >= len(self.team.workers)
         self._tasks[task_id] = _Task(parts, indices)
         for part in parts:
             worker.give(part)
@@ -192,7 +201,7 @@ class StagingStage:
 
     def hear(self, worker: Worker, message: Message) -> bool:
         """Take note of what a prefetcher has done; return True."""
-        self._is_held_up = False  # its files may be known now
+        self._is_held_up, self._has_answer = False, True  # its files may be known now
         _, task_id, plain_findings, moved = message
         task = self._tasks.get(task_id)
         if task is None:  # it was done when this was on its way
