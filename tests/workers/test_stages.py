@@ -86,7 +86,7 @@ def test_a_task_fills_up_while_all_that_is_needed_soon_is_staged():
     assert [task.indices for task in worker.tasks] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_until_something_is_staged_a_prefetcher_at_work_gets_more_of_the_first_mini_batch_alone():
+def test_a_prefetcher_at_its_first_task_gets_more_of_the_first_mini_batch_alone():
     stage, schedule, _ = staging_stage(4)
     worker, other = Prefetcher(), Prefetcher()
     stage.team.workers.append(worker)
@@ -104,7 +104,7 @@ def test_until_something_is_staged_a_prefetcher_at_work_gets_more_of_the_first_m
     assert len(worker.tasks) == 2
     stage.hear(worker, ("staged", 0, [staged(n) for n in range(8)], {}))
     stage.hand_out(9)
-    assert len(worker.tasks) == 3
+    assert (len(worker.tasks), len(other.tasks)) == (3, 1)
 
 
 def test_after_a_restart_what_is_known_is_read_though_no_prefetcher_has_time():

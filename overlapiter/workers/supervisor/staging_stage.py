@@ -79,7 +79,7 @@ class StagingStage:
         self._avoided: set[int] = set()  # examples on which prefetchers died
         self._tasks: dict[int, _Task] = {}
         self._next_task_id = 0
-        self._has_answer = False
+        self._answered: set[Worker] = set()
         self._is_held_up = False  # the next part needs a prefetcher, and none has time for it
         self.is_given_up = False
 
@@ -156,17 +156,17 @@ class StagingStage:
     def _limit(self, before_id: int, worker: Worker | None) -> int | None:
         """Return before which mini-batch parts may be staged now; None for all.
 
-        Until something is staged, a prefetcher that has work gets more of the first mini-batch
-        alone: what comes later would take the cores from it.
+        A prefetcher that is at its first task gets more of the first mini-batch alone: what comes
+        later would take the cores from what is needed soon.
         """
-        if not self._has_answer and worker is not None and worker.parts:
+        if worker is not None and worker.parts and worker not in self._answered:
             first = self._schedule.oldest
             return None if first is None else first.batch_id + 1
         return None if self._residency.may_run_ahead() else before_id
 
     def _n_wanted(self) -> int:
         """Return how many examples a task is to have."""
-        if not self._has_answer:  # the first ones are small, so that each prefetcher has one soon
+        if not self._answered:  # the first ones are small, so that each prefetcher has one soon
             return _SMALL_TASK_EXAMPLES
         if not self._residency.is_full:
             return _TASK_EXAMPLES if self.has_work else _LARGE_TASK_EXAMPLES
@@ -201,7 +201,8 @@ class StagingStage:
 
     def hear(self, worker: Worker, message: Message) -> bool:
         """Take note of what a prefetcher has done; return True."""
-        self._is_held_up, self._has_answer = False, True  # its files may be known now
+        self._answered.add(worker)
+        self._is_held_up = False  # its files may be known now
         _, task_id, plain_findings, moved = message
         task = self._tasks.get(task_id)
         if task is None:  # it was done when this was on its way
