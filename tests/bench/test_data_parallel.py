@@ -106,7 +106,7 @@ def test_in_a_job_of_the_users_all_ranks_do_all_runs(tmp_path: Path, image_folde
     assert sizes == [(1, 2, "overlap"), (1, 2, "local"), (1, 2, "synthetic")]
     (node,) = found["points"][0]["runs"][0]["reads"]
     assert sum(node["epoch_opens"]) == N_IMAGES  # by what the ranks themselves count
-    assert list(found["overheads"]) == ["1 x 2"]
+    assert [row[0] for row in training.cost_rows(found)[1:]] == ["1 x 2"]
 
 
 def test_a_node_is_a_group_of_ranks_with_a_name() -> None:
@@ -179,10 +179,11 @@ def test_runs_are_summed_up_over_ranks_and_repeats() -> None:
         {"loader": "overlap", **size, "runs": [run(11.0), run(22.0)]},
         {"loader": "synthetic", **size, "runs": [run(10.0), run(20.0)]},
     ]
-    found = training.overheads(points)["1 x 2"]
-    assert found["all_epochs"]["median"] == pytest.approx(0.1)
-    assert found["after_the_first"]["max"] == pytest.approx(0.1)
-    assert found["cpu_time"] == {"median": 0, "min": 0, "max": 0}
+    head, row = training.cost_rows({"points": points})
+    assert row[0] == "1 x 2"
+    found = dict(zip(head, row, strict=True))
+    assert found["all epochs"] == found["after the first epoch"] == "+10.00% ± 0.00%"
+    assert found["CPU time"] == "+0.00% ± 0.00%"
 
 
 @pytest.mark.parametrize(
@@ -198,7 +199,7 @@ def test_what_loading_adds_is_told_from_noise(longer: tuple[float, float], word:
         {"loader": "overlap", **size, "runs": runs(*longer)},
         {"loader": "synthetic", **size, "runs": runs(10.0, 10.0)},
     ]
-    found = training.costs(points)
+    (row,) = training.cost_rows({"points": points})[1:]
     # Both epochs without the second until the first mini-batch was there.
-    assert found["1 x 4"]["values"][1] == pytest.approx((2 * longer[1] - 1) / 19 - 1)
-    assert training.cost_rows({"costs": found})[1][3] == word
+    assert row[1].startswith(f"{sum((2 * each - 1) / 19 - 1 for each in longer) / 2:+.2%} ± ")
+    assert row[-1] == word

@@ -141,10 +141,9 @@ def measure(options: Options, scratch: Path) -> dict | None:
         return None
     for point in points:
         point["summary"] = summary.summarize(point["runs"])
-    compared = {"overheads": summary.overheads(points), "costs": summary.costs(points)}
     facts = facts_of(options, sources)
     del facts["page_cache"]  # nobody has read files of one's own
-    return {**facts, **compared, "points": points}
+    return {**facts, "points": points}
 
 
 TABLES = summary.TABLES

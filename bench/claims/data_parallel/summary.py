@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import mean, median
 
@@ -20,7 +20,6 @@ LOADERS = {
 
 #: What loading may add where data are not the bottleneck, as a share.
 MOST_COST = 0.01
-_AT_WORK = "from_the_first_mini_batch"
 
 
 def reads_by_node(
@@ -91,60 +90,17 @@ def summarize(runs: Sequence[dict]) -> list[dict]:
     return summaries
 
 
-def overheads(points: Sequence[dict]) -> dict[str, dict]:
-    """Return how much longer our runs took than those with data in memory, as a share.
-
-    Runs of the same repeat are compared: the time of all epochs, that of all but the first, and
-    the CPU time of ranks and workers, which a busy machine changes less; ranks that wait for
-    others take CPU time, since MPI polls. The keys are like ``1 x 2``, nodes and ranks per node.
-    """
-    return {
-        size: {name: spread(values) for name, values in shares.items() if name != _AT_WORK}
-        for size, shares in _shares(points).items()
-    }
-
-
-def costs(points: Sequence[dict]) -> dict[str, dict]:
-    """Return what loading adds from the first mini-batch on, and whether that is little enough.
-
-    The start of the workers is not in it. The keys are those of :func:`overheads`.
-    """
-    found = {}
-    for size, shares in _shares(points).items():
-        share, error = interval(shares[_AT_WORK])
-        # Neither, where 1% cannot be told from noise.
-        is_met = None if abs(share - MOST_COST) < error else share < MOST_COST
-        found[size] = {"values": shares[_AT_WORK], "mean": share, "error": error, "is_met": is_met}
-    return found
-
-
-def _shares(points: Sequence[dict]) -> dict[str, dict[str, list[float]]]:
-    """Return for each size, and each of its totals, how much more ours took in each repeat."""
-    found = {}
-    others = {_size(point): point for point in points if point["loader"] == "synthetic"}
-    for point in points:
-        if point["loader"] == "overlap" and _size(point) in others:
-            found[_size(point)] = shares = {}
-            for name, total_of in _TOTALS.items():
-                ours, other = (_means(total_of, each) for each in (point, others[_size(point)]))
-                shares[name] = [a / b - 1 for a, b in zip(ours, other, strict=True)]
-    return found
-
-
-def _means(total_of: Callable[[dict], float], point: dict) -> list[float]:
-    """Return for each run of a point the mean of a total over its ranks."""
-    return [mean(map(total_of, run["ranks"])) for run in point["runs"]]
-
-
-#: What of a rank is compared.
+AT_WORK = "from the first mini-batch on"
+#: What of a rank is compared, by words for it. CPU time changes less where the machine is busy;
+#: ranks that wait for others take some, since MPI polls.
 _TOTALS = {
-    "all_epochs": lambda rank: sum(map(seconds_of, rank["epochs"])),
-    "after_the_first": lambda rank: sum(map(seconds_of, rank["epochs"][1:])),
-    "cpu_time": lambda rank: sum(
-        epoch["trainer_cpu_seconds"] + epoch["workers_cpu_seconds"] for epoch in rank["epochs"]
-    ),
-    _AT_WORK: lambda rank: (
+    AT_WORK: lambda rank: (
         rank["epochs"][-1]["end"] - rank["epochs"][0]["start"] - rank["start_seconds"]
+    ),
+    "all epochs": lambda rank: sum(map(seconds_of, rank["epochs"])),
+    "after the first epoch": lambda rank: sum(map(seconds_of, rank["epochs"][1:])),
+    "CPU time": lambda rank: sum(
+        epoch["trainer_cpu_seconds"] + epoch["workers_cpu_seconds"] for epoch in rank["epochs"]
     ),
 }
 
@@ -159,26 +115,29 @@ def words_of(n_nodes: int, n_ranks: int) -> str:
     return ranks if n_nodes == 1 else f"{n_nodes} nodes, {ranks} each"
 
 
-def overhead_rows(result: dict) -> list[list[str]]:
-    """Return how much longer ours took than with data in memory, for each size."""
-    names = ("all_epochs", "after_the_first", "cpu_time")
-    rows = [["nodes x ranks", *(f"{name.replace('_', ' ')} [min, max]" for name in names)]]
-    for size, found in result["overheads"].items():
-        cells = [[f"{found[n][key]:+.1%}" for key in ("median", "min", "max")] for n in names]
-        rows.append([size, *(f"{middle} [{low}, {high}]" for middle, low, high in cells)])
-    return rows
-
-
 def cost_rows(result: dict) -> list[list[str]]:
-    """Return what loading adds from the first mini-batch on, with its interval, for each size."""
-    words = {True: "met", False: "missed", None: "within noise"}
-    columns = {
-        "nodes x ranks": lambda item: item[0],
-        "longer by, of 95 %": lambda item: f"{item[1]['mean']:+.2%} ± {item[1]['error']:.2%}",
-        "wanted": lambda _item: f"{MOST_COST:.0%}",
-        "": lambda item: words[item[1]["is_met"]],
+    """Return for each size how much more ours took than data in memory, with intervals of 95%."""
+    others = {_size(p): p for p in result["points"] if p["loader"] == "synthetic"}
+    ours = [p for p in result["points"] if p["loader"] == "overlap" and _size(p) in others]
+
+    def more(point: dict, what: str) -> tuple[float, float]:
+        one, other = (
+            [mean(map(_TOTALS[what], run["ranks"])) for run in each["runs"]]
+            for each in (point, others[_size(point)])
+        )
+        return interval([a / b - 1 for a, b in zip(one, other, strict=True)])
+
+    def verdict(point: dict) -> str:
+        share, error = more(point, AT_WORK)
+        if abs(share - MOST_COST) < error:  # 1% cannot be told from noise
+            return "within noise"
+        return "met" if share < MOST_COST else "missed"
+
+    columns = {"nodes x ranks": _size} | {
+        what: lambda point, what=what: "{:+.2%} ± {:.2%}".format(*more(point, what))
+        for what in _TOTALS
     }
-    return table(result.get("costs", {}).items(), columns)
+    return table(ours, {**columns, f"{MOST_COST:.0%} wanted of the first": verdict})
 
 
 def _by_size(result: dict) -> tuple[list[tuple[int, int]], dict[tuple[str, int, int], list]]:
@@ -218,7 +177,6 @@ def node_read_rows(result: dict) -> list[list[str]]:
 TABLES = {
     "training": training_rows,
     "node-reads": node_read_rows,
-    "overheads": overhead_rows,
     "costs": cost_rows,
 }
 
