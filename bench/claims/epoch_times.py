@@ -13,7 +13,7 @@ from pathlib import Path
 from statistics import median
 
 from bench.harness.options import option
-from bench.harness.tables import by_repeat, extremes, spread, table
+from bench.harness.tables import Wanted, compared, extremes, rows_of, spread
 from bench.harness.turns import name_of
 from bench.loaders.sources import EpochOptions, run_points
 
@@ -23,8 +23,6 @@ MEANINGS = {
     "ideal": "unlimited, while 64 threads of one more process read what has to be missed",
     "multiprocess": "MultiprocessIterator, slow store",
 }
-#: Loaders beside whose later epochs those of ``capacity`` are set.
-_LIMITS = ("ideal", "unlimited")
 
 
 class Options(EpochOptions):
@@ -47,7 +45,7 @@ def measure(options: Options, scratch: Path) -> dict:
     found = run_points(options, scratch, points, options.examples, **options.usual)
     for point in points:
         point["summary"] = summarize(point["runs"])
-    return {**found, "later_shares": {limit: later_shares(points, limit) for limit in _LIMITS}}
+    return found
 
 
 def summarize(runs: list[dict]) -> dict:
@@ -60,16 +58,20 @@ def summarize(runs: list[dict]) -> dict:
     }
 
 
-def later_shares(points: list[dict], limit: str) -> list[float]:
-    """Return for each repeat what the later epochs of ``limit`` take, of those of ``capacity``."""
-    found = {name_of(point): point for point in points}
-    if not {"capacity", limit} <= found.keys():
-        return []
+def targets(points: list[dict]) -> list[dict]:
+    """Return what the later epochs of the limits take, of those of ``capacity``."""
+    return compared(_TARGETS, {name_of(point): point["runs"] for point in points})
 
-    def later(run: dict) -> float:
-        return sum(epoch["seconds"] for epoch in run["epochs"][1:])
 
-    return by_repeat(lambda a, b: later(a) / later(b), found[limit], found["capacity"])
+def _later(run: dict) -> float:
+    return sum(epoch["seconds"] for epoch in run["epochs"][1:])
+
+
+_TARGETS: tuple[Wanted, ...] = tuple(
+    (f"{limit} / capacity, epoch 2 and later", "", wanted, (limit, "capacity"),
+     lambda other, run: _later(other) / _later(run))
+    for limit, wanted in (("ideal", 0.85), ("unlimited", None))
+)  # fmt: skip
 
 
 def rows(result: dict) -> list[list[str]]:
@@ -81,15 +83,6 @@ def rows(result: dict) -> list[list[str]]:
             numbers = [f"{seconds['median']:.2f}", extremes(seconds), f"{opens:g}"]
             lines.append([name_of(point), str(epoch), *numbers, f"{n_bytes / 1e6:.1f}"])
     return lines
-
-
-def share_rows(result: dict) -> list[list[str]]:
-    """Return what the later epochs of the limits take, of those of ``capacity``."""
-    found = {limit: values for limit, values in result["later_shares"].items() if values}
-    columns = {"epoch 2 and later": lambda item: f"{item[0]} / capacity"}
-    columns["median"] = lambda item: f"{median(item[1]):.2f}"
-    columns["[min, max]"] = lambda item: extremes(spread(item[1]))
-    return table(found.items(), columns)
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
@@ -108,4 +101,4 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     return bar_panels(panels, names, stem.with_suffix(".png"), result, words)
 
 
-TABLES = {"epochs": rows, "shares": share_rows}
+TABLES = {"epochs": rows, "targets": lambda result: rows_of(targets(result["points"]))}

@@ -14,10 +14,11 @@ from __future__ import annotations
 import os
 import tempfile
 import time
+from operator import itemgetter
 from pathlib import Path
 
 from bench.harness.options import option
-from bench.harness.tables import by_repeat, extremes, spread, table
+from bench.harness.tables import Wanted, compared, rows_of
 from bench.harness.turns import call_in_turns
 from bench.loaders.report import staging_us
 from bench.loaders.sources import EpochOptions, run_points
@@ -81,27 +82,23 @@ def measure(options: Options, scratch: Path) -> dict:
     found = run_points(options, scratch, points, options.examples, **usual, mount="given")
     driven = [{"name": state} for state in STATES]
     call_in_turns(driven, options.repeats, drive, local=str(scratch), n_files=options.examples)
-    points += driven
-    return {"data": found["data"], "points": points, "us": values(points)}
+    return {"data": found["data"], "points": points + driven}
 
 
-def values(points: list[dict]) -> dict[str, list[float]]:
-    """Return microseconds for a file, one for each repeat, by what they were used for."""
-    whole, part, *driven = points
-    found = {"evicting, in the pipeline": by_repeat(evicting_us, whole, part)}
-    for point in driven:
-        found[f"evicting, store, {point['name']}"] = [run["evict_us"] for run in point["runs"]]
-    staged = [run["stage_us"] for point in driven for run in point["runs"]]
-    return {**found, "claiming, writing and publishing": staged}
+#: The last one only explains the others.
+_TARGETS: tuple[Wanted, ...] = (
+    ("evicting, in the pipeline", "µs", 20, ("whole", "part"), evicting_us),
+    *(
+        (f"evicting, store, {state}", "µs", 20, (state,), itemgetter("evict_us"))
+        for state in STATES
+    ),
+    ("claiming, writing and publishing", "µs", None, STATES[:1], itemgetter("stage_us")),
+)
 
 
 def rows(result: dict) -> list[list[str]]:
-    """Return a row for each thing that was measured."""
-    over = {what: spread(numbers) for what, numbers in result["us"].items()}
-    columns = {"": lambda item: item[0]}
-    columns["µs of CPU for a file"] = lambda item: f"{item[1]['median']:.1f}"
-    columns["[min, max]"] = lambda item: extremes(item[1], 1)
-    return table(over.items(), columns)
+    """Return a row for each thing that was measured, for a file."""
+    return rows_of(compared(_TARGETS, {point["name"]: point["runs"] for point in result["points"]}))
 
 
 TABLES = {"evicting": rows}

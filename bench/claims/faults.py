@@ -34,7 +34,7 @@ from bench.harness import isolated
 from bench.harness.family import descendants, is_running, send, workers
 from bench.harness.files import read_pairs
 from bench.harness.options import CommonOptions, option, picked
-from bench.harness.tables import median_of, table
+from bench.harness.tables import rows_of, table, target_of
 from bench.harness.turns import take_turns
 from bench.loaders.checks import checksum
 from bench.loaders.files import Images
@@ -224,13 +224,11 @@ def hit_rows(result: dict) -> list[list[str]]:
 
 def ending_rows(result: dict) -> list[list[str]]:
     """Return a row for each way to end."""
-    columns = {
-        "ending": lambda point: point["name"],
-        "all children gone after, s": lambda p: f"{median_of(p, 'children_seconds'):.3f}",
-        "max": lambda p: f"{max(run['children_seconds'] for run in p['runs']):.3f}",
-        "limit": lambda point: f"{ENDINGS[point['name']][1]:g}",
-    }
-    return table(result["points"], columns)
+    return rows_of(
+        target_of(f"all children gone after {point['name']}", "s", ENDINGS[point["name"]][1],
+                  [run["children_seconds"] for run in point["runs"]])
+        for point in result["points"]
+    )  # fmt: skip
 
 
 def faults(result: dict) -> list[str]:

@@ -39,6 +39,7 @@ from bench.claims.data_parallel import run_ranks
 from bench.claims.data_parallel.rank import train_epochs
 from bench.claims.data_parallel.summary import seconds_of
 from bench.claims.peers_serving import measure_serving, serving_rows
+from bench.harness.family import cpu_seconds
 from bench.harness.launching import launch
 from bench.harness.machine import is_installed
 from bench.harness.options import option
@@ -151,9 +152,10 @@ def _servers() -> list[psutil.Process]:
 def _idle_cpu_seconds() -> float:
     """Return the CPU that the servers of this node take while nothing is asked of them."""
     time.sleep(_IDLE_SECONDS / 2)  # what is staged ahead comes first
-    before = [(server, sum(server.cpu_times()[:2])) for server in _servers()]
+    servers = [server.pid for server in _servers()]
+    before = sum(map(cpu_seconds, servers))
     time.sleep(_IDLE_SECONDS)
-    return sum(sum(server.cpu_times()[:2]) - seconds for server, seconds in before)
+    return sum(map(cpu_seconds, servers)) - before
 
 
 def measure_epochs(options: Options, scratch: Path) -> dict:
@@ -181,6 +183,10 @@ def epoch_rows(result: dict) -> list[list[str]]:
         n_files = point.get("examples", result["options"]["examples"]) if key == "reads" else 1
         return f"{np.mean([run[key][epochs] for run in point['runs']]) / n_files:.2f}"
 
+    def idle_of(point: dict) -> str:
+        has_server = {*KINDS[point["kind"]][1]} == {"has_peers"}  # and none that was hit
+        return f"{100 * median_of(point, 'idle_cpu_share'):.1f}" if has_server else "-"
+
     later, first = slice(1, None), slice(1)
     columns = {
         "nodes x room": lambda p: f"{p['nodes']} x {100 * p['fraction']:g} %",
@@ -189,19 +195,10 @@ def epoch_rows(result: dict) -> list[list[str]]:
         "reads, later ones": lambda p: mean_of(p, "reads", later),
         "seconds, epoch 1": lambda p: mean_of(p, "seconds", first),
         "seconds, later ones": lambda p: mean_of(p, "seconds", later),
+        "first mini-batch, s": lambda p: f"{median_of(p, 'first_seconds'):.2f}",
+        "CPU of an idle server, %": idle_of,
     }
     return table(result.get("points", []), columns)
-
-
-def idle_rows(result: dict) -> list[list[str]]:
-    """Return a row for each kind of run: its first mini-batch, and what idle servers cost."""
-    points = [p for p in result.get("points", []) if "first_seconds" in p["runs"][0]]
-    columns = {
-        "": lambda p: f"{KINDS[p['kind']][0]}, {p['nodes']} x {100 * p['fraction']:g} %",
-        "s to the first mini-batch": lambda p: f"{median_of(p, 'first_seconds'):.2f}",
-        "CPU of an idle server, %": lambda p: f"{100 * median_of(p, 'idle_cpu_share'):.1f}",
-    }
-    return table([p for p in points if "fault" not in KINDS[p["kind"]][1]], columns)
 
 
 def measure(options: Options, scratch: Path) -> dict:
@@ -242,4 +239,4 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     return [save(figure, stem.with_suffix(".png"), result, *words, space_inches=1.2)]
 
 
-TABLES = {"peers-epochs": epoch_rows, "peers-idle": idle_rows, "peers-serving": serving_rows}
+TABLES = {"peers-epochs": epoch_rows, "peers-serving": serving_rows}

@@ -17,7 +17,7 @@ from operator import itemgetter
 from pathlib import Path
 
 from bench.harness.options import OptionsError, option
-from bench.harness.tables import Wanted, compared, median_of, share_of, table, target_rows
+from bench.harness.tables import Wanted, compared, share_of, target_rows
 from bench.loaders import report
 from bench.loaders.sources import MountOptions
 
@@ -90,8 +90,6 @@ def _reader_beyond_us(run: dict, loops: dict) -> float:
     return report.cpu_us(run, "reader") - report.cpu_us(loops, "loop")
 
 
-_first = itemgetter(FIRST)
-
 _TARGETS: tuple[Wanted, ...] = (
     ("prefetchers, a staged file, local source", "µs", 80, ("from local",), report.staging_us),
     ("prefetchers, a staged file, slow store", "µs", 140, ("cold",), report.staging_us),
@@ -113,25 +111,10 @@ _TARGETS: tuple[Wanted, ...] = (
     ("12 prefetchers / default", "", 0.95, ("cold, 12 prefetchers", "cold"), share_of(RATE)),
     ("16 readers / 2 readers", "", 0.9, ("cold, 16 readers", "cold"), share_of(RATE)),
     ("16 / 2 readers, after the first", "", 0.9, ("cold, 16 readers", "cold"), share_of(STEADY)),
-    ("first mini-batch, 2 readers", "s", 0.45, ("cold",), _first),
-    ("first, 16 readers, 12 prefetchers", "s", 0.45, ("first of 16 and 12",), _first),
+    ("first mini-batch, 2 readers", "s", 0.45, ("cold",), itemgetter(FIRST)),
+    ("first, 16 readers, 12 prefetchers", "s", 0.45, ("first of 16 and 12",), itemgetter(FIRST)),
 )
 
 
-def rows(result: dict) -> list[list[str]]:
-    """Return a row for each line: its rates, and the CPU of the usual kinds of processes."""
-    columns = {
-        "": report.meaning_of,
-        "mini-batches": lambda point: point["n_batches"],
-        "images/s": lambda point: f"{median_of(point, RATE):,.0f}",
-        "after the first": lambda point: f"{median_of(point, STEADY):,.0f}",
-        "first, s": lambda point: f"{median_of(point, FIRST):.2f}",
-    }
-    cpu = report.cpu_rows(result)
-    return [
-        row + used[1:6] for row, used in zip(table(result["points"], columns), cpu, strict=True)
-    ]
-
-
-TABLES = {"pipeline": rows, **report.TABLES, "targets": target_rows}
+TABLES = {"loaders": report.rate_rows, **report.TABLES, "targets": target_rows}
 faults = report.faults

@@ -106,8 +106,7 @@ def rivals_of(options: Options) -> tuple[list[dict], str]:
          "n_batches": options.batches if n_readers > 2 else options.slow_batches}
         for name, n_readers in lines if name not in absent
     ]  # fmt: skip
-    words = f"{', '.join(sorted(absent))} left out: not installed." if absent else ""
-    return points, words
+    return points, f"{', '.join(sorted(absent))} left out: not installed." if absent else ""
 
 
 def targets(points: list[dict]) -> list[dict]:

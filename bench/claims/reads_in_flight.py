@@ -101,16 +101,4 @@ def rows(result: dict) -> list[list[str]]:
     return table(result["points"], columns)
 
 
-def rate_rows(result: dict) -> list[list[str]]:
-    """Return files per second: a row for each latency, a column for each number of reads."""
-    points = result["points"]
-    rate = {(p["open_ms"], p["reads_in_flight"]): median_of(p, "files_per_second") for p in points}
-    fixed = sorted({reads for _, reads in rate if reads})
-    columns = {"files per second": lambda open_ms: f"{open_ms:g} ms per open"}
-    for reads in (*fixed, None):
-        name = str(reads or "self-tuned")
-        columns[name] = lambda open_ms, reads=reads: f"{rate[open_ms, reads]:,.0f}"
-    return table(sorted({open_ms for open_ms, _ in rate}), columns)
-
-
-TABLES = {"settings": rows, "rates": rate_rows}
+TABLES = {"settings": rows}

@@ -124,7 +124,7 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
         }
     lines = [
         f"{result['store']}; {result['data']}; batch size {options['batch_size']}",
-        f"median of {options['repeats']} runs; page cache of the source {result['page_cache']}",
+        f"median of {options['repeats']} runs; page cache of the source warm before each run",
     ]
     return [
         save(figure, stem.with_name(f"{stem.name}-{name}.png"), result, *lines, space_inches=0.5)
@@ -157,8 +157,7 @@ def _draw_parts(points: list[dict], varies: str) -> Figure:
     axes.bar_label(bars, [f"{total:.1f}" for total in bottom], padding=3)
     axes.grid(visible=False, axis="x")
     # Room for the number above the highest bar.
-    top = 1.08 * float(bottom.max())
-    axes.set(xlabel=_PROCESSES[varies], ylim=(0, top))
+    axes.set(xlabel=_PROCESSES[varies], ylim=(0, 1.08 * float(bottom.max())))
     axes.set_ylabel("mean seconds per file reader process")
     fixed = "n_readers" if varies == "n_prefetchers" else "n_prefetchers"
     title = f"{points[0]['n_batches']} mini-batches with {points[0][fixed]} {_PROCESSES[fixed]}"

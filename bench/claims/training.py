@@ -243,18 +243,10 @@ _WORDS = {
 def rows(result: dict) -> list[list[str]]:
     """Return a row for each point."""
     found = figures_of(result["points"])
-
-    def words(point: dict) -> str:
-        text = _WORDS[point["kind"]].format(found[point["name"]])
-        if point["kind"] != "updates":
-            return text
-        # Weights, two slots and gradient are read, three written.
-        return f"{text}, {28 * point['n'] * found[point['name']] / 1e9:.1f} GB/s of the optimizer"
-
     columns = {
         "run": lambda point: point["name"].replace("1 workers", "1 worker"),
         "seconds": lambda point: f"{median_of(point, 'seconds'):.2f}",
-        "result": words,
+        "result": lambda point: _WORDS[point["kind"]].format(found[point["name"]]),
     }
     return table(result["points"], columns)
 

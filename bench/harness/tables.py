@@ -122,8 +122,13 @@ def compared(wanted: Iterable[Wanted], runs: Mapping[Hashable, Sequence[dict]]) 
 
 def target_rows(result: dict) -> list[list[str]]:
     """Return a row for each of the ``targets`` of a result, after a header."""
+    return rows_of(result["targets"])
+
+
+def rows_of(targets: Iterable[dict]) -> list[list[str]]:
+    """Return the same of targets that follow from a result."""
     rows = [["", "measured", "[min, max]", "wanted", ""]]
-    for target in result["targets"]:
+    for target in targets:
         digits = 0 if target["unit"] == "µs" else 2
         unit = f" {target['unit']}" if target["unit"] else ""
         wanted = "" if target["wanted"] is None else f"{target['wanted']:.{digits}f}{unit}"

@@ -116,6 +116,7 @@ def rate_rows(result: dict) -> list[list[str]]:
         "mini-batches": lambda point: point["n_batches"],
         "images/s": lambda point: f"{median_of(point, rate):,.0f}",
         "min to max": lambda p: "{min:,.0f} to {max:,.0f}".format_map(spread_of(p, rate)),
+        "after the first": lambda point: f"{median_of(point, 'rate_after_first'):,.0f}",
     }
     heads = {"floor": ("of the floor", 2), "slow": ("times slow", 1), "fast": ("times fast", 2)}
     for loader, (head, digits) in heads.items():

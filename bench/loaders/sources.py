@@ -111,14 +111,13 @@ def prepare(options: MountOptions, scratch: Path, n_examples: int) -> Sources:
 
 
 def facts_of(options: MountOptions, sources: Sources) -> dict[str, str]:
-    """Return what to say of data, store and page cache in a result."""
+    """Return what to say of data and store in a result."""
     kind = "FUSE mount" if options.mount == "fuse" else "emulated store"
     stat = f", {options.stat_ms:g} ms per stat" if options.stat_ms else ""
     store = f"{kind}: {options.open_ms:g} ms per open, {options.mb_per_s:g} MB/s{stat}"
     return {
         "data": sources.label,
         "store": "slow store given by the user" if options.source else store,
-        "page_cache": "warm before each run",
     }
 
 

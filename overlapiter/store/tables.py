@@ -133,15 +133,17 @@ def surpluses(cursor: Cursor, block_bytes: int) -> dict[int, int]:
         "SELECT segment, size, NULL FROM staged UNION ALL SELECT segment, size, NULL FROM going "
         "UNION ALL SELECT id, NULL, charged FROM segment WHERE owner=0"
     )  # one statement, so that nothing changes in between; GROUP BY takes twice as long
-    taken: collections.defaultdict[int, int] = collections.defaultdict(int)
+    n_blocks: collections.defaultdict[int, int] = collections.defaultdict(int)
     charged: dict[int, int] = {}
+    more = block_bytes - 1
     try:
+        # There may be millions, and the first mini-batch after a boot waits for it.
         for number, size_bytes, charged_bytes in cursor.execute(select):
             if charged_bytes is None:
-                taken[number] += -(-max(size_bytes, 1) // block_bytes) * block_bytes  # aligned
+                n_blocks[number] += n if (n := (size_bytes + more) // block_bytes) > 0 else 1
             else:
                 charged[number] = charged_bytes
-        return {number: size_bytes - taken[number] for number, size_bytes in charged.items()}
+        return {each: charged[each] - n_blocks[each] * block_bytes for each in charged}
     except TypeError as error:
         raise IndexDamagedError(f"no numbers: {error}") from error
 

@@ -44,7 +44,9 @@ def test_what_a_call_takes_anyway_is_not_lost():
     assert faults.hit_rows(a_result())[1:] == [
         ["reader", "SIGKILL", "1", "0.020 / 0.020", "0.040 / 0.040"]
     ]
-    assert faults.ending_rows(a_result())[1:] == [["kill", "0.100", "0.100", "5"]]
+    assert faults.ending_rows(a_result())[1:] == [
+        ["all children gone after kill", "0.10 s", "[0.10, 0.10]", "5.00 s", "met"]
+    ]
 
 
 def test_every_fault_is_named():

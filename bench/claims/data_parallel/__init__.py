@@ -11,9 +11,7 @@ with a staging directory of its own::
     python -m bench data-parallel --model waits --ranks 2,4 --iterations 200 --batch-size 4
 
 The last one measures what loading adds where data are not the bottleneck, beside mini-batches that
-lie in memory: its step waits, as a rank does for its accelerator, so the cores are free. With
-``--model compute`` training keeps them busy itself, and decoding an image takes 2 ms of a core away
-from it: how much that is says how long the step was made, and little of the loader.
+lie in memory: its step waits, as a rank does for its accelerator, so the cores are free.
 
 On a cluster it runs in a job of yours, on all its ranks and nodes, and emulates nothing::
 
@@ -45,7 +43,7 @@ from bench.loaders.sources import EpochOptions, MountOptions, Sources, facts_of,
 from bench.slow import SlowStore, Store, slow_store
 from bench.slow.ledger import OpenRecord
 
-MODELS = ("data", "waits", "compute", "resnet50")
+MODELS = ("data", "waits", "resnet50")
 
 
 class Options(EpochOptions):
@@ -141,9 +139,7 @@ def measure(options: Options, scratch: Path) -> dict | None:
         return None
     for point in points:
         point["summary"] = summary.summarize(point["runs"])
-    facts = facts_of(options, sources)
-    del facts["page_cache"]  # nobody has read files of one's own
-    return {**facts, "points": points}
+    return {**facts_of(options, sources), "points": points}
 
 
 TABLES = summary.TABLES

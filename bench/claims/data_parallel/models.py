@@ -9,7 +9,6 @@ from __future__ import annotations
 import time
 
 import chainer
-import chainer.functions as F
 import chainer.links as L
 
 N_CLASSES = 1000
@@ -31,26 +30,6 @@ def waits() -> chainer.Sequential:
     return chainer.Sequential(wait, *data())
 
 
-def compute() -> chainer.Sequential:
-    """Return convolutions that keep a core busy for long, with few parameters to exchange."""
-    return chainer.Sequential(
-        lambda x: x / 255,
-        L.Convolution2D(3, 64, ksize=7, stride=4, pad=3),
-        F.relu,
-        *(_Residual() for _ in range(6)),
-        lambda h: F.mean(h, axis=(2, 3)),
-        L.Linear(64, N_CLASSES),
-    )
-
-
-class _Residual(L.Convolution2D):
-    def __init__(self) -> None:
-        super().__init__(64, 64, ksize=3, pad=1)
-
-    def forward(self, x: chainer.Variable) -> chainer.Variable:
-        return F.relu(super().forward(x)) + x
-
-
 class _ResNet50(L.ResNet50Layers):
     def forward(self, x: chainer.Variable) -> chainer.Variable:
         return super().forward(x[:, :, :224, :224] / 255, layers=["fc6"])["fc6"]
@@ -61,4 +40,4 @@ def resnet50() -> chainer.Link:
     return _ResNet50(pretrained_model=None)
 
 
-MODELS = {"data": data, "waits": waits, "compute": compute, "resnet50": resnet50}
+MODELS = {"data": data, "waits": waits, "resnet50": resnet50}
