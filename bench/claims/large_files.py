@@ -25,8 +25,6 @@ from bench.harness.turns import take_turns
 from bench.loaders.sources import run_once
 from bench.loaders.spec import RunSpec
 
-WANTED = 0.9
-
 
 class Options(CommonOptions):
     """What is run."""
@@ -71,7 +69,7 @@ def measure(options: Options, scratch: Path) -> dict:
 
     take_turns(points, options.repeats, run)
     targets = [
-        target_of(f"bytes for CPU, {staged['file_bytes'] / 1e6:g} MB, of cp", "", WANTED,
+        target_of(f"bytes for CPU, {staged['file_bytes'] / 1e6:g} MB, of cp", "", 0.9,
                   by_repeat(lambda a, b: rate(a) / rate(b), staged, copied))
         for staged, copied in zip(points[::2], points[1::2], strict=True)
     ]  # fmt: skip

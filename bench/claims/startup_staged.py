@@ -27,7 +27,6 @@ from bench.loaders.spec import RunSpec
 from bench.photographs import PHOTOGRAPHS, make_photographs
 
 STATES = ("empty", "closed", "killed", "another boot")
-WANTED_SECONDS = 1.0
 _CAPACITY_BYTES = 10**14
 _PART_FILES = 1_000
 _FOLDER_FILES = 1_280
@@ -112,7 +111,7 @@ def measure(options: Options, scratch: Path) -> dict:
     points = [{"name": state} for state in STATES]
     take_turns(points, options.repeats, run)
     targets = [
-        target_of(f"first mini-batch, {point['name']}, more than empty", "s", WANTED_SECONDS,
+        target_of(f"first mini-batch, {point['name']}, more than empty", "s", 1.0,
                   by_repeat(lambda one, empty: one[_FIRST] - empty[_FIRST], point, points[0]))
         for point in points[1:]
     ]  # fmt: skip
