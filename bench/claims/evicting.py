@@ -92,7 +92,7 @@ _TARGETS: tuple[Wanted, ...] = (
         (f"evicting, store, {state}", "µs", 20, (state,), itemgetter("evict_us"))
         for state in STATES
     ),
-    ("claiming, writing and publishing", "µs", None, STATES[:1], itemgetter("stage_us")),
+    ("claiming, writing and publishing, dirty", "µs", None, STATES[:1], itemgetter("stage_us")),
 )
 
 

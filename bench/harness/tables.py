@@ -126,7 +126,7 @@ def target_rows(result: dict) -> list[list[str]]:
 
 
 def rows_of(targets: Iterable[dict]) -> list[list[str]]:
-    """Return the same of targets that follow from a result."""
+    """Return a row for each target, after a header."""
     rows = [["", "measured", "[min, max]", "wanted", ""]]
     for target in targets:
         digits = 0 if target["unit"] == "µs" else 2

@@ -135,12 +135,13 @@ def surpluses(cursor: Cursor, block_bytes: int) -> dict[int, int]:
     )  # one statement, so that nothing changes in between; GROUP BY takes twice as long
     n_blocks: collections.defaultdict[int, int] = collections.defaultdict(int)
     charged: dict[int, int] = {}
-    more = block_bytes - 1
     try:
         # There may be millions, and the first mini-batch after a boot waits for it.
         for number, size_bytes, charged_bytes in cursor.execute(select):
             if charged_bytes is None:
-                n_blocks[number] += n if (n := (size_bytes + more) // block_bytes) > 0 else 1
+                n_blocks[number] += (
+                    n if (n := (size_bytes + block_bytes - 1) // block_bytes) > 0 else 1
+                )
             else:
                 charged[number] = charged_bytes
         return {each: charged[each] - n_blocks[each] * block_bytes for each in charged}

@@ -269,25 +269,48 @@ def test_neither_the_trainer_nor_its_workers_import_a_framework(tmp_path: Path) 
     assert run_script(tmp_path, MODULES).stdout == "[]\n[]\n"
 
 
-READY = """
+FORMATS = """
 import os, sys
 import PIL.Image
+from overlapiter import Staging
 from tests.chainer.iterator_datasets import Pixels
 from tests.support.engine import Engine
 
-class Ready(Pixels):
+class Formats(Pixels):
     def get_example(self, i):
-        return "PIL.JpegImagePlugin" in sys.modules, os.environ["OPENBLAS_THREAD_TIMEOUT"]
+        return "PIL.JpegImagePlugin" in sys.modules
 
 if __name__ == "__main__":
-    with Engine(Ready(1), 1) as engine:
-        print(*next(engine)[0])
+    os.mkdir("slow")
+    with Engine(Formats(1), 1, staging=Staging("fast", source="slow")) as engine:
+        print(*next(engine))
+"""
+
+
+def test_a_reader_that_waits_for_its_first_files_has_pillow_import_its_formats(
+    tmp_path: Path,
+) -> None:
+    assert run_script(tmp_path, FORMATS).stdout == "True\n"
+
+
+THREADS = """
+import os
+from tests.chainer.iterator_datasets import Pixels
+from tests.support.engine import Engine
+
+class Threads(Pixels):
+    def get_example(self, i):
+        return os.environ["OPENBLAS_THREAD_TIMEOUT"]
+
+if __name__ == "__main__":
+    with Engine(Threads(1), 1) as engine:
+        print(*next(engine))
 """
 OF_THE_USER = 'import os\nos.environ["OPENBLAS_THREAD_TIMEOUT"] = "26"\n'
 
 
 @pytest.mark.parametrize(("before", "timeout"), [("", "4"), (OF_THE_USER, "26")])
-def test_a_reader_has_pillows_formats_before_its_first_example_and_threads_that_do_not_spin(
+def test_a_workers_idle_threads_of_numpy_sleep_unless_the_user_has_said_otherwise(
     tmp_path: Path, before: str, timeout: str
 ) -> None:
-    assert run_script(tmp_path, before + READY).stdout == f"True {timeout}\n"
+    assert run_script(tmp_path, before + THREADS).stdout == f"{timeout}\n"

@@ -86,7 +86,7 @@ def test_a_task_fills_up_while_all_that_is_needed_soon_is_staged():
     assert [task.indices for task in worker.tasks] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_a_prefetcher_at_its_first_task_gets_more_of_the_first_mini_batch_alone():
+def test_until_something_is_staged_a_prefetcher_gets_only_the_rest_of_the_first_mini_batch():
     stage, schedule, _ = staging_stage(4)
     worker, other = Prefetcher(), Prefetcher()
     stage.team.workers.append(worker)
@@ -101,10 +101,23 @@ def test_a_prefetcher_at_its_first_task_gets_more_of_the_first_mini_batch_alone(
 
     schedule.admit(3, [0, 10], None)
     stage.hand_out(9)
-    assert len(worker.tasks) == 2
-    stage.hear(worker, ("staged", 0, [staged(n) for n in range(8)], {}))
+    assert len(worker.tasks + other.tasks) == 3
+    stage.hear(other, ("staged", 2, [staged(10)], None))  # of its two examples
     stage.hand_out(9)
-    assert (len(worker.tasks), len(other.tasks)) == (3, 1)
+    assert len(worker.tasks + other.tasks) == 4
+
+
+def test_a_full_directory_limits_what_a_prefetcher_gets_of_the_first_mini_batch_too():
+    stage, schedule, _ = staging_stage(4)
+    worker = Prefetcher()
+    stage.team.workers.append(worker)
+    stage._residency.may_run_ahead = lambda: False
+    schedule.admit(3, [*range(10)], None)
+    stage.hand_out(3)  # the trainer has all before it
+    assert worker.tasks == []
+    stage.hand_out(4)
+    stage.hand_out(3)
+    assert [task.indices for task in worker.tasks] == [[*range(8)], [8, 9]]
 
 
 def test_after_a_restart_what_is_known_is_read_though_no_prefetcher_has_time():

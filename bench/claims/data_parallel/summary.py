@@ -90,11 +90,11 @@ def summarize(runs: Sequence[dict]) -> list[dict]:
     return summaries
 
 
-AT_WORK = "from the first mini-batch on"
+_AT_WORK = "from the first mini-batch on"
 #: What of a rank is compared, by words for it. CPU time changes less where the machine is busy;
 #: ranks that wait for others take some, since MPI polls.
 _TOTALS = {
-    AT_WORK: lambda rank: (
+    _AT_WORK: lambda rank: (
         rank["epochs"][-1]["end"] - rank["epochs"][0]["start"] - rank["start_seconds"]
     ),
     "all epochs": lambda rank: sum(map(seconds_of, rank["epochs"])),
@@ -128,7 +128,7 @@ def cost_rows(result: dict) -> list[list[str]]:
         return interval([a / b - 1 for a, b in zip(one, other, strict=True)])
 
     def verdict(point: dict) -> str:
-        share, error = more(point, AT_WORK)
+        share, error = more(point, _AT_WORK)
         if abs(share - MOST_COST) < error:  # 1% cannot be told from noise
             return "within noise"
         return "met" if share < MOST_COST else "missed"
@@ -137,7 +137,7 @@ def cost_rows(result: dict) -> list[list[str]]:
         what: lambda point, what=what: "{:+.2%} ± {:.2%}".format(*more(point, what))
         for what in _TOTALS
     }
-    return table(ours, {**columns, f"{MOST_COST:.0%} wanted of the first": verdict})
+    return table(ours, {**columns, f"{MOST_COST:.0%} wanted, {_AT_WORK}": verdict})
 
 
 def _by_size(result: dict) -> tuple[list[tuple[int, int]], dict[tuple[str, int, int], list]]:

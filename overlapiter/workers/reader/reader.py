@@ -96,7 +96,8 @@ class FileReader:
             self._face.begin(row.number, self._plan.n_readers)
         except BaseException as error:  # user code: all its parts fail
             self._begin_error = error
-        _import_image_formats()
+        if self._copies is not None:
+            _import_image_formats()
         with self._trace, contextlib.suppress(ChannelClosedError):
             while True:
                 before_ns = time.monotonic_ns()
@@ -352,10 +353,13 @@ class _Reading:
 
 
 def _import_image_formats() -> None:
-    """Have Pillow, if it is there, import now what its first image would, before there is work."""
-    pillow = sys.modules.get("PIL.Image")
-    if pillow is not None:
-        pillow.preinit()
+    """Have Pillow, if it is there, import its formats now, while the first files are staged.
+
+    It would when it opens the first file object, unless somebody has done so before.
+    """
+    preinit = getattr(sys.modules.get("PIL.Image"), "preinit", None)
+    if preinit is not None and "PIL.JpegImagePlugin" not in sys.modules:
+        preinit()
 
 
 def _is_countable(index: object) -> bool:

@@ -234,7 +234,7 @@ def _ensure_forkserver(preload: Sequence[str]) -> None:
 
 @contextlib.contextmanager
 def hidden_launcher() -> Iterator[None]:
-    """Hide the MPI launcher's variables from processes started meanwhile."""
+    """Hide the launcher from processes that are started meanwhile, and give them their settings."""
     with _environment_lock:
         settings = {**_BLAS_SETTINGS, **_child_settings()}
         hidden = {name: os.environ.pop(name) for name in launcher_variables()}

@@ -79,7 +79,7 @@ class StagingStage:
         self._avoided: set[int] = set()  # examples on which prefetchers died
         self._tasks: dict[int, _Task] = {}
         self._next_task_id = 0
-        self._answered: set[Worker] = set()
+        self._has_answer = False  # of any prefetcher
         self._is_held_up = False  # the next part needs a prefetcher, and none has time for it
         self.is_given_up = False
 
@@ -109,7 +109,7 @@ class StagingStage:
             worker = self.team.least_loaded(UNBOUNDED, self.credit_examples)
             if worker is None and self._is_held_up:
                 return
-            n_wanted = self._n_wanted()
+            n_wanted = self._n_wanted(worker)
             # Where no prefetcher has work, what is needed soon is staged: a task may fill up.
             if not (self.has_work or self._schedule.is_worth_staging(n_wanted, before_id)):
                 return
@@ -122,7 +122,7 @@ class StagingStage:
     def _next_parts(
         self, before_id: int, n_wanted: int, worker: Worker | None
     ) -> tuple[list[Part], list[int]]:
-        """Take parts for a task of a worker, and their examples that need one, each once.
+        """Take parts for a task, and their examples that need a prefetcher, each once.
 
         Parts that need none go on to be read.
         """
@@ -156,18 +156,19 @@ class StagingStage:
     def _limit(self, before_id: int, worker: Worker | None) -> int | None:
         """Return before which mini-batch parts may be staged now; None for all.
 
-        A prefetcher that is at its first task gets more of the first mini-batch alone: what comes
-        later would take the cores from what is needed soon.
+        Until something is staged, a prefetcher that has work gets nothing but the rest of the first
+        mini-batch: what comes later would take the cores from it.
         """
-        if worker is not None and worker.parts and worker not in self._answered:
-            first = self._schedule.oldest
-            return None if first is None else first.batch_id + 1
-        return None if self._residency.may_run_ahead() else before_id
+        limit = None if self._residency.may_run_ahead() else before_id
+        first = self._schedule.oldest
+        if self._has_answer or first is None or worker is None or not worker.parts:
+            return limit
+        return first.batch_id + 1 if limit is None else min(first.batch_id + 1, limit)
 
-    def _n_wanted(self) -> int:
-        """Return how many examples a task is to have."""
-        if not self._answered:  # the first ones are small, so that each prefetcher has one soon
-            return _SMALL_TASK_EXAMPLES
+    def _n_wanted(self, worker: Worker | None) -> int:
+        """Return how many examples a task of a worker is to have."""
+        if not self._has_answer and not (worker and worker.parts):
+            return _SMALL_TASK_EXAMPLES  # so that each prefetcher has one soon
         if not self._residency.is_full:
             return _TASK_EXAMPLES if self.has_work else _LARGE_TASK_EXAMPLES
         most = min(_TASK_EXAMPLES, int(self._residency.n_staged * _TASK_SHARE))
@@ -201,8 +202,7 @@ class StagingStage:
 
     def hear(self, worker: Worker, message: Message) -> bool:
         """Take note of what a prefetcher has done; return True."""
-        self._answered.add(worker)
-        self._is_held_up = False  # its files may be known now
+        self._is_held_up, self._has_answer = False, True  # its files may be known now
         _, task_id, plain_findings, moved = message
         task = self._tasks.get(task_id)
         if task is None:  # it was done when this was on its way
