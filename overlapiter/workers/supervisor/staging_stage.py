@@ -160,10 +160,11 @@ class StagingStage:
         mini-batch: what comes later would take the cores from it.
         """
         limit = None if self._residency.may_run_ahead() else before_id
-        first = self._schedule.oldest
-        if self._has_answer or first is None or worker is None or not worker.parts:
+        if self._has_answer or worker is None or not worker.parts:
             return limit
-        return first.batch_id + 1 if limit is None else min(first.batch_id + 1, limit)
+        first = self._schedule.oldest
+        after_first = self._schedule.next_batch_id if first is None else first.batch_id + 1
+        return after_first if limit is None else min(after_first, limit)
 
     def _n_wanted(self, worker: Worker | None) -> int:
         """Return how many examples a task of a worker is to have."""
