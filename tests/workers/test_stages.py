@@ -115,8 +115,12 @@ def test_a_full_directory_limits_what_a_prefetcher_gets_of_the_first_mini_batch_
     schedule.admit(3, [*range(10)], None)
     stage.hand_out(3)  # the trainer has all before it
     assert worker.tasks == []
+    stage.credit_examples = 8
     stage.hand_out(4)
+    stage.credit_examples = 64
     stage.hand_out(3)
+    assert [task.indices for task in worker.tasks] == [[*range(8)]]
+    stage.hand_out(4)
     assert [task.indices for task in worker.tasks] == [[*range(8)], [8, 9]]
 
 

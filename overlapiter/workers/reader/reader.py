@@ -355,7 +355,8 @@ class _Reading:
 def _import_image_formats() -> None:
     """Have Pillow, if it is there, import its formats now, while the first files are staged.
 
-    It would when it opens the first file object, unless somebody has done so before.
+    Pillow itself imports them when it opens its first file object. Where the forkserver has
+    imported them, there is nothing to do.
     """
     preinit = getattr(sys.modules.get("PIL.Image"), "preinit", None)
     if preinit is not None and "PIL.JpegImagePlugin" not in sys.modules:

@@ -163,8 +163,9 @@ class StagingStage:
         if self._has_answer or worker is None or not worker.parts:
             return limit
         first = self._schedule.oldest
-        after_first = self._schedule.next_batch_id if first is None else first.batch_id + 1
-        return after_first if limit is None else min(after_first, limit)
+        if first is None:  # there is nothing to stage
+            return limit
+        return first.batch_id + 1 if limit is None else min(first.batch_id + 1, limit)
 
     def _n_wanted(self, worker: Worker | None) -> int:
         """Return how many examples a task of a worker is to have."""
