@@ -123,7 +123,7 @@ def rate_rows(result: dict) -> list[list[str]]:
         if any(point["loader"] == loader for point in points):
             cell = f"{{:.{digits}f}}".format
             columns[head] = lambda p, of=loader, cell=cell: cell(ratio(p, points, of))
-    columns["first mini-batch, s"] = lambda p: f"{median_of(p, 'first_batch_seconds'):.2f}"
+    columns["first, s"] = lambda p: f"{median_of(p, 'first_batch_seconds'):.2f}"
     if len({point["n_readers"] for point in points}) > 1:
         columns["readers"] = lambda point: point["n_readers"]
     return table(points, columns)
