@@ -234,3 +234,12 @@ def test_readers_beyond_the_cores_have_work_only_if_they_wait():
         costs.add(*cost(0.010, 4, cpu_share=0.05))
     assert costs.n_busy == 16
     assert costs.part_size(32, 2) == 2
+
+
+def test_a_part_that_seems_to_have_taken_less_than_no_time_does_not_derail_the_estimate():
+    costs = CostEstimate(2, 2)
+    costs.add(32, 1, busy_ns=-80_000_000, cpu_ns=1_600_000)
+    for _ in range(5000):  # what is learned wrongly would grow beyond all bounds
+        costs.add(32, 1, busy_ns=1_600_000, cpu_ns=1_500_000)
+    assert 45e-6 < costs.example_seconds < 55e-6
+    assert costs.part_size(32, 8) == 32

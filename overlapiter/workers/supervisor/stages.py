@@ -46,11 +46,12 @@ class CostEstimate:
         Args:
             n_examples: Its examples.
             n_files: Most files that one of them has opened.
-            busy_ns: What it took, less the time for which a core was waited for.
+            busy_ns: What it took, less the time for which a core was waited for. Where a reader
+                loses its core between its looks at the two clocks, it is too little, even negative.
             cpu_ns: For how long it had a core; else it waited for something such as a disk.
         """
         share = 0.1 if self.example_seconds else 1.0
-        seconds = busy_ns / 1e9 / n_examples
+        seconds = max(busy_ns, cpu_ns) / 1e9 / n_examples
         if self.example_seconds:
             seconds = min(seconds, _MOST_TIMES * self.example_seconds)
         self.example_seconds += (seconds - self.example_seconds) * share
