@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .options import Skip as Skip
     from .options import Staging as Staging
     from .options import Tier as Tier
+    from .peers.meeting import Rendezvous as Rendezvous
     from .redirection import redirect as redirect
     from .stats import Stats as Stats
     from .tracing import trace as trace

@@ -172,6 +172,8 @@ class Stager:
             left = [file for file in wanted if file.key not in found] if found else wanted
             if not left:
                 break
+            if tier in part.unseen:
+                continue
             try:
                 found |= store.look(left)
             except (OSError, IndexBusyError) as error:
@@ -230,7 +232,7 @@ class Stager:
 
     def _accept(self, part: Part, file: Wanted, extent: Extent) -> None:
         """Take a valid copy; one in a slower tier rises if a faster one may have room."""
-        part.answers[file.key] = answer = Staged(Outcome.FOUND, extent, has_settled(extent.mtime))
+        part.answers[file.key] = answer = _found(extent)
         self._remember(answer)
         if extent.tier and self._health.is_well(0):
             part.missing.append((file, extent))
@@ -280,18 +282,38 @@ class Stager:
                     store.drop(here)
             except (OSError, IndexBusyError) as error:
                 answer = self._health.blame(tier, error)
+        mine = [] if claimed is None else [by_key[key] for key in claimed.mine]
+        meanwhile = self._staged_meanwhile(part, mine, outdated)
         with self._lock:
             if claimed is None:
                 part.answers = {file.key: answer for file in files} | part.answers
                 return {}
             for key, found in claimed.found.items():  # what has risen, too, lies there now
-                is_settled = has_settled(found.extent.mtime)
-                part.answers[key] = Staged(Outcome.FOUND, found.extent, is_settled)
-            part.n_copying += len(claimed.mine)
-            part.n_jobs += len(claimed.mine) + bool(claimed.others)
-        self._do([functools.partial(self._copy, part, *by_key[key]) for key in claimed.mine
-                  if not self._is_fetched(part, *by_key[key])])  # fmt: skip
+                part.answers[key] = _found(found.extent)
+            part.n_copying += len(mine)
+            part.n_jobs += len(mine) + bool(claimed.others)
+        for file in meanwhile:
+            self._end_copy(part, file, _found(meanwhile[file]))
+        self._do([functools.partial(self._copy, part, file, lower) for file, lower in mine
+                  if file not in meanwhile and not self._is_fetched(part, file, lower)])  # fmt: skip
         return claimed.others
+
+    def _staged_meanwhile(
+        self,
+        part: Part,
+        claimed: Sequence[tuple[Wanted, Extent | None]],
+        outdated: Sequence[Extent],
+    ) -> dict[Wanted, Extent]:
+        """Return what was staged in other tiers after it was looked up, and before it was claimed.
+
+        Claims are in the index of one tier, which does not tell.
+        """
+        files = [file for file, lower in claimed if lower is None]
+        if len(self.stores) == 1 or not files:
+            return {}
+        found = self._look(part, files)
+        copies = {file: found[file.key].extent for file in files if file.key in found}
+        return {file: extent for file, extent in copies.items() if extent not in outdated}
 
     def _wait(
         self, part: Part, by_key: Mapping[int, tuple[Wanted, Extent | None]], wait: Wait
@@ -476,3 +498,8 @@ class Stager:
         self._mover.close()
         for store in self.stores:
             store.close()
+
+
+def _found(extent: Extent) -> Staged:
+    """Return the answer for a copy that was there."""
+    return Staged(Outcome.FOUND, extent, has_settled(extent.mtime))

@@ -10,6 +10,7 @@ from overlapiter.store.outcome import Outcome
 from tests.store.actors import apart, in_a_process
 from tests.store.stagers import Setting, contents_of
 from tests.support import staged
+from tests.support.origins import OLD_NS
 
 COPIED, FOUND, REFUSED = Outcome.COPIED, Outcome.FOUND, Outcome.REFUSED
 
@@ -161,3 +162,42 @@ def test_a_slower_tier_that_is_sick_hides_no_faster_one_that_is_full(tmp_path, m
     assert setting.outcomes(setting.paths[0]) == [COPIED]
     assert setting.outcomes(setting.paths[1]) == [REFUSED]
     setting.close()
+
+
+@in_a_process
+def test_what_is_staged_in_another_tier_between_look_and_claim_is_not_read_again(
+    tmp_path, monkeypatch
+):
+    contents = contents_of(3)
+    first = Setting(tmp_path, contents, 1, None)
+    second = Setting(tmp_path, contents, 1, None, run=2)
+    claim = second.stores[0].claim
+
+    def claim_late(*args):
+        first.stage(*first.paths)
+        return claim(*args)
+
+    monkeypatch.setattr(second.stores[0], "claim", claim_late)
+    assert second.outcomes(*second.paths) == [FOUND] * 3
+    assert sorted(second.tier_of(path) for path in second.paths) == [0, 1, 1]
+    assert second.origin.n_opened.total() == 0
+    assert staged.being_copied(second.directories[0]) == set()
+    for setting in (first, second):
+        setting.close()
+
+
+@in_a_process
+def test_what_could_not_be_dropped_before_it_is_claimed_is_not_taken_for_new(tmp_path, monkeypatch):
+    contents = contents_of(2)
+    first = Setting(tmp_path, contents, 1, None)
+    assert first.outcomes(*first.paths) == [COPIED] * 2
+    first.close()
+    later = Setting(tmp_path, contents, 1, None, run=2)
+    in_slower = [path for path in later.paths if later.tier_of(path) == 1]
+    for path in in_slower:
+        later.origin.mtimes_ns[path] = OLD_NS + 1
+    monkeypatch.setattr(later.stores[1], "drop", lambda _extents: None)
+    outcomes = later.stage(*in_slower)
+    assert [answer.outcome for answer in outcomes.values()] != [FOUND]
+    assert later.origin.n_opened.total() == 1
+    later.close()

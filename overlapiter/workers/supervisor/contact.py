@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import os
 import selectors
 from collections.abc import Iterator
 
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
-from overlapiter.workers.ipc.outbox import Outbox
 from overlapiter.workers.supervisor.memory import KnownSegments
 
 
@@ -22,14 +23,15 @@ class Contact:
     def __init__(self) -> None:
         self.channel = Channel.closed()
         self.known = KnownSegments()
-        self._outbox: Outbox
+        self._selector: selectors.BaseSelector
+        self._waiting: collections.deque[tuple[Message, tuple[int, ...]]] = collections.deque()
 
     def attend(self, channel: Channel, selector: selectors.BaseSelector, data: object) -> None:
         """Have a selector watch the channel to a process, with ``data`` to recognize it by."""
         self.channel = channel
         self.known = KnownSegments()
+        self._selector = selector
         selector.register(channel, selectors.EVENT_READ, data)
-        self._outbox = Outbox(channel, selector)
 
     def messages(self, events: int) -> Iterator[Message]:
         """Give the messages that have come; sends what has been waiting to go.
@@ -42,7 +44,7 @@ class Contact:
         """
         if events & selectors.EVENT_WRITE:
             with contextlib.suppress(ChannelClosedError):
-                self._outbox.flush()
+                self._flush()
         try:
             while True:
                 yield self.channel.receive(wait=False)[0]
@@ -50,14 +52,41 @@ class Contact:
             return
 
     def send(self, message: Message, fds: tuple[int, ...] = ()) -> None:
-        """Send a message, now or when there is room for it.
+        """Send a message, now or when there is room for it; the descriptors stay the caller's.
 
         A process that has ended is noticed by the end of its own messages.
         """
         with contextlib.suppress(ChannelClosedError):
-            self._outbox.send(message, fds)
+            if not self._waiting:
+                try:
+                    self.channel.send(message, fds, wait=False)
+                    return
+                except BlockingIOError:
+                    self._watch(selectors.EVENT_READ | selectors.EVENT_WRITE)
+            # A descriptor that waits is duplicated: its owner may close it meanwhile.
+            self._waiting.append((message, tuple(map(os.dup, fds))))
 
     def hang_up(self) -> None:
         """Close the channel, and forget what waits."""
-        self._outbox.drop()
+        while self._waiting:
+            _close_all(self._waiting.popleft()[1])
         self.channel.close()
+
+    def _flush(self) -> None:
+        try:
+            while self._waiting:
+                message, fds = self._waiting[0]
+                self.channel.send(message, fds, wait=False)
+                self._waiting.popleft()
+                _close_all(fds)
+        except BlockingIOError:
+            return
+        self._watch(selectors.EVENT_READ)
+
+    def _watch(self, events: int) -> None:
+        self._selector.modify(self.channel, events, self._selector.get_key(self.channel).data)
+
+
+def _close_all(fds: tuple[int, ...]) -> None:
+    for fd in fds:
+        os.close(fd)
