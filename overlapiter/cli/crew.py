@@ -199,7 +199,6 @@ class WatchedOrigin:
     """An origin that is asked through a crew, and notes why it fails.
 
     Attributes:
-        is_local: As of any origin.
         reasons: Why files could not be read; an empty text for those that are empty.
         unread: The files of which the store, or its disk, is to blame.
     """
@@ -207,7 +206,6 @@ class WatchedOrigin:
     def __init__(self, origin: Origin, crew: Crew[Any, Any]) -> None:
         self._origin = origin
         self._crew = crew
-        self.is_local = origin.is_local
         self.reasons: dict[str, str] = {}
         self.unread: set[str] = set()
 

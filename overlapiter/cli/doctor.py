@@ -143,7 +143,7 @@ def _measured(source: str, directory: str | None, arguments: argparse.Namespace)
     def begin(n_reads: int) -> None:
         _say_at(f"the slow store, reads in flight: {n_reads}")
 
-    origin = sourcespeed.UncachedOrigin() if origin.is_local else origin
+    origin = origin if is_url(source) else sourcespeed.UncachedOrigin()
     seconds = arguments.seconds * _SOURCE_SHARE
     levels, unread = sourcespeed.SourceMeter(origin, begin).measure(paths, seconds)
     n_files = sum(level.n_files for level in levels)

@@ -139,8 +139,6 @@ def _large(fd: int, seconds: float) -> tuple[float, float]:
 class _Memory:
     """An origin all files of which hold the same; it takes no time."""
 
-    is_local = False
-
     def __init__(self, size_bytes: int) -> None:
         self._data = os.urandom(min(size_bytes, 4 * _CHUNK_BYTES))
 

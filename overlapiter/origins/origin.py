@@ -37,13 +37,7 @@ class OriginalFile(Protocol):
 
 
 class Origin(Protocol):
-    """Gives the store the files of one source root. Safe for threads.
-
-    Attributes:
-        is_local: Whether the files have paths that any program can open.
-    """
-
-    is_local: bool
+    """Gives the store the files of one source root. Safe for threads."""
 
     def stat(self, path: str) -> Original:
         """Tell what a file is now. Blocks while the origin is asked.
@@ -62,8 +56,6 @@ class Origin(Protocol):
 
 class LocalOrigin:
     """Files below a mounted directory. What is no file is not waited for, and raises OSError."""
-
-    is_local = True
 
     def stat(self, path: str) -> Original:
         """Tell what a file is now."""

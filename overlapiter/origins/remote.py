@@ -102,8 +102,6 @@ class RemoteOrigin:
         outages: What is known of failures, shared with other processes; by default its own.
     """
 
-    is_local = False
-
     def __init__(
         self,
         source: str,

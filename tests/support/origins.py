@@ -24,8 +24,6 @@ class MemoryOrigin:
         before_read: Called with the path before each read.
     """
 
-    is_local = True
-
     def __init__(self, contents: dict[str, bytes]) -> None:
         self.contents = contents
         self.mtimes_ns: dict[str, int] = {}

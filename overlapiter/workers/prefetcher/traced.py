@@ -17,15 +17,11 @@ class TracedOrigin:
     Args:
         origin: The other one.
         trace: Where to record it.
-
-    Attributes:
-        is_local: As of the other one.
     """
 
     def __init__(self, origin: Origin, trace: Tracing) -> None:
         self._origin = origin
         self._trace = trace
-        self.is_local = origin.is_local
 
     def stat(self, path: str) -> Original:
         """Tell what a file is now."""
