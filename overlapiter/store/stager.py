@@ -294,8 +294,13 @@ class Stager:
             part.n_jobs += len(mine) + bool(claimed.others)
         for file in meanwhile:
             self._end_copy(part, file, _found(meanwhile[file]))
-        self._do([functools.partial(self._copy, part, file, lower) for file, lower in mine
-                  if file not in meanwhile and not self._is_fetched(part, file, lower)])  # fmt: skip
+        self._do(
+            [
+                functools.partial(self._copy, part, file, lower)
+                for file, lower in mine
+                if file not in meanwhile and not self._is_fetched(part, file, lower)
+            ]
+        )
         return claimed.others
 
     def _staged_meanwhile(
