@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
 import itertools
 import os
 import pickle
@@ -30,6 +31,8 @@ if TYPE_CHECKING:  # nothing that the first mini-batch would have to wait for
 
 #: What a file takes of a disk is a multiple of this, and more where the blocks are larger.
 _BLOCK_BYTES = 4096
+#: What says that a disk is full or has failed; anything else is a mistake in the options.
+_ILLNESSES = {errno.EROFS, errno.EIO, errno.ENOSPC, errno.EDQUOT}
 _has_chainer = find_spec("chainer") is not None
 #: What the forkserver is to import: for any dataset, and for those that need Chainer.
 PRELOAD = ("overlapiter.workers.supervisor.main", *["overlapiter.chainer.preload"] * _has_chainer)
@@ -63,14 +66,17 @@ def names_source(parcel: Parcel, source: str) -> bool:
 
 
 def staging_plan(
-    staging: Staging | None, dataset: Any, first_indices: list[int]
+    staging: Staging | None, dataset: Any, first_indices: list[int], *, is_training: bool = True
 ) -> StagingPlan | None:
     """Check the options against the disk and the dataset, and make the staging directory.
+
+    A training goes on if only the disk is the matter: its prefetchers report that, and try again.
 
     Args:
         staging: The user's options; None for no staging.
         dataset: The dataset, for its root.
         first_indices: Indices of the first mini-batch, which must fit.
+        is_training: Whether there is something to do without the staging directory.
 
     Raises:
         OptionError: A value cannot work here.
@@ -100,8 +106,7 @@ def staging_plan(
     if plan.capacity_bytes is not None:
         _check_capacity(plan.capacity_bytes, source, dataset, first_indices)
     for site in sites:
-        _make_directory(site.directory)
-        prepare(site.directory)
+        _prepare(site.directory, is_training=is_training)
         _warn_of_old_store(site.directory)
     return plan
 
@@ -272,14 +277,12 @@ def _is_within(path: str, folder: str) -> bool:
     )
 
 
-def _make_directory(directory: str) -> None:
+def _prepare(directory: str, *, is_training: bool) -> None:
     try:
-        os.makedirs(directory, mode=0o700, exist_ok=True)
-    except OSError as error:
-        message = f"cannot make it ({error.strerror}); choose a directory that you may write"
-        raise StagingError(directory, message) from error
-    if not os.access(directory, os.W_OK | os.X_OK):
-        raise StagingError(directory, "is not writable; choose a directory that you may write")
+        prepare(directory)
+    except StagingError as error:
+        if not is_training or getattr(error.__cause__, "errno", None) not in _ILLNESSES:
+            raise
 
 
 def _check_capacity(

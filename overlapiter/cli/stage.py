@@ -118,7 +118,7 @@ def run(arguments: argparse.Namespace) -> int:
     new_directory("--to", arguments.to)
     files = _listed(arguments)
     with spoken_warnings():
-        plan = staging_plan(options, (), [])
+        plan = staging_plan(options, (), [], is_training=False)
     assert plan is not None
     staging = {"source": plan.source, "tiers": [site._asdict() for site in plan.sites]}
     warned: dict[str, None] = {}

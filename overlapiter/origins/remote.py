@@ -14,6 +14,7 @@ import io
 import os
 import pickle
 import threading
+import urllib.parse
 from collections.abc import Callable, Mapping
 from typing import IO, Any, TypeVar
 
@@ -83,12 +84,29 @@ def check_remote(source: str, options: Mapping[str, object]) -> str:
 
 
 def place_of(options: Mapping[str, object]) -> str:
-    """Return what tells sources of one URL apart, such as two servers; mostly empty."""
+    """Return what tells sources of one URL apart, such as two servers; mostly empty.
+
+    It is written to the disk, and holds no credentials.
+    """
     client = options.get("client_kwargs")
     inner = client.get("endpoint_url") if isinstance(client, Mapping) else None
-    chosen = [(key, options[key]) for key in _PLACE_KEYS if key in options]
-    chosen += [("endpoint_url", inner)] if inner else []
+    chosen = [(key, _without_credentials(options[key])) for key in _PLACE_KEYS if key in options]
+    chosen += [("endpoint_url", _without_credentials(inner))] if inner else []
     return repr(chosen) if chosen else ""
+
+
+def _without_credentials(value: object) -> object:
+    """Return a value; of a URL neither user nor password, and of its query a digest alone.
+
+    A query may tell two files apart, but it may as well be a signature.
+    """
+    if not isinstance(value, str) or "://" not in value:
+        return value
+    head, mark, rest = value.rpartition("://")  # it may be a chain of URLs
+    url = urllib.parse.urlsplit(f"//{rest}")
+    query = f"{url.query}#{url.fragment}".rstrip("#")
+    digest = hashlib.blake2b(query.encode(), digest_size=8).hexdigest() if query else ""
+    return f"{head}{mark}{url.netloc.rpartition('@')[2]}{url.path}{digest and '?'}{digest}"
 
 
 class RemoteOrigin:

@@ -150,7 +150,9 @@ def prepare(directory: str) -> None:
             _try_locks(directory, file.fileno())
     except OSError as error:
         raise StagingError(
-            directory, f"cannot make it ({error.strerror or error}); choose another directory"
+            directory,
+            f"cannot be made, or written ({error.strerror or error}); choose a directory that you "
+            f"may write",
         ) from error
 
 

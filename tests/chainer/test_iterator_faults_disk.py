@@ -217,6 +217,24 @@ def test_a_disk_that_becomes_read_only_still_gives_what_is_staged(
     assert "failed (" in run.warnings[0]
 
 
+@pytest.mark.parametrize("was_used", [False, True])
+def test_a_disk_that_is_read_only_from_the_start_is_passed_by_until_it_is_well(
+    source: SourceFiles, tmp_path: Path, was_used: bool
+) -> None:
+    with mounted_tmpfs(tmp_path / "disk", 4 << 20) as disk:
+        if was_used:
+            with source.iterate(disk / "fast") as run:
+                run.take(4)
+        assert remount(disk, "ro")
+        with source.iterate(disk / "fast") as run:
+            run.take(6)
+            assert run.iterator.stats().opens_source >= 6
+            assert remount(disk, "rw")
+            run.take_until_staged()
+    assert len(run.warnings) == 1
+    assert "Read-only file system" in run.warnings[0]
+
+
 def make_read_only(disk: Path) -> None:
     """Have the kernel find an error in a mounted ext4, as when its device fails."""
     number = disk.stat().st_dev

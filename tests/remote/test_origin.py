@@ -430,3 +430,13 @@ def test_two_servers_are_two_sources_but_two_users_are_not() -> None:
     assert here == place_of({"client_kwargs": {"endpoint_url": "http://here"}})
     assert here != place_of({"endpoint_url": "http://there"}) != place_of({"fo": "http://there"})
     assert place_of({"key": "a"}) == ""
+
+
+@pytest.mark.parametrize("key", ["fo", "endpoint_url"])
+def test_the_place_of_a_store_has_no_credentials_in_it(key):
+    here = place_of({key: "https://here:1/a.zip"})
+    assert here == place_of({key: "https://user:secret@here:1/a.zip"})
+    signed = [place_of({key: f"https://here:1/a.zip?Signature=secret{n}"}) for n in (1, 2)]
+    assert len({here, *signed}) == 3  # an archive may be chosen by its query
+    assert not any("secret" in place for place in signed)
+    assert place_of({key: "simplecache::https://user:secret@here/a"}).count("secret") == 0

@@ -157,7 +157,7 @@ def test_without_locks_an_error_names_a_disk_to_use(directory, monkeypatch):
 
 def test_a_directory_that_cannot_be_made_is_an_error_that_says_why(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(StagingError, match=r"cannot make it .*choose another directory"):
+    with pytest.raises(StagingError, match=r"cannot be made, .*choose a directory that you may"):
         prepare(str(tmp_path / "file" / "fast"))
 
 
