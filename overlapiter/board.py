@@ -262,7 +262,7 @@ class StatsBoard:
     def detach(self) -> None:
         """Go on with a copy of what has been counted, and let go of the memory."""
         if self._memory is not None:  # nothing global: the interpreter may be ending
-            self._cells = memoryview(bytes(self._cells)).cast("q")
+            self._cells = memoryview(bytearray(self._cells)).cast("q")
             self._memory = None
             self.ended_ns = self._clock()
 

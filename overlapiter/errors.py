@@ -67,7 +67,7 @@ class OptionError(OverlapError, ValueError):
 
 
 class DatasetPicklingError(OverlapError, TypeError):
-    """The dataset cannot be pickled, so it cannot be sent to the worker processes.
+    """The dataset, or a function beside it, cannot be pickled, so it cannot be sent to the workers.
 
     Attributes:
         attribute: What cannot be pickled, for example ``"dataset.base._file"``.
@@ -75,9 +75,9 @@ class DatasetPicklingError(OverlapError, TypeError):
 
     def __init__(self, attribute: str, reason: str) -> None:
         super().__init__(
-            f"the dataset cannot be sent to the file readers: {attribute} cannot be pickled "
-            f"({reason}). Open files, locks and connections on first use inside get_example, and "
-            f"leave them out in __getstate__; define functions at the top level of a module."
+            f"{attribute} cannot be sent to the file readers, since it cannot be pickled "
+            f"({reason}). Open files, locks and connections on first use, when an example is read, "
+            f"and leave them out in __getstate__; define functions at the top level of a module."
         )
         self.attribute = attribute
 

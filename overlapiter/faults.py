@@ -37,7 +37,10 @@ def likely_paths(dataset: Any, index: int) -> tuple[str, ...]:
 
 def explain_stall(stall: WaitTimeoutError, dataset: Any, timeout_seconds: float | None) -> str:
     """Return the text of the warning that no mini-batch has come in time."""
-    text = f"Stalled dataset is detected: no mini-batch for {timeout_seconds} seconds."
+    text = f"Stalled dataset is detected: no mini-batch for {timeout_seconds} seconds"
+    if timeout_seconds and stall.waited_seconds > 1.5 * timeout_seconds:
+        text += f", {stall.waited_seconds:.0f} in all"  # Python shows the same text only once
+    text += "."
     if stall.index >= 0:
         example = example_words(stall.index, likely_paths(dataset, stall.index))
         text += f" {stall.stage} is at {example}."

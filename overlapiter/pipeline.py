@@ -51,12 +51,14 @@ class WaitTimeoutError(Exception):
     Attributes:
         stage: Which process it waits for, in words.
         index: Index of the example that this process is at; -1 where unknown.
+        waited_seconds: How long it has been waited for, whatever has timed out before.
     """
 
-    def __init__(self, stage: str, index: int) -> None:
-        super().__init__(stage, index)
+    def __init__(self, stage: str, index: int, waited_seconds: float) -> None:
+        super().__init__(stage, index, waited_seconds)
         self.stage = stage
         self.index = index
+        self.waited_seconds = waited_seconds
 
 
 class FailedBatch(NamedTuple):
@@ -302,7 +304,8 @@ class Pipeline:
                 return
             self._service.look()
             if left_seconds <= _LOOK_AFTER_SECONDS:
-                raise WaitTimeoutError(*self._ask_what_stalls())
+                waited_seconds = (time.monotonic_ns() - self._asked_ns) / 1e9
+                raise WaitTimeoutError(*self._ask_what_stalls(), waited_seconds)
             return
         self._revive()
 
@@ -349,6 +352,7 @@ class Pipeline:
 
     def _revive(self) -> None:
         """Start another supervisor and submit again what has not been taken."""
+        self._check_open()
         with contextlib.suppress(ChannelClosedError, BlockingIOError):
             while True:  # its last words may say why it ended
                 self._hear(*self._service.channel.receive(wait=False))
@@ -394,7 +398,7 @@ class Pipeline:
             self._trace.flush()
         self._finalizer()  # does nothing the second time, nor after the end of the interpreter
         self._board.detach()
-        vars(self).pop("_row", None)
+        self._row = self._board.trainer_row()  # a signal handler may close it amid a wait
         self._slots.close()
         for things in (self._waiting, self._outgoing, self._ready):
             things.clear()

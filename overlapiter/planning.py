@@ -237,7 +237,8 @@ def _check_source(source: str, dataset: Any, first_indices: list[int]) -> None:
         raise OptionError(
             "source",
             f"no file of the first mini-batch lies below {source}, for example "
-            f"{shown} does not; name the directory that holds the files",
+            f"{shown} does not{_alias_words(source, shown)}; name the directory that holds the "
+            f"files",
         )
     if len(outside) > len(paths) / 2:
         warnings.warn(
@@ -247,6 +248,13 @@ def _check_source(source: str, dataset: Any, first_indices: list[int]) -> None:
             StagingWarning,
             stacklevel=5,
         )
+
+
+def _alias_words(source: str, path: str) -> str:
+    """Return what to say if a path leads below the source by another name, through a link."""
+    if is_url(source) or is_url(path) or not _is_within(path, source):
+        return ""
+    return " by its name, which leads there through a symbolic link: give both by one name"
 
 
 def _check_apart(source: str, directories: list[str]) -> None:
@@ -298,7 +306,7 @@ def _check_capacity(
     if capacity_bytes < needed_bytes:
         raise OptionError(
             "capacity",
-            f"{capacity_bytes} bytes are less than the files of one mini-batch "
-            f"({needed_bytes} bytes, in whole blocks of {_BLOCK_BYTES}); give room for some "
-            f"mini-batches",
+            f"{capacity_bytes} bytes are less than the files of one mini-batch take "
+            f"({needed_bytes} bytes at least, in whole blocks of {_BLOCK_BYTES}); give room for "
+            f"some mini-batches",
         )

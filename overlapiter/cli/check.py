@@ -182,6 +182,14 @@ def _check_segments(
         report.good(text, now.total_bytes, "byte")
 
 
+def _is_mounted(root: str) -> bool:
+    """Return whether anything lies below a source; a mount point without its mount is empty."""
+    if not os.path.isdir(root):
+        return False
+    with os.scandir(root) as entries:
+        return any(True for _ in entries)
+
+
 class _Verifier:
     """Compares the staged files of a ``source`` with their checksums and their sources."""
 
@@ -232,9 +240,9 @@ class _Verifier:
         except OSError as error:
             reason = error.strerror or str(error)
             if error.errno in _GONE:
-                if is_url(root) or origin.asked(file.path, lambda: os.path.isdir(root)):
+                if is_url(root) or origin.asked(file.path, lambda: _is_mounted(root)):
                     return Finding(file, _GONE_WORDS)
-                reason = f"{root} is not there: is it mounted?"
+                reason = f"{root} is not there, or empty: is it mounted?"
             return Finding(file, f"{_UNKNOWN} ({reason})", is_bad=False)
         return None
 

@@ -149,7 +149,7 @@ def _listed(arguments: argparse.Namespace) -> FileList:
     if not files.paths:
         raise UsageError(
             f"no entry of the list lies below {source}, for example {Names(files.outside)}; see "
-            f"whether --source is the root of these files"
+            f"whether --source is the root of these files, by the name that they begin with"
         )
     return files
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import signal
 import time
 import warnings
 from pathlib import Path
@@ -307,6 +308,21 @@ def test_finalize_and_reset_do_not_wait_for_a_stuck_reader(
     iterator.reset()
     iterator.finalize()
     assert time.monotonic() - start < PROMPT_SECONDS
+
+
+def test_a_signal_handler_may_finalize_amid_a_wait(make_ours: Maker, tmp_path: Path) -> None:
+    gate = tmp_path / "gate"
+    gate.mkdir()
+    options = {"staging": Staging(tmp_path / "fast", source=gate)}
+    options = options if make_ours.kind == "staged" else {}
+    iterator = make_ours(Gated(8, 0, gate / "never"), 4, shuffle=False, **options)
+    before = signal.signal(signal.SIGALRM, lambda *_: iterator.finalize())
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+    try:
+        with pytest.raises(PipelineError, match="has been finalized"):
+            next(iterator)
+    finally:
+        signal.signal(signal.SIGALRM, before)
 
 
 def test_a_forked_child_of_the_trainer_is_told_and_does_no_harm(make_ours: Maker) -> None:

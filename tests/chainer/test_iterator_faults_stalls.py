@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 import warnings
 from pathlib import Path
+from threading import Timer
 
 import pytest
 
@@ -23,6 +25,22 @@ def stalls(run: Run) -> str:
             next(run.iterator)
     run.iterator.dataset_timeout = None
     return str(caught.value)
+
+
+def test_each_time_that_nothing_has_come_for_so_long_is_announced(
+    source: SourceFiles,
+) -> None:
+    with held_back(source.folder / source.names[0]) as release, source.iterate(None) as run:
+        run.iterator.dataset_timeout = 0.5
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("default")
+            Timer(2.2, release, [source.folder / source.names[0]]).start()
+            next(run.iterator)
+    texts = [str(each.message) for each in said]
+    assert len(texts) >= 3
+    assert len({*texts}) == len(texts)  # one that had been said before would not be shown
+    assert "no mini-batch for 0.5 seconds." in texts[0]
+    assert re.search(r"for 0\.5 seconds, \d in all\.", texts[1])
 
 
 def stalls_at(run: Run, index: int) -> str:

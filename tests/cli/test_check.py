@@ -191,12 +191,17 @@ def test_a_segment_that_something_else_writes_into_is_told(fast, staged) -> None
 # --- sources --------------------------------------------------------------------------------------
 
 
-def test_a_source_that_is_not_mounted_condemns_nothing(source, fast, staged) -> None:
+@pytest.mark.parametrize("leaves_mount_point", [False, True])
+def test_a_source_that_is_not_mounted_condemns_nothing(
+    source, fast, staged, leaves_mount_point
+) -> None:
     source.rename(source.with_name("away"))
+    if leaves_mount_point:
+        source.mkdir()
     done = overlapiter("check", fast, "--repair")
     assert done.returncode == 1
     assert (
-        f"not compared, their sources cannot be read now ({source} is not there: is it"
+        f"not compared, their sources cannot be read now ({source} is not there, or empty: is it"
         in done.stdout
     )
     assert staged_paths(fast) == staged

@@ -16,6 +16,7 @@ from overlapiter.store.elsewhere import Holders
 from overlapiter.store.eviction import Eviction, Victim
 from overlapiter.store.extents import EXTENT_BYTES, Extent, unpacked
 from overlapiter.store.segments import aligned
+from overlapiter.words import size_words
 from overlapiter.workers.prefetcher.staging_work import Finding, Moved
 from overlapiter.workers.supervisor.known import KnownExtents
 from overlapiter.workers.supervisor.schedule import Part
@@ -90,7 +91,7 @@ class Residency:
         """What limits the room, for people to read."""
         if self._capacity_bytes is None:
             return "the disk has no more to spare (keep_free)"
-        return f"the capacity is {self._capacity_bytes / 1e6:,.1f} MB, or the disk has no more"
+        return f"the capacity is {size_words(self._capacity_bytes)}, or the disk has no more"
 
     # --- the order ----------------------------------------------------------------------------
 
