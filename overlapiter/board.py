@@ -145,6 +145,10 @@ class Row:
         """Return the value."""
         return int(self._cells[counter])
 
+    def detach(self) -> None:
+        """Count on in a copy, which no process reads, and let go of the memory."""
+        self._cells = memoryview(bytearray(self._cells)).cast("q")  # nothing global, as below
+
     def add_answer(self, took_ns: int, n_bytes: int) -> None:
         """Count an answer of the slow store, in the row of a prefetcher."""
         self.add_latency(took_ns)
@@ -262,7 +266,7 @@ class StatsBoard:
     def detach(self) -> None:
         """Go on with a copy of what has been counted, and let go of the memory."""
         if self._memory is not None:  # nothing global: the interpreter may be ending
-            self._cells = memoryview(bytearray(self._cells)).cast("q")
+            self._cells = memoryview(bytes(self._cells)).cast("q")
             self._memory = None
             self.ended_ns = self._clock()
 

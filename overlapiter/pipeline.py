@@ -398,7 +398,7 @@ class Pipeline:
             self._trace.flush()
         self._finalizer()  # does nothing the second time, nor after the end of the interpreter
         self._board.detach()
-        self._row = self._board.trainer_row()  # a signal handler may close it amid a wait
+        self._row.detach()  # not forgotten: a signal handler may close this amid a wait
         self._slots.close()
         for things in (self._waiting, self._outgoing, self._ready):
             things.clear()

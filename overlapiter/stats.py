@@ -114,7 +114,8 @@ class Stats:
             have one size.
         files_found_staged: How often a prefetcher looked a file up that was staged before: mostly
             once for each file, since a run looks up anew only what may have changed.
-        files_refused: Files not staged for lack of room or because the staging disk failed.
+        files_refused: How often a file could not be staged for lack of room, or because the staging
+            disk failed; it is tried again when it is needed next, and may have been staged then.
         files_evicted: Staged files that were removed to make room. Near ``files_staged`` in
             steady state: the staging directory is smaller than the data set.
         parts_to_stage: Parts of mini-batches that no prefetcher has yet, at present. Many while

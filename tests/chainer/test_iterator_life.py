@@ -148,7 +148,7 @@ def test_a_dataset_that_cannot_be_pickled_is_refused_with_the_attribute_at_fault
     class Local(Values):
         pass
 
-    with pytest.raises(DatasetPicklingError, match=r"dataset\.values\[1\] cannot be pickled"):
+    with pytest.raises(DatasetPicklingError, match=r"dataset\.values\[1\] cannot be sent"):
         make_ours(Values([1, lambda: 2]), 1)
     with pytest.raises(DatasetPicklingError, match="Local"):
         make_ours(Local([1]), 1)

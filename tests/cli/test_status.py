@@ -93,6 +93,13 @@ def test_a_training_is_shown_while_it_runs_and_remembered_afterwards(source, fas
     assert f" {ended['counters']['wait_share']:.0%} 100.0% " in text
 
 
+def test_a_training_that_was_killed_is_remembered_as_killed(source, fast) -> None:
+    killed = TRAINING.replace("subprocess.run", "os.kill(os.getpid(), 9)  #")
+    assert run([sys.executable, "-c", killed, str(source), str(fast)]).returncode == -9
+    wait_until(lambda: not status(fast)["users"])
+    assert [ended["end"] for ended in status(fast)["runs"]] == ["killed"]
+
+
 def test_nothing_staged_is_no_error(source, fast) -> None:
     done = overlapiter("stage", "-", "--source", source, "--to", fast, stdin="nowhere")
     assert done.returncode == 1

@@ -67,12 +67,10 @@ def main(
         supervisor = Supervisor(channel, dataset, plan, board, run, *fds[3:])
         for fd in fds[1:3]:
             os.close(fd)
-        ending = "failed"
         try:
             supervisor.run()
-            ending = "closed"
         finally:
-            supervisor.end_workers(ending)
+            supervisor.end_workers()
     except ChannelClosedError:
         return 0
     except BaseException as error:  # the trainer raises it

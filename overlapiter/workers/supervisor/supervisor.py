@@ -90,7 +90,7 @@ class Supervisor:
         self._selector = selectors.DefaultSelector()
         self._trainer = Contact()
         self._trainer.attend(channel, self._selector, None)
-        self._is_closed = False
+        self._ending = ""  # how the run has ended, once it has
         self._costs = CostEstimate(plan.n_readers, len(os.sched_getaffinity(0)))
         self._schedule = self._new_schedule()
         # For those that are being built or ready, the next one, and the one that the user holds.
@@ -183,7 +183,7 @@ class Supervisor:
         # Further processes would take the cores from those that make the first mini-batch.
         is_staging = self._plan.staging is not None
         self._fill(len(os.sched_getaffinity(0)) if is_staging else None)
-        while not self._is_closed:
+        while not self._ending:
             self._take_turn(_LOOK_AFTER_SECONDS)
             if not self._is_filled and self._schedule.next_batch_id > self._schedule.n_batches:
                 self._fill()
@@ -234,7 +234,7 @@ class Supervisor:
         self._look_at = time.monotonic() + _LOOK_AFTER_SECONDS
         # A process forked from the trainer may keep the channel open beyond its end.
         if not is_running(self._plan.trainer_pid):
-            self._is_closed = True
+            self._ending = "killed"
             return
         for stage in self._stages:
             for worker in stage.team:
@@ -244,15 +244,12 @@ class Supervisor:
                 elif worker.is_lost() and self._serve(stage, worker):
                     self._reap(stage, worker)
 
-    def end_workers(self, ending: str) -> None:
-        """End all workers, and kill those that do not end by themselves.
-
-        Args:
-            ending: How the run has ended, for its record in the staging directory.
-        """
+    def end_workers(self) -> None:
+        """End all workers, and kill those that do not end by themselves."""
         from overlapiter.stats import snapshot  # the first mini-batch need not wait for it
 
-        self._staging.end(ending, snapshot(self._board).as_dict())
+        # How the run has ended is for its record in the staging directory.
+        self._staging.end(self._ending or "failed", snapshot(self._board).as_dict())
         deadline = time.monotonic() + _GRACE_SECONDS  # of all: the trainer does not wait for longer
         self._reading.end(grace_seconds=_GRACE_SECONDS if self._trace.is_on else 0.0)
         self._serving.team.end()
@@ -265,8 +262,8 @@ class Supervisor:
         try:
             for message in self._trainer.messages(events):
                 self._obey(message)
-        except ChannelClosedError:
-            self._is_closed = True
+        except ChannelClosedError:  # without a word
+            self._ending = "killed"
 
     def _obey(self, message: Message) -> None:
         kind = message[0]
@@ -291,7 +288,7 @@ class Supervisor:
         elif kind == "describe":
             self._trainer.send(("description", *self._describe()))
         else:
-            self._is_closed = True
+            self._ending = "closed"
 
     def _describe(self) -> tuple[str, int]:
         """Say whom the next mini-batch waits for, and at which example; -1 for none."""
