@@ -73,6 +73,11 @@ def check_remote(source: str, options: Mapping[str, object]) -> str:
             f"{source} cannot be read, because something is not installed ({error}); run "
             f"pip install 'overlapiter[remote]' for s3:// and https://, pip install gcsfs for gs://",
         ) from error
+    if _is_archive(kind) and not options.get("fo"):
+        raise OptionError(
+            "storage_options",
+            f"do not say which archive {source} is; give {{'fo': its path or URL}}",
+        )
     try:
         pickle.dumps(dict(options))
     except Exception as error:  # theirs; its text may name what is inside
@@ -201,11 +206,17 @@ class RemoteOrigin:
         options = {**self._options, "skip_instance_cache": True}
         if self._protocol in _DEFAULTS:
             _DEFAULTS[self._protocol](options, self._n_connections)
-        filesystem = fsspec.filesystem(self._protocol, **options)
+        kind = fsspec.get_filesystem_class(self._protocol)
+        if _is_archive(kind):
+            try:
+                filesystem = kind(**options)
+                filesystem.ls("")  # its table, before many threads want it
+            except Exception as error:
+                raise _ArchiveError(str(_without_credentials(options["fo"]))) from error
+            return filesystem
+        filesystem = kind(**options)
         if hasattr(filesystem, "retries"):  # s3fs: once is enough, see trying
             filesystem.retries = 1
-        if hasattr(filesystem, "dir_cache"):  # an archive: its table, before many threads want it
-            filesystem.ls("")
         return filesystem
 
 
@@ -334,11 +345,25 @@ def _as_os_error(error: Exception, url: str) -> OSError:
     if status in (401, 403) or any(map(_is_denial, causes(error))):
         text = f"access is denied ({cause}); check the credentials and Staging.storage_options"
         return PermissionError(errno.EACCES, text, url)
+    if archive := next((each for each in causes(error) if isinstance(each, _ArchiveError)), None):
+        text = f"the archive {archive} cannot be opened ({cause}); check Staging.storage_options"
+        return OSError(errno.EIO, text, url)
     if isinstance(error, IsADirectoryError):
         return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), url)
     if status in (404, 410) or (status is None and _is_absence(error)):
         return FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), url)
     return OSError(errno.EIO, f"cannot be read: {trouble_words(error)} ({cause})", url)
+
+
+class _ArchiveError(Exception):
+    """An archive, which it names, cannot be opened; the cause says why."""
+
+
+def _is_archive(kind: type) -> bool:
+    """Return whether the files of a kind of file system lie in a file."""
+    from fsspec.archive import AbstractArchiveFileSystem
+
+    return issubclass(kind, AbstractArchiveFileSystem)
 
 
 def _is_denial(error: BaseException) -> bool:

@@ -210,6 +210,19 @@ def test_many_threads_read_members_of_one_archive(tmp_path: Path, kind: str) -> 
     assert in_child(read) == []
 
 
+@pytest.mark.parametrize(("kind", "content"), [("zip", None), ("tar", None), ("tar", b"no tar")])
+def test_an_archive_that_cannot_be_opened_is_named(
+    tmp_path: Path, kind: str, content: bytes | None
+) -> None:
+    path = tmp_path / "all"
+    if content:
+        path.write_bytes(content)
+    origin = RemoteOrigin(f"{kind}://", {"fo": str(path)}, n_connections=8, patience_seconds=0)
+    with pytest.raises(OSError, match=f"the archive {path} cannot be opened") as caught:
+        origin.stat(f"{kind}://a.bin")
+    assert not isinstance(caught.value, FileNotFoundError)
+
+
 def test_an_object_that_is_replaced_while_it_is_copied_is_not_kept(
     objects: Objects, tmp_path: Path, monkeypatch: Any
 ) -> None:
@@ -394,6 +407,7 @@ def test_the_version_of_a_file_is_a_number_that_an_mtime_can_be() -> None:
         ("memory://bucket", {}, "exists in one process"),
         ("zip://", {"fo": "memory://all.zip"}, "exists in one process"),
         ("nosuch://bucket", {}, "no such protocol"),
+        ("zip://", {}, "give {'fo': its path or URL}"),
     ],
 )
 def test_a_source_that_cannot_work_is_refused(source: str, options: Any, text: str) -> None:
