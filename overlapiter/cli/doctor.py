@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import os
 import sqlite3
@@ -179,10 +180,12 @@ def _with_disk(found: _Findings, directory: str, seconds: float) -> _Findings:
     except StagingError:
         raise
     except OSError as error:
-        reason = error.strerror or error
+        advice = "name a directory that you may write, whose parent exists"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            advice = "free some space there: what is written to measure it does not fit"
         raise CommandError(
-            f"the staging disk at {directory} cannot be measured ({reason}); name a directory that "
-            f"you may write, whose parent exists"
+            f"the staging disk at {directory} cannot be measured ({error.strerror or error}); "
+            f"{advice}"
         ) from error
     return found._replace(disk=disk, file_system=place, staged_bytes=staged_bytes)
 
