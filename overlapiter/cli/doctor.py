@@ -180,12 +180,12 @@ def _with_disk(found: _Findings, directory: str, seconds: float) -> _Findings:
     except StagingError:
         raise
     except OSError as error:
-        advice = "name a directory that you may write, whose parent exists"
+        what_to_do = "name a directory that you may write, whose parent exists"
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            advice = "free some space there: what is written to measure it does not fit"
+            what_to_do = "free some space there: what is written to measure it does not fit"
         raise CommandError(
             f"the staging disk at {directory} cannot be measured ({error.strerror or error}); "
-            f"{advice}"
+            f"{what_to_do}"
         ) from error
     return found._replace(disk=disk, file_system=place, staged_bytes=staged_bytes)
 
