@@ -41,7 +41,7 @@ def explain_stall(stall: WaitTimeoutError, dataset: Any, timeout_seconds: float 
     if timeout_seconds and stall.waited_seconds > 1.5 * timeout_seconds:
         text += f", {stall.waited_seconds:.0f} in all"  # Python shows the same text only once
     text += "."
-    if stall.index >= 0:
+    if stall.index != -1:
         example = example_words(stall.index, likely_paths(dataset, stall.index))
         text += f" {stall.stage} is at {example}."
     else:

@@ -203,9 +203,9 @@ class Pipeline:
             return self._view(message)
         except Exception as error:  # the user's: an example came that cannot be unpickled here
             self._release_unseen(message)
-            first, last = indices[0], indices[-1]
+            first, last = indices[[0, -1]].tolist()
             reason = f"an example of this mini-batch, {first} to {last}, cannot be unpickled"
-            context = ExampleError(int(first), (), f"{reason} ({described(error)[0]})", "")
+            context = ExampleError(first, (), f"{reason} ({described(error)[0]})", "")
             return FailedBatch(error, context)
 
     def _await_start(self, deadline: float | None) -> None:

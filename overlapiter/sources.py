@@ -10,8 +10,10 @@ See :mod:`.openhook` for how an ``open`` is intercepted.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
+import pickle
 from collections.abc import Callable, Iterator
 from typing import Any, Protocol, SupportsIndex
 
@@ -27,7 +29,35 @@ def index_maker(index_type: str) -> Callable[[Any], Any]:
         index_type: A character of NumPy's; ``O`` for indices that are given as they come.
     """
     # NumPy would make an array of a tuple, and a number of a tensor.
-    return (lambda index: index) if index_type == "O" else np.dtype(index_type).type
+    return _as_it_came if index_type == "O" else np.dtype(index_type).type
+
+
+def _as_it_came(index: Any) -> Any:
+    return index.value() if isinstance(index, Key) else index
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Key:
+    """An index that cannot be hashed or compared, as one that can, in any process.
+
+    Attributes:
+        pickled: The index.
+    """
+
+    pickled: bytes
+
+    @classmethod
+    def of(cls, index: object) -> Key:
+        """Return the key of an index."""
+        return cls(pickle.dumps(index, pickle.HIGHEST_PROTOCOL))
+
+    def value(self) -> Any:
+        """Return the index."""
+        return pickle.loads(self.pickled)
+
+    def __repr__(self) -> str:
+        """Show the index, for error messages."""
+        return repr(self.value())
 
 
 class Dataset(Protocol):

@@ -18,6 +18,7 @@ from overlapiter.errors import OptionError
 from overlapiter.node import this_node
 from overlapiter.order import Indices
 from overlapiter.scatter import ScatteredOrder
+from overlapiter.sources import Key
 
 #: What a sampler gives for one mini-batch: a list of keys, or one key without batching.
 Keys = Any
@@ -287,5 +288,14 @@ def as_indices(keys: Sequence[Any], option: str = "") -> Any:
         raise OptionError(option, f"needs whole numbers as keys, not {wrong!r}")
     array = np.empty(len(keys), object)
     for number, key in enumerate(keys):
-        array[number] = int(key) if isinstance(key, np.integer) else key
+        array[number] = int(key) if isinstance(key, np.integer) else _comparable(key)
     return array
+
+
+def _comparable(key: Any) -> Any:
+    """Return a key as it is, if the workers can look for it among others."""
+    try:
+        hash(key)
+    except TypeError:
+        return Key.of(key)
+    return Key.of(key) if isinstance(key, torch.Tensor) else key  # each is only equal to itself

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
+import os
 import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
 from torch.utils import data  # noqa: E402
 
-from overlapiter.errors import OptionError  # noqa: E402
+import overlapiter  # noqa: E402
+from overlapiter.errors import BadExampleWarning, OptionError, WorkerDiedError  # noqa: E402
 from overlapiter.explain import Cause, Explanation  # noqa: E402
 from overlapiter.torch import DataLoader  # noqa: E402
 from tests.chainer.scripts import wait_until, workers  # noqa: E402
@@ -157,6 +161,61 @@ def test_persistent_workers_keep_what_they_know_of_the_dataset(plain_pair: Pair)
 )
 def test_keys_may_be_anything_that_the_dataset_takes(plain_pair: Pair, keys: Any) -> None:
     assert_alike(plain_pair, D.Keyed(), sampler=keys, batch_size=2)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        data.BatchSampler(data.SequentialSampler(range(10)), 4, drop_last=False),
+        [slice(0, 4), slice(4, 10)],
+        [np.array([1, 2]), np.array([3])],
+        pytest.param(
+            [torch.tensor([1, 2]), torch.tensor([True] * 10)],
+            marks=pytest.mark.leaks_ok("PyTorch's loader shares them by sockets"),
+        ),
+    ],
+)
+def test_a_key_may_stand_for_several_examples(plain_pair: Pair, keys: Any) -> None:
+    dataset = data.TensorDataset(torch.arange(10))
+    assert_alike(plain_pair, dataset, batch_size=None, sampler=keys)
+    assert_alike(plain_pair, dataset, batch_size=1, sampler=[[0, 1], [2, 3]])
+
+
+@pytest.mark.parametrize("key", [{"a": 1}, {1, 2}, [np.array([1, 2])], "a"])
+def test_keys_that_cannot_be_hashed_may_be_in_a_list(plain_pair: Pair, key: Any) -> None:
+    assert_alike(plain_pair, D.Keyed(), batch_sampler=[[key, key], [key]])
+
+
+def test_an_example_is_named_and_left_out_whatever_its_key(plain_pair: Pair) -> None:
+    loader = plain_pair.ours(D.Refusing([0]), 2, sampler=[[0], [1], [0], [2]], bad_examples="skip")
+    with pytest.warns(BadExampleWarning, match=r"example \[0\]"):
+        assert [batch.tolist() for batch in loader] == [[1], [2]]
+    assert [str(error.index) for error in loader.skipped] == ["[0]"]
+    deadly = plain_pair.ours(D.Refusing([0], functools.partial(os._exit, 1)), 1, sampler=[np.array([1, 2]), [0], [2]])
+    iterator = iter(deadly)
+    assert next(iterator).tolist() == [1]
+    with pytest.raises(WorkerDiedError, match=r"example \[0\]"):
+        next(iterator)
+    assert next(iterator).tolist() == [2]
+
+
+def test_a_trace_shows_keys_that_are_no_numbers(plain_pair: Pair, tmp_path: Path) -> None:
+    with overlapiter.trace(tmp_path / "trace.json"):
+        list(plain_pair.ours(D.Keyed(), sampler=[[1, 2], b"a"]))
+        plain_pair.close()
+    text = (tmp_path / "trace.json").read_text()
+    assert '"index":"[1, 2]"' in text
+    assert """"index":"b'a'\"""" in text
+
+
+@pytest.mark.parametrize("keys", [["a"], [[1], [2]]])
+def test_a_mini_batch_that_cannot_be_unpickled_here_is_named_by_its_keys(
+    plain_pair: Pair, keys: Any
+) -> None:
+    loader = plain_pair.ours(D.Keyed(), len(keys), sampler=keys, collate_fn=D.one_way)
+    with pytest.raises(LookupError, match="one way") as caught:
+        list(loader)
+    assert f"mini-batch, {keys[0]} to {keys[-1]}, cannot" in str(caught.value.__cause__)
 
 
 @pytest.mark.parametrize(

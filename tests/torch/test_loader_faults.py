@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import os
 import random
 import signal
 import subprocess
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -164,6 +166,17 @@ def test_a_stall_gives_a_warning_that_says_what_is_waited_for(
     assert {each.category for each in caught} == {DataLoader.TimeoutWarning}
     # At first it may be the start of the workers that is waited for.
     assert "is at example 1" in str(caught[-1].message)
+
+
+def test_a_stall_names_an_example_whose_key_is_no_number(plain_pair: Pair) -> None:
+    def time_out() -> bool:
+        with pytest.raises(RuntimeError, match="timed out") as caught:
+            next(iterator)
+        return "is at example [5]" in str(caught.value.__cause__)
+
+    dataset = D.Refusing([5], functools.partial(time.sleep, 60))
+    iterator = iter(plain_pair.ours(dataset, 1, sampler=[[5]], timeout=0.3))
+    wait_until(time_out)
 
 
 def test_options_that_need_workers_say_so(tmp_path: Path) -> None:

@@ -191,6 +191,42 @@ class Keyed(data.Dataset):
         return f"{type(key).__name__} {key}"
 
 
+class Refusing(data.Dataset):
+    """Has keys that are lists, and does not take one of them.
+
+    Args:
+        key: That one.
+        end: Called then; None to raise.
+    """
+
+    def __init__(self, key: Any, end: Any = None) -> None:
+        self.key = key
+        self.end = end
+
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, key: Any) -> Any:
+        if list(key) == self.key:
+            (self.end or refuse_always)()
+        return key[0]
+
+
+class OneWay:
+    """Can be pickled, but not unpickled."""
+
+    def __reduce__(self) -> Any:
+        return refuse_always, ()
+
+
+def refuse_always() -> None:
+    raise LookupError("one way")
+
+
+def one_way(_examples: Any) -> OneWay:
+    return OneWay()
+
+
 class Counting(data.Dataset):
     """Counts how often this copy of it was asked."""
 

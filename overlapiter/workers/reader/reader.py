@@ -201,7 +201,11 @@ class FileReader:
         finally:
             after_ns = time.monotonic_ns()
             reading.fetch_ns += after_ns - before_ns
-            self._trace.add("dataset[i]", "reading", before_ns, after_ns, task.batch, index=index)
+            if self._trace.is_on:
+                told = index if _is_countable(index) else repr(index)
+                self._trace.add(
+                    "dataset[i]", "reading", before_ns, after_ns, task.batch, index=told
+                )
         reading.n_read += len(task.indices) if self._face.fetches_whole else 1
         if self._copies is not None and not self._copies.opened:
             reading.unopened.append(index)
