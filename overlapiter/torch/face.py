@@ -203,7 +203,7 @@ def _walk(node: Any, leaves: list[Any]) -> Structure:
 def _tensor_leaf(tensor: Any, leaves: list[Any]) -> str:
     import torch
 
-    if _is_dense(tensor):
+    if is_dense(tensor):
         try:
             leaves.append(tensor.resolve_conj().resolve_neg().numpy())
         except TypeError:  # NumPy lacks this type of element
@@ -217,7 +217,7 @@ def _tensor_leaf(tensor: Any, leaves: list[Any]) -> str:
     return "loose"
 
 
-def _is_dense(tensor: Any) -> bool:
+def is_dense(tensor: Any) -> bool:
     """Return whether a tensor is an array in memory, and nothing besides."""
     import torch
 

@@ -17,7 +17,7 @@ from overlapiter.peers.holders import NodeShare
 from overlapiter.pipeline import Pipeline
 from overlapiter.planning import join_peers, names_source, staging_plan
 from overlapiter.torch.batches import TensorViews, WholeViews
-from overlapiter.torch.face import Renewal, TorchFace, fetches_whole
+from overlapiter.torch.face import Renewal, TorchFace, fetches_whole, is_dense
 from overlapiter.torch.pinned import TorchLocker
 from overlapiter.torch.presence import is_needed
 from overlapiter.workers.plan import SupervisorPlan
@@ -38,14 +38,31 @@ def preload_of(loader: data.DataLoader[Any]) -> tuple[str, ...]:
 class FacePickler(pickle.Pickler):
     """Pickles a face with the tensors in its dataset as buffers, which are not copied twice."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._memories: dict[tuple[int, int], Any] = {}  # of views, by address and size
+
     def reducer_override(self, thing: Any) -> Any:
         """Pickle dense tensors of the CPU as arrays, and the rest as it is."""
-        if type(thing) is not torch.Tensor or thing.requires_grad:
+        if type(thing) is not torch.Tensor or not is_dense(thing):
             return NotImplemented
-        with contextlib.suppress(TypeError, RuntimeError):  # NumPy has nothing like it
-            if thing.is_contiguous() and not thing.is_quantized:
+        if thing.is_conj() or thing.is_neg():
+            return NotImplemented
+        if thing.is_contiguous():
+            with contextlib.suppress(TypeError):  # NumPy lacks this type of element
                 return torch.from_numpy, (thing.numpy(),)
-        return NotImplemented
+        # There may be many views of the same memory: each would be pickled with all of it.
+        storage = thing.untyped_storage()
+        memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+        memory = self._memories.setdefault((storage.data_ptr(), storage.nbytes()), memory)
+        place = thing.storage_offset(), thing.size(), thing.stride()
+        return view_of, (memory, thing.dtype, *place)
+
+
+def view_of(memory: Any, dtype: torch.dtype, *place: Any) -> torch.Tensor:
+    """Return a tensor that lies at a place of some bytes: with this offset, size and stride."""
+    storage: Any = torch.from_numpy(memory).untyped_storage()
+    return torch.empty(0, dtype=dtype).set_(storage, *place)
 
 
 class Feed(NamedTuple):

@@ -191,7 +191,9 @@ def test_an_example_is_named_and_left_out_whatever_its_key(plain_pair: Pair) -> 
     with pytest.warns(BadExampleWarning, match=r"example \[0\]"):
         assert [batch.tolist() for batch in loader] == [[1], [2]]
     assert [str(error.index) for error in loader.skipped] == ["[0]"]
-    deadly = plain_pair.ours(D.Refusing([0], functools.partial(os._exit, 1)), 1, sampler=[np.array([1, 2]), [0], [2]])
+    deadly = plain_pair.ours(
+        D.Refusing([0], functools.partial(os._exit, 1)), 1, sampler=[np.array([1, 2]), [0], [2]]
+    )
     iterator = iter(deadly)
     assert next(iterator).tolist() == [1]
     with pytest.raises(WorkerDiedError, match=r"example \[0\]"):

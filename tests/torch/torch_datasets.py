@@ -191,6 +191,23 @@ class Keyed(data.Dataset):
         return f"{type(key).__name__} {key}"
 
 
+class Given(data.Dataset):
+    """Holds its examples.
+
+    Args:
+        examples: These.
+    """
+
+    def __init__(self, examples: list[Any]) -> None:
+        self.examples = examples
+
+    def __len__(self) -> int:
+        return len(self.examples)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.examples[index]
+
+
 class Refusing(data.Dataset):
     """Has keys that are lists, and does not take one of them.
 
