@@ -25,7 +25,7 @@ from overlapiter.torch.orders import (
     order_of_ranks,
     samplers_of,
 )
-from overlapiter.torch.states import Progress, State, resumed, state_of
+from overlapiter.torch.states import Progress, State, check_state, resumed, state_of
 from overlapiter.workers.start.launch import start_forkserver
 
 T = TypeVar("T", covariant=True)
@@ -215,7 +215,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         Raises:
             OptionError: It is of another dataset or order.
         """
-        State.check(self, state_dict)
+        check_state(self, state_dict)
         self._resume = state_dict
         self._iterator = None  # of persistent workers; they go on with the next one
 

@@ -64,39 +64,38 @@ class Progress:
         self.n_examples += len(keys) if isinstance(keys, (list, tuple)) else 1
 
 
-class State(dict[str, Any]):
-    """What :meth:`DataLoader.state_dict` returns: plain numbers and tensors.
+#: What :meth:`DataLoader.state_dict` returns: plain numbers, texts, lists, tuples and tensors, which
+#: ``torch.load`` takes as they are.
+#:
+#: Keys: ``version``; ``epoch``; ``n_taken``, the mini-batches of it that were taken; ``draws``,
+#: the states of the generators before the epoch; ``has_base_seed``, whether it drew a base seed
+#: from them; ``dataset_size``, ``sampler_epoch`` and ``scattered`` where there are such.
+State = dict[str, Any]
 
-    Keys: ``version``; ``epoch``; ``n_taken``, the mini-batches of it that were taken; ``draws``,
-    the states of the generators before the epoch; ``has_base_seed``, whether it drew a base seed
-    from them; ``dataset_size``, ``sampler_epoch`` and
-    ``scattered`` where there are such.
+
+def check_state(loader: data.DataLoader[Any], state: State) -> None:
+    """Refuse what does not fit a loader.
+
+    Raises:
+        OptionError: It is of another dataset or order, or no state at all.
     """
-
-    @staticmethod
-    def check(loader: data.DataLoader[Any], state: dict[str, Any]) -> None:
-        """Refuse what does not fit a loader.
-
-        Raises:
-            OptionError: It is of another dataset or order, or no state at all.
-        """
-        if state.get("version") != _VERSION:
-            raise OptionError("state_dict", "is none of overlapiter.torch.DataLoader's; give one")
-        size = _size_of(loader)
-        if state["dataset_size"] != size:
-            raise OptionError(
-                "state_dict",
-                f"is of a dataset of {state['dataset_size']} examples, this one has {size}; resume "
-                f"with the dataset that it was taken with",
-            )
-        is_scattered = isinstance(samplers_of(loader)[-1], OrderedSampler)
-        if is_scattered != (state["scattered"] is not None):
-            raise OptionError("state_dict", "is of another kind of sampler; give the same one")
-        n_draws = None if state["draws"] is None else len(state["draws"][1])
-        if n_draws is not None and n_draws != len(generators_of(loader)):
-            raise OptionError(
-                "state_dict", f"is of {n_draws} generators; give the loader and sampler as many"
-            )
+    if state.get("version") != _VERSION:
+        raise OptionError("state_dict", "is none of overlapiter.torch.DataLoader's; give one")
+    size = _size_of(loader)
+    if state["dataset_size"] != size:
+        raise OptionError(
+            "state_dict",
+            f"is of a dataset of {state['dataset_size']} examples, this one has {size}; resume "
+            f"with the dataset that it was taken with",
+        )
+    is_scattered = isinstance(samplers_of(loader)[-1], OrderedSampler)
+    if is_scattered != (state["scattered"] is not None):
+        raise OptionError("state_dict", "is of another kind of sampler; give the same one")
+    n_draws = None if state["draws"] is None else len(state["draws"][1])
+    if n_draws is not None and n_draws != len(generators_of(loader)):
+        raise OptionError(
+            "state_dict", f"is of {n_draws} generators; give the loader and sampler as many"
+        )
 
 
 def _size_of(loader: data.DataLoader[Any]) -> int:
@@ -105,16 +104,16 @@ def _size_of(loader: data.DataLoader[Any]) -> int:
 
 def state_of(loader: data.DataLoader[Any], epoch: Progress) -> State:
     """Return the state amid an epoch, or before it."""
-    state = State(
-        version=_VERSION,
-        epoch=epoch.number,
-        n_taken=epoch.n_taken,
-        draws=tuple(epoch.draws),
-        dataset_size=_size_of(loader),
-        sampler_epoch=epoch.sampler_epoch,
-        scattered=None,
-        has_base_seed=epoch.has_base_seed,
-    )
+    state: State = {
+        "version": _VERSION,
+        "epoch": epoch.number,
+        "n_taken": epoch.n_taken,
+        "draws": tuple(epoch.draws),
+        "dataset_size": _size_of(loader),
+        "sampler_epoch": epoch.sampler_epoch,
+        "scattered": None,
+        "has_base_seed": epoch.has_base_seed,
+    }
     if epoch.scattered is not None:
         order, start, whole = epoch.scattered
         position = start + epoch.n_examples
@@ -124,7 +123,7 @@ def state_of(loader: data.DataLoader[Any], epoch: Progress) -> State:
 
 
 @contextlib.contextmanager
-def resumed(loader: data.DataLoader[Any]) -> Iterator[dict[str, Any] | None]:
+def resumed(loader: data.DataLoader[Any]) -> Iterator[State | None]:
     """Bring samplers and generators to where the epoch of a loaded state began.
 
     What the epoch draws is drawn again inside; afterwards PyTorch's own generator is as before.
