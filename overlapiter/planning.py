@@ -33,6 +33,8 @@ if TYPE_CHECKING:  # nothing that the first mini-batch would have to wait for
 _BLOCK_BYTES = 4096
 #: What says that a disk is full or has failed; anything else is a mistake in the options.
 _ILLNESSES = {errno.EROFS, errno.EIO, errno.ENOSPC, errno.EDQUOT}
+#: What the supervisor keeps of an example: where its files lie, and when it is read next.
+_EXAMPLE_BYTES = 100
 _has_chainer = find_spec("chainer") is not None
 #: What the forkserver is to import: for any dataset, and for those that need Chainer.
 PRELOAD = ("overlapiter.workers.supervisor.main", *["overlapiter.chainer.preload"] * _has_chainer)
@@ -84,6 +86,7 @@ def staging_plan(
     """
     if staging is None:
         return None
+    check_size(len(dataset))
     source = _find_source(staging, dataset)
     imports = _check_access(staging, source)
     _check_apart(source, [directory_path(tier.directory) for tier in staging.all_tiers()])
@@ -109,6 +112,22 @@ def staging_plan(
         _prepare(site.directory, is_training=is_training)
         _warn_of_old_store(site.directory)
     return plan
+
+
+def check_size(dataset_size: int) -> None:
+    """Refuse a dataset that has more examples than the supervisor can keep account of.
+
+    Raises:
+        OptionError: So it is.
+    """
+    memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if dataset_size * _EXAMPLE_BYTES > memory_bytes:
+        raise OptionError(
+            "staging",
+            f"takes {_EXAMPLE_BYTES} bytes of memory for each example, and the dataset's __len__ "
+            f"says {dataset_size}: more than this machine has; have it return the number of "
+            f"examples, or leave staging out",
+        )
 
 
 def join_peers(

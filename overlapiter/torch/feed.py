@@ -12,12 +12,12 @@ import torch
 from torch.utils import data
 from torch.utils.data import default_collate
 
-from overlapiter.errors import OptionError
 from overlapiter.peers.holders import NodeShare
 from overlapiter.pipeline import Pipeline
 from overlapiter.planning import join_peers, names_source, staging_plan
 from overlapiter.torch.batches import TensorViews, WholeViews
 from overlapiter.torch.face import Renewal, TorchFace, fetches_whole, is_dense
+from overlapiter.torch.orders import size_of
 from overlapiter.torch.pinned import TorchLocker
 from overlapiter.torch.presence import is_needed
 from overlapiter.workers.plan import SupervisorPlan
@@ -190,7 +190,7 @@ def _new_feed(
     digest = parcel.digest
     try:
         staged = staging_plan(staging, loader.dataset, first_indices)
-        size = _size_of(loader, staged is not None)
+        size = max(0, size_of(loader.dataset))
         staged, listener, share = join_peers(staging, staged, loader._order, size)
     except BaseException:
         parcel.close()
@@ -214,15 +214,3 @@ def _new_feed(
     if is_pinned:
         pipeline.lock_pages(TorchLocker())
     return Feed(pipeline, options, digest, share)
-
-
-def _size_of(loader: data.DataLoader[Any], is_staging: bool) -> int:
-    """Return the examples in the dataset; 0 where it does not say and that is not needed."""
-    try:
-        return len(loader.dataset)
-    except TypeError:
-        if is_staging:
-            raise OptionError(
-                "staging", "needs a dataset with a length; give it a __len__"
-            ) from None
-        return 0

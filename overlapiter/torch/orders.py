@@ -17,6 +17,7 @@ from torch.utils.data.distributed import DistributedSampler
 from overlapiter.errors import OptionError
 from overlapiter.node import this_node
 from overlapiter.order import Indices
+from overlapiter.planning import check_size
 from overlapiter.scatter import ScatteredOrder
 from overlapiter.sources import Key
 
@@ -99,6 +100,24 @@ def generators_of(loader: Any) -> list[torch.Generator]:
     """Return the different generators of a loader and its samplers, in order."""
     found = [getattr(thing, "generator", None) for thing in (loader, *samplers_of(loader))]
     return list(dict.fromkeys(each for each in found if isinstance(each, torch.Generator)))
+
+
+def size_of(dataset: Any, option: str = "") -> int:
+    """Return the examples in a dataset; -1 where it does not say.
+
+    Args:
+        dataset: The dataset.
+        option: For which it must say.
+
+    Raises:
+        OptionError: It does not.
+    """
+    try:
+        return len(dataset)
+    except Exception as error:  # it has no length, or the user's code fails
+        if option:
+            raise OptionError(option, "needs a dataset with a length; give it a __len__") from error
+        return -1
 
 
 def epoch_of(sampler: Any) -> int | None:
@@ -206,7 +225,11 @@ def foresee(loader: Any, number: int, *, draws_base_seed: bool) -> Foresight | N
         loader: The loader, before anything was drawn for the epoch but the base seed.
         number: Of the epoch.
         draws_base_seed: Whether the following epoch draws a base seed, too.
+
+    Raises:
+        OptionError: The dataset has no length, or one that is too large to be staged.
     """
+    check_size(size_of(loader.dataset, "staging"))
     *batching, innermost = samplers_of(loader)
     is_known = [type(sampler) for sampler in batching] in ([], [data.BatchSampler])
     if not is_known or type(innermost) not in (*_KNOWN, OrderedSampler):

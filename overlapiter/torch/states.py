@@ -21,6 +21,7 @@ from overlapiter.torch.orders import (
     generators_of,
     put_draws,
     samplers_of,
+    size_of,
 )
 
 _VERSION = 1
@@ -64,8 +65,8 @@ class Progress:
         self.n_examples += len(keys) if isinstance(keys, (list, tuple)) else 1
 
 
-#: What :meth:`DataLoader.state_dict` returns: plain numbers, texts, lists, tuples and tensors, which
-#: ``torch.load`` takes as they are.
+#: What :meth:`DataLoader.state_dict` returns: plain numbers and tensors, in lists, tuples and a
+#: dict of no class of ours, so that ``torch.load`` takes them as they are.
 #:
 #: Keys: ``version``; ``epoch``; ``n_taken``, the mini-batches of it that were taken; ``draws``,
 #: the states of the generators before the epoch; ``has_base_seed``, whether it drew a base seed
@@ -81,7 +82,7 @@ def check_state(loader: data.DataLoader[Any], state: State) -> None:
     """
     if state.get("version") != _VERSION:
         raise OptionError("state_dict", "is none of overlapiter.torch.DataLoader's; give one")
-    size = _size_of(loader)
+    size = size_of(loader.dataset)
     if state["dataset_size"] != size:
         raise OptionError(
             "state_dict",
@@ -98,10 +99,6 @@ def check_state(loader: data.DataLoader[Any], state: State) -> None:
         )
 
 
-def _size_of(loader: data.DataLoader[Any]) -> int:
-    return len(loader.dataset) if hasattr(type(loader.dataset), "__len__") else -1
-
-
 def state_of(loader: data.DataLoader[Any], epoch: Progress) -> State:
     """Return the state amid an epoch, or before it."""
     state: State = {
@@ -109,7 +106,7 @@ def state_of(loader: data.DataLoader[Any], epoch: Progress) -> State:
         "epoch": epoch.number,
         "n_taken": epoch.n_taken,
         "draws": tuple(epoch.draws),
-        "dataset_size": _size_of(loader),
+        "dataset_size": size_of(loader.dataset),
         "sampler_epoch": epoch.sampler_epoch,
         "scattered": None,
         "has_base_seed": epoch.has_base_seed,

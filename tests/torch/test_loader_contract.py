@@ -240,6 +240,20 @@ def test_a_seed_needs_whole_numbers_as_keys(plain_pair: Pair, n_workers: int) ->
         list(loader)
 
 
+@pytest.mark.parametrize("size", [2**62, NotImplementedError, -1])
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_without_staging_the_length_of_the_dataset_does_not_matter(
+    plain_pair: Pair, size: Any, n_workers: int
+) -> None:
+    dataset = D.Sized(size)
+    assert_alike(plain_pair, dataset, batch_size=2, sampler=[3, 1, 2], num_workers=n_workers)
+    loader = plain_pair.ours(dataset, 2, sampler=[3, 1, 2], num_workers=n_workers)
+    next(iter(loader))
+    other = plain_pair.ours(dataset, 2, sampler=[3, 1, 2], num_workers=n_workers)
+    other.load_state_dict(loader.state_dict())
+    assert [batch.tolist() for batch in other] == [[2]]
+
+
 # --- workers ----------------------------------------------------------------------------------
 
 

@@ -189,6 +189,25 @@ def test_options_that_need_workers_say_so(tmp_path: Path) -> None:
         iter(loader)
 
 
+@pytest.mark.parametrize(
+    ("size", "words"),
+    [
+        (2**62, f"100 bytes of memory for each example, and the dataset's __len__ says {2**62}"),
+        (NotImplementedError, "needs a dataset with a length"),
+    ],
+)
+@pytest.mark.parametrize("sampler", [None, [1, 2]])
+def test_a_length_that_cannot_be_staged_is_refused(
+    tmp_path: Path, size: Any, words: str, sampler: Any
+) -> None:
+    staging = Staging(tmp_path / "fast", source=tmp_path)
+    if sampler is None and isinstance(size, type):
+        pytest.skip("PyTorch's sampler asks for it")
+    loader = DataLoader(D.Sized(size), sampler=sampler, num_workers=1, staging=staging)
+    with pytest.raises(OptionError, match=words):
+        iter(loader)
+
+
 # --- disks ------------------------------------------------------------------------------------
 
 

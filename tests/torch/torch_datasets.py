@@ -208,6 +208,25 @@ class Given(data.Dataset):
         return self.examples[index]
 
 
+class Sized(data.Dataset):
+    """Says that it has so many examples.
+
+    Args:
+        size: How many; an exception class to raise that.
+    """
+
+    def __init__(self, size: Any) -> None:
+        self.size = size
+
+    def __len__(self) -> int:
+        if isinstance(self.size, type):
+            raise self.size("endless")
+        return int(self.size)
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
 class Refusing(data.Dataset):
     """Has keys that are lists, and does not take one of them.
 

@@ -102,7 +102,7 @@ class Supervisor:
 
         staging = plan.staging
         self._residency = Residency(
-            plan.dataset_size,
+            plan.dataset_size if staging else 0,  # memory for each example
             len(staging.sites) if staging else 0,
             staging.capacity_bytes if staging else None,
             staging.n_sharers if staging else 1,
