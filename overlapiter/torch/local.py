@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -64,14 +65,21 @@ class LocalEpoch(_SingleProcessDataLoaderIter):
         state: Where to go on; None for the start.
     """
 
+    _sampler_iter: Iterator[Any]
+
     def __init__(self, loader: data.DataLoader[Any], state: dict[str, Any] | None) -> None:
         self._progress = loader._set_out()
         super().__init__(loader)
         if loader.seed is not None:
             epoch = self._progress.number
             self._dataset_fetcher.dataset = Seeded(loader.dataset, loader.seed, epoch)
-        for _ in range(0 if state is None else state["n_taken"]):
+        if state is None:
+            return
+        for _ in range(state["n_taken"]):
             self._next_index()
+        # A sampler draws when it is first asked: now, while the generators are as they were.
+        first = list(itertools.islice(self._sampler_iter, 1))
+        self._sampler_iter = itertools.chain(first, self._sampler_iter)
 
     def _next_index(self) -> Any:
         try:

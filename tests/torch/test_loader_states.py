@@ -89,6 +89,22 @@ def test_saving_changes_nothing_and_may_be_done_after_each_mini_batch(pair: Pair
     assert [state["n_taken"] for state in states] == [1, 2, 3, 4, 5, 6, 7]
 
 
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_a_state_before_the_first_mini_batch_gives_the_same_order(
+    plain_pair: Pair, n_workers: int
+) -> None:
+    def make(seed: int) -> Any:
+        torch.manual_seed(seed)
+        return plain_pair.ours(D.Made("int"), 4, shuffle=True, num_workers=n_workers)
+
+    one = make(1)
+    iterator = iter(one)
+    state, batches = saved(one.state_dict()), list(iterator)
+    other = make(2)
+    other.load_state_dict(state)
+    assert_same(list(other), batches)
+
+
 def of_ranks(size: int, n: int, make: Any, states: Any = None, n_batches: int = 99) -> Any:
     """Return what all ranks read together, step by step, and their states."""
     steps: list[set[int]] = []
