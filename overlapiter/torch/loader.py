@@ -270,6 +270,7 @@ def _refuse_iterable(dataset: Any) -> None:
 
 def _is_in_step(loader: DataLoader[Any]) -> bool:
     """Return whether other ranks take a mini-batch for each one of this loader."""
-    return getattr(samplers_of(loader)[-1], "num_replicas", 1) > 1 or (
-        loader._order is not None and loader._order.size > 1
-    )
+    n_ranks = getattr(samplers_of(loader)[-1], "num_replicas", 1)
+    if isinstance(n_ranks, int) and n_ranks > 1:  # it may be a user's own, of any meaning
+        return True
+    return loader._order is not None and loader._order.size > 1

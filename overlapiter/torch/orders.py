@@ -92,6 +92,8 @@ def samplers_of(loader: Any) -> list[Any]:
     """Return the samplers of a loader, the outer one first."""
     found = [loader._index_sampler]
     while (inner := getattr(found[-1], "sampler", None)) is not None:
+        if any(inner is each for each in found):  # one may name itself
+            break
         found.append(inner)
     return found
 

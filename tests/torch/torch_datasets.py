@@ -428,7 +428,8 @@ class Own(data.Sampler[int]):
 
     def __init__(self) -> None:
         self.generator = np.random.default_rng(1)
-        self.epoch = None
+        self.epoch = self.num_replicas = None
+        self.sampler = self
 
     def __iter__(self) -> Any:
         return iter(self.generator.permutation(7).tolist())
