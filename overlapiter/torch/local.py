@@ -36,25 +36,30 @@ class Seeded:
             self.__getitems__ = self._whole  # PyTorch calls it where it finds it
 
     def __getitem__(self, index: Any) -> Any:
-        """Return an example, and leave the random states of this process as they are."""
-        with self._seeded(index):
-            return self._dataset[index]
+        """Return an example; what is drawn next, as by a ``collate_fn``, follows from it, too."""
+        self._put_seed(index)
+        return self._dataset[index]
 
-    def _whole(self, indices: list[Any]) -> Any:
-        with self._seeded(next(iter(indices), 0)):
-            return self._dataset.__getitems__(indices)
+    def _whole(self, indices: Any) -> Any:
+        indices = list(indices)
+        self._put_seed(indices[0] if indices else 0)
+        return self._dataset.__getitems__(indices)
 
-    @contextlib.contextmanager
-    def _seeded(self, index: Any) -> Iterator[None]:
-        states = random.getstate(), np.random.get_state(), torch.get_rng_state()
-        try:
-            (number,) = as_indices([index], "seed")
-            seed_torch(self._face.seed_example(self._seed, self._epoch, int(number)))
-            yield
-        finally:
-            random.setstate(states[0])
-            np.random.set_state(states[1])
-            torch.set_rng_state(states[2])
+    def _put_seed(self, index: Any) -> None:
+        (number,) = as_indices([index], "seed")
+        seed_torch(self._face.seed_example(self._seed, self._epoch, int(number)))
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Leave the random states of this process as they are, whatever is drawn inside."""
+    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    try:
+        yield
+    finally:
+        random.setstate(states[0])
+        np.random.set_state(states[1])
+        torch.set_rng_state(states[2])
 
 
 class LocalEpoch(_SingleProcessDataLoaderIter):
@@ -72,7 +77,9 @@ class LocalEpoch(_SingleProcessDataLoaderIter):
         super().__init__(loader)
         if loader.seed is not None:
             epoch = self._progress.number
-            self._dataset_fetcher.dataset = Seeded(loader.dataset, loader.seed, epoch)
+            fetcher = self._dataset_fetcher
+            fetcher.dataset = Seeded(loader.dataset, loader.seed, epoch)
+            fetcher.fetch = undisturbed()(fetcher.fetch)
         if state is None:
             return
         for _ in range(state["n_taken"]):

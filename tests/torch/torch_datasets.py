@@ -180,6 +180,10 @@ def columns(indices: list[int]) -> dict[str, Any]:
     return {"index": torch.tensor(indices), "drawn": random.random()}
 
 
+def drawn_together(indices: list[int]) -> list[Any]:
+    return [(index, *drawn(index)) for index in indices]
+
+
 def nothing(_indices: list[int]) -> list[int]:
     return []
 
@@ -379,6 +383,11 @@ def padded(examples: list[Any]) -> dict[str, Any]:
     lengths = [len(example) for example in examples]
     values = torch.nn.utils.rnn.pad_sequence(list(examples), batch_first=True)
     return {"values": values, "lengths": lengths, "process": data.get_worker_info() is not None}
+
+
+def noisy(examples: Any) -> dict[str, Any]:
+    noise = random.random(), float(np.random.random()), torch.rand(2)
+    return {"examples": data.default_collate(examples), "noise": noise}
 
 
 def to_list(examples: list[Any]) -> list[Any]:
