@@ -19,8 +19,9 @@ from overlapiter.errors import ExampleError, described
 from overlapiter.faults import SkippedExamples, explain_stall
 from overlapiter.order import IndexList, Indices
 from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
+from overlapiter.sources import Key
 from overlapiter.torch.batches import Collated
-from overlapiter.torch.face import RemoteError, Renewal
+from overlapiter.torch.face import RemoteError, Renewal, fetches_whole
 from overlapiter.torch.feed import Feed, begin
 from overlapiter.torch.orders import (
     Foresight,
@@ -70,6 +71,8 @@ class Epoch(_BaseDataLoaderIter):
         self._is_resumed = state is not None
         #: The option that needs whole numbers as keys, if there is one.
         self._counting = "staging" if loader.staging else "seed" if loader.seed is not None else ""
+        #: Whether the dataset gets what a batch sampler gives, of whatever type.
+        self._is_given_whole = not self._counting and fetches_whole(loader.dataset)
         self._begin(loader, 0 if state is None else state["n_taken"])
 
     # --- the beginning ------------------------------------------------------------------------
@@ -87,7 +90,7 @@ class Epoch(_BaseDataLoaderIter):
         """Wait for what the workers have been given: PyTorch's read it, too, and draw meanwhile."""
         while self._pending and not self._is_unfinished:
             self._is_unfinished = True  # until the index list is taken off, too
-            if len(self._flat(self._pending[0])):
+            if _is_sent(self._pending[0]):
                 self._wait()
             self._pending.popleft()
             self._is_unfinished = False
@@ -109,7 +112,7 @@ class Epoch(_BaseDataLoaderIter):
             n_ahead = n_ahead if foresight is not None else n_wanted
         for keys in itertools.islice(self._keys(), n_to_skip):
             self._progress.count(keys)
-            self._position += len(self._flat(keys))
+            self._position += len(keys) if _is_sent(keys) else 0
         self._pending.clear()
         if self._progress.scattered is not None:  # an epoch holds what precedes a resumption, too
             self._position = self._progress.scattered[1]
@@ -133,7 +136,7 @@ class Epoch(_BaseDataLoaderIter):
         if self._feed is not None:
             self._pipeline.reset()
             return self._feed
-        indices = as_indices(self._flat(first[0]) if first else [], self._counting)
+        indices = as_indices(first[0] if first and _is_sent(first[0]) else [], self._counting)
         default_dtype = str(torch.get_default_dtype()).removeprefix("torch.")
         renewal = Renewal(self._base_seed, default_dtype)
         feed, is_new = begin(loader, renewal, indices.tolist())
@@ -162,7 +165,7 @@ class Epoch(_BaseDataLoaderIter):
         """Take from the sampler until its end."""
         while not self._is_exhausted:
             try:
-                keys = self._next_index()
+                keys = self._flat(self._next_index())
             except StopIteration:
                 self._is_exhausted = True
                 return
@@ -182,17 +185,29 @@ class Epoch(_BaseDataLoaderIter):
             self._foreseen = None  # the sampler has changed its mind
             self._submit_again()
 
-    def _flat(self, keys: Keys) -> list[Any]:
-        return list(keys) if self._auto_collation else [keys]
+    def _flat(self, keys: Keys) -> Keys:
+        """Return the list of the keys of a mini-batch; as it is what is none, which may be a key.
+
+        What ``__getitems__`` is to get as it is, is one key.
+        """
+        if not self._auto_collation:
+            return [keys]
+        if self._is_given_whole and not (type(keys) is list and set(map(type, keys)) == {int}):
+            return [Key.of(keys)]
+        try:
+            return list(keys)
+        except TypeError:
+            return keys
 
     def _submit_foreseen(self, keys: Keys) -> None:
+        keys = self._flat(keys)
         self._submitted.append(keys)
         self._submit(keys)
 
     def _submit(self, keys: Keys) -> None:
-        indices = as_indices(self._flat(keys), self._counting)
-        if not len(indices):  # collated here
+        if not _is_sent(keys):
             return
+        indices = as_indices(keys, self._counting)
         epochs = np.broadcast_to(np.int64(self._progress.number), len(indices))
         position = self._progress.number * self._order_size + self._position
         self._pipeline.submit(IndexList(indices, epochs, position))
@@ -227,10 +242,11 @@ class Epoch(_BaseDataLoaderIter):
             if not self._pending:
                 self._finish()
             self._is_unfinished = True  # until the index list is taken off, too
-            batch = self._wait() if len(self._flat(self._pending[0])) else self._collate_nothing()
+            is_sent = _is_sent(self._pending[0])
+            batch = self._wait() if is_sent else self._make_here(self._pending[0])
             worker = self._progress.n_taken % self._num_workers
             keys = self._pending.popleft()
-            self._first_position += len(self._flat(keys))
+            self._first_position += len(keys) if is_sent else 0
             self._progress.count(keys)
             self._is_unfinished = False
             if self._is_exhausted and not self._pending and not self._persistent_workers:
@@ -243,9 +259,10 @@ class Epoch(_BaseDataLoaderIter):
             if not is_passed_over and isinstance(batch, Collated):
                 return self._pinned(batch.data)
 
-    def _collate_nothing(self) -> Collated | FailedBatch:
+    def _make_here(self, keys: Keys) -> Collated | FailedBatch:
+        """Make a mini-batch of no keys, or fail to, as PyTorch does."""
         try:
-            return Collated(self._collate_fn([]), (), 0)
+            return Collated(self._collate_fn([self._dataset[key] for key in keys]), (), 0)
         except Exception as error:
             return FailedBatch(RemoteError(type(error), described(error)[1], ""), None)
 
@@ -288,6 +305,11 @@ class Epoch(_BaseDataLoaderIter):
     def __del__(self) -> None:
         """Give the workers back to the loader, where the user does not go on to the end."""
         self._release()
+
+
+def _is_sent(keys: Keys) -> bool:
+    """Return whether a mini-batch is the workers': it has keys, in a list."""
+    return isinstance(keys, list) and bool(keys)
 
 
 def _reraise(remote: RemoteError, context: ExampleError | None, worker: int) -> NoReturn:

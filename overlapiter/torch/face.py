@@ -17,7 +17,7 @@ import numpy as np
 
 from overlapiter.errors import described
 from overlapiter.sharedmem.layout import Structure
-from overlapiter.sources import Dataset
+from overlapiter.sources import Dataset, Key
 from overlapiter.torch.presence import is_tensor, when_imported
 from overlapiter.workers.reader.face import Face
 
@@ -138,7 +138,8 @@ class TorchFace(Face):
     def fetch_whole(self, indices: list[Any]) -> Any:
         """Return what the dataset's own way gives for a mini-batch: any type that is collated."""
         dataset: Any = self.dataset
-        return dataset.__getitems__(indices)
+        whole = indices[0]
+        return dataset.__getitems__(whole.value() if isinstance(whole, Key) else indices)
 
     def take_apart(self, example: object) -> tuple[Structure, list[Any]]:
         """Return an example's structure and leaves, or those of a collated mini-batch."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -95,6 +96,45 @@ def test_what_such_a_dataset_gives_is_collated_as_it_is(
 ) -> None:
     found = assert_alike(plain_pair, D.Together(kind), batch_size=3, collate_fn=collate_fn)
     assert len(found) == 4
+
+
+BATCHES = {
+    "tuple": [(1, 2), (3,)],
+    "tensor": [torch.tensor([1, 2])],
+    "array": [np.array([1, 2])],
+    "range": [range(3)],
+    "set": [{1, 2}],
+    "dict": [{1: "a"}],
+    "text": ["ab"],
+    "empty": [[1], [], (), [2]],
+    "NumPy's numbers": [[np.int64(3)]],
+    "lists": [[[1], [2]]],
+    "slice": [slice(0, 4)],
+    "no list": [3, [4], None, [5]],
+}
+
+
+@pytest.mark.leaks_ok("PyTorch's loader shares tensors by sockets")
+@pytest.mark.parametrize("kind", BATCHES)
+@pytest.mark.parametrize("dataset", [D.Together(D.described), D.Keyed()])
+@pytest.mark.parametrize("n_workers", [0, 1])
+def test_a_batch_sampler_may_give_anything(
+    plain_pair: Pair, kind: str, dataset: Any, n_workers: int
+) -> None:
+    if isinstance(dataset, D.Keyed) and kind in ("array", "NumPy's numbers") and n_workers:
+        pytest.skip("each becomes an int there")
+    options = {"batch_sampler": BATCHES[kind], "num_workers": n_workers}
+    found = assert_alike(plain_pair, dataset, **options)
+    assert len(found) == len(BATCHES[kind])
+
+
+def test_a_batch_sampler_may_give_iterators(plain_pair: Pair) -> None:
+    found = []
+    for make in plain_pair.each():
+        batches = [iter([0, 1]), iter((2,)), reversed([3, 4])]
+        found.append(taken(make(D.Made("int"), batch_sampler=batches)))
+    assert_same(*found)
+    assert [batch.tolist() for batch in found[0]] == [[0, 1], [2], [4, 3]]
 
 
 def test_such_a_dataset_is_asked_so_with_a_seed_too(plain_pair: Pair) -> None:

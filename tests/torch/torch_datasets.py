@@ -184,6 +184,10 @@ def drawn_together(indices: list[int]) -> list[Any]:
     return [(index, *drawn(index)) for index in indices]
 
 
+def described(keys: Any) -> list[str]:
+    return [f"{type(keys).__name__} {keys}"]
+
+
 def nothing(_indices: list[int]) -> list[int]:
     return []
 
