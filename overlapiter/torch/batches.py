@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data._utils import collate
 
 from overlapiter.errors import ExampleError, described
 from overlapiter.pipeline import FailedBatch
@@ -23,6 +22,7 @@ from overlapiter.sharedmem.slots import (
     left_out,
     row_leaves,
 )
+from overlapiter.torch.collation import Collation
 from overlapiter.torch.face import RAW, TURNED, RemoteError
 
 _ORIGINALS: dict[str, Callable[[Any], Any]] = {
@@ -60,7 +60,7 @@ class TensorViews(Views):
         """Return the collated mini-batch; copies nothing where all examples are alike."""
         layout, reports = filled.layout, filled.reports
         root, columns = filled.columns(reports[-1][1])
-        if columns and _is_pytorchs() and all(report is None for _, _, report in reports):
+        if columns and all(report is None for _, _, report in reports):
             kinds = leaf_kinds(layout.structure)
             tensors = [_tensor(kind, array) for kind, array in zip(kinds, columns, strict=True)]
             data = _collated(layout.structure, iter(tensors), list)
@@ -139,36 +139,13 @@ def _collated(structure: Structure, values: Iterator[Any], sequence: type) -> An
     """
     if isinstance(structure, str):
         value = next(values)
-        return _default_collate(sequence(value)) if structure == "loose" else value
+        return Collation()(sequence(value)) if structure == "loose" else value
     kind, keys, children = structure
     inner = list if kind == "dict" else tuple
     parts = [_collated(child, values, inner) for child in children]
     if kind == "dict":
         return dict(zip(keys, parts, strict=True))
     return parts if isinstance(kind, str) else kind(*parts)
-
-
-def _is_pytorchs() -> bool:
-    """Return whether the default collation is PyTorch's: a program may register functions."""
-    functions = collate.default_collate_fn_map.values()
-    return all(getattr(each, "__module__", "") == collate.__name__ for each in functions)
-
-
-def _default_collate(examples: Any) -> Any:
-    """Collate as a worker of PyTorch's does, which stacks tensors otherwise than its trainer."""
-    functions = {**collate.default_collate_fn_map}
-    if functions.get(torch.Tensor) is collate.collate_tensor_fn:
-        functions[torch.Tensor] = _stack
-    return collate.collate(examples, collate_fn_map=functions)
-
-
-def _stack(tensors: Any, *, collate_fn_map: Any) -> Any:
-    """Stack tensors to one with the type of elements of the first, as into shared memory."""
-    first = tensors[0]
-    if first.is_nested or first.layout is not torch.strided or first.is_quantized:
-        return collate.collate_tensor_fn(tensors, collate_fn_map=collate_fn_map)
-    sum(each.numel() for each in tensors)  # raises what PyTorch's raises where some are none
-    return torch.stack(tensors, 0, out=first.new_empty((len(tensors), *first.size())))
 
 
 def _view_mixed(
@@ -186,12 +163,11 @@ def _view_mixed(
     rows = [(row, entry) for row, entry in entries if not isinstance(entry, ExampleError)]
     skipped = left_out(reports)
     try:
-        if _is_pytorchs() and all(_is_regular(layout, entry) for _, entry in rows):
+        if all(_is_regular(layout, entry) for _, entry in rows):
             data = _collate_columns(layout, columns, rows, are_all=not skipped)
         else:
-            data = _default_collate(
-                [_rebuilt(layout, root, columns, row, entry) for row, entry in rows]
-            )
+            examples = [_rebuilt(layout, root, columns, row, entry) for row, entry in rows]
+            data = Collation()(examples)
     except Exception as error:  # these examples do not go together
         remote = RemoteError(type(error), described(error)[1], "")
         return FailedBatch(remote, None)

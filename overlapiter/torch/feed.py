@@ -16,6 +16,7 @@ from overlapiter.peers.holders import NodeShare
 from overlapiter.pipeline import Pipeline
 from overlapiter.planning import join_peers, names_source, staging_plan
 from overlapiter.torch.batches import TensorViews, WholeViews
+from overlapiter.torch.collation import Collation
 from overlapiter.torch.face import Renewal, TorchFace, fetches_whole, is_dense
 from overlapiter.torch.orders import size_of
 from overlapiter.torch.pinned import TorchLocker
@@ -145,8 +146,10 @@ def begin(
 
 def _collate_fn_of(loader: data.DataLoader[Any]) -> Any:
     """Return what makes a mini-batch of examples; None for PyTorch's default."""
-    is_default = loader._auto_collation and loader.collate_fn is default_collate
-    return None if is_default else loader.collate_fn
+    if not loader._auto_collation or loader.collate_fn is not default_collate:
+        return loader.collate_fn
+    collation = Collation()
+    return None if collation.is_pytorchs else collation  # what a program registers runs in workers
 
 
 def _face_of(loader: data.DataLoader[Any]) -> TorchFace:

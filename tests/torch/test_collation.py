@@ -12,8 +12,9 @@ torch = pytest.importorskip("torch")
 from torch.utils import data  # noqa: E402
 from torch.utils.data._utils import collate  # noqa: E402
 
+from overlapiter.errors import DatasetPicklingError  # noqa: E402
 from tests.torch import torch_datasets as D  # noqa: E402
-from tests.torch.comparing import assert_alike, assert_same, taken  # noqa: E402
+from tests.torch.comparing import assert_alike, assert_same, seed_all, taken  # noqa: E402
 from tests.torch.conftest import Pair  # noqa: E402
 
 REFUSED = (
@@ -30,7 +31,7 @@ REFUSED = (
 )
 
 
-@pytest.mark.parametrize("kind", D.MAKERS)
+@pytest.mark.parametrize("kind", sorted(D.MAKERS.keys() - {"locked"}))  # it cannot be pickled
 def test_examples_of_any_kind_are_collated_as_pytorch_does(plain_pair: Pair, kind: str) -> None:
     found = assert_alike(plain_pair, D.Made(kind), batch_size=4)
     assert (type(found[0]) is tuple) == (kind in REFUSED)
@@ -161,15 +162,40 @@ def functions() -> Iterator[dict[Any, Any]]:
     ("kind", "type_"),
     [
         ("custom", D.Custom),
+        ("locked", D.Locked),
         ("unequal tensors", torch.Tensor),
         ("tuple", int),
         ("namedtuple", D.Pair),
+        ("tensor", D.Custom),
+        ("nested", D.Custom),
     ],
 )
-def test_the_default_collation_can_be_changed_for_a_type(
-    plain_pair: Pair, functions: dict[Any, Any], kind: str, type_: type
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_the_default_collation_can_be_changed_for_a_type_and_runs_in_the_workers(
+    plain_pair: Pair, functions: dict[Any, Any], kind: str, type_: type, n_workers: int
 ) -> None:
-    functions[type_] = lambda batch, *, collate_fn_map: (len(batch), list(batch))  # noqa: ARG005  # PyTorch's signature
-    found = [taken(make(D.Made(kind), 4)) for make in plain_pair.each()]
+    functions[type_] = D.registered
+    assert len(assert_alike(plain_pair, D.Made(kind), batch_size=4, num_workers=n_workers)) == 3
+
+
+def test_what_is_registered_between_epochs_counts(
+    plain_pair: Pair, functions: dict[Any, Any]
+) -> None:
+    found = []
+    for make in plain_pair.each():
+        functions.pop(D.Custom, None)
+        seed_all(5)
+        loader = make(D.Made("custom"), 4)
+        first = taken(loader)
+        functions[D.Custom] = D.registered
+        found.append((first[0][0], taken(loader)))
     assert_same(*found)
-    assert len(found[0]) == 3
+
+
+def test_a_registered_function_that_cannot_be_pickled_is_named(
+    plain_pair: Pair, functions: dict[Any, Any]
+) -> None:
+    functions[D.Custom] = lambda batch, *, collate_fn_map: len(batch)  # noqa: ARG005  # PyTorch's signature
+    words = r"collate_fn\.functions\[<class '.*Custom'>\] cannot be pickled"
+    with pytest.raises(DatasetPicklingError, match=words):
+        iter(plain_pair.ours(D.Made("custom"), 4))

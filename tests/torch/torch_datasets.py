@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import os
 import random
+import threading
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -50,6 +51,14 @@ class Custom:
         return isinstance(other, Custom) and self.value == other.value
 
     __hash__ = None  # type: ignore[assignment]
+
+
+class Locked(Custom):
+    """The same, but cannot be pickled."""
+
+    def __init__(self, value: int) -> None:
+        super().__init__(value)
+        self.lock = threading.Lock()
 
 
 class Marked(torch.Tensor):
@@ -103,6 +112,7 @@ MAKERS = {
     "unequal tensors": lambda i: torch.ones(i + 1),
     "unequal lists": lambda i: [0] * (i + 1),
     "custom": Custom,
+    "locked": Locked,
     "object array": lambda i: np.array([i, "a"], object),
     "string array": lambda i: np.array([str(i)]),
     "date": lambda i: np.datetime64("2026-01-01") + i,
@@ -387,6 +397,12 @@ def padded(examples: list[Any]) -> dict[str, Any]:
     lengths = [len(example) for example in examples]
     values = torch.nn.utils.rnn.pad_sequence(list(examples), batch_first=True)
     return {"values": values, "lengths": lengths, "process": data.get_worker_info() is not None}
+
+
+def registered(batch: Any, *, collate_fn_map: Any) -> Any:
+    values = [getattr(each, "value", each) for each in batch]
+    info = data.get_worker_info()
+    return values, -1 if info is None else info.id, torch.rand(2), len(collate_fn_map)
 
 
 def noisy(examples: Any) -> dict[str, Any]:
