@@ -155,6 +155,19 @@ def test_a_dataset_or_function_that_cannot_be_pickled_is_named(plain_pair: Pair)
         iter(plain_pair.ours(D.Made("int"), collate_fn=lambda batch: batch))
 
 
+def test_a_wrapper_that_recurses_when_it_is_unpickled_is_named_and_works_once_mended(
+    plain_pair: Pair,
+) -> None:
+    words = (
+        r"__getattr__ of Wrapping calls itself for 'inner'.*"
+        r"begin it with `if name == 'inner': raise AttributeError\(name\)`"
+    )
+    with pytest.raises(PipelineError, match=words):
+        next(iter(plain_pair.ours(D.Wrapping(D.Made("int")))))
+    mended = plain_pair.ours(D.Mended(D.Made("int")), 11)
+    assert next(iter(mended)).tolist() == list(range(11))
+
+
 def test_a_stall_gives_a_warning_that_says_what_is_waited_for(
     plain_pair: Pair, monkeypatch: pytest.MonkeyPatch
 ) -> None:

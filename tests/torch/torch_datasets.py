@@ -245,6 +245,31 @@ class Sized(data.Dataset):
         return index
 
 
+class Wrapping(data.Dataset):
+    """Has the attributes of another dataset."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+    def __len__(self) -> int:
+        return len(self.inner)
+
+    def __getitem__(self, index: int) -> Any:
+        return self.inner[index]
+
+
+class Mended(Wrapping):
+    """The same, but can be unpickled."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "inner":
+            raise AttributeError(name)
+        return super().__getattr__(name)
+
+
 class Refusing(data.Dataset):
     """Has keys that are lists, and does not take one of them.
 

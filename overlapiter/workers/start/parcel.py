@@ -17,6 +17,7 @@ import os
 import pickle
 import re
 import struct
+import traceback
 from collections.abc import Iterable
 from typing import Any
 
@@ -140,7 +141,12 @@ def _pickling_error(thing: object) -> Exception | None:
 
 
 def open_parcel(fd: int, size_bytes: int) -> Any:
-    """Unpickle what is in a parcel; the descriptor stays the caller's."""
+    """Unpickle what is in a parcel; the descriptor stays the caller's.
+
+    Raises:
+        RecursionError: A ``__getattr__`` of the user's calls itself then.
+        Exception: What else unpickling raises.
+    """
     memory = memoryview(mmap.mmap(fd, size_bytes, access=mmap.ACCESS_COPY))
     (n_buffers,) = struct.unpack_from("<q", memory)
     lengths = struct.unpack_from(f"<{n_buffers + 1}q", memory, 8)
@@ -149,7 +155,25 @@ def open_parcel(fd: int, size_bytes: int) -> Any:
     for length in lengths:
         pieces.append(memory[start : start + length])
         start = _aligned(start + length)
-    return pickle.loads(pieces[0], buffers=pieces[1:])
+    try:
+        return pickle.loads(pieces[0], buffers=pieces[1:])
+    except RecursionError as error:
+        raise _told(error) from None
+
+
+def _told(error: RecursionError) -> RecursionError:
+    """Name the ``__getattr__`` that unpickling calls before there is any attribute, if it does."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    for frame in reversed(frames):
+        code = frame.f_code
+        if code.co_name == "__getattr__" and code.co_argcount == 2:
+            owner, name = (frame.f_locals[each] for each in code.co_varnames[:2])
+            return RecursionError(
+                f"__getattr__ of {type(owner).__name__} calls itself for {name!r}, which is not "
+                f"there yet when the worker processes unpickle the dataset; begin it with "
+                f"`if name == {name!r}: raise AttributeError(name)`"
+            )
+    return error
 
 
 def _aligned(number_bytes: int) -> int:
