@@ -178,6 +178,17 @@ def test_the_default_collation_can_be_changed_for_a_type_and_runs_in_the_workers
     assert len(assert_alike(plain_pair, D.Made(kind), batch_size=4, num_workers=n_workers)) == 3
 
 
+@pytest.mark.parametrize(
+    ("dataset", "more"), [(D.Together(D.tensors), {}), (D.Made("tuple"), {D.Custom: D.registered})]
+)
+def test_no_worker_stacks_tensors_in_dev_shm(
+    plain_pair: Pair, functions: dict[Any, Any], dataset: Any, more: dict[Any, Any]
+) -> None:
+    functions.update(more)
+    loader = plain_pair.ours(dataset, 4, worker_init_fn=D.forbid_dev_shm)
+    assert_same(list(loader), list(data.DataLoader(dataset, 4)))
+
+
 def test_what_is_registered_between_epochs_counts(
     plain_pair: Pair, functions: dict[Any, Any]
 ) -> None:

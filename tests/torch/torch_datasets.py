@@ -198,6 +198,10 @@ def described(keys: Any) -> list[str]:
     return [f"{type(keys).__name__} {keys}"]
 
 
+def tensors(indices: list[int]) -> list[torch.Tensor]:
+    return [torch.tensor([index]) for index in indices]
+
+
 def nothing(_indices: list[int]) -> list[int]:
     return []
 
@@ -343,6 +347,13 @@ def prepare(worker: int) -> None:
     info = data.get_worker_info()
     assert info is not None
     info.dataset.prepared = 10 * worker + torch.randint(10, ()).item()
+
+
+def forbid_dev_shm(_worker: int) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise AssertionError("/dev/shm")
+
+    torch.TypedStorage._new_shared = refuse
 
 
 def refuse(worker: int) -> None:
