@@ -197,7 +197,7 @@ def test_options_that_need_workers_say_so(tmp_path: Path) -> None:
     for options in ({"staging": staging}, {"bad_examples": "skip"}):
         with pytest.raises(OptionError, match="needs worker processes; give num_workers"):
             DataLoader([1], **options)
-    loader = DataLoader(D.Keyed(), sampler=["a"], num_workers=1, staging=staging)
+    loader = DataLoader(D.Made("int"), sampler=["a"], num_workers=1, staging=staging)
     with pytest.raises(OptionError, match="whole numbers as keys, not 'a'"):
         iter(loader)
 
