@@ -57,7 +57,10 @@ class Key:
 
     def __repr__(self) -> str:
         """Show the index, for error messages."""
-        return repr(self.value())
+        try:
+            return repr(self.value())
+        except Exception:  # user code
+            return "with a key that cannot be shown"
 
 
 class Dataset(Protocol):

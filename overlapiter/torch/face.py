@@ -136,7 +136,11 @@ class TorchFace(Face):
         return more
 
     def fetch_whole(self, indices: list[Any]) -> Any:
-        """Return what the dataset's own way gives for a mini-batch: any type that is collated."""
+        """Return what the dataset's own way gives for a mini-batch: any type that is collated.
+
+        Args:
+            indices: What it gets; or one key, which is that as a batch sampler gave it.
+        """
         dataset: Any = self.dataset
         whole = indices[0]
         return dataset.__getitems__(whole.value() if isinstance(whole, Key) else indices)

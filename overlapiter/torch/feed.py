@@ -50,14 +50,16 @@ class FacePickler(pickle.Pickler):
         if thing.is_conj() or thing.is_neg():
             return NotImplemented
         if thing.is_contiguous():
-            with contextlib.suppress(TypeError):  # NumPy lacks this type of element
+            with contextlib.suppress(TypeError, RuntimeError):  # NumPy has nothing like it
                 return torch.from_numpy, (thing.numpy(),)
         # There may be many views of the same memory: each would be pickled with all of it.
-        storage = thing.untyped_storage()
-        memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
-        memory = self._memories.setdefault((storage.data_ptr(), storage.nbytes()), memory)
-        place = thing.storage_offset(), thing.size(), thing.stride()
-        return view_of, (memory, thing.dtype, *place)
+        with contextlib.suppress(TypeError, RuntimeError):
+            storage = thing.untyped_storage()
+            memory = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
+            memory = self._memories.setdefault((storage.data_ptr(), storage.nbytes()), memory)
+            place = thing.storage_offset(), thing.size(), thing.stride()
+            return view_of, (memory, thing.dtype, *place)
+        return NotImplemented
 
 
 def view_of(memory: Any, dtype: torch.dtype, *place: Any) -> torch.Tensor:
