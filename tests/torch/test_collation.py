@@ -207,6 +207,6 @@ def test_a_registered_function_that_cannot_be_pickled_is_named(
     plain_pair: Pair, functions: dict[Any, Any]
 ) -> None:
     functions[D.Custom] = lambda batch, *, collate_fn_map: len(batch)  # noqa: ARG005  # PyTorch's signature
-    words = r"collate_fn\.functions\[<class '.*Custom'>\] cannot be pickled"
+    words = r"collate_fn\.functions\[<class '.*Custom'>\] cannot be sent"
     with pytest.raises(DatasetPicklingError, match=words):
         iter(plain_pair.ours(D.Made("custom"), 4))
