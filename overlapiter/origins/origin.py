@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol
 #: What can be opened and is no file, besides directories and devices.
 _KINDS = {stat.S_IFIFO: "a FIFO", stat.S_IFSOCK: "a socket"}
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC
+#: Of the numbers that have 64 bits.
+_HALF = 1 << 63
 
 
 class Original(NamedTuple):
@@ -19,7 +21,8 @@ class Original(NamedTuple):
 
     Attributes:
         size_bytes: Its size; 0 where it is empty, or the origin does not tell.
-        mtime_ns: When it was changed last, or a number that stands for this very content.
+        mtime_ns: When it was changed last, or a number that stands for this very content; it fits
+            64 bits with a sign, see :func:`original_of`.
     """
 
     size_bytes: int
@@ -59,8 +62,7 @@ class LocalOrigin:
 
     def stat(self, path: str) -> Original:
         """Tell what a file is now."""
-        found = os.stat(path)
-        return Original(found.st_size, found.st_mtime_ns)
+        return original_of(os.stat(path))
 
     def open(self, path: str) -> LocalFile:
         """Open a file, for the length of a ``with`` block."""
@@ -91,7 +93,7 @@ class LocalFile:
         found = os.fstat(self.fd)
         if not stat.S_ISREG(found.st_mode):
             raise _no_file(stat.S_IFMT(found.st_mode), self._path)
-        return Original(found.st_size, found.st_mtime_ns)
+        return original_of(found)
 
     def read(self, size_bytes: int) -> bytes:
         """Return up to so many bytes more."""
@@ -117,6 +119,15 @@ def _open_at_once(path: str, flags: int) -> int:
         if error.errno == errno.ENXIO:
             raise _no_file(stat.S_IFSOCK, path) from None
         raise
+
+
+def original_of(found: os.stat_result) -> Original:
+    """Return what a look at a file tells.
+
+    Disks take dates beyond April 2262, whose nanoseconds need more than 64 bits: of these only the
+    last 64 count, which change with the date as well.
+    """
+    return Original(found.st_size, (found.st_mtime_ns + _HALF) % (2 * _HALF) - _HALF)
 
 
 def _no_file(kind: int, path: str) -> OSError:

@@ -311,8 +311,7 @@ class Index:
                 if word in text:
                     raise OSError(number, f"the index: {text}") from error
             raise IndexDamagedError(text) from error
-        # No size of ours takes more than 64 bits, and no text of ours is no text.
-        except (OverflowError, UnicodeDecodeError) as error:
+        except UnicodeDecodeError as error:  # no text of ours is no text
             raise IndexDamagedError(str(error)) from error
 
     def _raise_why(self) -> None:

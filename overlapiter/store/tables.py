@@ -7,8 +7,9 @@ they have really changed: a row that is gone, with its generation or its owner, 
 from __future__ import annotations
 
 import collections
+import contextlib
 import struct
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from .extents import Extent
@@ -101,6 +102,18 @@ def _require(numbers: struct.Struct, row: Sequence[object]) -> None:
         raise IndexDamagedError(f"no numbers: {row}") from error
 
 
+@contextlib.contextmanager
+def _of_rows() -> Iterator[None]:
+    """Take it for damage if a number that follows from those of rows has more than 64 bits.
+
+    Any other number of which SQLite says that is a mistake of ours.
+    """
+    try:
+        yield
+    except OverflowError as error:
+        raise IndexDamagedError(f"too large a number: {error}") from error
+
+
 def staged_extents(cursor: Cursor, keys: Sequence[int], tier: int) -> dict[int, Extent]:
     """Return the extents of those of some files that are staged."""
     select = "SELECT key, segment, start, size, mtime, checksum FROM staged WHERE key IN"
@@ -118,7 +131,8 @@ def move_to_going(
     """Note that files are evicted, and by which process; return where their bytes lie."""
     places = places_of_extents(extents, block_bytes)
     rows = [(*place, owner) for place in places]
-    insert(cursor, "INSERT OR REPLACE INTO going", rows)
+    with _of_rows():
+        insert(cursor, "INSERT OR REPLACE INTO going", rows)
     run_by_key(cursor, "DELETE FROM staged WHERE key IN", [e.key for e in extents])
     return places
 
@@ -156,11 +170,12 @@ def lower(cursor: Cursor, lowered: Mapping[int, int], owner: int | None = None) 
     """
     changed_bytes = 0
     statement = "UPDATE segment SET charged=charged-? WHERE id=? AND owner=COALESCE(?, owner)"
-    for number, size_bytes in lowered.items():
-        if cursor.execute(statement, (size_bytes, number, owner)).rowcount:
-            changed_bytes += size_bytes
-    if changed_bytes:
-        cursor.execute("UPDATE fact SET value=value-? WHERE name='total'", (changed_bytes,))
+    with _of_rows():
+        for number, size_bytes in lowered.items():
+            if cursor.execute(statement, (size_bytes, number, owner)).rowcount:
+                changed_bytes += size_bytes
+        if changed_bytes:
+            cursor.execute("UPDATE fact SET value=value-? WHERE name='total'", (changed_bytes,))
 
 
 def delete_empty(cursor: Cursor, numbers: Iterable[int]) -> list[int]:

@@ -75,6 +75,17 @@ def test_a_file_that_cannot_be_read_gives_the_error_of_the_dataset_itself_and_is
         assert run.warnings == []
 
 
+def test_files_dated_beyond_64_bits_are_staged_as_others_are(tmp_path: Path) -> None:
+    source = SourceFiles(tmp_path / "source", most_bytes=2_500_000)  # small ones and large ones
+    for name in source.names[2:]:
+        os.utime(source.folder / name, ns=(10**9, 10_500_000_000 * 10**9))  # in 2302
+    for n_staged in (len(source.names), 0):
+        with source.iterate(tmp_path / "fast") as run:
+            run.take_until_staged()
+            assert run.iterator.stats().files_staged == n_staged
+        assert run.warnings == []
+
+
 def test_a_file_without_read_permission_is_named(tmp_path: Path) -> None:
     """Root may read any file, unless it gives that capability away."""
     body = """

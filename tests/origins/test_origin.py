@@ -102,3 +102,15 @@ def test_an_open_that_was_replaced_meanwhile_is_used(tmp_path, monkeypatch) -> N
     monkeypatch.setattr(builtins, "open", noting_open)
     with origin.open(str(tmp_path / "file")):
         assert opened == [str(tmp_path / "file")]
+
+
+def test_a_date_beyond_64_bits_of_nanoseconds_is_another_number_of_64_bits(tmp_path) -> None:
+    path, told = tmp_path / "late", []
+    path.write_bytes(b"x")
+    for seconds in (10_500_000_000, 10_500_000_001):  # in 2302
+        os.utime(path, ns=(10**9, seconds * 10**9))
+        told.append(LocalOrigin().stat(str(path)))
+        with LocalOrigin().open(str(path)) as opened:
+            assert opened.stat() == told[-1]
+    assert told[0] != told[1]
+    assert all(-(2**63) <= mtime_ns < 2**63 for _, mtime_ns in told)

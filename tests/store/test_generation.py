@@ -40,7 +40,10 @@ from tests.store.stores import (
     read,
     segment_paths,
     stage,
+    staged,
     sum_of_charges,
+    wanted,
+    written,
 )
 
 
@@ -269,6 +272,27 @@ def test_a_damaged_index_is_thrown_away_with_its_generation(directory, files, ho
     assert os.listdir(root_of(str(directory))) == ["g0002"]
     assert not os.path.exists(first)
     assert apart(lambda: stage_all(len(files.paths))) == []
+
+
+@in_a_process
+def test_a_number_too_large_for_the_index_is_damage_in_a_row_and_a_mistake_elsewhere(
+    directory, files
+):
+    store = made_store(directory)
+    first, other = files.paths[:2]
+    stage(store, files, [first])
+    store.claim(wanted(store, [other]))
+    copy = written(store, other, b"x")
+    with pytest.raises(OverflowError):
+        store.publish([copy[:2] + (copy[2]._replace(mtime=2**63),)], [])
+    assert staged(store, files).keys() == {first}
+    assert [path.name for path in all_paths(directory) if path.parent.name == "overlapiter"] == [
+        "g0001"
+    ]
+    store._access.write(lambda cursor: cursor.execute(f"UPDATE staged SET size={2**63 - 1}"))
+    store.evict([store.key_of(first)])
+    assert generation_of(str(directory)).endswith("g0002")
+    store.close()
 
 
 def test_while_one_process_throws_an_index_away_all_others_take_the_next_one(directory, files, act):
