@@ -33,7 +33,8 @@ _ORDERS = {
     "age": "source IN (SELECT source FROM run WHERE ended IS NULL), at, key",
 }
 #: The condition that a file is of a root, and matches one of two patterns.
-_OF_SOURCE = "source=? AND (CAST(path AS TEXT) GLOB ? OR CAST(path AS TEXT) GLOB ?)"
+_MATCHES = "CAST(path AS TEXT) GLOB CAST(? AS TEXT)"
+_OF_SOURCE = f"source=? AND ({_MATCHES} OR {_MATCHES})"
 
 
 class Source(NamedTuple):
@@ -159,7 +160,8 @@ class Inventory:
 
     def sources(self) -> list[Source]:
         """Return the source roots of which files are, or were, staged."""
-        return [Source(*row) for row in self.select("SELECT * FROM source ORDER BY root, place")]
+        rows = self.select("SELECT * FROM source ORDER BY root, place")
+        return [Source(number, os.fsdecode(root), place) for number, root, place in rows]
 
     def holdings(self) -> list[Facts]:
         """Return how much is staged of each source root, those without any file left out."""
@@ -168,7 +170,8 @@ class Inventory:
             "GROUP BY staged.source ORDER BY root"
         )
         names = ("source", "n_files", "size_bytes")
-        return [dict(zip(names, row, strict=True)) for row in self.select(statement)]
+        rows = [(os.fsdecode(root), *counts) for root, *counts in self.select(statement)]
+        return [dict(zip(names, row, strict=True)) for row in rows]
 
     def files(
         self,
@@ -194,7 +197,7 @@ class Inventory:
         values: list[object] = [staged_before]
         for source in sources:
             below = pattern.removeprefix(os.path.join(source.root, "")).rstrip("/")
-            values += [source.number, below, f"{below}/*"]
+            values += [source.number, os.fsencode(below), os.fsencode(f"{below}/*")]
 
         def work(cursor: Cursor) -> None:
             cursor.execute("DROP TABLE IF EXISTS temp.listing")

@@ -85,6 +85,15 @@ def test_what_was_staged_of_a_source_is_found_under_each_of_its_names(
     assert n_staged == [N_FILES, 0, 0]
 
 
+def test_a_source_root_of_any_bytes_is_staged(source: Path, tmp_path: Path) -> None:
+    root = source.rename(tmp_path / os.fsdecode(b"caf\xe9 \xff"))
+    for n_staged in (N_FILES, 0):
+        with iterator_of(root, tmp_path / "fast") as iterator:
+            for _ in range(N_FILES // 4):
+                assert_right(next(iterator), root)
+            assert iterator.stats().files_staged == n_staged
+
+
 def test_staged_files_that_are_evicted_are_staged_again(source: Path, tmp_path: Path) -> None:
     with iterator_of(source, tmp_path / "fast", look_ahead=2) as iterator:
         for _ in range(3):

@@ -49,6 +49,18 @@ def test_all_files_of_a_list_are_staged_and_found_by_the_second_run(
     assert is_at_rest(fast)
 
 
+def test_a_source_root_of_any_bytes_is_staged_and_shown(source, fast, listing, tmp_path) -> None:
+    root = source.rename(tmp_path / os.fsdecode(b"caf\xe9 \xff"))
+    assert stage(root, fast, listing).returncode == 0
+    for words in (["status"], ["ls"], ["check"], ["check", "--source", root], ["ls", f"{root}/c0"]):
+        done = subprocess.run(
+            command(words[0], fast, *words[1:]), capture_output=True, env=ENVIRONMENT, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        shown = [b"caf\xe9 \xff", b"caf\\udce9 \\udcff"]
+        assert any(root in done.stdout for root in shown), done.stdout
+
+
 def test_large_files_are_staged_among_small_ones(source, fast) -> None:
     (source / "large").write_bytes(os.urandom(3 << 20))
     done = stage(source, fast, "-", stdin="c0/0.bin\nlarge\nc0/3.bin\n")

@@ -62,7 +62,7 @@ class Parcel:
         """Return whether the pickle refers to a module or to one below it, or has such a text."""
         # As pickle writes a name, so that this is its beginning: a text, short or not, or a global.
         # Most are not there at all, which a search for the name alone finds out much sooner.
-        name = re.escape(module.encode())
+        name = re.escape(module.encode("utf-8", "surrogatepass"))  # so does pickle
         begin = rb"(?s:\x8c.|X.{4}|c)"
         return all(re.search(pattern, self._mentioned) for pattern in (name, begin + name))
 
