@@ -120,8 +120,8 @@ class Copier:
                     data = _read(source, original.size_bytes)
                     if source.stat() == original:  # else it is being written: not ours to keep
                         read_bytes = original.size_bytes
-        except (OSError, ValueError):  # no file can have a path with a null in it
-            got, read_bytes = Staged(Outcome.SOURCE_FAILED), 0
+        except (OSError, ValueError) as error:  # no file can have a path with a null in it
+            got, read_bytes = self._health.blame_source(home, error), 0
         read_ns = time.monotonic_ns() - began_ns
         self._note_answer(read_ns, read_bytes)
         if data and read_bytes:

@@ -60,6 +60,16 @@ class Health:
         )
         return Staged(Outcome.FAILED)
 
+    def blame_source(self, tier: int, error: Exception) -> Staged:
+        """Return the answer for a source file that cannot be opened, on its way to a tier.
+
+        It is the matter of the file reader, which meets the same; that this process has no
+        descriptor left is none of the file's.
+        """
+        if isinstance(error, OSError) and error.errno in _NO_DESCRIPTOR:
+            return self.blame(tier, error)
+        return Staged(Outcome.SOURCE_FAILED)
+
     def say_busy(self, tier: int) -> None:
         """Tell the user that other processes keep files, or the index, for too long."""
         self._warn(

@@ -190,7 +190,9 @@ class Stager:
         """Compare a copy with its source; the last comparison of a part goes on to claim."""
         extent = found.extent
         copied = Original(extent.size, extent.mtime)
-        original = copied if self._validate == "never" else self._look_at_source(file)
+        original: Original | Staged = copied
+        if self._validate != "never":
+            original = self._look_at_source(file, extent.tier)
         is_valid = original == copied
         needs_reading = self._validate == "checksum" or not found.is_verified or is_suspect
         if is_valid and needs_reading:
@@ -199,8 +201,8 @@ class Stager:
                 note = self.stores[extent.tier].note_verified
                 self._try(extent.tier, functools.partial(note, [extent.key]))
         with self._lock:
-            if original is None:
-                part.answers[file.key] = Staged(Outcome.SOURCE_FAILED)
+            if isinstance(original, Staged):
+                part.answers[file.key] = original
             elif is_valid:
                 self._accept(part, file, extent)
             else:
@@ -211,14 +213,14 @@ class Stager:
         if is_last:
             self._claim(part)
 
-    def _look_at_source(self, file: Wanted) -> Original | None:
-        """Return what a source file is now; None if it cannot be looked at."""
+    def _look_at_source(self, file: Wanted, tier: int) -> Original | Staged:
+        """Return what a source file is now; the answer for it if it cannot be looked at."""
         self._reading[file.key] = None
         began_ns = time.monotonic_ns()
         try:
             return self._origin.stat(file.path)
-        except OSError:
-            return None
+        except OSError as error:
+            return self._health.blame_source(tier, error)
         finally:
             self._reading.pop(file.key, None)  # another part may have the same file
             self._note_answer(time.monotonic_ns() - began_ns, 0)
@@ -444,7 +446,7 @@ class Stager:
 
     def _compare_fetched(self, part: Part, file: Wanted, got: Content | Copy) -> None:
         """Use a file that this job has not compared with its source yet only if it is the same."""
-        if self._look_at_source(file) == got.original:
+        if self._look_at_source(file, part.home) == got.original:
             self._end_copy(part, file, got)
             return
         if isinstance(got, Copy):

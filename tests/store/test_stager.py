@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import errno
 import functools
@@ -409,6 +410,33 @@ def test_what_is_said_of_a_disk_says_what_to_do(tmp_path, method, number, outcom
     assert {answer.outcome for answer in answers.values()} == {outcome}
     assert {answer.extent for answer in answers.values()} == {None}
     assert [words in text for text in setting.said] == [True] * bool(words)
+
+
+@pytest.mark.parametrize("size_bytes", [BLOCK_BYTES, 5 << 20])
+@in_a_process
+def test_a_source_file_that_finds_no_descriptor_is_staged_later(tmp_path, clock, size_bytes):
+    setting = Setting(tmp_path, contents_of(3, size_bytes))
+    real = setting.origin.open
+
+    @contextlib.contextmanager
+    def opened(path):
+        with open(os.devnull, "rb"), real(path) as file:  # takes a descriptor
+            yield file
+
+    setting.origin.open = opened
+    setting.stage(setting.paths[0])
+    fds = []
+    with contextlib.suppress(OSError):
+        while True:
+            fds.append(os.open(os.devnull, os.O_RDONLY))
+    assert setting.outcomes(*setting.paths[1:]) == [FAILED] * 2
+    for fd in fds:
+        os.close(fd)
+    clock.now_seconds += 5
+    assert setting.outcomes(*setting.paths[1:]) == [COPIED] * 2
+    (text,) = setting.said
+    assert "ulimit -n" in text
+    setting.close()
 
 
 @in_a_process
