@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import sys
 import threading
 from collections.abc import Callable
 
@@ -11,6 +13,7 @@ from overlapiter.sources import Dataset, index_maker
 from overlapiter.store.extents import Extent
 from overlapiter.workers.copies import Given, StagedCopies
 from overlapiter.workers.plan import StagingPlan
+from overlapiter.workers.start.processes import end_own_fork
 
 
 class _PathFoundError(BaseException):
@@ -43,6 +46,7 @@ class Discovery(StagedCopies):
         self._dataset = dataset
         self._index_type = index_maker(index_type)
         self._thread: int | None = None
+        self._pid = os.getpid()
         self._found: str | None = None
         self.elsewhere = ""
         OpenHook(plan.source, self, elsewhere=self._on_other_open).install()
@@ -63,14 +67,18 @@ class Discovery(StagedCopies):
         self._found = None
         self._thread = threading.get_ident()
         with contextlib.suppress(BaseException):  # even sys.exit is for the file reader to meet
-            self._dataset[self._index_type(index)]
+            try:
+                self._dataset[self._index_type(index)]
+            finally:
+                if os.getpid() != self._pid:
+                    end_own_fork(sys.exc_info()[1])
         self._thread = None
         self.begin_example()  # what this one opened is not needed any more
         return self._found
 
     def give(self, path: str, made_of: Callable[[Extent], tuple[Given, int]]) -> Given | None:
         """Return what is made of a staged copy; leave the dataset if there is none."""
-        if self._thread != threading.get_ident():
+        if self._thread != threading.get_ident() or os.getpid() != self._pid:
             return None
         given = super().give(path, made_of)
         if given is None:

@@ -22,7 +22,7 @@ from overlapiter.tracing import open_trace
 from overlapiter.workers.copies import StagedCopies
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
 from overlapiter.workers.plan import SupervisorPlan
-from overlapiter.workers.start.processes import BusyClock, keep_freed_memory
+from overlapiter.workers.start.processes import BusyClock, end_own_fork, keep_freed_memory
 from overlapiter.workers.usage import Usage
 
 from .face import Face
@@ -72,6 +72,7 @@ class FileReader:
         self._usage = Usage(row)
         self._trace = open_trace(plan.trace, f"file reader {row.number}", 200 + row.number)
         self._clock = BusyClock()
+        self._pid = os.getpid()
         self._segments: dict[int, Segment] = {}
         self._writers: dict[int, SlotWriter] = {}
         self._copies: StagedCopies | None = None
@@ -96,6 +97,7 @@ class FileReader:
             self._face.begin(row.number, self._plan.n_readers)
         except BaseException as error:  # user code: all its parts fail
             self._begin_error = error
+        self._end_forks(self._begin_error)
         if self._copies is not None:
             _import_image_formats()
         with self._trace, contextlib.suppress(ChannelClosedError):
@@ -223,12 +225,14 @@ class FileReader:
         """Write what the face makes of the examples of a whole mini-batch to the slot."""
         try:
             batch = self._face.collate(reading.examples)
+            self._end_forks()
             if reading.task.slot is None:
                 reading.task = self._offer_layout(reading.task, batch)
             reading.entries.append(self._write(reading.task, 0, batch))
         except ChannelClosedError:
             raise
         except BaseException as error:  # user code
+            self._end_forks(error)
             reading.entries.append(_explained(error, reading.task.indices[0], ()))
             reading.failure = error
 
@@ -255,14 +259,21 @@ class FileReader:
                     example = self._face.fetch_whole(task.indices)
                 else:
                     example = self._dataset[self._index_type(index)]
+                self._end_forks()
                 if is_last or copies is None or not copies.have_changed():
                     return example
-            except BaseException:
+            except BaseException as error:
+                self._end_forks(error)
                 # The copy may be damaged, or its disk.
                 if is_last or copies is None or len(copies.reads) == n_reads:
                     raise
             copies.distrust()
         raise AssertionError
+
+    def _end_forks(self, error: BaseException | None = None) -> None:
+        """End here if this is a process that the user's code has forked; called when that ends."""
+        if os.getpid() != self._pid:
+            end_own_fork(error)
 
     def _write(self, task: ReadTask, row: int, example: object) -> Any:
         assert task.slot is not None

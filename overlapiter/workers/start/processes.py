@@ -14,6 +14,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from typing import NoReturn
 
 import numpy as np
 
@@ -157,6 +158,29 @@ def fork_worker(name: str, run: Callable[[], None], report: Callable[[str], None
             flush_output()
         finally:
             os._exit(status)
+
+
+def end_own_fork(error: BaseException | None) -> NoReturn:
+    """End a process that the dataset has forked and that came back from its code, as Python would.
+
+    Nothing else of the worker may run in it: it has the worker's channel, and would answer.
+
+    Args:
+        error: What it raised; None if it returned.
+    """
+    status = 1
+    try:
+        if error is None:
+            status = 0
+        elif not isinstance(error, SystemExit):
+            traceback.print_exception(error)
+        elif error.code is None or isinstance(error.code, int):
+            status = (error.code or 0) & 0xFF
+        else:
+            print(error.code, file=sys.stderr)
+        flush_output()
+    finally:
+        os._exit(status)
 
 
 def flush_output() -> None:
