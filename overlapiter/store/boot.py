@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 from pathlib import Path
 
 from .index import Cursor, Index, IndexDamagedError
 from .tables import lower, number_of, surpluses
 
-#: The kernel draws it at each boot.
+#: The kernel draws it at each boot. Some containers hide it.
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
+#: Where the kernel tells when it was booted; a clock that is set may change that, which costs no
+#: more than to verify what is there.
+STAT_PATH = "/proc/stat"
 
 
 class Boot:
@@ -21,11 +26,12 @@ class Boot:
 
     Raises:
         IndexDamagedError: The index is damaged.
+        OSError: The boot is not known, with ENOSYS.
     """
 
     def __init__(self, index: Index, block_bytes: int, disk_bytes: int) -> None:
         self._disk_bytes = disk_bytes
-        self._id = Path(BOOT_ID_PATH).read_text().strip()
+        self._id = _boot_id()
         self._surplus: dict[int, int] = {}
         if index.value("SELECT value FROM fact WHERE name='boot'") not in (self._id, ""):
             index.check()
@@ -46,3 +52,14 @@ class Boot:
             cursor.execute("DELETE FROM wanted")  # the clock begins anew
             lower(cursor, self._surplus)
         return boots
+
+
+def _boot_id() -> str:
+    """Return what is another text after each boot."""
+    for path, beginning in ((BOOT_ID_PATH, ""), (STAT_PATH, "btime ")):
+        with contextlib.suppress(FileNotFoundError, PermissionError, NotADirectoryError):
+            for line in Path(path).read_text().splitlines():
+                if line.startswith(beginning):
+                    return line
+    text = f"neither {BOOT_ID_PATH} nor {STAT_PATH} tells which boot of the node this is"
+    raise OSError(errno.ENOSYS, text)

@@ -15,6 +15,12 @@ from .store import Store
 #: Errors that say nothing about the disk.
 _ABOUT_THE_FILE = {errno.EFBIG: "it is beyond the limit of file sizes, ulimit -f"}
 _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
+#: What to do about an error that is not the disk's.
+_ADVICE = {
+    **dict.fromkeys(_NO_DESCRIPTOR, "raise the limit of open files (ulimit -n), or lower "
+                                    "reads_in_flight"),
+    errno.ENOSYS: "have /proc mounted in this container",
+}  # fmt: skip
 
 
 class Health:
@@ -51,9 +57,7 @@ class Health:
             self.full[tier].failed(time.monotonic())
             return Staged(Outcome.REFUSED)
         self.sick[tier].failed(time.monotonic())
-        advice = "see whether that disk is broken"
-        if error.errno in _NO_DESCRIPTOR:
-            advice = "raise the limit of open files (ulimit -n), or lower reads_in_flight"
+        advice = _ADVICE.get(error.errno or 0, "see whether that disk is broken")
         self._warn(
             f"staging in {directory} failed ({error.strerror or error}): files are read from the "
             f"source, and staging is tried again by itself; {advice}"

@@ -272,6 +272,25 @@ def test_after_another_boot_a_copy_is_read_before_it_is_used(tmp_path, monkeypat
     apart(this_boot)
 
 
+@in_a_process
+def test_where_the_boot_id_is_hidden_the_time_of_the_boot_stands_for_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(boot, "BOOT_ID_PATH", str(tmp_path / "boot_id"))
+    monkeypatch.setattr(boot, "STAT_PATH", str(tmp_path / "stat"))
+    setting = Setting(tmp_path, contents_of(2))
+    assert setting.outcomes(setting.paths[0]) == [FAILED]
+    (text,) = setting.said
+    assert f"neither {tmp_path}/boot_id nor {tmp_path}/stat tells which boot" in text
+    assert "have /proc mounted" in text
+    for seconds, n_verified in ((1_700_000_000, 0), (1_700_000_000, 2), (1_700_009_999, 0)):
+        (tmp_path / "stat").write_text(f"cpu 1 2\nbtime {seconds}\nprocesses 3\n")
+        later = Setting(tmp_path, contents_of(2))
+        found = later.stores[0].look(later.wanted(later.paths))
+        assert [each.is_verified for each in found.values()].count(True) == n_verified
+        later.stage(*later.paths)
+        later.close()
+    setting.close()
+
+
 # --- room -----------------------------------------------------------------------------------------
 
 
