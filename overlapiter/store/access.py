@@ -16,6 +16,8 @@ ResultT = TypeVar("ResultT")
 
 #: How often it is opened anew before that is given up.
 _MOST_OPENINGS = 3
+#: How long the end waits for what threads do in the index.
+_END_SECONDS = 0.2
 
 
 class Access:
@@ -38,12 +40,28 @@ class Access:
         self._lock = threading.Lock()  # of opening
         self._patience = Patience(), Patience()
         self._opened: OpenGeneration | None = None
+        self._idle = threading.Condition()
+        self._n_active = 0
+        self._has_ended = False
 
     def on(self, action: Callable[[OpenGeneration], ResultT], *, look: bool = True) -> ResultT:
         """Return what ``action`` does; done anew on another generation if this one is damaged.
 
         Without ``look`` it may be one that is not in use any more.
         """
+        with self._idle:
+            if self._has_ended:
+                raise OSError(errno.ESHUTDOWN, "the run has ended", self._site.directory)
+            self._n_active += 1
+        try:
+            return self._on(action, look=look)
+        finally:
+            with self._idle:
+                self._n_active -= 1
+                if self._has_ended:
+                    self._idle.notify_all()
+
+    def _on(self, action: Callable[[OpenGeneration], ResultT], *, look: bool) -> ResultT:
         for _ in range(_MOST_OPENINGS):
             opened = (not look and self._opened) or self._current()
             try:
@@ -118,8 +136,18 @@ class Access:
         """Whether the generation in use is open."""
         return self._opened is not None
 
-    def close(self, finish: Callable[[OpenGeneration], None]) -> None:
-        """Close the generation in use, if it is open, after ``finish``; it may be opened anew."""
+    def close(
+        self, finish: Callable[[OpenGeneration], None], *, is_last: bool = False
+    ) -> None:
+        """Close the generation in use, if it is open, after ``finish``.
+
+        It may be opened anew, unless that ``is_last``: then what threads do at this moment is
+        waited for, and nothing is done after it.
+        """
+        if is_last:
+            with self._idle:
+                self._has_ended = True
+                self._idle.wait_for(lambda: not self._n_active, _END_SECONDS)
         with self._lock:
             opened, self._opened = self._opened, None
             if opened is not None:

@@ -119,7 +119,7 @@ def remove_left(generation: str) -> None:
     """
     parent = os.path.join(generation, _FOLDER)
     names: list[str] = []
-    with contextlib.suppress(FileNotFoundError):  # there were never any
+    with contextlib.suppress(OSError):  # there were never any, or the disk is sick
         names = os.listdir(parent)
     for name in names:
         with contextlib.suppress(OSError):  # it is gone, none of ours, or its process lives

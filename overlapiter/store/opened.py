@@ -28,6 +28,8 @@ from .tables import Evicted, delete_empty, lower, run_by_key
 ResultT = TypeVar("ResultT")
 
 _RESERVE_BYTES = 1 << 20
+#: How long the end waits for small files that are being written.
+_PATIENCE_SECONDS = 0.2
 #: What a disk says that is full.
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
@@ -84,6 +86,7 @@ class OpenGeneration:
         self.path = path
         self.folder = segments_of(path)
         self.lock = threading.RLock()
+        self._settled = threading.Condition(self.lock)
         self.unfinished: list[Evicted] = []
         self._run = run
         self._owed: list[Callable[[Cursor], object]] = []  # for the next transaction to write
@@ -340,8 +343,9 @@ class OpenGeneration:
     def give_up(self, place: Place) -> None:
         """Give a place back at which no copy was completed; its charge is lowered later."""
         with self.lock:
-            if not self.is_own(place.segment):
-                return  # it was published, or given up, before
+            if not self.is_own(place.segment):  # it was published, or given up, before
+                place.segment.close()
+                return
             self.settle([place])
             if self._is_left:
                 return  # other processes give everything back
@@ -360,13 +364,15 @@ class OpenGeneration:
                 if is_published and start == WHOLE:
                     self._release(segment)
             self._n_pending -= len(places)
+            self._settled.notify_all()
             if self._is_left and not self._n_pending:
                 self._end_ownership()
 
     def _release(self, segment: Segment) -> None:
         """End the ownership of a segment whose row says that it is closed."""
         self._own.pop(segment.number, None)
-        segment.close()
+        if not segment.n_pending:  # else a thread writes to it still, and closes it then
+            segment.close()
 
     def rest(self) -> None:
         """Give back what is reserved or claimed in vain, which others may need meanwhile."""
@@ -395,7 +401,8 @@ class OpenGeneration:
         """Give back what segments have reserved too much, and end their ownership."""
         surplus = {}
         for segment in own:
-            segments.cut(segment.fd, segment.end)
+            if not segment.n_pending:  # else it may have been published, and that is to be noted
+                segments.cut(segment.fd, segment.end)
             surplus[segment.number] = segment.surplus_bytes
 
         def work(cursor: Cursor) -> list[int]:
@@ -415,15 +422,25 @@ class OpenGeneration:
     # --- the end ------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give back what is reserved, and leave; what is pending is left to other processes."""
+        """Give back what is reserved, and leave.
+
+        Of what is pending, a large file that is being copied is given back, too. Small files are
+        waited for: they are being written at this moment. If that takes too long, they are left to
+        other processes.
+        """
         with self.lock:
             try:
-                if not self._n_pending and self.index.is_current():
+                is_settled = self._settled.wait_for(self._is_settled, _PATIENCE_SECONDS)
+                if is_settled and self.index.is_current():
                     self._close([*self._own.values()], is_last=True)
             except (OSError, IndexBusyError, IndexDamagedError, StaleError):
                 pass  # as if it had been killed: another process takes over
             finally:
                 self.leave()
+
+    def _is_settled(self) -> bool:
+        """Return whether no place in a segment that files share is pending."""
+        return not any(segment.n_pending and segment.end for segment in self._own.values())
 
     def leave(self) -> None:
         """Let go of the index; of the segments once nothing is written to them any more."""

@@ -500,11 +500,20 @@ class Stager:
                 self._remember(answer)
         return {key: answer and answer.extent for key, answer in moved.items()}
 
-    def close(self) -> None:
-        """Close the segments that are open for reading, and the stores."""
+    def close(self, *, is_last: bool = False) -> None:
+        """Close the segments that are open for reading, and the stores; see :meth:`.Store.close`.
+
+        Before the last close, what is read of parts that are not done is published, if there is
+        room for it.
+        """
+        for part in [*self._parts] if is_last else ():
+            with self._lock:
+                part.make_room, batch = None, part.take_batch()
+                part.n_jobs += 1  # it is not done any more
+            self._publish(part, batch)
         self._mover.close()
         for store in self.stores:
-            store.close()
+            store.close(is_last=is_last)
 
 
 def _found(extent: Extent) -> Staged:

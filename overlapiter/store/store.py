@@ -398,9 +398,10 @@ class Store:
         if self._access.is_open:
             self._on(rest)
 
-    def close(self) -> None:
-        """Give back what is reserved, and close everything; what is done later opens it anew.
+    def close(self, *, is_last: bool = False) -> None:
+        """Give back what is reserved, and close everything.
 
-        What is pending, or cannot be given back, other processes take over.
+        What is done later opens it anew, or fails if this close is the last. What cannot be given
+        back, other processes take over.
         """
-        self._access.close(lambda opened: self._finish(opened, ()))
+        self._access.close(lambda opened: self._finish(opened, ()), is_last=is_last)

@@ -8,10 +8,14 @@ import shutil
 import subprocess
 import time
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
+from overlapiter import local_path
 from tests.chainer.faults import Image, SourceFiles
+from tests.chainer.iterator_datasets import DeclaredFiles
 from tests.chainer.scripts import PROMPT_SECONDS, wait_until
 from tests.store.disks import mounted, mounted_tmpfs
 from tests.support.staged import (
@@ -21,6 +25,7 @@ from tests.support.staged import (
     being_copied,
     blocks_on_disk,
     evict,
+    query,
     segments,
     staged_paths,
     zero,
@@ -98,6 +103,39 @@ def test_below_a_limit_that_is_reached_staging_goes_on(
             assert run.warnings or run.iterator.stats().files_evicted
         assert option == "keep_free" or blocks_on_disk(disk / "fast") <= value
     assert [("is full" in text) for text in run.warnings] in ([], [True])
+
+
+class Pathed(DeclaredFiles):
+    """Reads its files as a library in C does, by the path of the copy."""
+
+    def get_example(self, i: int) -> Any:
+        path = local_path(self.source_paths(i)[0])
+        fd = os.open(path, os.O_RDONLY)
+        try:
+            return np.frombuffer(os.read(fd, 1 << 24), np.uint8), i
+        finally:
+            os.close(fd)
+
+
+@pytest.mark.parametrize("kind", [DeclaredFiles, Pathed])
+def test_a_run_that_ends_while_it_stages_leaves_nothing_half_done(
+    tmp_path: Path, kind: type[DeclaredFiles]
+) -> None:
+    source = SourceFiles(tmp_path / "source", n_files=24, most_bytes=2_500_000)
+    source.dataset = kind(source.folder, source.names)
+    fast = tmp_path / "fast"
+    for number in range(8):
+        with source.iterate(fast, capacity="9MB", look_ahead=8, shuffle=None) as run:
+            for _ in range(1 + number):
+                with run.listening():
+                    next(run.iterator)
+        assert query(fast, "SELECT COUNT(*) FROM segment WHERE owner > 0") == [(0,)]
+        assert being_copied(fast) == set()
+        assert query(fast, "SELECT COUNT(*) FROM going") == [(0,)]
+        numbers = {f"{segment:016x}" for (segment,) in query(fast, "SELECT id FROM segment")}
+        assert {path.name for path in segments(fast)} == numbers
+        assert [*fast.glob("overlapiter/g*/local/*")] == []
+        shutil.rmtree(fast)
 
 
 # --- removed ----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from overlapiter.store import segments
+from overlapiter.store import access, opened, segments
 from overlapiter.store.extents import SMALL_BYTES, WHOLE, Extent, ExtentReader
 from overlapiter.store.store import Wanted
 from tests.store.actors import apart, in_a_process
@@ -337,7 +337,10 @@ def test_the_progress_of_a_process_is_seen_in_whichever_segment_it_writes(
 
 
 @in_a_process
-def test_places_that_are_pending_while_a_store_is_closed_are_left_to_others(directory, files):
+def test_places_that_stay_pending_while_a_store_is_closed_are_left_to_others(
+    directory, files, monkeypatch
+):
+    monkeypatch.setattr(opened, "_PATIENCE_SECONDS", 0.01)
     store = made_store(directory)
     (claimed,) = store.claim(wanted(store, files.paths[:1])).mine
     copy = written(store, files.paths[0], files.contents[files.paths[0]])
@@ -353,6 +356,51 @@ def test_places_that_are_pending_while_a_store_is_closed_are_left_to_others(dire
     store.close()
     assert store.total_bytes() == disk_bytes(directory) == 0
     store.close()
+
+
+@in_a_process
+def test_a_large_file_that_is_copied_while_a_store_is_closed_is_given_back_at_once(
+    directory, files
+):
+    store = made_store(directory)
+    store.claim(wanted(store, files.paths[:2]))
+    published = written(store, files.paths[1], bytes(2 * SMALL_BYTES))
+    large = one_place(store, 2 * SMALL_BYTES)
+    store.publish([published], [])
+    store.close()
+    assert len(segment_paths(directory)) == 1
+    os.pwrite(large.segment.fd, b"late", 0)  # into its own file still
+    store.give_up(large)
+    assert large.segment.fd == -1
+    later = made_store(directory, 2)
+    assert later.take_over() == 0
+    assert later.total_bytes() == disk_bytes(directory) == 2 * SMALL_BYTES
+    assert len(later.claim(wanted(later, files.paths[:1])).mine) == 1
+    later.close()
+
+
+@in_a_process
+def test_the_last_close_waits_for_what_threads_write_and_lets_nothing_begin_after_it(
+    directory, files, monkeypatch
+):
+    monkeypatch.setattr(opened, "_PATIENCE_SECONDS", 60)
+    monkeypatch.setattr(access, "_END_SECONDS", 60)
+    store = made_store(directory)
+    store.claim(wanted(store, files.paths[:1]))
+    copy = written(store, files.paths[0], files.contents[files.paths[0]])
+    end = threading.Thread(target=store.close, kwargs={"is_last": True})
+    end.start()
+    with pytest.raises(OSError, match="has ended"):
+        while True:  # until it has begun
+            store.look([])
+    with pytest.raises(OSError, match="has ended"):
+        store.publish([copy], [])
+    end.join()
+    later = made_store(directory, 2)
+    assert later.take_over() == 0
+    assert later.total_bytes() == disk_bytes(directory)
+    assert len(later.claim(wanted(later, files.paths[:1])).mine) == 1
+    later.close()
 
 
 @in_a_process

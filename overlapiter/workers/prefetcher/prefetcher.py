@@ -203,11 +203,12 @@ class Prefetcher:
 
     def _end(self, ending: str, counters: dict[str, float] | None) -> None:
         """Note the end of the run, if this prefetcher is to, and give back what is reserved."""
+        self._threads.end()
         if counters is not None:
             for store in self._stores:
                 with contextlib.suppress(OSError, IndexBusyError):  # nothing depends on it
                     store.record_end(ending, counters)
-        self._stager.close()
+        self._stager.close(is_last=True)
         self._trace.close()
 
     # --- tasks --------------------------------------------------------------------------------

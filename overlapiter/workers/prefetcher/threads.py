@@ -45,6 +45,7 @@ class Threads:
         self._lock = threading.Lock()
         self._limit = reads_within_limit()
         self._n_wanted = 0
+        self._has_ended = False
         self._n_threads = 0
         self._n_awake = 0
         self._n_begun = self._n_begun_before = self._n_looks = 0
@@ -59,8 +60,9 @@ class Threads:
     def put(self, job: Callable[[], None]) -> None:
         """Have a job done."""
         with self._lock:
-            self._jobs.append(job)
-            self._wake_for_job()
+            if not self._has_ended:
+                self._jobs.append(job)
+                self._wake_for_job()
 
     def note_answer(self, took_ns: int) -> None:
         """Take note of how long the source has taken for an answer.
@@ -150,6 +152,12 @@ class Threads:
                     return job
                 self._n_awake -= 1
             self._wakings.get()
+
+    def end(self) -> None:
+        """Begin no further job; those that threads are at go on."""
+        with self._lock:
+            self._has_ended = True
+            self._jobs.clear()
 
     def do_waiting(self) -> None:
         """Do the jobs that wait if there is no thread for them."""

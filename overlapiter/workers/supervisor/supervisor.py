@@ -43,6 +43,8 @@ from overlapiter.board import Counter, StatsBoard
 from overlapiter.errors import PipelineError
 from overlapiter.sharedmem.segments import Slot
 from overlapiter.sources import Dataset
+from overlapiter.store.generation import generation_of
+from overlapiter.store.localfiles import remove_left
 from overlapiter.store.site import Run
 from overlapiter.tracing import open_trace
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
@@ -252,6 +254,8 @@ class Supervisor:
         self._staging.end(self._ending or "failed", snapshot(self._board).as_dict())
         deadline = time.monotonic() + _GRACE_SECONDS  # of all: the trainer does not wait for longer
         self._reading.end(grace_seconds=_GRACE_SECONDS if self._trace.is_on else 0.0)
+        for site in self._plan.staging.sites if self._plan.staging else ():
+            remove_left(generation_of(site.directory))  # the readers were killed
         self._serving.team.end()
         self._staging.team.end(grace_seconds=max(0.0, deadline - time.monotonic()))
         self._trace.close()
