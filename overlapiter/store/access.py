@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import os
 import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from .generation import discard, generation_of, make_generation
+from .generation import clear, discard, generation_of, index_path, make_generation
 from .index import Cursor, IndexDamagedError, Patience, StaleError
 from .opened import OpenGeneration
 from .site import Site
@@ -23,7 +25,8 @@ _END_SECONDS = 0.2
 class Access:
     """What a process has open of a store. Safe for threads.
 
-    ``introduce`` notes the run, in the transaction that makes this process known.
+    ``introduce`` notes the run, in the transaction that makes this process known. ``note_gone`` is
+    called with a generation that was open, and was removed or thrown away.
     """
 
     def __init__(
@@ -32,11 +35,14 @@ class Access:
         run: int,
         introduce: Callable[[Cursor], None],
         warn: Callable[[str], None],
+        note_gone: Callable[[str], None],
     ) -> None:
         self._site = site
         self._run = run
         self._introduce = introduce
         self._warn = warn
+        self._note_gone = note_gone
+        self._gone = ""  # the last one of these
         self._lock = threading.Lock()  # of opening
         self._patience = Patience(), Patience()
         self._opened: OpenGeneration | None = None
@@ -68,10 +74,10 @@ class Access:
                 return action(opened)
             except StaleError:
                 self._leave(opened)
-            except FileNotFoundError:
+            except OSError:
                 if opened.index.is_current():
                     raise
-                self._leave(opened)
+                self._leave(opened)  # no wonder: it was removed
             except IndexDamagedError as error:
                 if opened.index.is_current():  # else another thread or process has done it
                     self._throw_away(opened.path, error)
@@ -92,17 +98,22 @@ class Access:
 
     def _open(self) -> OpenGeneration:
         for _ in range(_MOST_OPENINGS):
-            generation = make_generation(self._site.directory)
+            generation = make_generation(self._site.directory, self._gone)
             try:
                 opened = OpenGeneration(
                     generation, self._site, self._run, self._introduce, self._patience
                 )
             except IndexDamagedError as error:
-                self._throw_away(generation, error)
-            except FileNotFoundError:  # another process has thrown it away
-                continue
+                if os.path.exists(index_path(generation)):
+                    self._throw_away(generation, error)
+            except OSError:
+                if os.path.exists(index_path(generation)):
+                    raise  # else it was removed, or thrown away, at this moment
             else:
                 if generation_of(self._site.directory) == generation:
+                    if self._gone:  # what is left of it counts nowhere
+                        with contextlib.suppress(OSError):
+                            clear(self._site.directory)
                     return opened
                 opened.leave()
         raise OSError(errno.EIO, "the index cannot be made", self._site.directory)
@@ -120,8 +131,12 @@ class Access:
                 self._let_go(opened)
 
     def _let_go(self, opened: OpenGeneration) -> None:
+        is_gone = not opened.index.is_current()
         self._opened = None
         opened.leave()  # from now on it gives no place
+        if is_gone:
+            self._gone = opened.path
+            self._note_gone(opened.path)
 
     def read(self, work: Callable[[Cursor], ResultT]) -> ResultT:
         """Return what ``work`` selects in the index."""
@@ -136,9 +151,7 @@ class Access:
         """Whether the generation in use is open."""
         return self._opened is not None
 
-    def close(
-        self, finish: Callable[[OpenGeneration], None], *, is_last: bool = False
-    ) -> None:
+    def close(self, finish: Callable[[OpenGeneration], None], *, is_last: bool = False) -> None:
         """Close the generation in use, if it is open, after ``finish``.
 
         It may be opened anew, unless that ``is_last``: then what threads do at this moment is

@@ -73,9 +73,17 @@ def segment_path(folder: str, segment: int) -> str:
     return f"{folder}/{segment:016x}"
 
 
-def make_generation(directory: str) -> str:
-    """Return the generation in use, made if there is none. Raises OSError if it cannot be."""
-    generation = generation_of(directory)
+def make_generation(directory: str, gone: str = "") -> str:
+    """Return the generation in use, made if there is none. Raises OSError if it cannot be.
+
+    Args:
+        directory: The staging directory.
+        gone: One that was removed while this process had it open. It may be being removed still,
+            so it is not filled again: the one to make has a higher number.
+    """
+    generation, number = generation_of(directory), _number(os.path.basename(gone))
+    if _number(os.path.basename(generation)) <= number:
+        generation = os.path.join(root_of(directory), f"g{number + 1:04}")
     _make_private(directory)
     for path in (root_of(directory), generation, segments_of(generation)):
         with contextlib.suppress(FileExistsError):

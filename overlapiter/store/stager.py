@@ -500,6 +500,10 @@ class Stager:
                 self._remember(answer)
         return {key: answer and answer.extent for key, answer in moved.items()}
 
+    def close_segments(self) -> None:
+        """Close the segments that are open for reading, so that the disk has back removed ones."""
+        self._mover.close()
+
     def close(self, *, is_last: bool = False) -> None:
         """Close the segments that are open for reading, and the stores; see :meth:`.Store.close`.
 

@@ -100,6 +100,8 @@ class Store:
         place: What tells source roots of one name apart, such as two servers.
         real: The source root without symbolic links; empty if it has none.
         warn: Called with what the user should know.
+        note_gone: Called with the path of a generation that was open, and was removed or thrown
+            away, whoever did that.
 
     Attributes:
         key_of: Gives the key of a file below the source root, by its absolute path.
@@ -116,6 +118,7 @@ class Store:
         place: str = "",
         real: str = "",
         warn: Callable[[str], None] = lambda _text: None,
+        note_gone: Callable[[str], None] = lambda _generation: None,
     ) -> None:
         self.site = site
         self.tier = tier
@@ -126,7 +129,7 @@ class Store:
         self._root_bytes = os.path.join(source, "").encode("utf-8", "surrogateescape")
         self._place = place
         self._run = run
-        self._access = Access(site, run.number, self._introduce, warn)
+        self._access = Access(site, run.number, self._introduce, warn, note_gone)
         self._on = self._access.on
         self.neighbours = Neighbours(self._access, run.number)
 

@@ -96,12 +96,18 @@ class StagingPlan:
 
         return place_of(self.storage_options)
 
-    def stores(self, run: Run, warn: Callable[[str], None]) -> list[Store]:
+    def stores(
+        self,
+        run: Run,
+        warn: Callable[[str], None],
+        note_gone: Callable[[str], None] = lambda _generation: None,
+    ) -> list[Store]:
         """Return the stores that this plan describes, the fastest first; for prefetchers alone.
 
         Args:
             run: Who uses them.
             warn: Called with what the user should know.
+            note_gone: As for :class:`.Store`.
         """
         from overlapiter.store.store import Store
 
@@ -114,6 +120,7 @@ class StagingPlan:
                 place=self.place,
                 real=self.real_source,
                 warn=warn,
+                note_gone=note_gone,
             )
             for tier, site in enumerate(self.sites)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import shutil
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from overlapiter import local_path
@@ -159,14 +161,39 @@ def test_a_staging_directory_that_goes_away_is_made_anew_and_staging_goes_on(
         run.take_until_staged()
         assert run.iterator.stats().workers_replaced == 0
     assert len(run.warnings) <= 1
-    # What was staged before is read from the files that the readers have open.
-    assert 0 < len(staged_paths(fast)) < len(source.names)
     with source.iterate(fast, capacity=capacity) as run:
         run.take_until_staged()
     assert staged_paths(fast).keys() == set(source.names)
     assert_accounted(fast)
     folders = [fast, *(path for path in fast.rglob("*") if path.is_dir())]
     assert {path.stat().st_mode & 0o777 for path in folders} == {0o700}
+
+
+def removed_segments() -> int:
+    """Count the segments that our workers have open, and that take room without a name."""
+    n_removed = 0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(FileNotFoundError, psutil.NoSuchProcess):
+            links = [os.readlink(link) for link in Path(f"/proc/{process.pid}/fd").iterdir()]
+            n_removed += sum("/segments/" in link and "(deleted)" in link for link in links)
+    return n_removed
+
+
+def test_a_directory_that_is_removed_once_all_is_staged_gives_its_room_back_and_is_made_anew(
+    tmp_path: Path,
+) -> None:
+    source = SourceFiles(tmp_path / "source", most_bytes=2_500_000)
+    fast = tmp_path / "fast"
+    with source.iterate(fast) as run:
+        run.take_until_staged()
+        shutil.rmtree(fast / "overlapiter")
+        assert removed_segments() > 0
+        run.take_until(lambda _: len(staged_paths(fast)) == len(source.names))
+        run.take_until_staged()
+        wait_until(lambda: not removed_segments())  # a prefetcher that has nothing to do, too
+        assert run.iterator.stats().files_staged == 2 * len(source.names)
+    assert run.warnings == []
+    assert_accounted(fast)
 
 
 @pytest.mark.parametrize("look_ahead", [2, 32])

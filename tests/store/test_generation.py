@@ -284,7 +284,7 @@ def test_a_number_too_large_for_the_index_is_damage_in_a_row_and_a_mistake_elsew
     store.claim(wanted(store, [other]))
     copy = written(store, other, b"x")
     with pytest.raises(OverflowError):
-        store.publish([copy[:2] + (copy[2]._replace(mtime=2**63),)], [])
+        store.publish([(*copy[:2], copy[2]._replace(mtime=2**63))], [])
     assert staged(store, files).keys() == {first}
     assert [path.name for path in all_paths(directory) if path.parent.name == "overlapiter"] == [
         "g0001"
@@ -379,16 +379,19 @@ def test_what_a_process_left_that_was_killed_while_throwing_away_is_removed(dire
 
 def test_a_directory_that_is_removed_while_it_is_used_is_made_anew(directory, files):
     def prefetcher():
-        store = made_store(directory)
+        gone = []
+        store = Store(Site(str(directory)), SOURCE, Run(1, {}), note_gone=gone.append)
         stage(store, files, files.paths)
         reader = ExtentReader([str(directory)])
-        for name in (".", "overlapiter", "overlapiter/g0001", "overlapiter/g0001/index.sqlite"):
-            if (directory / name).is_dir():
-                shutil.rmtree(directory / name)
-            else:
-                (directory / name).unlink()
+        for parent in range(4):
+            in_use = Path(index_path(generation_of(str(directory))))
+            path = [in_use, *in_use.parents][parent]  # the last one is the directory itself
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
             extents = stage(store, files, files.paths)
             assert [read(reader, extents[p]) for p in files.paths] == [*files.contents.values()]
+            # What a removal has left, or leaves while it goes on, is not filled again.
+            assert os.listdir(root_of(str(directory))) == [f"g{parent + 2:04}"]
+        assert [*map(os.path.basename, gone)] == ["g0001", "g0002", "g0003", "g0004"]
         reader.close()
         store.close()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -390,9 +391,10 @@ def test_the_last_close_waits_for_what_threads_write_and_lets_nothing_begin_afte
     copy = written(store, files.paths[0], files.contents[files.paths[0]])
     end = threading.Thread(target=store.close, kwargs={"is_last": True})
     end.start()
+    while not store._access._has_ended:
+        time.sleep(0.001)
     with pytest.raises(OSError, match="has ended"):
-        while True:  # until it has begun
-            store.look([])
+        store.look([])
     with pytest.raises(OSError, match="has ended"):
         store.publish([copy], [])
     end.join()

@@ -48,6 +48,8 @@ _SHOW_AFTER_SECONDS = 0.1
 #: A prefetcher that has had no work for so long gives back what it has reserved; if the disk or the
 #: index does not let it, it tries again as long after.
 _REST_AFTER_SECONDS = 1.0
+#: How often it looks then whether the directory was removed.
+_LOOK_AFTER_SECONDS = 3.0
 #: So many examples that open files, but none below the source, mean that the source is wrong.
 _MANY_FRUITLESS = 64
 #: How long a thread keeps the interpreter's lock while others want it, one of which may be in the
@@ -93,7 +95,7 @@ class Prefetcher:
         self._index_type = index_type
         self._is_first = is_first
         self._threads = Threads(self._work)
-        self._stores = plan.stores(run, self._warn)
+        self._stores = plan.stores(run, self._warn, self._note_gone)
         self._key_of = self._stores[0].key_of
         self._peers: Peers | None = None
         if plan.peers is not None:
@@ -156,16 +158,21 @@ class Prefetcher:
     def _patience_seconds(self) -> float:
         if self._at_hand:
             return _SHOW_AFTER_SECONDS
-        return -1 if self._is_at_rest else _REST_AFTER_SECONDS
+        return _LOOK_AFTER_SECONDS if self._is_at_rest else _REST_AFTER_SECONDS
 
     def _rest(self) -> None:
         self._is_at_rest = True
         self._trace.flush()
         for store in self._stores:
             try:
-                store.rest()
+                store.rest()  # which opens another generation if this one was removed
             except (OSError, IndexBusyError):  # it stays reserved for now
                 self._is_at_rest = False
+
+    def _note_gone(self, generation: str) -> None:
+        """Let go of a generation that was removed or thrown away, and have all others do so."""
+        self._stager.close_segments()
+        self._channel.send(("gone", generation))
 
     def _resize(self, n_reads: int) -> None:
         self._threads.resize(n_reads)

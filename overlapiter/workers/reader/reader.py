@@ -146,6 +146,8 @@ class FileReader:
         elif kind == "forget":
             self._segments.pop(number, None)
             self._writers.pop(value, None)
+        elif kind == "gone" and self._copies is not None:
+            self._copies.close()  # what is open was removed, and is not to take room any more
 
     def _read(self, task: ReadTask) -> int:
         """Read one part and report it; return the nanoseconds spent inside the dataset."""

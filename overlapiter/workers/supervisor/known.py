@@ -58,3 +58,10 @@ class KnownExtents:
         was_one = self._states[index] in (_ONE_FILE, _GONE)
         self._states[index] = _GONE if was_one else _UNKNOWN
         self._others.pop(index, None)
+
+    def forget_all(self) -> None:
+        """Have every example looked at by a prefetcher the next time."""
+        states = self._state_array
+        states[states == _ONE_FILE] = _GONE
+        states[states == _OTHERWISE] = _UNKNOWN
+        self._others.clear()

@@ -176,6 +176,10 @@ class Residency:
         plain = zip(indices, self._plain(indices), strict=True)
         return [index for index, p in plain if p in self._suspects]
 
+    def forget(self) -> None:
+        """Have the files of all examples looked at again: what was staged is gone."""
+        self._known.forget_all()
+
     def suspect(self, indices: list[int]) -> None:
         """Have the files of examples looked at again, since a copy could not be read."""
         self._do_others_evict = True  # or damage: looking does no harm

@@ -16,13 +16,14 @@ With the workers, of which every one may also send ("trouble", text) and ("crash
 
     supervisor → prefetcher                   prefetcher → supervisor
     ("stage", *StageTask)                     ("staged", task_id, [Finding, …], moved)
-    ("reads", n), ("end", ending, counters)
+    ("reads", n), ("end", ending, counters)   ("gone", generation)
 
     supervisor → file reader                  file reader → supervisor
     ("layout", id, layout), ("forget", …)     ("layout", part_id, layout), if the task has no slot
     ("segment", id, bytes) + fd
     ("read", *ReadTask)                       ("read", answer, report, wanted row bytes)
     ("slot", slot, layout_id), ("end",)       ("failed", answer, pickled error)
+    ("gone", 0, generation)
 
 The server for other nodes gets nothing, and sends ("serving",) once it listens.
 
@@ -99,6 +100,7 @@ class Supervisor:
         self._keeper = SlotKeeper(n_expected=plan.n_build_ahead + 2)
         self._consumed_id = 0
         self._warned: set[str] = set()
+        self._gone: set[str] = set()
         self._look_at = time.monotonic() + _LOOK_AFTER_SECONDS
         self._is_filled = False
 
@@ -362,6 +364,8 @@ class Supervisor:
                     worker.last_words = message[1]
                 elif message[0] == "trouble":
                     self._warn(message[1])
+                elif message[0] == "gone":
+                    self._let_go(message[1])
                 else:
                     stage.team.n_fruitless = 0
                     if not stage.hear(worker, message):
@@ -372,6 +376,16 @@ class Supervisor:
             self._reap(stage, worker)
             return False
         return True
+
+    def _let_go(self, generation: str) -> None:
+        """Let go of staged files that were removed, or thrown away, while they were used."""
+        if generation in self._gone:
+            return  # another prefetcher has said so before
+        self._gone.add(generation)
+        self._residency.forget()
+        for worker in self._reading.team:
+            if worker.pid:  # what it has open takes room on the disk
+                worker.send(("gone", 0, generation))
 
     def _renew_readers(self, renewal: object) -> None:
         """Put new processes in the places of all file readers, with the dataset as it came."""
