@@ -177,7 +177,7 @@ def end_own_fork(error: BaseException | None) -> NoReturn:
         elif error.code is None or isinstance(error.code, int):
             status = (error.code or 0) & 0xFF
         else:
-            print(error.code, file=sys.stderr)
+            sys.stderr.write(f"{error.code}\n")
         flush_output()
     finally:
         os._exit(status)
