@@ -6,6 +6,7 @@ import contextlib
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
@@ -18,6 +19,8 @@ ResultT = TypeVar("ResultT")
 
 #: How often it is opened anew before that is given up.
 _MOST_OPENINGS = 3
+#: How long to wait before that.
+_PAUSE_SECONDS = 0.02
 #: How long the end waits for what threads do in the index.
 _END_SECONDS = 0.2
 
@@ -75,9 +78,9 @@ class Access:
             except StaleError:
                 self._leave(opened)
             except OSError:
-                if opened.index.is_current():
+                if not opened.is_gone():
                     raise
-                self._leave(opened)  # no wonder: it was removed
+                self._leave(opened)  # no wonder
             except IndexDamagedError as error:
                 if opened.index.is_current():  # else another thread or process has done it
                     self._throw_away(opened.path, error)
@@ -97,6 +100,7 @@ class Access:
             return self._opened
 
     def _open(self) -> OpenGeneration:
+        failure = OSError(errno.EIO, "the index cannot be made", self._site.directory)
         for _ in range(_MOST_OPENINGS):
             generation = make_generation(self._site.directory, self._gone)
             try:
@@ -106,9 +110,11 @@ class Access:
             except IndexDamagedError as error:
                 if os.path.exists(index_path(generation)):
                     self._throw_away(generation, error)
-            except OSError:
-                if os.path.exists(index_path(generation)):
-                    raise  # else it was removed, or thrown away, at this moment
+            except OSError as error:
+                if error.errno not in (errno.ENOENT, errno.EIO):
+                    raise
+                failure = error  # it may be removed, or thrown away, at this moment
+                time.sleep(_PAUSE_SECONDS)
             else:
                 if generation_of(self._site.directory) == generation:
                     if self._gone:  # what is left of it counts nowhere
@@ -116,7 +122,7 @@ class Access:
                             clear(self._site.directory)
                     return opened
                 opened.leave()
-        raise OSError(errno.EIO, "the index cannot be made", self._site.directory)
+        raise failure
 
     def _throw_away(self, generation: str, error: IndexDamagedError) -> None:
         self._warn(
@@ -131,7 +137,7 @@ class Access:
                 self._let_go(opened)
 
     def _let_go(self, opened: OpenGeneration) -> None:
-        is_gone = not opened.index.is_current()
+        is_gone = opened.is_gone()
         self._opened = None
         opened.leave()  # from now on it gives no place
         if is_gone:

@@ -19,6 +19,7 @@ _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
 _ADVICE = {
     **dict.fromkeys(_NO_DESCRIPTOR, "raise the limit of open files (ulimit -n), or lower "
                                     "reads_in_flight"),
+    errno.ENOENT: "see whether something removes files there",
     errno.ENOSYS: "have /proc mounted in this container",
 }  # fmt: skip
 

@@ -91,7 +91,7 @@ class OpenGeneration:
         self._run = run
         self._owed: list[Callable[[Cursor], object]] = []  # for the next transaction to write
         self._n_pending = self._promised_bytes = 0
-        self._is_left = False
+        self._is_left = self._was_gone = False
         self.limits = Limits(site, self.folder)
         self.block_bytes = self.limits.block_bytes
         try:
@@ -129,6 +129,13 @@ class OpenGeneration:
         )
         introduce(cursor)
         return boots
+
+    def is_gone(self) -> bool:
+        """Return whether it was thrown away, or is removed at this moment; in whatever order."""
+        try:
+            return not (self.index.is_current() and os.path.isdir(self.folder))
+        except OSError:  # a disk that is sick does not tell
+            return False
 
     # --- transactions -------------------------------------------------------------------------
 
@@ -445,13 +452,15 @@ class OpenGeneration:
     def leave(self) -> None:
         """Let go of the index; of the segments once nothing is written to them any more."""
         with self.lock:
-            self._is_left = True
+            self._is_left, self._was_gone = True, self.is_gone()
             self.index.close()
             if not self._n_pending:
                 self._end_ownership()
 
     def _end_ownership(self) -> None:
         for segment in self._own.values():
+            if self._was_gone:  # no row names it, and its folder may have been made anew
+                segments.remove(self.folder, segment.number)
             segment.close()
         self._own.clear()
 

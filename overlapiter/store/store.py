@@ -343,7 +343,11 @@ class Store:
 
     def give_up(self, place: Place) -> None:
         """Give a place back at which no copy was completed."""
-        place.generation.give_up(place)
+        try:
+            place.generation.give_up(place)
+        except OSError:
+            if not place.generation.is_gone():  # else there is nothing to give back
+                raise
 
     # --- evicting -----------------------------------------------------------------------------
 
