@@ -100,10 +100,8 @@ def prepare(options: MountOptions, scratch: Path, n_examples: int) -> Sources:
     if options.pairs:
         pairs = str(options.pairs.resolve())
         if len(read_pairs(pairs, n_examples)) < n_examples:
-            raise SystemExit(
-                f"{options.pairs} has fewer than {n_examples} lines: ask for fewer mini-batches "
-                f"or examples, by --batches, --steady-batches or --examples (see --help)"
-            )
+            few = f"{options.pairs} has fewer than {n_examples} lines: give fewer"
+            raise SystemExit(f"{few} --batches, or --examples")
         place = str((options.source or options.root).resolve())
         local = str(scratch / "local") if options.source else place
         return Sources(place, local, pairs, scratch, f"{n_examples} files of the user's own")
