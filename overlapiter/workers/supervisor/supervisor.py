@@ -268,8 +268,8 @@ class Supervisor:
         try:
             for message in self._trainer.messages(events):
                 self._obey(message)
-        except ChannelClosedError:  # without a word
-            self._ending = "killed"
+        except ChannelClosedError:
+            self._ending = self._ending or "killed"  # if without a word
 
     def _obey(self, message: Message) -> None:
         kind = message[0]
