@@ -27,7 +27,7 @@ from .index import IndexBusyError
 from .mover import Mover
 from .outcome import Done, MakeRoom, Outcome, Staged, has_settled
 from .part import Batch, Part
-from .store import Found, Store, Wanted
+from .store import Claim, Found, Store, Wanted
 from .waiting import Wait
 
 #: How a staged file is compared with its source before a run first uses it.
@@ -263,9 +263,36 @@ class Stager:
 
         Each file that others are copying has its owner. The part has one more job if there are any.
         """
-        claimed, answer = None, Staged(Outcome.FAILED)
         outdated, part.outdated = part.outdated, []
         files = [file for file, _ in by_key.values()]
+        claimed = self._claimed(part, files, outdated)
+        if isinstance(claimed, Staged):
+            with self._lock:
+                part.answers = {file.key: claimed for file in files} | part.answers
+            return {}
+        mine = [by_key[key] for key in claimed.mine]
+        meanwhile = self._staged_meanwhile(part, mine, outdated)
+        with self._lock:
+            for key, found in claimed.found.items():  # what has risen, too, lies there now
+                part.answers[key] = _found(found.extent)
+            part.n_copying += len(mine)
+            part.n_jobs += len(mine) + bool(claimed.others)
+        for file, extent in meanwhile.items():
+            self._end_copy(part, file, _found(extent))
+        self._do(
+            [
+                functools.partial(self._copy, part, file, lower)
+                for file, lower in mine
+                if file not in meanwhile and not self._is_fetched(part, file, lower)
+            ]
+        )
+        return claimed.others
+
+    def _claimed(
+        self, part: Part, files: Sequence[Wanted], outdated: Sequence[Extent]
+    ) -> Claim | Staged:
+        """Claim files in the fastest tier that is well; return the answer for all if none is."""
+        claimed, answer = None, Staged(Outcome.FAILED)
         expected_bytes = self._copier.expected_bytes(len(files))
         for tier, store in enumerate(self.stores):
             # All claims of a part lie in one tier, where they are to end.
@@ -284,26 +311,7 @@ class Stager:
                     store.drop(here)
             except (OSError, IndexBusyError) as error:
                 answer = self._health.blame(tier, error)
-        mine = [] if claimed is None else [by_key[key] for key in claimed.mine]
-        meanwhile = self._staged_meanwhile(part, mine, outdated)
-        with self._lock:
-            if claimed is None:
-                part.answers = {file.key: answer for file in files} | part.answers
-                return {}
-            for key, found in claimed.found.items():  # what has risen, too, lies there now
-                part.answers[key] = _found(found.extent)
-            part.n_copying += len(mine)
-            part.n_jobs += len(mine) + bool(claimed.others)
-        for file in meanwhile:
-            self._end_copy(part, file, _found(meanwhile[file]))
-        self._do(
-            [
-                functools.partial(self._copy, part, file, lower)
-                for file, lower in mine
-                if file not in meanwhile and not self._is_fetched(part, file, lower)
-            ]
-        )
-        return claimed.others
+        return answer if claimed is None else claimed
 
     def _staged_meanwhile(
         self,

@@ -100,8 +100,8 @@ class Store:
         place: What tells source roots of one name apart, such as two servers.
         real: The source root without symbolic links; empty if it has none.
         warn: Called with what the user should know.
-        note_gone: Called with the path of a generation that was open, and was removed or thrown
-            away, whoever did that.
+        note_gone: Called with the path of a generation that was open, once this process notices
+            that a user has removed it, or that any process has thrown it away.
 
     Attributes:
         key_of: Gives the key of a file below the source root, by its absolute path.
