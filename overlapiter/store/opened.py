@@ -131,7 +131,7 @@ class OpenGeneration:
         return boots
 
     def is_gone(self) -> bool:
-        """Return whether it was thrown away, or is removed at this moment; in whatever order."""
+        """Return whether it was thrown away, or `rm` has removed the index or the segments."""
         try:
             return not (self.index.is_current() and os.path.isdir(self.folder))
         except OSError:  # a disk that is sick does not tell
