@@ -51,7 +51,7 @@ class WaitTimeoutError(Exception):
     Attributes:
         stage: Which process it waits for, in words.
         index: Index of the example that this process is at; -1 where unknown.
-        waited_seconds: How long the trainer has waited for it, with the waits that timed out before.
+        waited_seconds: How long the trainer has waited for it, with what timed out before.
     """
 
     def __init__(self, stage: str, index: int, waited_seconds: float) -> None:
