@@ -18,7 +18,7 @@ from .elsewhere import FetchedFile
 from .extents import WHOLE, Checksum, Extent, checksum_of
 from .health import Health
 from .index import IndexBusyError
-from .outcome import MakeRoom, Outcome, Staged, has_settled
+from .outcome import MakeRoom, NoteAnswer, Outcome, Staged, has_settled
 from .segments import write, write_many
 from .store import Place, Store, Wanted
 
@@ -85,7 +85,7 @@ class Copier:
         stores: Sequence[Store],
         origin: Origin,
         health: Health,
-        note_answer: Callable[[int, int], None],
+        note_answer: NoteAnswer,
     ) -> None:
         self._stores = stores
         self._origin = origin
@@ -123,7 +123,7 @@ class Copier:
         except (OSError, ValueError) as error:  # no file can have a path with a null in it
             got, read_bytes = self._health.blame_source(home, error), 0
         read_ns = time.monotonic_ns() - began_ns
-        self._note_answer(read_ns, read_bytes)
+        self._note_answer("read slow store", file.path, read_ns, read_bytes)
         if data and read_bytes:
             mtime_ns = original.mtime_ns
             checksum = checksum_of(data, file.key, mtime_ns)

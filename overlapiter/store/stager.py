@@ -25,7 +25,7 @@ from .extents import Extent
 from .health import Health
 from .index import IndexBusyError
 from .mover import Mover
-from .outcome import Done, MakeRoom, Outcome, Staged, has_settled
+from .outcome import Done, MakeRoom, NoteAnswer, Outcome, Staged, has_settled
 from .part import Batch, Part
 from .store import Claim, Found, Store, Wanted
 from .waiting import Wait
@@ -49,8 +49,7 @@ class Stager:
             nothing.
         submit: Has a job done by another thread; jobs wait for the slow store.
         warn: Called with what the user should know. The text does not depend on the file.
-        note_answer: Called with how long a job has waited for the source, or for others, in ns, and
-            with the bytes that the source gave; 0 where it was only looked at.
+        note_answer: Called with each answer of the source.
         peers: Fetches files from other nodes; None if there are none.
     """
 
@@ -61,7 +60,7 @@ class Stager:
         validate: Validation,
         submit: Callable[[Callable[[], None]], None],
         warn: Callable[[str], None],
-        note_answer: Callable[[int, int], None] = lambda _took_ns, _n_bytes: None,
+        note_answer: NoteAnswer = lambda _what, _path, _took_ns, _n_bytes: None,
         peers: Fetches | None = None,
     ) -> None:
         self.stores = stores
@@ -223,7 +222,7 @@ class Stager:
             return self._health.blame_source(tier, error)
         finally:
             self._reading.pop(file.key, None)  # another part may have the same file
-            self._note_answer(time.monotonic_ns() - began_ns, 0)
+            self._note_answer("stat", file.path, time.monotonic_ns() - began_ns, 0)
 
     def _try(self, tier: int, action: Callable[[], None]) -> None:
         """Do something in a tier that no answer needs."""
@@ -341,7 +340,7 @@ class Stager:
             while not wait.is_over():
                 if self._stuck.issuperset(wait.owners):
                     raise TimeoutError
-                self._note_answer(int(wait.pause() * 1e9), 0)
+                self._note_answer("wait", "", int(wait.pause() * 1e9), 0)
                 if part.partly is not None:
                     self._submit(functools.partial(self._wait, part, by_key, wait))
                     return

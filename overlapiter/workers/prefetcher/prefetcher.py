@@ -37,7 +37,6 @@ from .discovery import Discovery
 from .evictor import Evictor, RoomForTask
 from .staging_work import StageTask
 from .threads import Threads
-from .traced import TracedOrigin
 
 if TYPE_CHECKING:
     from overlapiter.peers.client import Peers
@@ -105,7 +104,7 @@ class Prefetcher:
             self._peers = Peers(plan.peers, count_fault, self._crash)
         self._stager = Stager(
             self._stores,
-            TracedOrigin(plan.origin(), trace) if trace.is_on else plan.origin(),
+            plan.origin(),
             plan.validate,
             self._threads.put,
             self._warn,
@@ -346,9 +345,12 @@ class Prefetcher:
         with self._lock:
             self._row.add(counter, n)
 
-    def _note_answer(self, took_ns: int, n_bytes: int) -> None:
+    def _note_answer(self, what: str, path: str, took_ns: int, n_bytes: int) -> None:
         """Count an answer of the slow store, and what tells by what it is limited."""
         self._threads.note_answer(took_ns)
+        if self._trace.is_on and path:  # in one of the rows of the reads in flight
+            now_ns, file = time.monotonic_ns(), os.path.basename(path)
+            self._trace.add(what, "staging", now_ns - took_ns, now_ns, row="I/O slot", file=file)
         if not n_bytes:
             return
         if self._peers is not None:
