@@ -293,24 +293,31 @@ def test_a_reader_that_waits_for_its_first_files_has_pillow_import_its_formats(
     assert run_script(tmp_path, FORMATS).stdout == "True\n"
 
 
-THREADS = """
+SETTINGS = """
 import os
 from tests.chainer.iterator_datasets import Pixels
 from tests.support.engine import Engine
 
-class Threads(Pixels):
+class Settings(Pixels):
     def get_example(self, i):
-        return os.environ["OPENBLAS_THREAD_TIMEOUT"]
+        return os.environ["OPENBLAS_THREAD_TIMEOUT"], os.environ["GLIBC_TUNABLES"].split("=")[0]
 
 if __name__ == "__main__":
-    with Engine(Threads(1), 1) as engine:
-        print(*next(engine))
+    with Engine(Settings(1), 1) as engine:
+        print(*next(engine)[0])
+    assert "GLIBC_TUNABLES" not in os.environ or os.environ["GLIBC_TUNABLES"] == "of.the.user=1"
 """
-OF_THE_USER = 'import os\nos.environ["OPENBLAS_THREAD_TIMEOUT"] = "26"\n'
+OF_THE_USER = """
+import os
+os.environ.update({"OPENBLAS_THREAD_TIMEOUT": "26", "GLIBC_TUNABLES": "of.the.user=1"})
+"""
 
 
-@pytest.mark.parametrize(("before", "timeout"), [("", "4"), (OF_THE_USER, "26")])
-def test_a_workers_idle_threads_of_numpy_sleep_unless_the_user_has_said_otherwise(
-    tmp_path: Path, before: str, timeout: str
+@pytest.mark.parametrize(
+    ("before", "settings"),
+    [("", "4 glibc.cpu.x86_non_temporal_threshold"), (OF_THE_USER, "26 of.the.user")],
+)
+def test_libraries_have_our_settings_in_a_worker_unless_the_user_has_said_otherwise(
+    tmp_path: Path, before: str, settings: str
 ) -> None:
-    assert run_script(tmp_path, before + THREADS).stdout == f"{timeout}\n"
+    assert run_script(tmp_path, before + SETTINGS).stdout == f"{settings}\n"
