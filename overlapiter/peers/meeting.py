@@ -12,7 +12,7 @@ import json
 import os
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Protocol
 
 from overlapiter.errors import OptionError
@@ -42,13 +42,17 @@ class Rendezvous:
         directory: The directory, made if its parent exists; one for each job that runs.
         rank: Of this process.
         size: The number of ranks.
+
+    Raises:
+        OptionError: There is no such rank, or others can write the directory.
     """
 
     def __init__(self, directory: str | os.PathLike[str], rank: int, size: int) -> None:
+        if not 0 <= rank < size:
+            raise OptionError("rank", f"there is no rank {rank} among {size}")
         self.rank = rank
         self.size = size
         self._directory = os.path.abspath(os.fspath(directory))
-        self._n_calls = 0
         with contextlib.suppress(FileExistsError):
             os.mkdir(self._directory, 0o700)
         found = os.stat(self._directory)
@@ -63,39 +67,46 @@ class Rendezvous:
         """Return what each rank gives, by rank, as JSON has it. Blocks until all have called it.
 
         Rank 0 writes a word that is new; the others answer it, so that an answer to an earlier
-        job's word is told from theirs; then rank 0 writes all that they gave.
+        job's word is told from theirs; then rank 0 writes all that they gave, and waits until each
+        has read that, since the next call uses the same files.
 
         Raises:
             OptionError: Some ranks did not come within five minutes.
             OSError: The directory cannot be read or written.
         """
-        call, self._n_calls = self._n_calls, self._n_calls + 1
         if self.rank == 0:
-            return self._gather(call, item)
+            return self._gather(item)
         own, answered, roll = secrets.token_hex(16), None, None
         for _ in _looks():
-            roll = self._read(f"{call}-all")
+            roll = self._read("all")
             if roll is not None and any(answer == own for answer, _ in roll["items"]):
+                self._write(f"{self.rank}", {"word": answered, "item": [None, None]})
                 return [value for _, value in roll["items"]]
             if roll is not None and roll["word"] != answered:
                 answered = roll["word"]
-                self._write(f"{call}-{self.rank}", {"word": answered, "item": [own, item]})
+                self._write(f"{self.rank}", {"word": answered, "item": [own, item]})
         raise self._late([0] if roll is None else [])
 
-    def _gather(self, call: int, item: Any) -> list[Any]:
+    def _gather(self, item: Any) -> list[Any]:
         word = secrets.token_hex(16)
-        self._write(f"{call}-all", {"word": word, "items": []})
-        items: dict[int, Any] = {0: ["", item]}
+        self._write("all", {"word": word, "items": []})
+        items = [["", item], *self._answers(lambda answer: answer["word"] == word)]
+        self._write("all", {"word": word, "items": items})
+        owns = [own for own, _ in items]
+        self._answers(lambda answer: answer["item"][0] not in owns)
+        return [value for _, value in items]
+
+    def _answers(self, is_wanted: Callable[[Any], bool]) -> list[Any]:
+        """Return what each rank but 0 gives in an answer that is wanted; wait for those."""
+        found: dict[int, Any] = {}
         for _ in _looks():
-            for rank in set(range(self.size)) - items.keys():
-                answer = self._read(f"{call}-{rank}")
-                if answer is not None and answer["word"] == word:
-                    items[rank] = answer["item"]
-            if len(items) == self.size:
-                in_order = [items[rank] for rank in range(self.size)]
-                self._write(f"{call}-all", {"word": word, "items": in_order})
-                return [value for _, value in in_order]
-        raise self._late([rank for rank in range(self.size) if rank not in items])
+            for rank in set(range(1, self.size)) - found.keys():
+                answer = self._read(f"{rank}")
+                if answer is not None and is_wanted(answer):
+                    found[rank] = answer["item"]
+            if len(found) == self.size - 1:
+                return [found[rank] for rank in range(1, self.size)]
+        raise self._late([rank for rank in range(1, self.size) if rank not in found])
 
     def _late(self, ranks: list[int]) -> OptionError:
         who = f"ranks {ranks[:8]} have" if ranks else "some rank has"

@@ -58,6 +58,23 @@ def test_what_a_smaller_job_has_left_there_does_no_harm(tmp_path: Path) -> None:
         assert [*ranks.map(gather, range(SIZE))] == EXPECTED
 
 
+def test_ranks_meet_in_one_directory_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(meeting, "PATIENCE_SECONDS", 20.0)
+
+    def run(rank: int) -> list[Any]:
+        return [Rendezvous(tmp_path / "meet", rank, SIZE).allgather(call) for call in range(3)]
+
+    with ThreadPoolExecutor(SIZE) as ranks:
+        assert [*ranks.map(run, range(SIZE))] == [[[call] * SIZE for call in range(3)]] * SIZE
+
+
+def test_a_rank_beyond_the_number_of_ranks_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="there is no rank 2 among 2"):
+        Rendezvous(tmp_path / "meet", 2, 2)
+
+
 def test_a_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
     (tmp_path / "meet").mkdir()
     (tmp_path / "meet").chmod(0o777)
