@@ -27,8 +27,6 @@ def own_addresses() -> dict[str, str]:
         OptionError: There is no such interface.
     """
     named = os.environ.get(INTERFACE_VARIABLE, "")
-    if any(mark in named for mark in ".:"):
-        return {"": named}
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
@@ -36,6 +34,8 @@ def own_addresses() -> dict[str, str]:
             with contextlib.suppress(OSError):  # it has none
                 answer = fcntl.ioctl(any_socket.fileno(), _SIOCGIFADDR, request)
                 found[name] = socket.inet_ntoa(answer[20:24])
+    if named not in found and any(mark in named for mark in ".:"):  # ib0.8001 is an interface
+        return {"": named}
     if named and named not in found:
         raise OptionError(
             INTERFACE_VARIABLE,

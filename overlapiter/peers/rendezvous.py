@@ -18,7 +18,7 @@ from overlapiter.node import this_host
 
 from .client import PeersPlan
 from .connection import Address
-from .interfaces import address_among, own_addresses
+from .interfaces import INTERFACE_VARIABLE, address_among, own_addresses
 from .meeting import Rendezvous, StoreCommunicator
 from .protocol import SECRET_BYTES
 
@@ -95,8 +95,8 @@ def join(comm: Communicator, rank: int, n_prefetchers: int) -> Joined | None:
         None if all ranks are on one node, and have nothing to fetch from each other.
 
     Raises:
-        OptionError: The interface that the user names is none of this host, or no interface is
-            common to all.
+        OptionError: What the user names is no interface and no address of this host, or no
+            interface is common to all.
         OSError: No socket can be opened.
     """
     host = this_host()
@@ -113,7 +113,16 @@ def join(comm: Communicator, rank: int, n_prefetchers: int) -> Joined | None:
     is_one_host = len({card.network for card in cards}) == 1
     address = address_among([card.addresses for card in cards], rank, is_one_host)
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    listener = socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN)
+    try:
+        listener = socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN)
+    except OSError as error:
+        if "" not in cards[rank].addresses:  # else the user has named it
+            raise
+        raise OptionError(
+            INTERFACE_VARIABLE,
+            f"no server can listen at {address} ({error.strerror}); name an interface of "
+            f"{socket.gethostname()}, or an address of it",
+        ) from error
     secret = secrets.token_hex(SECRET_BYTES) if rank == 0 else ""
     offers = allgather(comm, (listener.getsockname()[:2], secret))
     plan = PeersPlan(

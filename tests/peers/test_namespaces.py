@@ -18,6 +18,8 @@ from tests.chainer.scripts import ENVIRONMENT
 
 PROGRAM = Path(__file__).parents[1] / "chainer/namespace_rank.py"
 N_FILES, N_EPOCHS = 400, 4
+#: Partitions of InfiniBand and virtual networks have such names.
+CABLE = "ib0.8001"
 
 
 def ip(*words: str, check: bool = True) -> bool:
@@ -28,19 +30,19 @@ def ip(*words: str, check: bool = True) -> bool:
 
 @pytest.fixture
 def hosts() -> Iterator[list[str]]:
-    """Make two namespaces that a cable joins: ``eth7`` in each."""
+    """Make two namespaces that a cable joins."""
     names = [f"ovl-{os.getpid()}-{number}" for number in range(2)]
     if shutil.which("ip") is None:
         pytest.skip("needs the command ip of iproute2")
     try:
         if not all(ip("netns", "add", name, check=False) for name in names):
             pytest.skip("needs the right to make network namespaces")
-        cable = ("type", "veth", "peer", "eth7", "netns", names[1])
-        if not ip("-n", names[0], "link", "add", "eth7", *cable, check=False):
+        cable = ("type", "veth", "peer", CABLE, "netns", names[1])
+        if not ip("-n", names[0], "link", "add", CABLE, *cable, check=False):
             pytest.skip("needs the right to make virtual cables")
         for number, name in enumerate(names, 1):
-            ip("-n", name, "addr", "add", f"10.213.7.{number}/24", "dev", "eth7")
-            ip("-n", name, "link", "set", "eth7", "up")
+            ip("-n", name, "addr", "add", f"10.213.7.{number}/24", "dev", CABLE)
+            ip("-n", name, "link", "set", CABLE, "up")
         yield names
     finally:
         for name in names:
@@ -48,8 +50,10 @@ def hosts() -> Iterator[list[str]]:
 
 
 @contextlib.contextmanager
-def ranks(hosts: Sequence[str], folder: Path) -> Iterator[list[subprocess.Popen[str]]]:
-    """Run a rank on each host."""
+def ranks(
+    hosts: Sequence[str], folder: Path, interface: str = ""
+) -> Iterator[list[subprocess.Popen[str]]]:
+    """Run a rank on each host; name the interface to use, or none."""
     (folder / "source").mkdir()
     for number in range(N_FILES):
         path = folder / f"source/{number:04}"
@@ -64,7 +68,7 @@ def ranks(hosts: Sequence[str], folder: Path) -> Iterator[list[subprocess.Popen[
                 subprocess.Popen(
                     ["ip", "netns", "exec", host, *command, str(rank), *tail],
                     cwd=folder,
-                    env=ENVIRONMENT,
+                    env={**ENVIRONMENT, "OVERLAPITER_INTERFACE": interface},
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
                     text=True,
@@ -122,14 +126,14 @@ def test_hosts_find_each_other_and_read_each_file_once(hosts: list[str], tmp_pat
 def test_a_cable_that_is_cut_and_joined_again_amid_training(
     hosts: list[str], tmp_path: Path
 ) -> None:
-    with ranks(hosts, tmp_path) as processes:
+    with ranks(hosts, tmp_path, CABLE) as processes:
         meet(processes, 0)
         go_on(processes)
         meet(processes, 1)
-        ip("-n", hosts[0], "link", "set", "eth7", "down")
+        ip("-n", hosts[0], "link", "set", CABLE, "down")
         go_on(processes)
         meet(processes, 2)
-        ip("-n", hosts[0], "link", "set", "eth7", "up")
+        ip("-n", hosts[0], "link", "set", CABLE, "up")
         found = results(processes)
     reads = check_right(found)
     assert reads[0] >= N_FILES
@@ -140,7 +144,7 @@ def test_a_cable_that_is_cut_and_joined_again_amid_training(
 
 
 def test_a_network_that_delays_and_loses(hosts: list[str], tmp_path: Path) -> None:
-    network = ("qdisc", "add", "dev", "eth7", "root", "netem", "delay", "20ms", "loss", "1%")
+    network = ("qdisc", "add", "dev", CABLE, "root", "netem", "delay", "20ms", "loss", "1%")
     command = ["ip", "netns", "exec", hosts[0], "tc", *network]
     if (
         shutil.which("tc") is None

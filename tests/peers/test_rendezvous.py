@@ -14,7 +14,7 @@ from overlapiter.errors import OptionError
 from overlapiter.peers import meeting
 from overlapiter.peers.interfaces import address_among
 from overlapiter.peers.meeting import Rendezvous, StoreCommunicator
-from overlapiter.peers.rendezvous import communicator_of
+from overlapiter.peers.rendezvous import communicator_of, join
 
 SIZE = 4
 
@@ -152,3 +152,17 @@ def test_the_address_of_a_rank(
 def test_nodes_without_a_common_network_are_told_what_to_do() -> None:
     with pytest.raises(OptionError, match=r"OVERLAPITER_INTERFACE.*no network interface in common"):
         address_among([{"eth0": "10.0.0.1"}, {"ens1": "10.0.0.2"}], 1, False)
+
+
+def test_a_named_address_that_is_none_of_this_node_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Pair:
+        """A communicator whose other rank is on another node."""
+
+        rank, size = 0, 2
+
+        def allgather(self, item: Any) -> list[Any]:
+            return [item, ("other", *item[1:])]
+
+    monkeypatch.setenv("OVERLAPITER_INTERFACE", "203.0.113.9")
+    with pytest.raises(OptionError, match=r"OVERLAPITER_INTERFACE: .* listen at 203\.0\.113\.9"):
+        join(Pair(), 0, 1)
