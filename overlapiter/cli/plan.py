@@ -82,9 +82,12 @@ def _profile(path: str) -> dict[str, Any]:
     try:
         with open(path) as file:
             profile = json.load(file)
-        if profile["levels"][0]["n_files"] < 1:
-            raise KeyError("n_files")
-    except (OSError, ValueError, KeyError, IndexError, TypeError) as error:
+        for name in ("node", "recommended"):
+            if name not in profile:
+                raise KeyError(name)
+        if not sum(level["n_bytes"] for level in profile["levels"]):
+            raise ValueError("all files that it has read are empty")
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise UsageError(
             f"{path} is no profile ({error}); make one: overlapiter doctor … --save node.json"
         ) from None
@@ -99,7 +102,7 @@ def _job(profile: dict[str, Any], arguments: argparse.Namespace) -> Job:
     if arguments.dataset is not None:
         dataset_bytes = parse_size("--dataset", arguments.dataset, int(dataset_bytes))
     if not dataset_bytes:
-        raise UsageError("the profile does not know how large the data set is: give --dataset")
+        raise UsageError("the size of the data set is not known: give --dataset, as 100GB")
     best = max(levels, key=lambda level: level["bytes_per_second"])
     cpu_seconds = best["cpu_seconds"] / best["n_files"]
     cpu_seconds += disk["small_cpu_seconds"] if disk else 0.0
@@ -121,14 +124,17 @@ def _job(profile: dict[str, Any], arguments: argparse.Namespace) -> Job:
         disk_bytes=parse_size("--capacity", capacity, int(dataset_bytes)),
         examples_per_second=rate or 1e12,
         store_rate=store_rate,
-        store_limit=_rate("--store-limit", arguments.store_limit) or math.inf,
+        store_limit=_rate("--store-limit", arguments.store_limit),
         disk_rate=_disk_rate(disk, node["n_cores"]),
-        network_rate=_rate("--network", arguments.network) or 1.0,
+        network_rate=_rate("--network", arguments.network),
     )
 
 
-def _rate(option: str, text: str | None) -> int | None:
-    return None if text is None else parse_size(option, text.removesuffix("/s"), 0)
+def _rate(option: str, text: str | None) -> float:
+    rate = math.inf if text is None else parse_size(option, text.removesuffix("/s"), 0)
+    if not rate:
+        raise UsageError(f"{option}: give more than 0 bytes/s, as 5GB")
+    return rate
 
 
 def _disk_rate(disk: dict[str, Any] | None, n_cores: int) -> float:

@@ -22,7 +22,7 @@ from overlapiter.clairvoyant.model import System, Tier
 from overlapiter.clairvoyant.policies import POLICIES, simulate
 from overlapiter.clairvoyant.workload import SCENARIOS, Scenario
 from overlapiter.options import check_count
-from overlapiter.words import duration_words
+from overlapiter.words import count_words, duration_words
 
 from .console import Progress, UsageError, add_figure, table, tell
 from .plots import draw_seconds
@@ -69,8 +69,9 @@ def run(arguments: argparse.Namespace) -> int:
     """Simulate; return the exit code."""
     scenario = _scenario(arguments)
     policies = arguments.policies or list(POLICIES)
+    seed = check_count("--seed", arguments.seed, minimum=0)
     with Progress(len(policies), "policies") as shown:
-        seconds = simulate(scenario, arguments.seed, policies, lambda _name: shown.advance())
+        seconds = simulate(scenario, seed, policies, lambda _name: shown.advance())
     number = arguments.scenario if scenario == SCENARIOS[arguments.scenario] else None
     text = f"{_title(scenario)}\n\n{_table(seconds)}"
     tell(arguments, text, scenario=number, seconds=seconds)
@@ -83,8 +84,10 @@ def _scenario(arguments: argparse.Namespace) -> Scenario:
     """Return the scenario, with the numbers that were given in the place of its own."""
     given = {name: value for name, value in vars(arguments).items() if value is not None}
     for name in (*_RATES, *_DATA):
-        if name in given and not 0 < given[name] + (name == "size_deviation") < 1e15:
-            raise UsageError(f"--{name.replace('_', '-')}: give more than 0")
+        may_be_0 = name == "size_deviation"
+        if name in given and not (0 < given[name] < 1e15 or (may_be_0 and not given[name])):
+            least = "at least" if may_be_0 else "more than"
+            raise UsageError(f"--{name.replace('_', '-')}: give {least} 0")
     scenario = SCENARIOS[arguments.scenario]
     system = scenario.system
     n_ranks = check_count("--ranks", given.get("ranks", system.n_ranks))
@@ -98,7 +101,9 @@ def _scenario(arguments: argparse.Namespace) -> Scenario:
     per_rank = scenario.global_batch_size // system.n_ranks
     return scenario._replace(
         system=dataclasses.replace(system, **changed),
-        n_examples=check_count("--examples", given.get("examples", scenario.n_examples)),
+        n_examples=check_count(
+            "--examples", given.get("examples", scenario.n_examples), minimum=n_ranks
+        ),
         n_epochs=check_count("--epochs", given.get("epochs", scenario.n_epochs)),
         global_batch_size=check_count(
             "--global-batch", given.get("global_batch", per_rank * n_ranks)
@@ -121,7 +126,7 @@ def _store(text: str) -> dict[int, float]:
         rates = {int(n): float(rate) for n, rate in pairs}
     except ValueError:
         rates = {}
-    if not rates or min(rates) < 1 or min(rates.values()) <= 0:
+    if not rates or min(rates) < 1 or not all(rate > 0 for rate in rates.values()):
         raise argparse.ArgumentTypeError(f"{text!r}: write clients and MB/s, as 1:66,4:146")
     return rates
 
@@ -130,8 +135,11 @@ def _tiers(text: str) -> tuple[Tier, ...]:
     tiers = []
     for words in text.split(","):
         try:
-            capacity, rate, *n_threads = map(float, words.split(":"))
-            tiers.append(Tier(capacity, rate, None, *map(int, n_threads)))
+            capacity, rate, *n_threads = words.split(":")
+            tier = Tier(float(capacity), float(rate), None, *map(int, n_threads))
+            if not (tier.capacity >= 0 and tier.read_rate > 0 and tier.n_threads > 0):
+                raise ValueError
+            tiers.append(tier)
         except (ValueError, TypeError):
             raise argparse.ArgumentTypeError(
                 f"{words!r}: write MB and MB/s, as 50000:21164 or 50000:21164:2"
@@ -143,8 +151,9 @@ def _title(scenario: Scenario) -> str:
     system: System = scenario.system
     tiers = " and ".join(f"{t.capacity:,.0f} MB at {t.read_rate:,.0f} MB/s" for t in system.tiers)
     return (
-        f"{scenario.n_examples:,} examples of {scenario.mean_size:g} MB, {scenario.n_epochs} "
-        f"epochs, {system.n_ranks:,} ranks with {tiers or 'no tier'} each"
+        f"{count_words(scenario.n_examples, 'example')} of {scenario.mean_size:g} MB, "
+        f"{count_words(scenario.n_epochs, 'epoch')}, {count_words(system.n_ranks, 'rank')} with "
+        f"{tiers} each"
     )
 
 

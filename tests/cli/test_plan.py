@@ -111,7 +111,12 @@ def test_what_doctor_saves_is_a_profile(source, listing, tmp_path) -> None:
         ("no JSON", [], "is no profile"),
         ('{"levels": []}', [], "make one: overlapiter doctor"),
         (json.dumps({**PROFILE, "dataset_bytes": None}), [], "give --dataset"),
+        (json.dumps({"levels": [LEVEL]}), [], "is no profile ('node')"),
+        (json.dumps({**PROFILE, "levels": [{**LEVEL, "n_bytes": 0}]}), [], "read are empty"),
         (json.dumps(PROFILE), ["--nodes", "0"], "--nodes: 0 is too small"),
+        (json.dumps(PROFILE), ["--dataset", "0"], "the size of the data set is not known"),
+        (json.dumps(PROFILE), ["--store-limit", "0"], "--store-limit: give more than 0 bytes/s"),
+        (json.dumps(PROFILE), ["--network", "50%"], "--network: give more than 0 bytes/s"),
         (json.dumps(PROFILE), ["--capacity", "much"], "'much' is no size"),
     ],
 )

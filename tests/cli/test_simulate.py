@@ -51,6 +51,13 @@ def test_more_ranks_take_their_share_of_a_larger_mini_batch_and_a_figure_is_draw
         (["--tiers", "fast"], "write MB and MB/s, as 50000:21164"),
         (["--policies", "best"], "there is no 'best'"),
         (["--mean-size", "-1"], "--mean-size: give more than 0"),
+        (["--size-deviation", "-0.5"], "--size-deviation: give at least 0"),
+        (["--seed", "-1"], "--seed: -1 is too small"),
+        (["--examples", "3"], "--examples: 3 is too small; give at least 4"),
+        (["--store", "1:nan"], "write clients and MB/s"),
+        (["--tiers", "100:0"], "write MB and MB/s"),
+        (["--tiers", "nan:100"], "write MB and MB/s"),
+        (["--tiers", "100:100:0"], "write MB and MB/s"),
     ],
 )
 def test_what_makes_no_sense_is_explained(words, message) -> None:
