@@ -89,7 +89,7 @@ def staging_plan(
     check_size(len(dataset))
     source = _find_source(staging, dataset)
     imports = _check_access(staging, source)
-    _check_apart(source, [directory_path(tier.directory) for tier in staging.all_tiers()])
+    check_apart(source, [directory_path(tier.directory) for tier in staging.all_tiers()])
     sites = tuple(_site_of(tier, staging.keep_free) for tier in staging.all_tiers())
     _check_source(source, dataset, first_indices)
     node = this_node()
@@ -276,8 +276,12 @@ def _alias_words(source: str, path: str) -> str:
     return " by its name, which leads there through a symbolic link: give both by one name"
 
 
-def _check_apart(source: str, directories: list[str]) -> None:
-    """Refuse directories one of which lies in another one or in the source, and the converse."""
+def check_apart(source: str, directories: list[str]) -> None:
+    """Refuse directories one of which lies in another one or in the source, and the converse.
+
+    Raises:
+        OptionError: So it is.
+    """
     for directory in directories:
         if not is_url(source) and _is_within(directory, source):
             raise OptionError(

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 from overlapiter.errors import StagingError
 from overlapiter.options import MAX_READS_IN_FLIGHT, check_count
 from overlapiter.origins.origin import Origin
+from overlapiter.planning import check_apart
 from overlapiter.sources import source_root
 from overlapiter.store.inventory import Inventory
 from overlapiter.urls import is_url
@@ -87,6 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(f"--save: {save} cannot be written; name a file in a folder of yours")
     source = source_root(arguments.source)
     directory = None if arguments.to is None else new_directory("--to", arguments.to)
+    check_apart(source, [] if directory is None else [directory])
     try:
         found = _measured(source, directory, arguments)
         levels = found.levels

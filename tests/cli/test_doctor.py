@@ -92,6 +92,7 @@ def test_the_report_can_be_pasted(source, listing, tmp_path) -> None:
         (["missing.txt", "--source", "."], 2, "missing.txt cannot be read"),
         (["--source", "EMPTY"], 1, "no file is found below"),
         (["--source", "SOURCE", "--to", "/nowhere/fast"], 2, "its parent, does not exist"),
+        (["--source", ".", "--to", "./fast"], 2, "lies below the source"),
         (["--source", "SOURCE", "--save", "/nowhere/x"], 2, "--save: /nowhere/x cannot be written"),
         (["--source", "SOURCE", "--save", "/tmp"], 2, "--save: /tmp cannot be written"),
     ],
