@@ -36,6 +36,7 @@ class Cause(enum.Enum):
     STORE_LATENCY = "store latency"
     STORE_BANDWIDTH = "store bandwidth"
     STORE_REQUESTS = "store requests"
+    OTHER_NODES = "other nodes"
     NOT_STAGED = "not staged"
     DECODING = "decoding"
     DIRECTORY_TOO_SMALL = "directory too small"
@@ -97,8 +98,9 @@ class Facts(NamedTuple):
     @property
     def staged_share(self) -> float:
         """The part of the data set that is staged."""
-        held = self.total.files_staged + self.total.files_found_staged - self.total.files_evicted
-        return min(1.0, max(0, held) / max(1, self.n_files))
+        total = self.total
+        got = total.files_staged + total.files_peer + total.files_found_staged
+        return min(1.0, max(0, got - total.files_evicted) / max(1, self.n_files))
 
 
 def cause_of(facts: Facts) -> Cause:
@@ -131,9 +133,13 @@ def cause_of(facts: Facts) -> Cause:
         }
         cause = max(parts, key=parts.__getitem__)
     if cause in (Cause.STORE_LATENCY, Cause.NOT_STAGED):
-        n_in_vain = span.files_evicted + span.files_refused
-        if n_in_vain > _LITTLE * max(1, span.files_staged + span.files_refused):
+        # What has made room for a copy from another node is not read from the store for that.
+        n_in_vain = max(0, span.files_evicted - span.files_peer) + span.files_refused
+        n_brought = span.files_staged + span.files_peer + span.files_refused
+        if n_in_vain > _LITTLE * max(1, n_brought):
             return Cause.DIRECTORY_TOO_SMALL
+    if cause is Cause.STORE_LATENCY and span.files_peer > span.files_staged:
+        return Cause.OTHER_NODES
     return _cause_of_store(facts) if cause is Cause.STORE_LATENCY else cause
 
 

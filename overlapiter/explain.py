@@ -178,6 +178,16 @@ def _requests(facts: Facts) -> _Advice:
     return _saturated(facts, "the number of requests that it serves at once", more)
 
 
+def _other_nodes(facts: Facts) -> _Advice:
+    span = facts.span
+    reason = (
+        f"Of the files that were fetched {span.files_peer:,} came from other nodes, and "
+        f"{span.files_staged:,} from the slow store; {span.peer_faults:,} answers failed."
+    )
+    change = "have the nodes use their fastest network, or give this one more room"
+    return reason, change, facts.expected_rate()
+
+
 def _not_staged(facts: Facts) -> _Advice:
     span = facts.span
     each = span.file_wait_seconds / max(1, span.examples_read)
@@ -247,6 +257,7 @@ _SAID: dict[Cause, tuple[str, Callable[[Facts], _Advice]]] = {
     Cause.STORE_LATENCY: (_FOR_STAGING, _latency),
     Cause.STORE_BANDWIDTH: (_FOR_STAGING, _bandwidth),
     Cause.STORE_REQUESTS: (_FOR_STAGING, _requests),
+    Cause.OTHER_NODES: (_FOR_STAGING, _other_nodes),
     Cause.DIRECTORY_TOO_SMALL: (_FOR_STAGING, _too_small),
     Cause.NOT_STAGED: (", mostly for file readers that read the slow store", _not_staged),
     Cause.STAGING_DISK: (", mostly for file readers that read staged copies", _disk),

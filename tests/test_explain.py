@@ -136,6 +136,18 @@ def test_readers_that_wait_for_files_which_were_removed_are_told_of_the_director
     assert explained(waited, {**reader, **copied}).cause is Cause.DIRECTORY_TOO_SMALL
 
 
+def test_what_makes_room_for_copies_of_other_nodes_is_not_said_to_be_read_again() -> None:
+    waited = {Counter.WAIT_NS: 5 * SECOND, Counter.WAIT_STAGING_NS: 4 * SECOND}
+    held = {Counter.OPENS_TIER_0: 1000, Counter.FILES_STAGED: 300, Counter.FILES_PEER: 900}
+    found = explained(waited, {**held, Counter.FILES_EVICTED: 900})
+    assert found.cause is Cause.OTHER_NODES
+    assert "900 came from other nodes, and 300 from the slow store" in found.text
+    missed = explained(waited, {**held, Counter.FILES_EVICTED: 1100})
+    assert missed.cause is Cause.DIRECTORY_TOO_SMALL
+    first = explained(waited, {**held, Counter.FILES_PEER: 200, Counter.FILES_EVICTED: 200})
+    assert "30% of the data set is staged" in first.text
+
+
 @pytest.mark.parametrize(("seconds", "cause"), [(0.01, Cause.TRAINER), (30.0, Cause.STALLED)])
 def test_what_stalls_is_told_from_a_look_that_falls_into_a_short_wait(seconds, cause) -> None:
     board, fd = StatsBoard.create(1, 1)
