@@ -14,6 +14,8 @@ from .probe import DiskSpeed, FileSystem, Node
 from .sourcespeed import Level
 
 _KEEP_FREE = 0.05
+#: With less there is no room.
+_LEAST_ROOM_BYTES = 1e6
 _ENOUGH_DESCRIPTORS = 2 * MAX_READS_IN_FLIGHT + 64
 
 
@@ -67,13 +69,15 @@ def capacity_advice(
     if place is None:
         return Advice("capacity", None, "name the staging directory with --to to find out")
     room_bytes = place.free_bytes + staged_bytes - _KEEP_FREE * place.size_bytes
-    room_bytes = max(0.0, room_bytes) * (0.5 if place.is_ram else 1.0)
+    room_bytes *= 0.5 if place.is_ram else 1.0
     reason = f"{size_words(place.free_bytes)} of {size_words(place.size_bytes)} are free"
     if staged_bytes:
         reason += f", {size_words(staged_bytes)} more are staged files"
     reason += ", and 5% of the disk stays free"
     if place.is_ram:
         reason += "; half of it, for it is memory, which training needs"
+    if room_bytes < _LEAST_ROOM_BYTES:
+        return Advice("capacity", None, f"{reason}: no room; free some, or name another disk")
     if dataset_bytes is not None:
         share = room_bytes / max(dataset_bytes, 1.0)
         fits = "fits" if share >= 1 else f"fits to {share:.0%}, the rest comes and goes"
@@ -84,12 +88,11 @@ def capacity_advice(
 
 def _rounded(size_bytes: float) -> str:
     """Write a size as an option takes it, rounded down to two digits."""
-    for unit, factor in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6)):
-        if size_bytes >= factor:
-            number = size_bytes / factor
-            step = 10.0 ** (math.floor(math.log10(number)) - 1)
-            return f"{math.floor(number / step) * step:.10g}{unit}"
-    return "1MB"
+    units = (("TB", 1e12), ("GB", 1e9), ("MB", _LEAST_ROOM_BYTES))
+    unit, factor = next(each for each in units if size_bytes >= each[1])
+    number = size_bytes / factor
+    step = 10.0 ** (math.floor(math.log10(number)) - 1)
+    return f"{math.floor(number / step) * step:.10g}{unit}"
 
 
 def warnings(

@@ -72,11 +72,17 @@ def test_the_capacity_is_what_is_free_and_what_is_staged_without_what_stays_free
     assert capacity_advice(memory, 0, None).value == "170GB"
 
 
+def test_a_disk_with_no_more_than_what_stays_free_is_not_recommended() -> None:
+    advice = capacity_advice(FileSystem("ext4", 10**12, 4 * 10**10), 0, None)
+    assert advice.value is None
+    assert "40.0 GB of 1.0 TB are free, and 5% of the disk stays free: no room" in advice.reason
+
+
 @given(st.integers(0, 10**15), st.integers(0, 10**15))
 def test_the_capacity_is_an_option_and_never_more_than_there_is(size_bytes, free_bytes) -> None:
     place = FileSystem("ext4", max(size_bytes, free_bytes), free_bytes)
     value = capacity_advice(place, 0, None).value
-    assert 0 < parse_size("capacity", str(value), 1) <= max(free_bytes, 10**6)
+    assert value is None or 0 < parse_size("capacity", str(value), 1) <= free_bytes
 
 
 def test_what_is_in_the_way_is_named() -> None:
