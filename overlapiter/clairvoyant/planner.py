@@ -89,7 +89,10 @@ class EpochForecast(NamedTuple):
 
 
 class Forecast(NamedTuple):
-    """What a job will take: its first and second epoch, those after them, and the run."""
+    """What a job will take: its first and second epoch, those after them, and the run.
+
+    Where it has no such epoch, it is the last that it has.
+    """
 
     first: EpochForecast
     second: EpochForecast
@@ -103,7 +106,7 @@ def forecast(job: Job, seed: int = 0) -> Forecast:
     n_epochs = min(job.n_epochs, _SIMULATED_EPOCHS)
     n_examples = min(job.n_examples, _MOST_EXAMPLES)
     n_examples = max(n_examples, min(job.n_examples, 16 * job.n_ranks))
-    plan = AccessPlan(seed, n_examples, job.n_ranks, max(2, n_epochs), _BATCH_SIZE)
+    plan = AccessPlan(seed, n_examples, job.n_ranks, n_epochs, _BATCH_SIZE)
     sizes = np.full(n_examples, job.dataset_bytes / n_examples / 1e6)
     system, workload = _system(job), Workload(plan, sizes)
     clock, epochs = Clock(system), []
@@ -113,7 +116,7 @@ def forecast(job: Job, seed: int = 0) -> Forecast:
         sums = np.bincount(reads.sources.ravel() + 1, reads.sizes.ravel(), 5) * 1e6
         store, ram, disk, *peers = map(float, sums)
         epochs.append(EpochForecast(clock.now - began, store, sum(peers), ram, disk))
-    first, second, later = epochs[0], epochs[1], epochs[-1]
+    first, second, later = epochs[0], epochs[:2][-1], epochs[-1]
     counted = [first, second, *[later] * (job.n_epochs - 2)][: job.n_epochs]
     return Forecast(
         first,

@@ -70,7 +70,7 @@ def run(arguments: argparse.Namespace) -> int:
     others = {"the store alone": store_only(job)}
     if job.n_nodes > 1:
         others = {"each node for itself": without_peers(job), **others}
-    text = "\n\n".join([_head(job), _epochs(found["as it is"]), _changes(found, others)])
+    text = "\n\n".join([_head(job), _epochs(job, found["as it is"]), _changes(found, others)])
     tell(arguments, text, **_facts(job, found, others))
     if arguments.output:
         runs = {name: each.run_seconds for name, each in found.items()} | others
@@ -184,14 +184,15 @@ def _head(job: Job) -> str:
     )
 
 
-def _epochs(now: Forecast) -> str:
+def _epochs(job: Job, now: Forecast) -> str:
     def row(name: str, epoch: EpochForecast) -> tuple[str, ...]:
         sizes = epoch.ram_bytes, epoch.disk_bytes, epoch.peer_bytes, epoch.store_bytes
         missed = f"{epoch.missed_share:.1%}"
         return name, duration_words(epoch.seconds), missed, *map(size_words, sizes)
 
     rows = [row("1", now.first), row("2", now.second), row("later ones", now.later)]
-    return table(("epoch", "takes", "missed", "own RAM", "own disk", "peers", "store"), rows)
+    head = ("epoch", "takes", "missed", "own RAM", "own disk", "peers", "store")
+    return table(head, rows[: job.n_epochs])
 
 
 def _changes(found: dict[str, Forecast], others: dict[str, float]) -> str:

@@ -93,6 +93,9 @@ def test_the_report_and_the_figure(profile, tmp_path) -> None:
 def test_a_small_job_is_told_in_words_that_fit_it(profile) -> None:
     done = overlapiter("plan", profile, "--epochs", 1, "--capacity", "3TB")
     assert "1 rank on 1 node, 1 epoch; the node has room for all of the data set" in done.stdout
+    of_epochs, of_changes = done.stdout.split("\n\n")[1:]
+    assert len(of_epochs.splitlines()) == 2  # no epoch that the job does not have
+    assert "100.0%" in of_changes.splitlines()[1]
 
 
 def test_what_doctor_saves_is_a_profile(source, listing, tmp_path) -> None:
