@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -117,13 +118,15 @@ class Rendezvous:
         )
 
     def _read(self, name: str) -> Any:
-        """Return what a file holds; None if it is not there."""
+        """Return what a file holds; None if it is not there, or was replaced at this moment."""
         os.listdir(self._directory)  # a network file system then looks at the server
         try:
             with open(os.path.join(self._directory, name), encoding="utf-8") as file:
                 return json.load(file)
-        except FileNotFoundError:
-            return None
+        except OSError as error:
+            if error.errno in (errno.ENOENT, errno.ESTALE):  # the latter on NFS
+                return None
+            raise
 
     def _write(self, name: str, value: Any) -> None:
         path = os.path.join(self._directory, name)

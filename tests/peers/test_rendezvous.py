@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import json
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -68,6 +70,21 @@ def test_ranks_meet_in_one_directory_again_and_again(
 
     with ThreadPoolExecutor(SIZE) as ranks:
         assert [*ranks.map(run, range(SIZE))] == [[[call] * SIZE for call in range(3)]] * SIZE
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load, failures = json.load, [OSError(errno.ESTALE, "Stale file handle")] * 3
+
+    def load_or_fail(file: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return load(file)
+
+    monkeypatch.setattr(meeting, "PATIENCE_SECONDS", 20.0)
+    monkeypatch.setattr(json, "load", load_or_fail)
+    assert gathered(lambda rank: Rendezvous(tmp_path / "meet", rank, SIZE)) == EXPECTED
 
 
 def test_a_rank_beyond_the_number_of_ranks_is_refused(tmp_path: Path) -> None:
