@@ -14,7 +14,7 @@ import pytest
 
 from overlapiter.cli.main import COMMANDS, main
 
-from .commands import ENVIRONMENT, REPOSITORY, command, overlapiter
+from .commands import ENVIRONMENT, REPOSITORY, command, overlapiter, run, stage
 
 COMMANDS_PAGE = (REPOSITORY / "docs/commands.md").read_text()
 # In the place of a module of which a command needs much, and which takes long to import.
@@ -53,6 +53,28 @@ def test_an_interruption_while_it_is_loaded_ends_it_quietly(source, tmp_path, mo
     process.send_signal(signal.SIGINT)
     output, errors = process.communicate(timeout=100)
     assert (process.returncode, output, errors) == (130, b"", b"")
+
+
+def test_streams_that_the_caller_has_closed_are_empty(source: Path, tmp_path: Path) -> None:
+    for closing, words, status in (
+        (">&-", ["ls", tmp_path / "fast"], 1),
+        (">&-", ["simulate", "--examples", 100, "--policies", "naive"], 0),
+        ("<&-", ["stage", "-", "--source", source, "--to", tmp_path / "fast"], 2),
+    ):
+        done = run(["sh", "-c", f'exec "$@" {closing}', "sh", *command(*words)])
+        assert done.returncode == status, done.stderr
+        assert ("standard input is empty" in done.stderr) == (status == 2)
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "utf-8:strict"])  # as in some locales
+def test_output_that_a_locale_cannot_show_is_escaped(source, listing, tmp_path, encoding) -> None:
+    words = ["env", f"PYTHONIOENCODING={encoding}", *command("simulate", "--help")]
+    assert "--store N:RATE," in run(words).stdout
+    stage(listing, "--source", source, "--to", tmp_path / "fast")
+    odd = os.fsdecode(bytes(tmp_path) + b"/\xff")
+    done = run([*words[:2], *command("export", tmp_path / "fast", odd)])
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.endswith(f"to {tmp_path}/\\udcff\n")
 
 
 def test_each_command_that_works_on_a_directory_speaks_to_machines(source, tmp_path) -> None:
