@@ -110,7 +110,8 @@ def _listing(inventory: Inventory, sources: list[Source], arguments: argparse.Na
         return inventory.files(sources, staged_before=limit_seconds)
     if arguments.list is None:
         order = "path" if arguments.to_free is None else "age"
-        return inventory.files(sources, pattern=arguments.matching or "*", order=order)
+        pattern = "*" if arguments.matching is None else arguments.matching
+        return inventory.files(sources, pattern=pattern, order=order)
     source = place.only_one(sources)
     paths = read_list(arguments.list, source.root, is_null=arguments.null).paths
     return inventory.files([source], keys=[key_of(path, source.seed) for path in paths])

@@ -64,6 +64,12 @@ def test_a_dry_run_removes_nothing(fast) -> None:
     assert len(staged_paths(fast)) == N_FILES
 
 
+def test_an_empty_pattern_is_that_of_no_file(fast) -> None:
+    done = overlapiter("evict", fast, "--matching", "")
+    assert (done.returncode, done.stdout[:17]) == (0, "nothing to remove")
+    assert len(staged_paths(fast)) == N_FILES
+
+
 def test_what_was_staged_the_longest_ago_makes_room(fast) -> None:
     age(fast, lambda name: 1000 + int(Path(name).stem))
     done = overlapiter("evict", fast, "--to-free", "40kB")
