@@ -277,11 +277,7 @@ def _alias_words(source: str, path: str) -> str:
 
 
 def check_apart(source: str, directories: list[str]) -> None:
-    """Refuse directories one of which lies in another one or in the source, and the converse.
-
-    Raises:
-        OptionError: So it is.
-    """
+    """Raise OptionError if a directory lies in another one or in the source, or holds it."""
     for directory in directories:
         if not is_url(source) and _is_within(directory, source):
             raise OptionError(

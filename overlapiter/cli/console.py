@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from tqdm import tqdm
 
 _QUIET_SECONDS = 60.0
+#: Some thirty years; what the system can wait for is less than ten times as long.
+_LONGEST_SECONDS = 1e9
 #: For terminals that do not say how large they are.
 _SHAPE = {"ncols": 80, "nrows": 24}
 _SHOWN_NAMES = 3
@@ -51,6 +53,12 @@ class UsageError(CommandError):
 def say(text: str) -> None:
     """Print to standard error."""
     print(text, file=sys.stderr, flush=True)
+
+
+def check_seconds(option: str, seconds: float) -> None:
+    """Raise UsageError unless a thread can wait for so long."""
+    if not 0 < seconds < _LONGEST_SECONDS:
+        raise UsageError(f"{option}: give more than 0, and less than {_LONGEST_SECONDS:g}")
 
 
 def add_figure(parser: argparse.ArgumentParser, more: str = "") -> None:
@@ -137,7 +145,7 @@ def _bar(total: int, unit: str) -> tqdm:
 
 def is_terminal() -> bool:
     """Return whether there is a user who can answer."""
-    return sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()
+    return sys.stdin.isatty() and sys.stderr.isatty()
 
 
 def is_confirmed(question: str) -> bool:

@@ -34,7 +34,7 @@ from overlapiter.urls import is_url
 from overlapiter.words import duration_words, size_words
 
 from . import advice, probe, sourcespeed
-from .console import CommandError, UsageError, is_terminal, table, tell
+from .console import CommandError, UsageError, check_seconds, is_terminal, table, tell
 from .crew import answered
 from .filelist import add_list, read_list
 from .origins import TIMEOUT_SECONDS, add_storage_options, origin_of, storage_options
@@ -80,15 +80,14 @@ class _Findings(NamedTuple):
 def run(arguments: argparse.Namespace) -> int:
     """Measure and recommend; return the exit code."""
     n_ranks = check_count("--ranks", arguments.ranks)
-    if not arguments.seconds > 0:
-        raise UsageError("--seconds: give more than 0")
+    check_seconds("--seconds", arguments.seconds)
     save = arguments.save
     place = save if save and os.path.exists(save) else os.path.dirname(save or "") or "."
     if save and (os.path.isdir(save) or not os.access(place, os.W_OK)):
         raise UsageError(f"--save: {save} cannot be written; name a file in a folder of yours")
     source = source_root(arguments.source)
     directory = None if arguments.to is None else new_directory("--to", arguments.to)
-    check_apart(source, [] if directory is None else [directory])
+    check_apart(source, [directory] if directory else [])
     try:
         found = _measured(source, directory, arguments)
         levels = found.levels

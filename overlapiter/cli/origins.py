@@ -5,12 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 
-from overlapiter.errors import OptionError
 from overlapiter.options import FIRST_READS_IN_FLIGHT, check_count
 from overlapiter.origins.origin import LocalOrigin, Origin
 from overlapiter.urls import is_url
 
-from .console import UsageError
+from .console import UsageError, check_seconds
 
 #: How long a remote store that fails is tried again.
 _RETRY_SECONDS = 30.0
@@ -44,10 +43,9 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
 
 
 def check_reading(arguments: argparse.Namespace) -> None:
-    """Raise OptionError unless a source can be read as the command line says."""
+    """Raise OptionError or UsageError unless a source can be read as the command line says."""
     check_count("--reads-in-flight", arguments.reads_in_flight)
-    if not arguments.timeout > 0:
-        raise OptionError("--timeout", "give more than 0")
+    check_seconds("--timeout", arguments.timeout)
 
 
 def storage_options(arguments: argparse.Namespace) -> dict[str, object]:

@@ -28,7 +28,7 @@ from overlapiter.explain import Explanation, explain
 from overlapiter.stats import Stats, snapshot, waited_for
 from overlapiter.words import duration_words, size_words
 
-from .console import CommandError, UsageError, printable, table
+from .console import CommandError, check_seconds, printable, table
 from .jobs import Job, find_jobs
 from .prometheus import write_metrics
 
@@ -62,8 +62,7 @@ class _Seen(NamedTuple):
 
 def run(arguments: argparse.Namespace) -> int:
     """Show; return the exit code."""
-    if not arguments.interval > 0:
-        raise UsageError("--interval: give more than 0")
+    check_seconds("--interval", arguments.interval)
     before: dict[int, Stats] = {}
     seen = _look(arguments.pid, before)
     if not seen and (arguments.once or arguments.pid is not None):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 from pathlib import Path
@@ -100,7 +101,7 @@ def test_the_report_can_be_pasted(source, listing, tmp_path) -> None:
 def test_what_cannot_work_is_explained(source, tmp_path, words, status, message) -> None:
     (tmp_path / "empty").mkdir()
     places = {"EMPTY": str(tmp_path / "empty"), "SOURCE": str(source)}
-    words = [places.get(word, word) for word in words]
+    words = [re.sub("EMPTY|SOURCE", lambda name: places[name[0]], word) for word in words]
     seconds = 0 if "--seconds" in message else 0.5
     done = overlapiter("doctor", *words, "--seconds", seconds)
     assert done.returncode == status

@@ -200,6 +200,7 @@ def test_the_capacity_ends_it_cleanly(source, fast, listing) -> None:
         (["--reads-in-flight", "0"], "give at least 1"),
         (["--reads-in-flight", "x"], "invalid int value"),
         (["--timeout", "0"], "give more than 0"),
+        (["--timeout", "inf"], "--timeout: give more than 0, and less than 1e+09"),
         (["--source", "/nowhere"], "/nowhere is no directory"),
         (["--to", ""], "is empty"),
         (["--capacity", "10"], "capacity: 10 bytes are less than"),
