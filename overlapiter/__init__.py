@@ -76,15 +76,17 @@ for _framework in ("chainer", "torch"):
         __all__ = [name for name in __all__ if _HOMES[name].split(".")[1] != _framework]
 
 
-def __getattr__(name: str) -> object:
-    """Load a public name on first use."""
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    module = importlib.import_module(home, __name__)
-    value = module if home == f".{name}" else getattr(module, name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a checker would take any name for one of them
+
+    def __getattr__(name: str) -> object:
+        """Load a public name on first use."""
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = importlib.import_module(home, __name__)
+        value = module if home == f".{name}" else getattr(module, name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

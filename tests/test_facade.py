@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,6 +43,21 @@ def test_without_chainer_the_iterator_says_what_to_do_and_all_the_rest_is_there(
         assert "an environment with Python 3.11" in message
     else:
         assert "pip install --no-build-isolation chainer==7.8.1" in message
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not find_spec("mypy"), reason="needs mypy")
+def test_a_type_checker_knows_the_names_and_no_others(tmp_path: Path) -> None:
+    names = ["Staging", "Stagging", "torch.Loader", "mpi.train", "mpi.trian"]
+    lines = ["import overlapiter", *(f"overlapiter.{name}" for name in names)]
+    (tmp_path / "user.py").write_text("\n".join(lines))
+    words = [sys.executable, "-m", "mypy", "--cache-dir", str(tmp_path / "cache"), "user.py"]
+    environment = {**os.environ, "MYPYPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run(
+        words, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    wrong = re.findall(r"user.py:(\d): error: Module has no attribute", done.stdout)
+    assert wrong == ["3", "4", "6"], done.stdout + done.stderr
 
 
 @pytest.mark.skipif(not find_spec("chainer"), reason="needs Chainer")

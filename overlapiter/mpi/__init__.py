@@ -26,14 +26,16 @@ _HOMES = {
 }
 
 
-def __getattr__(name: str) -> object:
-    """Load a public name on first use."""
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value: object = getattr(importlib.import_module(home, __name__), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a checker would take any name for one of them
+
+    def __getattr__(name: str) -> object:
+        """Load a public name on first use."""
+        home = _HOMES.get(name)
+        if home is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value: object = getattr(importlib.import_module(home, __name__), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

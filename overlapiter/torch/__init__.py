@@ -12,13 +12,15 @@ if TYPE_CHECKING:
 _HOMES = {"Communicator": "communicator", "DataLoader": "loader"}
 
 
-def __getattr__(name: str) -> object:
-    """Load a public name on first use."""
-    if name not in _HOMES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
-    return value
+if not TYPE_CHECKING:  # a checker would take any name for one of them
+
+    def __getattr__(name: str) -> object:
+        """Load a public name on first use."""
+        if name not in _HOMES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

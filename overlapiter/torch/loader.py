@@ -76,7 +76,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: torch.utils.data.Dataset[T],
         batch_size: int | None = 1,
         shuffle: bool | None = None,
         sampler: Any = None,
