@@ -233,6 +233,8 @@ class Staging:
 
     def _check_source(self) -> None:
         source = "" if self.source is None else checked_root("source", os.fspath(self.source))
+        if self.source is not None and not source:
+            raise OptionError("source", "is empty; name the root of the files on the slow store")
         if self.storage_options is not None and not isinstance(self.storage_options, Mapping):
             raise OptionError("storage_options", "is no mapping; give a dict of fsspec's options")
         if self.storage_options and source and not is_url(source):

@@ -85,9 +85,10 @@ def test_a_root_is_written_in_one_way(written: str, root: str) -> None:
         ("zip://::s3://bucket/a.zip", "'fo'"),
         ("https://me:secret@host/data", "storage_options"),
         (Path("s3://bucket/train"), "pathlib"),
+        ("", "is empty"),
     ],
 )
-def test_a_url_that_cannot_be_a_root_is_refused(source: object, text: str) -> None:
+def test_what_cannot_be_a_root_is_refused(source: object, text: str) -> None:
     with pytest.raises(OptionError, match=text) as caught:
         Staging("/nvme", source=source)  # type: ignore[arg-type]
     assert "secret" not in str(caught.value)
