@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import os
 import re
@@ -30,6 +31,8 @@ def write_metrics(path: str, jobs: Iterable[_Labelled]) -> None:
             file.write(metrics_text([*jobs]))
         os.replace(part, path)
     except OSError as error:
+        with contextlib.suppress(OSError):
+            os.unlink(part)
         raise CommandError(f"{error}; name a file in a directory that you may write") from error
 
 

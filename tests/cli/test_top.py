@@ -91,6 +91,10 @@ def test_without_a_terminal_there_are_lines_again_and_again(training: int) -> No
 
 def test_counters_are_written_for_node_exporter(training: int, tmp_path: Path) -> None:
     file = tmp_path / "overlapiter.prom"
+    file.mkdir()
+    assert overlapiter("top", training, "--once", "--prometheus", file).returncode == 1
+    assert not list(tmp_path.glob(f"{file.name}.*"))
+    file.rmdir()
     assert overlapiter("top", training, "--once", "--prometheus", file).returncode == 0
 
     lines = file.read_text().splitlines()
