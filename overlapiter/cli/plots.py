@@ -22,7 +22,8 @@ def _figure(width: float, height: float) -> Any:
         from matplotlib.figure import Figure
     except ImportError:
         raise CommandError(
-            "a figure needs matplotlib: pip install 'overlapiter[plots]', or leave out --output"
+            "a figure needs matplotlib: pip install 'overlapiter[plots]'; --json without --output "
+            "needs none"
         ) from None
     return Figure(figsize=(width, height), layout="constrained")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -75,6 +76,13 @@ def test_what_a_plot_shows_can_be_had_as_json(trace: Path) -> None:
     assert len(steps) == 5
     assert sum(step["waited"] for step in steps) / 5 == pytest.approx(0.27, abs=0.02)
     assert steps[-1]["seconds"] == pytest.approx(0.83, abs=0.03)
+
+
+def test_without_matplotlib_a_plot_says_what_can_be_had(trace, monkeypatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert main(["plot", str(trace)]) == 1
+    assert "or leave out --output" not in (said := capsys.readouterr().err)
+    assert "--json without --output needs none" in said
 
 
 @pytest.mark.skipif(not find_spec("matplotlib"), reason="needs matplotlib")
