@@ -103,6 +103,8 @@ class Source:
     def _opener(self, data: str) -> Opener:
         if data:
             path, _, name = data.rpartition(":")
+            if not path:
+                raise OptionError("data", f"{data!r} names no class; write FILE.py:CLASS")
             found: Opener | None = getattr(module_from(path, "data"), name, None)
             if found is None:
                 raise OptionError("data", f"{path} has no class {name}; write FILE.py:CLASS")

@@ -355,6 +355,7 @@ def test_files_that_cannot_be_trained_on_are_named(
         ({"target": "accuracy"}, "write NAME=VALUE"),
         ({"schedule": "1-0.1"}, "write 'cosine'"),
         ({"schedule": "3:-1"}, "write 'cosine'"),
+        ({"data": "data.py"}, "'data.py' names no class; write FILE.py:CLASS"),
         ({"momentum": 1.0}, "momentum: 1.0 is too large"),
         ({"beta": 1.5}, "beta: 1.5 is too large"),
         ({"quorum": 0.0}, "is no share of the workers"),
