@@ -68,7 +68,7 @@ class Study:
         timeout_seconds: After which silence of its group a trial is done again.
 
     Raises:
-        OptionError: ``out`` holds another search.
+        OptionError: ``out`` holds another search, or cannot be made.
         ImportError: Optuna is missing.
     """
 
@@ -86,7 +86,10 @@ class Study:
 
         self._optuna = optuna
         optuna.logging.set_verbosity(optuna.logging.WARNING)
-        os.makedirs(out, exist_ok=True)
+        try:
+            os.makedirs(out, exist_ok=True)
+        except OSError as error:
+            raise OptionError("out", f"{out} cannot be written ({error})") from error
         self._out, self.space, self.metric = out, space, metric
         self._n_trials, self._seed = n_trials, seed
         self.timeout_seconds = math.inf

@@ -274,5 +274,8 @@ def test_a_directory_of_another_search_is_refused(tmp_path: Path) -> None:
     open_study(tmp_path, 2)
     with pytest.raises(OptionError, match="holds a search with space"):
         open_study(tmp_path, 2, space_of({"space": {"batch": [8, 16]}}, {}))
+    (tmp_path / "file").touch()
+    with pytest.raises(OptionError, match="file cannot be written"):
+        open_study(tmp_path / "file", 2)
     with pytest.raises(OptionError, match="holds a search with metric val_accuracy"):
         open_study(tmp_path, 2, metric="val_loss")
