@@ -31,6 +31,8 @@ def main() -> None:
     parser.add_argument("program", metavar="PROGRAM")
     parser.add_argument("arguments", metavar="...", nargs=argparse.REMAINDER)
     asked = parser.parse_args()
+    if not (asked.is_module or os.path.exists(asked.program)):
+        parser.error(f"there is no {asked.program}")
     abort_on_failure()
     sys.argv[:] = [asked.program, *asked.arguments]
     try:

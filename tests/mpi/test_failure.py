@@ -157,6 +157,12 @@ def test_the_runner_runs_a_program_as_python_does(tmp_path: Path) -> None:
             cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert (ended.returncode, ended.stdout) == (5, "0 1 4 -m --help\n"), ended.stderr
+    missing = subprocess.run(
+        [sys.executable, *RUNNER, "none.py"],
+        cwd=tmp_path, env=ENVIRONMENT, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert missing.returncode == 2
+    assert missing.stderr.endswith("error: there is no none.py\n")
 
 
 def test_an_exit_that_is_sent_to_another_process_is_a_plain_one(run: Run) -> None:
