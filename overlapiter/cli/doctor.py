@@ -140,7 +140,9 @@ def _measured(source: str, directory: str | None, arguments: argparse.Namespace)
         _say_at("files below the source")
         paths, is_whole = sourcespeed.find_files(source, arguments.seconds * _FINDING_SHARE)
     if not paths:
-        raise CommandError(f"no file is found below {source}; check --source and LIST")
+        raise CommandError(
+            f"no file is found below {source}; check --source, whether you may read it, and LIST"
+        )
 
     def begin(n_reads: int) -> None:
         _say_at(f"the slow store, reads in flight: {n_reads}")

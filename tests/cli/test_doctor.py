@@ -91,7 +91,7 @@ def test_the_report_can_be_pasted(source, listing, tmp_path) -> None:
         (["--source", "."], 2, "--seconds: give more than 0"),
         (["--source", ".", "--ranks", "0"], 2, "give at least 1"),
         (["missing.txt", "--source", "."], 2, "missing.txt cannot be read"),
-        (["--source", "EMPTY"], 1, "no file is found below"),
+        (["--source", "EMPTY"], 1, "empty; check --source, whether you may read it, and LIST"),
         (["--source", "SOURCE", "--to", "/nowhere/fast"], 2, "its parent, does not exist"),
         (["--source", ".", "--to", "./fast"], 2, "lies below the source"),
         (["--source", "SOURCE", "--save", "/nowhere/x"], 2, "--save: /nowhere/x cannot be written"),
