@@ -161,7 +161,8 @@ def test_a_mini_batch_that_does_not_come_is_waited_for(tmp_path: Path) -> None:
         def is_told() -> bool:
             found.update(seen())
             stats = found["stats"]
-            return stats["waiting_for_readers_seconds"] > max(1.5, stats["wait_assembling_seconds"])
+            others = max(stats["wait_start_seconds"], stats["wait_assembling_seconds"])
+            return stats["waiting_for_readers_seconds"] > max(1.5, others)
 
         found: dict[str, Any] = {}
         wait_until(is_told)  # the supervisor counts about once a second
