@@ -196,7 +196,9 @@ class Inventory:
             where += " AND key IN (SELECT key FROM temp.asked)"
         values: list[object] = [staged_before]
         for source in sources:
-            below = pattern.removeprefix(os.path.join(source.root, "")).rstrip("/")
+            root = os.path.join(source.root, "")
+            is_root = os.path.join(pattern, "") == root
+            below = "*" if is_root else pattern.removeprefix(root).rstrip("/")
             values += [source.number, os.fsencode(below), os.fsencode(f"{below}/*")]
 
         def work(cursor: Cursor) -> None:

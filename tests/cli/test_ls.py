@@ -44,7 +44,10 @@ def test_all_staged_files_are_listed_in_order(source, fast, contents) -> None:
 
 @pytest.mark.parametrize(
     ("pattern", "n_files"),
-    [("c0", 10), ("c0/", 10), ("c0/1*", 3), ("*1.bin", 3), ("c[01]/*", 20), ("{source}/c2", 10)],
+    [
+        *[("c0", 10), ("c0/", 10), ("c0/1*", 3), ("*1.bin", 3), ("c[01]/*", 20)],
+        *[("{source}/c2", 10), ("{source}", 31), ("{source}/", 31), ("{source}s", 0)],
+    ],
 )
 def test_a_pattern_chooses_files(source, fast, pattern, n_files) -> None:
     done = overlapiter("ls", fast, pattern.format(source=source))
