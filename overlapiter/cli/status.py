@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import sys
 import time
 
 from overlapiter.options import check_count
@@ -39,13 +40,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Show; return the exit code."""
-    check_count("--runs", arguments.runs, minimum=0)
+    n_runs = min(check_count("--runs", arguments.runs, minimum=0), sys.maxsize)
     with opened(arguments.directory) as inventory:
-        held, disk, runs = inventory.holdings(), _disk(inventory), inventory.runs(arguments.runs)
+        held, disk, runs = inventory.holdings(), _disk(inventory), inventory.runs(n_runs)
     users = [_user(run, inventory.directory) for run in runs if run["ended_seconds"] is None]
     ended = [run for run in runs if run["ended_seconds"] is not None]
     parts = [printable(inventory.directory), _held(held, disk), _users(users), _full(disk, users)]
-    parts += [_runs(ended)] if arguments.runs else []
+    parts += [_runs(ended)] if n_runs else []
     facts = {"directory": inventory.directory, "holdings": held, "users": users}
     tell(arguments, "\n\n".join(parts), **facts, disk=disk, runs=ended)
     return 0
