@@ -86,7 +86,9 @@ class Settings:
         300.0, "seconds of silence after which the work of a worker is given to others", least=0.1
     )
     checkpoint_seconds: float = _field(60.0, "time between two checkpoints", least=0.0)
-    device: str = _field("cpu", "where the model computes: cpu, or a GPU as Chainer names it")
+    device: str = _field(
+        "cpu", "where the model computes: cpu, or a GPU: cuda:0 for PyTorch, @cupy:0 for Chainer"
+    )
     out: str = _field("result", "directory for what the run writes")
     trace: str = _field("", "file for a trace in Chrome's format, for Perfetto")
 
