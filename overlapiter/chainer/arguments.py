@@ -55,7 +55,8 @@ def order_source(sampler: OrderSampler | None, size: int) -> NextOrder | None:
     if isinstance(sampler, EpochSampler):
         of_epoch = sampler.of_epoch
         return lambda _order, _position, epoch: of_epoch(epoch, size)
-    return lambda order, position, _epoch: sampler(order, position)
+    # Copies: a sampler may shuffle in place what it gets, and what it has returned.
+    return lambda order, position, _epoch: np.array(sampler(np.array(order), position))
 
 
 def first_state(next_order: NextOrder | None, size: int, dataset_size: int) -> IterationState:

@@ -33,6 +33,19 @@ class Rotating:
         return self.random.permutation(len(order))
 
 
+class InPlace:
+    """Shuffles the order that it is given, or the one that it gave, where it lies."""
+
+    def __init__(self, own: Any = None) -> None:
+        self.random = np.random.RandomState(1)
+        self.own = own
+
+    def __call__(self, order: Any, _position: int) -> Any:
+        order = order if self.own is None else self.own
+        self.random.shuffle(order)
+        return order
+
+
 def sweep_of(iterator: Any) -> list[int]:
     """Return the indices up to the end of the epoch."""
     indices: list[int] = []
@@ -178,6 +191,23 @@ def test_saving_changes_nothing_of_what_comes(make_ours: Maker) -> None:
         assert iterator.stats().examples_read <= 18 + 6 * (iterator.n_prefetch + 2)
 
     assert takings[0] == takings[1]
+
+
+@pytest.mark.parametrize("own", [None, np.arange(10)])
+def test_a_sampler_that_shuffles_in_place_changes_neither_an_epoch_nor_a_snapshot(
+    make_ours: Maker, own: Any
+) -> None:
+    ours = make_ours(Pixels(10), 2, order_sampler=InPlace(own))
+
+    for _ in range(3):
+        orders = []
+        indices: list[int] = []
+        for _ in range(4):
+            indices += indices_of(next(ours))
+            orders.append(saved(ours)["order"].tolist())
+        indices += indices_of(next(ours))
+        assert sorted(indices) == list(range(10))
+        assert orders == [indices] * 4
 
 
 def test_loading_into_a_running_iterator_drops_what_was_on_its_way(make_ours: Maker) -> None:
