@@ -19,6 +19,17 @@ class MappedRows(DeclaredFiles):
         return np.array(array[i % len(array)]), np.int32(i)
 
 
+class KeptOpen(SourceFiles):
+    """A row of the array in the first file, which each process opens once and keeps open."""
+
+    rows: Any = None
+
+    def get_example(self, i: int) -> tuple[Any, Any]:
+        if self.rows is None:
+            self.rows = np.load(os.path.join(self.folder, self.names[0]), mmap_mode="r")
+        return np.array(self.rows[i % len(self.rows)]), np.int32(i)
+
+
 class HdfRows(DeclaredFiles):
     """A row of an array in an HDF5 file, which is opened by Python or, for odd rows, by HDF5."""
 

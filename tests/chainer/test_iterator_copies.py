@@ -17,7 +17,7 @@ import pytest
 
 from overlapiter import OverlapIterator, Staging, Tier
 from tests.chainer.faults import SourceFiles
-from tests.chainer.file_datasets import HdfRows, LocalPaths, MappedRows
+from tests.chainer.file_datasets import HdfRows, KeptOpen, LocalPaths, MappedRows
 from tests.chainer.iterator_datasets import DeclaredFiles
 from tests.chainer.iterator_datasets import SourceFiles as UndeclaredFiles
 from tests.chainer.scripts import (
@@ -229,6 +229,22 @@ def test_rows_of_arrays_come_from_copies_of_any_size(
     extents = staged_paths(tmp_path / "fast")
     assert [extents[name].is_whole for name in dataset.names] == [False, True] * 4
     assert_accounted(tmp_path / "fast")
+
+
+@pytest.mark.parametrize("number", [0, 1])  # a small file, and a large one
+def test_a_file_that_each_process_opens_once_is_opened_as_its_copy_by_all(
+    tmp_path: Path, number: int
+) -> None:
+    array = written_arrays(tmp_path / "source")[number]
+    dataset = KeptOpen(tmp_path / "source", [f"{number}.npy"] * 120)
+    staging = Staging(tmp_path / "fast", source=dataset.folder, keep_free=0, n_prefetchers=2)
+    with OverlapIterator(dataset, 4, shuffle=False, n_processes=4, staging=staging) as iterator:
+        for _ in range(30):
+            for row, index in next(iterator):
+                assert (row == array[index % len(array)]).all()
+        stats = iterator.stats()
+    assert stats.opens_staged
+    assert (stats.files_staged, stats.opens_source) == (1, 0)
 
 
 def test_large_files_that_are_damaged_while_they_are_in_use_are_staged_anew(

@@ -47,8 +47,11 @@ class TaskAtHand:
         self.n_waiting = 1  # answers: for all declared files, and for each other example
 
     def take(self, answers: dict[int, Staged], row: Row) -> None:
-        """Take answers for files; count those that are new."""
-        _count([answers[key] for key in answers.keys() - self.answers.keys()], row)
+        """Take answers for files; count those that are new.
+
+        Of examples that are asked for one after the other, one may find what another has copied.
+        """
+        _count([answer for key, answer in answers.items() if self.answers.get(key) != answer], row)
         self.answers |= answers
 
     def is_settled(self, example: ExampleAtHand) -> bool:

@@ -118,7 +118,8 @@ class Prefetcher:
         self._discovery: Discovery | None = None
         self._asked: int | None = None  # the example that user code is asked for
         self._at_hand: dict[int, TaskAtHand] = {}  # by task, in the order in which they were begun
-        self._has_first = self._has_found = False
+        self._has_first = False
+        self._found_last: list[Wanted] = []  # as many files as an example opens
         self._n_fruitless = 0  # examples of which no file was found
         self._n_files = 1
         self._warned: set[str] = set()
@@ -382,18 +383,20 @@ class Prefetcher:
             found = self._next_path(example.index, staged)
             if found is None:
                 break
-            self._has_found = True
             _, absolute = next(paths_below(self._plan.source, [found]))
-            key = self._key_of(absolute)
-            if key in answers:  # its copy cannot be read
+            file = Wanted(self._key_of(absolute), absolute)
+            if file.key in answers:  # its copy cannot be read
                 break
-            example.keys.append(key)
-            example.paths.append(absolute)
-            answers[key] = answer = self._stage_now(work, Wanted(key, absolute), example.index)
+            n_last = max(self._n_files, len(example.keys) + 1)
+            self._found_last = [*dict.fromkeys([*self._found_last, file])][-n_last:]
+            answer = self._stage_found(work, example, file, answers)
             if answer.extent is None:
                 break
-            staged[key] = answer.extent
+            staged[file.key] = answer.extent
         self._n_files = max(self._n_files, len(staged))
+        if not example.keys:  # it may read what the dataset keeps open here alone
+            for file in self._found_last:
+                self._stage_found(work, example, file, answers)
 
     def _next_path(self, index: int, staged: dict[int, Extent]) -> str | None:
         """Ask the dataset for an example, one thread at a time; that may kill this process."""
@@ -413,9 +416,13 @@ class Prefetcher:
                 self._asked = None
                 self._show_current()
 
-    def _stage_now(self, work: TaskAtHand, file: Wanted, index: int) -> Staged:
+    def _stage_found(
+        self, work: TaskAtHand, example: ExampleAtHand, file: Wanted, answers: dict[int, Staged]
+    ) -> Staged:
         """Have one file staged; that takes no other thread, so it has been done on return."""
-        answers: dict[int, Staged] = {}
+        example.keys.append(file.key)
+        example.paths.append(file.path)
+        index = example.index
         self._want({file.key: file})
         suspects = [file.key] if index in work.task.suspects else []
         holders = work.task.holders.get(index)
@@ -427,7 +434,7 @@ class Prefetcher:
     def _note_fruitless(self, elsewhere: str) -> None:
         """Warn of a source below which nothing is opened, though files are elsewhere."""
         self._n_fruitless += bool(elsewhere)
-        if not self._has_found and self._n_fruitless == _MANY_FRUITLESS:
+        if not self._found_last and self._n_fruitless == _MANY_FRUITLESS:
             self._warn(
                 f"none of {_MANY_FRUITLESS} examples opens a file below the source "
                 f"{self._plan.source}, so nothing is staged; they open {elsewhere}, for example. "
