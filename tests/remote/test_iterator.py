@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 import pickle
+import tarfile
 import warnings
 import zipfile
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from chainer.iterators import SerialIterator, ShuffleOrderSampler
 from PIL import Image
 
 from overlapiter import OverlapIterator, Staging, local_path
-from overlapiter.errors import ExampleError
+from overlapiter.errors import ExampleError, StagingWarning
 from tests.chainer.iterator_datasets import DeclaredFiles, SourceFiles
 from tests.chainer.scripts import wait_until
 from tests.remote.stores import Objects, ObjectStore
@@ -255,6 +256,29 @@ def test_files_of_a_zip_archive_are_staged_one_by_one(objects: Objects, tmp_path
         for _ in range(8):
             assert content(next(iterator)) == next(right)
         assert iterator.stats().files_staged == len(objects.names)
+
+
+@pytest.mark.parametrize("source", ["tar://.", "tar://"])
+def test_of_a_tar_whose_names_begin_with_a_dot_the_dot_is_the_source(
+    objects: Objects, tmp_path: Path, source: str
+) -> None:
+    archive = tmp_path / "images.tar"
+    with tarfile.open(archive, "w") as file:
+        file.add(objects.folder, ".")
+    dataset = SourceFiles("tar://.", objects.names)
+    right = serial(SourceFiles(str(objects.folder), objects.names))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", StagingWarning)
+        options = {"fo": str(archive)}
+        with iterator_of(dataset, tmp_path / "fast", options, source=source) as iterator:
+            for _ in range(8):
+                assert content(next(iterator)) == next(right)
+            n_staged = iterator.stats().files_staged
+    if source == "tar://.":
+        assert (n_staged, caught) == (len(objects.names), [])
+    else:
+        assert n_staged == 0
+        assert "names no file below the source" in str(caught[0].message)
 
 
 def test_a_file_url_is_a_source_as_any(objects: Objects, tmp_path: Path) -> None:

@@ -383,7 +383,9 @@ class Prefetcher:
             found = self._next_path(example.index, staged)
             if found is None:
                 break
-            _, absolute = next(paths_below(self._plan.source, [found]))
+            _, absolute = next(paths_below(self._plan.source, [found]), (found, ""))
+            if not absolute:
+                raise ValueError(f"{found} has a part that names no file below the source")
             file = Wanted(self._key_of(absolute), absolute)
             if file.key in answers:  # its copy cannot be read
                 break
