@@ -236,6 +236,28 @@ it.finalize()
     assert_done(done)
 
 
+@pytest.mark.parametrize(
+    ("cause", "remedy"),
+    [
+        ('limit("NOFILE", 12)', "ulimit -n"),
+        ('tempfile.tempdir = "gone"', "TMPDIR"),
+        ('os.mkdir("here"); os.chdir("here"); os.rmdir("../here")', "working directory"),
+    ],
+)
+def test_what_keeps_the_workers_from_being_started_is_told_and_nothing_else(
+    tmp_path: Path, cause: str, remedy: str
+) -> None:
+    body = f"""
+{cause}
+try:
+    overlapiter.OverlapIterator(Pixels(8), 4)
+    raise AssertionError
+except PipelineError as error:
+    assert "{remedy}" in str(error), error
+"""
+    assert_done(run(tmp_path, body))
+
+
 # --- processes --------------------------------------------------------------------------------
 
 #: As an ordinary user, but one who may read whatever the tests may: root has no such limit.

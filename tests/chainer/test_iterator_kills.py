@@ -141,6 +141,26 @@ def test_mini_batches_that_are_kept_outlive_the_supervisor(
     assert [content(batch) for batch in kept] == expected
 
 
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_the_supervisor_stands_where_the_iterator_was_made_though_another_one_was_killed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_removed: bool
+) -> None:
+    place = tmp_path / "place"
+    place.mkdir()
+    monkeypatch.chdir(place)
+    root = folder if is_removed else Path("../source")
+    with OverlapIterator(numbered_images(root, N_IMAGES), 8, shuffle=False) as iterator:
+        next(iterator)
+        if is_removed:
+            place.rmdir()
+        else:
+            monkeypatch.chdir("/")
+        kill_all(workers()["ovl-supervisor"])
+        for number in range(1, 10):
+            first = number * 8 % N_IMAGES
+            assert indices_of(next(iterator)) == list(range(first, first + 8))
+
+
 def test_a_reset_after_a_kill_starts_from_the_beginning(
     iterator: OverlapIterator, folder: Path
 ) -> None:

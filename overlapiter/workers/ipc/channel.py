@@ -43,7 +43,7 @@ class Channel:
         end: The socket; the channel takes it over.
     """
 
-    def __init__(self, end: socket.socket) -> None:
+    def __init__(self, end: socket.SocketType) -> None:
         self._socket = end
 
     @classmethod
@@ -65,7 +65,7 @@ class Channel:
     @classmethod
     def closed(cls) -> Channel:
         """Return an end that is closed already."""
-        return cls(socket.socket.__new__(socket.socket))
+        return cls(socket.SocketType.__new__(socket.SocketType))  # a socket could not be closed
 
     @classmethod
     def from_fd(cls, fd: int) -> Channel:

@@ -106,12 +106,29 @@ class Child:
         self._status_fd = self._data_fd = -1
 
 
+def preparation() -> dict[str, Any]:
+    """Return what a child takes over of this process as it is now: its directory, ``sys.path``, ...
+
+    Raises:
+        PipelineError: The working directory is gone.
+    """
+    with _undecided_start_method():
+        try:
+            return spawn.get_preparation_data("overlapiter supervisor")
+        except FileNotFoundError as error:
+            raise PipelineError(
+                f"the working directory was removed, so no process can be started in it ({error}); "
+                f"change to one that is there before the iterator is made"
+            ) from error
+
+
 def launch(
     main: str,
     arguments: tuple[Any, ...],
     fds: Sequence[int],
     *,
     preload: Sequence[str],
+    prepared: dict[str, Any],
     needs_main_module: bool,
 ) -> Child:
     """Ask the forkserver for a process that runs a module. Does not wait for it.
@@ -122,6 +139,7 @@ def launch(
         arguments: Its further arguments; pickled.
         fds: Descriptors to duplicate into the child; they stay the caller's.
         preload: Modules that the forkserver imports, if it is started here.
+        prepared: What :func:`preparation` has returned.
         needs_main_module: Whether the child must import the program's ``__main__``.
 
     Raises:
@@ -130,8 +148,9 @@ def launch(
     if is_importing_main():
         raise PipelineError(_NO_GUARD)
     buffer = io.BytesIO()
-    with _undecided_start_method():
-        data: dict[str, Any] = spawn.get_preparation_data("overlapiter supervisor")
+    data = dict(prepared)
+    if not os.path.isdir(data["dir"]):  # removed since: it is where the forkserver is
+        del data["dir"]
     main_path = data.pop("init_main_from_path", None)
     main_name = data.pop("init_main_from_name", None)
     main_module = _main_module(main_path, main_name) if needs_main_module else {}
@@ -186,7 +205,8 @@ def _explained() -> Iterator[None]:
     except OSError as error:
         raise PipelineError(
             f"the forkserver cannot be started or reached ({error}); look at the limits of the "
-            f"job for processes and descriptors (ulimit -u, ulimit -n)"
+            f"job for processes and descriptors (ulimit -u, ulimit -n), and at TMPDIR, which must "
+            f"be there and have a short path"
         ) from error
 
 

@@ -9,11 +9,12 @@ import secrets
 import select
 import socket
 from collections.abc import Sequence
+from typing import Any
 
 from overlapiter.errors import PipelineError
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
-from overlapiter.workers.start.launch import Child, launch
+from overlapiter.workers.start.launch import Child, launch, preparation
 from overlapiter.workers.start.parcel import Parcel
 from overlapiter.workers.start.processes import is_stopped
 
@@ -66,6 +67,8 @@ class Service:
         self._board_fd = board_fd
         self._listener = listener
         self._child: Child | None = None
+        #: Of the first supervisor; another one finds files by relative paths where that did.
+        self._prepared: dict[str, Any] | None = None
         self._was_stopped = False
         self.n_deaths = 0
         self.was_ready = False
@@ -86,6 +89,7 @@ class Service:
             ) from error
         self.channel = ours
         self._was_stopped = False
+        self._prepared = self._prepared or preparation()
         parcel = self._parcel
         listener_fds = [] if self._listener is None else [self._listener.fileno()]
         try:
@@ -94,6 +98,7 @@ class Service:
                 (dataclasses.replace(self._plan, trainer_pid=os.getpid()), parcel.size_bytes),
                 [theirs.fileno(), parcel.fd, self._board_fd, *listener_fds],
                 preload=self._preload,
+                prepared=self._prepared,
                 needs_main_module=parcel.mentions("__main__"),
             )
         finally:
