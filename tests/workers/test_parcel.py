@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import io
 import os
 import pickle
@@ -22,6 +23,13 @@ class Things:
 
     def __init__(self, **attributes) -> None:
         vars(self).update(attributes)
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    """Has no dictionary."""
+
+    bad: object
 
 
 class Careful(Things):
@@ -138,6 +146,7 @@ def culprit_of(thing: object) -> str:
         (Things(parts=[1, (2, {"x": threading.Lock()})]), "dataset.parts[1][1]['x']"),
         ([np.zeros(3), lambda: None], "dataset[1]"),
         (Things(transform=lambda x: x), "dataset.transform"),
+        (Things(base=Slotted(threading.Lock())), "dataset.base.bad"),
     ],
 )
 def test_the_attribute_at_fault_is_named(thing, attribute):

@@ -125,8 +125,10 @@ def _parts(thing: object) -> list[tuple[str, object]]:
         return [(f"[{key!r}]", value) for key, value in thing.items()]
     if isinstance(thing, (list, tuple)):
         return [(f"[{number}]", value) for number, value in enumerate(thing)]
-    state = getattr(thing, "__dict__", {})
+    state = dict(getattr(thing, "__dict__", {}))
     with contextlib.suppress(Exception):  # what is pickled may be less: __getstate__ is user code
+        slots = [each for kind in type(thing).__mro__ for each in vars(kind).get("__slots__", ())]
+        state |= {each: getattr(thing, each) for each in slots if hasattr(thing, each)}
         pickled = thing.__getstate__()  # type: ignore[attr-defined]  # not before Python 3.11
         state = pickled if isinstance(pickled, dict) else state
     return [(f".{name}", value) for name, value in state.items()]
