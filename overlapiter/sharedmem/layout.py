@@ -5,7 +5,8 @@ tree with the kind of each leaf:
 
 * ``"array"``: a plain ``numpy.ndarray``; it lies in a column of the slot,
 * ``"number"``: a NumPy scalar; it lies in a column, too,
-* ``"loose"``: anything else; it is pickled and sent beside the slot.
+* ``"loose"``: anything else, and a container that holds nothing else; it is pickled and sent beside
+  the slot.
 
 A *column* holds one array leaf of every example: row ``p`` that of example ``p`` of the
 mini-batch, so the column is the contiguous ``(batch_size, ...)`` array of the converter. The first
@@ -144,17 +145,18 @@ def flatten(example: object) -> tuple[Structure, list[Any]]:
     return _flatten(example, leaves), leaves
 
 
-def _flatten(node: object, leaves: list[Any]) -> Structure:
+def _flatten(node: Any, leaves: list[Any]) -> Structure:
     kind = type(node)
-    if kind is tuple or kind is list:
-        children = tuple([_flatten(child, leaves) for child in node])  # type: ignore[attr-defined]  # a sequence
-        return (kind.__name__, None, children)
-    if kind is dict:
-        values = tuple([_flatten(child, leaves) for child in node.values()])  # type: ignore[attr-defined]  # a dict
-        return ("dict", tuple(node), values)  # type: ignore[arg-type]  # a dict
+    if kind is tuple or kind is list or kind is dict:
+        n_before, is_dict = len(leaves), kind is dict
+        values = node.values() if is_dict else node
+        children = tuple([_flatten(child, leaves) for child in values])
+        if children.count("loose") < len(children):
+            return (kind.__name__, tuple(node) if is_dict else None, children)
+        del leaves[n_before:]  # nothing of it lies in a column: it is pickled as a whole
     leaves.append(node)
     if kind is np.ndarray:
-        return "loose" if node.dtype.hasobject else "array"  # type: ignore[attr-defined]  # an array
+        return "loose" if node.dtype.hasobject else "array"
     if isinstance(node, np.generic) and node.dtype.kind in "biufc":
         return "number"
     return "loose"

@@ -85,6 +85,8 @@ def test_flat_examples_are_assembled_into_their_own_kind(example):
         (Pair(1, 2), "loose"),
         (collections.OrderedDict(a=1), "loose"),
         ({1, 2}, "loose"),
+        ((), "loose"),
+        ([1, (2, {"a": None, "b": []})], "loose"),  # one leaf, however many things are in it
     ],
 )
 def test_only_plain_arrays_and_numbers_of_numpy_lie_in_columns(leaf, kind):
@@ -94,7 +96,9 @@ def test_only_plain_arrays_and_numbers_of_numpy_lie_in_columns(leaf, kind):
 
 
 def test_containers_of_one_shape_but_another_kind_have_another_structure():
-    structures = [flatten(x)[0] for x in [(1, 2), [1, 2], {"a": 1, "b": 2}, {"b": 1, "a": 2}, 1]]
+    x = np.float32(1)
+    examples = [(x, 2), [x, 2], {"a": x, "b": 2}, {"b": x, "a": 2}, x]
+    structures = [flatten(each)[0] for each in examples]
     assert len({repr(structure) for structure in structures}) == 5
 
 
