@@ -56,7 +56,8 @@ _LAST_PRELOAD = "overlapiter.workers.start.release_interrupts"
 _NO_GUARD = (
     "the script defines the dataset, so a worker process imports it, and it starts its training "
     'there, too; put what starts the training below `if __name__ == "__main__":`, or the dataset '
-    "into a module of its own"
+    "into a module of its own. If it is an iterator that was handed to a process of "
+    "multiprocessing, make it in that process"
 )
 
 _environment_lock = threading.Lock()
@@ -110,8 +111,10 @@ def preparation() -> dict[str, Any]:
     """Return what a child takes over of this process as it is now: its directory, ``sys.path``, ...
 
     Raises:
-        PipelineError: The working directory is gone.
+        PipelineError: The working directory is gone; or this is a child that is being started.
     """
+    if is_importing_main():
+        raise PipelineError(_NO_GUARD)
     with _undecided_start_method():
         try:
             return spawn.get_preparation_data("overlapiter supervisor")
@@ -143,10 +146,8 @@ def launch(
         needs_main_module: Whether the child must import the program's ``__main__``.
 
     Raises:
-        PipelineError: It must, but cannot; or there is no forkserver; or this is such a child.
+        PipelineError: It must, but cannot; or there is no forkserver.
     """
-    if is_importing_main():
-        raise PipelineError(_NO_GUARD)
     buffer = io.BytesIO()
     data = dict(prepared)
     if not os.path.isdir(data["dir"]):  # removed since: it is where the forkserver is
