@@ -153,15 +153,18 @@ def source_root(path: str) -> str:
         OptionError: It is a URL that cannot be a root.
     """
     root = checked_root("source", path)
-    return root if is_url(root) else os.path.abspath(root)
+    return root if is_url(root) else normalised(root)
 
 
 def normalised(path: str) -> str:
-    """Return ``os.path.abspath(path)``; at once where nothing is to be done."""
-    if "/." in path and ("/./" in path or "/../" in path or path.endswith(("/.", "/.."))):
-        return os.path.abspath(path)
-    is_plain = path.startswith("/") and "//" not in path and path[-1] != "/"
-    return path if is_plain else os.path.abspath(path)
+    """Return ``os.path.abspath(path)``, which has one slash at its start as Linux sees it.
+
+    It comes back at once where nothing is to be done.
+    """
+    has_dots = "/." in path and ("/./" in path or "/../" in path or path.endswith(("/.", "/..")))
+    if has_dots or not path.startswith("/") or "//" in path or path[-1] == "/":
+        return "/" + os.path.abspath(path).lstrip("/")
+    return path
 
 
 def paths_below(source: str, paths: list[str]) -> Iterator[tuple[str, str]]:

@@ -91,6 +91,7 @@ def test_things_without_items_are_not_searched():
         ("/lustre/me/a.jpg", True),
         ("/lustre/me/x/../a.jpg", True),
         ("/lustre//me/a.jpg", True),
+        ("//lustre/me/a.jpg", True),
         ("/lustre/./me/a.jpg", True),
         ("/lustre/me/.hidden", True),
         ("/lustre/me", False),
