@@ -114,7 +114,7 @@ class LeaseQueue:
             current: The earliest epoch that is not done; no lease is more than one beyond it.
         """
         self._fill(1, current)
-        if not self._waiting:
+        if self._is_closed or not self._waiting:
             return None
         lease = self._waiting.pop(0)
         self.held.setdefault(worker, []).append(lease)
@@ -150,19 +150,17 @@ class LeaseQueue:
     def give_back(self, worker: int) -> list[Lease]:
         """Put the leases of a worker back to the front of the queue; return them."""
         leases = self.held.pop(worker, [])
-        if not self._is_closed:
-            self._waiting = leases + self._waiting
+        self._waiting = leases + self._waiting
         return leases
 
     def close(self) -> None:
-        """Give out no lease any more."""
+        """Give out no lease any more; those that are left stay, for the checkpoint."""
         self._is_closed = True
-        self._waiting = []
 
     def has_open(self, epoch: int) -> bool:
         """Return whether examples of an epoch are left, with a worker or in the queue."""
         if epoch > self._begun:
-            return not self._is_closed
+            return True
         leases = [*self._waiting, *(each for some in self.held.values() for each in some)]
         return any(each.epoch == epoch for each in leases)
 

@@ -234,7 +234,7 @@ def test_another_run_is_not_taken_for_the_one_that_was_ended(
         ({"target": "val_accuracy=0.05", "metrics": ["accuracy"]}, "has reached", 1),
     ],
 )
-def test_a_run_stops_early(
+def test_a_run_stops_early_and_goes_on_with_all_examples_if_it_is_not_to_stop(
     tmp_path: Path,
     lists: tuple[Path, Path],
     chosen: dict[str, Any],
@@ -242,14 +242,13 @@ def test_a_run_stops_early(
     n_epochs: int,
 ) -> None:
     out = tmp_path / "run"
-    overlapiter.mpi.train(
-        DIGITS,
-        *lists,
-        **{"epochs": 9, "optimizer": "sgd", "validation": "inline"} | chosen,
-        out=out,
-    )
+    words = {"epochs": 9, "optimizer": "sgd", "validation": "inline", "out": out} | chosen
+    overlapiter.mpi.train(DIGITS, *lists, **words)
     assert len(epochs(out)) == n_epochs
     assert reason in json.loads((out / "history.json").read_text())["stopped_because"]
+    words |= {"epochs": n_epochs + 1, "early_stopping": "", "target": ""}
+    overlapiter.mpi.train(DIGITS, *lists, **words)
+    assert [record["examples"] for record in epochs(out)] == [600] * (n_epochs + 1)
 
 
 def test_the_caller_can_stop_a_run(tmp_path: Path, lists: tuple[Path, Path]) -> None:

@@ -49,6 +49,10 @@ def test_each_example_is_used_once_an_epoch_whatever_happens_to_workers(seed: in
         if deed < 0.1:
             queue.give_back(worker)
         elif deed < 0.15:
+            if deed < 0.13:  # the run ends, and what is left is for the next one
+                queue.close()
+                assert queue.take(worker, epoch) is None
+                assert queue.has_open(epoch)
             state = queue.state()
             queue = LeaseQueue(pieces, 3, seed)
             queue.restore(state)
