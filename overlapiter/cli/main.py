@@ -59,7 +59,7 @@ def main(words: Sequence[str] | None = None) -> int:
         return request.code if isinstance(request.code, int) else _USAGE_STATUS
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
-    signals: list[int] = []
+    signals: list[int] = [signal.SIGINT]  # also if the user's code raises KeyboardInterrupt
 
     def interrupt(number: int, _frame: object) -> None:
         signals.append(number)

@@ -84,6 +84,17 @@ def leave_together(say: Callable[[str], object]) -> None:
     _register()
 
 
+def die_if_tolerant() -> None:
+    """Kill this process, if it runs a command and the job is tolerant of faults.
+
+    The others go on at once: they notice neither an exit without MPI_Finalize nor a rank that
+    waits for them.
+    """
+    if is_tolerant() and is_command():
+        _flush()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 def _register() -> None:
     if not _State.is_registered:
         _State.is_registered = True

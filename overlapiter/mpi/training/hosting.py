@@ -88,7 +88,14 @@ class Host:
         return time.monotonic() > at + PATIENCE * self._job.settings.worker_timeout
 
     def receive(self, message: Message) -> None:
-        """Give a message to the server, and write a checkpoint if it is time."""
+        """Give a message to the server, and write a checkpoint if it is time.
+
+        Raises:
+            KeyboardInterrupt: A rank is interrupted, and with it the run.
+        """
+        if message.kind is Kind.INTERRUPTED:
+            self._job.say(f"rank {message.origin} is interrupted")
+            raise KeyboardInterrupt
         self._is_busy = True
         self.alive()
         self.server.receive(message)

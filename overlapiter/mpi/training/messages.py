@@ -39,6 +39,7 @@ class Kind(enum.IntEnum):
     LOST = 7  # from a sub-server: a worker of its group is gone
     GROUP = 8  # from a sub-server: mean of a group, and the reports of its workers
     PING = 9  # it waits for long, and asks for a sign of life
+    INTERRUPTED = 10  # by Ctrl-C or SIGTERM, also from a sub-server; it waits for no reply
     # from the server
     BEGIN = 11  # the weights to begin with
     GO = 12  # reply to a report, with the reply of the algorithm

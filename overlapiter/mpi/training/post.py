@@ -18,8 +18,10 @@ from typing import Any, NamedTuple
 import numpy as np
 from mpi4py import MPI
 
+from overlapiter.errors import OverlapError
 from overlapiter.tracing import OFF, Tracing
 
+from .ending import die_if_tolerant
 from .messages import Buffer, Kind, Message, buffer_bytes, pack, unpack
 from .watch import Watch
 from .worker import ServerLostError
@@ -306,6 +308,20 @@ class ServerConnection:
             raise server_lost(self._server, self._last.reason)
         return self._last.message
 
+    def fail(self, rank: int, error: BaseException) -> None:
+        """Tell the server why this worker cannot go on.
+
+        Blocks until it knows, but after an interrupt: then it may be interrupted, too.
+        """
+        if isinstance(error, KeyboardInterrupt):
+            die_if_tolerant()
+            self._post.send(self._server, Message(Kind.INTERRUPTED, origin=rank))
+            return
+        text = str(error) if isinstance(error, OverlapError) else f"{type(error).__name__}: {error}"
+        self.exchange(Message(Kind.FAILED, origin=rank, text=text))
+
     def close(self) -> None:
-        """Wait until the last message has left."""
-        self._post.close()
+        """Wait until the last message has left, unless the server has ended the run."""
+        last = None if self._last is None else self._last.message
+        is_over = last is not None and last.kind is Kind.STOP  # it may receive nothing more
+        self._post.close([self._server] if is_over else [])

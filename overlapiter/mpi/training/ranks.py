@@ -10,7 +10,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from overlapiter.errors import OptionError, OverlapError, TrainingError
+from overlapiter.errors import OptionError, TrainingError
 from overlapiter.node import this_host
 from overlapiter.tracing import Tracing
 
@@ -211,8 +211,10 @@ def _work(comm: Any, server: int, preparation: Preparation, plan: Plan, trace: T
     try:
         job = preparation.job(plan, trace)
         model = job.model()
-    except (Exception, SystemExit) as error:  # the model may call sys.exit
-        _fail(ServerConnection(comm, server, 0, 0, timeout_seconds), comm.rank, error)
+    except BaseException as error:
+        connection = ServerConnection(comm, server, 0, 0, timeout_seconds)
+        connection.fail(comm.rank, error)
+        connection.close()
         raise
     n_measures = len(model.measure_names)
     n_values = model.weights().size
@@ -221,14 +223,8 @@ def _work(comm: Any, server: int, preparation: Preparation, plan: Plan, trace: T
         Worker(job, comm.rank, model, connection).run()
     except StoppedError:
         raise
-    except (Exception, SystemExit) as error:
-        _fail(connection, comm.rank, error)
+    except BaseException as error:
+        connection.fail(comm.rank, error)
         raise
     finally:
         connection.close()
-
-
-def _fail(connection: ServerConnection, rank: int, error: BaseException) -> None:
-    """Tell the server why this worker cannot go on."""
-    text = str(error) if isinstance(error, OverlapError) else f"{type(error).__name__}: {error}"
-    connection.exchange(Message(Kind.FAILED, origin=rank, text=text))

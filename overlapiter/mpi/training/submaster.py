@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from .ending import die_if_tolerant
 from .job import Job
 from .messages import Kind, Message, Vector, n_doubles_of, rows_of
 from .post import Mail, Post, server_lost
@@ -72,14 +73,22 @@ class SubServer:
                 if self._waiting and not self._training:
                     self._pass_on_mean()
         except ServerLostError as error:
-            for worker in set(self._group) - self._stopped:
-                self._post.send(worker, Message(Kind.STOP, worker, text=str(error)))
+            self._stop(str(error))
+            raise
+        except KeyboardInterrupt:
+            die_if_tolerant()
+            self._post.send(0, Message(Kind.INTERRUPTED, origin=self._rank))
+            self._stop("the sub-server was interrupted")
             raise
         finally:
             mail.close()
             self._post.close(self._lost)
         if self._last is not None and self._last.text:
             raise stopped_by(self._last)
+
+    def _stop(self, text: str) -> None:
+        for worker in set(self._group) - self._stopped:
+            self._post.send(worker, Message(Kind.STOP, worker, text=text))
 
     def _from_worker(self, message: Message) -> None:
         worker = message.origin

@@ -1,8 +1,8 @@
 """A model that counts: after training by plain SGD, each parameter is minus how often its example
 was used; and that can die, hang or say nonsense on the way. It has no framework, so it starts fast.
 
-``TRAINING_FAULT`` is ``kill``, ``stop``, ``nan``, ``exit``, ``other`` (another model),
-``killed-validating``, ``stopped-validating``, ``hung-validating``, ``stopped-leaving`` or
+``TRAINING_FAULT`` is ``kill``, ``stop``, ``interrupt``, ``nan``, ``exit``,
+``other`` (another model), ``killed-validating``, ``stopped-validating``, ``hung-validating``, ``stopped-leaving`` or
 ``stopped-finalizing``; then the rank and the mini-batch at which it happens; the other ranks do not
 end their first mini-batch before.
 ``TRAINING_WAIT_SECONDS`` is how
@@ -27,6 +27,7 @@ RANK = os.environ.get("OMPI_COMM_WORLD_RANK", "0")
 FAULT, WHERE, WHEN = os.environ.get("TRAINING_FAULT", "none:x:0").split(":")
 WAIT_SECONDS = float(os.environ.get("TRAINING_WAIT_SECONDS", "0"))
 LOG, MEET = os.environ.get("TRAINING_LOG", ""), int(os.environ.get("TRAINING_MEET", "0"))
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "interrupt": signal.SIGTERM}
 HAPPENED = pathlib.Path("fault-happened")
 
 
@@ -73,7 +74,7 @@ class Counting:
                 return [math.nan]
             if FAULT == "exit":
                 sys.exit(3)
-            os.kill(os.getpid(), signal.SIGKILL if FAULT == "kill" else signal.SIGSTOP)
+            os.kill(os.getpid(), SIGNALS[FAULT])
         gradient[:] = 0
         np.add.at(gradient, numbers, 1)
         return [0.0]

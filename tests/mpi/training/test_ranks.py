@@ -83,11 +83,12 @@ def _check_trace(folder: Path) -> None:
     assert {"train", "compute", "send", "receive", "read"} <= names[1]
 
 
+@pytest.mark.parametrize("deed", ["kill", pytest.param("interrupt", marks=pytest.mark.slow)])
 def test_a_killed_worker_returns_its_lease_and_no_example_is_lost_or_used_twice(
-    tmp_path: Path,
+    tmp_path: Path, deed: str
 ) -> None:
     words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 2)
-    fault = {"TRAINING_FAULT": "kill:2:5"}
+    fault = {"TRAINING_FAULT": f"{deed}:2:5"}
     ended = run_training(tmp_path, 4, *words, is_tolerant=True, environment=fault)
     assert ended.exit_status == 0, ended.output
     assert "rank 2 is lost (its process has ended)" in ended.output
@@ -95,14 +96,24 @@ def test_a_killed_worker_returns_its_lease_and_no_example_is_lost_or_used_twice(
     assert epochs(tmp_path / "result")[-1]["workers"] == 2
 
 
+@pytest.mark.parametrize(
+    ("deed", "rank", "n_masters", "words"),
+    [
+        ("kill", 2, 0, "process rank 2"),  # what the server says then, mpiexec may not pass on
+        ("interrupt", 2, 0, "rank 2 is interrupted"),
+        pytest.param("interrupt", 3, 2, "rank 3 is interrupted", marks=pytest.mark.slow),
+    ],
+)
 def test_without_fault_tolerance_the_next_start_goes_on_exactly_where_the_job_ended(
-    tmp_path: Path,
+    tmp_path: Path, deed: str, rank: int, n_masters: int, words: str
 ) -> None:
-    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 2)
-    ended = run_training(tmp_path, 3, *words, environment={"TRAINING_FAULT": "kill:2:20"})
-    assert ended.exit_status == 128 + signal.SIGKILL
-    assert "process rank 2" in ended.output  # what the server says then, mpiexec may not pass on
-    ended = run_training(tmp_path, 3, *words)
+    command = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 2, "--masters", n_masters)
+    n_ranks = 3 + n_masters
+    fault = {"TRAINING_FAULT": f"{deed}:{rank}:20"}
+    ended = run_training(tmp_path, n_ranks, *command, environment=fault)
+    assert ended.exit_status in ((137,) if deed == "kill" else (1, 130, 143))
+    assert words in ended.output
+    ended = run_training(tmp_path, n_ranks, *command)
     assert ended.exit_status == 0, ended.output
     assert "going on from the checkpoint" in ended.output
     assert counts(tmp_path / "result") == TWICE
