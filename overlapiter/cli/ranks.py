@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from overlapiter.errors import OptionError, OverlapError
+from overlapiter.errors import OptionError, OverlapError, TrainingError
 from overlapiter.mpi.training.ending import leave_together, set_status
 from overlapiter.mpi.training.worker import RefusedError, ServerLostError
 from overlapiter.node import launched_rank
@@ -27,10 +27,12 @@ def run_as_rank(work: Callable[[], int]) -> int:
             raise
         say(f"note: {error}")
         status = 0  # the server says how it ends
-    except OverlapError as error:
+    except (OverlapError, SystemExit) as error:
         status = 2 if isinstance(error, (OptionError, RefusedError)) else 1
         set_status(status)
         if not launched_rank():
+            if isinstance(error, SystemExit):
+                raise TrainingError(f"the model has called sys.exit({error.code!r})") from error
             raise
     set_status(status)
     return status

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import threading
+import zipfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ import numpy as np
 from overlapiter.errors import TrainingError
 
 _NAME = "checkpoint.npz"
+#: What NumPy raises for a file that is damaged, cut off or empty.
+_UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile)
 
 
 def path_in(out: str) -> str:
@@ -85,14 +88,19 @@ def read(out: str) -> tuple[dict[str, Any], dict[str, Any]] | None:
     if not os.path.exists(path):
         return None
     try:
-        with np.load(path, allow_pickle=False) as file:
-            arrays = dict(file)
+        arrays = _arrays_in(path)
         return json.loads(str(arrays.pop("facts"))), arrays
-    except (OSError, ValueError, KeyError) as error:
+    except _UNREADABLE as error:
         raise TrainingError(
             f"the checkpoint {path} cannot be read ({error}); begin anew with --restart, or name "
             f"another --out"
         ) from error
+
+
+def _arrays_in(path: str) -> dict[str, Any]:
+    # NumPy leaves a damaged file open that it has opened itself.
+    with open(path, "rb") as file, np.load(file, allow_pickle=False) as arrays:
+        return dict(arrays)
 
 
 class WorkerStates:
@@ -114,9 +122,8 @@ class WorkerStates:
 
     def read(self, number: int) -> dict[str, Any] | None:
         """Return the state that belongs to a checkpoint; None if there is none."""
-        with contextlib.suppress(OSError, ValueError, KeyError):  # the server's weights will do
-            with np.load(self._path, allow_pickle=False) as file:
-                arrays = dict(file)
+        with contextlib.suppress(*_UNREADABLE):  # the server's weights will do
+            arrays = _arrays_in(self._path)
             if int(arrays["number"]) == number:
                 return part("side", arrays)
         return None

@@ -140,7 +140,7 @@ class Source:
             words = f"{path}: examples {start} to {stop} came as arrays of length {sorted(lengths)}"
             raise TrainingError(f"{words}; features and labels must be equally long")
         *features, labels = batch
-        return (*(_plain(each) for each in features), self._plain_labels(labels))
+        return (*(_plain(each) for each in features), self._plain_labels(path, labels))
 
     @contextlib.contextmanager
     def _opened(self, path: str, where: str) -> Any:
@@ -158,10 +158,19 @@ class Source:
                 f"of the list"
             ) from error
 
-    def _plain_labels(self, labels: Any) -> Any:
+    def _plain_labels(self, path: str, labels: Any) -> Any:
         if self._label_type is None:
             return _plain(labels)
-        return np.ascontiguousarray(labels, self._label_type)
+        labels = np.asarray(labels)
+        is_number = labels.dtype.kind in "biuf"
+        with np.errstate(invalid="ignore"):  # what does not fit differs then
+            plain = np.ascontiguousarray(labels, self._label_type if is_number else None)
+        if not is_number or (self._label_type is np.int32 and not np.array_equal(plain, labels)):
+            raise TrainingError(
+                f"{path} has labels of type {labels.dtype} that do not fit --loss: the "
+                f"cross-entropies take whole numbers, mean_squared_error all numbers"
+            )
+        return plain
 
 
 def _plain(array: Any) -> Any:
@@ -186,7 +195,7 @@ def listed(files: str | os.PathLike[str] | Sequence[Any], option: str) -> list[s
     if isinstance(files, (str, os.PathLike)):
         folder = os.path.dirname(os.path.abspath(files))
         try:
-            with open(files, encoding="utf-8") as lines:
+            with open(files, encoding="utf-8-sig") as lines:
                 words = [line.strip() for line in lines]
         except (OSError, UnicodeDecodeError) as error:
             raise OptionError(option, f"{files} cannot be read as a list ({error})") from None

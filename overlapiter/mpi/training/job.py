@@ -53,7 +53,7 @@ class Job:
             return wrapped(self.build, objective, settings.seed)
         except (OptionError, TrainingError):
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise TrainingError(
                 f"the model does not work on the first example "
                 f"({type(error).__name__}: {error}); see whether features, labels and --loss fit it"
@@ -123,6 +123,9 @@ class Preparation:
         train_paths = listed(train_files, "train_files")
         has_val = isinstance(val_files, (str, os.PathLike)) or len(val_files)
         val_paths = listed(val_files, "val_files") if has_val else []
+        for name in () if val_paths else ("early_stopping", "target"):
+            if getattr(self.settings, name).startswith("val_"):
+                raise OptionError(name, "needs validation files, and there are none; list some")
         source = Source(self.settings)
         return make_plan(self.settings, source, train_paths, val_paths, n_workers)
 

@@ -95,7 +95,7 @@ def module_from(path: str, option: str) -> ModuleType:
     sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         words = f"{path} cannot be imported ({type(error).__name__}: {error})"
         if isinstance(error, ModuleNotFoundError) and error.name == "chainer":
             words += (

@@ -23,6 +23,7 @@ from .validation import Validation
 _FREE = {
     "epochs", "out", "trace", "staging", "source", "worker_timeout", "checkpoint_seconds",
     "validation", "early_stopping", "patience", "target", "masters", "device",
+    "piece_examples",  # the pieces are compared
 }  # fmt: skip
 
 

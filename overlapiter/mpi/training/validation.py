@@ -166,7 +166,7 @@ class ValidationThread:
     def __init__(self, validation: Validation, make_evaluator: Callable[[], Evaluator]) -> None:
         self._validation = validation
         self._make_evaluator = make_evaluator
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="validation", daemon=True)
         self._thread.start()
 
@@ -175,7 +175,7 @@ class ValidationThread:
             with contextlib.closing(self._make_evaluator()) as evaluator:
                 while self._validation.evaluate_next(evaluator, SERVER, is_waiting=True):
                     pass
-        except Exception as error:  # the server ends the run by it
+        except (Exception, SystemExit) as error:  # the server ends the run by it
             self.error = error
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
 """A model that counts: after training by plain SGD, each parameter is minus how often its example
 was used; and that can die, hang or say nonsense on the way. It has no framework, so it starts fast.
 
-``TRAINING_FAULT`` is ``kill``, ``stop``, ``interrupt``, ``nan``, ``exit``,
-``other`` (another model), ``killed-validating``, ``stopped-validating``, ``hung-validating``, ``stopped-leaving`` or
+``TRAINING_FAULT`` is ``kill``, ``stop``, ``interrupt``, ``nan``, ``exit``, ``other`` (another
+model), ``killed-validating``, ``stopped-validating``, ``hung-validating``, ``stopped-leaving`` or
 ``stopped-finalizing``; then the rank and the mini-batch at which it happens; the other ranks do not
 end their first mini-batch before.
 ``TRAINING_WAIT_SECONDS`` is how
@@ -73,7 +73,7 @@ class Counting:
             if FAULT == "nan":
                 return [math.nan]
             if FAULT == "exit":
-                sys.exit(3)
+                sys.exit(0)
             os.kill(os.getpid(), SIGNALS[FAULT])
         gradient[:] = 0
         np.add.at(gradient, numbers, 1)

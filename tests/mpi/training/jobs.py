@@ -57,7 +57,8 @@ def write_digits(folder: Path) -> tuple[Path, Path]:
     pixels = (pixels / 16).astype(np.float32)
     for name, start, stop in (("a", 0, 290), ("b", 290, 600), ("v", 600, 735), ("w", 735, 801)):
         write_file(folder / f"{name}.h5", pixels[start:stop], labels[start:stop])
-    (folder / "train.txt").write_text("# two files\na.h5\nb.h5\n")
+    # As some editors write it.
+    (folder / "train.txt").write_text("# two files\na.h5\nb.h5\n", encoding="utf-8-sig")
     (folder / "val.txt").write_text("v.h5\nw.h5\n")
     return folder / "train.txt", folder / "val.txt"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +217,29 @@ def test_a_run_that_has_come_to_its_end_goes_on_if_it_is_given_more_epochs(
     assert counts(out) == [3] * 100
 
 
+def test_a_run_goes_on_with_the_pieces_that_it_is_told_to_take(tmp_path: Path) -> None:
+    words: dict[str, Any] = {**COUNTED, "out": tmp_path / "run"}
+    listing = write_numbers(tmp_path)
+    overlapiter.mpi.train(COUNTING, listing, **words, epochs=1)
+    with pytest.raises(OptionError, match=r"has other pieces; .* give --piece-examples 14"):
+        overlapiter.mpi.train(COUNTING, listing, **words, epochs=2, piece_examples=10)
+    overlapiter.mpi.train(COUNTING, listing, **words, epochs=2, piece_examples=14)
+    assert counts(tmp_path / "run") == [2] * 100
+
+
+@pytest.mark.parametrize("length", [0, 1000])
+def test_a_damaged_checkpoint_is_named_and_that_of_a_worker_is_done_without(
+    tmp_path: Path, lists: tuple[Path, Path], length: int
+) -> None:
+    out = tmp_path / "run"
+    for n_epochs in (1, 2):
+        overlapiter.mpi.train(DIGITS, *lists, algorithm="gem", epochs=n_epochs, out=out)
+        os.truncate(out / "checkpoint-rank1.npz", length)
+    os.truncate(out / "checkpoint.npz", length)
+    with pytest.raises(TrainingError, match=r"checkpoint\.npz cannot be read"):
+        overlapiter.mpi.train(DIGITS, *lists, algorithm="gem", epochs=3, out=out)
+
+
 def test_another_run_is_not_taken_for_the_one_that_was_ended(
     tmp_path: Path, lists: tuple[Path, Path]
 ) -> None:
@@ -313,6 +337,14 @@ def _shorten_labels(path: Path) -> None:
     write_file(path, np.zeros((310, 64), np.float32), np.zeros(309, np.int32))
 
 
+def _soften_labels(path: Path) -> None:
+    write_file(path, np.zeros((310, 64), np.float32), np.full(310, 0.9))
+
+
+def _name_labels(path: Path) -> None:
+    write_file(path, np.zeros((310, 64), np.float32), np.array([b"nine"] * 310))
+
+
 def _reshape(path: Path) -> None:
     write_file(path, np.zeros((310, 32), np.float32), np.zeros(310, np.int32))
 
@@ -332,6 +364,8 @@ def _rename(path: Path) -> None:
         (_damage, "b.h5 cannot be read as HDF5"),
         (_shorten_labels, "b.h5 has different numbers of examples: 310 of features, 309 of labels"),
         (_reshape, "must be alike"),
+        (_soften_labels, "b.h5 has labels of type float64 that do not fit --loss"),
+        (_name_labels, "b.h5 has labels of type .S4 that do not fit --loss"),
         (_rename, "there is no .*b.h5"),
         (_replace_by_a_pipe, "b.h5 is no file"),
     ],
@@ -370,6 +404,23 @@ def test_settings_that_cannot_work_are_refused(
 ) -> None:
     with pytest.raises((TrainingError, OptionError), match=words):
         overlapiter.mpi.train(DIGITS, *lists, **{"epochs": 1} | chosen, out=tmp_path / "run")
+
+
+@pytest.mark.parametrize("chosen", [{"target": "val_loss=1"}, {"early_stopping": "val_loss"}])
+def test_a_run_without_validation_files_is_not_to_be_stopped_by_them(
+    tmp_path: Path, lists: tuple[Path, Path], chosen: dict[str, Any]
+) -> None:
+    with pytest.raises(OptionError, match="needs validation files"):
+        overlapiter.mpi.train(DIGITS, lists[0], **chosen, out=tmp_path / "run")
+
+
+def test_a_model_that_exits_is_a_failed_run(tmp_path: Path) -> None:
+    words = (COUNTING, write_numbers(tmp_path), "--batch", 2)
+    ended = run_training(tmp_path, 0, *words, environment={"TRAINING_FAULT": "exit:0:3"})
+    assert ended.exit_status == 1
+    assert "the model has called sys.exit(0)" in ended.output
+    with pytest.raises(TrainingError, match="SystemExit: 0"):
+        overlapiter.mpi.train(lambda: sys.exit(0), tmp_path / "numbers.txt", out=tmp_path / "run")
 
 
 def test_an_empty_list_is_refused(tmp_path: Path) -> None:
