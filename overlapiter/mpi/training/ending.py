@@ -186,7 +186,7 @@ def _meet_others(world: Any, say: Callable[[str], object], status: int) -> int:
             say("note: rank 0 has not ended; what it writes may be incomplete: start again")
     elif missing and not rank:
         more = "" if status else "; all results are written"
-        say(f"note: {words_of(missing)} did not end, and is ended{more}")
+        say(f"note: {words_of(missing)} did not end: killed{more}")
     if not missing or (rank and missing != [0]):
         return status
     _flush()

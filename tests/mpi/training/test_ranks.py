@@ -290,7 +290,7 @@ def test_a_rank_that_is_stopped_at_the_very_end_is_named_and_does_not_keep_the_j
     )
     if where:  # all results are written, and the server knows it
         assert ended.exit_status == 0, ended.output
-        assert f"rank {where} did not end, and is ended" in ended.output
+        assert f"rank {where} did not end: killed" in ended.output
         assert counts(tmp_path / "result") == [1] * 100
     else:
         assert ended.exit_status not in (0, None)
