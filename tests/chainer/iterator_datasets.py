@@ -71,6 +71,22 @@ class Pixels(Examples):
         return values.reshape(self.shape), np.int32(i)
 
 
+class Pooled:
+    """Gives what a process tells of a pool that each worker makes: its number."""
+
+    pool: concurrent.futures.Executor | None = None
+
+    def __init__(self, length: int) -> None:
+        self.length = length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, _index: int) -> int:
+        self.pool = self.pool or concurrent.futures.ProcessPoolExecutor(1)
+        return self.pool.submit(os.getpid).result()
+
+
 class Slow(Pixels):
     """As :class:`Pixels`; each example takes a while."""
 

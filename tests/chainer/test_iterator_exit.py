@@ -100,6 +100,20 @@ def test_an_iterator_that_is_collected_ends_its_workers_while_the_program_goes_o
         assert program.errors() == ""
 
 
+@pytest.mark.parametrize("ending", ["it.finalize(); other.finalize()", "os._exit(0)"])
+def test_processes_that_a_dataset_has_started_end_with_its_reader(
+    tmp_path: Path, ending: str
+) -> None:
+    with Program(tmp_path, START.format(ending=ending, dataset="Pooled")) as program:
+        program.wait_for("ready")
+        children = program.descendants()
+        pools = {p.pid for p in children if psutil.Process(p.ppid()).name() == "ovl-reader"}
+        assert pools
+        (tmp_path / "go").touch()
+        assert program.wait() == 0
+        assert are_gone(children)
+
+
 def test_readers_that_are_stuck_do_not_delay_the_end(tmp_path: Path) -> None:
     ending = "stuck = overlapiter.OverlapIterator(Gated(8, 0, 'never'), 4, n_processes=1)"
     body = START.replace("import {dataset}", "import {dataset}, Gated")

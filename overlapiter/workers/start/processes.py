@@ -53,6 +53,23 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
+def kill_family(pid: int) -> None:
+    """Kill a process, and those that it has started, but for those with a session of their own.
+
+    A pool of processes that a dataset has made, say, would wait for ever.
+    """
+    family = [pid]
+    for each in family:  # which grows
+        with contextlib.suppress(OSError):  # it has ended, or this kernel does not tell
+            for task in os.listdir(f"/proc/{each}/task"):
+                with open(f"/proc/{each}/task/{task}/children") as children:
+                    family += map(int, children.read().split())
+    for each in family:
+        with contextlib.suppress(ProcessLookupError):
+            if each == pid or os.getsid(each) == os.getsid(0):
+                os.kill(each, signal.SIGKILL)
+
+
 def is_running(pid: int) -> bool:
     """Return whether a process exists and has not ended, be it reaped or not."""
     return _state_of(pid) not in ("", "Z", "X")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 
 from overlapiter.board import Counter, Row
 from overlapiter.errors import PipelineError
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
-from overlapiter.workers.start.processes import fork_worker
+from overlapiter.workers.start.processes import fork_worker, kill_family
 from overlapiter.workers.supervisor.contact import Contact
 from overlapiter.workers.supervisor.deaths import Death
 from overlapiter.workers.supervisor.roles import Role
@@ -109,7 +108,7 @@ class Worker(Contact):
     def end(self) -> int:
         """Kill and reap the process; return its wait status."""
         self.hang_up()
-        os.kill(self.pid, signal.SIGKILL)  # not reaped yet, so the pid is still its own
+        kill_family(self.pid)  # not reaped yet, so the pid is still its own
         _, status = os.waitpid(self.pid, 0)
         self.pid = 0
         return status
@@ -246,6 +245,6 @@ class Team:
         for worker in running:
             worker.await_end(max(0.0, deadline - time.monotonic()))
         for worker in running:
-            os.kill(worker.pid, signal.SIGKILL)
+            kill_family(worker.pid)
         for worker in running:
             worker.end()
