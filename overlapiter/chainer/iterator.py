@@ -24,7 +24,7 @@ from overlapiter.chainer.arguments import (
 )
 from overlapiter.chainer.datasets import DatasetPickler
 from overlapiter.chainer.progress import Progress, ProgressAttributes
-from overlapiter.errors import ExampleError
+from overlapiter.errors import ExampleError, PipelineError
 from overlapiter.faults import SkippedExamples, explain_stall, warn_if_failure_hangs
 from overlapiter.options import (
     BadExamples,
@@ -41,6 +41,7 @@ from overlapiter.sharedmem.slots import MiniBatch
 from overlapiter.snapshot import exchange, is_same
 from overlapiter.tracing import Trace, chosen_trace
 from overlapiter.workers.plan import SupervisorPlan
+from overlapiter.workers.start.launch import is_importing_main
 
 if TYPE_CHECKING:  # nothing that the start of the workers would have to wait for
     from overlapiter.explain import Explanation
@@ -98,6 +99,10 @@ class OverlapIterator(ProgressAttributes):
     _own_names: frozenset[str] = frozenset()
     _pipeline: Pipeline
     _share: NodeShare | None = None
+    #: The process whose workers the pipeline has; 0 before there are any.
+    _owner_pid = 0
+    #: Whether there are none before it is used.
+    _starts_later = False
 
     def __init__(
         self,
@@ -139,8 +144,10 @@ class OverlapIterator(ProgressAttributes):
         self._batch_size, self._repeat, self._dataset_size = self.batch_size, repeat, len(dataset)
         self.trace = trace
         self._begin()
-        self._start(created_ns)
-        self._own_names = frozenset(vars(self)) - added
+        if not self._starts_later:
+            self._start(created_ns)
+        started = {"_pipeline", "_share", "_trace", "_owns_trace", "_owner_pid", "_starts_later"}
+        self._own_names = (frozenset(vars(self)) - added) | started
 
     # --- iteration ----------------------------------------------------------------------------
 
@@ -156,6 +163,7 @@ class OverlapIterator(ProgressAttributes):
         """
         if self._finalized:
             raise RuntimeError("the iterator has been finalized; make a new one")
+        self._own()
         while True:
             now = self._progress
             before = now.previous_epoch_detail if now.is_passed_over else self.epoch_detail
@@ -293,6 +301,7 @@ class OverlapIterator(ProgressAttributes):
         self._pipeline = Pipeline(
             parcel, plan, preload, created_ns, trace=self._trace, listener=listener
         )
+        self._owner_pid = os.getpid()
         self._submit_first()
 
     def _plan_share(self) -> None:
@@ -308,11 +317,33 @@ class OverlapIterator(ProgressAttributes):
         self._announce_orders()
         self._unfinished_at = None
 
+    def _own(self) -> None:
+        """Have workers of this process, to which another one may have handed its iterator.
+
+        Chainer's MultiprocessParallelUpdater does so. They begin where the other one stood then.
+        """
+        if self._owner_pid == os.getpid() or self._finalized:
+            return
+        if self.staging is not None and self.staging.peers is not None:
+            raise PipelineError(
+                "the iterator was made in another process, and finds peers in that one alone; make "
+                "it in the process that uses it"
+            )
+        self.trace = None  # that is the other one's
+        self._go_on_from(self._state, self._progress.previous_epoch_detail)
+        self._start(time.monotonic_ns())
+
+    def _go_on_from(self, state: IterationState, previous_epoch_detail: float) -> None:
+        """Set the state, before the workers are told."""
+        self._begin(state)
+        self._progress = self._progress._replace(previous_epoch_detail=previous_epoch_detail)
+
     # --- starting over, saving, ending -------------------------------------------------------
 
     def reset(self) -> None:
         """Go back to the start, with a new order from ``order_sampler``; the workers live on."""
         self._refuse_if_finalized()
+        self._own()
         self._begin()
         self._restart()
 
@@ -337,6 +368,7 @@ class OverlapIterator(ProgressAttributes):
             self.order_sampler,
         )
         if not is_same(state, self._state):
+            self._own()
             self._begin(state)
             self._restart()
         now = self._progress._replace(previous_epoch_detail=previous)
@@ -353,6 +385,7 @@ class OverlapIterator(ProgressAttributes):
 
         It takes about 50 microseconds. ``now.since(before)`` gives what was done between two.
         """
+        self._own()
         return self._pipeline.stats()
 
     def explain(self, since: Stats | None = None) -> Explanation:
@@ -364,6 +397,7 @@ class OverlapIterator(ProgressAttributes):
             since: What :meth:`stats` gave when the time to be explained began; None for the first
                 mini-batch, since the first one waits for processes to start.
         """
+        self._own()
         return self._pipeline.explain(since)
 
     def finalize(self) -> None:
@@ -404,8 +438,9 @@ def _revived(
 ) -> OverlapIterator:
     iterator = kind.__new__(kind)  # a subclass may take other arguments
     iterator.__dict__.update(added)
+    iterator._starts_later = is_importing_main()  # handed to a process that is being started
     OverlapIterator.__init__(iterator, **arguments)
-    iterator._begin(IterationState(*state))
-    iterator._progress = iterator._progress._replace(previous_epoch_detail=previous_epoch_detail)
-    iterator._restart()
+    iterator._go_on_from(IterationState(*state), previous_epoch_detail)
+    if iterator._owner_pid:
+        iterator._restart()
     return iterator

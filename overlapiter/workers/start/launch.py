@@ -56,8 +56,7 @@ _LAST_PRELOAD = "overlapiter.workers.start.release_interrupts"
 _NO_GUARD = (
     "the script defines the dataset, so a worker process imports it, and it starts its training "
     'there, too; put what starts the training below `if __name__ == "__main__":`, or the dataset '
-    "into a module of its own. If it is an iterator that was handed to a process of "
-    "multiprocessing, make it in that process"
+    "into a module of its own"
 )
 
 _environment_lock = threading.Lock()
