@@ -96,7 +96,9 @@ class Study:
         self._seen: dict[int, tuple[object, float]] = {}
         self.is_maximized = not metric.endswith("loss")
         pruners = optuna.pruners
-        backend = optuna.storages.journal.JournalFileBackend(os.path.join(out, _JOURNAL))
+        journal, path = optuna.storages.journal, os.path.join(out, _JOURNAL)
+        # The other kind of lock is never broken where the path is relative.
+        backend = journal.JournalFileBackend(path, journal.JournalFileOpenLock(path))
         self._study = optuna.create_study(
             study_name="search",
             storage=optuna.storages.JournalStorage(backend),

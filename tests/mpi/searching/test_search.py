@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -135,6 +136,30 @@ class TestStopped:
             assert "of group 1 is done again" in ended.stderr
         else:
             assert f"rank {stopped} is silent for 6 s; another group does trial" in ended.stderr
+
+
+DIES = """
+import os, signal
+from optuna.storages import journal
+from overlapiter.mpi.searching.study import Study
+
+for kind in (journal.JournalFileSymlinkLock, journal.JournalFileOpenLock):
+    kind.release = lambda _lock: os.kill(os.getpid(), signal.SIGKILL)
+Study("search", None, "val_loss", 1, 1)
+"""
+
+
+@pytest.mark.slow
+def test_a_process_that_dies_as_it_writes_to_the_journal_does_not_end_the_search(
+    tmp_path: Path,
+) -> None:
+    died = subprocess.run([sys.executable, "-c", DIES], cwd=tmp_path, env=ENVIRONMENT, check=False)
+    assert died.returncode == -signal.SIGKILL
+
+    ended = search(tmp_path, 1)
+
+    assert ended.returncode == 0, ended.stderr
+    assert [trial["state"] for trial in results(tmp_path)["trials"]] == ["complete"]
 
 
 @pytest.mark.slow
