@@ -14,36 +14,27 @@ import dataclasses
 import numpy as np
 from numpy.typing import NDArray
 
-from .plan import binomial
-
 Array = NDArray[np.float64]
 
 
 @dataclasses.dataclass(frozen=True)
 class Tier:
-    """A storage class of a rank: ``d_j``, ``p_j``, ``r_j(p_j)`` and ``w_j(p_j)`` of [T].
+    """A storage class of a rank: ``d_j``, ``p_j``, and ``r_j(p_j) = w_j(p_j)`` of [T].
 
     Attributes:
         capacity: What it holds, in MB.
-        read_rate: Of all its threads together, in MB/s.
-        write_rate: Likewise; None if it is that of reading.
+        rate: Of all its threads together, in MB/s; [T] tells that of reading alone.
         n_threads: That read and write it.
     """
 
     capacity: float
-    read_rate: float
-    write_rate: float | None = None
+    rate: float
     n_threads: int = 2
 
     @property
-    def read_seconds(self) -> float:
-        """What one thread takes to read a MB: the fetch from an own tier."""
-        return self.n_threads / self.read_rate
-
-    @property
-    def write_seconds(self) -> float:
-        """What one thread takes to write a MB."""
-        return self.n_threads / (self.write_rate or self.read_rate)
+    def seconds(self) -> float:
+        """What one thread takes to read a MB, the fetch from an own tier, or to write one."""
+        return self.n_threads / self.rate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +81,7 @@ class System:
 
         Source: [T]: fetch from a peer, ``s_k / min(b_c, r_j(p_j) / p_j)``.
         """
-        return max(1.0 / self.network_rate, tier.read_seconds)
+        return max(1.0 / self.network_rate, tier.seconds)
 
     @property
     def n_threads(self) -> int:
@@ -108,12 +99,22 @@ class System:
 
         Source: [T]: ``write_k = max(s_k / β, s_k / (w_0(p_0) / p_0))``.
         """
-        return max(1.0 / self.preprocess_rate, self.buffer.write_seconds)
+        return max(1.0 / self.preprocess_rate, self.buffer.seconds)
 
     @property
     def busy_store_seconds(self) -> float:
         """What a thread takes to read a MB, ``fetch_k + write_k``, while all ranks fetch."""
         return float(self.store_seconds(self.n_ranks)) + self.write_seconds
+
+
+def binomial(n: int, p: float) -> Array:
+    """Return P[X = k] for k from 0 to n and X ~ Binomial(n, p); shape ``(n + 1,)``."""
+    k = np.arange(n + 1)
+    if p in (0.0, 1.0):
+        return np.asarray(k == n * p, np.float64)
+    ratios = (n - k[:-1]) / (k[:-1] + 1.0) * (p / (1.0 - p))
+    logs = np.concatenate([[0.0], np.cumsum(np.log(ratios))])  # what is tiny is not lost
+    return np.asarray(np.exp(logs + n * np.log1p(-p)))
 
 
 def expected_store_seconds(system: System, idle_seconds: float) -> float:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from .model import Clock, System, Tier
-from .plan import AccessPlan
 from .policies import pooled_reads, pooled_times
 from .workload import Workload
 
@@ -101,14 +100,14 @@ class Forecast(NamedTuple):
     run_store_bytes: float
 
 
-def forecast(job: Job, seed: int = 0) -> Forecast:
+def forecast(job: Job) -> Forecast:
     """Simulate a job with pooled placement, and return what it will take."""
     n_epochs = min(job.n_epochs, _SIMULATED_EPOCHS)
     n_examples = min(job.n_examples, _MOST_EXAMPLES)
     n_examples = max(n_examples, min(job.n_examples, 16 * job.n_ranks))
-    plan = AccessPlan(seed, n_examples, job.n_ranks, n_epochs, _BATCH_SIZE)
     sizes = np.full(n_examples, job.dataset_bytes / n_examples / 1e6)
-    system, workload = _system(job), Workload(plan, sizes)
+    workload = Workload(sizes, job.n_ranks, n_epochs, _BATCH_SIZE, seed=0)
+    system = _system(job)
     clock, epochs = Clock(system), []
     for reads in pooled_reads(system, workload):
         began = clock.now

@@ -62,10 +62,10 @@ def _from_memory(system: System, workload: Workload, started: float, cached_shar
     """Return the end of a run that reads the memory of all ranks, and the rest from the store."""
     clock = Clock(system, started=started)
     memory = system.tiers[0]
-    n_cached = int(cached_share * workload.plan.n_examples)
+    n_cached = int(cached_share * workload.n_examples)
     for examples, sizes in workload.epochs():
         is_own = examples % system.n_ranks == np.arange(system.n_ranks)
-        fetch = np.where(is_own, memory.read_seconds, system.peer_seconds(memory))
+        fetch = np.where(is_own, memory.seconds, system.peer_seconds(memory))
         seconds = np.where(
             examples < n_cached, fetch + system.write_seconds, system.busy_store_seconds
         )
@@ -87,15 +87,19 @@ def deepio_opportunistic(system: System, workload: Workload) -> float:
     """As ordered, but ranks take examples that are in their memory for those that are not."""
     share = _memory_share(system, workload)
     clock = Clock(system, started=_shard_seconds(system, workload, share))
-    seconds = system.tiers[0].read_seconds + system.write_seconds
-    n_cached = int(share * workload.plan.n_examples)
-    for examples, _ in workload.epochs():
-        # Any example of the rank's own part of the memory.
-        own = examples - examples % system.n_ranks + np.arange(system.n_ranks)
-        own %= max(n_cached - n_cached % system.n_ranks, system.n_ranks)
-        sizes = np.where(examples < 0, 0.0, workload.sizes[own])
+    seconds = system.tiers[0].seconds + system.write_seconds
+    for sizes in _own_sizes(system, workload, int(share * workload.n_examples)):
         clock.consume(sizes, sizes * seconds)
     return clock.now
+
+
+def _own_sizes(system: System, workload: Workload, n_held: int) -> Iterator[Array]:
+    """Yield the sizes of an epoch in which ranks read their own part of what all hold instead."""
+    n_ranks = system.n_ranks
+    for examples, _ in workload.epochs():
+        own = examples - examples % n_ranks + np.arange(n_ranks)
+        own %= max(n_held - n_held % n_ranks, n_ranks)
+        yield np.where(examples < 0, 0.0, workload.sizes[own])
 
 
 def parallel_staging(system: System, workload: Workload) -> float | None:
@@ -107,11 +111,8 @@ def parallel_staging(system: System, workload: Workload) -> float | None:
     if workload.total > disk.capacity * system.n_ranks:
         return None
     clock = Clock(system, disk.n_threads, started=_shard_seconds(system, workload))
-    for examples, _ in workload.epochs():
-        own = examples - examples % system.n_ranks + np.arange(system.n_ranks)
-        own %= workload.plan.n_examples - workload.plan.n_examples % system.n_ranks
-        sizes = np.where(examples < 0, 0.0, workload.sizes[own])
-        clock.consume_one_ahead(sizes, sizes * disk.read_seconds, waits=False)
+    for sizes in _own_sizes(system, workload, workload.n_examples):
+        clock.consume_one_ahead(sizes, sizes * disk.seconds, waits=False)
     return clock.now
 
 
@@ -121,7 +122,7 @@ def lbann_dynamic(system: System, workload: Workload) -> float | None:
         return None
     clock = Clock(system)
     memory = system.tiers[0]
-    owner = np.empty(workload.plan.n_examples, np.intp)
+    owner = np.empty(workload.n_examples, np.intp)
     for epoch, (examples, sizes) in enumerate(workload.epochs()):
         ranks = np.arange(system.n_ranks)
         if not epoch:
@@ -129,7 +130,7 @@ def lbann_dynamic(system: System, workload: Workload) -> float | None:
             owner[examples] = ranks  # an example -1 of no size changes nothing that is timed
         else:
             peer = system.peer_seconds(memory)
-            fetch = np.where(owner[examples] == ranks, memory.read_seconds, peer)
+            fetch = np.where(owner[examples] == ranks, memory.seconds, peer)
             seconds = fetch + system.write_seconds
         clock.consume(sizes, sizes * seconds)
     return clock.now
@@ -145,11 +146,9 @@ def _tier_schedules(
 ) -> tuple[Indices, NDArray[np.int8], Array, Indices]:
     """Return what a rank that reads ``stream`` places where, and when its tiers have it.
 
-    They prefetch from the start.
-
     Returns:
-        Its examples; the tier of each, or -1; when it is there; for each access, the number of its
-        example among those.
+        Its examples; the tier of each, or -1; when it is there, if the tiers' threads prefetch from
+        the start; for each access, the number of its example among those.
     """
     found, first, inverse, counts = np.unique(
         stream, return_index=True, return_inverse=True, return_counts=True
@@ -160,9 +159,19 @@ def _tier_schedules(
     for number, tier in enumerate(system.tiers):
         (some,) = np.nonzero(tiers == number)
         by_use = some[np.argsort(first[some], kind="stable")]
-        seconds = system.busy_store_seconds + tier.write_seconds
+        seconds = system.busy_store_seconds + tier.seconds
         there[by_use] = np.cumsum(sizes[by_use]) * seconds / tier.n_threads
     return found, tiers, there, inverse
+
+
+def _tier_seconds(system: System) -> tuple[Array, Array]:
+    """Return what a thread takes to read a MB of each own tier, and of each of a peer.
+
+    That of the tier -1, where nothing is, comes last.
+    """
+    own = [tier.seconds for tier in system.tiers]
+    peers = [system.peer_seconds(tier) for tier in system.tiers]
+    return np.array([*own, np.inf]), np.array([*peers, np.inf])
 
 
 def clairvoyant(system: System, workload: Workload) -> float:
@@ -171,41 +180,36 @@ def clairvoyant(system: System, workload: Workload) -> float:
     The threads of each tier fetch from the store from the start on, while those of the staging
     buffer fetch each example from where it is soonest: the own tier, a peer's, or the store.
     """
-    n_ranks, plan = system.n_ranks, workload.plan
-    streams = np.concatenate([plan.of_ranks(range(n_ranks), epoch) for epoch in plan.epochs]).T
-    size = streams.shape[1] // len(plan.epochs)
-    holder_there = np.full(plan.n_examples, np.inf)
-    holder_seconds = np.full(plan.n_examples, np.inf)
-    own_there, own_seconds = [], []
-    peer = np.array([system.peer_seconds(tier) for tier in system.tiers] + [np.inf])
-    local = np.array([tier.read_seconds for tier in system.tiers] + [np.inf])
+    streams = np.concatenate([*map(workload.of_epoch, range(workload.n_epochs))]).T
+    holder_there = np.full(workload.n_examples, np.inf)
+    holder_seconds = np.full(workload.n_examples, np.inf)
+    there_by_rank, seconds_by_rank = [], []
+    local, peer = _tier_seconds(system)
     for stream in streams:
         found, tiers, there, inverse = _tier_schedules(system, workload, stream)
         is_sooner = there < holder_there[found]
         some = found[is_sooner]
         holder_there[some], holder_seconds[some] = there[is_sooner], peer[tiers[is_sooner]]
-        own_there.append(there[inverse].astype(np.float32))
-        own_seconds.append(local[tiers][inverse].astype(np.float32))
-    own_there_at, own_seconds_at = np.stack(own_there, axis=1), np.stack(own_seconds, axis=1)
-    clock, position = Clock(system), 0
-    store = float(system.store_seconds(n_ranks))
-    for examples, sizes in workload.epochs():
-        n_batches, batch_size, _ = sizes.shape
-        for start in range(n_batches):
-            some, some_sizes = examples[start], sizes[start]
-            at = slice(
-                position + start * batch_size, position + min((start + 1) * batch_size, size)
-            )
+        there_by_rank.append(there[inverse].astype(np.float32))
+        seconds_by_rank.append(local[tiers][inverse].astype(np.float32))
+    own_there, own_seconds = np.stack(there_by_rank, axis=1), np.stack(seconds_by_rank, axis=1)
+    clock = Clock(system)
+    store = float(system.store_seconds(system.n_ranks))
+    epoch_size = len(own_there) // workload.n_epochs
+    for epoch, (examples, sizes) in enumerate(workload.epochs()):
+        batch_size = sizes.shape[1]
+        for number, (some, some_sizes) in enumerate(zip(examples, sizes, strict=True)):
             begun = clock.begin()
-            n = at.stop - at.start
             fetch = np.full(some.shape, store)
             is_held = holder_there[some] <= begun
             fetch[is_held] = np.minimum(store, holder_seconds[some][is_held])
-            own = np.where(own_there_at[at] <= begun, own_seconds_at[at], np.inf)
+            offset = number * batch_size
+            n = min(batch_size, epoch_size - offset)  # the last mini-batch is filled up
+            at = slice(epoch * epoch_size + offset, epoch * epoch_size + offset + n)
+            own = np.where(own_there[at] <= begun, own_seconds[at], np.inf)
             fetch[:n] = np.minimum(fetch[:n], own)
             seconds = fetch + system.write_seconds
             clock.consume(some_sizes[np.newaxis], (some_sizes * seconds)[np.newaxis])
-        position += size
     return clock.now
 
 
@@ -263,12 +267,11 @@ def pooled_reads(system: System, workload: Workload) -> Iterator[EpochReads]:
     That is the fastest copy; the store is asked for what none of the nodes holds.
     """
     node_of = system.node_of_rank
-    placement = workload.plan.placement(node_of.tolist())
+    placement = workload.placement(node_of.tolist())
     rooms = np.outer(np.bincount(node_of), [tier.capacity for tier in system.tiers])
     store = float(system.store_seconds(system.n_ranks))
-    local = np.array([tier.read_seconds for tier in system.tiers] + [np.inf])
-    peer = np.array([system.peer_seconds(tier) for tier in system.tiers] + [np.inf])
-    for epoch, (examples, sizes) in zip(workload.plan.epochs, workload.epochs(), strict=True):
+    local, peer = _tier_seconds(system)
+    for epoch, (examples, sizes) in enumerate(workload.epochs()):
         fetch = np.full(sizes.shape, np.inf)
         sources = np.full(sizes.shape, -1, np.int8)
         is_first = epoch == placement.start[0]

@@ -122,7 +122,7 @@ def _job(profile: dict[str, Any], arguments: argparse.Namespace) -> Job:
         ranks_per_node=check_count("--ranks-per-node", arguments.ranks_per_node),
         ram_bytes=parse_size("--ram", arguments.ram, int(dataset_bytes)),
         disk_bytes=parse_size("--capacity", capacity, int(dataset_bytes)),
-        examples_per_second=rate or 1e12,
+        examples_per_second=rate or math.inf,
         store_rate=store_rate,
         store_limit=_rate("--store-limit", arguments.store_limit),
         disk_rate=_disk_rate(disk, node["n_cores"]),

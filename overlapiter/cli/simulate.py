@@ -136,8 +136,8 @@ def _tiers(text: str) -> tuple[Tier, ...]:
     for words in text.split(","):
         try:
             capacity, rate, *n_threads = words.split(":")
-            tier = Tier(float(capacity), float(rate), None, *map(int, n_threads))
-            if not (tier.capacity >= 0 and tier.read_rate > 0 and tier.n_threads > 0):
+            tier = Tier(float(capacity), float(rate), *map(int, n_threads))
+            if not (tier.capacity >= 0 and tier.rate > 0 and tier.n_threads > 0):
                 raise ValueError
             tiers.append(tier)
         except (ValueError, TypeError):
@@ -149,7 +149,7 @@ def _tiers(text: str) -> tuple[Tier, ...]:
 
 def _title(scenario: Scenario) -> str:
     system: System = scenario.system
-    tiers = " and ".join(f"{t.capacity:,.0f} MB at {t.read_rate:,.0f} MB/s" for t in system.tiers)
+    tiers = " and ".join(f"{t.capacity:,.0f} MB at {t.rate:,.0f} MB/s" for t in system.tiers)
     return (
         f"{count_words(scenario.n_examples, 'example')} of {scenario.mean_size:g} MB, "
         f"{count_words(scenario.n_epochs, 'epoch')}, {count_words(system.n_ranks, 'rank')} with "
