@@ -160,7 +160,7 @@ def join_peers(
     from overlapiter.peers.rendezvous import communicator_of, join
 
     comm = communicator_of(staging.peers, sampler.rank, sampler.size)
-    joined = join(comm, sampler.rank, plan.n_prefetchers)
+    joined = join(comm, sampler.rank)
     if joined is None:
         return plan, None, None
     share = NodeShare(sampler, joined.node_of_rank, dataset_size)

@@ -76,7 +76,7 @@ def _serve_files(
     stage_bytes(store, names, os.urandom(size_bytes))
     store.close()
     catalogue, is_over = Catalogue([Site(directory)], "/nowhere", "", ""), threading.Event()
-    server = Server(listener, _SECRET, catalogue, most_peers=2, since=0)
+    server = Server(listener, _SECRET, catalogue, since=0)
     server.watch(client.fileno(), is_over.set)
     client.send("ready")
     before = time.process_time()

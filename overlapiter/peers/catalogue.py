@@ -7,17 +7,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from overlapiter.store.extents import key_of_bytes, source_seed
 from overlapiter.store.generation import generation_of, index_path, segment_path, segments_of
-from overlapiter.store.index import Cursor, Index, IndexBusyError, IndexDamagedError, StaleError
+from overlapiter.store.index import Index, IndexBusyError, IndexDamagedError, StaleError
 from overlapiter.store.site import Site
 from overlapiter.store.tables import run_by_key
 
-#: That it cannot be looked up now; the node that asked reads the source instead.
-_FAILURES = (OSError, IndexBusyError, IndexDamagedError, StaleError)
-Row = tuple[Any, ...]
 _COLUMNS = "path, segment, start, size, mtime, checksum, CAST(at AS INTEGER)"
 
 
@@ -58,51 +55,36 @@ class Catalogue:
         self._source_number = self._seed - (1 << 63)
         self._open: dict[int, tuple[str, Index]] = {}  # by tier: the folder of its segments
 
-    def look(self, names: Sequence[bytes]) -> tuple[dict[bytes, Entry], set[bytes]]:
-        """Return the staged ones of some files, and those that are being copied."""
+    def look(self, names: Sequence[bytes]) -> dict[bytes, Entry]:
+        """Return the staged ones of some files; what cannot be looked up now is not among them."""
         keys = {key_of_bytes(self._root + name, self._seed): name for name in names}
         found: dict[bytes, Entry] = {}
-        coming: set[bytes] = set()
         for tier in range(len(self._directories)):
-            left = [key for key, name in keys.items() if name not in found]
-            if left:
-                try:
-                    self._look_in(tier, left, keys, found, coming)
-                except _FAILURES:
-                    self._close(tier)
-        return found, coming
+            left = {key: name for key, name in keys.items() if name not in found}
+            try:
+                found |= self._look_in(tier, left) if left else {}
+            except IndexBusyError:  # which it says at once for a while, as long as it is open
+                pass
+            except (OSError, IndexDamagedError, StaleError):
+                self._close(tier)
+        return found
 
-    def _look_in(
-        self,
-        tier: int,
-        left: Sequence[int],
-        names: dict[int, bytes],
-        found: dict[bytes, Entry],
-        coming: set[bytes],
-    ) -> None:
+    def _look_in(self, tier: int, names: dict[int, bytes]) -> dict[bytes, Entry]:
         opened = self._opened(tier)
         if opened is None:
-            return
+            return {}
         folder, index = opened
-
-        def select(cursor: Cursor) -> tuple[list[Row], list[Row]]:
-            statement = (
-                f"SELECT {_COLUMNS} FROM staged WHERE source={self._source_number} AND key IN"
-            )
-            rows = run_by_key(cursor, statement, left)
-            if len(rows) == len(left):
-                return rows, []
-            return rows, run_by_key(cursor, "SELECT key FROM copying WHERE key IN", left)
-
-        rows, copying = index.read(select)
+        statement = f"SELECT {_COLUMNS} FROM staged WHERE source={self._source_number} AND key IN"
+        rows = index.read(lambda cursor: run_by_key(cursor, statement, [*names]))
         if not {type(value) for row in rows for value in row[1:]} <= {int}:
             raise IndexDamagedError("a row has something else than numbers")
         paths = {segment: segment_path(folder, segment) for segment in {row[1] for row in rows}}
-        asked = {names[key] for key in left}
-        for path, segment, start, size, mtime, checksum, at in rows:
-            if path in asked:  # else another file that has this key
-                found[path] = Entry(paths[segment], max(start, 0), size, mtime, checksum, at)
-        coming.update(names[key] for (key,) in copying if names[key] not in found)
+        asked = {*names.values()}
+        return {
+            path: Entry(paths[segment], max(start, 0), size, mtime, checksum, at)
+            for path, segment, start, size, mtime, checksum, at in rows
+            if path in asked  # else another file that has this key
+        }
 
     def _opened(self, tier: int) -> tuple[str, Index] | None:
         """Return the segments and the index of the generation in use; None if there is none."""

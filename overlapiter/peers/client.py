@@ -3,7 +3,8 @@
 Each node that is asked has a *lane*: a thread, a connection, and the files that wait for it. A
 request has all files that wait, and the next one is sent before the last one is answered. A file
 that one holder does not give is asked of the next one; after the last one the source is read. A
-node that does not answer is left alone for a moment, longer each time, and then asked again.
+node that does not answer, or much later than the slow store, is left alone for a moment, longer
+each time, and then asked again.
 """
 
 from __future__ import annotations
@@ -14,15 +15,14 @@ import dataclasses
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from overlapiter.origins.origin import Original
 from overlapiter.store.breaker import Breaker
 from overlapiter.store.elsewhere import Holders, Take
 
 from .connection import WAIT_AGAIN_SECONDS, WAIT_SECONDS, Address, Connection
-from .pace import Pace, Way
-from .protocol import COMING, FRESH, MOST_NAMES, PeerError, Record
+from .protocol import FRESH, MOST_NAMES, Record
 
 #: Requests that are on their way to a node at the same time.
 _MOST_REQUESTS = 2
@@ -33,6 +33,12 @@ _PATIENCE_SECONDS, _PAUSE_SECONDS = 1.0, 0.01
 #: Further holders are asked while they have this share of what they are asked for; else every so
 #: many times, to see whether that has changed: nodes that are full have no copies for others.
 _LEAST_SHARE, _TRY_EVERY = 1 / 16, 64
+#: A node is slow if a file takes longer from it than from the store by this factor, and by more
+#: than busy cores explain. Each read of the store holds up those of others, and files are fetched
+#: ahead, many at once: so a node that is somewhat slower is still the better way.
+_FACTOR, _SLACK_SECONDS = 2.0, 0.25
+#: The latest wait counts for this share of the mean.
+_NEW_SHARE = 1 / 16
 #: A lane that has had nothing to do for so long ends its thread and its connection.
 _REST_SECONDS = 10.0
 #: What is left of a file that was not wanted is read, unless it is more than this.
@@ -49,7 +55,6 @@ class PeersPlan:
         rank: The number of this rank; ranks spread over the servers of a node by it.
         secret: Of the job.
         since: When the job began, in seconds: what was staged later has been compared.
-        most_peers: Connections that a server may have.
     """
 
     own: int
@@ -57,7 +62,6 @@ class PeersPlan:
     rank: int
     secret: bytes = dataclasses.field(repr=False)
     since: int
-    most_peers: int
 
 
 class PeerFile:
@@ -87,23 +91,27 @@ class PeerFile:
         return data
 
 
-class _UnwantedError(Exception):
-    """A long file came that this node cannot use: the connection begins anew."""
-
-
+@dataclasses.dataclass(slots=True, eq=False)
 class _Want:
-    """A file that is wanted from peers."""
+    """A file that is wanted from peers.
 
-    __slots__ = ("begun", "deadline", "holders", "is_first", "left", "name", "take")
+    Attributes:
+        name: Its path below the source root.
+        holders: Which nodes may have it.
+        take: Takes it.
+        left: The holders that were not asked.
+        is_first: Whether the first holder is asked, the only one that is waited for.
+        begun: When the holder that is asked had it to answer.
+        deadline: Until when that holder may be about to have it.
+    """
 
-    def __init__(self, name: bytes, holders: Holders, take: Take) -> None:
-        self.name = name
-        self.holders = holders
-        self.left = [*reversed(holders.nodes)]  # that were not asked
-        self.take = take
-        self.is_first = False  # the holder that is asked, the only one that is waited for
-        self.begun = 0.0  # when the holder that is asked had it to answer
-        self.deadline = 0.0  # until when the holder that is asked may be about to have it
+    name: bytes
+    holders: Holders
+    take: Take
+    left: Iterator[int]
+    is_first: bool = False
+    begun: float = 0.0
+    deadline: float = 0.0
 
 
 class Peers:
@@ -113,38 +121,40 @@ class Peers:
         plan: The nodes.
         count_fault: Called whenever a peer fails, or sends what is not right.
         crash: Called with the traceback of an error that is none of a peer's: ends the process.
+
+    Attributes:
+        store_seconds: What the slow store takes for a file, of late; 0 if nothing is known.
     """
 
     def __init__(
         self, plan: PeersPlan, count_fault: Callable[[], None], crash: Callable[[str], None]
     ) -> None:
-        self._plan = plan
+        self.plan = plan
         self.count_fault = count_fault
         self.crash = crash
-        self._store = Pace()
+        self.store_seconds = 0.0
         self._share = 1.0  # of what further holders were asked for of late, what they had
         self._n_spared = 0
-        self._lanes = [_Lane(self, node, Way(self._store)) for node in range(len(plan.nodes))]
+        self._lanes = [_Lane(self, node) for node in range(len(plan.nodes))]
 
     def note_store(self, took_seconds: float) -> None:
         """Take note of how long the slow store has taken for a file."""
-        self._store.note(took_seconds)
+        self.store_seconds = _mean_with(self.store_seconds, took_seconds)
 
     def fetch(self, name: bytes, holders: Holders, take: Take) -> None:
         """Fetch a file; see :class:`~overlapiter.store.elsewhere.Fetches`."""
-        self.pass_on(_Want(name, holders, take))
+        self.pass_on(_Want(name, holders, take, iter(holders.nodes)))
 
     def pass_on(self, want: _Want) -> None:
         """Ask the next holder of a file, or give up."""
         now_seconds = time.monotonic()
-        while want.left:
-            node = want.left.pop()
-            want.is_first = node == want.holders.nodes[0]
-            if node == self._plan.own or not (want.is_first or self._may_have_copies()):
+        for node in want.left:
+            is_first = node == want.holders.nodes[0]
+            if node == self.plan.own or not (is_first or self._may_have_copies()):
                 continue
             if self._lanes[node].is_passable(now_seconds):
-                is_coming = want.holders.is_coming and want.is_first
-                want.begun = now_seconds
+                is_coming = want.holders.is_coming and is_first
+                want.is_first, want.begun = is_first, now_seconds
                 want.deadline = now_seconds + _PATIENCE_SECONDS if is_coming else 0.0
                 self._lanes[node].put(want)
                 return
@@ -158,39 +168,19 @@ class Peers:
         self._n_spared += self._share < _LEAST_SHARE
         return self._share >= _LEAST_SHARE or not self._n_spared % _TRY_EVERY
 
-    def close(self) -> None:
-        """End the connections, once nothing waits for them."""
-        for lane in self._lanes:
-            lane.close()
-
-    def connect(self, node: int, n_failures: int, *, is_again: bool) -> Connection:
-        """Return a connection to a server of a node, another one after each failure.
-
-        The kernel of a stopped server takes connections all the same: the files that try whether it
-        has gone on hold up their mini-batches for a moment only.
-        """
-        addresses = self._plan.nodes[node]
-        address = addresses[(self._plan.rank + n_failures) % len(addresses)]
-        let_in_seconds = WAIT_AGAIN_SECONDS if is_again else WAIT_SECONDS
-        return Connection(address, self._plan.secret, let_in_seconds=let_in_seconds)
-
 
 class _Lane:
-    """The way to one node.
+    """The way to one node."""
 
-    Attributes:
-        is_closed: Whether the connection is to end as soon as nothing waits for it.
-    """
-
-    def __init__(self, peers: Peers, node: int, way: Way) -> None:
+    def __init__(self, peers: Peers, node: int) -> None:
         self._peers = peers
-        self._way = way
-        self._node = node
+        self._addresses = peers.plan.nodes[node]
         self._breaker = Breaker()
+        self._wait_seconds = 0.0  # for a file of this node, behind others too; its mean of late
         self._wakes = threading.Condition()
         self._waiting: collections.deque[_Want] = collections.deque()
         self._later: collections.deque[_Want] = collections.deque()  # until they begin again
-        self._is_running = self.is_closed = False
+        self._is_running = False
         self._mean_bytes = 0.0
         self._n_failures = 0
         self._connection: Connection | None = None
@@ -198,7 +188,7 @@ class _Lane:
 
     def is_passable(self, now_seconds: float) -> bool:
         """Return whether the node may be asked: it answers, and not later than the slow store."""
-        return self._breaker.is_passable(now_seconds) and self._way.is_good(now_seconds)
+        return self._breaker.is_passable(now_seconds)
 
     def put(self, want: _Want) -> None:
         """Have a file asked for."""
@@ -213,12 +203,6 @@ class _Lane:
                 return
         self._peers.pass_on(want)
 
-    def close(self) -> None:
-        """End the thread and the connection once nothing waits; what is put later opens them."""
-        with self._wakes:
-            self.is_closed = True
-            self._wakes.notify()
-
     # --- the thread ---------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -231,10 +215,8 @@ class _Lane:
                     self._ask(batch)
                 if self._asked and (not batch or len(self._asked) == _MOST_REQUESTS):
                     self._hear()
-            except (OSError, PeerError):
+            except OSError:
                 self._fail()
-            except _UnwantedError:
-                self._begin_anew()
             except BaseException:  # no file may be left waiting for an answer
                 self._peers.crash(traceback.format_exc())
                 return
@@ -251,9 +233,7 @@ class _Lane:
                     return [self._waiting.popleft() for _ in range(n_files)]
                 if self._later:
                     self._wakes.wait(self._later[0].begun - now_seconds)
-                elif self.is_closed or not self._wakes.wait_for(
-                    lambda: self._waiting or self.is_closed, _REST_SECONDS
-                ):
+                elif not self._wakes.wait_for(lambda: self._waiting, _REST_SECONDS):
                     self._close()
                     self._is_running = False
                     return None
@@ -264,82 +244,98 @@ class _Lane:
     def _ask(self, batch: list[_Want]) -> None:
         self._asked.append(collections.deque(batch))
         if self._connection is None:
-            is_again = not self._breaker.is_closed
-            self._connection = self._peers.connect(self._node, self._n_failures, is_again=is_again)
+            self._connection = self._connect()
         self._connection.ask([want.name for want in batch])
+
+    def _connect(self) -> Connection:
+        """Return a connection to a server of the node, another one after each failure.
+
+        The kernel of a stopped server takes connections all the same: the files that try whether it
+        has gone on hold up their mini-batches for a moment only.
+        """
+        plan, addresses = self._peers.plan, self._addresses
+        address = addresses[(plan.rank + self._n_failures) % len(addresses)]
+        let_in_seconds = WAIT_SECONDS if self._breaker.is_closed else WAIT_AGAIN_SECONDS
+        return Connection(address, plan.secret, let_in_seconds=let_in_seconds)
 
     def _hear(self) -> None:
         """Take the answer to the oldest request."""
         connection = self._connection
         assert connection is not None
         batch = self._asked[0]
-        records = connection.answer(len(batch))
-        self._breaker.succeeded()
-        for record in records:
+        for record in connection.answer(len(batch)):
             file = PeerFile(connection, record) if record.has_bytes else None
             is_right = file is not None and batch[0].take(file)
             want = batch.popleft()
-            self._way.note(time.monotonic() - want.begun)
+            self._note_wait(time.monotonic() - want.begun)
             if not want.is_first:
                 self._peers.note_copy(was_there=record.has_bytes)
             if not is_right:
-                self._ask_again(want, record)
-            if file is not None:
-                self._finish(file)
+                self._ask_again(want, has_come=record.has_bytes)
+            if file is None:
+                continue
+            if file.left_bytes > _MOST_DRAINED_BYTES:  # what follows is asked for anew
+                with self._wakes:
+                    self._waiting.extendleft(reversed(self._drop()))
+                return
+            file.read(file.left_bytes)
+            self._mean_bytes += (record.size - self._mean_bytes) / 16
         self._asked.popleft()
 
-    def _finish(self, file: PeerFile) -> None:
-        """Read what is left of a file."""
-        if file.left_bytes > _MOST_DRAINED_BYTES:
-            raise _UnwantedError
-        file.read(file.left_bytes)
-        self._mean_bytes += (file.stat().size_bytes - self._mean_bytes) / 16
+    def _note_wait(self, waited_seconds: float) -> None:
+        """Learn how long a file has been waited for; leave the node alone if it is slow."""
+        if self._is_slow() and waited_seconds < self._wait_seconds:
+            self._wait_seconds = waited_seconds  # the few that are tried tell at once
+        self._wait_seconds = _mean_with(self._wait_seconds, waited_seconds)
+        if self._is_slow():
+            self._breaker.failed(time.monotonic())
+        else:
+            self._breaker.succeeded()
 
-    def _ask_again(self, want: _Want, record: Record) -> None:
-        """Ask for a file again, here later or another holder now."""
-        if not record.has_bytes and self._is_to_come(want, record):
-            want.begun = time.monotonic() + _PAUSE_SECONDS
+    def _is_slow(self) -> bool:
+        store_seconds = self._peers.store_seconds
+        limit_seconds = _FACTOR * store_seconds + _SLACK_SECONDS
+        return bool(store_seconds) and self._wait_seconds > limit_seconds
+
+    def _ask_again(self, want: _Want, *, has_come: bool) -> None:
+        """Ask for a file again, here later if it is about to be there, or another holder now."""
+        begin_seconds = time.monotonic() + _PAUSE_SECONDS
+        if not has_come and begin_seconds < want.deadline:
+            want.begun = begin_seconds
             self._later.append(want)
             return
-        if record.has_bytes:
+        if has_come:
             self._peers.count_fault()
         self._peers.pass_on(want)
 
-    def _is_to_come(self, want: _Want, record: Record) -> bool:
-        """Return whether to ask the same node again, which may be about to have the file."""
-        now_seconds = time.monotonic()
-        if record.state == COMING and want.is_first and not want.deadline:
-            want.deadline = now_seconds + _PATIENCE_SECONDS
-        return now_seconds + _PAUSE_SECONDS < want.deadline
-
     # --- failures -----------------------------------------------------------------------------
-
-    def _begin_anew(self) -> None:
-        """Ask on another connection for what was not answered on this one."""
-        self._close()
-        with self._wakes:
-            self._waiting.extendleft(
-                want for batch in reversed(self._asked) for want in reversed(batch)
-            )
-            self._asked.clear()
 
     def _fail(self) -> None:
         """Leave the node alone for a moment; what was asked of it is asked of others."""
         self._n_failures += 1
         self._breaker.failed(time.monotonic())
         self._peers.count_fault()
-        self._close()
+        lost = self._drop()
         with self._wakes:
-            lost = [want for batch in self._asked for want in batch]
             lost += [*self._waiting, *self._later]
-            self._asked.clear()
             self._waiting.clear()
             self._later.clear()
         for want in lost:
             self._peers.pass_on(want)
 
+    def _drop(self) -> list[_Want]:
+        """End the connection; return what was asked on it and not answered."""
+        self._close()
+        lost = [want for batch in self._asked for want in batch]
+        self._asked.clear()
+        return lost
+
     def _close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
-            with contextlib.suppress(OSError):
-                connection.close()
+            connection.close()
+
+
+def _mean_with(mean: float, latest: float) -> float:
+    """Return a mean that has learned from one more value; 0 stands for none yet."""
+    return mean + (latest - mean) * _NEW_SHARE if mean else latest

@@ -12,7 +12,6 @@ from .protocol import (
     CODE_BYTES,
     LENGTH,
     NONCE_BYTES,
-    PeerError,
     Record,
     Seal,
     answer_bytes,
@@ -39,8 +38,7 @@ class Connection:
         let_in_seconds: How long to wait to be let in.
 
     Raises:
-        OSError: The server cannot be reached, or does not answer.
-        PeerError: It does not know the secret.
+        OSError: The server cannot be reached, does not answer, or does not know the secret.
     """
 
     def __init__(
@@ -59,7 +57,7 @@ class Connection:
             hello = nonces[NONCE_BYTES:] + proof(secret, b"client", nonces)
             self._socket.sendall(hello)
             if not hmac.compare_digest(self.read(CODE_BYTES), proof(secret, b"server", nonces)):
-                raise PeerError("the server does not know the secret")
+                raise ConnectionError("the server does not know the secret")
             self._limit(wait_seconds)
         except BaseException:
             self._socket.close()
@@ -82,14 +80,13 @@ class Connection:
         The bytes of those that it has are to be read next, in the same order.
 
         Raises:
-            PeerError: It is no answer.
-            OSError: None has come.
+            OSError: None has come, or it is none.
         """
         n_bytes = answer_bytes(n_names)
         data = self.read(LENGTH.size + n_bytes + CODE_BYTES)
         payload = data[LENGTH.size : LENGTH.size + n_bytes]
         if LENGTH.unpack_from(data)[0] != n_bytes:
-            raise PeerError("an answer of another length")
+            raise ConnectionError("an answer of another length")
         self._answers.check(payload, data[LENGTH.size + n_bytes :])
         return unpacked_records(payload, n_names)
 

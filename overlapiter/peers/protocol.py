@@ -35,20 +35,16 @@ LENGTH = struct.Struct("<I")
 _RECORD = struct.Struct("<Bqqq")
 _COUNTER = struct.Struct("<Q")
 
-#: What a server says of a file: it does not have it; it is being copied there; it is there; it is
-#: there, and was read from the source since the job began.
-ABSENT, COMING, THERE, FRESH = range(4)
-
-
-class PeerError(Exception):
-    """What a peer sent is not what it has to send."""
+#: What a server says of a file: it does not have it; it is there; it is there, and was read from
+#: the source since the job began.
+ABSENT, THERE, FRESH = range(3)
 
 
 class Record(NamedTuple):
     """What a server says of a file.
 
     Attributes:
-        state: ABSENT, COMING, THERE or FRESH.
+        state: ABSENT, THERE or FRESH.
         size: Bytes that follow.
         mtime: As in the extent of the copy.
         checksum: As in the extent of the copy.
@@ -100,9 +96,9 @@ class Seal:
         return b"".join((LENGTH.pack(len(payload)), payload, self.code(payload)))
 
     def check(self, payload: bytes, code: bytes) -> None:
-        """Raise PeerError unless this is the code of the next message."""
+        """Raise ConnectionError unless this is the code of the next message."""
         if not hmac.compare_digest(code, self.code(payload)):
-            raise PeerError("a message was changed, or comes from elsewhere")
+            raise ConnectionError("a message was changed, or comes from elsewhere")
 
 
 def packed_names(names: Iterable[bytes]) -> bytes:
@@ -111,10 +107,10 @@ def packed_names(names: Iterable[bytes]) -> bytes:
 
 
 def unpacked_names(payload: bytes) -> list[bytes]:
-    """Return the names of a request. Raises PeerError if it is none."""
+    """Return the names of a request. Raises ConnectionError if it is none."""
     names = payload.split(b"\0", MOST_NAMES)
     if len(names) > MOST_NAMES:
-        raise PeerError(f"more than {MOST_NAMES} names")
+        raise ConnectionError(f"more than {MOST_NAMES} names")
     return names
 
 
@@ -129,10 +125,10 @@ def answer_bytes(n_names: int) -> int:
 
 
 def unpacked_records(payload: bytes, n_names: int) -> list[Record]:
-    """Return the records of an answer. Raises PeerError if it is none."""
+    """Return the records of an answer. Raises ConnectionError if it is none."""
     if len(payload) != answer_bytes(n_names):
-        raise PeerError(f"{len(payload)} bytes are no answer for {n_names} files")
+        raise ConnectionError(f"{len(payload)} bytes are no answer for {n_names} files")
     records = [Record(*values) for values in _RECORD.iter_unpack(payload)]
     if any(record.state > FRESH or record.size < 0 for record in records):
-        raise PeerError("no answer")
+        raise ConnectionError("no answer")
     return records

@@ -22,9 +22,6 @@ from .interfaces import INTERFACE_VARIABLE, address_among, own_addresses
 from .meeting import Rendezvous, StoreCommunicator
 from .protocol import SECRET_BYTES
 
-#: Connections beside those of all prefetchers: those of processes that were just replaced.
-_SPARE_CONNECTIONS = 16
-
 
 class _Card(NamedTuple):
     """What a rank tells the others first.
@@ -33,13 +30,11 @@ class _Card(NamedTuple):
         node: Equal for ranks that share a node.
         network: Equal for ranks that reach each other by the loopback.
         addresses: By the names of this host's interfaces.
-        n_prefetchers: Prefetcher processes of this rank.
     """
 
     node: str
     network: str
     addresses: dict[str, str]
-    n_prefetchers: int
 
 
 class Joined(NamedTuple):
@@ -88,7 +83,7 @@ def communicator_of(peers: object, rank: int, size: int) -> Communicator:
     )
 
 
-def join(comm: Communicator, rank: int, n_prefetchers: int) -> Joined | None:
+def join(comm: Communicator, rank: int) -> Joined | None:
     """Have all ranks of a job find each other. Collective.
 
     Returns:
@@ -102,10 +97,7 @@ def join(comm: Communicator, rank: int, n_prefetchers: int) -> Joined | None:
     host = this_host()
     network = f"{host.machine} {os.stat('/proc/self/ns/net').st_ino}"
     node = " ".join(host.key)
-    cards = [
-        _Card(*fields)
-        for fields in allgather(comm, (node, network, own_addresses(), n_prefetchers))
-    ]
+    cards = [_Card(*fields) for fields in allgather(comm, (node, network, own_addresses()))]
     names = list(dict.fromkeys(card.node for card in cards))
     if len(names) == 1:
         return None
@@ -131,7 +123,6 @@ def join(comm: Communicator, rank: int, n_prefetchers: int) -> Joined | None:
         rank=rank,
         secret=bytes.fromhex(offers[0][1]),
         since=int(time.time()),
-        most_peers=_SPARE_CONNECTIONS + sum(card.n_prefetchers for card in cards),
     )
     return Joined(plan, node_of_rank, listener)
 

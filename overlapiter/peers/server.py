@@ -26,14 +26,12 @@ from .catalogue import Catalogue
 from .protocol import (
     ABSENT,
     CODE_BYTES,
-    COMING,
     FRESH,
     HELLO_BYTES,
     LENGTH,
     MOST_REQUEST_BYTES,
     NONCE_BYTES,
     THERE,
-    PeerError,
     Seal,
     packed_records,
     proof,
@@ -50,6 +48,8 @@ _TURN_BYTES = 1 << 20
 #: Segments that are mapped at the same time; one of 1 GiB takes up to 2 MiB of page tables.
 _MOST_SEGMENTS = 32
 _READ_BYTES = 64 << 10
+#: When the kernel begins to look whether the other end of a connection that rests is still there.
+_KEEP_IDLE_SECONDS = 60
 
 
 class _Segments:
@@ -76,7 +76,7 @@ class _Segments:
             if len(self._mapped) > _MOST_SEGMENTS:
                 self._mapped.popitem(last=False)
         self._mapped.move_to_end(path)
-        return mapped[start : start + size] if start + size <= len(mapped) else None
+        return mapped[start : start + size] if 0 <= size <= len(mapped) - start else None
 
 
 def _mapping(path: str) -> memoryview:
@@ -129,30 +129,26 @@ class Server:
         listener: The socket on which peers come.
         secret: Of the job.
         catalogue: Tells where staged files lie.
-        most_peers: Connections of those that know the secret.
         since: Of what was staged after this time, in seconds, the job has compared the source.
     """
 
     def __init__(
-        self,
-        listener: socket.socket,
-        secret: bytes,
-        catalogue: Catalogue,
-        *,
-        most_peers: int,
-        since: int,
+        self, listener: socket.socket, secret: bytes, catalogue: Catalogue, since: int
     ) -> None:
         self._listener = listener
         self._secret = secret
         self._catalogue = catalogue
-        self._most_peers = most_peers
         self._since = since
         self._segments = _Segments()
         self._selector = selectors.DefaultSelector()
         self._connections: dict[_Connection, None] = {}  # the one that came first is the first
-        self._ready: dict[_Connection, None] = {}  # may send, and have had their turn
         self._deadlines: dict[_Connection, float] = {}  # of present steps, the first one first
         listener.setblocking(False)
+        # What it accepts has these, too. Of a connection that rests the kernel finds out whether
+        # its other end is still there, since a node that has vanished does not say so.
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_IDLE_SECONDS)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def watch(self, source: int, call: Callable[[], object]) -> None:
@@ -163,13 +159,9 @@ class Server:
         """Wait for what comes next, and deal with it."""
         for key, events in self._selector.select(self._patience_seconds()):
             key.data(events)
-        for connection in [*self._ready]:
-            self._serve(connection, selectors.EVENT_WRITE)
         self._drop_late()
 
     def _patience_seconds(self) -> float | None:
-        if self._ready:
-            return 0.0
         deadline = next(iter(self._deadlines.values()), None)
         return None if deadline is None else max(0.0, deadline - time.monotonic())
 
@@ -192,8 +184,6 @@ class Server:
             time.sleep(0.01)
             return
         end.setblocking(False)
-        with contextlib.suppress(OSError):  # a socket of another family in a test
-            end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         connection = _Connection(end, secrets.token_bytes(NONCE_BYTES))
         self._connections[connection] = None
         strangers = [c for c in self._connections if not c.is_known]
@@ -205,7 +195,6 @@ class Server:
 
     def _close(self, connection: _Connection) -> None:
         if self._connections.pop(connection, connection) is None:
-            self._ready.pop(connection, None)
             self._deadlines.pop(connection, None)
             self._selector.unregister(connection.socket)
             connection.close()
@@ -221,15 +210,12 @@ class Server:
                 while not connection.pieces and self._take_message(connection):
                     self._send(connection)
             self._await(connection)
-        except (OSError, PeerError):
+        except OSError:
             self._close(connection)
 
     def _await(self, connection: _Connection) -> None:
         """Wait for what a connection needs next."""
-        if connection not in self._connections:
-            return
-        is_blocked = connection.pieces and connection not in self._ready
-        wanted = selectors.EVENT_WRITE if is_blocked else selectors.EVENT_READ
+        wanted = selectors.EVENT_WRITE if connection.pieces else selectors.EVENT_READ
         key = self._selector.get_key(connection.socket)
         if key.events != wanted:
             self._selector.modify(connection.socket, wanted, key.data)
@@ -237,7 +223,7 @@ class Server:
     def _receive(self, connection: _Connection) -> None:
         data = connection.socket.recv(_READ_BYTES)
         if not data:
-            raise PeerError("the other end has closed")
+            raise ConnectionError("the other end has closed")
         if not connection.received and connection.is_known:
             self._begin_step(connection)
         connection.received += data
@@ -257,7 +243,7 @@ class Server:
             return False
         (n_bytes,) = LENGTH.unpack_from(received)
         if n_bytes > MOST_REQUEST_BYTES:
-            raise PeerError(f"a request of {n_bytes} bytes")
+            raise ConnectionError(f"a request of {n_bytes} bytes")
         end = LENGTH.size + n_bytes + CODE_BYTES
         if len(received) < end:
             return False
@@ -270,16 +256,14 @@ class Server:
     def _let_in(self, connection: _Connection, hello: bytes) -> None:
         nonces = connection.nonce + hello[:NONCE_BYTES]
         if not hmac.compare_digest(hello[NONCE_BYTES:], proof(self._secret, b"client", nonces)):
-            raise PeerError("a stranger")
-        if sum(c.is_known for c in self._connections) >= self._most_peers:
-            raise PeerError("too many connections")
+            raise ConnectionError("a stranger")
         connection.is_known = True
         connection.requests = Seal(self._secret, b"client", nonces)
         connection.answers = Seal(self._secret, b"server", nonces)
         connection.pieces.append(memoryview(proof(self._secret, b"server", nonces)))
 
     def _answer(self, connection: _Connection, names: Sequence[bytes]) -> None:
-        found, coming = self._catalogue.look(names)
+        found = self._catalogue.look(names)
         records = []
         for name in names:
             if name in found:
@@ -290,7 +274,7 @@ class Server:
                     if piece:
                         connection.pieces.append(piece)
                     continue
-            records.append((COMING if name in coming else ABSENT, 0, 0, 0))
+            records.append((ABSENT, 0, 0, 0))
         answer = connection.answers.message(packed_records(records))
         connection.pieces.appendleft(memoryview(answer))
 
@@ -298,15 +282,11 @@ class Server:
 
     def _send(self, connection: _Connection) -> None:
         """Send what does not block, up to a turn's worth. Raises BlockingIOError or OSError."""
-        self._ready.pop(connection, None)
         n_left = _TURN_BYTES
         self._begin_step(connection)
-        while connection.pieces:
-            if n_left <= 0:
-                self._ready[connection] = None
-                return
+        while connection.pieces and n_left > 0:
             n_left -= connection.send()
-        if connection.is_known and not connection.received:
+        if connection.is_known and not connection.pieces and not connection.received:
             del self._deadlines[connection]  # it may rest for as long as it likes
 
     def close(self) -> None:

@@ -64,7 +64,7 @@ def main() -> None:
         store.close()
     listener = socket.create_server(("127.0.0.1", 0), backlog=512)
     catalogue = Catalogue([*map(Site, directories)], SOURCE, "", "")
-    server = Server(listener, SECRET, catalogue, most_peers=8, since=0)
+    server = Server(listener, SECRET, catalogue, since=0)
     print(listener.getsockname()[1], flush=True)  # noqa: T201  # to the test that started it
     has_ended: list[bool] = []
     server.watch(sys.stdin.fileno(), lambda: has_ended.append(True))

@@ -10,10 +10,10 @@ import pytest
 
 from bench.harness.store_access import stage_bytes, store_in
 from overlapiter.peers.connection import Connection
-from overlapiter.peers.protocol import ABSENT, COMING, FRESH
+from overlapiter.peers.protocol import ABSENT, FRESH
 from overlapiter.store.generation import discard, generation_of
-from overlapiter.store.store import Store, Wanted
-from tests.peers.serving import FILE_BYTES, SECRET, SOURCE, content, key, name, served
+from overlapiter.store.store import Store
+from tests.peers.serving import FILE_BYTES, SECRET, SOURCE, content, name, served
 
 IN_FAST, IN_SLOW = content()[:FILE_BYTES], bytes(1000)
 
@@ -63,13 +63,6 @@ def test_a_file_comes_from_the_fastest_tier_that_has_it(node: Node) -> None:
     assert node.given(1, 11) == [IN_FAST, ABSENT]  # the slower tier has no index yet
     node.stage_in_slow(1, 11)
     assert node.given(0, 11, 1, 12) == [IN_FAST, IN_SLOW, IN_FAST, ABSENT]
-
-
-def test_a_file_that_is_being_copied_is_coming_unless_another_tier_has_it(node: Node) -> None:
-    node.stage_in_slow(11)
-    with node.tier(0) as store:
-        store.claim([Wanted(key(i), f"{SOURCE}/{name(i).decode()}") for i in (11, 12)])
-        assert node.given(11, 12, 13) == [IN_SLOW, COMING, ABSENT]
 
 
 def test_what_a_tier_that_was_thrown_away_had_comes_from_the_other(node: Node) -> None:

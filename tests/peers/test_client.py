@@ -21,7 +21,6 @@ from overlapiter.peers.connection import Address
 from overlapiter.peers.protocol import (
     ABSENT,
     CODE_BYTES,
-    COMING,
     FRESH,
     HELLO_BYTES,
     LENGTH,
@@ -92,8 +91,8 @@ def say_nothing(_end: socket.socket, _seal: Seal, _names: list[bytes]) -> None:
     pass
 
 
-def say_that_it_comes(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
-    end.sendall(seal.message(packed_records([Record(COMING) for _ in names])))
+def have_nothing(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
+    end.sendall(seal.message(packed_records([Record(ABSENT) for _ in names])))
 
 
 def promise_too_much(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
@@ -143,17 +142,10 @@ class FakePeer:
 
 
 @pytest.fixture
-def ask() -> Iterator[Callable[..., Asking]]:
-    """Make a client of some nodes."""
-    clients: list[Asking] = []
-
-    def make(*nodes: Address) -> Asking:
-        clients.append(Asking(*nodes))
-        return clients[-1]
-
-    yield make
-    for each in clients:
-        each.peers.close()
+def ask(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Asking]:
+    """Make a client of some nodes, whose connections end soon after the test."""
+    monkeypatch.setattr(client, "_REST_SECONDS", 0.5)
+    return Asking
 
 
 @pytest.fixture
@@ -191,7 +183,7 @@ class Asking:
 
     def __init__(self, *nodes: Address) -> None:
         self.n_faults = 0
-        plan = PeersPlan(0, ((), *((node,) for node in nodes)), 0, SECRET, 0, 8)
+        plan = PeersPlan(0, ((), *((node,) for node in nodes)), 0, SECRET, 0)
         self.crashes: list[str] = []
         self.peers = Peers(plan, self._count, self.crashes.append)
         self._came: queue.SimpleQueue[tuple[int, bytes | None]] = queue.SimpleQueue()
@@ -268,16 +260,16 @@ def test_a_file_that_is_about_to_be_there_is_waited_for(
     def late(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
         nonlocal n_asked
         n_asked += 1
-        (say_that_it_comes if n_asked < 4 else answer)(end, seal, names)
+        (have_nothing if n_asked < 4 else answer)(end, seal, names)
 
     asking = ask(play(late))
-    asking.fetch(0, 1)
+    asking.fetch(0, 1, is_coming=True)
     assert asking.came(1) == {0: DATA}
     assert asking.n_faults == 0
 
 
 def test_but_not_for_ever(ask: Callable[..., Asking], play: Callable[[Deed], Address]) -> None:
-    asking = ask(play(say_that_it_comes))
+    asking = ask(play(have_nothing))
     began = time.monotonic()
     asking.fetch(0, 1, is_coming=True)
     assert asking.came(1) == {0: None}
@@ -293,10 +285,10 @@ def test_a_further_holder_is_asked_before_the_source_and_never_waited_for(
     def say_and_count(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
         nonlocal n_asked
         n_asked += 1
-        say_that_it_comes(end, seal, names)
+        have_nothing(end, seal, names)
 
     asking = ask(play(say_and_count), play(answer))
-    asking.fetch(0, 0, 1, 2)  # node 0 is this one
+    asking.fetch(0, 0, 1, 2, is_coming=True)  # node 0 is this one
     assert asking.came(1) == {0: DATA}
     assert n_asked == 1  # a first holder would be asked again and again
     assert asking.n_faults == 0
@@ -307,11 +299,11 @@ def test_further_holders_that_never_have_anything_are_hardly_asked(
 ) -> None:
     asked: list[bytes] = []
 
-    def have_nothing(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
+    def note(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
         asked.extend(names)
-        end.sendall(seal.message(packed_records([Record(ABSENT) for _ in names])))
+        have_nothing(end, seal, names)
 
-    asking = ask(play(have_nothing))
+    asking = ask(play(note))
     for number in range(600):
         asking.fetch(number, 0, 1)
         assert asking.came(1) == {number: None}
@@ -356,6 +348,36 @@ def test_a_peer_that_was_stopped_is_used_again_when_it_goes_on(
             asking.fetch(1, 1)
             found = asking.came(1)[1]
         assert found == DATA
+
+
+@pytest.mark.parametrize(("store_seconds", "is_slow"), [(0.01, True), (0.3, False), (0.0, False)])
+def test_a_node_that_is_much_slower_than_the_store_is_left_alone_until_it_is_fast(
+    ask: Callable[..., Asking],
+    play: Callable[[Deed], Address],
+    store_seconds: float,
+    is_slow: bool,
+) -> None:
+    is_late = threading.Event()
+
+    def be_late(end: socket.socket, seal: Seal, names: list[bytes]) -> None:
+        time.sleep(0 if is_late.is_set() else 0.4)  # stands for the network
+        answer(end, seal, names)
+
+    asking = ask(play(be_late))
+    if store_seconds:
+        asking.peers.note_store(store_seconds)
+    for expected in (DATA, None if is_slow else DATA):
+        asking.fetch(0, 1)
+        assert asking.came(1) == {0: expected}
+    is_late.set()
+    found = None
+    while found is None:
+        asking.fetch(0, 1)
+        found = asking.came(1)[0]
+    for _ in range(20):  # and from then on
+        asking.fetch(0, 1)
+        assert asking.came(1) == {0: DATA}
+    assert asking.n_faults == 0
 
 
 @contextlib.contextmanager
@@ -417,7 +439,6 @@ def test_over_a_network_that_delays_and_cuts_comes_nothing_wrong(
             came |= asking.came(len(lost))
         assert came == dict.fromkeys(range(40), DATA)
         assert asking.n_faults >= 3
-        asking.peers.close()
 
 
 def test_a_peer_that_was_replaced_is_used_again(ask: Callable[..., Asking], tmp_path: Path) -> None:

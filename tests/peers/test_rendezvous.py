@@ -182,4 +182,4 @@ def test_a_named_address_that_is_none_of_this_node_is_told(monkeypatch: pytest.M
 
     monkeypatch.setenv("OVERLAPITER_INTERFACE", "203.0.113.9")
     with pytest.raises(OptionError, match=r"OVERLAPITER_INTERFACE: .* listen at 203\.0\.113\.9"):
-        join(Pair(), 0, 1)
+        join(Pair(), 0)

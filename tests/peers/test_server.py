@@ -21,7 +21,6 @@ from overlapiter.peers.protocol import (
     FRESH,
     LENGTH,
     NONCE_BYTES,
-    PeerError,
     Seal,
     packed_names,
     proof,
@@ -102,7 +101,7 @@ def test_a_stranger_is_shut_out_without_a_word(server: tuple[Address, int], word
 
 
 def test_another_secret_lets_nobody_in(server: tuple[Address, int]) -> None:
-    with pytest.raises((PeerError, OSError)):
+    with pytest.raises(ConnectionError):
         Connection(server[0], b"of another job, which is running")
 
 
@@ -166,6 +165,15 @@ def test_half_open_connections_and_slow_readers_keep_nobody_out(
     assert n_connections <= MOST_STRANGERS + 4
 
 
+def test_everyone_who_knows_the_secret_is_let_in_however_many_rest(
+    server: tuple[Address, int],
+) -> None:
+    with contextlib.ExitStack() as ends:
+        for _ in range(40):
+            ends.enter_context(connected(server[0]))
+        check_served(server[0])
+
+
 def test_an_idle_server_takes_no_cpu(server: tuple[Address, int]) -> None:
     process = psutil.Process(server[1])
 
@@ -192,9 +200,9 @@ class Scattered:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def look(self, names: Sequence[bytes]) -> tuple[dict[bytes, Entry], set[bytes]]:
+    def look(self, names: Sequence[bytes]) -> dict[bytes, Entry]:
         paths = {each: f"{self._folder}/{each.decode()}" for each in names}
-        return {each: Entry(path, 0, FILE_BYTES, 1, 1, 50) for each, path in paths.items()}, set()
+        return {each: Entry(path, 0, FILE_BYTES, 1, 1, 50) for each, path in paths.items()}
 
 
 @contextlib.contextmanager
@@ -202,9 +210,7 @@ def in_a_thread(folder: Path) -> Iterator[Address]:
     """Serve the files of a folder in a thread of this process; give the address."""
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
-        contextlib.closing(
-            Server(listener, SECRET, Scattered(folder), most_peers=50, since=0)
-        ) as server,
+        contextlib.closing(Server(listener, SECRET, Scattered(folder), since=0)) as server,
     ):
         ending, other = socket.socketpair()
         has_ended = threading.Event()
@@ -222,6 +228,20 @@ def in_a_thread(folder: Path) -> Iterator[Address]:
             other.close()
             thread.join()
             ending.close()
+
+
+def test_the_kernel_looks_whether_the_other_end_of_a_connection_that_rests_is_there(
+    server: tuple[Address, int],
+) -> None:
+    def has_keepalive_timer() -> bool:
+        rows = [row.split() for row in Path("/proc/net/tcp").read_text().splitlines()[1:]]
+        (timer,) = [row[5] for row in rows if (row[1], row[2]) == ends]
+        return timer.startswith("02:")
+
+    with stranger(server[0]) as end:
+        ports = server[0][1], end.getsockname()[1]
+        ends = tuple(f"0100007F:{port:04X}" for port in ports)
+        wait_until(has_keepalive_timer, 4)
 
 
 def test_more_segments_than_are_kept_open_are_sent_at_the_same_time(tmp_path: Path) -> None:

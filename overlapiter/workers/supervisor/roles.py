@@ -50,9 +50,7 @@ def serve(staging: StagingPlan | None, listener_fd: int, channel: Channel, _row:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most_files, most_files))  # it waits in epoll
     catalogue = Catalogue(staging.sites, staging.source, staging.real_source, staging.place)
     with socket.socket(fileno=os.dup(listener_fd)) as listener:
-        server = Server(
-            listener, plan.secret, catalogue, most_peers=plan.most_peers, since=plan.since
-        )
+        server = Server(listener, plan.secret, catalogue, plan.since)
         server.watch(channel.fileno(), channel.receive)  # its end ends this process
         channel.send(("serving",))
         while True:
