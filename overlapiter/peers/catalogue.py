@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from overlapiter.store.extents import key_of_bytes, source_seed
 from overlapiter.store.generation import generation_of, index_path, segment_path, segments_of
-from overlapiter.store.index import Index, IndexBusyError, IndexDamagedError, StaleError
+from overlapiter.store.index import Index, IndexBusyError, IndexDamagedError, Patience, StaleError
 from overlapiter.store.site import Site
 from overlapiter.store.tables import run_by_key
 
@@ -54,6 +54,7 @@ class Catalogue:
         self._seed = source_seed(real or source, place)
         self._source_number = self._seed - (1 << 63)
         self._open: dict[int, tuple[str, Index]] = {}  # by tier: the folder of its segments
+        self._patience = [Patience() for _ in sites]
 
     def look(self, names: Sequence[bytes]) -> dict[bytes, Entry]:
         """Return the staged ones of some files; what cannot be looked up now is not among them."""
@@ -63,9 +64,7 @@ class Catalogue:
             left = {key: name for key, name in keys.items() if name not in found}
             try:
                 found |= self._look_in(tier, left) if left else {}
-            except IndexBusyError:  # which it says at once for a while, as long as it is open
-                pass
-            except (OSError, IndexDamagedError, StaleError):
+            except (OSError, IndexBusyError, IndexDamagedError, StaleError):
                 self._close(tier)
         return found
 
@@ -93,7 +92,7 @@ class Catalogue:
             generation = generation_of(self._directories[tier])
             path = index_path(generation)
             if os.path.exists(path):
-                self._open[tier] = segments_of(generation), Index(path)
+                self._open[tier] = segments_of(generation), Index(path, self._patience[tier])
         return self._open.get(tier)
 
     def _close(self, tier: int) -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,8 +14,10 @@ import pytest
 from bench.harness.store_access import stage_bytes, store_in
 from overlapiter.peers.connection import Connection
 from overlapiter.peers.protocol import ABSENT, FRESH
-from overlapiter.store.generation import discard, generation_of
+from overlapiter.store.generation import discard, generation_of, index_path
+from overlapiter.store.index import PATIENCE_SECONDS
 from overlapiter.store.store import Store
+from tests.chainer.scripts import wait_until
 from tests.peers.serving import FILE_BYTES, SECRET, SOURCE, content, name, served
 
 IN_FAST, IN_SLOW = content()[:FILE_BYTES], bytes(1000)
@@ -39,6 +44,10 @@ class Node:
         with self.tier(1) as store:
             stage_bytes(store, [name(number).decode() for number in numbers], IN_SLOW)
 
+    @property
+    def index_path(self) -> str:
+        return index_path(generation_of(str(self._directories[0])))
+
     def throw_fast_away(self) -> None:
         discard(generation_of(str(self._directories[0])))
 
@@ -54,7 +63,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
     directories = [tmp_path / "fast", tmp_path / "slow"]
     with (
         served(*directories) as (address, _),
-        contextlib.closing(Connection(address, SECRET)) as connection,
+        contextlib.closing(Connection(address, SECRET, wait_seconds=60.0)) as connection,
     ):
         yield Node(directories, connection)
 
@@ -70,3 +79,26 @@ def test_what_a_tier_that_was_thrown_away_had_comes_from_the_other(node: Node) -
     assert node.given(0, 1) == [IN_FAST, IN_FAST]
     node.throw_fast_away()
     assert node.given(0, 1) == [ABSENT, IN_SLOW]
+
+
+LOCK = """
+import sqlite3, sys
+connection = sqlite3.connect(sys.argv[1])
+connection.execute("PRAGMA locking_mode=EXCLUSIVE")
+connection.execute("BEGIN IMMEDIATE")
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+def test_an_index_that_is_locked_holds_up_one_request(node: Node) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", LOCK, node.index_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as locker:
+        assert locker.stdout is not None
+        locker.stdout.readline()
+        began = time.monotonic()
+        assert [node.given(0) for _ in range(5)] == [[ABSENT]] * 5
+        assert time.monotonic() - began < 2 * PATIENCE_SECONDS
+        locker.communicate()
+    wait_until(lambda: node.given(0) == [IN_FAST], 10)
