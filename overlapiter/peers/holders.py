@@ -130,10 +130,10 @@ class Sharing(NamedTuple):
         # After a restart the plan of the new epoch comes a little later than its first tasks.
         nodes = self.nodes.get(position // self.length, self.first[:, np.newaxis])
         is_coming = (self.since[indices] >= settled_position).tolist()
+        rows = [dict.fromkeys(n for n in row if n != NOWHERE) for row in nodes[indices].tolist()]
         return [
-            Holders(found, is_late) if {*found} - {self.own} else None
-            for row, is_late in zip(nodes[indices].tolist(), is_coming, strict=True)
-            for found in [tuple(dict.fromkeys(node for node in row if node != NOWHERE))]
+            Holders(tuple(row), is_late) if row.keys() - {self.own} else None
+            for row, is_late in zip(rows, is_coming, strict=True)
         ]
 
 

@@ -78,7 +78,7 @@ class Rendezvous:
         if self.rank == 0:
             return self._gather(item)
         own, answered, roll = secrets.token_hex(16), None, None
-        for _ in _looks():
+        for _ in self._looks():
             roll = self._read("all")
             if roll is not None and any(answer == own for answer, _ in roll["items"]):
                 self._write(f"{self.rank}", {"word": answered, "item": [None, None]})
@@ -100,7 +100,7 @@ class Rendezvous:
     def _answers(self, is_wanted: Callable[[Any], bool]) -> list[Any]:
         """Return what each rank but 0 gives in an answer that is wanted; wait for those."""
         found: dict[int, Any] = {}
-        for _ in _looks():
+        for _ in self._looks():
             for rank in set(range(1, self.size)) - found.keys():
                 answer = self._read(f"{rank}")
                 if answer is not None and is_wanted(answer):
@@ -117,9 +117,18 @@ class Rendezvous:
             f"run, and whether all {self.size} see this directory",
         )
 
+    def _looks(self) -> Iterator[None]:
+        """Yield for each look; wait between them, a little longer each time, until it is late."""
+        deadline = time.monotonic() + PATIENCE_SECONDS
+        pause_seconds = _FIRST_POLL_SECONDS
+        while time.monotonic() < deadline:
+            os.listdir(self._directory)  # a network file system then looks at the server
+            yield
+            time.sleep(pause_seconds)
+            pause_seconds = min(1.5 * pause_seconds, _LONGEST_POLL_SECONDS)
+
     def _read(self, name: str) -> Any:
         """Return what a file holds; None if it is not there, or was replaced at this moment."""
-        os.listdir(self._directory)  # a network file system then looks at the server
         try:
             with open(os.path.join(self._directory, name), encoding="utf-8") as file:
                 return json.load(file)
@@ -135,16 +144,6 @@ class Rendezvous:
         with open(fd, "w", encoding="utf-8") as file:
             json.dump(value, file)
         os.replace(part, path)
-
-
-def _looks() -> Iterator[None]:
-    """Yield for each look; wait between them, a little longer each time, until it is too late."""
-    deadline = time.monotonic() + PATIENCE_SECONDS
-    pause_seconds = _FIRST_POLL_SECONDS
-    while time.monotonic() < deadline:
-        yield
-        time.sleep(pause_seconds)
-        pause_seconds = min(1.5 * pause_seconds, _LONGEST_POLL_SECONDS)
 
 
 class StoreCommunicator:

@@ -9,8 +9,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from overlapiter.agreement import Communicator, allgather
 from overlapiter.errors import OptionError
@@ -90,33 +90,33 @@ def join(comm: Communicator, rank: int) -> Joined | None:
         None if all ranks are on one node, and have nothing to fetch from each other.
 
     Raises:
-        OptionError: What the user names is no interface and no address of this host, or no
-            interface is common to all.
-        OSError: No socket can be opened.
+        OptionError: On all ranks, if what the user names on one of them is no interface and no
+            address of its host, if no interface is common to all, or if one cannot listen.
     """
     host = this_host()
     network = f"{host.machine} {os.stat('/proc/self/ns/net').st_ino}"
     node = " ".join(host.key)
-    cards = [_Card(*fields) for fields in allgather(comm, (node, network, own_addresses()))]
+    found = _from_all(comm, lambda: (node, network, own_addresses()))
+    cards = [_Card(*fields) for fields in found]
     names = list(dict.fromkeys(card.node for card in cards))
     if len(names) == 1:
         return None
     node_of_rank = tuple(names.index(card.node) for card in cards)
     is_one_host = len({card.network for card in cards}) == 1
     address = address_among([card.addresses for card in cards], rank, is_one_host)
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    listeners: list[socket.socket] = []
+
+    def listen() -> tuple[Address, str]:
+        listeners.append(_listener(address))
+        secret = secrets.token_hex(SECRET_BYTES) if rank == 0 else ""
+        return listeners[0].getsockname()[:2], secret
+
     try:
-        listener = socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN)
-    except OSError as error:
-        if "" not in cards[rank].addresses:  # else the user has named it
-            raise
-        raise OptionError(
-            INTERFACE_VARIABLE,
-            f"no server can listen at {address} ({error.strerror}); name an interface of "
-            f"{socket.gethostname()}, or an address of it",
-        ) from error
-    secret = secrets.token_hex(SECRET_BYTES) if rank == 0 else ""
-    offers = allgather(comm, (listener.getsockname()[:2], secret))
+        offers = _from_all(comm, listen)
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        raise
     plan = PeersPlan(
         own=node_of_rank[rank],
         nodes=_servers(node_of_rank, [address for address, _ in offers]),
@@ -124,7 +124,33 @@ def join(comm: Communicator, rank: int) -> Joined | None:
         secret=bytes.fromhex(offers[0][1]),
         since=int(time.time()),
     )
-    return Joined(plan, node_of_rank, listener)
+    return Joined(plan, node_of_rank, listeners[0])
+
+
+def _from_all(comm: Communicator, make: Callable[[], tuple[Any, ...]]) -> list[tuple[Any, ...]]:
+    """Return what each rank makes, by rank; what one cannot make is an OptionError on all."""
+    made, trouble = (), ""
+    try:
+        made = make()
+    except OptionError as error:
+        trouble = str(error).removeprefix(f"{INTERFACE_VARIABLE}: ")
+    found = allgather(comm, (made, trouble))
+    for _, each in found:
+        if each:
+            raise OptionError(INTERFACE_VARIABLE, each)
+    return [made for made, _ in found]
+
+
+def _listener(address: str) -> socket.socket:
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        return socket.create_server((address, 0), family=family, backlog=socket.SOMAXCONN)
+    except OSError as error:
+        raise OptionError(
+            INTERFACE_VARIABLE,
+            f"no server can listen at {address} ({error.strerror}); name an interface of "
+            f"{socket.gethostname()}, or an address of it",
+        ) from error
 
 
 def _servers(

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from overlapiter.errors import OptionError
-from overlapiter.peers import meeting
+from overlapiter.peers import meeting, rendezvous
 from overlapiter.peers.interfaces import address_among
 from overlapiter.peers.meeting import Rendezvous, StoreCommunicator
 from overlapiter.peers.rendezvous import communicator_of, join
@@ -178,8 +178,29 @@ def test_a_named_address_that_is_none_of_this_node_is_told(monkeypatch: pytest.M
         rank, size = 0, 2
 
         def allgather(self, item: Any) -> list[Any]:
-            return [item, ("other", *item[1:])]
+            made, trouble = item
+            return [item, (("other", *made[1:]), trouble)]
 
     monkeypatch.setenv("OVERLAPITER_INTERFACE", "203.0.113.9")
     with pytest.raises(OptionError, match=r"OVERLAPITER_INTERFACE: .* listen at 203\.0\.113\.9"):
         join(Pair(), 0)
+
+
+def test_what_one_rank_cannot_do_is_told_on_all_and_none_waits_for_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def own_addresses() -> dict[str, str]:
+        if threading.current_thread().name.endswith("_0"):
+            raise OptionError("OVERLAPITER_INTERFACE", "'ib0' is no interface of node-3")
+        return {"eth0": "10.0.0.1"}
+
+    def run(rank: int) -> str:
+        with pytest.raises(OptionError) as caught:
+            join(Rendezvous(tmp_path / "meet", rank, 2), rank)
+        return str(caught.value)
+
+    monkeypatch.setattr(meeting, "PATIENCE_SECONDS", 20.0)
+    monkeypatch.setattr(rendezvous, "own_addresses", own_addresses)
+    with ThreadPoolExecutor(2) as ranks:
+        told = [*ranks.map(run, range(2))]
+    assert told == ["OVERLAPITER_INTERFACE: 'ib0' is no interface of node-3"] * 2
