@@ -48,7 +48,7 @@ def own_addresses() -> dict[str, str]:
     return dict(sorted(usable.items(), key=lambda item: -_speed_of(item[0])))
 
 
-def address_among(addresses: Sequence[Mapping[str, str]], rank: int, is_one_host: bool) -> str:
+def address_among(addresses: Sequence[Mapping[str, str]], rank: int, *, is_one_host: bool) -> str:
     """Return the address at which a rank serves the others. Pure.
 
     Args:

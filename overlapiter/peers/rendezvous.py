@@ -23,20 +23,6 @@ from .meeting import Rendezvous, StoreCommunicator
 from .protocol import SECRET_BYTES
 
 
-class _Card(NamedTuple):
-    """What a rank tells the others first.
-
-    Attributes:
-        node: Equal for ranks that share a node.
-        network: Equal for ranks that reach each other by the loopback.
-        addresses: By the names of this host's interfaces.
-    """
-
-    node: str
-    network: str
-    addresses: dict[str, str]
-
-
 class Joined(NamedTuple):
     """What a rank has after the rendezvous.
 
@@ -94,16 +80,14 @@ def join(comm: Communicator, rank: int) -> Joined | None:
             address of its host, if no interface is common to all, or if one cannot listen.
     """
     host = this_host()
-    network = f"{host.machine} {os.stat('/proc/self/ns/net').st_ino}"
-    node = " ".join(host.key)
-    found = _from_all(comm, lambda: (node, network, own_addresses()))
-    cards = [_Card(*fields) for fields in found]
-    names = list(dict.fromkeys(card.node for card in cards))
+    network = f"{host.machine} {os.stat('/proc/self/ns/net').st_ino}"  # has one loopback
+    found = _from_all(comm, lambda: (" ".join(host.key), network, own_addresses()))
+    nodes, networks, addresses = zip(*found, strict=True)
+    names = list(dict.fromkeys(nodes))
     if len(names) == 1:
         return None
-    node_of_rank = tuple(names.index(card.node) for card in cards)
-    is_one_host = len({card.network for card in cards}) == 1
-    address = address_among([card.addresses for card in cards], rank, is_one_host)
+    node_of_rank = tuple(map(names.index, nodes))
+    address = address_among(addresses, rank, is_one_host=len({*networks}) == 1)
     listeners: list[socket.socket] = []
 
     def listen() -> tuple[Address, str]:

@@ -163,12 +163,12 @@ def test_what_peers_may_be(tmp_path: Path) -> None:
 def test_the_address_of_a_rank(
     addresses: list[dict[str, str]], is_one_host: bool, expected: str
 ) -> None:
-    assert address_among(addresses, 1, is_one_host) == expected
+    assert address_among(addresses, 1, is_one_host=is_one_host) == expected
 
 
 def test_nodes_without_a_common_network_are_told_what_to_do() -> None:
     with pytest.raises(OptionError, match=r"OVERLAPITER_INTERFACE.*no network interface in common"):
-        address_among([{"eth0": "10.0.0.1"}, {"ens1": "10.0.0.2"}], 1, False)
+        address_among([{"eth0": "10.0.0.1"}, {"ens1": "10.0.0.2"}], 1, is_one_host=False)
 
 
 def test_a_named_address_that_is_none_of_this_node_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
