@@ -23,7 +23,7 @@ class Entry(NamedTuple):
 
     Attributes:
         path: The path of its segment.
-        start: Where the bytes begin in it.
+        start: Where the bytes begin in it; WHOLE if they are all of it.
         size: Bytes.
         mtime: As in its extent.
         checksum: As in its extent.
@@ -80,7 +80,7 @@ class Catalogue:
         paths = {segment: segment_path(folder, segment) for segment in {row[1] for row in rows}}
         asked = {*names.values()}
         return {
-            path: Entry(paths[segment], max(start, 0), size, mtime, checksum, at)
+            path: Entry(paths[segment], start, size, mtime, checksum, at)
             for path, segment, start, size, mtime, checksum, at in rows
             if path in asked  # else another file that has this key
         }
@@ -94,6 +94,11 @@ class Catalogue:
             if os.path.exists(path):
                 self._open[tier] = segments_of(generation), Index(path, self._patience[tier])
         return self._open.get(tier)
+
+    def close(self) -> None:
+        """Close the indexes; a look opens those in use again."""
+        for tier in [*self._open]:
+            self._close(tier)
 
     def _close(self, tier: int) -> None:
         if tier in self._open:

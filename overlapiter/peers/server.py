@@ -20,6 +20,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
+from overlapiter.store.extents import WHOLE
 from overlapiter.store.segments import READ_FLAGS
 
 from .catalogue import Catalogue
@@ -56,6 +57,7 @@ class _Segments:
     """Segments that are mapped; the one that was used longest ago goes for another one.
 
     Only the kernel reads what is mapped, so a segment that was cut is an error of a system call.
+    What stays mapped takes room on the disk though it was removed, so that of one file does not.
     """
 
     def __init__(self) -> None:
@@ -70,13 +72,20 @@ class _Segments:
         mapped = self._mapped.get(path)
         if mapped is None or start + size > len(mapped):  # segments grow
             try:
-                mapped = self._mapped[path] = _mapping(path)
+                mapped = _mapping(path)
             except OSError:  # it was evicted a moment ago
                 return None
+            if start == WHOLE:
+                return mapped[:size] if 0 <= size <= len(mapped) else None
+            self._mapped[path] = mapped
             if len(self._mapped) > _MOST_SEGMENTS:
                 self._mapped.popitem(last=False)
         self._mapped.move_to_end(path)
         return mapped[start : start + size] if 0 <= size <= len(mapped) - start else None
+
+    def clear(self) -> None:
+        """Keep none mapped."""
+        self._mapped.clear()
 
 
 def _mapping(path: str) -> memoryview:
@@ -288,6 +297,11 @@ class Server:
             n_left -= connection.send()
         if connection.is_known and not connection.pieces and not connection.received:
             del self._deadlines[connection]  # it may rest for as long as it likes
+
+    def let_go(self) -> None:
+        """Keep nothing open of the staging directories, of which something was removed."""
+        self._segments.clear()
+        self._catalogue.close()
 
     def close(self) -> None:
         """Close all connections; the listener stays open for another server."""

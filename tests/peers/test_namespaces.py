@@ -12,9 +12,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import psutil
 import pytest
 
-from tests.chainer.scripts import ENVIRONMENT
+from tests.chainer.scripts import ENVIRONMENT, wait_until
 
 PROGRAM = Path(__file__).parents[1] / "chainer/namespace_rank.py"
 N_FILES, N_EPOCHS = 400, 4
@@ -53,7 +54,7 @@ def hosts() -> Iterator[list[str]]:
 def ranks(
     hosts: Sequence[str], folder: Path, interface: str = ""
 ) -> Iterator[list[subprocess.Popen[str]]]:
-    """Run a rank on each host; name the interface to use, or none."""
+    """Run a rank on each host, or here; name the interface to use, or none."""
     (folder / "source").mkdir()
     for number in range(N_FILES):
         path = folder / f"source/{number:04}"
@@ -66,7 +67,7 @@ def ranks(
         yield [
             running.enter_context(
                 subprocess.Popen(
-                    ["ip", "netns", "exec", host, *command, str(rank), *tail],
+                    [*(("ip", "netns", "exec", host) if host else ()), *command, str(rank), *tail],
                     cwd=folder,
                     env={**ENVIRONMENT, "OVERLAPITER_INTERFACE": interface},
                     stdin=subprocess.PIPE,
@@ -152,5 +153,25 @@ def test_a_network_that_delays_and_loses(hosts: list[str], tmp_path: Path) -> No
     ):
         pytest.skip("needs tc, and netem in the kernel")
     with ranks(hosts, tmp_path) as processes:
+        found = results(processes)
+    check_right(found)
+
+
+def test_a_server_lets_go_of_a_staging_directory_that_is_removed(tmp_path: Path) -> None:
+    def mapped() -> list[str]:
+        """Return which segments the server of the first rank has mapped."""
+        children = psutil.Process(processes[0].pid).children(recursive=True)
+        (pid,) = [child.pid for child in children if child.name() == "ovl-peer"]
+        maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
+        return [line for line in maps if "/segments/" in line]
+
+    with ranks(["", ""], tmp_path) as processes:
+        for epoch in range(2):
+            meet(processes, epoch)
+            go_on(processes)
+        meet(processes, 2)
+        assert mapped()
+        shutil.rmtree(tmp_path / "fast-0/overlapiter")
+        wait_until(lambda: not mapped(), 20)
         found = results(processes)
     check_right(found)

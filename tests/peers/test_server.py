@@ -27,7 +27,7 @@ from overlapiter.peers.protocol import (
     unpacked_names,
 )
 from overlapiter.peers.server import MOST_STRANGERS, Server
-from overlapiter.store.extents import checksum_of
+from overlapiter.store.extents import WHOLE, checksum_of
 from tests.chainer.scripts import wait_until
 from tests.peers.serving import FILE_BYTES, SECRET, content, key, name, served
 
@@ -202,12 +202,18 @@ class Scattered:
 
     def look(self, names: Sequence[bytes]) -> dict[bytes, Entry]:
         paths = {each: f"{self._folder}/{each.decode()}" for each in names}
-        return {each: Entry(path, 0, FILE_BYTES, 1, 1, 50) for each, path in paths.items()}
+        return {
+            each: Entry(path, WHOLE if each == b"whole" else 0, FILE_BYTES, 1, 1, 50)
+            for each, path in paths.items()
+        }
+
+    def close(self) -> None:
+        pass
 
 
 @contextlib.contextmanager
-def in_a_thread(folder: Path) -> Iterator[Address]:
-    """Serve the files of a folder in a thread of this process; give the address."""
+def in_a_thread(folder: Path) -> Iterator[tuple[Address, Server]]:
+    """Serve the files of a folder in a thread of this process; give the address, and the server."""
     with (
         socket.create_server(("127.0.0.1", 0)) as listener,
         contextlib.closing(Server(listener, SECRET, Scattered(folder), since=0)) as server,
@@ -223,7 +229,7 @@ def in_a_thread(folder: Path) -> Iterator[Address]:
         thread = threading.Thread(target=serve)
         thread.start()
         try:
-            yield listener.getsockname()
+            yield listener.getsockname(), server
         finally:
             other.close()
             thread.join()
@@ -248,7 +254,7 @@ def test_more_segments_than_are_kept_open_are_sent_at_the_same_time(tmp_path: Pa
     n_files, n_asked, n_connections = 160, 20, 8
     for number in range(n_files):
         (tmp_path / str(number)).write_bytes(b"%04d" % number * (FILE_BYTES // 4))
-    with in_a_thread(tmp_path) as address, contextlib.ExitStack() as opened:
+    with in_a_thread(tmp_path) as (address, _), contextlib.ExitStack() as opened:
         connections = [opened.enter_context(connected(address)) for _ in range(n_connections)]
         for row, connection in enumerate(connections):
             connection.ask([b"%d" % (row * n_asked + i) for i in range(n_asked)])
@@ -258,11 +264,27 @@ def test_more_segments_than_are_kept_open_are_sent_at_the_same_time(tmp_path: Pa
                 assert connection.read(FILE_BYTES)[:4] == b"%04d" % number
 
 
+def test_what_was_removed_is_not_kept_open(tmp_path: Path) -> None:
+    def mapped() -> list[str]:
+        maps = Path("/proc/self/maps").read_text().splitlines()
+        return [line.split()[5] for line in maps if str(tmp_path) in line]
+
+    for file in ("whole", "shared"):
+        (tmp_path / file).write_bytes(bytes(FILE_BYTES))
+    with in_a_thread(tmp_path) as (address, server), connected(address) as connection:
+        connection.ask([b"whole", b"shared"])
+        assert [record.size for record in connection.answer(2)] == [FILE_BYTES] * 2
+        connection.read(2 * FILE_BYTES)
+        wait_until(lambda: mapped() == [str(tmp_path / "shared")], 4)
+        server.let_go()
+        assert mapped() == []
+
+
 def test_a_step_that_takes_too_long_ends_its_connection_and_no_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with (
-        in_a_thread(tmp_path) as address,
+        in_a_thread(tmp_path) as (address, _),
         connected(address) as idle,
         socket.create_connection(address, 10) as slow,
     ):

@@ -51,7 +51,12 @@ def serve(staging: StagingPlan | None, listener_fd: int, channel: Channel, _row:
     catalogue = Catalogue(staging.sites, staging.source, staging.real_source, staging.place)
     with socket.socket(fileno=os.dup(listener_fd)) as listener:
         server = Server(listener, plan.secret, catalogue, plan.since)
-        server.watch(channel.fileno(), channel.receive)  # its end ends this process
+
+        def let_go() -> None:
+            channel.receive()  # that something was removed; else its end, which ends this process
+            server.let_go()
+
+        server.watch(channel.fileno(), let_go)
         channel.send(("serving",))
         while True:
             server.take_turn()

@@ -25,7 +25,7 @@ With the workers, of which every one may also send ("trouble", text) and ("crash
     ("slot", slot, layout_id), ("end",)       ("failed", answer, pickled error)
     ("gone", 0, generation)
 
-The server for other nodes gets nothing, and sends ("serving",) once it listens.
+The server for other nodes gets ("gone", …), too, and sends ("serving",) once it listens.
 
 The ``answer`` is the part's id, what reading it has cost, and the examples of which a copy was
 damaged or gone.
@@ -383,7 +383,7 @@ class Supervisor:
             return  # another prefetcher has said so before
         self._gone.add(generation)
         self._residency.forget()
-        for worker in self._reading.team:
+        for worker in (*self._reading.team, *self._serving.team):
             if worker.pid:  # what it has open takes room on the disk
                 worker.send(("gone", 0, generation))
 
