@@ -181,6 +181,6 @@ def variants(job: Job) -> dict[str, Job]:
     }
     if job.disk_bytes < rest_bytes:
         found["disks that hold all together"] = change(job, disk_bytes=1.02 * rest_bytes)
-    if job.n_nodes > 1:
+    if not job.n_nodes % 2:
         found["half the nodes"] = change(job, n_nodes=job.n_nodes // 2)
     return found

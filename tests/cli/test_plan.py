@@ -65,6 +65,12 @@ def test_of_what_does_not_fit_the_rest_is_read_again_and_more_room_mends_it(prof
     assert found["run_seconds"] < alone < found["others_run_seconds"]["the store alone"]
 
 
+def test_half_of_an_odd_number_of_nodes_is_not_told(profile) -> None:
+    changes = planned(profile, "--nodes", 3)["changes"]
+    assert "half the nodes" not in changes
+    assert "twice the nodes" in changes
+
+
 def test_copies_are_read_also_where_the_store_is_as_fast(profile) -> None:
     slow_disk = {**DISK, "small_read_seconds": 0.1, "read_bytes_per_second": 1e6}
     profile.write_text(json.dumps({**PROFILE, "disk": slow_disk}))
