@@ -1,9 +1,10 @@
 """The server: gives the staged files of this node to the other nodes of the job.
 
 One process with one thread; it waits in ``epoll``, so an idle one costs nothing. What a connection
-may take is bounded: a request in memory, a time for each step, and how many connections there are.
-The bytes of all files of an answer are sent by one call, from the page cache, which is mapped: each
-is copied once, which on the loopback costs less than ``sendfile``.
+may take is bounded: a request in memory, and a time for which its other end may take nothing of an
+answer. A stranger, which has not shown yet that it knows the secret, has a time for that, and few
+are let in. The bytes of all files of an answer are sent by one call, from the page cache, which is
+mapped: each is copied once, which on the loopback costs less than ``sendfile``.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ from __future__ import annotations
 import collections
 import contextlib
 import hmac
-import itertools
 import mmap
 import os
 import secrets
@@ -39,10 +39,10 @@ from .protocol import (
     unpacked_names,
 )
 
-#: How long a stranger may take to show that it knows the secret, and a peer to send the rest of a
-#: request or to take more of an answer.
+#: How long a stranger may take to show that it knows the secret, and a peer may take nothing of an
+#: answer.
 STEP_SECONDS = 5.0
-#: Connections of those that have not shown yet that they know the secret.
+#: Connections of strangers.
 MOST_STRANGERS = 64
 #: A connection sends at most so much before the others have their turn.
 _TURN_BYTES = 1 << 20
@@ -102,7 +102,6 @@ class _Connection:
 
     Attributes:
         socket: The socket.
-        is_known: Whether the other side has shown that it knows the secret.
         received: What has come and is not used yet.
         pieces: What is to be sent.
     """
@@ -110,7 +109,6 @@ class _Connection:
     def __init__(self, end: socket.socket, nonce: bytes) -> None:
         self.socket = end
         self.nonce = nonce
-        self.is_known = False
         self.received = bytearray()
         self.pieces = collections.deque([memoryview(nonce)])
         self.requests: Seal
@@ -150,14 +148,16 @@ class Server:
         self._since = since
         self._segments = _Segments()
         self._selector = selectors.DefaultSelector()
-        self._connections: dict[_Connection, None] = {}  # the one that came first is the first
-        self._deadlines: dict[_Connection, float] = {}  # of present steps, the first one first
+        self._connections: set[_Connection] = set()
+        self._strangers: dict[_Connection, float] = {}  # until when, the first one first
         listener.setblocking(False)
-        # What it accepts has these, too. Of a connection that rests the kernel finds out whether
-        # its other end is still there, since a node that has vanished does not say so.
+        # What it accepts has these, too. The kernel ends a connection whose other end takes nothing
+        # or, at rest, is not there any more: a node that vanishes does not say so.
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _KEEP_IDLE_SECONDS)
+        step_ms = int(1000 * STEP_SECONDS)
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, step_ms)
         self._selector.register(listener, selectors.EVENT_READ, self._accept)
 
     def watch(self, source: int, call: Callable[[], object]) -> None:
@@ -168,21 +168,13 @@ class Server:
         """Wait for what comes next, and deal with it."""
         for key, events in self._selector.select(self._patience_seconds()):
             key.data(events)
-        self._drop_late()
+        now_seconds = time.monotonic()
+        while self._strangers and next(iter(self._strangers.values())) <= now_seconds:
+            self._close(next(iter(self._strangers)))
 
     def _patience_seconds(self) -> float | None:
-        deadline = next(iter(self._deadlines.values()), None)
+        deadline = next(iter(self._strangers.values()), None)
         return None if deadline is None else max(0.0, deadline - time.monotonic())
-
-    def _drop_late(self) -> None:
-        now_seconds = time.monotonic()
-        late = itertools.takewhile(lambda c: self._deadlines[c] <= now_seconds, self._deadlines)
-        for connection in [*late]:
-            self._close(connection)
-
-    def _begin_step(self, connection: _Connection) -> None:
-        self._deadlines.pop(connection, None)  # so that it comes last
-        self._deadlines[connection] = time.monotonic() + STEP_SECONDS
 
     # --- connections --------------------------------------------------------------------------
 
@@ -194,17 +186,18 @@ class Server:
             return
         end.setblocking(False)
         connection = _Connection(end, secrets.token_bytes(NONCE_BYTES))
-        self._connections[connection] = None
-        strangers = [c for c in self._connections if not c.is_known]
-        for oldest in strangers[:-MOST_STRANGERS]:
-            self._close(oldest)
+        self._connections.add(connection)
+        self._strangers[connection] = time.monotonic() + STEP_SECONDS
+        if len(self._strangers) > MOST_STRANGERS:
+            self._close(next(iter(self._strangers)))
         events = selectors.EVENT_READ
         self._selector.register(end, events, lambda e: self._serve(connection, e))
         self._serve(connection, selectors.EVENT_WRITE)
 
     def _close(self, connection: _Connection) -> None:
-        if self._connections.pop(connection, connection) is None:
-            self._deadlines.pop(connection, None)
+        if connection in self._connections:
+            self._connections.remove(connection)
+            self._strangers.pop(connection, None)
             self._selector.unregister(connection.socket)
             connection.close()
 
@@ -233,8 +226,6 @@ class Server:
         data = connection.socket.recv(_READ_BYTES)
         if not data:
             raise ConnectionError("the other end has closed")
-        if not connection.received and connection.is_known:
-            self._begin_step(connection)
         connection.received += data
 
     # --- messages -----------------------------------------------------------------------------
@@ -242,7 +233,7 @@ class Server:
     def _take_message(self, connection: _Connection) -> bool:
         """Use a message that has come as a whole; return whether there is something to send."""
         received = connection.received
-        if not connection.is_known:
+        if connection in self._strangers:
             if len(received) < HELLO_BYTES:
                 return False
             self._let_in(connection, bytes(received[:HELLO_BYTES]))
@@ -266,7 +257,7 @@ class Server:
         nonces = connection.nonce + hello[:NONCE_BYTES]
         if not hmac.compare_digest(hello[NONCE_BYTES:], proof(self._secret, b"client", nonces)):
             raise ConnectionError("a stranger")
-        connection.is_known = True
+        del self._strangers[connection]
         connection.requests = Seal(self._secret, b"client", nonces)
         connection.answers = Seal(self._secret, b"server", nonces)
         connection.pieces.append(memoryview(proof(self._secret, b"server", nonces)))
@@ -292,11 +283,8 @@ class Server:
     def _send(self, connection: _Connection) -> None:
         """Send what does not block, up to a turn's worth. Raises BlockingIOError or OSError."""
         n_left = _TURN_BYTES
-        self._begin_step(connection)
         while connection.pieces and n_left > 0:
             n_left -= connection.send()
-        if connection.is_known and not connection.pieces and not connection.received:
-            del self._deadlines[connection]  # it may rest for as long as it likes
 
     def let_go(self) -> None:
         """Keep nothing open of the staging directories, of which something was removed."""

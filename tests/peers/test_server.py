@@ -280,19 +280,27 @@ def test_what_was_removed_is_not_kept_open(tmp_path: Path) -> None:
         assert mapped() == []
 
 
-def test_a_step_that_takes_too_long_ends_its_connection_and_no_other(
+def test_a_stranger_that_says_nothing_is_shut_out_and_no_other_connection(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with (
-        in_a_thread(tmp_path) as (address, _),
-        connected(address) as idle,
-        socket.create_connection(address, 10) as slow,
-    ):
-        seal = known(slow, slow.recv(NONCE_BYTES, socket.MSG_WAITALL))
+    with in_a_thread(tmp_path) as (address, _), connected(address) as idle:
         monkeypatch.setattr("overlapiter.peers.server.STEP_SECONDS", 0.1)
-        slow.sendall(seal.message(packed_names([b"half of a request"]))[:10])
         with stranger(address) as silent:
-            assert is_shut_out(slow)
             assert is_shut_out(silent)
         idle.ask([b"absent"])
         assert [record.state for record in idle.answer(1)] == [ABSENT]
+
+
+def test_a_peer_that_takes_nothing_of_an_answer_is_let_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("overlapiter.peers.server.STEP_SECONDS", 0.5)
+    (tmp_path / "file").write_bytes(bytes(FILE_BYTES))
+    process = psutil.Process()
+    with in_a_thread(tmp_path) as (address, _):
+        slow = Connection(address, SECRET, wait_seconds=60.0)
+        n_ends = len(process.net_connections())
+        for _ in range(4):
+            slow.ask([b"file"] * 64)  # more than the buffers take
+        wait_until(lambda: len(process.net_connections()) < n_ends, 20)
+        slow.close()
