@@ -36,25 +36,23 @@ class Outages:
 
     def note(self, name: str, now_seconds: float) -> float:
         """Note that a file could not be read; return since when that, or the store, is so."""
-        now_ns = int(now_seconds * 1e9)
-        key, row = self._find(name)
-        since_ns = now_ns
-        for wanted, each in ((0, self._rows[0]), (key, row)):
-            found, first_ns, last_ns = each
-            if found != wanted or not first_ns or now_ns - last_ns > _FORGET_NS:
+        since_ns = now_ns = int(now_seconds * 1e9)
+        for key, row in self._find(name):
+            found, first_ns, last_ns = row
+            if found != key or not first_ns or now_ns - last_ns > _FORGET_NS:
                 first_ns = now_ns
-            each[:] = wanted, first_ns, now_ns
+            row[:] = key, first_ns, now_ns
             since_ns = min(since_ns, int(first_ns))
         return since_ns / 1e9
 
     def end(self, name: str) -> None:
         """Note that the store has answered about a file."""
-        key, row = self._find(name)
-        for wanted, each in ((0, self._rows[0]), (key, row)):
-            if each[1] and each[0] == wanted:
-                each[1] = 0
+        for key, row in self._find(name):
+            if row[1] and row[0] == key:
+                row[1] = 0
 
-    def _find(self, name: str) -> tuple[int, Row]:
+    def _find(self, name: str) -> tuple[tuple[int, Row], tuple[int, Row]]:
+        """Return the keys and rows of the store and of a file."""
         digest = hashlib.blake2b(name.encode(errors="surrogateescape"), digest_size=8).digest()
         key = int.from_bytes(digest, "big", signed=True)
-        return key, self._rows[1 + key % (_N_ROWS - 1)]
+        return (0, self._rows[0]), (key, self._rows[1 + key % (_N_ROWS - 1)])

@@ -152,7 +152,7 @@ class Peers:
             is_first = node == want.holders.nodes[0]
             if node == self.plan.own or not (is_first or self._may_have_copies()):
                 continue
-            if self._lanes[node].is_passable(now_seconds):
+            if self._lanes[node].breaker.is_passable(now_seconds):
                 is_coming = want.holders.is_coming and is_first
                 want.is_first, want.begun = is_first, now_seconds
                 want.deadline = now_seconds + _PATIENCE_SECONDS if is_coming else 0.0
@@ -170,12 +170,16 @@ class Peers:
 
 
 class _Lane:
-    """The way to one node."""
+    """The way to one node.
+
+    Attributes:
+        breaker: Says whether to ask it: it answers, and not much later than the slow store.
+    """
 
     def __init__(self, peers: Peers, node: int) -> None:
         self._peers = peers
         self._addresses = peers.plan.nodes[node]
-        self._breaker = Breaker()
+        self.breaker = Breaker()
         self._wait_seconds = 0.0  # for a file of this node, behind others too; its mean of late
         self._wakes = threading.Condition()
         self._waiting: collections.deque[_Want] = collections.deque()
@@ -185,10 +189,6 @@ class _Lane:
         self._n_failures = 0
         self._connection: Connection | None = None
         self._asked: collections.deque[collections.deque[_Want]] = collections.deque()
-
-    def is_passable(self, now_seconds: float) -> bool:
-        """Return whether the node may be asked: it answers, and not later than the slow store."""
-        return self._breaker.is_passable(now_seconds)
 
     def put(self, want: _Want) -> None:
         """Have a file asked for."""
@@ -255,7 +255,7 @@ class _Lane:
         """
         plan, addresses = self._peers.plan, self._addresses
         address = addresses[(plan.rank + self._n_failures) % len(addresses)]
-        let_in_seconds = WAIT_SECONDS if self._breaker.is_closed else WAIT_AGAIN_SECONDS
+        let_in_seconds = WAIT_SECONDS if self.breaker.is_closed else WAIT_AGAIN_SECONDS
         return Connection(address, plan.secret, let_in_seconds=let_in_seconds)
 
     def _hear(self) -> None:
@@ -288,9 +288,9 @@ class _Lane:
             self._wait_seconds = waited_seconds  # the few that are tried tell at once
         self._wait_seconds = _mean_with(self._wait_seconds, waited_seconds)
         if self._is_slow():
-            self._breaker.failed(time.monotonic())
+            self.breaker.failed(time.monotonic())
         else:
-            self._breaker.succeeded()
+            self.breaker.succeeded()
 
     def _is_slow(self) -> bool:
         store_seconds = self._peers.store_seconds
@@ -313,7 +313,7 @@ class _Lane:
     def _fail(self) -> None:
         """Leave the node alone for a moment; what was asked of it is asked of others."""
         self._n_failures += 1
-        self._breaker.failed(time.monotonic())
+        self.breaker.failed(time.monotonic())
         self._peers.count_fault()
         lost = self._drop()
         with self._wakes:
