@@ -14,6 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .model import Clock, System, Tier
+from .plan import AccessPlan
 from .policies import pooled_reads, pooled_times
 from .workload import Workload
 
@@ -106,8 +107,8 @@ def forecast(job: Job) -> Forecast:
     n_examples = min(job.n_examples, _MOST_EXAMPLES)
     n_examples = max(n_examples, min(job.n_examples, 16 * job.n_ranks))
     sizes = np.full(n_examples, job.dataset_bytes / n_examples / 1e6)
-    workload = Workload(sizes, job.n_ranks, n_epochs, _BATCH_SIZE, seed=0)
-    system = _system(job)
+    plan = AccessPlan(0, n_examples, job.n_ranks, n_epochs, _BATCH_SIZE)
+    system, workload = _system(job), Workload(plan, sizes)
     clock, epochs = Clock(system), []
     for reads in pooled_reads(system, workload):
         began = clock.now

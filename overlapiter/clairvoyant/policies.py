@@ -62,7 +62,7 @@ def _from_memory(system: System, workload: Workload, started: float, cached_shar
     """Return the end of a run that reads the memory of all ranks, and the rest from the store."""
     clock = Clock(system, started=started)
     memory = system.tiers[0]
-    n_cached = int(cached_share * workload.n_examples)
+    n_cached = int(cached_share * workload.plan.n_examples)
     for examples, sizes in workload.epochs():
         is_own = examples % system.n_ranks == np.arange(system.n_ranks)
         fetch = np.where(is_own, memory.seconds, system.peer_seconds(memory))
@@ -88,7 +88,7 @@ def deepio_opportunistic(system: System, workload: Workload) -> float:
     share = _memory_share(system, workload)
     clock = Clock(system, started=_shard_seconds(system, workload, share))
     seconds = system.tiers[0].seconds + system.write_seconds
-    for sizes in _own_sizes(system, workload, int(share * workload.n_examples)):
+    for sizes in _own_sizes(system, workload, int(share * workload.plan.n_examples)):
         clock.consume(sizes, sizes * seconds)
     return clock.now
 
@@ -111,7 +111,7 @@ def parallel_staging(system: System, workload: Workload) -> float | None:
     if workload.total > disk.capacity * system.n_ranks:
         return None
     clock = Clock(system, disk.n_threads, started=_shard_seconds(system, workload))
-    for sizes in _own_sizes(system, workload, workload.n_examples):
+    for sizes in _own_sizes(system, workload, workload.plan.n_examples):
         clock.consume_one_ahead(sizes, sizes * disk.seconds, waits=False)
     return clock.now
 
@@ -122,7 +122,7 @@ def lbann_dynamic(system: System, workload: Workload) -> float | None:
         return None
     clock = Clock(system)
     memory = system.tiers[0]
-    owner = np.empty(workload.n_examples, np.intp)
+    owner = np.empty(workload.plan.n_examples, np.intp)
     for epoch, (examples, sizes) in enumerate(workload.epochs()):
         ranks = np.arange(system.n_ranks)
         if not epoch:
@@ -180,9 +180,10 @@ def clairvoyant(system: System, workload: Workload) -> float:
     The threads of each tier fetch from the store from the start on, while those of the staging
     buffer fetch each example from where it is soonest: the own tier, a peer's, or the store.
     """
-    streams = np.concatenate([*map(workload.of_epoch, range(workload.n_epochs))]).T
-    holder_there = np.full(workload.n_examples, np.inf)
-    holder_seconds = np.full(workload.n_examples, np.inf)
+    plan = workload.plan
+    streams = np.concatenate([plan.of_ranks(range(plan.n_ranks), e) for e in plan.epochs]).T
+    holder_there = np.full(plan.n_examples, np.inf)
+    holder_seconds = np.full(plan.n_examples, np.inf)
     there_by_rank, seconds_by_rank = [], []
     local, peer = _tier_seconds(system)
     for stream in streams:
@@ -195,7 +196,7 @@ def clairvoyant(system: System, workload: Workload) -> float:
     own_there, own_seconds = np.stack(there_by_rank, axis=1), np.stack(seconds_by_rank, axis=1)
     clock = Clock(system)
     store = float(system.store_seconds(system.n_ranks))
-    epoch_size = len(own_there) // workload.n_epochs
+    epoch_size = len(own_there) // len(plan.epochs)
     for epoch, (examples, sizes) in enumerate(workload.epochs()):
         batch_size = sizes.shape[1]
         for number, (some, some_sizes) in enumerate(zip(examples, sizes, strict=True)):
@@ -267,7 +268,7 @@ def pooled_reads(system: System, workload: Workload) -> Iterator[EpochReads]:
     That is the fastest copy; the store is asked for what none of the nodes holds.
     """
     node_of = system.node_of_rank
-    placement = workload.placement(node_of.tolist())
+    placement = workload.plan.placement(node_of.tolist())
     rooms = np.outer(np.bincount(node_of), [tier.capacity for tier in system.tiers])
     store = float(system.store_seconds(system.n_ranks))
     local, peer = _tier_seconds(system)

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from overlapiter.clairvoyant.placement import greedy_placement, pooled_tiers
-from overlapiter.peers.holders import NOWHERE, Placement
-from overlapiter.scatter import ScatteredOrder
+from overlapiter.clairvoyant.plan import AccessPlan
+from overlapiter.peers.holders import NOWHERE
 
 N = 2000
 FOUR, TWO = [0, 1, 2, 3], [0, 0, 1, 1]
@@ -17,7 +17,7 @@ FOUR, TWO = [0, 1, 2, 3], [0, 0, 1, 1]
 
 def pooled(node_of_rank: list[int], *shares: float, epoch: int = 3):
     """Return who holds what, and in which tier, where each tier has room for a share."""
-    placement = Placement(ScatteredOrder(0, 4, 1), node_of_rank, N)
+    placement = AccessPlan(1, N, 4, 4).placement(node_of_rank)
     rooms = np.outer(np.ones(max(node_of_rank) + 1), [share * N * 100 for share in shares])
     return placement, *pooled_tiers(placement, epoch, np.full(N, 100), rooms)
 
@@ -38,7 +38,7 @@ def test_what_does_not_fit_has_none_and_no_example_has_two(node_of_rank, share) 
 
 
 def test_nodes_with_room_have_copies_of_what_a_full_one_reads_first() -> None:
-    placement = Placement(ScatteredOrder(0, 4, 1), FOUR, N)
+    placement = AccessPlan(1, N, 4, 4).placement(FOUR)
     rooms = np.array([[N * 100.0]] * 3 + [[0.0]])
     nodes, _ = pooled_tiers(placement, 2, np.full(N, 100), rooms)
     of_full = placement.nodes == 3
@@ -53,7 +53,7 @@ rooms_of = st.lists(st.lists(st.integers(0, 9_000), min_size=2, max_size=2), min
 
 @given(sizes_of, rooms_of, st.integers(1, 4))
 def test_no_tier_holds_more_than_fits_and_no_node_anything_twice(sizes, rooms, epoch) -> None:
-    placement = Placement(ScatteredOrder(0, 6, 7), [0, 1, 2, 2, 2, 0], 40)
+    placement = AccessPlan(7, 40, 6, 5).placement([0, 1, 2, 2, 2, 0])
     sizes = np.array(sizes)
     nodes, tiers = pooled_tiers(placement, epoch, sizes, np.array(rooms, float))
     assert ((nodes == NOWHERE) == (tiers == NOWHERE)).all()
@@ -74,10 +74,8 @@ def test_a_node_has_what_it_reads_first_in_its_fastest_tier() -> None:
 
 
 def test_the_published_placement_fills_tiers_by_frequency_then_first_use() -> None:
-    order = ScatteredOrder(0, 3, 1)
-    stream = np.concatenate([order.of_epoch(epoch, 60) for epoch in range(6)])
-    counts, first = np.bincount(stream, minlength=60), np.full(60, len(stream))
-    np.minimum.at(first, stream, np.arange(len(stream)))
+    plan = AccessPlan(1, 60, 3, 6)
+    counts, first = plan.frequencies([0]), plan.next_uses([0])
     tiers = greedy_placement(counts, first, np.full(60, 10), [100, 200])
     expected = sorted(range(60), key=lambda example: (-counts[example], first[example]))
     assert set(np.nonzero(tiers == 0)[0]) == set(expected[:10])

@@ -56,12 +56,12 @@ def test_pooled_nodes_read_each_example_once_where_ranks_apart_read_it_again() -
     scenario = small(3)  # the nodes together hold all, each of them a quarter
     workload = scenario.workload(0)
     misses = [np.count_nonzero(r.sources == -1) for r in pooled_reads(scenario.system, workload)]
-    assert misses[0] == workload.n_examples
-    assert max(misses[1:]) <= 0.01 * workload.n_examples
+    assert misses[0] == workload.plan.n_examples
+    assert max(misses[1:]) <= 0.01 * workload.plan.n_examples
     scenario = small(4)  # they hold half
     workload = scenario.workload(0)
     misses = [np.count_nonzero(r.sources == -1) for r in pooled_reads(scenario.system, workload)]
-    assert misses[1:] == pytest.approx([0.5 * workload.n_examples] * 4, rel=0.02)
+    assert misses[1:] == pytest.approx([0.5 * workload.plan.n_examples] * 4, rel=0.02)
 
 
 ONE = System(1, 10.0, 1e9, 1e9, 1e9, {1: 5.0, 2: 6.0}, Tier(1e9, 1e12, n_threads=1))

@@ -1,0 +1,115 @@
+"""Which rank reads which example when, over the whole run; all of it follows from the seed.
+
+The order is that of :class:`overlapiter.scatter.ScatteredOrder`: nothing here computes another.
+Each epoch is computed directly, and arrays are as long as an epoch or as the data set, so a longer
+run or more ranks take time, not memory. Pure.
+
+Source: Dryden et al., "Clairvoyant Prefetching for Distributed Machine Learning I/O", SC '21,
+section 3 (access frequency).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from overlapiter.errors import OptionError
+from overlapiter.nextuse import FAR
+from overlapiter.options import check_count
+from overlapiter.order import Indices
+from overlapiter.peers.holders import Placement
+from overlapiter.scatter import ScatteredOrder
+
+from .model import binomial
+
+
+class AccessPlan:
+    """The accesses of all ranks of a job.
+
+    Args:
+        seed: That of ``overlapiter.scatter_order``.
+        n_examples: Examples in the data set.
+        n_ranks: Ranks of the job.
+        n_epochs: Epochs of the run.
+        batch_size: Examples in a mini-batch of one rank.
+
+    Raises:
+        OptionError: An argument cannot work.
+    """
+
+    def __init__(
+        self, seed: int, n_examples: int, n_ranks: int, n_epochs: int, batch_size: int = 1
+    ) -> None:
+        self.n_examples = check_count("n_examples", n_examples)
+        self.n_ranks = check_count("n_ranks", n_ranks)
+        self.batch_size = check_count("batch_size", batch_size)
+        self.epochs = range(check_count("n_epochs", n_epochs))
+        self._order = ScatteredOrder(0, n_ranks, seed)
+
+    @classmethod
+    def of_global_batch(
+        cls, seed: int, n_examples: int, n_ranks: int, n_epochs: int, global_batch_size: int
+    ) -> AccessPlan:
+        """Return the plan of a job whose ranks share mini-batches of ``global_batch_size``.
+
+        Raises:
+            OptionError: The ranks cannot have equal shares of a mini-batch.
+        """
+        batch_size, rest = divmod(global_batch_size, n_ranks)
+        if rest or not batch_size:
+            near = max(1, round(global_batch_size / n_ranks)) * n_ranks
+            raise OptionError(
+                "global_batch_size",
+                f"{n_ranks} ranks cannot share {global_batch_size} examples equally, and a rank "
+                f"with fewer mini-batches lets the others wait for ever; take {near}",
+            )
+        return cls(seed, n_examples, n_ranks, n_epochs, batch_size)
+
+    def of_ranks(self, ranks: Sequence[int], epoch: int) -> Indices:
+        """Return what some ranks read in an epoch, in order; any epoch, at the same cost.
+
+        Returns:
+            An array of shape ``(epoch size, ranks)``.
+        """
+        return self._order.of_ranks(epoch, self.n_examples, ranks)
+
+    def placement(self, node_of_rank: Sequence[int]) -> Placement:
+        """Return which node holds each example, as the run itself computes it."""
+        return Placement(self._order, node_of_rank, self.n_examples)
+
+    def frequencies(self, ranks: Sequence[int]) -> NDArray[np.int32]:
+        """Return how often these ranks together read each example; shape ``(n_examples,)``."""
+        counts = np.zeros(self.n_examples, np.int32)
+        for epoch in self.epochs:
+            np.add.at(counts, self.of_ranks(ranks, epoch), 1)
+        return counts
+
+    def next_uses(self, ranks: Sequence[int], position: int = 0) -> NDArray[np.int64]:
+        """Return the first position from ``position`` on at which one of these ranks reads each.
+
+        A position counts examples of one rank: ``epoch * epoch size + offset``; all ranks are at
+        the same one at the same time.
+
+        Returns:
+            Positions of shape ``(n_examples,)``, FAR where none follows.
+        """
+        found = np.full(self.n_examples, FAR, np.int64)
+        for epoch in self.epochs:
+            rows = self.of_ranks(ranks, epoch)
+            at = epoch * len(rows) + np.arange(len(rows))
+            is_later = at >= position
+            np.minimum.at(found, rows[is_later], at[is_later, np.newaxis])
+        return found
+
+
+def expected_often(n_examples: int, n_ranks: int, n_epochs: int, excess: float) -> float:
+    """Return how many examples a rank is expected to read over ``1 + excess`` times the mean.
+
+    Source: Dryden et al., section 3.1: the accesses of one rank to one example are
+    Binomial(epochs, 1 / ranks).
+    """
+    most = math.floor((1 + excess) * n_epochs / n_ranks)
+    return n_examples * float(binomial(n_epochs, 1 / n_ranks)[most + 1 :].sum())
