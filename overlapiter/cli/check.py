@@ -35,7 +35,7 @@ from overlapiter.urls import is_url
 from overlapiter.words import count_words, size_words
 
 from .console import CommandError, Names, Progress, printable, tell
-from .crew import Crew, Part, WatchedOrigin, parts_of
+from .crew import Crew, Part, parts_of
 from .origins import add_reading, check_reading, origin_of, storage_options
 from .place import add_directory, chosen, opened, recorded, store_of
 
@@ -50,6 +50,7 @@ _OUTDATED = "outdated, their sources have changed"
 _DIFFERENT = "not what their sources hold, though size and mtime are the same"
 _GONE_WORDS = "without a source, which was removed"
 _UNKNOWN = "not compared, their sources cannot be read now"
+_NO_ANSWER = "the source has no answer; see whether it is mounted"
 
 
 class Finding(NamedTuple):
@@ -138,13 +139,13 @@ def _check(inventory: Inventory, arguments: argparse.Namespace, report: _Report)
 
 def _check_files(verifier: _Verifier, store: Store | None, report: _Report) -> None:
     """Look at the files of a source root; drop those that are bad if there is a store."""
-    n_files, findings = verifier.run()
+    n_seen, n_unseen, findings = verifier.run()
     if store is not None:
         bad = [finding.file.extent for finding in findings if finding.is_bad]
         for some in parts_of(bad, _DROPPED_AT_ONCE):
             store.drop(some)
     report.begin(verifier.source.root)
-    n_good = n_files - len(findings)
+    n_good = n_seen - len(findings)
     report.good(f"{count_words(n_good, 'file'):>14}", n_good, "file")
     names: dict[tuple[str, bool], list[str]] = defaultdict(list)
     for file, fault, is_bad in findings:
@@ -152,6 +153,8 @@ def _check_files(verifier: _Verifier, store: Store | None, report: _Report) -> N
     for (fault, is_repaired), some_names in names.items():
         text = f"{fault}: {Names(sorted(some_names))}"
         report.wrong(text, len(some_names), "file", is_repaired=is_repaired)
+    if n_unseen:
+        report.wrong(f"not looked at: {_NO_ANSWER}", n_unseen, "file")
 
 
 def _check_segments(
@@ -184,10 +187,11 @@ def _check_segments(
 
 def _is_mounted(root: str) -> bool:
     """Return whether anything lies below a source; a mount point without its mount is empty."""
-    if not os.path.isdir(root):
+    try:
+        with os.scandir(root) as entries:
+            return any(True for _ in entries)
+    except OSError:
         return False
-    with os.scandir(root) as entries:
-        return any(True for _ in entries)
 
 
 class _Verifier:
@@ -198,13 +202,15 @@ class _Verifier:
         self.source = source
         self._inventory = inventory
         self._is_reading = arguments.checksum
-        self._crew = Crew[StagedFile, "list[Finding]"](self._look_at, n_reads, arguments.timeout)
         origin = origin_of(source.root, options, n_reads, source.place)
-        self._origin = WatchedOrigin(origin, self._crew)
+        self._crew = Crew[StagedFile, "list[Finding]"](
+            origin, self._look_at, n_reads, arguments.timeout
+        )
 
-    def run(self) -> tuple[int, list[Finding]]:
-        """Return how many files there are, and what is wrong."""
+    def run(self) -> tuple[int, int, list[Finding]]:
+        """Return how many files were looked at, how many were not, and what is wrong."""
         findings: list[Finding] = []
+        n_seen = 0
         files = self._inventory.files([self.source], order="place")
         parts = ({file.path: file for file in some} for some in parts_of(files, _PART_FILES))
         with Progress(files.n_files) as shown, contextlib.closing(self._crew.run(parts)) as done:
@@ -213,11 +219,13 @@ class _Verifier:
                     fault = f"{_UNKNOWN} ({self._crew.silence})"
                     found = [Finding(file, fault, is_bad=False) for file in part.values()]
                 findings += found
+                n_seen += len(part)
                 shown.advance(sum(file.extent.size for file in part.values()), len(part))
         # What jobs have replaced or evicted meanwhile is not wrong any more.
         keys = [finding.file.extent.key for finding in findings]
         there = set(self._inventory.files([self.source], keys=keys))
-        return files.n_files, [finding for finding in findings if finding.file in there]
+        findings = [finding for finding in findings if finding.file in there]
+        return n_seen, files.n_files - n_seen, findings
 
     def _look_at(self, part: Part[StagedFile]) -> list[Finding]:
         found = []
@@ -231,24 +239,24 @@ class _Verifier:
 
     def _compared(self, file: StagedFile) -> Finding | None:
         """Compare a copy with its source; return what is wrong, if anything."""
-        origin, extent, root = self._origin, file.extent, self.source.root
+        extent, root = file.extent, self.source.root
         try:
-            if origin.stat(file.path) != Original(extent.size, extent.mtime):
+            if self._crew.stat(file.path) != Original(extent.size, extent.mtime):
                 return Finding(file, _OUTDATED)
             if self._is_reading and self._checksum_of_source(file) != extent.checksum:
                 return Finding(file, _DIFFERENT)
         except OSError as error:
             reason = error.strerror or str(error)
             if error.errno in _GONE:
-                if is_url(root) or origin.asked(file.path, lambda: _is_mounted(root)):
+                if is_url(root) or self._crew.ask(file.path, lambda: _is_mounted(root)):
                     return Finding(file, _GONE_WORDS)
-                reason = f"{root} is not there, or empty: is it mounted?"
+                reason = f"{root} is not there, empty or not readable: is it mounted?"
             return Finding(file, f"{_UNKNOWN} ({reason})", is_bad=False)
         return None
 
     def _checksum_of_source(self, file: StagedFile) -> int:
         checksum = Checksum(file.extent.key, file.extent.size, file.extent.mtime)
-        with self._origin.open(file.path) as original:
+        with self._crew.open(file.path) as original:
             while piece := original.read(_CHUNK_BYTES):
                 checksum.update(piece)
         return checksum.value()

@@ -57,33 +57,40 @@ def answered(path: str, question: Callable[[], AnswerT], timeout_seconds: float)
 
 
 class Crew(Generic[ItemT, ResultT]):
-    """Works on many parts at a time.
+    """Works on many parts at a time. It is the origin of their files, and notes why they fail.
 
     A thread that waits too long for an answer about a file is given up, and another one takes its
     place; the other files of its part are worked on again, each by itself.
 
     Args:
-        work: Works on a part; it asks the slow store through :meth:`ask`.
+        origin: Gives the files.
+        work: Works on a part; it asks for files through this crew alone.
         n_threads: How many parts are worked on at the same time.
         timeout_seconds: How long an answer may take.
         give_up: Called with a part whose thread is given up.
 
     Attributes:
         silence: What is said of a file without an answer.
+        reasons: Why files could not be read; an empty text for those that are empty.
+        unread: The files of which the store, or its disk, is to blame.
     """
 
     def __init__(
         self,
+        origin: Origin,
         work: Callable[[Part[ItemT]], ResultT],
         n_threads: int,
         timeout_seconds: float,
         give_up: Callable[[Part[ItemT]], None] = lambda _part: None,
     ) -> None:
+        self._origin = origin
         self._work = work
         self._n_threads = n_threads
         self._timeout_seconds = timeout_seconds
         self._give_up = give_up
         self.silence = f"no answer for {timeout_seconds:g} s"
+        self.reasons: dict[str, str] = {}
+        self.unread: set[str] = set()
         self._threads = Threads(self._serve)
         self._done: queue.SimpleQueue[tuple[Part[ItemT], ResultT | Exception | None]]
         self._done = queue.SimpleQueue()
@@ -105,10 +112,26 @@ class Crew(Generic[ItemT, ResultT]):
         me = threading.get_ident()
         self._asking[me] = path, time.monotonic()
         try:
-            return question()
-        finally:
-            if self._asking.pop(me, None) is None:
-                threading.Event().wait()  # the files may have been worked on again
+            try:
+                return question()
+            finally:
+                if self._asking.pop(me, None) is None:
+                    threading.Event().wait()  # the files may have been worked on again
+        except OSError as error:
+            self.reasons[path] = error.strerror or str(error)
+            if error.errno == errno.EIO:
+                self.unread.add(path)
+            raise
+
+    def stat(self, path: str) -> Original:
+        """Tell what a file is now."""
+        return self.ask(path, lambda: self._origin.stat(path))
+
+    @contextlib.contextmanager
+    def open(self, path: str) -> Iterator[OriginalFile]:
+        """Open a file, for the length of a ``with`` block."""
+        with self.ask(path, lambda: self._origin.open(path)) as file:
+            yield _WatchedFile(self, path, file)
 
     def _serve(self) -> None:
         while self._threads.do_next():
@@ -166,7 +189,7 @@ class Crew(Generic[ItemT, ResultT]):
                     parts = itertools.chain([{p: part[p]} for p in part if p != path], parts)
                     yield {path: part[path]}, None
         finally:
-            self.stop()
+            self._stop()
 
     def _overdue(self) -> Iterator[tuple[str, Part[ItemT]]]:
         """Give up threads that wait too long; give the file for which each does, and its part."""
@@ -185,7 +208,7 @@ class Crew(Generic[ItemT, ResultT]):
         # If more than these are lost, the store is dead.
         self._threads.resize(n_threads + min(self._n_lost, n_threads))
 
-    def stop(self) -> None:
+    def _stop(self) -> None:
         """End the threads, in the middle of a file, too; those that hang are not waited for."""
         self._is_stopped = True
         self._threads.resize(0)
@@ -195,52 +218,17 @@ class Crew(Generic[ItemT, ResultT]):
                 self._done.get(timeout=max(0.0, deadline - time.monotonic()))
 
 
-class WatchedOrigin:
-    """An origin that is asked through a crew, and notes why it fails.
-
-    Attributes:
-        reasons: Why files could not be read; an empty text for those that are empty.
-        unread: The files of which the store, or its disk, is to blame.
-    """
-
-    def __init__(self, origin: Origin, crew: Crew[Any, Any]) -> None:
-        self._origin = origin
-        self._crew = crew
-        self.reasons: dict[str, str] = {}
-        self.unread: set[str] = set()
-
-    def asked(self, path: str, question: Callable[[], AnswerT]) -> AnswerT:
-        """Return the answer to a question about a file."""
-        try:
-            return self._crew.ask(path, question)
-        except OSError as error:
-            self.reasons[path] = error.strerror or str(error)
-            if error.errno == errno.EIO:
-                self.unread.add(path)
-            raise
-
-    def stat(self, path: str) -> Original:
-        """Tell what a file is now."""
-        return self.asked(path, lambda: self._origin.stat(path))
-
-    @contextlib.contextmanager
-    def open(self, path: str) -> Iterator[OriginalFile]:
-        """Open a file, for the length of a ``with`` block."""
-        with self.asked(path, lambda: self._origin.open(path)) as file:
-            yield _WatchedFile(self, path, file)
-
-
 class _WatchedFile:
-    """A file of a watched origin."""
+    """A file of the origin of a crew."""
 
-    def __init__(self, origin: WatchedOrigin, path: str, file: OriginalFile) -> None:
-        self._origin, self._path, self._file = origin, path, file
+    def __init__(self, crew: Crew[Any, Any], path: str, file: OriginalFile) -> None:
+        self._crew, self._path, self._file = crew, path, file
 
     def stat(self) -> Original:
-        found = self._origin.asked(self._path, self._file.stat)
+        found = self._crew.ask(self._path, self._file.stat)
         if not found.size_bytes:
-            self._origin.reasons[self._path] = ""
+            self._crew.reasons[self._path] = ""
         return found
 
     def read(self, size_bytes: int) -> bytes:
-        return self._origin.asked(self._path, lambda: self._file.read(size_bytes))
+        return self._crew.ask(self._path, lambda: self._file.read(size_bytes))

@@ -21,7 +21,7 @@ from overlapiter.workers.prefetcher.threads import reads_within_limit
 from overlapiter.workers.supervisor.inflight import InFlight, Reading
 
 from .console import CommandError
-from .crew import Crew, Part, WatchedOrigin, answered
+from .crew import Crew, Part, answered
 
 _CHUNK_BYTES = 1 << 20
 _MOST_FILES = 200_000
@@ -90,8 +90,8 @@ class SourceMeter:
         most = min(MAX_READS_IN_FLIGHT, reads_within_limit())
         self._in_flight = InFlight(FIRST_READS_IN_FLIGHT, min(MIN_READS_IN_FLIGHT, most), most)
         self._begin = begin
-        self._crew = Crew[None, _Sizes](self._read, self._in_flight.n_reads, _TIMEOUT_SECONDS)
-        self._origin = WatchedOrigin(origin, self._crew)
+        n_reads = self._in_flight.n_reads
+        self._crew = Crew[None, _Sizes](origin, self._read, n_reads, _TIMEOUT_SECONDS)
         self._deadline = self._started = time.monotonic()
         self._counts = self._before = self._started, 0, 0, 0.0, time.process_time()
         self._sums: dict[int, list[float]] = {}
@@ -114,7 +114,7 @@ class SourceMeter:
                 else:
                     self._add(*sizes)
         self._look()
-        unread = {path: reason for path, reason in self._origin.reasons.items() if reason}
+        unread = {path: reason for path, reason in self._crew.reasons.items() if reason}
         levels = [_level(*each) for each in sorted(self._sums.items()) if each[1][1]]
         return levels, unread | silent
 
@@ -145,7 +145,7 @@ class SourceMeter:
         if began_seconds > self._deadline:
             return 0, 0, 0.0
         try:
-            with self._origin.open(path) as file:
+            with self._crew.open(path) as file:
                 file.stat()
                 while piece := file.read(_CHUNK_BYTES):
                     n_bytes += len(piece)

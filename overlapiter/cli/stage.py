@@ -35,7 +35,7 @@ from overlapiter.words import count_words, duration_words, size_words
 from overlapiter.workers.plan import StagingPlan
 
 from .console import Names, Progress, UsageError, say, spoken_warnings, tell
-from .crew import Crew, Part, WatchedOrigin, answered, parts_of
+from .crew import Crew, Part, answered, parts_of
 from .filelist import FileList, add_list, read_list
 from .origins import add_reading, check_reading, storage_options
 from .place import new_directory, recorded, run_of
@@ -181,9 +181,10 @@ class _Work:
     ) -> None:
         self._store = store
         self._n_reads = plan.first_reads_in_flight
-        self._crew = Crew[None, int](self._stage, self._n_reads, timeout_seconds, self._give_up)
-        self._source = WatchedOrigin(plan.origin(), self._crew)
-        self._stager = Stager([store], self._source, plan.validate, lambda job: job(), warn)
+        self._crew = Crew[None, int](
+            plan.origin(), self._stage, self._n_reads, timeout_seconds, self._give_up
+        )
+        self._stager = Stager([store], self._crew, plan.validate, lambda job: job(), warn)
         self._lock = threading.Lock()
         self._is_full = False
         self.n: Counter[str] = Counter()
@@ -224,8 +225,8 @@ class _Work:
         for key, path in wanted:
             outcome, extent, *_ = answers[key]
             if outcome is Outcome.SOURCE_FAILED:
-                reason = self._source.reasons.pop(path, "it is being written")
-                fate = "unread" if path in self._source.unread else "missing"
+                reason = self._crew.reasons.pop(path, "it is being written")
+                fate = "unread" if path in self._crew.unread else "missing"
                 self._count(fate if reason else "empty", path, reason)
             else:
                 self._count(_FATE_OF[outcome], path)

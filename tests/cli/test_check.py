@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -25,12 +26,14 @@ from tests.support.staged import (
 
 from .commands import (
     ENVIRONMENT,
+    command,
     hanging_command,
     is_at_rest,
     overlapiter,
     run,
     stage,
     staged_files,
+    without_privileges,
 )
 from .conftest import N_FILES
 
@@ -201,8 +204,8 @@ def test_a_source_that_is_not_mounted_condemns_nothing(
     done = overlapiter("check", fast, "--repair")
     assert done.returncode == 1
     assert (
-        f"not compared, their sources cannot be read now ({source} is not there, or empty: is it"
-        in done.stdout
+        f"not compared, their sources cannot be read now ({source} is not there, empty or not "
+        "readable: is it" in done.stdout
     )
     assert staged_paths(fast) == staged
 
@@ -214,6 +217,29 @@ def test_a_source_without_an_answer_condemns_nothing(source, fast, staged) -> No
     assert f"good {N_FILES - 1} files" in done.stdout
     assert "cannot be read now (no answer for 1.5 s): c0/0.bin" in done.stdout
     assert staged_paths(fast) == staged
+
+
+def test_what_was_not_looked_at_is_not_said_to_be_good(source, fast, staged) -> None:
+    hanging = [source / name for name in staged]
+    words = ("check", fast, "--checksum", "--timeout", 0.2, "--reads-in-flight", 2)
+    done = run(hanging_command(hanging, *words))
+    assert done.returncode == 1
+    assert "good 0 files" in done.stdout
+    assert "files not looked at: the source has no answer" in done.stdout
+
+
+@pytest.mark.skipif(not shutil.which("setpriv"), reason="root reads whatever the mode")
+def test_a_source_that_may_not_be_listed_condemns_nothing(source, fast, staged) -> None:
+    (source / "c0" / "0.bin").unlink()
+    assert staged
+    source.chmod(0o100)
+    try:
+        done = run(without_privileges(command("check", fast)))
+    finally:
+        source.chmod(0o700)
+    assert done.returncode == 1
+    assert f"good {N_FILES - 1} files" in done.stdout, done.stderr
+    assert f"({source} is not there, empty or not readable: is it" in done.stdout
 
 
 def test_a_source_that_became_a_fifo_is_no_trap(source, fast, staged) -> None:

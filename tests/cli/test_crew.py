@@ -8,6 +8,7 @@ import pytest
 
 from overlapiter.cli.console import CommandError
 from overlapiter.cli.crew import Crew
+from overlapiter.origins.origin import LocalOrigin
 
 
 def test_a_command_that_may_start_no_thread_says_so(monkeypatch) -> None:
@@ -15,6 +16,6 @@ def test_a_command_that_may_start_no_thread_says_so(monkeypatch) -> None:
         raise RuntimeError("can't start new thread")
 
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    crew = Crew[None, None](lambda _part: None, 4, 1.0)
+    crew = Crew[None, None](LocalOrigin(), lambda _part: None, 4, 1.0)
     with pytest.raises(CommandError, match="ulimit -u"):
         list(crew.run(iter([{"a.jpg": None}])))
