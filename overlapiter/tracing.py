@@ -31,6 +31,7 @@ from overlapiter.errors import OptionError
 from overlapiter.node import launched_rank
 from overlapiter.tracelines import Event, Lasting, Lines, Value
 
+_FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
 #: Bound of a file: that of a rank. Those of 16 ranks join to 256 MiB, which web browsers open.
 MAX_BYTES = 16 << 20
 #: A process keeps so many events, or events for so long, before it writes them.
@@ -57,19 +58,6 @@ class TraceFile:
     offset_ns: int
     max_bytes: int = MAX_BYTES
     heading: str = ""
-
-    def open(self, process_name: str, order: int = 0) -> Trace:
-        """Return the trace for this process, which is not its first.
-
-        Args:
-            process_name: What the rows of this process are headed by.
-            order: Processes of a rank are shown in this order.
-
-        Raises:
-            OSError: The file is gone, or cannot be written.
-        """
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
-        return Trace(self, os.open(self.path, flags), self.heading + process_name, order)
 
 
 def begin_trace(
@@ -99,10 +87,9 @@ def begin_trace(
     file = TraceFile(own_path, rank or 0, begun_ns, max_bytes, heading)
     with contextlib.suppress(FileNotFoundError):
         os.unlink(file.path)  # a process of an earlier trace goes on writing to that one
-    fd = os.open(file.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
+    fd = os.open(file.path, _FLAGS | os.O_CREAT | os.O_EXCL, 0o644)
     os.write(fd, b"[\n")
-    os.close(fd)
-    return file.open(process_name)
+    return Trace(file, fd, process_name)
 
 
 def path_of_rank(path: str, rank: int) -> str:
@@ -133,7 +120,7 @@ class Trace:
         n_dropped: Events that were left out so far.
     """
 
-    def __init__(self, file: TraceFile, fd: int, process_name: str, order: int) -> None:
+    def __init__(self, file: TraceFile, fd: int, process_name: str, order: int = 0) -> None:
         self.file = file
         self.is_on = True
         self.n_dropped = 0
@@ -148,16 +135,26 @@ class Trace:
         self._key: int | None = None  # of the latest event, and of the step amid which that changed
         self._cut_key: int | None = None
         _open_traces.add(self)
-        self._name_process(process_name, order)
+        begun_ns, heading = self._flushed_ns, file.heading + process_name
+        place = {"sort_index": file.rank * 1000 + order}
+        self._put("M", "process_name", "", begun_ns, "", {"name": heading})
+        self._put("M", "process_sort_index", "", begun_ns, "", place)
         self._look_at_size()
 
     # --- recording ----------------------------------------------------------------------------
 
+    @contextlib.contextmanager
     def span(
         self, name: str, category: str, key: int | None = None, /, **args: Value
-    ) -> contextlib.AbstractContextManager[object]:
+    ) -> Iterator[None]:
         """Record how long the block takes, in the row of this thread."""
-        return _Span(self, name, category, key, args)
+        begin_ns = time.monotonic_ns()
+        try:
+            yield
+        finally:
+            # Not by add, of which what the user tells of a span may have the names of arguments.
+            lasting = time.monotonic_ns(), None, (), "t"
+            self._add(name, category, begin_ns, key, lasting, args)
 
     def add(
         self,
@@ -249,12 +246,6 @@ class Trace:
         if len(self._events) >= _MOST_KEPT or at_ns - self._flushed_ns > _FLUSH_AFTER_NS:
             self.flush()
 
-    def _name_process(self, name: str, order: int) -> None:
-        begun_ns = time.monotonic_ns()
-        self._put("M", "process_name", "", begun_ns, "", {"name": name})
-        place = {"sort_index": self.file.rank * 1000 + order}
-        self._put("M", "process_sort_index", "", begun_ns, "", place)
-
     def flush(self) -> None:
         """Write what has been kept."""
         with self._lock:
@@ -312,27 +303,6 @@ class Trace:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-class _Span:
-    """Records how long a block takes."""
-
-    __slots__ = ("_args", "_begin_ns", "_category", "_key", "_name", "_trace")
-
-    def __init__(
-        self, trace: Trace, name: str, category: str, key: int | None, args: dict[str, Value]
-    ) -> None:
-        self._trace, self._name, self._category = trace, name, category
-        self._key, self._args = key, args
-
-    def __enter__(self) -> None:
-        self._begin_ns = time.monotonic_ns()
-
-    def __exit__(self, *error: object) -> None:
-        end_ns = time.monotonic_ns()
-        # Not by add, of which what the user tells of a span may have the names of arguments.
-        lasting, args = (end_ns, None, (), "t"), self._args
-        self._trace._add(self._name, self._category, self._begin_ns, self._key, lasting, args)
 
 
 #: Closed when the interpreter ends.
@@ -425,6 +395,8 @@ def chosen_trace(wanted: str | os.PathLike[str] | Trace | None) -> tuple[Tracing
 def open_trace(file: TraceFile | None, process_name: str, order: int) -> Tracing:
     """Return the trace for a process that is not its rank's first; :data:`OFF` where there is none.
 
+    So it is, too, where the file is gone, or cannot be written: what the others record remains.
+
     Args:
         file: The trace of the rank, if it has one.
         process_name: What the rows of this process are headed by.
@@ -433,6 +405,6 @@ def open_trace(file: TraceFile | None, process_name: str, order: int) -> Tracing
     if file is None:
         return OFF
     try:
-        return file.open(process_name, order)
-    except OSError:  # it was removed, say: what the others record remains
+        return Trace(file, os.open(file.path, _FLAGS), process_name, order)
+    except OSError:
         return OFF

@@ -94,7 +94,7 @@ def test_several_processes_and_threads_write_whole_lines_to_one_file(path: Path)
     for number in range(3):
         pids.append(os.fork())
         if not pids[-1]:
-            own = trace.file.open(f"child {number}", number)
+            own = tracing.open_trace(trace.file, f"child {number}", number)
             for step in range(3000):
                 with own.span("work", "x", step, text="z" * (step % 50)):
                     pass
@@ -200,7 +200,7 @@ def test_a_trace_that_is_removed_or_full_does_not_stop_the_program(path: Path) -
     assert not child.is_on
     trace.instant("x", "y")
     trace.close()
-    full = tracing.Trace(trace.file, os.open("/dev/full", os.O_WRONLY), "worker", 0)
+    full = tracing.Trace(trace.file, os.open("/dev/full", os.O_WRONLY), "worker")
     full.instant("x", "y")
     full.flush()
     assert not full.is_on
