@@ -36,7 +36,7 @@ from overlapiter.words import count_words, size_words
 
 from .console import CommandError, Names, Progress, printable, tell
 from .crew import Crew, Part, parts_of
-from .origins import add_reading, check_reading, origin_of, storage_options
+from .origins import add_reading, origin_of, storage_options
 from .place import add_directory, chosen, opened, recorded, store_of
 
 _PART_FILES = 64
@@ -73,7 +73,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check; return the exit code."""
-    check_reading(arguments)
     report = _Report(arguments)
     try:
         with opened(arguments.directory) as inventory:

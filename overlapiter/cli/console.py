@@ -11,9 +11,10 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Literal
 
+from overlapiter.errors import OverlapError
 from overlapiter.store.index import IndexBusyError, IndexDamagedError
 from overlapiter.words import size_words
 
@@ -42,7 +43,7 @@ _ADVICE = {
 }
 
 
-class CommandError(Exception):
+class CommandError(OverlapError):
     """Something that the user can mend; the message says what is wrong, and what to do next."""
 
 
@@ -55,10 +56,27 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def check_seconds(option: str, seconds: float) -> None:
-    """Raise UsageError unless a thread can wait for so long."""
-    if not 0 < seconds < _LONGEST_SECONDS:
-        raise UsageError(f"{option}: give more than 0, and less than {_LONGEST_SECONDS:g}")
+def at_least(least: int) -> Callable[[str], int]:
+    """Return the type of an argument that is a count of at least so many."""
+
+    def count(text: str) -> int:
+        if int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text} is too small; give at least {least}")
+        return int(text)
+
+    return count
+
+
+def above_0(text: str, limit: float = 1e15) -> float:
+    """Return a number that is more than 0, and less than a limit: the type of an argument."""
+    if not 0 < float(text) < limit:
+        raise argparse.ArgumentTypeError(f"give more than 0, and less than {limit:g}")
+    return float(text)
+
+
+def seconds(text: str) -> float:
+    """Return a time for which a thread can wait: the type of an argument."""
+    return above_0(text, _LONGEST_SECONDS)
 
 
 def add_figure(parser: argparse.ArgumentParser, more: str = "") -> None:
@@ -123,13 +141,13 @@ class Progress:
         self._n += n
         self._bytes += size_bytes
         speed = self._bytes / max(time.monotonic() - self._started, 1e-3)
-        words = f"{size_words(self._bytes)}, {size_words(speed)}/s"
+        words = f"{size_words(self._bytes)}, {size_words(speed)}/s" if self._bytes else ""
         if self._bar is not None:
             self._bar.set_postfix_str(words, refresh=self._n == self._bar.total)
             self._bar.update(n)
         elif time.monotonic() >= self._say_at:
             self._say_at = time.monotonic() + _QUIET_SECONDS
-            say(f"{self._n:,} of {self._what}, {words}")
+            say(f"{self._n:,} of {self._what}{words and ', '}{words}")
 
 
 def _bar(total: int, unit: str) -> tqdm:

@@ -25,7 +25,7 @@ import textwrap
 from typing import Any, NamedTuple
 
 from overlapiter.errors import StagingError
-from overlapiter.options import MAX_READS_IN_FLIGHT, check_count
+from overlapiter.options import MAX_READS_IN_FLIGHT
 from overlapiter.origins.origin import Origin
 from overlapiter.planning import check_apart
 from overlapiter.sources import source_root
@@ -34,7 +34,7 @@ from overlapiter.urls import is_url
 from overlapiter.words import duration_words, size_words
 
 from . import advice, probe, sourcespeed
-from .console import CommandError, UsageError, check_seconds, is_terminal, table, tell
+from .console import CommandError, UsageError, at_least, is_terminal, seconds, table, tell
 from .crew import answered
 from .filelist import add_list, read_list
 from .origins import TIMEOUT_SECONDS, add_storage_options, origin_of, storage_options
@@ -53,9 +53,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--to", metavar="DIR", help="the staging directory, to measure its disk")
     add_storage_options(parser)
     ranks = "training processes on this node, which share cores and reads (default: 1)"
-    parser.add_argument("--ranks", metavar="N", type=int, default=1, help=ranks)
-    seconds = "how long to measure, about (default: %(default)g)"
-    parser.add_argument("--seconds", metavar="S", type=float, default=_SECONDS, help=seconds)
+    parser.add_argument("--ranks", metavar="N", type=at_least(1), default=1, help=ranks)
+    length = "how long to measure, about (default: %(default)g)"
+    parser.add_argument("--seconds", metavar="S", type=seconds, default=_SECONDS, help=length)
     save = "write the JSON to this file, too, for `overlapiter plan`"
     parser.add_argument("--save", metavar="PROFILE", help=save)
 
@@ -79,8 +79,6 @@ class _Findings(NamedTuple):
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and recommend; return the exit code."""
-    n_ranks = check_count("--ranks", arguments.ranks)
-    check_seconds("--seconds", arguments.seconds)
     save = arguments.save
     place = save if save and os.path.exists(save) else os.path.dirname(save or "") or "."
     if save and (os.path.isdir(save) or not os.access(place, os.W_OK)):
@@ -96,8 +94,8 @@ def run(arguments: argparse.Namespace) -> int:
     finally:
         _say_at("")
     advised = [
-        advice.processes_advice(found.node, n_ranks),
-        advice.reads_advice(levels, found.disk, found.node, n_ranks),
+        advice.processes_advice(found.node, arguments.ranks),
+        advice.reads_advice(levels, found.disk, found.node, arguments.ranks),
         advice.capacity_advice(found.file_system, found.staged_bytes, found.dataset_bytes),
     ]
     notes = advice.warnings(levels, found.disk, found.file_system, found.node)
@@ -148,8 +146,8 @@ def _measured(source: str, directory: str | None, arguments: argparse.Namespace)
         _say_at(f"the slow store, reads in flight: {n_reads}")
 
     origin = origin if is_url(source) else sourcespeed.UncachedOrigin()
-    seconds = arguments.seconds * _SOURCE_SHARE
-    levels, unread = sourcespeed.SourceMeter(origin, begin).measure(paths, seconds)
+    meter = sourcespeed.SourceMeter(origin, begin)
+    levels, unread = meter.measure(paths, arguments.seconds * _SOURCE_SHARE)
     n_files = sum(level.n_files for level in levels)
     if not n_files:
         path, reason = next(iter(unread.items()), (paths[0], "no answer"))
@@ -165,7 +163,7 @@ def _measured(source: str, directory: str | None, arguments: argparse.Namespace)
     )
 
 
-def _with_disk(found: _Findings, directory: str, seconds: float) -> _Findings:
+def _with_disk(found: _Findings, directory: str, for_seconds: float) -> _Findings:
     """Measure the disk of the staging directory, too."""
     best = advice.most_held(found.levels)
     file_bytes = max(1, best.n_bytes // best.n_files)
@@ -173,7 +171,7 @@ def _with_disk(found: _Findings, directory: str, seconds: float) -> _Findings:
         with probe.scratch(directory) as folder:
             _say_at("the staging disk")
             place = probe.file_system_of(folder)
-            disk = probe.measure_disk(folder, file_bytes, seconds)
+            disk = probe.measure_disk(folder, file_bytes, for_seconds)
         staged_bytes = 0
         if os.path.isdir(directory):
             existing_directory(directory)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import argparse
 import json
+from pathlib import Path
 
-from overlapiter.options import FIRST_READS_IN_FLIGHT, check_count
-from overlapiter.origins.origin import LocalOrigin, Origin
+from overlapiter.options import FIRST_READS_IN_FLIGHT
+from overlapiter.origins.origin import Origin
 from overlapiter.urls import is_url
+from overlapiter.workers.plan import StagingPlan
 
-from .console import UsageError, check_seconds
+from .console import UsageError, at_least, seconds
 
 #: How long a remote store that fails is tried again.
 _RETRY_SECONDS = 30.0
@@ -31,28 +33,24 @@ def add_reading(parser: argparse.ArgumentParser) -> None:
     add_storage_options(parser)
     reads = "files to ask the source for at the same time (default: %(default)s)"
     n_reads = FIRST_READS_IN_FLIGHT
-    parser.add_argument("--reads-in-flight", metavar="N", type=int, default=n_reads, help=reads)
+    parser.add_argument(
+        "--reads-in-flight", metavar="N", type=at_least(1), default=n_reads, help=reads
+    )
     parser.add_argument(
         "--timeout",
         metavar="S",
-        type=float,
+        type=seconds,
         default=TIMEOUT_SECONDS,
         help="leave out a file for which the source has no answer in so long (default: "
         "%(default)g s)",
     )
 
 
-def check_reading(arguments: argparse.Namespace) -> None:
-    """Raise OptionError or UsageError unless a source can be read as the command line says."""
-    check_count("--reads-in-flight", arguments.reads_in_flight)
-    check_seconds("--timeout", arguments.timeout)
-
-
 def storage_options(arguments: argparse.Namespace) -> dict[str, object]:
-    """Return the options that the command line names. Raises CommandError if it cannot."""
+    """Return the options that the command line names. Raises UsageError if it cannot."""
     name = arguments.storage_options
     try:
-        options = {} if name is None else json.loads(open(name, "rb").read())  # noqa: SIM115  # read whole
+        options = {} if name is None else json.loads(Path(name).read_bytes())
     except (OSError, ValueError) as error:
         raise UsageError(
             f"--storage-options: {name} cannot be read ({error}); name a JSON file"
@@ -74,18 +72,17 @@ def origin_of(
         place: What tells sources of one name apart, if that is known.
 
     Raises:
-        CommandError: The options are for another store than the one at this place.
+        UsageError: The options are for another store than the one at this place.
         OptionError: It is a URL that cannot be read here.
     """
-    if not is_url(source):
-        return LocalOrigin()
-    # fsspec is not needed for a directory.
-    from overlapiter.origins.remote import RemoteOrigin, check_remote, place_of
+    plan = StagingPlan((), source, "never", 1, n_reads, options, _RETRY_SECONDS)
+    if is_url(source):
+        from overlapiter.origins.remote import check_remote  # and with it fsspec, for URLs alone
 
-    check_remote(source, options)
-    if place not in (None, place_of(options)):
-        raise UsageError(
-            f"{source} was staged from another store ({place or 'without options'}); name --source "
-            f"and the --storage-options of that one"
-        )
-    return RemoteOrigin(source, options, n_connections=n_reads, patience_seconds=_RETRY_SECONDS)
+        check_remote(source, options)
+        if place not in (None, plan.place):
+            raise UsageError(
+                f"{source} was staged from another store ({place or 'without options'}); name "
+                f"--source and the --storage-options of that one"
+            )
+    return plan.origin()

@@ -21,7 +21,7 @@ import argparse
 import dataclasses
 import json
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from overlapiter.clairvoyant.planner import (
     EpochForecast,
@@ -32,10 +32,10 @@ from overlapiter.clairvoyant.planner import (
     variants,
     without_peers,
 )
-from overlapiter.options import check_count, parse_size
+from overlapiter.options import parse_size
 from overlapiter.words import count_words, duration_words, size_words
 
-from .console import UsageError, add_figure, table, tell
+from .console import UsageError, above_0, add_figure, at_least, table, tell
 from .plots import draw_plan
 
 _NETWORK = "1GB"
@@ -45,12 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add = parser.add_argument
     add("profile", metavar="PROFILE", help="a file that `overlapiter doctor --save` wrote")
-    add("--nodes", metavar="N", type=int, default=1, help="nodes of the job (%(default)s)")
+    count = at_least(1)
+    add("--nodes", metavar="N", type=count, default=1, help="nodes of the job (%(default)s)")
     ranks = "ranks on each node (%(default)s)"
-    add("--ranks-per-node", metavar="N", type=int, default=1, help=ranks)
-    add("--epochs", metavar="N", type=int, default=90, help="epochs of the run (%(default)s)")
+    add("--ranks-per-node", metavar="N", type=count, default=1, help=ranks)
+    add("--epochs", metavar="N", type=count, default=90, help="epochs of the run (%(default)s)")
     rate = "examples/s that a rank trains if it waits for no data (default: the time of data alone)"
-    add("--train-rate", metavar="N", type=float, help=rate)
+    add("--train-rate", metavar="N", type=above_0, help=rate)
     size = "size of the data set (default: that of the profile)"
     add("--dataset", metavar="SIZE", help=size)
     capacity = "room on a node's disk, as 200GB, or 30%% of the data set (default: the profile's)"
@@ -65,7 +66,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Forecast; return the exit code."""
-    job = _job(_profile(arguments.profile), arguments)
+    job = _job(_measured(arguments.profile), arguments)
     found = {name: forecast(each) for name, each in variants(job).items()}
     others = {"the store alone": store_only(job)}
     if job.n_nodes > 1:
@@ -78,54 +79,63 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _profile(path: str) -> dict[str, Any]:
+class _Measured(NamedTuple):
+    """What a profile tells of a node: sizes in bytes, rates in bytes per second."""
+
+    mean_bytes: float
+    dataset_bytes: float
+    store_rate: float
+    disk_rate: float
+    capacity: str | int
+
+
+def _measured(path: str) -> _Measured:
     try:
         with open(path) as file:
             profile = json.load(file)
-        for name in ("node", "recommended"):
-            if name not in profile:
-                raise KeyError(name)
-        if not sum(level["n_bytes"] for level in profile["levels"]):
+        n_cores, capacity = profile["node"]["n_cores"], profile["recommended"]["capacity"]
+        levels, disk = profile["levels"], profile["disk"]
+        mean_bytes = sum(x["n_bytes"] for x in levels) / sum(x["n_files"] for x in levels)
+        if not mean_bytes:
             raise ValueError("all files that it has read are empty")
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        best = max(levels, key=lambda level: level["bytes_per_second"])
+        cpu_seconds, disk_rate = best["cpu_seconds"] / best["n_files"], 1e12
+        if disk is not None:
+            cpu_seconds += disk["small_cpu_seconds"]
+            # By as many readers as there are cores.
+            small = disk["small_bytes"] / max(disk["small_read_seconds"], 1e-9) * n_cores
+            disk_rate = min(disk["read_bytes_per_second"], small)
+        # Copying takes cores; the store cannot bring more than they copy.
+        store_rate = min(best["bytes_per_second"], n_cores / max(cpu_seconds, 1e-9) * mean_bytes)
+        dataset_bytes = profile["dataset_bytes"] or 0
+    except (OSError, ArithmeticError, ValueError, LookupError, TypeError) as error:
         raise UsageError(
             f"{path} is no profile ({error}); make one: overlapiter doctor … --save node.json"
         ) from None
-    return dict(profile)
+    return _Measured(mean_bytes, dataset_bytes, store_rate, disk_rate, capacity or 0)
 
 
-def _job(profile: dict[str, Any], arguments: argparse.Namespace) -> Job:
-    """Return the job, with the rates of the profile."""
-    levels, disk, node = profile["levels"], profile.get("disk"), profile["node"]
-    mean_bytes = sum(x["n_bytes"] for x in levels) / sum(x["n_files"] for x in levels)
-    dataset_bytes = profile.get("dataset_bytes") or 0
+def _job(node: _Measured, arguments: argparse.Namespace) -> Job:
+    """Return the job, on nodes such as the one that was measured."""
+    dataset_bytes = node.dataset_bytes
     if arguments.dataset is not None:
         dataset_bytes = parse_size("--dataset", arguments.dataset, int(dataset_bytes))
     if not dataset_bytes:
         raise UsageError("the size of the data set is not known: give --dataset, as 100GB")
-    best = max(levels, key=lambda level: level["bytes_per_second"])
-    cpu_seconds = best["cpu_seconds"] / best["n_files"]
-    cpu_seconds += disk["small_cpu_seconds"] if disk else 0.0
-    # Copying takes cores; the store cannot bring more than they copy.
-    copied = node["n_cores"] / max(cpu_seconds, 1e-9) * mean_bytes
-    store_rate = min(best["bytes_per_second"], copied)
-    n_nodes = check_count("--nodes", arguments.nodes)
-    rate = arguments.train_rate
-    if rate is not None and not rate > 0:
-        raise UsageError("--train-rate: give more than 0")
-    capacity = arguments.capacity or profile["recommended"].get("capacity") or 0
     return Job(
-        n_examples=max(1, round(dataset_bytes / mean_bytes)),
+        n_examples=max(1, round(dataset_bytes / node.mean_bytes)),
         dataset_bytes=dataset_bytes,
-        n_epochs=check_count("--epochs", arguments.epochs),
-        n_nodes=n_nodes,
-        ranks_per_node=check_count("--ranks-per-node", arguments.ranks_per_node),
+        n_epochs=arguments.epochs,
+        n_nodes=arguments.nodes,
+        ranks_per_node=arguments.ranks_per_node,
         ram_bytes=parse_size("--ram", arguments.ram, int(dataset_bytes)),
-        disk_bytes=parse_size("--capacity", capacity, int(dataset_bytes)),
-        examples_per_second=rate or math.inf,
-        store_rate=store_rate,
+disk_bytes=parse_size(
+            "--capacity", arguments.capacity or node.capacity, int(dataset_bytes)
+        ),
+        examples_per_second=arguments.train_rate or math.inf,
+        store_rate=node.store_rate,
         store_limit=_rate("--store-limit", arguments.store_limit),
-        disk_rate=_disk_rate(disk, node["n_cores"]),
+        disk_rate=node.disk_rate,
         network_rate=_rate("--network", arguments.network),
     )
 
@@ -135,14 +145,6 @@ def _rate(option: str, text: str | None) -> float:
     if not rate:
         raise UsageError(f"{option}: give more than 0 bytes/s, as 5GB")
     return rate
-
-
-def _disk_rate(disk: dict[str, Any] | None, n_cores: int) -> float:
-    """Return what the disk gives as many readers as there are cores, in bytes/s."""
-    if disk is None:
-        return 1e12
-    small = disk["small_bytes"] / max(disk["small_read_seconds"], 1e-9) * n_cores
-    return float(min(disk["read_bytes_per_second"], small))
 
 
 # --- the report -----------------------------------------------------------------------------------

@@ -24,19 +24,15 @@ from overlapiter.clairvoyant.workload import SCENARIOS, Scenario
 from overlapiter.options import check_count
 from overlapiter.words import count_words, duration_words
 
-from .console import Progress, UsageError, add_figure, table, tell
+from .console import Progress, UsageError, above_0, add_figure, at_least, table, tell
 from .plots import draw_seconds
 
-#: Options that replace a number of the scenario: of the system, and of the data set.
+#: Options that replace a rate of the scenario.
 _RATES = {
     "compute_rate": "what the trainer of a rank consumes",
     "preprocess_rate": "what a thread decodes",
     "network_rate": "between two nodes",
     "store_link_rate": "from the store to a node",
-}
-_DATA = {
-    "mean_size": "mean size of an example, in MB",
-    "size_deviation": "standard deviation of the sizes, in MB",
 }
 
 
@@ -45,20 +41,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     number = "a published scenario, 1 to 4 (default: 1), or what other options change"
     add("--scenario", metavar="N", type=int, choices=sorted(SCENARIOS), default=1, help=number)
-    add("--seed", metavar="N", type=int, default=0, help="sizes and orders follow from it (0)")
+    add(
+        "--seed",
+        metavar="N",
+        type=at_least(0),
+        default=0,
+        help="sizes and orders follow from it (0)",
+    )
     add_figure(parser)
     names = ", ".join(POLICIES)
     add("--policies", metavar="NAMES", type=_names, help=f"some of: {names} (default: all)")
-    add("--ranks", metavar="N", type=int, help="ranks of the job")
-    add("--ranks-per-node", metavar="N", type=int, help="ranks that share a node")
-    add("--examples", metavar="N", type=int, help="examples in the data set")
-    add("--epochs", metavar="N", type=int, help="epochs")
+    count = at_least(1)
+    add("--ranks", metavar="N", type=count, help="ranks of the job")
+    add("--ranks-per-node", metavar="N", type=count, help="ranks that share a node")
+    add("--examples", metavar="N", type=count, help="examples in the data set")
+    add("--epochs", metavar="N", type=count, help="epochs")
     batch = "examples in a mini-batch of all ranks (default: 25 for each rank)"
-    add("--global-batch", metavar="N", type=int, help=batch)
-    for name, words in _DATA.items():
-        add(f"--{name.replace('_', '-')}", metavar="MB", type=float, help=words)
+    add("--global-batch", metavar="N", type=count, help=batch)
+    add("--mean-size", metavar="MB", type=above_0, help="mean size of an example, in MB")
+    deviation = "standard deviation of the sizes, in MB"
+    add("--size-deviation", metavar="MB", type=float, help=deviation)
     for name, words in _RATES.items():
-        add(f"--{name.replace('_', '-')}", metavar="MB/S", type=float, help=words)
+        add(f"--{name.replace('_', '-')}", metavar="MB/S", type=above_0, help=words)
     store = "what the store gives so many clients together, as 1:66,4:146, in MB/s"
     add("--store", metavar="N:RATE,…", type=_store, help=store)
     tiers = "tiers of a rank, the fastest first, as CAPACITY:RATE[:THREADS], in MB and MB/s"
@@ -69,9 +73,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Simulate; return the exit code."""
     scenario = _scenario(arguments)
     policies = arguments.policies or list(POLICIES)
-    seed = check_count("--seed", arguments.seed, minimum=0)
     with Progress(len(policies), "policies") as shown:
-        seconds = simulate(scenario, seed, policies, lambda _name: shown.advance())
+        seconds = simulate(scenario, arguments.seed, policies, lambda _name: shown.advance())
     number = arguments.scenario if scenario == SCENARIOS[arguments.scenario] else None
     text = f"{_title(scenario)}\n\n{_table(seconds)}"
     tell(arguments, text, scenario=number, seconds=seconds)
@@ -83,32 +86,28 @@ def run(arguments: argparse.Namespace) -> int:
 def _scenario(arguments: argparse.Namespace) -> Scenario:
     """Return the scenario, with the numbers that were given in the place of its own."""
     given = {name: value for name, value in vars(arguments).items() if value is not None}
-    for name in (*_RATES, *_DATA):
-        may_be_0 = name == "size_deviation"
-        if name in given and not (0 < given[name] < 1e15 or (may_be_0 and not given[name])):
-            least = "at least" if may_be_0 else "more than"
-            raise UsageError(f"--{name.replace('_', '-')}: give {least} 0")
     scenario = SCENARIOS[arguments.scenario]
     system = scenario.system
-    n_ranks = check_count("--ranks", given.get("ranks", system.n_ranks))
+    n_ranks = given.get("ranks", system.n_ranks)
     changed = {
         "n_ranks": n_ranks,
-        "ranks_per_node": check_count("--ranks-per-node", given.get("ranks_per_node", 1)),
+        "ranks_per_node": given.get("ranks_per_node", 1),
         "store_rates": given.get("store", system.store_rates),
         "tiers": given.get("tiers", system.tiers),
         **{name: given[name] for name in _RATES if name in given},
     }
+    size_deviation = given.get("size_deviation", scenario.size_deviation)
+    if not 0 <= size_deviation < 1e15:
+        raise UsageError("--size-deviation: give at least 0")
+    n_examples = given.get("examples", scenario.n_examples)
     per_rank = scenario.global_batch_size // system.n_ranks
-    return scenario._replace(
-        system=dataclasses.replace(system, **changed),
-        n_examples=check_count(
-            "--examples", given.get("examples", scenario.n_examples), minimum=n_ranks
-        ),
-        n_epochs=check_count("--epochs", given.get("epochs", scenario.n_epochs)),
-        global_batch_size=check_count(
-            "--global-batch", given.get("global_batch", per_rank * n_ranks)
-        ),
-        **{name: given[name] for name in _DATA if name in given},
+    return Scenario(
+        dataclasses.replace(system, **changed),
+        check_count("--examples", n_examples, minimum=n_ranks),
+        given.get("mean_size", scenario.mean_size),
+        size_deviation,
+        given.get("epochs", scenario.n_epochs),
+        given.get("global_batch", per_rank * n_ranks),
     )
 
 

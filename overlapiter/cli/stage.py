@@ -37,7 +37,7 @@ from overlapiter.workers.plan import StagingPlan
 from .console import Names, Progress, UsageError, say, spoken_warnings, tell
 from .crew import Crew, Part, answered, parts_of
 from .filelist import FileList, add_list, read_list
-from .origins import add_reading, check_reading, storage_options
+from .origins import add_reading, storage_options
 from .place import new_directory, recorded, run_of
 
 #: Files that a thread claims and publishes at once, and copies one after the other.
@@ -104,7 +104,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Stage; return the exit code."""
-    check_reading(arguments)
     options = Staging(
         arguments.to,
         source=arguments.source,

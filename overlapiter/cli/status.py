@@ -18,12 +18,11 @@ import os
 import sys
 import time
 
-from overlapiter.options import check_count
 from overlapiter.stats import snapshot
 from overlapiter.store.inventory import Facts, Inventory
 from overlapiter.words import duration_words, size_words
 
-from .console import printable, table, tell
+from .console import at_least, printable, table, tell
 from .jobs import boards_of
 from .place import add_directory, opened
 
@@ -35,12 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_directory(parser, "")
     runs = "how many of the last runs to show (default: %(default)s)"
-    parser.add_argument("--runs", metavar="N", type=int, default=_SHOWN_RUNS, help=runs)
+    parser.add_argument("--runs", metavar="N", type=at_least(0), default=_SHOWN_RUNS, help=runs)
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Show; return the exit code."""
-    n_runs = min(check_count("--runs", arguments.runs, minimum=0), sys.maxsize)
+    n_runs = min(arguments.runs, sys.maxsize)
     with opened(arguments.directory) as inventory:
         held, disk, runs = inventory.holdings(), _disk(inventory), inventory.runs(n_runs)
     users = [_user(run, inventory.directory) for run in runs if run["ended_seconds"] is None]

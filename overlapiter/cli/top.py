@@ -28,7 +28,7 @@ from overlapiter.explain import Explanation, explain
 from overlapiter.stats import Stats, snapshot, waited_for
 from overlapiter.words import duration_words, size_words
 
-from .console import CommandError, check_seconds, printable, table
+from .console import CommandError, printable, seconds, table
 from .jobs import Job, find_jobs
 from .prometheus import write_metrics
 
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("pid", metavar="PID", nargs="?", type=int, help="only this process")
     interval = "seconds between two looks (default: %(default)g)"
-    parser.add_argument("--interval", metavar="S", type=float, default=2.0, help=interval)
+    parser.add_argument("--interval", metavar="S", type=seconds, default=2.0, help=interval)
     parser.add_argument("--once", action="store_true", help="look once, at all since the start")
     metrics = "write the counters there, too, each time, as node_exporter reads them (textfile)"
     parser.add_argument("--prometheus", metavar="FILE", help=metrics)
@@ -62,7 +62,6 @@ class _Seen(NamedTuple):
 
 def run(arguments: argparse.Namespace) -> int:
     """Show; return the exit code."""
-    check_seconds("--interval", arguments.interval)
     before: dict[int, Stats] = {}
     seen = _look(arguments.pid, before)
     if not seen and (arguments.once or arguments.pid is not None):
@@ -166,20 +165,14 @@ def _screen(seen: list[_Seen]) -> Group:
     """Return what a terminal shows: facts as rows, one column for each training."""
     from rich.console import Group
     from rich.padding import Padding
-    from rich.table import Table
     from rich.text import Text
 
     title = f"overlapiter top   {time.strftime('%H:%M:%S')}   Ctrl-C ends it"
     if not seen:
-        return Group(Text(title, style="bold"), Text("no training with overlapiter runs"))
-    facts = Table(box=None, padding=(0, 2))
-    facts.add_column("", style="dim")
-    rows = [_row(each) for each in seen]
-    for name, *_ in rows:
-        facts.add_column(name, justify="right", style="bold")
-    for head, *cells in list(zip(_HEAD, *rows, strict=True))[1:]:
-        facts.add_row(head, *cells)
+        return Group(Text(title, style="bold"), Text(_words(seen)))
+    (_, *names), *facts = zip(_HEAD, *map(_row, seen), strict=True)
     advice = [
         Padding(Text(f"{each.job.pid}: {each.explanation.text}"), (1, 2, 0, 2)) for each in seen
     ]
-    return Group(Text(title, style="bold"), facts, *advice)
+    shown = Text(table(("", *names), facts), no_wrap=True)
+    return Group(Text(title, style="bold"), shown, *advice)

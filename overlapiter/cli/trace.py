@@ -22,15 +22,18 @@ import os
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 from overlapiter.words import count_words, duration_words, size_words
 
 from .console import CommandError, UsageError, printable, say, table, tell
 
 Event = dict[str, Any]
+Facts = dict[str, Any]
 Keep = Callable[[str], object]
 
+#: What each of our events has.
+_HAVE_ALL = {"ph", "name", "ts", "pid"}
 #: What web browsers open: that of 16 ranks, and some more.
 _OPENS_BYTES = 300_000_000
 
@@ -41,40 +44,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", metavar="JOINED", help="write all events to this file, too")
 
 
-class Spans(NamedTuple):
-    """All that a process did under one name, those counted that a long trace left out.
-
-    ``share`` is of the time from the first to the last event of the trace: above 1 where several
-    rows did it at the same time.
-    """
-
-    process: str
-    name: str
-    number: int
-    seconds: float
-    share: float
-    median_seconds: float
-    p99_seconds: float
-
-
-class Summary(NamedTuple):
-    """What a trace shows, from its first to its last event; dropped ones were left out for size."""
-
-    seconds: float
-    n_events: int
-    n_dropped: int
-    spans: list[Spans]
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Sum up, and join; return the exit code."""
-    if arguments.output in arguments.files:
+    output = arguments.output and os.path.realpath(arguments.output)
+    if output in map(os.path.realpath, arguments.files):
         raise UsageError("--output is one of the traces; give another name")
     joined = _joined(arguments.output) if arguments.output else contextlib.nullcontext()
     with joined as keep:
         summary = summarize(event for path in arguments.files for event in read_trace(path, keep))
-    facts = {**summary._asdict(), "spans": [spans._asdict() for spans in summary.spans]}
-    tell(arguments, _words(summary), **facts)
+    tell(arguments, _words(summary), **summary)
     return 0
 
 
@@ -115,7 +93,7 @@ def read_trace(path: str, keep: Keep | None = None) -> Iterator[Event]:
                 continue
             with contextlib.suppress(json.JSONDecodeError):  # cut off, by a full disk
                 event = json.loads(text)
-                is_trace = isinstance(event, dict) and "ph" in event
+                is_trace = isinstance(event, dict) and event.keys() >= _HAVE_ALL
                 if not is_trace:
                     break
                 if keep is not None:
@@ -125,8 +103,15 @@ def read_trace(path: str, keep: Keep | None = None) -> Iterator[Event]:
         raise CommandError(f"{path} holds no trace; name a file that overlapiter wrote")
 
 
-def summarize(events: Iterable[Event]) -> Summary:
-    """Sum up the events of a trace."""
+def summarize(events: Iterable[Event]) -> Facts:
+    """Sum up the events of a trace, those counted that a long one left out.
+
+    Returns:
+        The ``seconds`` from the first to the last event; ``n_events``; ``n_dropped``, those that
+        were left out for size; and ``spans``: all that a ``process`` did under one ``name``, with
+        its ``number``, its ``seconds``, their ``share`` of the whole time, which is above 1 where
+        several rows did it at the same time, ``median_seconds`` and ``p99_seconds``.
+    """
     names: dict[int, tuple[int, str]] = {}
     took: dict[tuple[int, str], array[float]] = defaultdict(lambda: array("d"))  # and the weights
     first, last, n_events, n_dropped = float("inf"), 0.0, 0, 0
@@ -147,40 +132,43 @@ def summarize(events: Iterable[Event]) -> Summary:
     seconds = max(0.0, (last - first) / 1e6) if took else 0.0
     keys = sorted(took, key=lambda key: (*names.get(key[0], (0, "")), key))
     spans = [
-        _spans(names.get(pid, (0, str(pid)))[1], name, took[pid, name], seconds)
+        {
+            "process": names.get(pid, (0, str(pid)))[1],
+            "name": name,
+            **_times(took[pid, name], seconds),
+        }
         for pid, name in keys
     ]
-    return Summary(seconds, n_events, n_dropped, spans)
+    return {"seconds": seconds, "n_events": n_events, "n_dropped": n_dropped, "spans": spans}
 
 
-def _spans(process: str, name: str, took: array[float], seconds: float) -> Spans:
+def _times(took: array[float], whole_seconds: float) -> Facts:
     durations, weights = sorted(took[::2]), took[1::2]
-    total_seconds = sum(map(operator.mul, took[::2], weights))
-    return Spans(
-        process,
-        name,
-        round(sum(weights)),
-        total_seconds,
-        total_seconds / seconds if seconds else 0.0,
-        durations[len(durations) // 2],
-        durations[min(len(durations) - 1, len(durations) * 99 // 100)],
-    )
+    seconds = sum(map(operator.mul, took[::2], weights))
+    return {
+        "number": round(sum(weights)),
+        "seconds": seconds,
+        "share": seconds / whole_seconds if whole_seconds else 0.0,
+        "median_seconds": durations[len(durations) // 2],
+        "p99_seconds": durations[min(len(durations) - 1, len(durations) * 99 // 100)],
+    }
 
 
-def _words(summary: Summary) -> str:
+def _words(summary: Facts) -> str:
     rows = [
         (
-            printable(each.process),
-            printable(each.name),
-            f"{each.number:,}",
-            duration_words(each.seconds),
-            f"{each.share:.0%}",
-            duration_words(each.median_seconds),
-            duration_words(each.p99_seconds),
+            printable(each["process"]),
+            printable(each["name"]),
+            f"{each['number']:,}",
+            duration_words(each["seconds"]),
+            f"{each['share']:.0%}",
+            duration_words(each["median_seconds"]),
+            duration_words(each["p99_seconds"]),
         )
-        for each in summary.spans
+        for each in summary["spans"]
     ]
     head = ("process", "what", "times", "took", "of the time", "each", "99% below")
-    left = f"; {summary.n_dropped:,} more were left out" if summary.n_dropped else ""
-    lasted = f"{count_words(summary.n_events, 'event')} in {duration_words(summary.seconds)}{left}"
+    n_dropped, seconds = summary["n_dropped"], duration_words(summary["seconds"])
+    left = f"; {n_dropped:,} more were left out" if n_dropped else ""
+    lasted = f"{count_words(summary['n_events'], 'event')} in {seconds}{left}"
     return f"{lasted}\n{table(head, rows, n_left=2)}"

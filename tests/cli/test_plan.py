@@ -121,6 +121,7 @@ def test_what_doctor_saves_is_a_profile(source, listing, tmp_path) -> None:
         ('{"levels": []}', [], "make one: overlapiter doctor"),
         (json.dumps({**PROFILE, "dataset_bytes": None}), [], "give --dataset"),
         (json.dumps({"levels": [LEVEL]}), [], "is no profile ('node')"),
+        (json.dumps({**PROFILE, "levels": [{"n_bytes": 1}]}), [], "is no profile ('n_files')"),
         (json.dumps({**PROFILE, "levels": [{**LEVEL, "n_bytes": 0}]}), [], "read are empty"),
         (json.dumps(PROFILE), ["--nodes", "0"], "--nodes: 0 is too small"),
         (json.dumps(PROFILE), ["--dataset", "0"], "the size of the data set is not known"),

@@ -62,12 +62,20 @@ def test_what_is_too_much_for_a_web_browser_is_said(
     assert "join fewer ranks" in said
 
 
-@pytest.mark.parametrize("text", ["", "{}", "[\n{}\n]", "\xff"])
+@pytest.mark.parametrize("text", ["", "{}", "[\n{}\n]", "\xff", '{"ph": "X"}'])
 def test_what_is_no_trace_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "x.json").write_text(text, encoding="latin-1")
     done = overlapiter("trace", tmp_path / "x.json")
     assert done.returncode == 1
     assert "x.json" in done.stderr
+
+
+def test_a_trace_is_not_replaced_by_the_joined_one(trace: Path) -> None:
+    before = trace.read_bytes()
+    done = overlapiter("trace", trace, "--output", f"{trace.parent}/./{trace.name}")
+    assert done.returncode == 2
+    assert "--output is one of the traces" in done.stderr
+    assert trace.read_bytes() == before
 
 
 def test_what_a_plot_shows_can_be_had_as_json(trace: Path) -> None:
