@@ -35,7 +35,7 @@ class Counter(enum.IntEnum):
     BYTES_STAGED = 8
     FILES_FOUND_STAGED = 9
     FILES_REFUSED = 10
-    DEATHS = 11
+    WORKERS_REPLACED = 11
     #: What the worker is at, for the message about a stalled one: index + 1, or 0.
     CURRENT = 12
     EXAMPLES_SKIPPED = 13

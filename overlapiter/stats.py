@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 import time
 from typing import Any
 
@@ -340,17 +341,12 @@ _PARTS_OF_WAIT = (
 )
 
 
-def _counter_of(name: str) -> Counter | None:
-    """Return the counter that a field is the sum of, if there is one."""
-    if name == "workers_replaced":
-        return Counter.DEATHS
-    cell = name.removesuffix("_seconds").upper() + "_NS" * name.endswith("_seconds")
-    return Counter.__members__.get(cell)
-
-
-_COUNTERS = {field.name: _counter_of(field.name) for field in dataclasses.fields(Stats)}
-_SUMS = [(name, int(counter)) for name, counter in _COUNTERS.items() if counter is not None]
-_SUMS_OF_SECONDS = [each for each in _SUMS if each[0].endswith("_seconds")]
+#: Fields that are sums of a counter, its number, and whether it counts nanoseconds.
+_SUMS = [
+    (field.name, int(Counter[cell]), cell.endswith("_NS"))
+    for field in dataclasses.fields(Stats)
+    if (cell := re.sub("_SECONDS$", "_NS", field.name.upper())) in Counter.__members__
+]
 
 
 def snapshot(board: StatsBoard) -> Stats:
@@ -371,8 +367,10 @@ def snapshot(board: StatsBoard) -> Stats:
     rest_ns = max(0, wait_ns - start_ns - sum(totals[counter] for counter in _PARTS_OF_WAIT))
     # The supervisor counts on after a Ctrl-C.
     reading_ns = min(totals[Counter.WAITING_FOR_READERS_NS], rest_ns)
-    values: dict[str, Any] = {name: totals[counter] for name, counter in _SUMS}
-    values |= {name: totals[counter] / 1e9 for name, counter in _SUMS_OF_SECONDS}
+    values: dict[str, Any] = {
+        name: totals[counter] / 1e9 if is_time else totals[counter]
+        for name, counter, is_time in _SUMS
+    }
     values |= {
         "n_readers": board.n_readers,
         "n_prefetchers": board.n_prefetchers,

@@ -21,7 +21,7 @@ FIELD_OF = {
     Counter.FILES_FOUND_STAGED: "files_found_staged",
     Counter.FILES_REFUSED: "files_refused",
     Counter.READS_IN_FLIGHT: "reads_in_flight",
-    Counter.DEATHS: "workers_replaced",
+    Counter.WORKERS_REPLACED: "workers_replaced",
 }
 SECONDS_OF = {
     Counter.DEQUEUE_NS: "dequeue_seconds",

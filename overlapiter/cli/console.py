@@ -8,11 +8,12 @@ import errno
 import io
 import json
 import os
+import secrets
 import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING, Literal
 
 from overlapiter.errors import OverlapError
 from overlapiter.store.index import IndexBusyError, IndexDamagedError
@@ -91,6 +92,21 @@ def tell(arguments: argparse.Namespace, text: str, **facts: object) -> None:
 
 
 @contextlib.contextmanager
+def replaced(path: str) -> Iterator[IO[bytes]]:
+    """Give a new file, which takes the place of another at once when the ``with`` block ends.
+
+    If it does not end well, nothing is left of it. Raises OSError.
+    """
+    new = os.path.join(os.path.dirname(path), f".overlapiter-{secrets.token_hex(8)}")
+    with contextlib.ExitStack() as failed, open(new, "xb") as file:
+        failed.callback(os.unlink, new)
+        yield file
+        file.flush()
+        os.replace(new, path)
+        failed.pop_all()
+
+
+@contextlib.contextmanager
 def spoken_warnings() -> Iterator[None]:
     """Say the warnings of a ``with`` block, each in a line of its own."""
     with warnings.catch_warnings():
@@ -120,12 +136,15 @@ class Progress:
     Args:
         total: How many things there are to do.
         unit: What they are, in the plural.
+
+    Attributes:
+        n_left: How many are to be done yet; the bar ends with the last one.
     """
 
     def __init__(self, total: int, unit: str = "files") -> None:
         self._bar = _bar(total, unit) if sys.stderr.isatty() else None
-        self._what = f"{total:,} {unit}"
-        self._n = self._bytes = 0
+        self._unit = unit
+        self._total, self.n_left, self._bytes = total, total, 0
         self._started = time.monotonic()
         self._say_at = self._started + _QUIET_SECONDS
 
@@ -138,16 +157,19 @@ class Progress:
 
     def advance(self, size_bytes: int = 0, n: int = 1) -> None:
         """Count things, and the bytes that they took."""
-        self._n += n
+        self.n_left -= n
         self._bytes += size_bytes
         speed = self._bytes / max(time.monotonic() - self._started, 1e-3)
         words = f"{size_words(self._bytes)}, {size_words(speed)}/s" if self._bytes else ""
         if self._bar is not None:
-            self._bar.set_postfix_str(words, refresh=self._n == self._bar.total)
+            self._bar.set_postfix_str(words, refresh=not self.n_left)
             self._bar.update(n)
+            if self.n_left <= 0:
+                self._bar.close()
         elif time.monotonic() >= self._say_at:
             self._say_at = time.monotonic() + _QUIET_SECONDS
-            say(f"{self._n:,} of {self._what}{words and ', '}{words}")
+            n_done = self._total - self.n_left
+            say(f"{n_done:,} of {self._total:,} {self._unit}{words and ', '}{words}")
 
 
 def _bar(total: int, unit: str) -> tqdm:

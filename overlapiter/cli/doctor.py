@@ -112,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     text = "\n\n".join([*tables, *noted, _recommendation(found, advised)])
     tell(arguments, text, **facts)
     if save:
-        with open(save, "w") as file:
+        with open(save, "w") as file:  # its folder may be another's
             file.write(json.dumps(facts, indent=2) + "\n")
     return 0
 
@@ -146,8 +146,8 @@ def _measured(source: str, directory: str | None, arguments: argparse.Namespace)
         _say_at(f"the slow store, reads in flight: {n_reads}")
 
     origin = origin if is_url(source) else sourcespeed.UncachedOrigin()
-    meter = sourcespeed.SourceMeter(origin, begin)
-    levels, unread = meter.measure(paths, arguments.seconds * _SOURCE_SHARE)
+    for_seconds = arguments.seconds * _SOURCE_SHARE
+    levels, unread = sourcespeed.measure(origin, paths, for_seconds, begin)
     n_files = sum(level.n_files for level in levels)
     if not n_files:
         path, reason = next(iter(unread.items()), (paths[0], "no answer"))

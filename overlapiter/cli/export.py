@@ -15,18 +15,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
-import secrets
 import shutil
 import stat
 from collections import defaultdict
 from typing import IO
 
-from overlapiter.store.extents import DamagedError, Extent, ExtentReader
-from overlapiter.store.inventory import Inventory, StagedFile
+from overlapiter.store.extents import DamagedError, ExtentReader
+from overlapiter.store.inventory import StagedFile
 from overlapiter.urls import is_url
 from overlapiter.words import count_words, size_words
 
-from .console import CommandError, Names, Progress, error_words, tell
+from .console import CommandError, Names, Progress, error_words, replaced, tell
 from .place import add_directory, chosen, new_directory, only_one, opened
 
 
@@ -47,10 +46,14 @@ def run(arguments: argparse.Namespace) -> int:
         source = only_one(chosen(inventory, arguments.source))
         files = inventory.files([source], pattern=arguments.pattern)
         try:
-            with contextlib.closing(_Tree(to, inventory)) as tree, Progress(files.n_files) as shown:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(to)
+            folders = {to}  # which may be a link
+            reader = ExtentReader([inventory.directory])
+            with contextlib.closing(reader), Progress(files.n_files) as shown:
                 for file in files:
                     try:
-                        is_new = tree.add(file)
+                        is_new = _copy(file, to, reader, folders)
                         n_copied, n_found = n_copied + is_new, n_found + (not is_new)
                         size_bytes += file.extent.size * is_new
                     except DamagedError:
@@ -75,77 +78,55 @@ class _RefusedError(Exception):
     """A file is not written, for the reason that the text says."""
 
 
-class _Tree:
-    """Writes files below a directory, and through no link.
+def _copy(file: StagedFile, to: str, reader: ExtentReader, folders: set[str]) -> bool:
+    """Write a file below a directory, through no link; return False if it is there already.
 
     Args:
-        root: The directory; made if it is missing, and may be a link.
-        inventory: Of what is staged.
+        file: The file.
+        to: The directory.
+        reader: Reads its copy.
+        folders: That are known to be no links; more are added.
 
     Raises:
-        OSError: It cannot be made.
+        _RefusedError: Something else is in its place, or it would lie elsewhere.
+        DamagedError: The copy is not what was staged.
+        OSError: The disk failed.
     """
+    if not {"", ".", ".."}.isdisjoint(file.name.split("/")):
+        raise _RefusedError("no name of a file below TO")
+    path = os.path.join(to, file.name)
+    _make_folder(os.path.dirname(path), to, folders)
+    is_dated = not is_url(file.source.root)  # else its mtime is a number for a version
+    with contextlib.suppress(FileNotFoundError):
+        found = os.lstat(path)
+        is_same = found.st_mtime_ns == file.extent.mtime or not is_dated
+        if is_same and stat.S_ISREG(found.st_mode) and found.st_size == file.extent.size:
+            return False
+        raise _RefusedError("something else is there, and is left alone")
+    with replaced(path) as target:
+        if file.extent.is_whole:
+            _copy_segment(reader.path_of(file.extent), file.extent.size, target)
+        else:
+            target.write(reader.read(file.extent))
+        if is_dated:
+            target.flush()
+            os.utime(target.fileno(), ns=(file.extent.mtime, file.extent.mtime))
+    return True
 
-    def __init__(self, root: str, inventory: Inventory) -> None:
-        self._root = root
-        self._reader = ExtentReader([inventory.directory])
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(root)
-        self._folders = {root}  # that are known to be no links
-        self.close = self._reader.close
 
-    def add(self, file: StagedFile) -> bool:
-        """Write a file; return False if it is there already.
+def _make_folder(path: str, to: str, folders: set[str]) -> None:
+    if path in folders:
+        return
+    _make_folder(os.path.dirname(path), to, folders)
+    with contextlib.suppress(FileExistsError):
+        os.mkdir(path)
+    if not stat.S_ISDIR(os.lstat(path).st_mode):
+        raise _RefusedError(f"{os.path.relpath(path, to)} is no folder, and is left alone")
+    folders.add(path)
 
-        Raises:
-            _RefusedError: Something else is in its place, or it would lie elsewhere.
-            DamagedError: The copy is not what was staged.
-            OSError: The disk failed.
-        """
-        if not {"", ".", ".."}.isdisjoint(file.name.split("/")):
-            raise _RefusedError("no name of a file below TO")
-        path = os.path.join(self._root, file.name)
-        self._make_folder(os.path.dirname(path))
-        is_dated = not is_url(file.source.root)  # else its mtime is a number for a version
-        with contextlib.suppress(FileNotFoundError):
-            found = os.lstat(path)
-            is_same = found.st_mtime_ns == file.extent.mtime or not is_dated
-            if is_same and stat.S_ISREG(found.st_mode) and found.st_size == file.extent.size:
-                return False
-            raise _RefusedError("something else is there, and is left alone")
-        new = os.path.join(os.path.dirname(path), f".overlapiter-{secrets.token_hex(8)}")
-        try:
-            with open(new, "xb") as target:
-                self._write(file.extent, target)
-            if is_dated:
-                os.utime(new, ns=(file.extent.mtime, file.extent.mtime))
-            os.rename(new, path)
-        except BaseException:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(new)
-            raise
-        return True
 
-    def _make_folder(self, path: str) -> None:
-        if path in self._folders:
-            return
-        self._make_folder(os.path.dirname(path))
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path)
-        if not stat.S_ISDIR(os.lstat(path).st_mode):
-            name = os.path.relpath(path, self._root)
-            raise _RefusedError(f"{name} is no folder, and is left alone")
-        self._folders.add(path)
-
-    def _write(self, extent: Extent, target: IO[bytes]) -> None:
-        """Write the bytes of a copy. Raises DamagedError if they are others, or gone."""
-        if not extent.is_whole:
-            target.write(self._reader.read(extent))
-            return
-        with (
-            contextlib.suppress(FileNotFoundError),
-            open(self._reader.path_of(extent), "rb") as copy,
-        ):
-            shutil.copyfileobj(copy, target)
-        if target.tell() != extent.size:
-            raise DamagedError  # it was evicted meanwhile
+def _copy_segment(path: str, size_bytes: int, target: IO[bytes]) -> None:
+    with contextlib.suppress(FileNotFoundError), open(path, "rb") as copy:
+        shutil.copyfileobj(copy, target)
+    if target.tell() != size_bytes:
+        raise DamagedError  # it was evicted meanwhile

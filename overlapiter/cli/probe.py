@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import random
 import resource
@@ -25,7 +26,9 @@ from overlapiter.store.store import Store, Wanted
 
 from .crew import parts_of
 
-_CHUNK_BYTES = 1 << 20
+_PIECE_BYTES = 4 << 20
+#: A file of the data set is taken to be no larger where one is staged.
+_MOST_SMALL_BYTES = 4 << 20
 _FOLDER_PREFIX = "overlapiter.doctor-"
 _MOST_BYTES = 1 << 30
 _N_SMALL_FILES, _PART_FILES = 512, 8
@@ -86,10 +89,23 @@ def scratch(directory: str) -> Iterator[str]:
     """
     place = directory if os.path.isdir(directory) else os.path.dirname(directory)
     for name in os.listdir(place):
+        left = os.path.join(place, name)
         if name.startswith(_FOLDER_PREFIX):
-            shutil.rmtree(os.path.join(place, name), ignore_errors=True)
-    with tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX, dir=place) as folder:
+            with contextlib.suppress(OSError), _locked(left):  # its command goes on, or another's
+                shutil.rmtree(left, ignore_errors=True)
+    with tempfile.TemporaryDirectory(prefix=_FOLDER_PREFIX, dir=place) as folder, _locked(folder):
         yield folder
+
+
+@contextlib.contextmanager
+def _locked(folder: str) -> Iterator[None]:
+    """Own a folder for the length of a ``with`` block. Raises OSError if another process does."""
+    fd = os.open(folder, os.O_RDONLY | os.O_CLOEXEC | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(fd)
 
 
 def file_system_of(directory: str) -> FileSystem:
@@ -113,6 +129,7 @@ def measure_disk(folder: str, small_bytes: int, seconds: float) -> DiskSpeed:
         StagingError: It cannot hold a store.
         OSError: It failed.
     """
+    small_bytes = min(small_bytes, _MOST_SMALL_BYTES)
     prepare(folder)
     with tempfile.TemporaryFile(dir=folder) as file:
         large = _large(file.fileno(), seconds / 2)
@@ -123,7 +140,7 @@ def measure_disk(folder: str, small_bytes: int, seconds: float) -> DiskSpeed:
 def _large(fd: int, seconds: float) -> tuple[float, float]:
     """Return the bytes per second of writing and reading a large file."""
     most_bytes = min(_MOST_BYTES, shutil.disk_usage(fd).free // 8)
-    piece = os.urandom(4 * _CHUNK_BYTES)  # which no disk compresses
+    piece = os.urandom(_PIECE_BYTES)  # which no disk compresses
     started, size_bytes = time.monotonic(), 0
     while size_bytes < most_bytes and time.monotonic() - started < seconds / 2:
         size_bytes += os.write(fd, piece)
@@ -140,7 +157,7 @@ class _Memory:
     """An origin all files of which hold the same; it takes no time."""
 
     def __init__(self, size_bytes: int) -> None:
-        self._data = os.urandom(min(size_bytes, 4 * _CHUNK_BYTES))
+        self._data = os.urandom(size_bytes)
 
     def stat(self, _path: str = "") -> Original:
         return Original(len(self._data), 0)

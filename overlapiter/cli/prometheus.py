@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import inspect
-import os
 import re
 from collections.abc import Iterable, Mapping
 
 from overlapiter.stats import GAUGES, Stats
 
-from .console import CommandError
+from .console import CommandError, replaced
 
 _Labelled = tuple[Mapping[str, object], Stats]
 
@@ -25,14 +23,10 @@ def write_metrics(path: str, jobs: Iterable[_Labelled]) -> None:
     Raises:
         CommandError: It cannot be written.
     """
-    part = f"{path}.{os.getpid()}"
     try:
-        with open(part, "w", encoding="utf-8") as file:
-            file.write(metrics_text([*jobs]))
-        os.replace(part, path)
+        with replaced(path) as file:
+            file.write(metrics_text([*jobs]).encode())
     except OSError as error:
-        with contextlib.suppress(OSError):
-            os.unlink(part)
         raise CommandError(f"{error}; name a file in a directory that you may write") from error
 
 

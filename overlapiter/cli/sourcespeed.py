@@ -8,6 +8,7 @@ import operator
 import os
 import random
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
@@ -78,82 +79,75 @@ def find_files(source: str, seconds: float) -> tuple[list[str], bool]:
     return [*paths], is_all
 
 
-class SourceMeter:
-    """Reads files with as many reads in flight as a run would have that waits for all of them.
+def measure(
+    origin: Origin, paths: Sequence[str], seconds: float, begin: Callable[[int], None]
+) -> tuple[list[Level], dict[str, str]]:
+    """Read files in random order, none twice, for so long at most.
+
+    As many reads are in flight as a run would have that waits for all of them.
 
     Args:
         origin: Gives the files.
+        paths: The files.
+        seconds: For how long.
         begin: Called with the number of reads in flight before each.
+
+    Returns:
+        What each number of reads brought; why files could not be read, by their paths.
     """
+    most = min(MAX_READS_IN_FLIGHT, reads_within_limit())
+    in_flight = InFlight(FIRST_READS_IN_FLIGHT, min(MIN_READS_IN_FLIGHT, most), most)
+    started = time.monotonic()
+    deadline = started + seconds
+    crew: Crew[None, _Sizes] = Crew(
+        origin, lambda part: _read(crew, part, deadline), in_flight.n_reads, _TIMEOUT_SECONDS
+    )
+    parts: Iterator[Part[None]] = ({path: None} for path in random.sample(paths, len(paths)))
+    in_time = itertools.takewhile(lambda _: time.monotonic() < deadline, parts)
+    counts = before = started, 0, 0, 0.0, time.process_time()
+    sums: dict[int, list[float]] = defaultdict(lambda: [0.0] * 5)
 
-    def __init__(self, origin: Origin, begin: Callable[[int], None]) -> None:
-        most = min(MAX_READS_IN_FLIGHT, reads_within_limit())
-        self._in_flight = InFlight(FIRST_READS_IN_FLIGHT, min(MIN_READS_IN_FLIGHT, most), most)
-        self._begin = begin
-        n_reads = self._in_flight.n_reads
-        self._crew = Crew[None, _Sizes](origin, self._read, n_reads, _TIMEOUT_SECONDS)
-        self._deadline = self._started = time.monotonic()
-        self._counts = self._before = self._started, 0, 0, 0.0, time.process_time()
-        self._sums: dict[int, list[float]] = {}
-
-    def measure(self, paths: Sequence[str], seconds: float) -> tuple[list[Level], dict[str, str]]:
-        """Read files in random order, none twice, for so long at most.
-
-        Returns:
-            What each number of reads brought; why files could not be read, by their paths.
-        """
-        self._deadline += seconds
-        parts: Iterator[Part[None]] = ({path: None} for path in random.sample(paths, len(paths)))
-        in_time = itertools.takewhile(lambda _: time.monotonic() < self._deadline, parts)
-        silent: dict[str, str] = {}
-        self._begin(self._in_flight.n_reads)
-        with contextlib.closing(self._crew.run(in_time)) as done:
-            for part, sizes in done:
-                if sizes is None:  # the time that it took counts only if others come after it
-                    silent |= dict.fromkeys(part, self._crew.silence)
-                else:
-                    self._add(*sizes)
-        self._look()
-        unread = {path: reason for path, reason in self._crew.reasons.items() if reason}
-        levels = [_level(*each) for each in sorted(self._sums.items()) if each[1][1]]
-        return levels, unread | silent
-
-    def _add(self, n_files: int, n_bytes: int, seconds: float) -> None:
-        """Count a file, and tune the number of reads some times a second."""
-        at_seconds, n_reads = time.monotonic(), self._in_flight.n_reads
-        n_files, n_bytes = n_files + self._counts[1], n_bytes + self._counts[2]
-        seconds += self._counts[3]
-        self._counts = at_seconds, n_files, n_bytes, seconds, time.process_time()
-        if at_seconds > self._before[0] + _LOOK_SECONDS:
-            self._look()
-            waited_seconds = at_seconds - self._started
-            reading = Reading(at_seconds, n_files, n_bytes, seconds, 0.0, waited_seconds)
-            if self._in_flight.update(reading) != n_reads:
-                self._begin(self._in_flight.n_reads)
-                self._crew.resize(self._in_flight.n_reads)
-
-    def _look(self) -> None:
+    def note() -> None:
         """Add what was read since the last look to its number of reads."""
-        n_reads, added = self._in_flight.n_reads, map(operator.sub, self._counts, self._before)
-        self._sums[n_reads] = [*map(operator.add, self._sums.get(n_reads, [0.0] * 5), added)]
-        self._before = self._counts
+        added = map(operator.sub, counts, before)
+        sums[in_flight.n_reads] = [*map(operator.add, sums[in_flight.n_reads], added)]
 
-    def _read(self, part: Part[None]) -> _Sizes:
-        """Read a file, until the time is over if it is large."""
-        (path,) = part
-        n_bytes, began_seconds = 0, time.monotonic()
-        if began_seconds > self._deadline:
-            return 0, 0, 0.0
-        try:
-            with self._crew.open(path) as file:
-                file.stat()
-                while piece := file.read(_CHUNK_BYTES):
-                    n_bytes += len(piece)
-                    if time.monotonic() > self._deadline:
-                        break
-        except OSError:  # the origin has noted why
-            return 0, 0, 0.0
-        return 1, n_bytes, time.monotonic() - began_seconds
+    silent: dict[str, str] = {}
+    begin(in_flight.n_reads)
+    with contextlib.closing(crew.run(in_time)) as done:
+        for part, sizes in done:
+            if sizes is None:  # the time that it took counts only if others come after it
+                silent |= dict.fromkeys(part, crew.silence)
+                continue
+            n_files, n_bytes, read_seconds = map(operator.add, counts[1:4], sizes)
+            counts = time.monotonic(), n_files, n_bytes, read_seconds, time.process_time()
+            if counts[0] > before[0] + _LOOK_SECONDS:
+                note()
+                before, n_reads = counts, in_flight.n_reads
+                if in_flight.update(Reading(*counts[:4], 0.0, counts[0] - started)) != n_reads:
+                    begin(in_flight.n_reads)
+                    crew.resize(in_flight.n_reads)
+    note()
+    unread = {path: reason for path, reason in crew.reasons.items() if reason}
+    return [_level(*each) for each in sorted(sums.items()) if each[1][1]], unread | silent
+
+
+def _read(crew: Crew[None, _Sizes], part: Part[None], deadline: float) -> _Sizes:
+    """Read a file, until the time is over if it is large."""
+    (path,) = part
+    n_bytes, began_seconds = 0, time.monotonic()
+    if began_seconds > deadline:
+        return 0, 0, 0.0
+    try:
+        with crew.open(path) as file:
+            file.stat()
+            while piece := file.read(_CHUNK_BYTES):
+                n_bytes += len(piece)
+                if time.monotonic() > deadline:
+                    break
+    except OSError:  # the crew has noted why
+        return 0, 0, 0.0
+    return 1, n_bytes, time.monotonic() - began_seconds
 
 
 def _level(n_reads: int, sums: Sequence[float]) -> Level:

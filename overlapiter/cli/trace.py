@@ -26,7 +26,7 @@ from typing import Any
 
 from overlapiter.words import count_words, duration_words, size_words
 
-from .console import CommandError, UsageError, printable, say, table, tell
+from .console import CommandError, UsageError, printable, replaced, say, table, tell
 
 Event = dict[str, Any]
 Facts = dict[str, Any]
@@ -59,14 +59,10 @@ def run(arguments: argparse.Namespace) -> int:
 @contextlib.contextmanager
 def _joined(path: str) -> Iterator[Keep]:
     """Give what writes events to a file, which is there once it is complete JSON."""
-    part = path + ".part"
-    with open(part, "w", encoding="utf-8") as file, contextlib.ExitStack() as failed:
-        failed.callback(os.unlink, part)
+    with replaced(path) as file:
         before = iter(["[\n"])
-        yield lambda text: file.write(next(before, ",\n") + text)
-        file.write("\n]\n")
-        failed.pop_all()
-    os.replace(part, path)
+        yield lambda text: file.write((next(before, ",\n") + text).encode())
+        file.write(b"\n]\n")
     size_bytes = os.path.getsize(path)
     if size_bytes > _OPENS_BYTES:
         say(

@@ -96,7 +96,6 @@ class _Listener(NoListener):
         self._arguments = arguments
         self._rank = launched_rank() or 0
         self._bar: Progress | None = None
-        self._n_left = 0
 
     def __enter__(self) -> _Listener:
         return self
@@ -112,13 +111,9 @@ class _Listener(NoListener):
 
     def progress(self, n: int, total: int) -> None:
         """Move the bar; a new one begins when the last is full."""
-        if self._bar is None:
-            self._bar, self._n_left = Progress(total, "examples"), total
+        if self._bar is None or self._bar.n_left <= 0:
+            self._bar = Progress(total, "examples")
         self._bar.advance(n=n)
-        self._n_left -= n
-        if self._n_left <= 0:
-            self._bar.__exit__()
-            self._bar = None
 
     def epoch(self, record: dict[str, Any], line: str) -> None:
         """Print a line for an epoch."""

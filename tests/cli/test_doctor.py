@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from overlapiter.cli import probe
 from tests.chainer.scripts import wait_until
 
 from .commands import ENVIRONMENT, hanging_command, overlapiter, run, slow_command
@@ -131,6 +132,20 @@ def test_a_source_that_cannot_be_listed_in_time_is_measured_as_far_as_it_was(man
     found = json.loads(done.stdout)
     assert sum(level["n_files"] for level in found["levels"]) > 0
     assert found["dataset_bytes"] is None
+
+
+def test_two_that_measure_one_disk_leave_each_other_alone(tmp_path) -> None:
+    with probe.scratch(str(tmp_path)) as one:
+        with probe.scratch(str(tmp_path)) as other:
+            assert os.path.isdir(one)
+            assert one != other
+        assert os.path.isdir(one)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_of_large_files_it_is_said_what_size_was_measured(tmp_path) -> None:
+    found = probe.measure_disk(str(tmp_path), 5 << 20, 0.02)
+    assert found.small_bytes == 4 << 20
 
 
 def is_measuring(folder: Path) -> bool:

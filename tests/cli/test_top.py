@@ -93,7 +93,7 @@ def test_counters_are_written_for_node_exporter(training: int, tmp_path: Path) -
     file = tmp_path / "overlapiter.prom"
     file.mkdir()
     assert overlapiter("top", training, "--once", "--prometheus", file).returncode == 1
-    assert not list(tmp_path.glob(f"{file.name}.*"))
+    assert not list(tmp_path.glob(".overlapiter-*"))
     file.rmdir()
     assert overlapiter("top", training, "--once", "--prometheus", file).returncode == 0
 

@@ -400,7 +400,7 @@ class Supervisor:
     def _reap(self, stage: Stage, worker: Worker) -> None:
         """Put a new process in the place of one that died, and have exactly its parts redone."""
         death = self._end(worker)
-        worker.row.add(Counter.DEATHS, 1)
+        worker.row.add(Counter.WORKERS_REPLACED, 1)
         self._refill(stage, worker, death)
         stage.redo(worker.take_all_back(), death)
 
