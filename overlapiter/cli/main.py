@@ -153,4 +153,6 @@ def _run(name: str, command: ModuleType, arguments: argparse.Namespace) -> int:
         status = _USAGE_STATUS if isinstance(error, (OptionError, UsageError)) else 1
     except (OSError, IndexBusyError, IndexDamagedError) as error:
         say(f"overlapiter {name}: {error_words(error)}")
+    except MemoryError as error:
+        say(f"overlapiter {name}: this node has too little memory for that ({error})")
     return status

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import functools
 import json
 import sys
 import time
@@ -70,7 +69,8 @@ def run(arguments: argparse.Namespace) -> int:
             "user of the job, and with the PID of the trainer if one was given"
         )
     is_shown = sys.stdout.isatty() and not (arguments.once or arguments.json)
-    lines = contextlib.nullcontext(functools.partial(_print, arguments))
+    text_of = _json if arguments.json else _words
+    lines = contextlib.nullcontext(lambda seen: print(text_of(seen), flush=True))
     with _terminal() if is_shown else lines as show:
         while True:
             if arguments.prometheus:
@@ -94,11 +94,6 @@ def _look(pid: int | None, before: dict[int, Stats]) -> list[_Seen]:
     return seen
 
 
-def _print(arguments: argparse.Namespace, seen: list[_Seen]) -> None:
-    text = json.dumps([_facts(each) for each in seen]) if arguments.json else _words(seen)
-    print(text, flush=True)
-
-
 @contextlib.contextmanager
 def _terminal() -> Iterator[Callable[[list[_Seen]], None]]:
     """Give what shows jobs in a terminal, each time in the same place."""
@@ -119,15 +114,19 @@ def _labels(seen: _Seen) -> dict[str, object]:
     return {"pid": seen.job.pid, "program": _name(seen), "iterator": seen.job.inode}
 
 
-def _facts(seen: _Seen) -> dict[str, object]:
-    advice = seen.explanation
-    return _labels(seen) | {
-        "stats": seen.stats.as_dict(),
-        "cause": advice.cause.value,
-        "explanation": advice.text,
-        "change": advice.change,
-        "expected_examples_per_second": advice.expected,
-    }
+def _json(seen: list[_Seen]) -> str:
+    facts = [
+        _labels(each)
+        | {
+            "stats": each.stats.as_dict(),
+            "cause": each.explanation.cause.value,
+            "explanation": each.explanation.text,
+            "change": each.explanation.change,
+            "expected_examples_per_second": each.explanation.expected,
+        }
+        for each in seen
+    ]
+    return json.dumps(facts)
 
 
 def _row(seen: _Seen) -> tuple[str, ...]:

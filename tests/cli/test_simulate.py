@@ -41,6 +41,12 @@ def test_more_ranks_take_their_share_of_a_larger_mini_batch_and_a_figure_is_draw
     assert (tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_more_examples_than_memory_holds_are_refused_in_a_line() -> None:
+    done = overlapiter("simulate", "--examples", 2 * 10**12)
+    assert done.returncode == 1
+    assert "overlapiter simulate: this node has too little memory" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -58,6 +64,7 @@ def test_more_ranks_take_their_share_of_a_larger_mini_batch_and_a_figure_is_draw
         (["--tiers", "100:0"], "write MB and MB/s"),
         (["--tiers", "nan:100"], "write MB and MB/s"),
         (["--tiers", "100:100:0"], "write MB and MB/s"),
+        (["--ranks", "many"], "--ranks: invalid count value: 'many'"),
     ],
 )
 def test_what_makes_no_sense_is_explained(words, message) -> None:
