@@ -15,7 +15,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import IO, TYPE_CHECKING, Literal
 
-from overlapiter.errors import OverlapError
 from overlapiter.store.index import IndexBusyError, IndexDamagedError
 from overlapiter.words import size_words
 
@@ -44,7 +43,7 @@ _ADVICE = {
 }
 
 
-class CommandError(OverlapError):
+class CommandError(Exception):
     """Something that the user can mend; the message says what is wrong, and what to do next."""
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from overlapiter.errors import OptionError, OverlapError
 from overlapiter.store.index import IndexBusyError, IndexDamagedError
 
-from .console import UsageError, error_words, say
+from .console import CommandError, UsageError, error_words, say
 
 #: Each command is a module of this package, which is imported only to run it. Its docstring is what
 #: ``--help`` says; it has ``add_arguments(parser)``, and ``run(arguments)`` returns the exit code.
@@ -148,7 +148,7 @@ def _run(name: str, command: ModuleType, arguments: argparse.Namespace) -> int:
         sys.stdout.flush()
     except BrokenPipeError:
         raise
-    except OverlapError as error:
+    except (OverlapError, CommandError) as error:
         say(f"overlapiter {name}: {error}")
         status = _USAGE_STATUS if isinstance(error, (OptionError, UsageError)) else 1
     except (OSError, IndexBusyError, IndexDamagedError) as error:

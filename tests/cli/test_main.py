@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from overlapiter.cli import console
 from overlapiter.cli.main import COMMANDS, main
 
 from .commands import ENVIRONMENT, REPOSITORY, command, overlapiter, run, stage
@@ -89,6 +90,17 @@ def test_each_command_that_works_on_a_directory_speaks_to_machines(source, tmp_p
     ):
         lines = overlapiter(*words, "--json").stdout.splitlines()
         assert expected in json.loads(lines[0]).items(), lines
+
+
+def test_progress_counts_bytes_only_where_there_are_any(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(console, "_QUIET_SECONDS", 0.0)
+    with console.Progress(2, "policies") as shown:
+        shown.advance()
+    with console.Progress(2) as shown:
+        shown.advance(3000)
+    first, second = capsys.readouterr().err.splitlines()
+    assert first == "1 of 2 policies"
+    assert second.startswith("1 of 2 files, 3.0 kB, ")
 
 
 #: Of each command words with which it cannot do its work, and the exit code. ``{}`` is a folder.
