@@ -332,13 +332,8 @@ def _what_was_staged(stats: Stats) -> dict[str, str]:
     }
 
 
-_PARTS_OF_WAIT = (
-    Counter.WAIT_INDEX_NS,
-    Counter.WAIT_STAGING_NS,
-    Counter.WAIT_READING_NS,
-    Counter.WAIT_DECODING_NS,
-    Counter.WAIT_SLOT_NS,
-)
+#: Between the start, which may go on, and the rest, which no counter has.
+_PARTS_OF_WAIT = [Counter[f"WAIT_{name.upper()}_NS"] for name in _WAITED_FOR[1:-1]]
 
 
 #: Fields that are sums of a counter, its number, and whether it counts nanoseconds.
