@@ -129,7 +129,7 @@ def _job(node: _Measured, arguments: argparse.Namespace) -> Job:
         n_nodes=arguments.nodes,
         ranks_per_node=arguments.ranks_per_node,
         ram_bytes=parse_size("--ram", arguments.ram, int(dataset_bytes)),
-disk_bytes=parse_size(
+        disk_bytes=parse_size(
             "--capacity", arguments.capacity or node.capacity, int(dataset_bytes)
         ),
         examples_per_second=arguments.train_rate or math.inf,
