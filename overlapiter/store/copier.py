@@ -18,7 +18,7 @@ from .elsewhere import FetchedFile
 from .extents import WHOLE, Checksum, Extent, checksum_of
 from .health import Health
 from .index import IndexBusyError
-from .outcome import MakeRoom, NoteAnswer, Outcome, Staged, has_settled
+from .outcome import MakeRoom, NoteAnswer, Outcome, Staged
 from .segments import write, write_many
 from .store import Place, Store, Wanted
 
@@ -315,8 +315,7 @@ class Copier:
             number = place.segment.number
             extent = Extent(file.key, tier, number, place.start, size_bytes, mtime_ns, checksum)
             read_ns = time.monotonic_ns() - began_ns if began_ns else 0
-            answer = Staged(expected[1], extent, has_settled(mtime_ns), read_ns)
-            return Copy(file, place, extent, answer)
+            return Copy(file, place, extent, Staged.at(extent, expected[1], read_ns))
         return _first_of(reasons)
 
 
@@ -337,7 +336,7 @@ def _copy_of(content: Content, tier: int, place: Place) -> Copy:
     file, data, mtime, checksum, outcome, read_ns, _ = content
     number = place.segment.number
     extent = Extent(file.key, tier, number, place.start, len(data), mtime, checksum)
-    return Copy(file, place, extent, Staged(outcome, extent, has_settled(mtime), read_ns))
+    return Copy(file, place, extent, Staged.at(extent, outcome, read_ns))
 
 
 def _read(source: OriginalFile, size_bytes: int) -> bytes:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from overlapiter.origins.origin import LocalFile, Original
 
@@ -15,6 +15,9 @@ from .index import IndexBusyError
 from .outcome import MakeRoom, Outcome, Staged
 from .segments import READ_FLAGS
 from .store import Store, Wanted
+
+#: So many files are read before they are written to another tier.
+_AT_ONCE = 8
 
 
 class Mover:
@@ -65,9 +68,32 @@ class Mover:
             answers |= {copy.wanted.key: copy.answer for copy in here}
         return answers
 
-    def lift(self, file: Wanted, lower: Extent) -> Content | Copy | None:
-        """Read a file for the fastest tier, or copy a large one there; None if that cannot be."""
-        return self._moved(file, lower, range(1), None)
+    def lift(self, low: Mapping[Wanted, Extent]) -> tuple[dict[int, Staged], list[Wanted]]:
+        """Have copies in slower tiers rise to the fastest one, as far as it has room.
+
+        Returns:
+            The answers for those that lie there now, and the files that other processes copy.
+        """
+        try:
+            claim = self._stores[0].claim([*low], (), self._copier.expected_bytes(len(low)))
+        except (OSError, IndexBusyError) as error:
+            self._health.blame(0, error)
+            return {}, []
+        mine = {file: extent for file, extent in low.items() if file.key in {*claim.mine}}
+        left, copies = [*mine.items()], []
+        while left and self._health.is_well(0):
+            copies += self._copied(left[:_AT_ONCE], range(1), None)
+            del left[:_AT_ONCE]
+        failed = {*claim.mine} - {copy.wanted.key for copy in copies}
+        answers = self.make_known(copies, 0, [*failed])
+        risen = {key: answer for key, answer in answers.items() if answer.extent is not None}
+        for tier, store in enumerate(self._stores):
+            try:
+                store.drop([e for file, e in mine.items() if file.key in risen and e.tier == tier])
+            except (OSError, IndexBusyError) as error:
+                self._health.blame(tier, error)
+        risen |= {key: Staged.at(found.extent) for key, found in claim.found.items()}
+        return risen, [file for file in low if file.key in claim.others]
 
     def evict(
         self, files: Sequence[Wanted], tier: int, make_room: MakeRoom | None
@@ -84,13 +110,18 @@ class Mover:
             return dict.fromkeys(store.evict([file.key for file in files], keep_room=True))
         found = store.look(files)
         here = [(file, found[file.key].extent) for file in files if file.key in found]
+        answers = self.make_known(self._copied(here, tiers, make_room), -1, [])
+        store.evict(list(found), keep_room=True)
+        return {key: answers.get(key) for key in found}
+
+    def _copied(
+        self, here: Sequence[tuple[Wanted, Extent]], tiers: range, make_room: MakeRoom | None
+    ) -> list[Copy]:
+        """Copy files of a tier to others, as far as these have room; small ones together."""
         moved = [self._moved(file, extent, tiers, make_room) for file, extent in here]
         contents = [each for each in moved if isinstance(each, Content)]
         copies, _ = self._copier.write(contents, tiers, make_room)
-        copies += [each for each in moved if isinstance(each, Copy)]
-        answers = self.make_known(copies, -1, [])
-        store.evict(list(found), keep_room=True)
-        return {key: answers.get(key) for key in found}
+        return copies + [each for each in moved if isinstance(each, Copy)]
 
     def _moved(
         self, file: Wanted, extent: Extent, tiers: range, make_room: MakeRoom | None

@@ -49,11 +49,13 @@ class Staged(NamedTuple):
     is_settled: bool = True
     read_ns: int = 0
 
+    @classmethod
+    def at(cls, extent: Extent, outcome: Outcome = Outcome.FOUND, read_ns: int = 0) -> Staged:
+        """Return the answer for a copy that was found, or made, at this moment."""
+        # A source that changed lately, or will as its date has it, may still be written.
+        is_settled = abs(time.time_ns() - extent.mtime) > _SETTLING_NS
+        return cls(outcome, extent, is_settled, read_ns)
+
 
 #: Called with the answer for each key.
 Done = Callable[[dict[int, Staged]], None]
-
-
-def has_settled(mtime_ns: int) -> bool:
-    """Return whether a source file has not changed lately, nor seems to in the future."""
-    return abs(time.time_ns() - mtime_ns) > _SETTLING_NS

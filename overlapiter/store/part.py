@@ -21,23 +21,22 @@ class Batch:
     """What has become of files of a part and is to be written or published together."""
 
     contents: list[Content] = field(default_factory=list)
-    rising: list[Content] = field(default_factory=list)  # read from a slower tier
     copies: list[Copy] = field(default_factory=list)
     failed: list[int] = field(default_factory=list)
     content_bytes: int = 0
 
     def __bool__(self) -> bool:
-        return bool(self.contents or self.rising or self.copies or self.failed)
+        return bool(self.contents or self.copies or self.failed)
 
     @property
     def is_large(self) -> bool:
         """Whether it is not to grow any more."""
         return self.content_bytes > _MOST_FETCHED_BYTES
 
-    def add(self, key: int, got: Content | Copy | Staged | None, *, is_rising: bool) -> None:
+    def add(self, key: int, got: Content | Copy | Staged) -> None:
         """Take what has become of a file that was claimed."""
         if isinstance(got, Content):
-            (self.rising if is_rising else self.contents).append(got)
+            self.contents.append(got)
             self.content_bytes += len(got.data)
         elif isinstance(got, Copy):
             self.copies.append(got)
@@ -55,12 +54,11 @@ class Part:
     trusted: Mapping[int, Extent]
     holders: Mapping[int, Holders]
     answers: dict[int, Staged] = field(default_factory=dict)
-    #: Each with the copy in a slower tier.
-    missing: list[tuple[Wanted, Extent | None]] = field(default_factory=list)
+    missing: list[Wanted] = field(default_factory=list)
+    low: dict[Wanted, Extent] = field(default_factory=dict)  # found in slower tiers, and to rise
     outdated: list[Extent] = field(default_factory=list)
     unseen: dict[int, Staged] = field(default_factory=dict)  # tiers that did not answer, and why
     batch: Batch = field(default_factory=Batch)
-    risen: dict[int, Extent] = field(default_factory=dict)  # where files lay before they rose
     home: int = 0  # the tier whose index holds the claims
     has_claims: bool = False
     is_held_up: bool = False  # it was there at the last flush

@@ -25,7 +25,7 @@ from .extents import Extent
 from .health import Health
 from .index import IndexBusyError
 from .mover import Mover
-from .outcome import Done, MakeRoom, NoteAnswer, Outcome, Staged, has_settled
+from .outcome import Done, MakeRoom, NoteAnswer, Outcome, Staged
 from .part import Batch, Part
 from .store import Claim, Found, Store, Wanted
 from .waiting import Wait
@@ -75,7 +75,7 @@ class Stager:
         self._peers = peers
         self._root = os.path.join(stores[0].source, "")
         self._compared: collections.OrderedDict[int, Extent] = collections.OrderedDict()
-        self._stuck: set[int] = set()  # keys whose owners write nothing: not waited for again
+        self._stuck: set[Wanted] = set()  # files whose owners write nothing: not waited for again
         self._parts: dict[Part, None] = {}  # that are not done
         self._reading: dict[int, None] = {}  # keys, in the order in which the source was asked
 
@@ -115,7 +115,7 @@ class Stager:
         for file in wanted:
             known = found.get(file.key)
             if known is None:
-                part.missing.append((file, None))
+                part.missing.append(file)
             elif file.key not in suspects and self._needs_no_comparing(known, trusted):
                 self._accept(part, file, known.extent)
             else:
@@ -123,7 +123,7 @@ class Stager:
                 jobs.append(functools.partial(self._compare, part, file, known, is_suspect))
         part.n_comparing = len(jobs)
         if not jobs:
-            self._claim(part)
+            self._claim(part, part.missing)
         self._do(jobs)
 
     def _do(self, jobs: Sequence[Callable[[], None]]) -> None:
@@ -151,16 +151,18 @@ class Stager:
             part.partly(answers)
             self._end_job(part)
 
-    def _finish(self, part: Part) -> None:
-        if self._parts.pop(part, part) is None:  # else it has been done
-            part.done(part.answers)
-
     def _end_job(self, part: Part) -> None:
+        """End a job of a part; after the last one what lies in slower tiers rises."""
         with self._lock:
             part.n_jobs -= 1
-            is_done = not part.n_jobs
-        if is_done:
-            self._finish(part)
+            if part.n_jobs:
+                return
+            low, part.low = part.low, {}
+            part.n_jobs += bool(low)
+        if low:
+            self._lift(part, low)
+        elif self._parts.pop(part, part) is None:  # else it has been done
+            part.done(part.answers)
 
     # --- what is there ------------------------------------------------------------------------
 
@@ -206,11 +208,11 @@ class Stager:
                 self._accept(part, file, extent)
             else:
                 part.outdated.append(extent)
-                part.missing.append((file, None))
+                part.missing.append(file)
             part.n_comparing -= 1
             is_last = not part.n_comparing
         if is_last:
-            self._claim(part)
+            self._claim(part, part.missing)
 
     def _look_at_source(self, file: Wanted, tier: int) -> Original | Staged:
         """Return what a source file is now; the answer for it if it cannot be looked at."""
@@ -232,11 +234,11 @@ class Stager:
             self._health.blame(tier, error)
 
     def _accept(self, part: Part, file: Wanted, extent: Extent) -> None:
-        """Take a valid copy; one in a slower tier rises if a faster one may have room."""
-        part.answers[file.key] = answer = _found(extent)
+        """Take a valid copy; one in a slower tier is to rise if the fastest one may have room."""
+        part.answers[file.key] = answer = Staged.at(extent)
         self._remember(answer)
-        if extent.tier and self._health.is_well(0):
-            part.missing.append((file, extent))
+        if extent.tier and 0 not in part.unseen and self._health.is_well(0):
+            part.low[file] = extent
 
     def _remember(self, answer: Staged) -> None:
         if answer.is_settled and answer.extent is not None:
@@ -246,46 +248,42 @@ class Stager:
 
     # --- claims -------------------------------------------------------------------------------
 
-    def _claim(self, part: Part) -> None:
-        """Claim what is missing, and make a job of each copy."""
-        by_key = {file.key: (file, lower) for file, lower in part.missing}
-        part.missing = []
-        owners = self._begin(part, by_key) if by_key else {}
+    def _claim(self, part: Part, files: Sequence[Wanted]) -> None:
+        """Claim what is missing, and make a job of each copy; ends a job."""
+        owners = self._begin(part, files) if files else {}
         if owners:
-            self._wait(part, by_key, Wait(self.stores[part.home], owners))
+            self._wait(part, Wait(self.stores[part.home], owners))
         self._end_job(part)
 
-    def _begin(
-        self, part: Part, by_key: Mapping[int, tuple[Wanted, Extent | None]]
-    ) -> dict[int, int]:
-        """Claim files and begin to copy those that are this process's; return the others' ones.
+    def _begin(self, part: Part, files: Sequence[Wanted]) -> dict[Wanted, int]:
+        """Claim files and begin to copy those that are this process's; return the others' owners.
 
-        Each file that others are copying has its owner. The part has one more job if there are any.
+        The part has one more job if there are any.
         """
         outdated, part.outdated = part.outdated, []
-        files = [file for file, _ in by_key.values()]
         claimed = self._claimed(part, files, outdated)
         if isinstance(claimed, Staged):
             with self._lock:
                 part.answers = {file.key: claimed for file in files} | part.answers
             return {}
+        by_key = {file.key: file for file in files}
         mine = [by_key[key] for key in claimed.mine]
         meanwhile = self._staged_meanwhile(part, mine, outdated)
         with self._lock:
             for key, found in claimed.found.items():  # what has risen, too, lies there now
-                part.answers[key] = _found(found.extent)
+                part.answers[key] = Staged.at(found.extent)
             part.n_copying += len(mine)
             part.n_jobs += len(mine) + bool(claimed.others)
         for file, extent in meanwhile.items():
-            self._end_copy(part, file, _found(extent))
+            self._end_copy(part, file, Staged.at(extent))
         self._do(
             [
-                functools.partial(self._copy, part, file, lower)
-                for file, lower in mine
-                if file not in meanwhile and not self._is_fetched(part, file, lower)
+                functools.partial(self._copy, part, file)
+                for file in mine
+                if file not in meanwhile and not self._is_fetched(part, file)
             ]
         )
-        return claimed.others
+        return {by_key[key]: owner for key, owner in claimed.others.items()}
 
     def _claimed(
         self, part: Part, files: Sequence[Wanted], outdated: Sequence[Extent]
@@ -313,25 +311,16 @@ class Stager:
         return answer if claimed is None else claimed
 
     def _staged_meanwhile(
-        self,
-        part: Part,
-        claimed: Sequence[tuple[Wanted, Extent | None]],
-        outdated: Sequence[Extent],
+        self, part: Part, claimed: Sequence[Wanted], outdated: Sequence[Extent]
     ) -> dict[Wanted, Extent]:
-        """Return what was staged in other tiers after it was looked up, and before it was claimed.
-
-        Claims are in the index of one tier, which does not tell.
-        """
-        files = [file for file, lower in claimed if lower is None]
-        if len(self.stores) == 1 or not files:
+        """Return what was staged in other tiers between look and claim: claims do not tell."""
+        if len(self.stores) == 1 or not claimed:
             return {}
-        found = self._look(part, files)
-        copies = {file: found[file.key].extent for file in files if file.key in found}
+        found = self._look(part, claimed)
+        copies = {file: found[file.key].extent for file in claimed if file.key in found}
         return {file: extent for file, extent in copies.items() if extent not in outdated}
 
-    def _wait(
-        self, part: Part, by_key: Mapping[int, tuple[Wanted, Extent | None]], wait: Wait
-    ) -> None:
+    def _wait(self, part: Part, wait: Wait) -> None:
         """Look whether other processes have copied their files; copy those that they leave.
 
         As long as they have not, this is another job, which keeps no other one waiting.
@@ -342,13 +331,12 @@ class Stager:
                     raise TimeoutError
                 self._note_answer("wait", "", int(wait.pause() * 1e9), 0)
                 if part.partly is not None:
-                    self._submit(functools.partial(self._wait, part, by_key, wait))
+                    self._submit(functools.partial(self._wait, part, wait))
                     return
             self._stuck.difference_update(wait.owners)
-            by_key = {key: by_key[key] for key in wait.owners}
-            owners = self._begin(part, by_key)
+            owners = self._begin(part, [*wait.owners])
             if owners:  # for which the part has one more job
-                self._wait(part, by_key, Wait(self.stores[part.home], owners))
+                self._wait(part, Wait(self.stores[part.home], owners))
         except TimeoutError:
             self._give_up_waiting(part, wait)
             if self._health.is_well(part.home):
@@ -361,48 +349,26 @@ class Stager:
     def _give_up_waiting(self, part: Part, wait: Wait) -> None:
         self._stuck.update(wait.owners)
         with self._lock:
-            for key in wait.owners:  # one that could only rise is good where it is
-                part.answers.setdefault(key, Staged(Outcome.BUSY))
+            for file in wait.owners:  # one that could only rise is good where it is
+                part.answers.setdefault(file.key, Staged(Outcome.BUSY))
 
     # --- copies -------------------------------------------------------------------------------
 
-    def _copy(self, part: Part, file: Wanted, lower: Extent | None = None) -> None:
-        """Copy a claimed file, from a slower tier if it is there.
+    def _copy(self, part: Part, file: Wanted) -> None:
+        """Copy a claimed file from the source."""
+        self._reading[file.key] = None
+        try:
+            got = self._copier.fetch(file, part.home, part.make_room)
+        finally:
+            self._reading.pop(file.key, None)
+        self._end_copy(part, file, got)
 
-        The last copy of a part has all of them published.
-        """
-        got: Content | Copy | Staged | None
-        if lower is None:
-            self._reading[file.key] = None
-            try:
-                got = self._copier.fetch(file, part.home, part.make_room)
-            finally:
-                self._reading.pop(file.key, None)
-        else:
-            got = None if part.home else self._mover.lift(file, lower)
-        self._end_copy(part, file, got, lower)
-
-    def _end_copy(
-        self,
-        part: Part,
-        file: Wanted,
-        got: Content | Copy | Staged | None,
-        lower: Extent | None = None,
-    ) -> None:
-        """Take note of what has become of a claimed file.
-
-        Args:
-            part: The part that it belongs to.
-            file: The file.
-            got: Its content, its copy, or why there is none; None if it stays in a slower tier.
-            lower: Where it is in that tier; None if it comes from elsewhere.
-        """
+    def _end_copy(self, part: Part, file: Wanted, got: Content | Copy | Staged) -> None:
+        """Take what has become of a claimed file; the last one of a part has all published."""
         with self._lock:
-            part.batch.add(file.key, got, is_rising=lower is not None)
+            part.batch.add(file.key, got)
             if isinstance(got, Staged):
                 part.answers[file.key] = got
-            if lower is not None:
-                part.risen[file.key] = lower
             part.n_copying -= 1
             if part.n_copying and not part.batch.is_large:
                 part.n_jobs -= 1  # another one ends it
@@ -413,13 +379,13 @@ class Stager:
 
     # --- from other nodes ---------------------------------------------------------------------
 
-    def _is_fetched(self, part: Part, file: Wanted, lower: Extent | None) -> bool:
+    def _is_fetched(self, part: Part, file: Wanted) -> bool:
         """Have a claimed file fetched from another node; return False if it is to be copied here.
 
         Whatever comes is published as a copy of the source would be.
         """
         holders = part.holders.get(file.key)
-        if self._peers is None or holders is None or lower is not None:
+        if self._peers is None or holders is None:
             return False
         name = os.fsencode(file.path.removeprefix(self._root))
         if len(name) > _MOST_NAME_BYTES or b"\0" in name:
@@ -464,30 +430,24 @@ class Stager:
 
     def _publish(self, part: Part, batch: Batch) -> None:
         """Write what was read, and make all copies known."""
-        home, copies, failed = part.home, batch.copies, batch.failed
-        for contents, tiers, make_room in (
-            (batch.contents, range(home, len(self.stores)), part.make_room),
-            (batch.rising, range(1), None),
-        ):
-            if contents:
-                written, reasons = self._copier.write(contents, tiers, make_room, home)
-                copies += written
-                failed += reasons
-                with self._lock:  # a file that could only rise is good where it is
-                    part.answers = reasons | part.answers
-        answers = self._mover.make_known(copies, home, failed)
-        left = []
-        with self._lock:
-            for key, answer in answers.items():
-                self._remember(answer)
-                lower = part.risen.pop(key, None)
-                if lower is None or answer.extent is not None:
-                    part.answers[key] = answer
-                    left += [] if lower is None else [lower]
-        for lower in left:
-            self._try(lower.tier, functools.partial(self.stores[lower.tier].drop, [lower]))
+        tiers = range(part.home, len(self.stores))
+        written, reasons = self._copier.write(batch.contents, tiers, part.make_room, part.home)
+        copies, failed = batch.copies + written, [*batch.failed, *reasons]
+        self._note(part, reasons | self._mover.make_known(copies, part.home, failed))
 
-    # --- evicting -----------------------------------------------------------------------------
+    def _note(self, part: Part, answers: Mapping[int, Staged]) -> None:
+        with self._lock:
+            for answer in answers.values():
+                self._remember(answer)
+            part.answers |= answers
+
+    # --- between tiers ------------------------------------------------------------------------
+
+    def _lift(self, part: Part, low: Mapping[Wanted, Extent]) -> None:
+        """Have copies in slower tiers rise; what others have rise is waited for. Ends a job."""
+        risen, others = self._mover.lift(low)
+        self._note(part, risen)
+        self._claim(part, others)
 
     def evict(
         self, files: Sequence[Wanted], tier: int, make_room: MakeRoom | None
@@ -525,8 +485,3 @@ class Stager:
         self._mover.close()
         for store in self.stores:
             store.close(is_last=is_last)
-
-
-def _found(extent: Extent) -> Staged:
-    """Return the answer for a copy that was there."""
-    return Staged(Outcome.FOUND, extent, has_settled(extent.mtime))

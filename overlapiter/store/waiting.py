@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from .store import Store
+from .store import Store, Wanted
 
 #: How long the process that copies a file may go without writing a byte.
 _PATIENCE_SECONDS = 5.0
@@ -13,9 +13,9 @@ _FIRST_POLL_SECONDS, _LONGEST_POLL_SECONDS = 0.002, 0.05
 
 
 class Wait:
-    """The wait for files that other processes copy: their keys, each with its owner."""
+    """The wait for files that other processes copy, each with its owner."""
 
-    def __init__(self, store: Store, owners: Mapping[int, int]) -> None:
+    def __init__(self, store: Store, owners: Mapping[Wanted, int]) -> None:
         self._store = store
         self.owners = owners
         self._progress: dict[int, list[tuple[int, int]]] = {}
@@ -38,7 +38,7 @@ class Wait:
             IndexBusyError: Another process keeps the index locked.
         """
         store, owners = self._store, self.owners
-        if len(store.being_copied([*owners])) < len(owners):
+        if len(store.being_copied([file.key for file in owners])) < len(owners):
             return True
         progress = {owner: store.progress(owner) for owner in {*owners.values()}}
         if not all(map(store.is_copied, progress)):

@@ -201,3 +201,33 @@ def test_what_could_not_be_dropped_before_it_is_claimed_is_not_taken_for_new(tmp
     assert [answer.outcome for answer in outcomes.values()] != [FOUND]
     assert later.origin.n_opened.total() == 1
     later.close()
+
+
+@pytest.mark.parametrize("tier", [0, 1])
+@in_a_process
+def test_what_another_process_has_rise_is_waited_for_and_found_where_it_is_then(
+    tmp_path, monkeypatch, tier
+):
+    contents = contents_of(3)
+    other = Setting(tmp_path, contents, None, None)
+    staged_one_by_one(other, *other.paths)
+    assert evict(other, 0, *other.paths) == [1] * 3
+    files = other.wanted(other.paths)
+    other.stores[0].claim(files)
+    setting = Setting(tmp_path, contents, None, None, run=2)
+    being_copied = setting.stores[0].being_copied
+
+    def look(keys):
+        copied = being_copied(keys)
+        other.stores[0].publish([], [file.key for file in files])
+        if tier == 0:
+            assert other.outcomes(*other.paths) == [FOUND] * 3
+        return copied
+
+    monkeypatch.setattr(setting.stores[0], "being_copied", look)
+    assert setting.outcomes(*setting.paths) == [FOUND] * 3
+    assert [setting.tier_of(path) for path in setting.paths] == [tier] * 3
+    assert setting.origin.n_opened.total() == 0
+    assert staged.being_copied(setting.directories[0]) == set()
+    for each in (other, setting):
+        each.close()
