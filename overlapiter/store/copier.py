@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from overlapiter.origins.origin import Origin, Original, OriginalFile
@@ -50,11 +50,6 @@ class Content(NamedTuple):
     read_ns: int = 0
     release: Callable[[], None] = _release_nothing
 
-    @property
-    def original(self) -> Original:
-        """What it is a copy of."""
-        return Original(len(self.data), self.mtime)
-
 
 class Copy(NamedTuple):
     """A copy that is complete and not published; the answer is for when it is."""
@@ -63,11 +58,6 @@ class Copy(NamedTuple):
     place: Place
     extent: Extent
     answer: Staged
-
-    @property
-    def original(self) -> Original:
-        """What it is a copy of."""
-        return Original(self.extent.size, self.extent.mtime)
 
 
 class Copier:
@@ -91,7 +81,7 @@ class Copier:
         self._origin = origin
         self._health = health
         self._note_answer = note_answer
-        self._mean_bytes = 0.0
+        self._mean_bytes = 0.0  # of what files take of the segments that they share
 
     def expected_bytes(self, n_files: int) -> int:
         """Return what files may take of the segment that they share."""
@@ -114,7 +104,7 @@ class Copier:
                     release()  # what it takes is known now
                     release = _release_nothing
                     tiers = range(home, len(self._stores))
-                    got = self.copy_long(file, source, original, tiers, make_room, home, began_ns)
+                    got = self.copy_long(file, source, original, tiers, make_room, home)
                     read_bytes = got.extent.size if isinstance(got, Copy) else 0
                 elif original.size_bytes:  # else it is empty, or does not tell: read it there
                     data = _read(source, original.size_bytes)
@@ -124,6 +114,8 @@ class Copier:
             got, read_bytes = self._health.blame_source(home, error), 0
         read_ns = time.monotonic_ns() - began_ns
         self._note_answer("read slow store", file.path, read_ns, read_bytes)
+        if isinstance(got, Copy):
+            return got._replace(answer=got.answer._replace(read_ns=read_ns))
         if data and read_bytes:
             mtime_ns = original.mtime_ns
             checksum = checksum_of(data, file.key, mtime_ns)
@@ -142,7 +134,7 @@ class Copier:
         original = source.stat()
         if original.size_bytes > CHUNK_BYTES:
             tiers, expected = range(home, len(self._stores)), (source.checksum, Outcome.FETCHED)
-            got = self.copy_long(file, source, original, tiers, make_room, home, 0, expected)
+            got = self.copy_long(file, source, original, tiers, make_room, home, expected)
             is_wrong = isinstance(got, Staged) and got.outcome is Outcome.SOURCE_FAILED
             return None if is_wrong else got
         data = _read(source, original.size_bytes)
@@ -193,50 +185,44 @@ class Copier:
         for content in contents:
             content.release()
         copies: list[Copy] = []
-        reasons: dict[int, list[Staged]] = {content.wanted.key: [] for content in contents}
-        left = [*contents]
+        reasons: dict[int, Staged] = {}
+        left = contents
         for tier in tiers:
-            left = self._write_to(tier, left, copies, reasons, make_room, home)
-        return copies, {content.wanted.key: _first_of(reasons[content.wanted.key])
-                        for content in left}  # fmt: skip
+            written, refused = self._write_to(tier, left, make_room, home)
+            copies += written
+            left = [content for content, _ in refused]
+            for (file, *_), answer in refused:
+                reasons[file.key] = _first_of(reasons.get(file.key), answer)
+        return copies, {content.wanted.key: reasons[content.wanted.key] for content in left}
 
     def _write_to(
-        self,
-        tier: int,
-        contents: list[Content],
-        copies: list[Copy],
-        reasons: dict[int, list[Staged]],
-        make_room: MakeRoom | None,
-        home: int | None,
-    ) -> list[Content]:
-        """Write files to a tier as long as it has room; return those that it does not take."""
-        left, refused = contents, []
-        while left:
-            sizes = [len(content.data) for content in left]
-            places = self._places(tier, sizes, make_room, home)
+        self, tier: int, contents: Sequence[Content], make_room: MakeRoom | None, home: int | None
+    ) -> tuple[list[Copy], list[tuple[Content, Staged]]]:
+        """Write files to a tier; return the copies, and the files that it does not take, and why."""
+        copies: list[Copy] = []
+        refused: list[tuple[Content, Staged]] = []
+        while contents:
+            places = self._places(tier, [len(each.data) for each in contents], make_room, home)
             if isinstance(places, _Reason):
                 # Of a file that is too large for the tier the others may still fit.
-                n_concerned = 1 if places.is_of_file else len(left)
-                for content in left[:n_concerned]:
-                    reasons[content.wanted.key].append(places.answer)
-                refused += left[:n_concerned]
-                left = left[n_concerned:]
+                n_concerned = 1 if places.is_of_file else len(contents)
+                refused += [(content, places.answer) for content in contents[:n_concerned]]
+                contents = contents[n_concerned:]
                 continue
-            now, left = left[: len(places)], left[len(places) :]
-            pieces = [(place.size, c.data) for place, c in zip(places, now, strict=True)]
+            written = [*zip(places, contents, strict=False)]
+            pieces = [(place.size, content.data) for place, content in written]
             try:
                 write_many(places[0].segment.fd, pieces, max(places[0].start, 0))
             except OSError as error:
                 for place in places:
-                    self._give_up(tier, place)
+                    self.give_up(tier, place)
                 answer = self._health.blame(tier, error)
-                for content in now + left:
-                    reasons[content.wanted.key].append(answer)
-                return refused + now + left
-            for place, content in zip(places, now, strict=True):
+                return copies, refused + [(content, answer) for content in contents]
+            for place, content in written:
                 copies.append(_copy_of(content, tier, place))
                 self._learn_size(place)
-        return refused
+            contents = contents[len(places) :]
+        return copies, refused
 
     def _places(
         self, tier: int, sizes: Sequence[int], make_room: MakeRoom | None, home: int | None
@@ -261,16 +247,12 @@ class Copier:
         return places
 
     def _learn_size(self, place: Place) -> None:
-        """Learn what files take of the segments that they share."""
         if place.start != WHOLE:
             share = 0.1 if self._mean_bytes else 1.0
             self._mean_bytes += (place.size - self._mean_bytes) * share
 
-    def discard(self, copy: Copy) -> None:
-        """Give up the place of a copy that is not to be published."""
-        self._give_up(copy.extent.tier, copy.place)
-
-    def _give_up(self, tier: int, place: Place) -> None:
+    def give_up(self, tier: int, place: Place) -> None:
+        """Give up a place whose copy is not to be published."""
         try:
             self._stores[tier].give_up(place)
         except (OSError, IndexBusyError) as error:
@@ -286,37 +268,34 @@ class Copier:
         tiers: range,
         make_room: MakeRoom | None,
         home: int | None,
-        began_ns: int,
         expected: tuple[int | None, Outcome] = (None, Outcome.COPIED),
     ) -> Copy | Staged:
         """Copy a file in pieces, to the fastest tier that has room.
 
-        ``source`` is the file, opened, and ``original`` what it is now. ``began_ns`` is when
-        reading it began, 0 if it is another tier or node; ``expected`` its checksum, if that is
-        known, and what is to be answered.
+        ``source`` is the file, opened, and ``original`` what it is now; ``expected`` its checksum,
+        if that is known, and what is to be answered.
         """
-        reasons = []
+        reason = None
         for tier in tiers:
             places = self._places(tier, [original.size_bytes], make_room, home)
             if isinstance(places, _Reason):
-                reasons.append(places.answer)
+                reason = _first_of(reason, places.answer)
                 continue
             (place,) = places
             try:
                 checksum = _fill(file.key, place, source, original, expected[0])
             except OSError as error:
-                self._give_up(tier, place)
+                self.give_up(tier, place)
                 return self._health.blame(tier, error)
             if checksum is None:
-                self._give_up(tier, place)
+                self.give_up(tier, place)
                 return Staged(Outcome.SOURCE_FAILED)
             self._learn_size(place)
-            size_bytes, mtime_ns = original
             number = place.segment.number
-            extent = Extent(file.key, tier, number, place.start, size_bytes, mtime_ns, checksum)
-            read_ns = time.monotonic_ns() - began_ns if began_ns else 0
-            return Copy(file, place, extent, Staged.at(extent, expected[1], read_ns))
-        return _first_of(reasons)
+            extent = Extent(file.key, tier, number, place.start, *original, checksum)
+            return Copy(file, place, extent, Staged.at(extent, expected[1]))
+        assert reason is not None  # there is always a tier
+        return reason
 
 
 class _Reason(NamedTuple):
@@ -381,7 +360,6 @@ def _fill(
     return checksum.value() if expected in (None, checksum.value()) else None
 
 
-def _first_of(reasons: Iterable[Staged]) -> Staged:
-    """Return the reason that counts; that there is no tier to ask means that there is no room."""
-    default = Staged(Outcome.REFUSED)
-    return min(reasons, key=lambda reason: _REASONS.index(reason.outcome), default=default)
+def _first_of(reason: Staged | None, other: Staged) -> Staged:
+    """Return which of two reasons counts."""
+    return min(reason or other, other, key=lambda each: _REASONS.index(each.outcome))

@@ -139,7 +139,7 @@ class Mover:
         original, expected = Original(extent.size, extent.mtime), (extent.checksum, Outcome.FOUND)
         with source:
             copied = self._copier.copy_long(
-                file, source, original, tiers, make_room, None, 0, expected
+                file, source, original, tiers, make_room, None, expected
             )
         return None if isinstance(copied, Staged) else copied
 

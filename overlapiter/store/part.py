@@ -25,9 +25,6 @@ class Batch:
     failed: list[int] = field(default_factory=list)
     content_bytes: int = 0
 
-    def __bool__(self) -> bool:
-        return bool(self.contents or self.copies or self.failed)
-
     @property
     def is_large(self) -> bool:
         """Whether it is not to grow any more."""

@@ -140,12 +140,11 @@ class Stager:
         for part in [*self._parts]:
             with self._lock:
                 was_held_up, part.is_held_up = part.is_held_up, True
-                if not was_held_up or not (part.answers or part.batch) or part.partly is None:
+                if not was_held_up or part.partly is None:
                     continue
                 batch = part.take_batch()
                 part.n_jobs += 1  # so that it is not done before
-            if batch:
-                self._publish(part, batch)
+            self._publish(part, batch)
             with self._lock:
                 answers = dict(part.answers)
             part.partly(answers)
@@ -402,7 +401,8 @@ class Stager:
             self._submit(functools.partial(self._copy, part, file))
             return True
         known = part.trusted.get(file.key)
-        given = (*source.stat(), source.checksum)
+        original = source.stat()
+        given = (*original, source.checksum)
         if known is not None and given != (known.size, known.mtime, known.checksum):
             return False
         got = self._copier.receive(file, source, part.home, part.make_room)
@@ -412,18 +412,20 @@ class Stager:
         if is_compared or isinstance(got, Staged):  # there was no room for it
             self._end_copy(part, file, got)
         elif part.partly is None:
-            self._compare_fetched(part, file, got)
+            self._compare_fetched(part, file, got, original)
         else:  # other files come behind this one
-            self._submit(functools.partial(self._compare_fetched, part, file, got))
+            self._submit(functools.partial(self._compare_fetched, part, file, got, original))
         return True
 
-    def _compare_fetched(self, part: Part, file: Wanted, got: Content | Copy) -> None:
+    def _compare_fetched(
+        self, part: Part, file: Wanted, got: Content | Copy, original: Original
+    ) -> None:
         """Use a file that this job has not compared with its source yet only if it is the same."""
-        if self._look_at_source(file, part.home) == got.original:
+        if self._look_at_source(file, part.home) == original:
             self._end_copy(part, file, got)
             return
         if isinstance(got, Copy):
-            self._copier.discard(got)
+            self._copier.give_up(got.extent.tier, got.place)
         self._copy(part, file)
 
     # --- what is copied -----------------------------------------------------------------------
