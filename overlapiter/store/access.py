@@ -8,8 +8,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from . import reclaim
 from .generation import clear, discard, generation_of, index_path, make_generation
 from .index import Cursor, IndexDamagedError, Patience, StaleError
 from .opened import OpenGeneration
@@ -148,6 +149,10 @@ class Access:
         """Return what ``work`` selects in the index."""
         return self.on(lambda opened: opened.index.read(work))
 
+    def rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """Return the rows that a statement gives."""
+        return self.on(lambda opened: opened.index.rows(statement, *values))
+
     def write(self, work: Callable[[Cursor], ResultT]) -> ResultT:
         """Return what a transaction returns that also writes what is owed."""
         return self.on(lambda opened: opened.write(work))
@@ -157,8 +162,8 @@ class Access:
         """Whether the generation in use is open."""
         return self._opened is not None
 
-    def close(self, finish: Callable[[OpenGeneration], None], *, is_last: bool = False) -> None:
-        """Close the generation in use, if it is open, after ``finish``.
+    def close(self, *, is_last: bool = False) -> None:
+        """Close the generation in use, if it is open.
 
         It may be opened anew, unless that ``is_last``: then what threads do at this moment is
         waited for, and nothing is done after it.
@@ -170,5 +175,5 @@ class Access:
         with self._lock:
             opened, self._opened = self._opened, None
             if opened is not None:
-                finish(opened)
+                reclaim.finish_later(opened)
                 opened.close()

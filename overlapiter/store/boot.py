@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+from collections.abc import Callable
 from pathlib import Path
 
 from .index import Cursor, Index, IndexDamagedError
@@ -16,42 +17,37 @@ BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 STAT_PATH = "/proc/stat"
 
 
-class Boot:
-    """The boot that this process runs in, as the index of a generation has it.
+def check(index: Index, block_bytes: int, disk_bytes: int) -> Callable[[Cursor], int]:
+    """Check an index, if this is the first process that opens it since the node was booted.
 
-    Args:
-        index: The index; checked if this is the first process since the node was booted.
-        block_bytes: As of the store.
-        disk_bytes: The size of the disk.
+    Returns:
+        What notes the boot, and gives how many there were.
 
     Raises:
         IndexDamagedError: The index is damaged.
         OSError: The boot is not known, with ENOSYS.
     """
+    boot = _boot_id()
+    surplus: dict[int, int] = {}
+    if index.value("SELECT value FROM fact WHERE name='boot'") not in (boot, ""):
+        index.check()
+        surplus = index.read(lambda cursor: surpluses(cursor, block_bytes))
 
-    def __init__(self, index: Index, block_bytes: int, disk_bytes: int) -> None:
-        self._disk_bytes = disk_bytes
-        self._id = _boot_id()
-        self._surplus: dict[int, int] = {}
-        if index.value("SELECT value FROM fact WHERE name='boot'") not in (self._id, ""):
-            index.check()
-            self._surplus = index.read(lambda cursor: surpluses(cursor, block_bytes))
-
-    def note(self, cursor: Cursor) -> int:
-        """Note the boot; return how many there were."""
-        odd = f"NOT charged BETWEEN 0 AND {self._disk_bytes}"
+    def note(cursor: Cursor) -> int:
+        odd = f"NOT charged BETWEEN 0 AND {disk_bytes}"
         if cursor.execute(f"SELECT 1 FROM segment WHERE {odd} LIMIT 1").fetchone():
             raise IndexDamagedError("a segment is charged for more than the disk has")
         select = "SELECT value FROM fact WHERE name=?"
         boots = number_of(cursor.execute(select, ("boots",)).fetchone())
-        known = cursor.execute(select, ("boot",)).fetchone()
-        if known != (self._id,):  # else another process has noted it meanwhile
+        if cursor.execute(select, ("boot",)).fetchone() != (boot,):  # else it has been noted
             boots += 1
-            cursor.execute("UPDATE fact SET value=? WHERE name='boot'", (self._id,))
+            cursor.execute("UPDATE fact SET value=? WHERE name='boot'", (boot,))
             cursor.execute("UPDATE fact SET value=? WHERE name='boots'", (boots,))
             cursor.execute("DELETE FROM wanted")  # the clock begins anew
-            lower(cursor, self._surplus)
+            lower(cursor, surplus)
         return boots
+
+    return note
 
 
 def _boot_id() -> str:

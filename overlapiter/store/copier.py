@@ -198,7 +198,7 @@ class Copier:
     def _write_to(
         self, tier: int, contents: Sequence[Content], make_room: MakeRoom | None, home: int | None
     ) -> tuple[list[Copy], list[tuple[Content, Staged]]]:
-        """Write files to a tier; return the copies, and the files that it does not take, and why."""
+        """Write files to a tier; return the copies, and why it does not take others."""
         copies: list[Copy] = []
         refused: list[tuple[Content, Staged]] = []
         while contents:

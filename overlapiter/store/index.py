@@ -19,7 +19,7 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 ResultT = TypeVar("ResultT")
 
@@ -179,10 +179,13 @@ class Index:
         with self._lock:
             return self._patiently(self._reading, lambda: work(self._connection.cursor()))
 
+    def rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+        """Return the rows that a statement gives. Raises as :meth:`read`."""
+        return self.read(lambda cursor: cursor.execute(statement, values).fetchall())
+
     def value(self, statement: str) -> object:
         """Return the first value that a statement gives. Raises as :meth:`read`."""
-        row = self.read(lambda cursor: cursor.execute(statement).fetchone())
-        return row and row[0]
+        return next((row[0] for row in self.rows(statement)), None)
 
     def write(self, work: Callable[[Cursor], ResultT]) -> ResultT:
         """Return what ``work`` returns after its changes have been committed; all or none are.

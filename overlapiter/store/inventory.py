@@ -153,10 +153,7 @@ class Inventory:
             stack.callback(self._index.close)
             self.close = stack.pop_all().close
         self.check = self._index.check
-
-    def select(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
-        """Return the rows of a query; their types are those of the tables."""
-        return self._index.read(lambda cursor: cursor.execute(statement, values).fetchall())
+        self.select = self._index.rows
 
     def sources(self) -> list[Source]:
         """Return the source roots of which files are, or were, staged."""

@@ -27,18 +27,14 @@ class Neighbours:
 
     def strays(self, *, older_than_seconds: float, limit: int) -> list[int]:
         """Return keys of some files of source roots that no run uses, staged so long ago."""
-        before = int(time.time() - older_than_seconds)
         unused = (
             "SELECT id FROM source WHERE id NOT IN (SELECT source FROM run WHERE ended IS NULL)"
         )
+        if not self._access.rows(f"{unused} LIMIT 1"):
+            return []  # without a look at all that is staged
+        before = int(time.time() - older_than_seconds)
         statement = f"SELECT key FROM staged WHERE at <= ? AND source IN ({unused}) LIMIT ?"
-
-        def select(cursor: Cursor) -> list[tuple[int]]:
-            if cursor.execute(f"{unused} LIMIT 1").fetchone() is None:
-                return []  # without a look at all that is staged
-            return cursor.execute(statement, (before, limit)).fetchall()
-
-        return [key for (key,) in self._access.read(select)]
+        return [key for (key,) in self._access.rows(statement, before, limit)]
 
     def want(self, keys: Iterable[int]) -> None:
         """Keep other runs from evicting files for a moment; costs nothing if there are none."""
@@ -70,7 +66,5 @@ class Neighbours:
         if now_seconds >= self._looked_seconds + _LOOK_AFTER_SECONDS:
             self._looked_seconds = now_seconds
             statement = "SELECT 1 FROM run WHERE ended IS NULL AND id != ? LIMIT 1"
-            number = self._run
-            other = self._access.read(lambda c: c.execute(statement, (number,)).fetchone())
-            self._was_alone = other is None
+            self._was_alone = not self._access.rows(statement, self._run)
         return self._was_alone

@@ -12,11 +12,10 @@ import errno
 import itertools
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeVar
 
-from . import segments
-from .boot import Boot
+from . import boot, segments
 from .extents import SMALL_BYTES, WHOLE
 from .generation import can_punch, index_path, make_reserve, segments_of, use_reserve
 from .index import Cursor, Index, IndexBusyError, IndexDamagedError, Patience, StaleError
@@ -90,7 +89,7 @@ class OpenGeneration:
         self.unfinished: list[Evicted] = []
         self._run = run
         self._owed: list[Callable[[Cursor], object]] = []  # for the next transaction to write
-        self._n_pending = self._promised_bytes = 0
+        self._promised_bytes = 0
         self._is_left = self._was_gone = False
         self.limits = Limits(site, self.folder)
         self.block_bytes = self.limits.block_bytes
@@ -108,27 +107,26 @@ class OpenGeneration:
         self.can_punch = can_punch(self.path)
         self.index = Index(index_path(self.path), *patience)
         try:
-            boot = Boot(self.index, self.block_bytes, self.limits.disk_bytes)
+            note_boot = boot.check(self.index, self.block_bytes, self.limits.disk_bytes)
             self.owner = self._segment = Segment(self.folder, self.block_bytes)
             self._own = {self.owner.number: self.owner}
+
+            def enter(cursor: Cursor) -> int:
+                boots = note_boot(cursor)
+                self._insert_segment(cursor, self.owner.number)
+                total = "(SELECT SUM(charged) FROM segment)"
+                cursor.execute(f"UPDATE fact SET value={total} WHERE name='total'")
+                introduce(cursor)
+                return boots
+
             try:
-                self.boots = self.index.write(lambda c: self._enter(c, boot, introduce))
+                self.boots = self.index.write(enter)
             except BaseException:
                 self.owner.remove()
                 raise
         except BaseException:
             self.index.close()
             raise
-
-    def _enter(self, cursor: Cursor, boot: Boot, introduce: Callable[[Cursor], None]) -> int:
-        """Make this process known, and note the boot; return how many there were."""
-        boots = boot.note(cursor)
-        self._insert_segment(cursor, self.owner.number)
-        cursor.execute(
-            "UPDATE fact SET value=(SELECT SUM(charged) FROM segment) WHERE name='total'"
-        )
-        introduce(cursor)
-        return boots
 
     def is_gone(self) -> bool:
         """Return whether it was thrown away, or `rm` has removed the index or the segments."""
@@ -236,7 +234,6 @@ class OpenGeneration:
                 places = [] if whole is None else [Place(self, whole, WHOLE, charged_bytes)]
             for place in places:
                 place.segment.n_pending += 1
-            self._n_pending += len(places)
         return places
 
     def _shared_places(self, charges: Sequence[int]) -> list[Place]:
@@ -340,12 +337,11 @@ class OpenGeneration:
         """Return whether a segment is one that this process appends to here."""
         return self._own.get(segment.number) is segment
 
-    def require_own(self, cursor: Cursor, numbers: Iterable[int]) -> None:
+    def require_own(self, cursor: Cursor, number: int) -> None:
         """Raise StaleError if another process has taken a segment over."""
-        statement = "SELECT owner FROM segment WHERE id=?"
-        for number in numbers:
-            if cursor.execute(statement, (number,)).fetchone() != (self.owner.number,):
-                raise StaleError(f"segment {number:x} was taken over")
+        statement = "SELECT 1 FROM segment WHERE id=? AND owner=?"
+        if not cursor.execute(statement, (number, self.owner.number)).fetchone():
+            raise StaleError(f"segment {number:x} was taken over")
 
     def give_up(self, place: Place) -> None:
         """Give a place back at which no copy was completed; its charge is lowered later."""
@@ -370,10 +366,8 @@ class OpenGeneration:
                 segment.n_pending -= 1
                 if is_published and start == WHOLE:
                     self._release(segment)
-            self._n_pending -= len(places)
             self._settled.notify_all()
-            if self._is_left and not self._n_pending:
-                self._end_ownership()
+            self._end_ownership()
 
     def _release(self, segment: Segment) -> None:
         """End the ownership of a segment whose row says that it is closed."""
@@ -450,14 +444,16 @@ class OpenGeneration:
         return not any(segment.n_pending and segment.end for segment in self._own.values())
 
     def leave(self) -> None:
-        """Let go of the index; of the segments once nothing is written to them any more."""
+        """Let go of the index, and of the segments when that is possible."""
         with self.lock:
             self._is_left, self._was_gone = True, self.is_gone()
             self.index.close()
-            if not self._n_pending:
-                self._end_ownership()
+            self._end_ownership()
 
     def _end_ownership(self) -> None:
+        """Let go of the segments, after leaving, once nothing is written to them any more."""
+        if not self._is_left or any(segment.n_pending for segment in self._own.values()):
+            return
         for segment in self._own.values():
             if self._was_gone:  # no row names it, and its folder may have been made anew
                 segments.remove(self.folder, segment.number)

@@ -6,13 +6,14 @@ a step is due goes in the transaction that lowers the charge.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import time
 from collections.abc import Iterable, Mapping, Sequence
 
 from . import segments
 from .extents import WHOLE, Extent
-from .index import Cursor, IndexDamagedError
+from .index import Cursor, IndexBusyError, IndexDamagedError
 from .opened import OpenGeneration, is_full
 from .tables import (
     Evicted,
@@ -102,6 +103,13 @@ def finish(
         raise
 
 
+def finish_later(opened: OpenGeneration, places: Iterable[Evicted] = ()) -> None:
+    """Do what may be done later as well, after what was asked for has been done."""
+    with contextlib.suppress(OSError, IndexBusyError):
+        opened.retire()
+        finish(opened, places)
+
+
 def _give_back(opened: OpenGeneration, places: Iterable[Evicted]) -> None:
     holes: dict[int, list[tuple[int, int]]] = {}
     for number, start, size_bytes in places:
@@ -151,8 +159,11 @@ def take_over(opened: OpenGeneration) -> int:
         "SELECT owner FROM segment WHERE owner > 0 UNION SELECT owner FROM copying "
         "UNION SELECT owner FROM going"
     )
-    rows = opened.index.read(lambda cursor: cursor.execute(owners).fetchall())
-    dead = [n for n in map(number_of, rows) if not segments.is_owned(opened.folder, n)]
+    dead = [
+        n
+        for n in map(number_of, opened.index.rows(owners))
+        if not segments.is_owned(opened.folder, n)
+    ]
     if not dead:
         return 0
     adopted, charged = opened.write(lambda cursor: _adopt(cursor, dead, opened.owner.number))
@@ -204,7 +215,7 @@ def _mend(opened: OpenGeneration, numbers: Sequence[int]) -> int:
         f"SELECT id, {_CHARGED}, charged FROM segment WHERE id IN {among}"
     )  # one statement, so that nothing changes in between
     places: dict[int, list[tuple[int, int]]] = {number: [] for number in numbers}
-    for number, start, size_bytes in opened.index.read(lambda c: c.execute(select).fetchall()):
+    for number, start, size_bytes in opened.index.rows(select):
         places[number].append((start, size_bytes))
     surplus = {}
     for number, there in places.items():
@@ -254,7 +265,6 @@ def sweep(opened: OpenGeneration) -> None:
     """Mend what dead processes have left, and remove the files of the folder that no row names."""
     take_over(opened)
     listed = segments.listed(opened.folder)  # first: a row comes after its file
-    rows = opened.index.read(lambda cursor: cursor.execute("SELECT id FROM segment").fetchall())
-    for number in listed.difference(number for (number,) in rows):
+    for number in listed.difference(n for (n,) in opened.index.rows("SELECT id FROM segment")):
         segments.remove_garbage(opened.folder, number)
     opened.write(end_killed_runs)

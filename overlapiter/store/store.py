@@ -223,7 +223,7 @@ class Store:
 
         more_bytes = expected_bytes and expected_bytes - opened.spare_bytes
         claim, going = opened.write_reserving(work, more_bytes)
-        self._finish(opened, going)
+        reclaim.finish_later(opened, going)
         return claim
 
     def _select_copying(self, cursor: Cursor, keys: Sequence[int]) -> dict[int, int]:
@@ -234,18 +234,14 @@ class Store:
         """Return those of some files that are being copied, each with its owner."""
         return self._access.read(lambda cursor: self._select_copying(cursor, keys))
 
-    def is_copied(self, owner: int) -> bool:
-        """Return whether the process that copies a file lives; see :attr:`Claim.others`."""
-        return self._on(lambda opened: segments.is_owned(opened.folder, owner))
+    def progress(self, owner: int) -> list[tuple[int, int]] | None:
+        """Return what changes whenever the process that copies a file writes; None if it ended."""
 
-    def progress(self, owner: int) -> list[tuple[int, int]]:
-        """Return what changes whenever the process that copies a file has written."""
-        statement = "SELECT id FROM segment WHERE owner=?"
-
-        def progress(opened: OpenGeneration) -> list[tuple[int, int]]:
-            rows = opened.index.read(lambda cursor: cursor.execute(statement, (owner,)).fetchall())
+        def progress(opened: OpenGeneration) -> list[tuple[int, int]] | None:
+            if not segments.is_owned(opened.folder, owner):
+                return None
             sizes_and_times = []
-            for (number,) in rows:
+            for (number,) in opened.index.rows("SELECT id FROM segment WHERE owner=?", owner):
                 with contextlib.suppress(FileNotFoundError):
                     found = os.stat(segment_path(opened.folder, number))
                     sizes_and_times.append((found.st_size, found.st_mtime_ns))
@@ -311,13 +307,13 @@ class Store:
             )
             for _, _, extent in copies
         ]  # fmt: skip
-        numbers = {extent.segment for _, _, extent in copies}
         whole = [(extent.segment,) for _, _, extent in copies if extent.is_whole]
 
         def work(cursor: Cursor) -> list[Evicted]:
             if not is_here:
                 return []
-            opened.require_own(cursor, numbers)
+            for number in {extent.segment for _, _, extent in copies}:
+                opened.require_own(cursor, number)
             into = "INSERT OR IGNORE INTO staged"
             going: list[Evicted] = []
             if insert(cursor, into, rows) < len(rows):  # some were staged already
@@ -332,14 +328,8 @@ class Store:
         going = opened.write(work, ended)
         if is_here:
             opened.settle(places, is_published=True)
-            self._finish(opened, going)
+            reclaim.finish_later(opened, going)
         return is_here
-
-    def _finish(self, opened: OpenGeneration, going: Iterable[Evicted]) -> None:
-        """Do what may be done later as well, after what was asked for has been done."""
-        with contextlib.suppress(OSError, IndexBusyError):
-            opened.retire()
-            reclaim.finish(opened, going)
 
     def give_up(self, place: Place) -> None:
         """Give a place back at which no copy was completed."""
@@ -411,4 +401,4 @@ class Store:
         What is done later opens it anew, or fails if this close is the last. What cannot be given
         back, other processes take over.
         """
-        self._access.close(lambda opened: self._finish(opened, ()), is_last=is_last)
+        self._access.close(is_last=is_last)

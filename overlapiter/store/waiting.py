@@ -18,7 +18,7 @@ class Wait:
     def __init__(self, store: Store, owners: Mapping[Wanted, int]) -> None:
         self._store = store
         self.owners = owners
-        self._progress: dict[int, list[tuple[int, int]]] = {}
+        self._progress: dict[int, list[tuple[int, int]] | None] = {}
         self._deadline = 0.0
         self._pause_seconds = _FIRST_POLL_SECONDS
 
@@ -41,7 +41,7 @@ class Wait:
         if len(store.being_copied([file.key for file in owners])) < len(owners):
             return True
         progress = {owner: store.progress(owner) for owner in {*owners.values()}}
-        if not all(map(store.is_copied, progress)):
+        if None in progress.values():
             store.take_over()
             return True
         now_seconds = time.monotonic()

@@ -153,8 +153,11 @@ def test_a_process_in_another_pid_namespace_is_alive_until_it_is_killed(director
         store = made_store(directory, 2)
         assert store.take_over() == 0
         claim = store.claim(wanted(store, files.paths[5:8]))
-        yield len(claim.mine), [store.is_copied(owner) for owner in claim.others.values()]
-        yield [store.is_copied(owner) for owner in claim.others.values()]
+        yield (
+            len(claim.mine),
+            [store.progress(owner) is not None for owner in claim.others.values()],
+        )
+        yield [store.progress(owner) is not None for owner in claim.others.values()]
         assert store.take_over() > 0
         yield len(store.claim(wanted(store, files.paths[5:8])).mine)
 
