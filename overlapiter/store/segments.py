@@ -127,9 +127,13 @@ def aligned(size_bytes: int, block_bytes: int) -> int:
 
 def cut(fd: int, end: int) -> None:
     """Give back all blocks of a segment behind ``end``, those beyond the end of the file too."""
-    if os.fstat(fd).st_size <= end:
-        os.ftruncate(fd, end + 1)  # a truncation to the same size would leave what was allocated
-    os.ftruncate(fd, end)
+    try:
+        if os.fstat(fd).st_size <= end:
+            os.ftruncate(fd, end + 1)  # one to the same size would leave what was allocated
+        os.ftruncate(fd, end)
+    except OSError as error:
+        if error.errno != errno.EFBIG:  # it ends at the limit of file sizes: nothing is behind
+            raise
 
 
 def write(fd: int, data: bytes | memoryview, start: int) -> None:

@@ -338,6 +338,37 @@ def test_below_a_limit_of_file_sizes_segments_are_as_small(directory):
     store.close()
 
 
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_a_segment_that_ends_at_the_limit_of_file_sizes_is_closed_or_taken_over(
+    directory, is_killed
+):
+    limit_bytes = 1 << 20
+    files = Files(8)
+    files.contents = dict.fromkeys(files.paths, bytes(limit_bytes // 8))
+
+    def limited(number):
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit_bytes, limit_bytes))
+        return made_store(directory, number)
+
+    def fill():
+        store = limited(1)
+        assert len(stage(store, files, files.paths)) == 8
+        if not is_killed:
+            store.close()
+            assert (0,) in store._access.rows("SELECT owner FROM segment")
+
+    def look():
+        store = limited(2)
+        store.take_over()
+        assert n_right(store, files) == 8
+        store.close()
+        assert store.total_bytes() == disk_bytes(directory) == limit_bytes
+        store.close()
+
+    apart(fill)
+    apart(look)
+
+
 @in_a_process
 def test_a_file_beyond_the_limit_of_file_sizes_is_refused(directory):
     resource.setrlimit(resource.RLIMIT_FSIZE, (512 << 10, 512 << 10))
