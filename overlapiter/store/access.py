@@ -77,15 +77,16 @@ class Access:
             try:
                 return action(opened)
             except StaleError:
-                self._leave(opened)
+                pass
             except OSError:
                 if not opened.is_gone():
                     raise
-                self._leave(opened)  # no wonder
             except IndexDamagedError as error:
                 if opened.index.is_current():  # else another thread or process has done it
                     self._throw_away(opened.path, error)
-                self._leave(opened)
+            with self._lock:
+                if self._opened is opened:
+                    self._let_go(opened)
         raise OSError(errno.EIO, "the index is damaged again and again", self._site.directory)
 
     def _current(self) -> OpenGeneration:
@@ -131,11 +132,6 @@ class Access:
             f"thrown away and staged again"
         )
         discard(generation)
-
-    def _leave(self, opened: OpenGeneration) -> None:
-        with self._lock:
-            if self._opened is opened:
-                self._let_go(opened)
 
     def _let_go(self, opened: OpenGeneration) -> None:
         is_gone = opened.is_gone()

@@ -144,11 +144,7 @@ class Copier:
         return Content(file, data, mtime_ns, source.checksum, Outcome.FETCHED)
 
     def _promise(self, home: int, make_room: MakeRoom | None) -> Callable[[], None] | None:
-        """Have room kept for a file of ordinary size: to read one in vain costs the slow store.
-
-        Returns:
-            What ends that; None if there is no room.
-        """
+        """Keep room for an ordinary file, not to read it in vain; return what ends that."""
         if make_room is None:
             now_seconds = time.monotonic()
             has_room = any(full.is_passable(now_seconds) for full in self._health.full[home:])
@@ -299,15 +295,10 @@ class Copier:
 
 
 class _Reason(NamedTuple):
-    """Why there is no place in a tier.
-
-    Attributes:
-        answer: What it means for a file.
-        is_of_file: Whether it concerns the first file alone.
-    """
+    """Why there is no place in a tier."""
 
     answer: Staged
-    is_of_file: bool = False
+    is_of_file: bool = False  # it concerns the first file alone
 
 
 def _copy_of(content: Content, tier: int, place: Place) -> Copy:
@@ -332,12 +323,9 @@ def _read(source: OriginalFile, size_bytes: int) -> bytes:
 def _fill(
     key: int, place: Place, source: OriginalFile, original: Original, expected: int | None
 ) -> int | None:
-    """Copy a large file to its place; return its checksum, or None if the source fails or changes.
+    """Copy a large file; return its checksum, or None if the source fails or changes.
 
-    If a checksum is expected, that alone says whether it has changed.
-
-    Raises:
-        OSError: The staging disk failed.
+    If a checksum is expected, that alone says whether it has. An OSError is the staging disk's.
     """
     size_bytes, mtime_ns = original
     checksum = Checksum(key, size_bytes, mtime_ns)

@@ -12,8 +12,6 @@ from .opened import NO_ROOM
 from .outcome import Outcome, Staged
 from .store import Store
 
-#: Errors that say nothing about the disk.
-_ABOUT_THE_FILE = {errno.EFBIG: "it is beyond the limit of file sizes, ulimit -f"}
 _NO_DESCRIPTOR = {errno.EMFILE, errno.ENFILE}
 #: What to do about an error that is not the disk's.
 _ADVICE = {
@@ -48,10 +46,10 @@ class Health:
         if isinstance(error, IndexBusyError):
             self.say_busy(tier)
             return Staged(Outcome.BUSY)
-        if error.errno in _ABOUT_THE_FILE:
+        if error.errno == errno.EFBIG:  # which says nothing about the disk
             self._warn(
                 f"a file cannot be staged in {directory} ({error.strerror}) and is read from the "
-                f"source: {_ABOUT_THE_FILE[error.errno]}"
+                f"source: it is beyond the limit of file sizes, ulimit -f"
             )
             return Staged(Outcome.FAILED)
         if error.errno in NO_ROOM:  # for the index: as if there were none for the file

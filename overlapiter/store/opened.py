@@ -313,16 +313,11 @@ class OpenGeneration:
         return self.limits.charge(cursor, segment, owner, size_bytes, least_bytes)
 
     def _extend(self, segment: Segment, size_bytes: int) -> bool:
-        """Have the disk set aside what was charged; return whether it has.
-
-        Raises:
-            OSError: The disk failed.
-            StaleError: The segment was removed, so others could not read what is written to it.
-        """
+        """Have the disk set aside what was charged; return whether it has room."""
         statement = "UPDATE segment SET pledged=pledged-? WHERE id=?"
         self._owed.append(lambda c: c.execute(statement, (size_bytes, segment.number)))
         try:
-            if segment.is_removed:
+            if segment.is_removed:  # others could not read what is written to it
                 raise StaleError(f"segment {segment.number:x} was removed")
             segment.extend(size_bytes)
         except OSError as error:

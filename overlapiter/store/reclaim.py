@@ -133,11 +133,7 @@ def _punch(
 
 
 def _forget(cursor: Cursor, places: Iterable[Evicted], owner: int) -> list[int]:
-    """Delete rows of ``going`` that are this process's, and lower the charges.
-
-    Returns:
-        The segments that hold nothing any more.
-    """
+    """Delete rows of ``going`` that are this process's, and lower the charges; return what is empty."""
     select = "SELECT segment, start FROM going WHERE owner=?"
     mine = set(cursor.execute(select, (owner,)))  # few: what is being given back at this moment
     gone = [place for place in places if place[:2] in mine]
@@ -181,11 +177,7 @@ def take_over(opened: OpenGeneration) -> int:
 
 
 def _adopt(cursor: Cursor, dead: Sequence[int], owner: int) -> tuple[list[Evicted], dict[int, int]]:
-    """End the claims of dead processes, and make their evictions this process's.
-
-    Returns:
-        The evictions, and what each segment that they appended to is charged for.
-    """
+    """End the claims of the dead; return evictions, now ours, and the charges."""
     adopted: list[Evicted] = []
     charged: dict[int, int] = {}
     for number in dead:
@@ -202,10 +194,7 @@ def _mend(opened: OpenGeneration, numbers: Sequence[int]) -> int:
     """Give back what no row names in segments of dead processes, and charge them for the rest.
 
     A dead process changes nothing any more, and what is evicted meanwhile lowers the charge as much
-    as the sum of the rows: so their difference stays, for whichever processes mend.
-
-    Returns:
-        The bytes that this process gave back.
+    as the sum of the rows: so their difference, which is returned, stays the same.
     """
     among = f"({','.join(map(str, numbers))})"
     place = f"segment, start, {in_blocks('size', opened.block_bytes)}"

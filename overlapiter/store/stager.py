@@ -198,8 +198,10 @@ class Stager:
         if is_valid and needs_reading:
             is_valid = self._mover.is_right(extent, is_suspect=is_suspect)
             if is_valid and not found.is_verified:
-                note = self.stores[extent.tier].note_verified
-                self._try(extent.tier, functools.partial(note, [extent.key]))
+                try:
+                    self.stores[extent.tier].note_verified([extent.key])
+                except (OSError, IndexBusyError) as error:  # it is verified again
+                    self._health.blame(extent.tier, error)
         with self._lock:
             if isinstance(original, Staged):
                 part.answers[file.key] = original
@@ -225,13 +227,6 @@ class Stager:
             self._reading.pop(file.key, None)  # another part may have the same file
             self._note_answer("stat", file.path, time.monotonic_ns() - began_ns, 0)
 
-    def _try(self, tier: int, action: Callable[[], None]) -> None:
-        """Do something in a tier that no answer needs."""
-        try:
-            action()
-        except (OSError, IndexBusyError) as error:
-            self._health.blame(tier, error)
-
     def _accept(self, part: Part, file: Wanted, extent: Extent) -> None:
         """Take a valid copy; one in a slower tier is to rise if the fastest one may have room."""
         part.answers[file.key] = answer = Staged.at(extent)
@@ -255,10 +250,7 @@ class Stager:
         self._end_job(part)
 
     def _begin(self, part: Part, files: Sequence[Wanted]) -> dict[Wanted, int]:
-        """Claim files and begin to copy those that are this process's; return the others' owners.
-
-        The part has one more job if there are any.
-        """
+        """Claim and copy files; return the others' ones, for which the part has one more job."""
         outdated, part.outdated = part.outdated, []
         claimed = self._claimed(part, files, outdated)
         if isinstance(claimed, Staged):
@@ -320,10 +312,7 @@ class Stager:
         return {file: extent for file, extent in copies.items() if extent not in outdated}
 
     def _wait(self, part: Part, wait: Wait) -> None:
-        """Look whether other processes have copied their files; copy those that they leave.
-
-        As long as they have not, this is another job, which keeps no other one waiting.
-        """
+        """Copy the files that other processes leave; while they copy them, this is another job."""
         try:
             while not wait.is_over():
                 if self._stuck.issuperset(wait.owners):
@@ -379,10 +368,7 @@ class Stager:
     # --- from other nodes ---------------------------------------------------------------------
 
     def _is_fetched(self, part: Part, file: Wanted) -> bool:
-        """Have a claimed file fetched from another node; return False if it is to be copied here.
-
-        Whatever comes is published as a copy of the source would be.
-        """
+        """Have a claimed file fetched from another node; return False if it is not to be."""
         holders = part.holders.get(file.key)
         if self._peers is None or holders is None:
             return False
