@@ -155,11 +155,7 @@ class Eviction:
                 self._add(index)
 
     def _leave_to_others(self, indices: Indices) -> None:
-        """Take note that others have read examples, and are the ones to evict them.
-
-        So each of those who share the directory chooses among other files, of which it knows
-        whether they are staged: it has read them last.
-        """
+        """Let those evict examples who have read them last, and know whether they are staged."""
         own = indices[self._tiers[indices] >= 0]
         self.staged_bytes -= int(self._bytes[own].sum())
         self._tiers[indices] = _ABSENT
@@ -290,13 +286,7 @@ class Eviction:
     def _take(
         self, state: int, wanted_bytes: int, least: int | None = None
     ) -> tuple[list[Victim], int]:
-        """Return victims that are in a tier, or may be, and how many bytes of those wanted lack.
-
-        Args:
-            state: The tier, or that this run has not looked them up.
-            wanted_bytes: What they are to free.
-            least: There are others enough: all of these are to be needed after this position.
-        """
+        """Return victims that are needed after ``least``, and how many wanted bytes still lack."""
         victims: list[Victim] = []
         n_passed_over = 0
         is_guess = state == _UNKNOWN
@@ -352,11 +342,7 @@ class Eviction:
 
 
 class _Farthest:
-    """Gives examples by the position of their next use, the farthest first.
-
-    The bulk is a sorted array, what is added later a heap; entries that have become wrong stay
-    until they are met.
-    """
+    """Gives examples by the position of their next use, the farthest first."""
 
     def __init__(self) -> None:
         self.begin(np.empty(0, np.intp), np.empty(0, np.int64))
@@ -366,7 +352,7 @@ class _Farthest:
         by_position = np.argsort(positions, kind="stable")
         self._indices, self._positions = indices[by_position], positions[by_position]
         self._n_sorted = len(indices)
-        self._heap: list[tuple[int, int]] = []
+        self._heap: list[tuple[int, int]] = []  # what was added later
 
     def add(self, index: int, position: int) -> None:
         """Add an example."""

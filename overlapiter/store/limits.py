@@ -73,13 +73,9 @@ class Limits:
     def charge(
         self, cursor: Cursor, segment: Segment, owner: int, size_bytes: int, least_bytes: int
     ) -> int:
-        """Charge a segment for more bytes; for fewer, but ``least_bytes``, if there is less room.
+        """Charge a segment for more bytes, if there is less room for fewer, but ``least_bytes``.
 
-        Returns:
-            The bytes that it is charged for now in addition; 0 if there is no room.
-
-        Raises:
-            StaleError: The segment is not this process's any more.
+        Returns the bytes, 0 if there is no room. Raises StaleError if another process owns it now.
         """
         spare_bytes = self.spare_bytes(cursor)
         granted_bytes = min(size_bytes, spare_bytes // self.block_bytes * self.block_bytes)

@@ -75,7 +75,7 @@ class Mover:
             The answers for those that lie there now, and the files that other processes copy.
         """
         try:
-            claim = self._stores[0].claim([*low], (), self._copier.expected_bytes(len(low)))
+            claim = self._stores[0].claim([*low], self._copier.expected_bytes(len(low)))
         except (OSError, IndexBusyError) as error:
             self._health.blame(0, error)
             return {}, []

@@ -4,6 +4,8 @@ A process holds the ``flock`` on every segment that it appends to. The kernel dr
 the process ends, however it ends and in whatever container it ran; so it tells the living from the
 dead. It is taken when the file is made, before any row of the index names it: a file without row
 and lock is garbage. Names are random and never used twice, nor are the places in a segment.
+
+Everything here raises OSError if the disk fails.
 """
 
 from __future__ import annotations
@@ -48,9 +50,6 @@ class Segment:
         end: Behind the last place that was given.
         reserved: Behind the last byte that was charged and allocated.
         n_pending: Places whose bytes are neither published nor given up.
-
-    Raises:
-        OSError: The disk failed.
     """
 
     def __init__(self, folder: str, block_bytes: int) -> None:
@@ -137,7 +136,7 @@ def cut(fd: int, end: int) -> None:
 
 
 def write(fd: int, data: bytes | memoryview, start: int) -> None:
-    """Write bytes to a segment. Raises OSError if the disk failed."""
+    """Write bytes to a segment."""
     rest = memoryview(data)
     while rest:
         written_bytes = os.pwrite(fd, rest, start)
@@ -152,9 +151,6 @@ def write_many(fd: int, pieces: Sequence[tuple[int, bytes]], start: int) -> None
         fd: The segment.
         pieces: For each place its size and the bytes.
         start: Where the first one begins.
-
-    Raises:
-        OSError: The disk failed.
     """
     most_zeros = max(size - len(data) for size, data in pieces)
     if most_zeros > _MOST_ZEROS:
@@ -179,9 +175,6 @@ def make_owned(folder: str) -> tuple[int, int]:
 
     It is a segment once the index has a row for it. Without one it is garbage as soon as the
     descriptor is closed.
-
-    Raises:
-        OSError: The disk failed.
     """
     while True:
         number = secrets.randbits(62) + 1
@@ -241,9 +234,6 @@ def punch(folder: str, number: int, places: list[tuple[int, int]], end: int | No
         number: The segment; one that is gone has given back everything.
         places: Starts and sizes in bytes, both in whole blocks.
         end: Give back all behind it, too, if it is given.
-
-    Raises:
-        OSError: The disk failed.
     """
     with contextlib.suppress(*_GONE), _opened(folder, number) as fd:
         holes = _joined(places)

@@ -292,11 +292,10 @@ class Stager:
                 continue
             try:
                 here = [extent for extent in outdated if extent.tier == tier]
+                store.drop(here)
                 if claimed is None and not is_other:
-                    claimed = store.claim(files, here, expected_bytes)
+                    claimed = store.claim(files, expected_bytes)
                     part.home, part.has_claims = tier, True
-                elif here:
-                    store.drop(here)
             except (OSError, IndexBusyError) as error:
                 answer = self._health.blame(tier, error)
         return answer if claimed is None else claimed

@@ -194,37 +194,31 @@ class Store:
 
     # --- claiming -----------------------------------------------------------------------------
 
-    def claim(
-        self, wanted: Sequence[Wanted], outdated: Iterable[Extent] = (), expected_bytes: int = 0
-    ) -> Claim:
+    def claim(self, wanted: Sequence[Wanted], expected_bytes: int = 0) -> Claim:
         """Claim the files that no process has staged or is copying.
 
-        Each file in ``mine`` is to be published or given up.
-
-        Outdated copies are evicted. What the files may take is reserved at once if there is room.
+        Each file in ``mine`` is to be published or given up. What the files may take is reserved at
+        once if there is room.
         """
-        self.drop(outdated)
         paths = self._stored_paths(wanted)
-        return self._on(lambda opened: self._claim(opened, paths, expected_bytes))
 
-    def _claim(
-        self, opened: OpenGeneration, paths: Mapping[int, bytes], expected_bytes: int
-    ) -> Claim:
-        owner = opened.owner.number
+        def claim(opened: OpenGeneration) -> Claim:
+            owner = opened.owner.number
 
-        def work(cursor: Cursor) -> tuple[Claim, list[Evicted]]:
-            found, strangers = self._select(cursor, paths, opened.boots)
-            going = move_to_going(cursor, strangers, owner, opened.block_bytes)
-            others = self._select_copying(cursor, [key for key in paths if key not in found])
-            mine = [key for key in paths if key not in found and key not in others]
-            rows = [(key, owner) for key in mine]
-            insert(cursor, "INSERT INTO copying", rows)
-            return Claim(mine, found, others), going
+            def work(cursor: Cursor) -> tuple[Claim, list[Evicted]]:
+                found, strangers = self._select(cursor, paths, opened.boots)
+                going = move_to_going(cursor, strangers, owner, opened.block_bytes)
+                others = self._select_copying(cursor, [key for key in paths if key not in found])
+                mine = [key for key in paths if key not in found and key not in others]
+                insert(cursor, "INSERT INTO copying", [(key, owner) for key in mine])
+                return Claim(mine, found, others), going
 
-        more_bytes = expected_bytes and expected_bytes - opened.spare_bytes
-        claim, going = opened.write_reserving(work, more_bytes)
-        reclaim.finish_later(opened, going)
-        return claim
+            more_bytes = expected_bytes and expected_bytes - opened.spare_bytes
+            claimed, going = opened.write_reserving(work, more_bytes)
+            reclaim.finish_later(opened, going)
+            return claimed
+
+        return self._on(claim)
 
     def _select_copying(self, cursor: Cursor, keys: Sequence[int]) -> dict[int, int]:
         rows = run_by_key(cursor, "SELECT key, owner FROM copying WHERE key IN", keys)

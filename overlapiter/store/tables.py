@@ -2,6 +2,8 @@
 
 The total of all charges is kept in the transactions that change a charge, and changes only by what
 they have really changed: a row that is gone, with its generation or its owner, changes nothing.
+
+Where a row has something else than the numbers that belong there, IndexDamagedError is raised.
 """
 
 from __future__ import annotations
@@ -67,18 +69,14 @@ def stored_root(root: str) -> str | bytes:
 
 
 def extent_of(row: Sequence[int], tier: int) -> Extent:
-    """Return the extent of a row: key, segment, start, size, mtime and checksum.
-
-    Raises:
-        IndexDamagedError: Something else than numbers is in it.
-    """
+    """Return the extent of a row: key, segment, start, size, mtime and checksum."""
     _require(_NUMBERS, row)
     key, *others = row
     return Extent(key, tier, *others)
 
 
 def places_of_rows(rows: Iterable[Sequence[int]]) -> list[Evicted]:
-    """Return rows that are three numbers each. Raises IndexDamagedError if they are not."""
+    """Return rows of three numbers as what they say."""
     places = []
     for row in rows:
         _require(_PLACE, row)
@@ -93,7 +91,7 @@ def in_blocks(column: str, block_bytes: int) -> str:
 
 
 def number_of(row: Sequence[object] | None) -> int:
-    """Return the number that a row holds. Raises IndexDamagedError if there is none."""
+    """Return the number that a row holds."""
     number = row and row[0]
     if type(number) is not int:
         raise IndexDamagedError(f"no number: {row}")
@@ -114,10 +112,7 @@ def _require(numbers: struct.Struct, row: Sequence[object]) -> None:
 
 @contextlib.contextmanager
 def _of_rows() -> Iterator[None]:
-    """Take it for damage if a number that follows from those of rows has more than 64 bits.
-
-    Any other number of which SQLite says that is a mistake of ours.
-    """
+    """Take it for damage, no mistake of ours, if what follows from rows has more than 64 bits."""
     try:
         yield
     except OverflowError as error:
@@ -148,11 +143,7 @@ def move_to_going(
 
 
 def surpluses(cursor: Cursor, block_bytes: int) -> dict[int, int]:
-    """Return for each closed segment by how much it is charged for more than its files take.
-
-    Raises:
-        IndexDamagedError: Something else than numbers is there.
-    """
+    """Return for each closed segment by how much it is charged for more than its files take."""
     select = (
         "SELECT segment, size, NULL FROM staged UNION ALL SELECT segment, size, NULL FROM going "
         "UNION ALL SELECT id, NULL, charged FROM segment WHERE owner=0"

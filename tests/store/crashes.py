@@ -117,7 +117,8 @@ def use(directory: Path, allowed: tuple[type[BaseException], ...]) -> int:
 
     def claim(paths: list[str]) -> None:
         outdated = [extent for path, extent in staged(store, FILES).items() if path in paths[:1]]
-        mine.extend(store.claim(wanted(store, paths), outdated, len(paths) * BLOCK_BYTES).mine)
+        store.drop(outdated)
+        mine.extend(store.claim(wanted(store, paths), len(paths) * BLOCK_BYTES).mine)
 
     def publish() -> None:
         half_done = None

@@ -199,7 +199,8 @@ def test_an_outdated_copy_is_replaced_and_its_blocks_are_given_back(directory, f
     old = stage(store, files, files.paths[:4])
     path = files.paths[1]
     files.contents[path] = b"new"
-    claim = store.claim(wanted(store, [path]), outdated=[old[path]])
+    store.drop([old[path]])
+    claim = store.claim(wanted(store, [path]))
     assert claim.mine == [store.key_of(path)]
     store.publish([written(store, path, b"new")], [])
     assert n_right(store, files) == 4
