@@ -28,6 +28,8 @@ _PACKED = struct.Struct("<7q")
 #: Bytes of a packed extent.
 EXTENT_BYTES = _PACKED.size
 _MOST_OPEN = 128
+#: Large files that are not read again as long as they do not change.
+_MOST_VERIFIED = 4096
 _CHUNK_BYTES = 4 << 20
 
 
@@ -181,6 +183,8 @@ class ExtentReader:
                 if self._verified.get(place) != stamp:
                     if found.st_size != extent.size or not _is_right(fd, extent):
                         raise DamagedError(f"{path} is not the copy")
+                    if len(self._verified) >= _MOST_VERIFIED:  # most were evicted since
+                        del self._verified[next(iter(self._verified))]
                     self._verified[place] = stamp
             finally:
                 os.close(fd)

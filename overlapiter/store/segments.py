@@ -126,12 +126,23 @@ def aligned(size_bytes: int, block_bytes: int) -> int:
 
 def cut(fd: int, end: int) -> None:
     """Give back all blocks of a segment behind ``end``, those beyond the end of the file too."""
-    try:
+    with _as_far_as_files_may_grow():
         if os.fstat(fd).st_size <= end:
             os.ftruncate(fd, end + 1)  # one to the same size would leave what was allocated
         os.ftruncate(fd, end)
+
+
+@contextlib.contextmanager
+def _as_far_as_files_may_grow() -> Iterator[None]:
+    """Leave out what this process's limit of file sizes (ulimit -f) forbids.
+
+    Behind the end of a segment that it has filled to the limit there is nothing to give back. In
+    one of a process with a higher limit, what that one had reserved and not written stays there.
+    """
+    try:
+        yield
     except OSError as error:
-        if error.errno != errno.EFBIG:  # it ends at the limit of file sizes: nothing is behind
+        if error.errno != errno.EFBIG:
             raise
 
 
@@ -239,7 +250,8 @@ def punch(folder: str, number: int, places: list[tuple[int, int]], end: int | No
         holes = _joined(places)
         last = max((start + size_bytes for start, size_bytes in holes), default=0)
         if os.fstat(fd).st_size < last:  # ext4 punches no hole behind the end of a file
-            os.pwrite(fd, b"\0", last - 1)
+            with _as_far_as_files_may_grow():
+                os.pwrite(fd, b"\0", last - 1)
         for start, size_bytes in holes:
             punch_hole(fd, start, size_bytes)
         if end is not None:

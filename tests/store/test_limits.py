@@ -369,6 +369,27 @@ def test_a_segment_that_ends_at_the_limit_of_file_sizes_is_closed_or_taken_over(
     apart(look)
 
 
+def test_a_process_with_a_lower_limit_of_file_sizes_mends_and_evicts_what_others_have_staged(
+    directory,
+):
+    files = Files(8)
+    files.contents = dict.fromkeys(files.paths, bytes((256 << 10) - 100))
+
+    def mend_and_evict():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+        store = made_store(directory, 2)
+        store.take_over()
+        assert n_right(store, files) == 8
+        store.evict([store.key_of(path) for path in files.paths[1::2]])
+        assert n_right(store, files) == 4
+        store.close()
+        assert store.total_bytes() == 4 * 256 << 10
+        store.close()
+
+    apart(lambda: len(stage(made_store(directory), files, files.paths)))  # and is killed
+    apart(mend_and_evict)
+
+
 @in_a_process
 def test_a_file_beyond_the_limit_of_file_sizes_is_refused(directory):
     resource.setrlimit(resource.RLIMIT_FSIZE, (512 << 10, 512 << 10))
