@@ -29,7 +29,7 @@ _PACKED = struct.Struct("<7q")
 EXTENT_BYTES = _PACKED.size
 _MOST_OPEN = 128
 #: Large files that are not read again as long as they do not change.
-_MOST_VERIFIED = 4096
+_MOST_VERIFIED = 1 << 17
 _CHUNK_BYTES = 4 << 20
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from overlapiter.store import extents
 from overlapiter.store.extents import SMALL_BYTES, WHOLE
 from overlapiter.store.generation import generation_of, make_generation
 from overlapiter.store.localfiles import remove_left
@@ -177,6 +178,17 @@ def test_a_large_file_in_a_tier_in_memory_takes_no_room_a_second_time(tmp_path):
         copies.begin_part({extent.key: extent})
         assert os.stat(copies.local_path(str(path))).st_nlink == 2
         copies.close()
+
+
+def test_of_large_files_that_come_and_go_a_reader_remembers_the_last_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(extents, "_MOST_VERIFIED", 2)
+    reader = Reader(tmp_path, [SMALL_BYTES + 1 + number for number in range(5)])
+    for number, data in [*enumerate(reader.contents)] * 2:
+        reader.copies.begin_example()
+        assert reader.read(number) == data
+        assert not reader.copies.have_changed()
+    assert len(reader.copies._reader._verified) == 2
+    reader.copies.close()
 
 
 def test_a_large_file_is_verified_once_though_each_example_gets_a_path_of_its_own(reader):
