@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import queue
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
@@ -53,17 +53,13 @@ class Fetches(Protocol):
 
 def fetch_at_once(peers: Fetches, name: bytes, holders: Holders, take: Take) -> bool:
     """Fetch a file and wait for it; return False, ``take`` not called, if no node sends it."""
-    is_settled = threading.Event()
-    is_fetched = False
+    outcome: queue.SimpleQueue[bool] = queue.SimpleQueue()
 
     def take_or_end(source: FetchedFile | None) -> bool:
-        nonlocal is_fetched
         is_right = source is not None and take(source)
-        is_fetched |= is_right
         if is_right or source is None:
-            is_settled.set()
+            outcome.put(is_right)
         return is_right
 
     peers.fetch(name, holders, take_or_end)
-    is_settled.wait()
-    return is_fetched
+    return outcome.get()

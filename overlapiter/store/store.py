@@ -246,10 +246,9 @@ class Store:
     # --- writing ------------------------------------------------------------------------------
 
     def places(self, sizes_bytes: Sequence[int]) -> list[Place]:
-        """Return where to write claimed files: the first ones, as far as there is room now.
+        """Return where to write the first ones of claimed files, as far as there is room now.
 
-        A file that is too large to share a segment ends the list, unless it is the first. The
-        places follow each other in one segment.
+        The places follow each other in one segment; one that is too large to share it ends them.
         """
         # In a generation that is not in use any more it is of no use, and publishing says so.
         return self._on(lambda opened: opened.places(sizes_bytes), look=False)
