@@ -1,9 +1,9 @@
 """The stager: has the files of a part staged, through all tiers, each read of the source in a job.
 
 For each part: look all files up; compare those that this run has not compared yet with their
-sources; claim what is missing; copy; publish the copies together. What another process is copying
-is waited for. No disk makes it raise: what cannot be staged is read from the source, and the user
-is told why, once.
+sources; claim what is missing; copy; publish the copies together; have what lies in slower tiers
+rise. What another process is copying is waited for. No disk makes it raise: what cannot be staged
+is read from the source, and the user is told why, once.
 """
 
 from __future__ import annotations
