@@ -150,13 +150,22 @@ class Channel:
 
     def is_readable(self, timeout_seconds: float) -> bool:
         """Wait for a message, or the end; return whether it has come within that time."""
-        poller = select.poll()
-        poller.register(self._socket, select.POLLIN)
-        return bool(poller.poll(timeout_seconds * 1000))
+        return is_ready(self._socket, select.POLLIN, timeout_seconds)
+
+    def has_room(self, timeout_seconds: float) -> bool:
+        """Wait until a message can be sent, or the end; return whether that was in time."""
+        return is_ready(self._socket, select.POLLOUT, timeout_seconds)
 
     def close(self) -> None:
         """Close this end; closing twice is fine."""
         self._socket.close()
+
+
+def is_ready(source: int | socket.SocketType, event: int, timeout_seconds: float) -> bool:
+    """Wait for an event of ``poll`` on a descriptor; return whether it came within that time."""
+    poller = select.poll()
+    poller.register(source, event)
+    return bool(poller.poll(timeout_seconds * 1000))
 
 
 def _no_descriptor(purpose: str) -> OSError:

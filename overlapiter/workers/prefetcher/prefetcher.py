@@ -13,7 +13,6 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from overlapiter.board import Counter, Row
@@ -26,9 +25,10 @@ from overlapiter.store.outcome import Staged
 from overlapiter.store.site import Run
 from overlapiter.store.stager import Stager
 from overlapiter.store.store import Wanted
-from overlapiter.tracing import OFF, Tracing
+from overlapiter.tracing import open_trace
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
-from overlapiter.workers.plan import StagingPlan
+from overlapiter.workers.plan import SupervisorPlan
+from overlapiter.workers.reader.face import Face
 from overlapiter.workers.start.processes import keep_freed_memory
 from overlapiter.workers.usage import Usage
 
@@ -57,55 +57,32 @@ _SWITCH_SECONDS = 0.001
 
 
 class Prefetcher:
-    """Stages the files of the tasks that come over a channel, until it closes.
-
-    Args:
-        channel: To the supervisor.
-        dataset: The dataset.
-        plan: Where and how to stage.
-        run: Who this prefetcher works for.
-        index_type: As which the dataset is asked for an example: a character of NumPy's.
-        row: Its counters.
-        is_first: Whether it mends what dead processes left; one prefetcher of an iterator does.
-        trace: Where to record what it does.
-        prepare: Called once, before the dataset is asked for an example.
-    """
+    """Stages the files of the tasks that come over a channel, until it closes."""
 
     def __init__(
-        self,
-        channel: Channel,
-        dataset: Dataset,
-        plan: StagingPlan,
-        run: Run,
-        index_type: str,
-        row: Row,
-        *,
-        is_first: bool,
-        trace: Tracing = OFF,
-        prepare: Callable[[], None] = lambda: None,
+        self, channel: Channel, dataset: Dataset, plan: SupervisorPlan, run: Run, row: Row
     ) -> None:
+        assert plan.staging is not None
+        self._number = row.number - plan.n_readers
         self._channel = channel
-        self._prepare = prepare
         self._dataset = dataset
-        self._plan = plan
+        self._run_plan, self._plan = plan, plan.staging
         self._row = row
-        self._trace = trace
+        self._trace = open_trace(plan.trace, f"prefetcher {self._number}", 100 + self._number)
         self._usage = Usage(row)
-        self._index_type = index_type
-        self._is_first = is_first
         self._threads = Threads(self._work)
-        self._stores = plan.stores(run, self._warn, self._note_gone)
+        self._stores = self._plan.stores(run, self._warn, self._note_gone)
         self._key_of = self._stores[0].key_of
         self._peers: Peers | None = None
-        if plan.peers is not None:
+        if self._plan.peers is not None:
             from overlapiter.peers.client import Peers  # sockets, for these alone
 
             count_fault = functools.partial(self._count, Counter.PEER_FAULTS, 1)
-            self._peers = Peers(plan.peers, count_fault, self._crash)
+            self._peers = Peers(self._plan.peers, count_fault, self._crash)
         self._stager = Stager(
             self._stores,
-            plan.origin(),
-            plan.validate,
+            self._plan.origin(),
+            self._plan.validate,
             self._threads.put,
             self._warn,
             self._note_answer,
@@ -130,7 +107,7 @@ class Prefetcher:
         keep_freed_memory()
         sys.setswitchinterval(_SWITCH_SECONDS)
         self._resize(self._plan.reads_per_prefetcher)
-        if self._is_first:
+        if not self._number:  # one prefetcher of an iterator does
             self._threads.put(self._mend)
         try:
             while True:
@@ -407,9 +384,7 @@ class Prefetcher:
             self._show_current()
             try:
                 if self._discovery is None:
-                    with contextlib.suppress(BaseException):  # user code: a file reader reports it
-                        self._prepare()
-                    self._discovery = Discovery(self._dataset, self._plan, self._index_type)
+                    self._discovery = self._begin_discovery()
                 found = self._discovery.next_path(index, staged)
                 if found is None:
                     self._note_fruitless(self._discovery.elsewhere)
@@ -417,6 +392,12 @@ class Prefetcher:
             finally:
                 self._asked = None
                 self._show_current()
+
+    def _begin_discovery(self) -> Discovery:
+        face, n_readers = self._run_plan.face or Face(self._dataset), self._run_plan.n_readers
+        with contextlib.suppress(BaseException):  # user code: a file reader reports it
+            face.begin(self._number % n_readers, n_readers)
+        return Discovery(self._dataset, self._plan, self._run_plan.index_type)
 
     def _stage_found(
         self, work: TaskAtHand, example: ExampleAtHand, file: Wanted, answers: dict[int, Staged]

@@ -18,14 +18,16 @@ import importlib
 import io
 import multiprocessing
 import os
+import select
 import signal
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from multiprocessing import forkserver, resource_tracker, spawn
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from overlapiter.errors import PipelineError
+from overlapiter.workers.ipc.channel import is_ready
 from overlapiter.workers.start.no_mpi import WORLD_VARIABLE, install, world_of_this_process
 from overlapiter.workers.start.processes import flush_output
 
@@ -59,6 +61,9 @@ _NO_GUARD = (
     "into a module of its own"
 )
 
+#: The module that the child runs; the trainer does not import it.
+_MAIN = "overlapiter.workers.supervisor.main"
+
 _environment_lock = threading.Lock()
 
 
@@ -78,25 +83,21 @@ class Child:
         self._data_fd = data_fd
         self.pid = 0
 
-    def fileno(self) -> int:
-        """Return a descriptor that becomes readable when the child ends, once the pid is read."""
-        return self._status_fd
-
-    def is_forked(self) -> bool:
-        """Return whether there is a process. Blocks until the forkserver has forked it.
-
-        From then on the next thing to read is the end of the process.
-        """
-        if not self.pid:
+    def is_forked(self, timeout_seconds: float) -> bool:
+        """Wait until the child is forked; return whether it has been within that time."""
+        if not self.pid and is_ready(self._status_fd, select.POLLIN, timeout_seconds):
             with contextlib.suppress(EOFError):  # the forkserver is gone, and will not fork it
                 self.pid = forkserver.read_signed(self._status_fd)
         return bool(self.pid)
 
+    def has_ended(self, timeout_seconds: float) -> bool:
+        """Wait for the end of a child that was forked; return whether it came within that time."""
+        return is_ready(self._status_fd, select.POLLIN, timeout_seconds)
+
     def kill(self) -> None:
-        """Kill the child, if there is one and it still lives."""
-        if self.is_forked():
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.pid, signal.SIGKILL)
+        """Kill a child that was forked, if it still lives."""
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Drop the descriptors; closing twice is fine."""
@@ -125,7 +126,6 @@ def preparation() -> dict[str, Any]:
 
 
 def launch(
-    main: str,
     arguments: tuple[Any, ...],
     fds: Sequence[int],
     *,
@@ -133,12 +133,13 @@ def launch(
     prepared: dict[str, Any],
     needs_main_module: bool,
 ) -> Child:
-    """Ask the forkserver for a process that runs a module. Does not wait for it.
+    """Ask the forkserver for a supervisor. Does not wait for it.
+
+    Its ``main`` is called with the descriptors, with a function that imports the program's
+    ``__main__`` where needed, and with the arguments.
 
     Args:
-        main: A module, whose function ``main`` is called with the descriptors, with a function
-            that imports the program's ``__main__`` where needed, and with the arguments.
-        arguments: Its further arguments; pickled.
+        arguments: Of that function; pickled.
         fds: Descriptors to duplicate into the child; they stay the caller's.
         preload: Modules that the forkserver imports, if it is started here.
         prepared: What :func:`preparation` has returned.
@@ -159,7 +160,7 @@ def launch(
     data.pop("start_method", None)
     data["authkey"] = bytes(data["authkey"])  # for connections that a dataset may open
     ForkingPickler(buffer).dump({"overlapiter": _Shield(), **data})
-    ForkingPickler(buffer).dump(_ChildMain(main, main_module, arguments))
+    ForkingPickler(buffer).dump(_ChildMain(main_module, arguments))
 
     with _interrupts_held(), hidden_launcher(), _undecided_start_method():
         with _explained():
@@ -302,13 +303,7 @@ class _Shield:
 class _ChildMain:
     """What the child does after its preparation; takes the place of a ``Process`` object."""
 
-    def __init__(
-        self,
-        main: str,
-        main_module: dict[str, str],
-        arguments: tuple[Any, ...],
-    ) -> None:
-        self._main = main
+    def __init__(self, main_module: dict[str, str], arguments: tuple[Any, ...]) -> None:
         self._main_module = main_module
         self._arguments = arguments
 
@@ -317,8 +312,9 @@ class _ChildMain:
         fds = forkserver.get_inherited_fds() or []
         install()  # the forkserver may be the program's own
         try:
-            main: Callable[..., int] = importlib.import_module(self._main).main
-            return main(fds, self._import_main_module, *self._arguments)
+            main: Any = importlib.import_module(_MAIN)
+            exit_code: int = main.main(fds, self._import_main_module, *self._arguments)
+            return exit_code
         finally:
             flush_output()
 

@@ -75,9 +75,16 @@ def is_running(pid: int) -> bool:
     return _state_of(pid) not in ("", "Z", "X")
 
 
-def is_stopped(pid: int) -> bool:
-    """Return whether a process was stopped by a signal; one that a debugger holds is not."""
-    return _state_of(pid) == "T"
+class Stops:
+    """Tells what is stopped at two looks in a row; a process that a debugger holds is not."""
+
+    def __init__(self) -> None:
+        self._was_stopped = False
+
+    def is_still_stopped(self, pid: int) -> bool:
+        """Look at a process; return whether it is stopped, as it was at the last look."""
+        was_stopped, self._was_stopped = self._was_stopped, _state_of(pid) == "T"
+        return was_stopped and self._was_stopped
 
 
 def _state_of(pid: int) -> str:

@@ -9,7 +9,6 @@ import selectors
 from collections.abc import Iterator
 
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
-from overlapiter.workers.supervisor.memory import KnownSegments
 
 
 class Contact:
@@ -17,21 +16,27 @@ class Contact:
 
     Attributes:
         channel: The supervisor's end of the channel to it.
-        known: The layouts and segments that it knows.
+        layouts: The numbers of the layouts of slots that it knows.
+        segments: The same of the segments.
     """
 
     def __init__(self) -> None:
         self.channel = Channel.closed()
-        self.known = KnownSegments()
+        self.forget_known()
         self._selector: selectors.BaseSelector
         self._waiting: collections.deque[tuple[Message, tuple[int, ...]]] = collections.deque()
 
     def attend(self, channel: Channel, selector: selectors.BaseSelector, data: object) -> None:
         """Have a selector watch the channel to a process, with ``data`` to recognize it by."""
         self.channel = channel
-        self.known = KnownSegments()
+        self.forget_known()
         self._selector = selector
         selector.register(channel, selectors.EVENT_READ, data)
+
+    def forget_known(self) -> None:
+        """Have layouts and segments sent again."""
+        self.layouts: set[int] = set()
+        self.segments: set[int] = set()
 
     def messages(self, events: int) -> Iterator[Message]:
         """Give the messages that have come; sends what has been waiting to go.

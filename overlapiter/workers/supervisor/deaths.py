@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from overlapiter.workers.supervisor.schedule import Part
 
@@ -13,21 +13,7 @@ MAX_DEATHS = 3
 MAX_SUSPECT_DEATHS = 10
 
 
-@dataclasses.dataclass(frozen=True)
-class Culprit:
-    """The example that a worker died on.
-
-    Attributes:
-        index: Its index.
-        is_known: Whether the worker was at it; if not, it was to come next.
-    """
-
-    index: int
-    is_known: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Death:
+class Death(NamedTuple):
     """The end of a worker's process.
 
     Attributes:
@@ -40,35 +26,38 @@ class Death:
     current_index: int
     last_words: str
 
-    def culprit(self, parts: Sequence[Part]) -> Culprit | None:
-        """Return the example at fault; None if the worker had nothing to do.
 
-        Args:
-            parts: The parts that it had at hand, the one it was at first.
-        """
-        if any(self.current_index in part.indices for part in parts):
-            return Culprit(self.current_index, True)
-        return Culprit(parts[0].indices[0], False) if parts else None
+class GivenUp(NamedTuple):
+    """An example that is given up, and the part that it is in."""
+
+    part: Part
+    example: int
+    n_deaths: int
 
 
 class Deaths:
     """Counts, for each part, the deaths in a row on the same example."""
 
     def __init__(self) -> None:
-        self._in_a_row: dict[int, tuple[Culprit, int]] = {}
+        self._in_a_row: dict[int, tuple[tuple[int, bool], int]] = {}
 
-    def add(self, part: Part, culprit: Culprit | None) -> int:
-        """Count the death of a worker that had a part at hand.
+    def add(self, death: Death, parts: Sequence[Part]) -> GivenUp | None:
+        """Count the death of a worker; return the example that is to be given up now, if any.
 
-        Returns:
-            How many died on the culprit if it is in this part and now to be given up, else 0.
+        If it was at none, it may have died of the one that was to come next.
+
+        Args:
+            death: How it ended.
+            parts: The parts that it had at hand, the one it was at first.
         """
-        if culprit is None or culprit.index not in part.indices:
-            return 0
-        before = self._in_a_row.get(part.part_id)
-        count = before[1] + 1 if before and before[0] == culprit else 1
-        self._in_a_row[part.part_id] = culprit, count
-        if count < (MAX_DEATHS if culprit.is_known else MAX_SUSPECT_DEATHS):
-            return 0
-        del self._in_a_row[part.part_id]
-        return count
+        if not parts:
+            return None
+        at = next((part for part in parts if death.current_index in part.indices), None)
+        part, is_known = at or parts[0], at is not None
+        index = death.current_index if is_known else part.indices[0]
+        culprit, count = self._in_a_row.pop(part.part_id, (None, 0))
+        count = count + 1 if culprit == (index, is_known) else 1
+        if count == (MAX_DEATHS if is_known else MAX_SUSPECT_DEATHS):
+            return GivenUp(part, index, count)
+        self._in_a_row[part.part_id] = (index, is_known), count
+        return None

@@ -1,15 +1,12 @@
-"""The slots of mini-batches, in the supervisor: layouts, pools, and which process knows which."""
+"""The slots of mini-batches, in the supervisor: layouts, pools, and who is told of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from overlapiter.sharedmem.layout import Layout
 from overlapiter.sharedmem.segments import Slot, SlotPool
-from overlapiter.workers.ipc.channel import Message
-
-#: A message and the descriptors that go with it.
-Sending = tuple[Message, tuple[int, ...]]
+from overlapiter.workers.supervisor.contact import Contact
 
 #: A slot grows at most so many times at once, or to so many bytes.
 _WIDEN_TIMES = 8
@@ -17,14 +14,6 @@ _WIDEN_BYTES = 64 << 20
 
 #: The slot of mini-batches without arrays.
 NO_MEMORY = Slot(-1, 0)
-
-
-class KnownSegments:
-    """Which layouts and segments a process at the other end of a channel knows."""
-
-    def __init__(self) -> None:
-        self.layouts: set[int] = set()
-        self.segments: set[int] = set()
 
 
 class SlotKeeper:
@@ -73,18 +62,15 @@ class SlotKeeper:
         if new.slot_bytes <= max(_WIDEN_TIMES * old.slot_bytes, _WIDEN_BYTES):
             self.adopt(new)
 
-    def lengthen(self, n_rows: int) -> None:
-        """Use slots for mini-batches of at least ``n_rows`` examples from now on."""
-        layout = self._layouts[self.layout_id]
-        if layout.n_rows < n_rows:
-            self.adopt(layout.lengthened(n_rows))
-
-    def acquire(self) -> Slot:
-        """Return a free slot of the current layout.
+    def acquire(self, n_rows: int) -> Slot:
+        """Return a free slot of the current layout, lengthened to at least ``n_rows`` examples.
 
         Raises:
             SharedMemoryError: There is no memory for it.
         """
+        layout = self._layouts[self.layout_id]
+        if layout.n_rows < n_rows:
+            self.adopt(layout.lengthened(n_rows))
         pool = self._pools.get(self.layout_id)
         if pool is None:
             return NO_MEMORY
@@ -94,31 +80,31 @@ class SlotKeeper:
             self._next_segment_id += 1
         return pool.acquire()
 
-    def release(self, slot: Slot) -> list[Message]:
-        """Take a slot back; return what all processes that know it must be sent."""
+    def release(self, slot: Slot, contacts: Iterable[Contact]) -> None:
+        """Take a slot back; memory of an old layout that is idle now is dropped by all."""
         layout_id = self._layout_of_segment.get(slot.segment_id)
         if layout_id is None:
-            return []
+            return
         pool = self._pools[layout_id]
         pool.release(slot)
         if layout_id == self.layout_id or not pool.is_idle():
-            return []
-        messages: list[Message] = [("forget", i, layout_id) for i in pool.segments]
+            return
         for segment_id in pool.segments:
             del self._layout_of_segment[segment_id]
+            for contact in contacts:
+                contact.send(("forget", segment_id, layout_id))
         del self._pools[layout_id], self._layouts[layout_id]
         pool.close()
-        return messages
 
-    def make_known(self, known: KnownSegments, layout_id: int, slot: Slot) -> Iterator[Sending]:
-        """Give the messages that tell a process about a layout and a segment new to it."""
-        if layout_id not in known.layouts:
-            known.layouts.add(layout_id)
-            yield ("layout", layout_id, self._layouts[layout_id]), ()
-        if slot.segment_id >= 0 and slot.segment_id not in known.segments:
-            known.segments.add(slot.segment_id)
+    def make_known(self, contact: Contact, layout_id: int, slot: Slot) -> None:
+        """Send a process the layout and the segment of a slot, unless it knows them."""
+        if layout_id not in contact.layouts:
+            contact.layouts.add(layout_id)
+            contact.send(("layout", layout_id, self._layouts[layout_id]))
+        if slot.segment_id >= 0 and slot.segment_id not in contact.segments:
+            contact.segments.add(slot.segment_id)
             segment = self._pools[layout_id].segments[slot.segment_id]
-            yield ("segment", slot.segment_id, segment.size_bytes), (segment.fd,)
+            contact.send(("segment", slot.segment_id, segment.size_bytes), (segment.fd,))
 
     def close(self) -> None:
         """Drop all memory here; other processes keep what they have mapped."""

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import Any, NoReturn
 
-from overlapiter.errors import ExampleError, OverlapError, WorkerDiedError, deaths_words
+from overlapiter.errors import (
+    ExampleError,
+    OverlapError,
+    PipelineError,
+    WorkerDiedError,
+    deaths_words,
+)
 from overlapiter.sharedmem.layout import Layout
-from overlapiter.sharedmem.segments import Slot
 from overlapiter.workers.ipc.channel import Message
 from overlapiter.workers.reader.reader import ReadTask
 from overlapiter.workers.supervisor.deaths import Death, Deaths
@@ -19,12 +24,14 @@ from overlapiter.workers.supervisor.team import Team, Worker
 
 
 class ReadingStage:
-    """Hands parts to file readers, with slots to write to.
+    """Hands parts to file readers, with slots to write to. It is never given up.
 
     Args:
         is_skipping: Whether examples that cannot be read are left out.
         collates: Whether a slot has one row, for what is made of a whole mini-batch.
     """
+
+    is_given_up = False
 
     def __init__(
         self,
@@ -55,27 +62,26 @@ class ReadingStage:
 
     def hand_out(self, before_id: int) -> None:
         """As for prefetchers, with parts of the mini-batches before ``before_id``."""
-        if self._schedule.n_turns:
-            self._deal(before_id)
+        if self._schedule.n_turns:  # each reader has the mini-batches whose turn it is
+            for turn, reader in enumerate(self.team):
+                while reader.pid and len(reader.parts) < READER_CREDIT:
+                    if not self._give_next(reader, before_id, turn):
+                        break
             return
         while worker := self.team.least_loaded(READER_CREDIT, UNBOUNDED, self._costs.n_busy):
-            if self._probe is not None:  # until there is a layout, one reader reads
+            if not self._give_next(worker, before_id):
                 return
-            part = self._schedule.next_to_read(before_id)
-            if part is None:
-                return
-            if self._find_slot(part):
-                self._give(worker, part)
 
-    def _deal(self, before_id: int) -> None:
-        """Hand to each reader the parts of the mini-batches whose turn it is."""
-        for turn, worker in enumerate(self.team):
-            while worker.pid and len(worker.parts) < READER_CREDIT and self._probe is None:
-                part = self._schedule.next_to_read(before_id, turn)
-                if part is None:
-                    break
-                if self._find_slot(part):
-                    self._give(worker, part)
+    def _give_next(self, worker: Worker, before_id: int, turn: int = 0) -> bool:
+        """Give a reader its next part, if it can have a slot; return whether there was one."""
+        if self._probe is not None:  # until there is a layout, one reader reads
+            return False
+        part = self._schedule.next_to_read(before_id, turn)
+        if part is None:
+            return False
+        if self._find_slot(part):
+            self._give(worker, part)
+        return True
 
     def _find_slot(self, part: Part) -> bool:
         """Make sure that a part has a slot to be read into; False if its mini-batch failed."""
@@ -84,9 +90,7 @@ class ReadingStage:
             self._probe = part
         elif batch.slot is None:
             try:
-                if not self._collates:
-                    self._keeper.lengthen(len(batch.indices))
-                batch.slot = self._keeper.acquire()
+                batch.slot = self._keeper.acquire(1 if self._collates else len(batch.indices))
             except OverlapError as error:
                 self._fail(part, error)
                 return False
@@ -97,7 +101,7 @@ class ReadingStage:
         batch = part.batch
         worker.give(part)
         if batch.slot is not None:
-            self._make_known(worker, batch.layout_id, batch.slot)
+            self._keeper.make_known(worker, batch.layout_id, batch.slot)
         task = ReadTask(
             part.part_id,
             part.start,
@@ -110,19 +114,6 @@ class ReadingStage:
             batch.batch_id,
         )
         worker.send(("read", *task))
-
-    def _make_known(self, worker: Worker, layout_id: int, slot: Slot) -> None:
-        for sending in self._keeper.make_known(worker.known, layout_id, slot):
-            worker.send(*sending)
-
-    def release(self, slot: Slot) -> list[Message]:
-        """Take a slot back; have readers forget idle memory, and return that for the trainer."""
-        messages = self._keeper.release(slot)
-        for message in messages:
-            for reader in self.team:
-                if reader.pid and message[2] in reader.known.layouts:
-                    reader.send(message)
-        return messages
 
     def hear(self, worker: Worker, message: Message) -> bool:
         """Take note of what a file reader has done; return whether its process may go on."""
@@ -168,12 +159,12 @@ class ReadingStage:
             return False
         batch = part.batch
         assert batch.slot is not None
-        self._make_known(worker, batch.layout_id, batch.slot)
+        self._keeper.make_known(worker, batch.layout_id, batch.slot)
         worker.send(("slot", batch.slot, batch.layout_id))
         return True
 
     def drop(self, parts: list[Part]) -> None:
-        """Take back the parts, of dropped mini-batches, of a reader that was ended."""
+        """Have the parts of a reader that ended read by another one, if they are still wanted."""
         for part in parts:
             if part is self._probe:
                 self._probe = None
@@ -181,22 +172,21 @@ class ReadingStage:
 
     def redo(self, parts: list[Part], death: Death) -> None:
         """Have the parts of a reader that died read by another one, or give up its example."""
-        culprit = death.culprit(parts)
-        for part in parts:
-            if part is self._probe:
-                self._probe = None
-            n_deaths = self._deaths.add(part, culprit)
-            if not n_deaths or culprit is None:
-                self._schedule.redo(part, PartState.TO_READ)
-                continue
+        given_up = self._deaths.add(death, parts)
+        if given_up is not None:
+            part, index, n_deaths = given_up
             self.team.n_fruitless = 0  # giving up an example is progress
-            index, exit_code, last_words = culprit.index, death.exit_code, death.last_words
+            exit_code, last_words = death.exit_code, death.last_words
             if self._is_skipping:
                 reason = f"{deaths_words(n_deaths, exit_code)} on it"
                 self._given_up[index] = ExampleError(index, (), reason, last_words)
-                self._schedule.redo(part, PartState.TO_READ)
             else:
                 self._fail(part, WorkerDiedError(index, n_deaths, exit_code, (), last_words))
+        self.drop(parts)
+
+    def give_up(self, reason: str) -> NoReturn:
+        """Without file readers there are no mini-batches: end the supervisor."""
+        raise PipelineError(reason)
 
     def end(self, *, grace_seconds: float) -> None:
         """End all file readers; with a grace they write what they have recorded before."""

@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import os
 import secrets
-import select
 import socket
 from collections.abc import Sequence
 from typing import Any
@@ -16,7 +15,7 @@ from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
 from overlapiter.workers.start.launch import Child, launch, preparation
 from overlapiter.workers.start.parcel import Parcel
-from overlapiter.workers.start.processes import is_stopped
+from overlapiter.workers.start.processes import Stops
 
 #: How long ending waits for each of: the supervisor is forked, it ends by itself, it is killed.
 #: All of them together are less than the 2 s within which finalizing is to end every process.
@@ -27,19 +26,6 @@ _LOOK_AFTER_SECONDS = 1.0
 _MAX_DEATHS = 4
 #: The same if none ever got as far as reading the dataset: the next one will not either.
 _MAX_DEATHS_AT_START = 2
-
-
-def _is_ready(source: Channel | Child, event: int, timeout_seconds: float) -> bool:
-    poller = select.poll()
-    poller.register(source, event)
-    return bool(poller.poll(timeout_seconds * 1000))
-
-
-def _is_there(child: Child, timeout_seconds: float) -> bool:
-    """Return whether a process has been forked, within that time."""
-    return bool(child.pid) or (
-        _is_ready(child, select.POLLIN, timeout_seconds) and child.is_forked()
-    )
 
 
 class Service:
@@ -69,7 +55,7 @@ class Service:
         self._child: Child | None = None
         #: Of the first supervisor; another one finds files by relative paths where that did.
         self._prepared: dict[str, Any] | None = None
-        self._was_stopped = False
+        self._stops = Stops()
         self.n_deaths = 0
         self.was_ready = False
         self.channel = Channel.closed()
@@ -88,13 +74,12 @@ class Service:
                 f"files (ulimit -n)"
             ) from error
         self.channel = ours
-        self._was_stopped = False
+        self._stops = Stops()
         self._prepared = self._prepared or preparation()
         parcel = self._parcel
         listener_fds = [] if self._listener is None else [self._listener.fileno()]
         try:
             self._child = launch(
-                "overlapiter.workers.supervisor.main",
                 (dataclasses.replace(self._plan, trainer_pid=os.getpid()), parcel.size_bytes),
                 [theirs.fileno(), parcel.fd, self._board_fd, *listener_fds],
                 preload=self._preload,
@@ -137,7 +122,7 @@ class Service:
                 self.channel.send(message, wait=False)
                 return
             except BlockingIOError:
-                if not _is_ready(self.channel, select.POLLOUT, _LOOK_AFTER_SECONDS):
+                if not self.channel.has_room(_LOOK_AFTER_SECONDS):
                     self.look()
 
     def receive(self, timeout_seconds: float) -> tuple[Message, list[int]] | None:
@@ -151,10 +136,7 @@ class Service:
     def look(self) -> None:
         """Kill a supervisor that is stopped, as it was at the last look. Does not block."""
         child = self._child
-        if child is None or not _is_there(child, 0):
-            return
-        was_stopped, self._was_stopped = self._was_stopped, is_stopped(child.pid)
-        if was_stopped and self._was_stopped:
+        if child is not None and child.is_forked(0) and self._stops.is_still_stopped(child.pid):
             child.kill()
 
     def end(self) -> None:
@@ -166,10 +148,9 @@ class Service:
             self.channel.send(("close",), wait=False)
         self.channel.close()
         # A forkserver that is still importing forks it later; it then finds its channel closed.
-        is_there = _is_there(self._child, _END_SECONDS)
-        if is_there and not _is_ready(self._child, select.POLLIN, _END_SECONDS):
+        if self._child.is_forked(_END_SECONDS) and not self._child.has_ended(_END_SECONDS):
             self._child.kill()
-            _is_ready(self._child, select.POLLIN, _END_SECONDS)
+            self._child.has_ended(_END_SECONDS)
         self._child.close()
         self._child = None
 

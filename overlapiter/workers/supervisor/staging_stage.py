@@ -8,7 +8,7 @@ from typing import Any
 from overlapiter.errors import deaths_words
 from overlapiter.workers.ipc.channel import Message
 from overlapiter.workers.prefetcher.staging_work import Finding, StageTask
-from overlapiter.workers.supervisor.deaths import Death, Deaths
+from overlapiter.workers.supervisor.deaths import Death, Deaths, GivenUp
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Part, PartState, Schedule
 from overlapiter.workers.supervisor.stages import UNBOUNDED, CostEstimate
@@ -246,15 +246,14 @@ class StagingStage:
     def redo(self, parts: list[Part], death: Death) -> None:
         """Have the parts of a prefetcher that died staged by another one."""
         self._is_held_up = False  # another part may come first now
-        culprit = death.culprit(parts)
+        given_up = self._deaths.add(death, parts)
+        if given_up is not None:
+            self._avoid(given_up, death)
         lost = {part.part_id for part in parts}
         for task_id in [t for t, own in self._tasks.items() if own.parts[0].part_id in lost]:
             del self._tasks[task_id]
             self._residency.lose(task_id)
         for part in parts:
-            n_deaths = self._deaths.add(part, culprit)
-            if n_deaths and culprit is not None:
-                self._avoid(culprit.index, n_deaths, death)
             self._schedule.redo(part, PartState.TO_STAGE)
 
     def end(self, ending: str, counters: dict[str, Any]) -> None:
@@ -265,7 +264,8 @@ class StagingStage:
                 worker.send(("end", ending, None if is_noted else counters))
                 is_noted = True
 
-    def _avoid(self, index: int, n_deaths: int, death: Death) -> None:
+    def _avoid(self, given_up: GivenUp, death: Death) -> None:
+        _, index, n_deaths = given_up
         self._avoided.add(index)
         self.team.n_fruitless = 0  # leaving an example unstaged is progress
         text = (

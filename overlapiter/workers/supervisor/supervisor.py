@@ -40,7 +40,7 @@ import os
 import selectors
 import time
 
-from overlapiter.board import Counter, StatsBoard
+from overlapiter.board import Counter, Row, StatsBoard
 from overlapiter.errors import PipelineError
 from overlapiter.sharedmem.segments import Slot
 from overlapiter.sources import Dataset
@@ -50,16 +50,17 @@ from overlapiter.store.site import Run
 from overlapiter.tracing import open_trace
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
 from overlapiter.workers.plan import SupervisorPlan
+from overlapiter.workers.prefetcher.prefetcher import Prefetcher
+from overlapiter.workers.reader.reader import FileReader
 from overlapiter.workers.start.processes import is_running
-from overlapiter.workers.supervisor import roles
 from overlapiter.workers.supervisor.contact import Contact
 from overlapiter.workers.supervisor.deaths import Death
-from overlapiter.workers.supervisor.memory import NO_MEMORY, KnownSegments, SlotKeeper
+from overlapiter.workers.supervisor.memory import NO_MEMORY, SlotKeeper
 from overlapiter.workers.supervisor.nearness import Nearness
 from overlapiter.workers.supervisor.reading_stage import ReadingStage
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Batch, Schedule
-from overlapiter.workers.supervisor.serving_stage import ServingStage
+from overlapiter.workers.supervisor.serving_stage import ServingStage, serve
 from overlapiter.workers.supervisor.stages import CostEstimate
 from overlapiter.workers.supervisor.staging_stage import StagingStage
 from overlapiter.workers.supervisor.team import Team, Worker
@@ -122,6 +123,7 @@ class Supervisor:
         self._watch = Watch(board, self._schedule, trace)
         self._serving = self._serving_stage()
         self._stages: tuple[Stage, ...] = (self._staging, self._reading, self._serving)
+        self._contacts = [self._trainer, *self._reading.team]  # those that know of slots
 
     def _new_schedule(self) -> Schedule:
         """Return the schedule; a face may deal whole mini-batches to the readers in turn."""
@@ -139,9 +141,12 @@ class Supervisor:
         """Return the stage of the prefetchers; without staging it has none."""
         staging = self._plan.staging
         rows = [self._board.prefetcher_row(n) for n in range(self._plan.n_prefetchers)]
-        role = functools.partial(roles.stage, dataset, self._plan, run)
+
+        def be_prefetcher(channel: Channel, row: Row) -> None:
+            Prefetcher(channel, dataset, self._plan, run, row).run()
+
         return StagingStage(
-            Team("prefetcher", rows, role, self._leave),
+            Team("prefetcher", rows, be_prefetcher, self._leave),
             self._schedule,
             self._warn,
             credit_examples(staging.reads_per_prefetcher if staging else 0),
@@ -154,9 +159,12 @@ class Supervisor:
         """Return the stage of the file readers."""
         plan = self._plan
         rows = [self._board.reader_row(number) for number in range(plan.n_readers)]
-        role = functools.partial(roles.read, dataset, plan)
+
+        def be_reader(channel: Channel, row: Row) -> None:
+            FileReader(channel, dataset, plan, row).run()
+
         return ReadingStage(
-            Team("file reader", rows, role, self._leave, plan.max_parts_per_reader),
+            Team("file reader", rows, be_reader, self._leave, plan.max_parts_per_reader),
             self._schedule,
             self._keeper,
             self._costs,
@@ -169,7 +177,7 @@ class Supervisor:
         """Return the stage of the server for other nodes; without peers it has none."""
         staging = self._plan.staging
         rows = [] if staging is None or staging.peers is None else [self._row]
-        role = functools.partial(roles.serve, staging, self._listener_fd)
+        role = functools.partial(serve, staging, self._listener_fd)
         return ServingStage(Team("peer", rows, role, self._leave_all), self._warn)
 
     def _part_size(self, batch: Batch) -> int:
@@ -210,7 +218,7 @@ class Supervisor:
         for key, events in self._selector.select(timeout_seconds):
             if key.data is None:
                 self._hear_trainer(events)
-            else:
+            elif key.data[1].pid:  # not one that was ended for what the trainer has just sent
                 stage, worker = key.data
                 self._serve(stage, worker, events)
         if time.monotonic() >= self._look_at:
@@ -284,7 +292,7 @@ class Supervisor:
         elif kind == "reset":
             self._consumed_id = message[1]
             # An interrupted trainer may have lost messages about slots: they are sent again.
-            self._trainer.known = KnownSegments()
+            self._trainer.forget_known()
             self._schedule.drop_all(message[1])
             self._staging.restart()
             if message[2] is not None:
@@ -323,8 +331,7 @@ class Supervisor:
             return
         slot = batch.slot or NO_MEMORY  # it has none if no example could be read
         if batch.slot is not None:
-            for sending in self._keeper.make_known(self._trainer.known, batch.layout_id, slot):
-                self._trainer.send(*sending)
+            self._keeper.make_known(self._trainer, batch.layout_id, slot)
         parts = [(part.start, part.stop, part.report) for part in batch.parts]
         number, begin_ns = batch.batch_id, time.monotonic_ns()
         self._trainer.send(("batch", number, batch.layout_id, slot, parts))
@@ -332,8 +339,7 @@ class Supervisor:
         self._trace.add("deliver", "supervisor", begin_ns, end_ns, number, flows=(number,))
 
     def _release(self, slot: Slot) -> None:
-        for message in self._reading.release(slot):
-            self._trainer.send(message)
+        self._keeper.release(slot, self._contacts)
 
     def _warn(self, text: str) -> None:
         """Have the trainer warn the user, once."""
@@ -406,7 +412,7 @@ class Supervisor:
 
     def _refill(self, stage: Stage, worker: Worker, death: Death | None = None) -> None:
         """Start a process in a vacant place; without any prefetcher, training goes on unstaged."""
-        if not isinstance(stage, ReadingStage) and stage.is_given_up:
+        if stage.is_given_up:
             return
         try:
             if death is not None:
@@ -415,8 +421,6 @@ class Supervisor:
             if channel is not None:
                 worker.attend(channel, self._selector, (stage, worker))
         except PipelineError as error:
-            if isinstance(stage, ReadingStage):
-                raise
             stage.give_up(str(error))
 
     def _end(self, worker: Worker) -> Death:

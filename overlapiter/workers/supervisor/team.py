@@ -6,21 +6,21 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Iterator
+from typing import TypeAlias
 
 from overlapiter.board import Counter, Row
 from overlapiter.errors import PipelineError
 from overlapiter.workers.ipc.channel import Channel, ChannelClosedError
-from overlapiter.workers.start.processes import fork_worker, kill_family
+from overlapiter.workers.start.processes import Stops, fork_worker, is_running, kill_family
 from overlapiter.workers.supervisor.contact import Contact
 from overlapiter.workers.supervisor.deaths import Death
-from overlapiter.workers.supervisor.roles import Role
 from overlapiter.workers.supervisor.schedule import Part
 
 #: Processes of a team, beyond one for each place, that may end without having done anything.
 MAX_FRUITLESS = 10
 
-_LOOK_FOR = os.WEXITED | os.WSTOPPED | os.WNOHANG | os.WNOWAIT
-_ENDED = (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED)
+#: Runs a worker on its end of the channel, counting in its row, until the channel closes.
+Role: TypeAlias = "Callable[[Channel, Row], None]"
 
 
 class Worker(Contact):
@@ -47,7 +47,7 @@ class Worker(Contact):
         self.n_examples = 0
         self.n_given = 0
         self.last_words = ""
-        self._was_stopped = False
+        self._stops = Stops()
 
     def start(self, name: str, role: Role, leave_supervisor: Callable[[], None]) -> Channel:
         """Fork a process into this place; return the channel to :meth:`attend` to.
@@ -82,21 +82,15 @@ class Worker(Contact):
             theirs.close()
         self.n_given = 0
         self.last_words = ""
-        self._was_stopped = False
+        self._stops = Stops()
         return ours
 
     def is_lost(self) -> bool:
         """Look whether the process can do no more; called now and then.
 
-        It has ended, though a process that the dataset started keeps its channel open; or it was
-        stopped before the last look and is stopped still.
+        It is stopped, or has ended, though one that the dataset started keeps its channel open.
         """
-        # A process that a debugger holds counts as neither.
-        change = os.waitid(os.P_PID, self.pid, _LOOK_FOR)
-        was_stopped = self._was_stopped
-        self._was_stopped = change is not None and change.si_code == os.CLD_STOPPED
-        has_ended = change is not None and change.si_code in _ENDED
-        return has_ended or (was_stopped and self._was_stopped)
+        return not is_running(self.pid) or self._stops.is_still_stopped(self.pid)
 
     def await_end(self, timeout_seconds: float) -> None:
         """Wait until the process has closed its end of the channel, or for so long."""
