@@ -34,8 +34,15 @@ _LAUNCHERS = (
 _TASKS = re.compile(r"(\d+)(?:\(x(\d+)\))?")
 #: One process: local rank, local size, index of the node, nodes.
 _ALONE = (0, 1, 0, 1)
-#: Where launchers tell a process its rank among all.
-_RANK_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID")
+#: The launchers' variables for rank and size among all processes; some tell the rank alone.
+_WORLDS = {
+    "OMPI_COMM_WORLD_RANK": "OMPI_COMM_WORLD_SIZE",
+    "PMIX_RANK": "",
+    "PMI_RANK": "PMI_SIZE",
+    "MV2_COMM_WORLD_RANK": "MV2_COMM_WORLD_SIZE",
+    "PALS_RANKID": "",
+    "SLURM_PROCID": "SLURM_STEP_NUM_TASKS",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,8 +132,17 @@ def command_words(pid: int) -> list[str]:
 
 def launched_rank() -> int | None:
     """Return the rank that the launcher has given this process; None where it tells none."""
-    told = (os.environ.get(name, "") for name in _RANK_VARIABLES)
+    told = (os.environ.get(name, "") for name in _WORLDS)
     return next((int(text) for text in told if text.isdecimal()), None)
+
+
+def launched_world() -> str:
+    """Return ``rank/size`` by the launcher's variables: "" if the size is missing, 0/1 without."""
+    found = {rank: os.environ.get(size) for rank, size in _WORLDS.items() if rank in os.environ}
+    told = [f"{os.environ[rank]}/{size}" for rank, size in found.items() if size is not None]
+    if told or found.keys() <= {"SLURM_PROCID"}:  # which a job script has, too, without being one
+        return told[0] if told else "0/1"
+    return ""
 
 
 def count_cores() -> int:

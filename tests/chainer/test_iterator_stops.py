@@ -212,7 +212,7 @@ def test_the_end_of_the_forkserver_is_survived(tmp_path: Path) -> None:
             second = overlapiter.OverlapIterator(list(range(8)), 4, shuffle=False, n_processes=2)
             print([next(second)[0] for _ in range(4)])
             supervisor = first._pipeline._service._child
-            assert supervisor.is_forked()
+            assert supervisor.is_forked(10)
             kill(supervisor.pid)
             print([next(first)[0] for _ in range(4)])
             first.finalize()

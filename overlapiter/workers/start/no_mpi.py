@@ -17,10 +17,10 @@ import os
 import sys
 import time
 import types
-from collections.abc import Sequence
 from typing import Any
 
 from overlapiter.errors import NoMpiError
+from overlapiter.node import launched_world
 
 #: Tells the workers ``rank/size`` of the trainer.
 WORLD_VARIABLE = "OVERLAPITER_WORLD"
@@ -29,16 +29,6 @@ WORLD_VARIABLE = "OVERLAPITER_WORLD"
 OPT_OUT_VARIABLE = "OVERLAPITER_MPI_IN_WORKERS"
 
 _MODULE = "mpi4py.MPI"
-
-#: Where launchers tell rank and size, for a trainer that has not started MPI yet.
-_LAUNCHERS = (
-    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
-    ("PMI_RANK", "PMI_SIZE"),
-    ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
-    ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
-)
-#: Set by launchers that tell the rank, but not the size.
-_RANK_VARIABLES = ("PMIX_RANK", "PALS_RANKID")
 
 
 def world_of_this_process() -> str:
@@ -49,12 +39,7 @@ def world_of_this_process() -> str:
     mpi: Any = sys.modules.get(_MODULE)
     if mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized():
         return f"{mpi.COMM_WORLD.Get_rank()}/{mpi.COMM_WORLD.Get_size()}"
-    if WORLD_VARIABLE in os.environ:
-        return os.environ[WORLD_VARIABLE]
-    for rank, size in _LAUNCHERS:
-        if rank in os.environ and size in os.environ:
-            return f"{os.environ[rank]}/{os.environ[size]}"
-    return "" if any(name in os.environ for name in _RANK_VARIABLES) else "0/1"
+    return os.environ[WORLD_VARIABLE] if WORLD_VARIABLE in os.environ else launched_world()
 
 
 def install() -> None:
@@ -75,8 +60,8 @@ class _Finder:
     def find_spec(
         self,
         fullname: str,
-        path: Sequence[str] | None,  # noqa: ARG002  # the protocol's
-        target: types.ModuleType | None = None,  # noqa: ARG002  # the protocol's
+        path: object,  # noqa: ARG002  # the protocol's
+        target: object = None,  # noqa: ARG002  # the protocol's
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != _MODULE:
             return None
@@ -190,41 +175,15 @@ class _Mpi(types.ModuleType):
     Intracomm = _Kind("Intracomm", (Comm,), {"__module__": _MODULE})
     Exception = type("Exception", (RuntimeError,), {"__module__": _MODULE})
 
-    def Init(self) -> None:
-        """Do nothing; so do all of these that return nothing."""
-
-    def Init_thread(self, required: int = THREAD_MULTIPLE) -> int:
-        return required
-
-    def Query_thread(self) -> int:
-        return self.THREAD_MULTIPLE
-
-    def Finalize(self) -> None:
-        pass
-
-    def Pcontrol(self, level: int) -> None:
-        pass
-
-    def Is_initialized(self) -> bool:
-        return False
-
-    def Is_finalized(self) -> bool:
-        return False
-
-    def Get_version(self) -> tuple[int, int]:
-        return self.VERSION, self.SUBVERSION
-
-    def Get_library_version(self) -> str:
-        return "none: this is a worker process of overlapiter"
-
-    def Get_processor_name(self) -> str:
-        return os.uname().nodename
-
-    def Wtime(self) -> float:
-        return time.monotonic()
-
-    def Wtick(self) -> float:
-        return time.get_clock_info("monotonic").resolution
+    Init = Finalize = Pcontrol = staticmethod(lambda *_: None)
+    Init_thread = staticmethod(lambda required=THREAD_MULTIPLE: required)
+    Query_thread = staticmethod(lambda: 3)
+    Is_initialized = Is_finalized = staticmethod(lambda: False)
+    Get_version = staticmethod(lambda: (3, 1))
+    Get_library_version = staticmethod(lambda: "none: this is a worker process of overlapiter")
+    Get_processor_name = staticmethod(lambda: os.uname().nodename)
+    Wtime = staticmethod(time.monotonic)
+    Wtick = staticmethod(lambda: time.get_clock_info("monotonic").resolution)
 
     def __getattr__(self, name: str) -> object:
         _refuse_special(name)
