@@ -172,6 +172,18 @@ def test_what_another_run_is_about_to_read_goes_last(tmp_path):
         assert room.tiers().count(0) < 2
 
 
+@in_a_process
+def test_a_file_that_another_run_wants_spares_all_examples_that_read_it(tmp_path):
+    room = Room(tmp_path, 2, 2)
+    first, second = room.paths
+    room.evictor._dataset = Declared([[first], [first], [second]])
+    setting = room.setting
+    with another_run(setting.directories[0], setting.stores[0].source) as other:
+        other.neighbours.want([other.key_of(first)])
+        victims = [Victim(example, 0) for example in range(3)]
+        assert room.evictor.wanted_by_others(0, victims) == {0, 1}
+
+
 @pytest.mark.parametrize("is_running", [True, False])
 @in_a_process
 def test_files_of_a_source_that_no_run_uses_make_room_before_any_victim(tmp_path, is_running):

@@ -9,7 +9,7 @@ from overlapiter.nextuse import FAR
 from overlapiter.peers.holders import Sharing
 from overlapiter.store.eviction import Victim
 from overlapiter.store.extents import Extent, packed, unpacked
-from overlapiter.workers.prefetcher.staging_work import Finding
+from overlapiter.workers.prefetcher.tasks import Finding
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Part, Schedule
 

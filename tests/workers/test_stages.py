@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from overlapiter.board import Row
 from overlapiter.store.extents import Extent, packed, unpacked
 from overlapiter.workers.ipc.channel import Message
-from overlapiter.workers.prefetcher.staging_work import Finding, StageTask
+from overlapiter.workers.prefetcher.tasks import Finding, StageTask
 from overlapiter.workers.supervisor.deaths import Death
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Schedule

@@ -14,7 +14,9 @@ from overlapiter.store.index import IndexBusyError
 from overlapiter.store.stager import Stager
 from overlapiter.store.store import Wanted
 
-from .staging_work import Moved
+#: What became of victims, by their examples: where their files are now, packed; nothing if they
+#: are gone, None if they were not there.
+Moved = dict[int, bytes | None]
 
 #: So many victims are evicted in one transaction.
 _AT_ONCE = 8
@@ -89,16 +91,15 @@ class Evictor:
         neighbours = self.stores[tier].neighbours
         if neighbours.is_alone():  # which costs less than to ask the dataset for their files
             return set()
-        keys = {file.key: victim.example for victim in victims for file in self._files(victim)}
-        wanted = neighbours.wanted_by_others(list(keys))
-        return {keys[key] for key in wanted}
+        keys = {victim.example: {file.key for file in self._files(victim)} for victim in victims}
+        wanted = neighbours.wanted_by_others([*set().union(*keys.values())])
+        return {example for example, own in keys.items() if own & wanted}
 
     def absent(self, tier: int, victims: list[Victim]) -> set[int]:
         """Return the examples of those victims of which no file is staged in a tier."""
         files = {victim.example: self._files(victim) for victim in victims}
         found = self.stores[tier].look([file for own in files.values() for file in own])
-        return {example for example, own in files.items()
-                if not any(file.key in found for file in own)}  # fmt: skip
+        return {e for e, own in files.items() if not any(file.key in found for file in own)}
 
     def _files(self, victim: Victim) -> list[Wanted]:
         store, paths = self.stores[0], victim.paths
@@ -186,8 +187,8 @@ class RoomForTask:
             guesses = [victim for victim in waiting if victim.is_guess]
             absent = self._evictor.absent(tier, guesses)
             self.moved |= dict.fromkeys(absent)
-            waiting = [victim._replace(is_guess=False) for victim in waiting
-                       if victim.example not in absent]  # fmt: skip
+            left = [victim for victim in waiting if victim.example not in absent]
+            waiting = [victim._replace(is_guess=False) for victim in left]
         return waiting
 
     def shrink(self) -> None:

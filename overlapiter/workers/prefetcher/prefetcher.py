@@ -32,10 +32,9 @@ from overlapiter.workers.reader.face import Face
 from overlapiter.workers.start.processes import keep_freed_memory
 from overlapiter.workers.usage import Usage
 
-from .at_hand import ExampleAtHand, TaskAtHand
 from .discovery import Discovery
 from .evictor import Evictor, RoomForTask
-from .staging_work import StageTask
+from .tasks import ExampleAtHand, StageTask, TaskAtHand
 from .threads import Threads
 
 if TYPE_CHECKING:

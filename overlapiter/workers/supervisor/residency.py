@@ -17,7 +17,8 @@ from overlapiter.store.eviction import Eviction, Victim
 from overlapiter.store.extents import EXTENT_BYTES, Extent, unpacked
 from overlapiter.store.segments import aligned
 from overlapiter.words import size_words
-from overlapiter.workers.prefetcher.staging_work import Finding, Moved
+from overlapiter.workers.prefetcher.evictor import Moved
+from overlapiter.workers.prefetcher.tasks import Finding
 from overlapiter.workers.supervisor.known import KnownExtents
 from overlapiter.workers.supervisor.schedule import Part
 

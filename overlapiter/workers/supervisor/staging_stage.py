@@ -7,7 +7,7 @@ from typing import Any
 
 from overlapiter.errors import deaths_words
 from overlapiter.workers.ipc.channel import Message
-from overlapiter.workers.prefetcher.staging_work import Finding, StageTask
+from overlapiter.workers.prefetcher.tasks import Finding, StageTask
 from overlapiter.workers.supervisor.deaths import Death, Deaths, GivenUp
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Part, PartState, Schedule

@@ -1,15 +1,17 @@
-"""A task that a prefetcher has at hand: its examples, the answers for their files, its findings."""
+"""Tasks of prefetchers: what is to be staged, what is known of it so far, and what became of it."""
 
 from __future__ import annotations
 
 import time
+from typing import NamedTuple
 
 from overlapiter.board import Counter, Row
+from overlapiter.store.elsewhere import Holders
+from overlapiter.store.eviction import Victim
 from overlapiter.store.extents import Extent, packed
 from overlapiter.store.outcome import Outcome, Staged
 
 from .evictor import RoomForTask
-from .staging_work import StageTask
 
 #: What counts the files of which became what, and their bytes; others were refused.
 _COUNTERS = (
@@ -18,6 +20,50 @@ _COUNTERS = (
     (Outcome.FOUND, Counter.FILES_FOUND_STAGED, None),
     (Outcome.SOURCE_FAILED, None, None),
 )
+
+
+class StageTask(NamedTuple):
+    """Examples whose files are to be staged.
+
+    Attributes:
+        task_id: For the answer.
+        indices: Indices of the examples; none of them twice.
+        n_files: Most files that an example is known to open; for datasets that declare none.
+        avoid: Those of the indices on which prefetchers died.
+        suspects: Those of which a file reader has found a copy damaged or gone.
+        trusted: Extents that this run has compared with their sources already, packed.
+        victims: What may be evicted for it; None as long as no directory is known to be full.
+        holders: Which other nodes may hold the files of which of the examples.
+        batches: The mini-batches that they are of, for the trace.
+    """
+
+    task_id: int
+    indices: list[int]
+    n_files: int
+    avoid: list[int]
+    suspects: list[int]
+    trusted: bytes
+    victims: list[Victim] | None
+    holders: dict[int, Holders]
+    batches: list[int]
+
+
+class Finding(NamedTuple):
+    """What has become of the files of an example.
+
+    Attributes:
+        example: Its index.
+        extents: Where those of its files that are staged lie, packed.
+        is_complete: Whether these are all its files, and need not be looked at again in this run.
+        was_refused: Whether one of them was not staged for lack of room.
+        paths: Their absolute paths, where the dataset does not declare them.
+    """
+
+    example: int
+    extents: bytes
+    is_complete: bool
+    was_refused: bool
+    paths: tuple[str, ...]
 
 
 class ExampleAtHand:
