@@ -123,11 +123,7 @@ _ROW_CELLS = _N_COUNTERS + N_CLASSES  # whole cache lines: no two processes writ
 
 
 class Row:
-    """The writing end: the counters of one process. Only that process writes to it.
-
-    Attributes:
-        number: Of the row.
-    """
+    """The writing end: the counters of one process. Only that process writes to it."""
 
     def __init__(self, cells: memoryview, number: int = 0) -> None:
         self._cells = cells
@@ -211,17 +207,12 @@ class StatsBoard:
     Args:
         fd: Descriptor of the memory, made by :meth:`create`; the board keeps its own duplicate.
 
-    Attributes:
-        n_readers: Number of file reader rows.
-        n_prefetchers: Number of prefetcher rows.
-        ended_ns: When :meth:`detach` was called; 0 before.
-
     Raises:
         ValueError: It is no board, or one of another version of overlapiter.
     """
 
     def __init__(self, fd: int) -> None:
-        self.ended_ns = 0
+        self.ended_ns = 0  # when detach was called; 0 before
         self._clock = time.monotonic_ns
         self._memory: mmap.mmap | None = mmap.mmap(fd, 0)
         self._cells = memoryview(self._memory).cast("q")

@@ -36,19 +36,12 @@ _ALIGNMENT_BYTES = 64
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-    """Where one array leaf of every example lies.
+    """Where one array leaf of every example lies."""
 
-    Attributes:
-        dtype: Element type of an ordinary row, that of the first example.
-        shape: Shape of an ordinary row.
-        row_bytes: Distance between rows, at least the size of an ordinary row.
-        offset_bytes: Start of row 0 in the slot.
-    """
-
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    row_bytes: int
-    offset_bytes: int
+    dtype: np.dtype[Any]  # element type of an ordinary row, that of the first example
+    shape: tuple[int, ...]  # shape of an ordinary row
+    row_bytes: int  # distance between rows, at least the size of an ordinary row
+    offset_bytes: int  # start of row 0 in the slot
 
     @property
     def is_contiguous(self) -> bool:
@@ -67,19 +60,12 @@ class Column:
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-    """How mini-batches lie in slots of one size.
+    """How mini-batches lie in slots of one size."""
 
-    Attributes:
-        structure: The structure of an ordinary example.
-        columns: One column for each array or number leaf, in order.
-        n_rows: Examples in a slot.
-        slot_bytes: Size of a slot; 0 without columns.
-    """
-
-    structure: Structure
-    columns: tuple[Column, ...]
-    n_rows: int
-    slot_bytes: int
+    structure: Structure  # the structure of an ordinary example
+    columns: tuple[Column, ...]  # one column for each array or number leaf, in order
+    n_rows: int  # examples in a slot
+    slot_bytes: int  # size of a slot; 0 without columns
 
     def lengthened(self, n_rows: int) -> Layout:
         """Return a layout of the same rows for mini-batches of ``n_rows`` examples."""

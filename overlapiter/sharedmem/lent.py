@@ -22,17 +22,12 @@ class LentSlots:
 
     Args:
         locks: Locks their pages; None as long as no device asks for it.
-
-    Attributes:
-        locks: The same.
-        layouts: By their numbers.
-        segments: By their numbers, mapped.
     """
 
     def __init__(self, locks: PageLocks | None = None) -> None:
         self.locks = locks
         self.layouts: dict[int, Layout] = {}
-        self.segments: dict[int, Segment] = {}
+        self.segments: dict[int, Segment] = {}  # by their numbers, mapped
         # Filled by whichever thread drops the last view of a slot.
         self._released: collections.deque[Slot | _Loan] = collections.deque()
         self._loans: dict[Slot, _Loan] = {}

@@ -101,12 +101,10 @@ class SlotPool:
     Args:
         slot_bytes: Size of a slot.
         n_expected: Slots in use in steady state; the memory of more free slots is freed.
-
-    Attributes:
-        keeps_memory: Whether no memory is freed, since its pages are locked for a device.
     """
 
     def __init__(self, slot_bytes: int, n_expected: int, *, keeps_memory: bool = False) -> None:
+        #: Whether no memory is freed, since its pages are locked for a device.
         self.keeps_memory = keeps_memory
         self._stride_bytes = -(-slot_bytes // mmap.PAGESIZE) * mmap.PAGESIZE
         self._n_expected = n_expected

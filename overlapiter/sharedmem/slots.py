@@ -44,14 +44,12 @@ class SlotWriter:
     Args:
         layout: The layout.
         take_apart: Takes an example apart, as for :func:`~overlapiter.sharedmem.layout.layout_of`.
-
-    Attributes:
-        wanted_row_bytes: The size of the largest array so far, for each column.
     """
 
     def __init__(self, layout: Layout, take_apart: Flatten = flatten) -> None:
         self.layout = layout
         self._take_apart = take_apart
+        #: The size of the largest array so far, for each column.
         self.wanted_row_bytes = [column.row_bytes for column in layout.columns]
         self._kinds = leaf_kinds(layout.structure)
         self._is_flat_columns = "loose" not in self._kinds
@@ -183,21 +181,14 @@ class MiniBatch(list):  # type: ignore[type-arg]  # examples are whatever the da
 
 
 class FilledSlot(NamedTuple):
-    """A slot with a mini-batch in it; the trainer's end.
+    """A slot with a mini-batch in it; the trainer's end."""
 
-    Attributes:
-        layout: The layout that the readers used.
-        segment: The segment of the slot; None where the layout has no columns.
-        slot: The slot.
-        reports: ``(start, stop, report)`` of every part, in order.
-        lend: Called once with the array that all views of the slot refer to, so that it is
-            garbage-collected with the last of them; with None if there are no views.
-    """
-
-    layout: Layout
-    segment: Segment | None
-    slot: Slot
-    reports: Sequence[tuple[int, int, Report]]
+    layout: Layout  # the layout that the readers used
+    segment: Segment | None  # the segment of the slot; None where the layout has no columns
+    slot: Slot  # the slot
+    reports: Sequence[tuple[int, int, Report]]  # (start, stop, report) of every part, in order
+    #: Called once with the array that all views of the slot refer to, so that it is garbage-
+    #: collected with the last of them; with None if there are no views.
     lend: Callable[[Array | None], None]
 
     def columns(self, n_rows: int) -> tuple[Array | None, list[Array]]:

@@ -24,13 +24,6 @@ class StagedCopies:
 
     Args:
         plan: Where files are staged, and from which source.
-
-    Attributes:
-        reads: The copies of the current part that were opened: of each its tier, the bytes of it
-            that were read, and how many nanoseconds that took.
-        has_missed: Whether one of them could not be read for the current example, or was of no use.
-        opened: The paths opened for the current example, in order.
-        opens_source: Opens of the current part that went to the slow store.
     """
 
     def __init__(self, plan: StagingPlan) -> None:
@@ -41,12 +34,15 @@ class StagedCopies:
         # A link has to lie on the disk of what it leads to.
         self._files = [LocalFiles(directory, self._reader) for directory in directories]
         self._table: dict[int, Extent] = {}
+        #: The copies of the current part that were opened: of each its tier, the bytes of it that
+        #: were read, and how many nanoseconds that took.
         self.reads: list[tuple[int, int, int]] = []
+        #: Whether one of them could not be read for the current example, or was of no use.
         self.has_missed = False
         self._is_trusted = True
         self._large: list[Extent] = []  # those of which the current example got the path
-        self.opened: list[str] = []
-        self.opens_source = 0
+        self.opened: list[str] = []  # the paths opened for the current example, in order
+        self.opens_source = 0  # opens of the current part that went to the slow store
 
     def begin_part(self, table: dict[int, Extent]) -> None:
         """Begin a part, of which these copies may be read, by the keys of their files."""

@@ -28,37 +28,27 @@ _DIRECT_CONNECTIONS = 4
 
 @dataclasses.dataclass(frozen=True)
 class StagingPlan:
-    """Where and how to stage.
+    """Where and how to stage."""
 
-    Attributes:
-        sites: Where the files are staged, the fastest tier first; at least one.
-        source: Root of the files on the slow store: a directory, or a URL.
-        real_source: The same directory without symbolic links; empty for a URL.
-        validate: How a staged file is compared with its source.
-        n_prefetchers: Prefetcher processes.
-        reads_in_flight: Files that they read at the same time, together; None to tune it.
-        storage_options: For fsspec; may hold credentials, so they are not shown.
-        retry_seconds: How long a remote store is tried again.
-        imports: Modules that reading a URL needs, imported once before the workers are forked.
-        readers: Of files, in C, that the program has added to those that are redirected.
-        n_sharers: Ranks of this node, which share the store's bandwidth and the directory; each
-            does as many of the reads, and stages as much ahead, as is its part.
-        peers: The other nodes of the job, where they give each other what they have staged.
-        outages: What the workers, which are forked from one that has it, know of a remote store.
-    """
-
-    sites: tuple[Site, ...]
-    source: str
-    validate: Validation
-    n_prefetchers: int
-    reads_in_flight: int | None
+    sites: tuple[Site, ...]  # where the files are staged, the fastest tier first; at least one
+    source: str  # root of the files on the slow store: a directory, or a URL
+    validate: Validation  # how a staged file is compared with its source
+    n_prefetchers: int  # prefetcher processes
+    reads_in_flight: int | None  # files that they read at the same time, together; None to tune it
+    #: For fsspec; may hold credentials, so they are not shown.
     storage_options: Mapping[str, object] = dataclasses.field(default_factory=dict, repr=False)
-    retry_seconds: float = 0.0
+    retry_seconds: float = 0.0  # how long a remote store is tried again
+    #: Modules that reading a URL needs, imported once before the workers are forked.
     imports: tuple[str, ...] = ()
+    #: Of files, in C, that the program has added to those that are redirected.
     readers: tuple[Reader, ...] = ()
+    #: Ranks of this node, which share the store's bandwidth and the directory; each does as many of
+    #: the reads, and stages as much ahead, as is its part.
     n_sharers: int = 1
-    real_source: str = ""
+    real_source: str = ""  # the same directory without symbolic links; empty for a URL
+    #: The other nodes of the job, where they give each other what they have staged.
     peers: PeersPlan | None = None
+    #: What the workers, which are forked from one that has it, know of a remote store.
     outages: Outages = dataclasses.field(default_factory=Outages, repr=False, compare=False)
 
     @property
@@ -154,42 +144,24 @@ class StagingPlan:
 
 @dataclasses.dataclass(frozen=True)
 class SupervisorPlan:
-    """All that the supervisor needs to know besides the dataset.
-
-    Attributes:
-        n_readers: File reader processes.
-        n_build_ahead: Mini-batches that are built or ready beyond the one that is asked for.
-        batch_size: Examples in a full mini-batch.
-        dataset_size: Examples in the dataset.
-        index_type: As which the dataset is asked for an example: a character of NumPy's.
-        seed: Seeds the random streams of each example; None leaves them alone.
-        is_skipping: Whether examples that cannot be read are left out.
-        max_parts_per_reader: Parts after which a file reader is replaced; None for never.
-        staging: None to read files where they are.
-        names_source: Whether the dataset has paths below the source in it.
-        run_number: By which the stores know this run.
-        renewal: What the face is told for the first processes.
-        face: What a framework adds, in the workers; None in the trainer, or where there is none.
-        imports: Modules to import before the dataset is unpickled.
-        trace: Where the processes record what they do; None for nowhere.
-        trainer_pid: The trainer; when it ends, the supervisor and its workers do.
-    """
+    """All that the supervisor needs to know besides the dataset."""
 
     n_readers: int
-    n_build_ahead: int
-    batch_size: int
+    n_build_ahead: int  # mini-batches that are built or ready beyond the one that is asked for
+    batch_size: int  # examples in a full mini-batch
     dataset_size: int
-    index_type: str
-    seed: int | None
-    is_skipping: bool
-    max_parts_per_reader: int | None
-    staging: StagingPlan | None
-    imports: tuple[str, ...]
-    names_source: bool = False
-    trace: TraceFile | None = None
-    trainer_pid: int = 0
-    run_number: int = 0
-    renewal: Any = None
+    index_type: str  # as which the dataset is asked for an example: a character of NumPy's
+    seed: int | None  # seeds the random streams of each example; None leaves them alone
+    is_skipping: bool  # whether examples that cannot be read are left out
+    max_parts_per_reader: int | None  # parts after which a file reader is replaced; None for never
+    staging: StagingPlan | None  # None to read files where they are
+    imports: tuple[str, ...]  # modules to import before the dataset is unpickled
+    names_source: bool = False  # whether the dataset has paths below the source in it
+    trace: TraceFile | None = None  # where the processes record what they do; None for nowhere
+    trainer_pid: int = 0  # the trainer; when it ends, the supervisor and its workers do
+    run_number: int = 0  # by which the stores know this run
+    renewal: Any = None  # what the face is told for the first processes
+    #: What a framework adds, in the workers; None in the trainer, or where there is none.
     face: Face | None = None
 
     @property

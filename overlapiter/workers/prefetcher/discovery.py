@@ -35,10 +35,6 @@ class Discovery(StagedCopies):
         dataset: The dataset.
         plan: Where files are staged, and from which source.
         index_type: As which the dataset is asked for an example: a character of NumPy's.
-
-    Attributes:
-        elsewhere: A file that does not lie below the source, which an example opened last; empty
-            if there is none.
     """
 
     def __init__(self, dataset: Dataset, plan: StagingPlan, index_type: str = "p") -> None:
@@ -48,6 +44,8 @@ class Discovery(StagedCopies):
         self._thread: int | None = None
         self._pid = os.getpid()
         self._found: str | None = None
+        #: A file that does not lie below the source, which an example opened last; empty if there
+        #: is none.
         self.elsewhere = ""
         OpenHook(plan.source, self, elsewhere=self._on_other_open).install()
 

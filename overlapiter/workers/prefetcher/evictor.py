@@ -119,22 +119,19 @@ class RoomForTask:
         evictor: Evicts them.
         victims: The victims, those with the farthest next use first; None if there is no need to
             evict any, as far as the supervisor knows.
-
-    Attributes:
-        n_files: Files of the task that room was not made for yet: not many more are evicted at
-            once, since what is evicted too early is read again.
-        moved: What became of those that were evicted, or were not there.
     """
 
     def __init__(self, evictor: Evictor, victims: Iterable[Victim] | None) -> None:
         self._evictor = evictor
+        #: Files of the task that room was not made for yet: not many more are evicted at once,
+        #: since what is evicted too early is read again.
         self.n_files = 1
         self._lock = threading.RLock()  # held while files are evicted: one thread at a time
         self._n_made = 0
         self._victims: dict[int, list[Victim]] = {}
         for victim in victims or ():
             self._victims.setdefault(victim.tier, []).append(victim)
-        self.moved: Moved = {}
+        self.moved: Moved = {}  # what became of those that were evicted, or were not there
 
     def make(self, tier: int, _size_bytes: int = 0) -> bool:
         """Free something in a tier; return False if there is nothing left that may go.

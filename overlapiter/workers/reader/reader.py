@@ -33,29 +33,17 @@ _PAUSE_SECONDS = 0.1
 
 
 class ReadTask(NamedTuple):
-    """A part of a mini-batch to read.
+    """A part of a mini-batch to read."""
 
-    Attributes:
-        part_id: For the answer.
-        first_row: Row of the first example in the mini-batch.
-        indices: Indices of the examples.
-        epochs: The epoch of each, to seed by; None without a seed.
-        extents: Where those of its files lie that may be read from their copies, packed.
-        slot: Where to write; None asks for the layout first.
-        layout_id: Which layout the slot has.
-        given_up: Why not to read an example again, by index.
-        batch: The mini-batch, for the trace.
-    """
-
-    part_id: int
-    first_row: int
+    part_id: int  # for the answer
+    first_row: int  # row of the first example in the mini-batch
     indices: list[int]
-    epochs: list[int] | None
-    extents: bytes
-    slot: Slot | None
-    layout_id: int
-    given_up: dict[int, ExampleError]
-    batch: int = -1
+    epochs: list[int] | None  # the epoch of each, to seed by; None without a seed
+    extents: bytes  # where those of its files lie that may be read from their copies, packed
+    slot: Slot | None  # where to write; None asks for the layout first
+    layout_id: int  # which layout the slot has
+    given_up: dict[int, ExampleError]  # why not to read an example again, by index
+    batch: int = -1  # the mini-batch, for the trace
 
 
 class FileReader:
@@ -322,30 +310,22 @@ class FileReader:
 
 
 class _Reading:
-    """A part while it is being read.
-
-    Attributes:
-        task: What to do; with a slot once that is known.
-        entries: What the slot's writer said of each example so far, or why there is none.
-        examples: Those that are to be collated; what the dataset gives for a whole mini-batch.
-        n_read: Examples read so far.
-        failure: What ends the whole part; the last entry explains it.
-        fetch_ns: Nanoseconds spent inside the dataset.
-        n_files: Most files that one of its examples has opened.
-        missed: The examples of which a copy was damaged or gone, or of no use.
-        unopened: The examples that opened no file of the source.
-    """
+    """A part while it is being read."""
 
     def __init__(self, task: ReadTask) -> None:
-        self.task = task
+        self.task = task  # what to do; with a slot once that is known
+        #: What the slot's writer said of each example so far, or why there is none.
         self.entries: list[Any] = []
+        #: Those that are to be collated; what the dataset gives for a whole mini-batch.
         self.examples: Any = []
-        self.n_read = 0
+        self.n_read = 0  # examples read so far
+        #: What ends the whole part; the last entry explains it.
         self.failure: BaseException | None = None
-        self.fetch_ns = 0
-        self.n_files = 0
+        self.fetch_ns = 0  # nanoseconds spent inside the dataset
+        self.n_files = 0  # most files that one of its examples has opened
+        #: The examples of which a copy was damaged or gone, or of no use.
         self.missed: list[int] = []
-        self.unopened: list[int] = []
+        self.unopened: list[int] = []  # the examples that opened no file of the source
 
     def pickled_entries(self, is_skipping: bool) -> bytes | None:
         """Return the entries, pickled; None if every example is ordinary, or the part has failed.

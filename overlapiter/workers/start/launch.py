@@ -73,15 +73,12 @@ class Child:
     Args:
         status_fd: Where the forkserver reports the pid and, in the end, the exit code.
         data_fd: Kept open for the child to notice that this process is gone.
-
-    Attributes:
-        pid: The process, once :meth:`is_forked` has seen it; 0 before.
     """
 
     def __init__(self, status_fd: int, data_fd: int) -> None:
         self._status_fd = status_fd
         self._data_fd = data_fd
-        self.pid = 0
+        self.pid = 0  # the process, once is_forked has seen it; 0 before
 
     def is_forked(self, timeout_seconds: float) -> bool:
         """Wait until the child is forked; return whether it has been within that time."""

@@ -38,11 +38,6 @@ class Parcel:
 
     Raises:
         DatasetPicklingError: It cannot be pickled.
-
-    Attributes:
-        fd: Descriptor of the memory.
-        size_bytes: Its size.
-        digest: Of its content, by :func:`digest_of`.
     """
 
     def __init__(self, thing: object, kind: type[pickle.Pickler], *, name: str = "dataset") -> None:

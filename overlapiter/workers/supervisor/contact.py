@@ -12,16 +12,10 @@ from overlapiter.workers.ipc.channel import Channel, ChannelClosedError, Message
 
 
 class Contact:
-    """A process that the supervisor talks to, and never waits for.
-
-    Attributes:
-        channel: The supervisor's end of the channel to it.
-        layouts: The numbers of the layouts of slots that it knows.
-        segments: The same of the segments.
-    """
+    """A process that the supervisor talks to, and never waits for."""
 
     def __init__(self) -> None:
-        self.channel = Channel.closed()
+        self.channel = Channel.closed()  # the supervisor's end of the channel to it
         self.forget_known()
         self._selector: selectors.BaseSelector
         self._waiting: collections.deque[tuple[Message, tuple[int, ...]]] = collections.deque()
@@ -35,7 +29,7 @@ class Contact:
 
     def forget_known(self) -> None:
         """Have layouts and segments sent again."""
-        self.layouts: set[int] = set()
+        self.layouts: set[int] = set()  # those of slots that it knows, by their numbers
         self.segments: set[int] = set()
 
     def messages(self, events: int) -> Iterator[Message]:

@@ -14,17 +14,11 @@ MAX_SUSPECT_DEATHS = 10
 
 
 class Death(NamedTuple):
-    """The end of a worker's process.
+    """The end of a worker's process."""
 
-    Attributes:
-        exit_code: How it ended; ``-N`` means killed by signal N.
-        current_index: The example that it was at; -1 for none.
-        last_words: The traceback that it reported before, mostly empty.
-    """
-
-    exit_code: int
-    current_index: int
-    last_words: str
+    exit_code: int  # how it ended; -N means killed by signal N
+    current_index: int  # the example that it was at; -1 for none
+    last_words: str  # the traceback that it reported before, mostly empty
 
 
 class GivenUp(NamedTuple):

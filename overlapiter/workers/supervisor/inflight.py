@@ -43,23 +43,14 @@ _LEAST_BUSY = 0.5
 
 
 class Reading(NamedTuple):
-    """What has been counted up to a moment. All but the last only grows.
+    """What has been counted up to a moment. All but the last only grows."""
 
-    Attributes:
-        at_seconds: The moment, on any clock.
-        n_files: Files read.
-        n_bytes: Their bytes.
-        read_seconds: How long reading took, summed over the files.
-        lack_seconds: For how long there was too little to read to keep all reads busy.
-        waited_seconds: For how long the trainer waited.
-    """
-
-    at_seconds: float
-    n_files: int
-    n_bytes: int
-    read_seconds: float
-    lack_seconds: float
-    waited_seconds: float
+    at_seconds: float  # the moment, on any clock
+    n_files: int  # files read
+    n_bytes: int  # their bytes
+    read_seconds: float  # how long reading took, summed over the files
+    lack_seconds: float  # for how long there was too little to read to keep all reads busy
+    waited_seconds: float  # for how long the trainer waited
 
 
 class _Window(NamedTuple):
@@ -83,14 +74,12 @@ class InFlight:
         start: The number to begin with; it is brought within the bounds.
         minimum: Lower bound, at least 1.
         maximum: Upper bound.
-
-    Attributes:
-        is_more_in_vain: Whether more reads than these were tried, and brought nothing.
     """
 
     def __init__(self, start: int, minimum: int, maximum: int) -> None:
         self._minimum = minimum
         self._maximum = maximum
+        #: Whether more reads than these were tried, and brought nothing.
         self.is_more_in_vain = False
         self._home = self._n_reads = max(minimum, min(start, maximum))
         self._rate = 0.0  # at home; 0 before it is known

@@ -21,9 +21,6 @@ class Nearness:
 
     A store may be near as long as it is asked little. So each change of mind takes twice as many
     answers as the one before.
-
-    Attributes:
-        is_near: Whether the store answers as soon as a node does; False until it is known.
     """
 
     def __init__(self, board: StatsBoard) -> None:
@@ -31,6 +28,7 @@ class Nearness:
         self._rows = [board.prefetcher_row(number) for number in range(board.n_prefetchers)]
         self._n_answers, self._before = self._count(), self._latencies()
         self._n_wanted = _FEWEST
+        #: Whether the store answers as soon as a node does; False until it is known.
         self.is_near = False
 
     def look(self) -> bool:

@@ -19,19 +19,13 @@ _MOST_CHANGE = 0.5
 
 
 class StoreRates:
-    """Compares the rates of the slow store in one stretch of time with those in the one before.
-
-    Attributes:
-        busy_ns: For how long files were being read, up to the end of the last one.
-        n_changes: Pairs of stretches that were compared.
-        file_changes: Sum of the squares of the changes of files per second, relative.
-        byte_changes: The same for bytes per second.
-    """
+    """Compares the rates of the slow store in one stretch of time with those in the one before."""
 
     def __init__(self) -> None:
-        self.busy_ns = 0
-        self.n_changes = 0
-        self.file_changes = self.byte_changes = 0.0
+        self.busy_ns = 0  # for how long files were being read, up to the end of the last one
+        self.n_changes = 0  # pairs of stretches that were compared
+        self.file_changes = 0.0  # sum of the squares of the relative changes of files per second
+        self.byte_changes = 0.0  # the same for bytes per second
         self._last_ns = 0
         self._stretch = [0, 0, 0]  # ns, files, kB
         self._seen = 0, 0

@@ -53,9 +53,6 @@ class Residency:
     Args:
         capacity_bytes: What the tiers hold together; None if that is not limited.
         n_sharers: Ranks of this node, each of which stages ahead into the same directory.
-
-    Attributes:
-        is_full: Whether files are evicted, or soon will be.
     """
 
     def __init__(
@@ -75,7 +72,7 @@ class Residency:
         self._on_offer: set[int] = set()
         self._n_refusals: dict[int, int] = {}  # of parts
         self._handed_out_id = self._settled_position = -1
-        self.is_full = False
+        self.is_full = False  # whether files are evicted, or soon will be
         self._n_parts = self._n_unstaged = self._n_evicted = 0
 
     @property

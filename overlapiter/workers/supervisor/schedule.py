@@ -30,28 +30,19 @@ class PartState(enum.Enum):
 
 
 class Part:
-    """Consecutive examples of one mini-batch.
-
-    Attributes:
-        part_id: Its number; parts needed earlier have smaller ones.
-        batch: Its mini-batch.
-        start: Row of the first example in the mini-batch.
-        stop: Row behind the last one.
-        indices: The indices of the examples.
-        state: Where it is.
-        extents: Where those of its files lie that may be read from their copies, packed.
-        report: What its file reader said about the examples, pickled.
-    """
+    """Consecutive examples of one mini-batch."""
 
     def __init__(self, batch: Batch, start: int, stop: int, state: PartState) -> None:
+        #: Its number; parts needed earlier have smaller ones.
         self.part_id = batch.batch_id * _MOST_EXAMPLES + start
         self.batch = batch
-        self.start = start
-        self.stop = stop
+        self.start = start  # row of the first example in the mini-batch
+        self.stop = stop  # row behind the last one
         self.indices: list[int] = batch.indices[start:stop]
         self.state = state
+        #: Where those of its files lie that may be read from their copies, packed.
         self.extents = b""
-        self.report: bytes | None = None
+        self.report: bytes | None = None  # what its file reader said about the examples, pickled
 
     @property
     def position(self) -> int:
@@ -66,38 +57,25 @@ class Part:
 
 
 class Batch:
-    """A mini-batch on its way.
-
-    Attributes:
-        batch_id: Its number; they count up.
-        indices: Its index list.
-        epochs: The epoch of each example; None without a seed.
-        position: The position of the first example, counted over all epochs.
-        parts: Its parts, in order; the last one may be of what is not cut yet.
-        n_cut: Examples in parts that were cut.
-        n_waiting: Parts that are not done.
-        slot: Where it is built; None before.
-        layout_id: The layout of the slot; -1 before.
-        failure: Why it cannot be delivered, pickled; None if it can.
-        is_dropped: Whether the trainer has dropped it.
-        busy_ns: For how long its parts, as far as they are read, have kept file readers busy.
-        cpu_ns: For how long these have used a core for them.
-    """
+    """A mini-batch on its way."""
 
     def __init__(
         self, batch_id: int, indices: list[int], epochs: list[int] | None, position: int
     ) -> None:
-        self.batch_id = batch_id
-        self.position = position
+        self.batch_id = batch_id  # its number; they count up
+        self.position = position  # the position of the first example, counted over all epochs
         self.indices = indices
-        self.epochs = epochs
+        self.epochs = epochs  # the epoch of each example; None without a seed
+        #: Its parts, in order; the last one may be of what is not cut yet.
         self.parts: list[Part] = []
-        self.n_cut = self.n_waiting = 0
-        self.slot: Slot | None = None
-        self.layout_id = -1
-        self.failure: bytes | None = None
-        self.is_dropped = False
-        self.busy_ns = self.cpu_ns = 0
+        self.n_cut = 0  # examples in parts that were cut
+        self.n_waiting = 0  # parts that are not done
+        self.slot: Slot | None = None  # where it is built; None before
+        self.layout_id = -1  # the layout of the slot; -1 before
+        self.failure: bytes | None = None  # why it cannot be delivered, pickled; None if it can
+        self.is_dropped = False  # whether the trainer has dropped it
+        self.busy_ns = 0  # for how long its parts, once read, have kept file readers busy
+        self.cpu_ns = 0  # for how long these have used a core for them
 
     @property
     def is_abandoned(self) -> bool:
@@ -116,10 +94,6 @@ class Schedule:
         part_size: Returns how many examples of a mini-batch to put into a part now.
         settled: Called with each mini-batch when it is settled.
         n_turns: Readers to which mini-batches are dealt in turn; 0 if any reader may read any part.
-
-    Attributes:
-        n_turns: As above.
-        next_batch_id: The number of the next mini-batch to be taken up.
     """
 
     def __init__(
@@ -135,7 +109,7 @@ class Schedule:
         self._settled = settled
         self.n_turns = n_turns
         self._first_batch_id = 0
-        self.next_batch_id = 0
+        self.next_batch_id = 0  # the number of the next mini-batch to be taken up
         self._end_position = 0
         self._batches: dict[int, Batch] = {}
         self._to_stage: _Queue = []

@@ -29,14 +29,7 @@ _MAX_DEATHS_AT_START = 2
 
 
 class Service:
-    """The supervisor process with everything needed to start it again. Ends what it started.
-
-    Attributes:
-        owner_pid: The process that made it.
-        channel: The channel to the supervisor.
-        n_deaths: Supervisors lost in a row; its owner sets it to 0 where one has done something.
-        was_ready: Whether a supervisor, at any time, has read the dataset; its owner sets it.
-    """
+    """The supervisor process with everything needed to start it again. Ends what it started."""
 
     def __init__(
         self,
@@ -46,7 +39,7 @@ class Service:
         preload: Sequence[str],
         listener: socket.socket | None = None,
     ) -> None:
-        self.owner_pid = os.getpid()
+        self.owner_pid = os.getpid()  # the process that made it
         self._parcel = parcel
         self._plan = dataclasses.replace(plan, run_number=secrets.randbits(62))
         self._preload = preload
@@ -56,7 +49,9 @@ class Service:
         #: Of the first supervisor; another one finds files by relative paths where that did.
         self._prepared: dict[str, Any] | None = None
         self._stops = Stops()
+        #: Supervisors lost in a row; its owner sets it to 0 where one has done something.
         self.n_deaths = 0
+        #: Whether a supervisor, at any time, has read the dataset; its owner sets it.
         self.was_ready = False
         self.channel = Channel.closed()
 

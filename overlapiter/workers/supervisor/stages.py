@@ -26,19 +26,15 @@ class CostEstimate:
     Args:
         n_readers: File reader processes.
         n_cores: Cores that they share.
-
-    Attributes:
-        example_seconds: How long one keeps a reader busy; 0 before the first.
-        n_files: Most files that one has opened.
-        n_busy: How many readers are to have work: more than there are cores if they wait.
     """
 
     def __init__(self, n_readers: int, n_cores: int) -> None:
-        self._n_readers = self.n_busy = n_readers
+        self._n_readers = n_readers
+        self.n_busy = n_readers  # those that are to have work: more than cores if they wait
         self._n_cores = n_cores
         self._cpu_seconds = 0.0
-        self.example_seconds = 0.0
-        self.n_files = 1
+        self.example_seconds = 0.0  # how long one keeps a reader busy; 0 before the first
+        self.n_files = 1  # most files that one has opened
 
     def add(self, n_examples: int, n_files: int, busy_ns: int, cpu_ns: int) -> None:
         """Learn from a part, of which one that stalled counts as a slow one.

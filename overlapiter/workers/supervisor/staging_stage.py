@@ -23,20 +23,13 @@ _TASK_SHARE = 1 / 256
 
 
 class _Task:
-    """A task that a prefetcher has.
-
-    Attributes:
-        parts: Those of its parts that it is not done with.
-        left: The examples of which nothing was reported.
-        found: The extents of the others, packed.
-        refused: Those of them for which there was no room.
-    """
+    """A task that a prefetcher has."""
 
     def __init__(self, parts: list[Part], indices: list[int]) -> None:
-        self.parts = parts
-        self.left = set(indices)
-        self.found: dict[int, bytes] = {}
-        self.refused: set[int] = set()
+        self.parts = parts  # those of its parts that it is not done with
+        self.left = set(indices)  # the examples of which nothing was reported
+        self.found: dict[int, bytes] = {}  # the extents of the others, packed
+        self.refused: set[int] = set()  # those of them for which there was no room
 
     def take_settled(self) -> list[Part]:
         """Return the parts of which all examples were reported, for good."""
@@ -53,9 +46,6 @@ class StagingStage:
         warn: Has the trainer warn the user.
         credit_examples: Examples that a prefetcher has at hand, at first.
         directories: Where files are staged, for people to read.
-
-    Attributes:
-        is_given_up: Whether nothing is staged any more.
     """
 
     def __init__(
@@ -81,7 +71,7 @@ class StagingStage:
         self._next_task_id = 0
         self._has_answer = False  # of any prefetcher
         self._is_held_up = False  # the next part needs a prefetcher, and none has time for it
-        self.is_given_up = False
+        self.is_given_up = False  # whether nothing is staged any more
 
     @property
     def has_work(self) -> bool:

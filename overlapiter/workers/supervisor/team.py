@@ -24,29 +24,18 @@ Role: TypeAlias = "Callable[[Channel, Row], None]"
 
 
 class Worker(Contact):
-    """One place in a team; the process in it may change.
-
-    Attributes:
-        kind: ``"file reader"`` or ``"prefetcher"``.
-        number: Counts from 0 in the team.
-        row: Its counters.
-        pid: The process; 0 while there is none.
-        parts: The parts it has at hand, the one it is at first.
-        n_examples: Examples in these parts.
-        n_given: Parts given to this process so far.
-        last_words: The traceback that it reported before it ended.
-    """
+    """One place in a team; the process in it may change."""
 
     def __init__(self, kind: str, number: int, row: Row) -> None:
         super().__init__()
-        self.kind = kind
-        self.number = number
+        self.kind = kind  # "file reader" or "prefetcher"
+        self.number = number  # counts from 0 in the team
         self.row = row
-        self.pid = 0
-        self.parts: dict[int, Part] = {}
-        self.n_examples = 0
-        self.n_given = 0
-        self.last_words = ""
+        self.pid = 0  # the process; 0 while there is none
+        self.parts: dict[int, Part] = {}  # the parts it has at hand, the one it is at first
+        self.n_examples = 0  # examples in these parts
+        self.n_given = 0  # parts given to this process so far
+        self.last_words = ""  # the traceback that it reported before it ended
         self._stops = Stops()
 
     def start(self, name: str, role: Role, leave_supervisor: Callable[[], None]) -> Channel:

@@ -31,9 +31,6 @@ class Tuner:
         workers: The prefetchers.
         plan: Their plan, without a fixed number of reads in flight.
         now_seconds: The present, on the clock of :meth:`look`.
-
-    Attributes:
-        has_lack: Whether there was too little to keep all reads busy at the last look.
     """
 
     def __init__(self, workers: list[Worker], plan: StagingPlan, now_seconds: float) -> None:
@@ -44,7 +41,8 @@ class Tuner:
         self._sent = dict.fromkeys(range(len(workers)), (0, plan.reads_per_prefetcher))
         self._seen_seconds = now_seconds
         self._look_at = now_seconds
-        self._is_waiting = self.has_lack = False
+        self._is_waiting = False
+        self.has_lack = False  # whether there was too little to read at the last look
         self._waited_seconds = self._lack_seconds = 0.0
 
     @property
