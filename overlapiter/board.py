@@ -168,11 +168,7 @@ def _class_seconds(number: float) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Latencies:
-    """How long something took, each time.
-
-    Attributes:
-        rows: How often it took how long, of each process, as the board holds it.
-    """
+    """How long something took, each time: ``rows`` is how often, as the board holds it."""
 
     rows: bytes = dataclasses.field(default=b"", repr=False)
 
@@ -242,6 +238,11 @@ class StatsBoard:
     def prefetcher_row(self, number: int) -> Row:
         """Return the row of a prefetcher."""
         return self._row(self.n_readers + number)
+
+    def total(self, counter: Counter) -> int:
+        """Return the sum of a counter over the rows of prefetchers."""
+        first = self.n_readers * _ROW_CELLS + counter
+        return sum(self._cells[first : first + self.n_prefetchers * _ROW_CELLS : _ROW_CELLS])
 
     def supervisor_row(self) -> Row:
         """Return the row of the supervisor."""

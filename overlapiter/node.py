@@ -163,12 +163,9 @@ def count_cores() -> int:
 
 
 def node_from(environment: Mapping[str, str], host: Host, count_all: Callable[[], int]) -> Node:
-    """Return a process's node by the variables of its launcher.
+    """Return the node of a process by the variables of its launcher.
 
-    Args:
-        environment: Variables of the process.
-        host: Where it runs.
-        count_all: Returns how many cores of the node the job may use; called for several ranks.
+    ``count_all`` tells how many cores of the node the job may use; it is called for several ranks.
     """
     rank, size, index, count = _launched(environment)
     cores = len(host.cores)
@@ -187,11 +184,7 @@ def _launched(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
 
 
 def _launched_by_slurm(environment: Mapping[str, str]) -> tuple[int, int, int, int]:
-    """Return the same by the variables that srun sets.
-
-    A batch script and a shell of salloc do not have them; they have ``SLURM_PROCID`` and
-    ``SLURM_NTASKS``, too, but are one process.
-    """
+    """Return the same by the variables that srun sets; a batch script does not have all of them."""
     if "SLURM_STEP_ID" not in environment and "SLURM_STEPID" not in environment:
         return _ALONE
     sizes = tasks_per_node(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
@@ -239,12 +232,7 @@ def node_among(rank: int, hosts: Sequence[Host]) -> Node:
 
 
 def share_of_cores(own: Collection[int], of_all: Sequence[Collection[int]]) -> int:
-    """Return how many cores a rank takes: a core that k ranks may use counts 1/k. At least 1.
-
-    Args:
-        own: The cores that the rank may use.
-        of_all: Those of every rank of the machine, this one among them.
-    """
+    """Return how many cores a rank takes: one that k of all ranks may use counts 1/k. At least 1."""
     users = [core for cores in of_all for core in cores]
     whole = sum(1 / users.count(core) for core in own)
     return max(1, int(whole + 1e-9))
@@ -253,13 +241,7 @@ def share_of_cores(own: Collection[int], of_all: Sequence[Collection[int]]) -> i
 def binding_words(rank: int, hosts: Sequence[Host], n_cores: int) -> str:
     """Return a warning if the launcher binds a machine's ranks to half of its cores or less. Pure.
 
-    Args:
-        rank: The rank that calls; the first one of each machine warns.
-        hosts: Where each rank runs, by rank.
-        n_cores: Cores of this rank's machine that the job may use.
-
-    Returns:
-        The text; empty if there is nothing to warn of, or another rank warns.
+    The first rank of each machine warns; for the others, and without cause, the text is empty.
     """
     own = hosts[rank]
     local = [i for i, host in enumerate(hosts) if host.machine == own.machine]

@@ -242,9 +242,7 @@ class Pipeline:
     def reset(self, renewal: object = None) -> None:
         """Drop every index list and mini-batch on its way; the workers live on.
 
-        Args:
-            renewal: What to tell the face of new processes, which take the file readers' places;
-                None to keep these.
+        A ``renewal`` is told to the face of new processes, which take the file readers' places.
         """
         self._check_open()
         if self._asked_ns:

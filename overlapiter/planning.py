@@ -72,13 +72,8 @@ def staging_plan(
 ) -> StagingPlan | None:
     """Check the options against the disk and the dataset, and make the staging directory.
 
-    A training goes on if only the disk is the matter: its prefetchers report that, and try again.
-
-    Args:
-        staging: The user's options; None for no staging.
-        dataset: The dataset, for its root.
-        first_indices: Indices of the first mini-batch, which must fit.
-        is_training: Whether there is something to do without the staging directory.
+    The first mini-batch must fit. A training goes on if only the disk is the matter: its
+    prefetchers report that, and try again.
 
     Raises:
         OptionError: A value cannot work here.
@@ -115,11 +110,7 @@ def staging_plan(
 
 
 def check_size(dataset_size: int) -> None:
-    """Refuse a dataset that has more examples than the supervisor can keep account of.
-
-    Raises:
-        OptionError: So it is.
-    """
+    """Raise OptionError if a dataset has more examples than a supervisor can keep account of."""
     memory_bytes = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if dataset_size * _EXAMPLE_BYTES > memory_bytes:
         raise OptionError(
@@ -134,12 +125,6 @@ def join_peers(
     staging: Staging | None, plan: StagingPlan | None, sampler: object, dataset_size: int
 ) -> tuple[StagingPlan | None, socket.socket | None, NodeShare | None]:
     """Have the nodes of the job find each other, if they are to. Collective then.
-
-    Args:
-        staging: The user's options.
-        plan: What they have led to.
-        sampler: The order sampler.
-        dataset_size: Examples in the dataset.
 
     Returns:
         The plan with the peers in it; where other nodes come, which is the caller's; and what this

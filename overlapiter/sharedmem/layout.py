@@ -83,10 +83,7 @@ class Layout:
 def layout_of(example: object, n_rows: int, take_apart: Flatten | None = None) -> Layout:
     """Return the layout for mini-batches of ``n_rows`` examples like this one.
 
-    Args:
-        example: The example.
-        n_rows: Examples in a mini-batch.
-        take_apart: Replaces :func:`flatten` where a framework has more than arrays.
+    ``take_apart`` replaces :func:`flatten` where a framework has more than arrays.
     """
     structure, leaves = (take_apart or flatten)(example)
     arrays = [

@@ -31,11 +31,7 @@ _LIMITS = {
 
 
 class Segment:
-    """One piece of shared memory, mapped.
-
-    Args:
-        fd: Its descriptor, which the segment closes.
-        size_bytes: Its size.
+    """One piece of shared memory, mapped; it closes the descriptor.
 
     Raises:
         SharedMemoryError: The limit of address space is reached.

@@ -39,12 +39,7 @@ Report = list[ExampleEntry | ExampleError | None] | None
 
 
 class SlotWriter:
-    """Writes examples into slots of one layout; the file reader's end.
-
-    Args:
-        layout: The layout.
-        take_apart: Takes an example apart, as for :func:`~overlapiter.sharedmem.layout.layout_of`.
-    """
+    """Writes examples, which are taken apart as by ``layout_of``, into slots of one layout."""
 
     def __init__(self, layout: Layout, take_apart: Flatten = flatten) -> None:
         self.layout = layout
@@ -60,13 +55,9 @@ class SlotWriter:
         return self.wanted_row_bytes != [column.row_bytes for column in self.layout.columns]
 
     def write(self, segment: Segment | None, slot: Slot | None, row: int, example: object) -> Any:
-        """Write one example, with one copy of each array; return its entry of the report.
+        """Write one example to a row, with one copy of each array; return its entry of the report.
 
-        Args:
-            segment: The segment of the slot; None where the layout has no columns.
-            slot: The slot of the mini-batch.
-            row: Number of the example in the mini-batch, from 0.
-            example: The example as the dataset returned it.
+        The segment is None where the layout has no columns.
         """
         structure, leaves = self._take_apart(example)
         same = structure == self.layout.structure
@@ -78,10 +69,7 @@ class SlotWriter:
         if same and self._is_flat_columns and self._write_ordinary(views, row, leaves):
             return None
         kinds = self._kinds if same else leaf_kinds(structure)
-        return (
-            None if same else structure,
-            self._write_any(segment, slot, row, kinds, leaves),
-        )
+        return None if same else structure, self._write_any(segment, slot, row, kinds, leaves)
 
     def _write_ordinary(self, views: list[Array], row: int, leaves: list[Any]) -> bool:
         for column, leaf in zip(self.layout.columns, leaves, strict=True):
@@ -276,12 +264,7 @@ def row_leaves(
 ) -> tuple[Structure, list[Any], list[bool]]:
     """Return the structure and the leaves of one example, and which of these lie in columns.
 
-    Args:
-        layout: The layout of the slot.
-        root: The array of the whole slot, of :meth:`FilledSlot.columns`.
-        columns: Its columns.
-        row: Number of the example.
-        entry: What the report says of it.
+    ``root`` and ``columns`` are those of :meth:`FilledSlot.columns`, ``entry`` is of its report.
     """
     if entry is None:
         entry = (None, [(IN_COLUMN,)] * len(layout.columns))

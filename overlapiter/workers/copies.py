@@ -21,9 +21,6 @@ class StagedCopies:
 
     A copy whose bytes are not those that were staged, or are gone, is not given: the source is
     read instead.
-
-    Args:
-        plan: Where files are staged, and from which source.
     """
 
     def __init__(self, plan: StagingPlan) -> None:
@@ -81,11 +78,9 @@ class StagedCopies:
         return self.give(path, path_of)
 
     def give(self, path: str, made_of: Callable[[Extent], tuple[Given, int]]) -> Given | None:
-        """Return what is made of the staged copy; None where the source has to be read.
+        """Return what ``made_of`` makes of the staged copy; None where the source has to be read.
 
-        Args:
-            path: The source file.
-            made_of: Returns that, and how many bytes of the copy it has read.
+        ``made_of`` returns, too, how many bytes of the copy it has read.
         """
         self.opened.append(path)
         extent = self._extent_of(path)

@@ -92,13 +92,7 @@ class StagingPlan:
         warn: Callable[[str], None],
         note_gone: Callable[[str], None] = lambda _generation: None,
     ) -> list[Store]:
-        """Return the stores that this plan describes, the fastest first; for prefetchers alone.
-
-        Args:
-            run: Who uses them.
-            warn: Called with what the user should know.
-            note_gone: As for :class:`.Store`.
-        """
+        """Return the stores that this plan describes, the fastest first; for prefetchers alone."""
         from overlapiter.store.store import Store
 
         return [

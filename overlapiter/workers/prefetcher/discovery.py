@@ -30,11 +30,6 @@ class Discovery(StagedCopies):
     the staged copies of those before.
 
     Not thread-safe: one call at a time, from any thread; other threads may open files meanwhile.
-
-    Args:
-        dataset: The dataset.
-        plan: Where files are staged, and from which source.
-        index_type: As which the dataset is asked for an example: a character of NumPy's.
     """
 
     def __init__(self, dataset: Dataset, plan: StagingPlan, index_type: str = "p") -> None:
@@ -50,15 +45,10 @@ class Discovery(StagedCopies):
         OpenHook(plan.source, self, elsewhere=self._on_other_open).install()
 
     def next_path(self, index: int, after: dict[int, Extent]) -> str | None:
-        """Return the first file that example ``index`` opens which is not in ``after``.
+        """Return the first file that an example opens, of those not ``after``, as it is written.
 
-        Args:
-            index: Index of the example.
-            after: Files already staged for this example, by their keys.
-
-        Returns:
-            The path as the dataset wrote it, or None if the example opens no further file. None
-            too where the dataset raises: the file reader meets the same error and reports it.
+        None if there is no further one, and where the dataset raises: the file reader meets the
+        same error and reports it.
         """
         self.begin_part(dict(after))
         self.begin_example()

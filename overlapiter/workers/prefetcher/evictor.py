@@ -27,13 +27,7 @@ _STRAY_PAUSE_SECONDS, _TAKE_OVER_PAUSE_SECONDS = 30.0, 1.0
 
 
 class Evictor:
-    """Evicts the files of examples, and what no run uses. Safe for threads.
-
-    Args:
-        dataset: Tells which files an example reads.
-        stager: Evicts.
-        count: Called with the number of files that are gone for good.
-    """
+    """Evicts the files of examples, and what no run uses; counts them. Safe for threads."""
 
     def __init__(self, dataset: Dataset, stager: Stager, count: Callable[[int], None]) -> None:
         self._dataset = dataset
@@ -115,10 +109,8 @@ class Evictor:
 class RoomForTask:
     """The victims that a task may evict, shared by the threads that stage its files.
 
-    Args:
-        evictor: Evicts them.
-        victims: The victims, those with the farthest next use first; None if there is no need to
-            evict any, as far as the supervisor knows.
+    Those with the farthest next use come first; None if there is no need to evict any, as far as
+    the supervisor knows.
     """
 
     def __init__(self, evictor: Evictor, victims: Iterable[Victim] | None) -> None:

@@ -19,11 +19,11 @@ class UnseenReads:
     As soon as one file is opened there, nothing is counted any more: a dataset may keep files open.
 
     Args:
-        dataset: The dataset.
+        dataset: It may not declare its files.
         source: Root of the files on the slow store.
-        names_source: Whether the dataset, which may not declare its files, has paths below it.
         row: The counters of this worker, and of those that it replaces.
         warn: Called with the warning.
+        names_source: Whether the dataset has paths below the source.
     """
 
     def __init__(

@@ -70,9 +70,8 @@ _environment_lock = threading.Lock()
 class Child:
     """A process from the forkserver, seen from the trainer.
 
-    Args:
-        status_fd: Where the forkserver reports the pid and, in the end, the exit code.
-        data_fd: Kept open for the child to notice that this process is gone.
+    The forkserver reports the pid and, in the end, the exit code on ``status_fd``; by ``data_fd``,
+    which is kept open, the child notices that this process is gone.
     """
 
     def __init__(self, status_fd: int, data_fd: int) -> None:
@@ -159,9 +158,8 @@ def launch(
     ForkingPickler(buffer).dump({"overlapiter": _Shield(), **data})
     ForkingPickler(buffer).dump(_ChildMain(main_module, arguments))
 
-    with _interrupts_held(), hidden_launcher(), _undecided_start_method():
+    with _forkserver_running(preload):
         with _explained():
-            _ensure_forkserver(preload)
             status_fd, data_fd = forkserver.connect_to_new_process(list(fds))
         try:
             keep_fd = os.dup(data_fd)
@@ -176,16 +174,21 @@ def start_forkserver(preload: Sequence[str]) -> None:
 
     Does nothing in a child that imports the program's ``__main__``, at the top of which it stands.
 
-    Args:
-        preload: Modules that it imports.
-
     Raises:
         PipelineError: It cannot be started.
     """
-    if is_importing_main():
-        return
-    with _interrupts_held(), hidden_launcher(), _undecided_start_method(), _explained():
-        _ensure_forkserver(preload)
+    if not is_importing_main():
+        with _forkserver_running(preload):
+            pass
+
+
+@contextlib.contextmanager
+def _forkserver_running(preload: Sequence[str]) -> Iterator[None]:
+    """Start the forkserver, unless it runs; meanwhile Ctrl-C is held back, the launcher hidden."""
+    with _interrupts_held(), hidden_launcher(), _undecided_start_method():
+        with _explained():
+            _ensure_forkserver(preload)
+        yield
 
 
 def is_importing_main() -> bool:

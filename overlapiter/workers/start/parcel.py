@@ -33,7 +33,7 @@ class Parcel:
 
     Args:
         thing: What to pickle.
-        kind: The pickler to use.
+        kind: The pickler.
         name: What an error calls it; empty if its attributes have names that the user knows.
 
     Raises:

@@ -188,9 +188,6 @@ def end_own_fork(error: BaseException | None) -> NoReturn:
     """End a process that the dataset has forked and that came back from its code, as Python would.
 
     Nothing else of the worker may run in it: it has the worker's channel, and would answer.
-
-    Args:
-        error: What it raised; None if it returned.
     """
     status = 1
     try:

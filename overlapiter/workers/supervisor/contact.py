@@ -33,10 +33,7 @@ class Contact:
         self.segments: set[int] = set()
 
     def messages(self, events: int) -> Iterator[Message]:
-        """Give the messages that have come; sends what has been waiting to go.
-
-        Args:
-            events: What the selector has seen.
+        """Give the messages that have come; send what has been waiting if there is room now.
 
         Raises:
             ChannelClosedError: The process has ended; its messages come before.

@@ -36,13 +36,9 @@ class Deaths:
         self._in_a_row: dict[int, tuple[tuple[int, bool], int]] = {}
 
     def add(self, death: Death, parts: Sequence[Part]) -> GivenUp | None:
-        """Count the death of a worker; return the example that is to be given up now, if any.
+        """Count a worker's death with these parts at hand, in order; return what to give up, if any.
 
-        If it was at none, it may have died of the one that was to come next.
-
-        Args:
-            death: How it ended.
-            parts: The parts that it had at hand, the one it was at first.
+        If it was at none of their examples, it may have died of the one that was to come next.
         """
         if not parts:
             return None

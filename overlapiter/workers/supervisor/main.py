@@ -41,7 +41,7 @@ def main(
         fds: The channel to the trainer, the pickled dataset, the stats board; with peers also the
             socket on which they come.
         import_main_module: Imports the program's ``__main__``, if the dataset refers to it.
-        plan: The plan.
+        plan: What to do.
         dataset_bytes: Size of the pickled dataset.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -83,9 +83,7 @@ def main(
 def run_of(plan: SupervisorPlan, board_fd: int) -> Run:
     """Return what the staging directory holds of a run, for ``overlapiter status`` to show.
 
-    Args:
-        plan: The plan of its supervisor.
-        board_fd: Memory of the counters; the trainer keeps it open, so others can read them there.
+    The trainer keeps the memory of the counters open, so others can read them there.
     """
     staging = plan.staging
     facts: dict[str, object] = {

@@ -17,25 +17,16 @@ NO_MEMORY = Slot(-1, 0)
 
 
 class SlotKeeper:
-    """Keeps the slots. Each layout has a pool of its own; old ones go when they are idle.
-
-    Args:
-        n_expected: Slots in use in steady state.
-    """
+    """Keeps the slots. Each layout has a pool of its own; old ones go when they are idle."""
 
     def __init__(self, n_expected: int) -> None:
-        self._n_expected = n_expected
+        self._n_expected = n_expected  # slots in use in steady state
         self._keeps_memory = False
         self._layouts: dict[int, Layout] = {}
         self._pools: dict[int, SlotPool] = {}
         self._layout_of_segment: dict[int, int] = {}
         self._next_segment_id = 0
-        self.layout_id = -1
-
-    @property
-    def has_layout(self) -> bool:
-        """Whether an example has been seen."""
-        return self.layout_id >= 0
+        self.layout_id = -1  # until an example has been seen
 
     def adopt(self, layout: Layout) -> None:
         """Use a layout from now on."""

@@ -25,33 +25,25 @@ class Nearness:
 
     def __init__(self, board: StatsBoard) -> None:
         self._board = board
-        self._rows = [board.prefetcher_row(number) for number in range(board.n_prefetchers)]
-        self._n_answers, self._before = self._count(), self._latencies()
+        self._n_answers, self._before = board.total(Counter.ANSWERS), self._latencies()
         self._n_wanted = _FEWEST
         #: Whether the store answers as soon as a node does; False until it is known.
         self.is_near = False
 
     def look(self) -> bool:
-        """Judge the store by what it has answered since it was judged last, if that is enough.
-
-        Returns:
-            Whether the judgement has changed.
-        """
-        n_answers = self._count()
+        """Judge the store by its latest answers, if enough; return whether that has changed."""
+        n_answers = self._board.total(Counter.ANSWERS)
         if n_answers < self._n_answers + self._n_wanted:
             return False
         latencies = self._latencies()
         median_seconds = latencies.since(self._before).percentile(50)
         self._n_answers, self._before = n_answers, latencies
         is_near = median_seconds < _NODE_SECONDS * (_STILL if self.is_near else 1.0)
-        has_changed = is_near != self.is_near
-        if has_changed:
-            self.is_near = is_near
-            self._n_wanted *= 2
-        return has_changed
-
-    def _count(self) -> int:
-        return sum([row.get(Counter.ANSWERS) for row in self._rows])
+        if is_near == self.is_near:
+            return False
+        self.is_near = is_near
+        self._n_wanted *= 2
+        return True
 
     def _latencies(self) -> Latencies:
         return Latencies(self._board.latencies(of_prefetchers=True))

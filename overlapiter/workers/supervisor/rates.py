@@ -32,13 +32,7 @@ class StoreRates:
         self._rates: tuple[float, float] | None = None
 
     def add(self, ended_ns: int, n_files: int, n_kb: int) -> None:
-        """Take note of what has been read so far.
-
-        Args:
-            ended_ns: When the last read ended.
-            n_files: All files up to then.
-            n_kb: Their sizes, in kB.
-        """
+        """Take note of all files up to the last one, when its read ended, and of their kB."""
         more_files, more_kb = n_files - self._seen[0], n_kb - self._seen[1]
         if more_files <= 0:
             return

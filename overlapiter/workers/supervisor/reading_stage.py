@@ -19,7 +19,7 @@ from overlapiter.workers.supervisor.deaths import Death, Deaths
 from overlapiter.workers.supervisor.memory import SlotKeeper
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Part, PartState, Schedule
-from overlapiter.workers.supervisor.stages import READER_CREDIT, UNBOUNDED, CostEstimate
+from overlapiter.workers.supervisor.stages import READER_CREDIT, CostEstimate
 from overlapiter.workers.supervisor.team import Team, Worker
 
 
@@ -68,7 +68,7 @@ class ReadingStage:
                     if not self._give_next(reader, before_id, turn):
                         break
             return
-        while worker := self.team.least_loaded(READER_CREDIT, UNBOUNDED, self._costs.n_busy):
+        while worker := self.team.least_loaded(READER_CREDIT, most_workers=self._costs.n_busy):
             if not self._give_next(worker, before_id):
                 return
 
@@ -86,7 +86,7 @@ class ReadingStage:
     def _find_slot(self, part: Part) -> bool:
         """Make sure that a part has a slot to be read into; False if its mini-batch failed."""
         batch = part.batch
-        if not self._keeper.has_layout:
+        if self._keeper.layout_id < 0:
             self._probe = part
         elif batch.slot is None:
             try:
@@ -152,7 +152,7 @@ class ReadingStage:
         """Give the reader that proposes the first layout a slot to write to; False without one."""
         part = worker.parts[part_id]
         self._probe = None
-        if not self._keeper.has_layout:
+        if self._keeper.layout_id < 0:
             self._keeper.adopt(layout)
         if not self._find_slot(part):
             worker.take_back(part_id)  # the reader waits for a slot that will not come

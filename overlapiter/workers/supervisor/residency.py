@@ -77,10 +77,7 @@ class Residency:
 
     @property
     def is_short_of_room(self) -> bool:
-        """Whether the user should know that parts are read unstaged for lack of room.
-
-        A few may be where victims are many; there is nothing to be done about these.
-        """
+        """Whether the user should know that more than a few parts are unstaged for lack of room."""
         is_rare = self._n_unstaged <= max(_FEW_PARTS, _FEW_SHARE * self._n_parts)
         return self._n_unstaged > 0 and not (is_rare and self._n_evicted)
 
@@ -135,12 +132,9 @@ class Residency:
     # --- parts --------------------------------------------------------------------------------
 
     def look_up(self, part: Part) -> tuple[list[int], bytes]:
-        """Look up the files of a part.
+        """Return the examples of a part that a prefetcher is to look at, and the known extents.
 
-        Returns:
-            Those examples that a prefetcher is to look at, each once: none, if this run has
-            compared all of them, and no other process evicts what it stages. And the extents of
-            the files as far as they are known, packed.
+        There are none if this run has compared all of them, and no other process evicts here.
         """
         known = list(map(self._known.get, self._plain(part.indices)))
         extents = b"".join(filter(None, known))
@@ -205,11 +199,7 @@ class Residency:
         return self._eviction.n_in_window * self._eviction.mean_bytes
 
     def choose_victims(self, task_id: int, indices: list[int]) -> list[Victim] | None:
-        """Return what may be evicted for a task, which has them until it is heard or lost.
-
-        Returns:
-            None if nothing needs to be: there has always been room, or all of it is staged.
-        """
+        """Return what may be evicted for a task until it is heard or lost; None without need."""
         victims = self._victims_for(indices)
         self._offers[task_id] = victims
         self._on_offer.update(victim.example for victim in victims or ())
@@ -253,16 +243,7 @@ class Residency:
             self._eviction.hand_out(part.position, self._plain(part.indices))
 
     def hear(self, task_id: int, findings: Iterable[Finding], moved: Moved | None) -> set[int]:
-        """Take note of what became of a task.
-
-        Args:
-            task_id: The task.
-            findings: What became of its examples.
-            moved: What became of its victims.
-
-        Returns:
-            The examples that were refused for lack of room.
-        """
+        """Take note of what became of a task; return the examples refused for lack of room."""
         if moved is not None:
             self._hear_victims(self._take_offer(task_id), moved)
         refused = set()

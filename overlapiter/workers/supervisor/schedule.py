@@ -91,7 +91,7 @@ class Schedule:
 
     Args:
         is_staging: Whether parts are staged before they are read.
-        part_size: Returns how many examples of a mini-batch to put into a part now.
+        part_size: Tells how many examples of a mini-batch to put into a part now.
         settled: Called with each mini-batch when it is settled.
         n_turns: Readers to which mini-batches are dealt in turn; 0 if any reader may read any part.
     """
@@ -231,12 +231,7 @@ class Schedule:
             self._settled(batch)
 
     def fail(self, part: Part, failure: bytes) -> None:
-        """Abandon the mini-batch of a part that no worker has any more, and that cannot be read.
-
-        Args:
-            part: The part.
-            failure: The reason, pickled; the first one of a mini-batch counts.
-        """
+        """Abandon the mini-batch of a part that cannot be read; the first failure counts."""
         if part.batch.failure is None:
             part.batch.failure = failure
         self._abandon(part.batch)

@@ -13,20 +13,13 @@ _MOST_TIMES = 4
 _FIRST_PARTS = 8
 #: Parts that a file reader has at hand, so that it never waits for the supervisor.
 READER_CREDIT = 2
-#: No limit of examples or of parts.
-UNBOUNDED = 1 << 60
 #: Readers that wait for less than this share of the time for which they use a core do not count
 #: as waiting.
 _SLACK = 0.2
 
 
 class CostEstimate:
-    """What reading an example costs, as far as has been seen.
-
-    Args:
-        n_readers: File reader processes.
-        n_cores: Cores that they share.
-    """
+    """What reading an example costs, as far as has been seen, on cores that the readers share."""
 
     def __init__(self, n_readers: int, n_cores: int) -> None:
         self._n_readers = n_readers

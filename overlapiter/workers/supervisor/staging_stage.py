@@ -11,7 +11,7 @@ from overlapiter.workers.prefetcher.tasks import Finding, StageTask
 from overlapiter.workers.supervisor.deaths import Death, Deaths, GivenUp
 from overlapiter.workers.supervisor.residency import Residency
 from overlapiter.workers.supervisor.schedule import Part, PartState, Schedule
-from overlapiter.workers.supervisor.stages import UNBOUNDED, CostEstimate
+from overlapiter.workers.supervisor.stages import CostEstimate
 from overlapiter.workers.supervisor.team import Team, Worker
 
 #: A task has about so many examples: transactions and messages are made for all of them together.
@@ -42,8 +42,6 @@ class StagingStage:
     """Hands parts to prefetchers, several in one task; parts that need none go past them.
 
     Args:
-        team: The prefetchers; empty without staging.
-        warn: Has the trainer warn the user.
         credit_examples: Examples that a prefetcher has at hand, at first.
         directories: Where files are staged, for people to read.
     """
@@ -89,14 +87,10 @@ class StagingStage:
         self._residency.restart()
 
     def hand_out(self, before_id: int) -> None:
-        """Give work to every prefetcher that may have more, as long as there is some.
-
-        Args:
-            before_id: Mini-batches before this one are to be built now.
-        """
+        """Give work to prefetchers; the mini-batches before ``before_id`` are to be built now."""
         self._residency.settle(self._schedule.settled_position)
         while True:
-            worker = self.team.least_loaded(UNBOUNDED, self.credit_examples)
+            worker = self.team.least_loaded(credit_examples=self.credit_examples)
             if worker is None and self._is_held_up:
                 return
             n_wanted = self._n_wanted(worker)

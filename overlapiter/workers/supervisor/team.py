@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import operator
 import os
+import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeAlias
@@ -19,6 +22,7 @@ from overlapiter.workers.supervisor.schedule import Part
 #: Processes of a team, beyond one for each place, that may end without having done anything.
 MAX_FRUITLESS = 10
 
+_n_examples = operator.attrgetter("n_examples")
 #: Runs a worker on its end of the channel, counting in its row, until the channel closes.
 Role: TypeAlias = "Callable[[Channel, Row], None]"
 
@@ -40,11 +44,6 @@ class Worker(Contact):
 
     def start(self, name: str, role: Role, leave_supervisor: Callable[[], None]) -> Channel:
         """Fork a process into this place; return the channel to :meth:`attend` to.
-
-        Args:
-            name: As ``top`` shows it.
-            role: What it does.
-            leave_supervisor: Called first in the process, to close what is the supervisor's.
 
         Raises:
             OSError: There are too many processes or descriptors.
@@ -124,13 +123,13 @@ class Worker(Contact):
 
 
 class Team:
-    """The workers of one kind.
+    """The workers of one kind, one for each row of counters.
 
     Args:
-        kind: ``"file reader"`` or ``"prefetcher"``.
-        rows: The counters of each worker; there are as many workers.
+        kind: As messages name it; :class:`Worker` has it, too.
+        rows: The counters of each worker.
         role: What a worker does.
-        leave_supervisor: Called first in each forked process.
+        leave_supervisor: Called first in each forked process, to close what is the supervisor's.
         max_parts: Parts after which a process is replaced by a fresh one; None for never.
     """
 
@@ -189,7 +188,10 @@ class Team:
             )
 
     def least_loaded(
-        self, credit_parts: int, credit_examples: int, most_workers: int | None = None
+        self,
+        credit_parts: int = sys.maxsize,
+        credit_examples: int = sys.maxsize,
+        most_workers: int | None = None,
     ) -> Worker | None:
         """Return the worker to give the next part to, or None if all have enough at hand.
 
@@ -198,21 +200,15 @@ class Team:
             credit_examples: Examples from which on it is given no further part.
             most_workers: Workers that may have work at the same time; None for all.
         """
-        best = None
-        n_left = len(self.workers) if most_workers is None else most_workers
-        for worker in self.workers:
-            if not n_left:
-                break
-            n_left -= worker.pid > 0
-            if (
-                worker.pid
-                and len(worker.parts) < credit_parts
-                and worker.n_examples < credit_examples
-                and not self._is_retiring(worker)
-                and (best is None or worker.n_examples < best.n_examples)
-            ):
-                best = worker
-        return best
+        running = itertools.islice((worker for worker in self.workers if worker.pid), most_workers)
+        free = [
+            worker
+            for worker in running
+            if len(worker.parts) < credit_parts
+            and worker.n_examples < credit_examples
+            and not self._is_retiring(worker)
+        ]
+        return min(free, key=_n_examples, default=None)
 
     def is_due(self, worker: Worker) -> bool:
         """Return whether a worker's process has done its share and is idle."""

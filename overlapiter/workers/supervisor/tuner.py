@@ -27,10 +27,7 @@ class Tuner:
     One for all of them, since they share one store: each by itself would see its throughput grow
     by what it takes from the others.
 
-    Args:
-        workers: The prefetchers.
-        plan: Their plan, without a fixed number of reads in flight.
-        now_seconds: The present, on the clock of :meth:`look`.
+    The times are of one clock that never goes back.
     """
 
     def __init__(self, workers: list[Worker], plan: StagingPlan, now_seconds: float) -> None:
@@ -56,12 +53,7 @@ class Tuner:
         return self._in_flight.is_more_in_vain
 
     def look(self, now_seconds: float, *, is_waiting: bool) -> bool:
-        """Take note of the present; return whether the reads of each prefetcher change now.
-
-        Args:
-            now_seconds: On a clock that never goes back.
-            is_waiting: Whether the trainer waits for a mini-batch from now on.
-        """
+        """Take note of the present; return whether the reads of each prefetcher change now."""
         passed_seconds = now_seconds - self._seen_seconds
         self._seen_seconds = now_seconds
         self._waited_seconds += passed_seconds * self._is_waiting

@@ -23,6 +23,7 @@ class Watch:
     """
 
     def __init__(self, board: StatsBoard, schedule: Schedule, trace: Tracing) -> None:
+        self._board = board
         self._row = board.supervisor_row()
         self._schedule = schedule
         self._trace = trace
@@ -35,15 +36,9 @@ class Watch:
         self._recorded = 0, 0
         self._rates = StoreRates()
         self._n_files = 0
-        self._prefetchers = [board.prefetcher_row(number) for number in range(board.n_prefetchers)]
 
     def note_turn(self, consumed_id: int, *, is_probing: bool) -> None:
-        """Note what the trainer waits for from now on.
-
-        Args:
-            consumed_id: The trainer has, or waits for, the mini-batches before this one.
-            is_probing: Whether an example is being read to learn how large they are.
-        """
+        """Note what the trainer waits for now; it has the mini-batches before ``consumed_id``."""
         now_ns = time.monotonic_ns()
         if self._cause is Counter.WAIT_READING_NS:
             self._reading_ns += now_ns - self._since_ns
@@ -91,29 +86,26 @@ class Watch:
 
     def _note_store(self) -> None:
         """Note how steady the slow store is, if it has answered since."""
-        n_files = self._total(Counter.ANSWERS)
+        board, row, rates = self._board, self._row, self._rates
+        n_files = board.total(Counter.ANSWERS)
         if n_files == self._n_files:
             return
         self._n_files = n_files
-        ended_ns = max(row.get(Counter.ANSWERED_NS) for row in self._prefetchers)
-        n_kb = self._total(Counter.ANSWERED_KB)
-        rates, row = self._rates, self._row
-        rates.add(ended_ns, n_files, n_kb)
+        prefetchers = map(board.prefetcher_row, range(board.n_prefetchers))
+        ended_ns = max(prefetcher.get(Counter.ANSWERED_NS) for prefetcher in prefetchers)
+        rates.add(ended_ns, n_files, board.total(Counter.ANSWERED_KB))
         row.put(Counter.STORE_BUSY_NS, rates.busy_ns)
         row.put(Counter.RATE_CHANGES, rates.n_changes)
         row.put(Counter.FILE_RATE_CHANGES, round(rates.file_changes * 1e6))
         row.put(Counter.BYTE_RATE_CHANGES, round(rates.byte_changes * 1e6))
 
-    def _total(self, counter: Counter) -> int:
-        return sum(row.get(counter) for row in self._prefetchers)
-
     def _record_store(self, now_ns: int) -> None:
         """Record what the slow store gives."""
-        (before_kb, before_ns), n_kb = self._recorded, self._total(Counter.ANSWERED_KB)
+        (before_kb, before_ns), n_kb = self._recorded, self._board.total(Counter.ANSWERED_KB)
         self._recorded = n_kb, now_ns
-        if before_ns and self._prefetchers:
+        if before_ns and self._board.n_prefetchers:
             speed = (n_kb - before_kb) * 1e6 / (now_ns - before_ns)
-            n_reads = self._total(Counter.READS_IN_FLIGHT)
+            n_reads = self._board.total(Counter.READS_IN_FLIGHT)
             self._trace.counter("slow store, MB/s", read=round(speed, 1))
             self._trace.counter("reads in flight, at most", allowed=n_reads)
 
