@@ -232,7 +232,7 @@ def node_among(rank: int, hosts: Sequence[Host]) -> Node:
 
 
 def share_of_cores(own: Collection[int], of_all: Sequence[Collection[int]]) -> int:
-    """Return how many cores a rank takes: one that k of all ranks may use counts 1/k. At least 1."""
+    """Return how many cores a rank takes: one that k ranks may use counts 1/k. At least 1."""
     users = [core for cores in of_all for core in cores]
     whole = sum(1 / users.count(core) for core in own)
     return max(1, int(whole + 1e-9))

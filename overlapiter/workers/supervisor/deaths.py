@@ -36,7 +36,7 @@ class Deaths:
         self._in_a_row: dict[int, tuple[tuple[int, bool], int]] = {}
 
     def add(self, death: Death, parts: Sequence[Part]) -> GivenUp | None:
-        """Count a worker's death with these parts at hand, in order; return what to give up, if any.
+        """Count the death of a worker with parts at hand, in order; return what to give up, if any.
 
         If it was at none of their examples, it may have died of the one that was to come next.
         """

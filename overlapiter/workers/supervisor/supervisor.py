@@ -218,7 +218,7 @@ class Supervisor:
         for key, events in self._selector.select(timeout_seconds):
             if key.data is None:
                 self._hear_trainer(events)
-            elif key.data[1].pid:  # not one that was ended for what the trainer has just sent
+            else:
                 stage, worker = key.data
                 self._serve(stage, worker, events)
         if time.monotonic() >= self._look_at:
@@ -364,6 +364,8 @@ class Supervisor:
 
     def _serve(self, stage: Stage, worker: Worker, events: int = 0) -> bool:
         """Hear what a worker has sent; return whether its process is still the same."""
+        if not worker.pid:  # it was ended in this turn, as the trainer asked, and has no successor
+            return False
         try:
             for message in worker.messages(events):
                 if message[0] == "crashed":
