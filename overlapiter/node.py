@@ -47,39 +47,23 @@ _WORLDS = {
 
 @dataclasses.dataclass(frozen=True)
 class Node:
-    """The node of this process, and this process's part of it.
+    """The node of this process, and this process's part of it."""
 
-    Attributes:
-        name: Name of the node, for people.
-        local_rank: Rank of this process among those of its node, from 0.
-        local_size: Ranks on this node.
-        index: Number of the node among those of the job, from 0; 0 if unknown.
-        count: Nodes of the job; 1 if unknown.
-        cores: Cores for this rank and its workers, at least 1.
-    """
-
-    name: str
-    local_rank: int = 0
-    local_size: int = 1
-    index: int = 0
-    count: int = 1
-    cores: int = 1
+    name: str  # name of the node, for people
+    local_rank: int = 0  # rank of this process among those of its node, from 0
+    local_size: int = 1  # ranks on this node
+    index: int = 0  # number of the node among those of the job, from 0; 0 if unknown
+    count: int = 1  # nodes of the job; 1 if unknown
+    cores: int = 1  # cores for this rank and its workers, at least 1
 
 
 class Host(NamedTuple):
-    """Where a rank runs, as it tells the other ranks.
+    """Where a rank runs, as it tells the other ranks."""
 
-    Attributes:
-        node: Name of its node.
-        machine: Identifies the running kernel; the ranks of one machine share its cores.
-        is_named: Whether the user named the node; then ranks with that name share a node.
-        cores: The cores that the rank may use.
-    """
-
-    node: str
-    machine: str
-    is_named: bool
-    cores: tuple[int, ...]
+    node: str  # name of its node
+    machine: str  # identifies the running kernel; the ranks of one machine share its cores
+    is_named: bool  # whether the user named the node; then ranks with that name share a node
+    cores: tuple[int, ...]  # the cores that the rank may use
 
     @property
     def key(self) -> tuple[str, str]:

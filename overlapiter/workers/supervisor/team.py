@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
-import operator
 import os
 import sys
 import time
@@ -22,7 +20,6 @@ from overlapiter.workers.supervisor.schedule import Part
 #: Processes of a team, beyond one for each place, that may end without having done anything.
 MAX_FRUITLESS = 10
 
-_n_examples = operator.attrgetter("n_examples")
 #: Runs a worker on its end of the channel, counting in its row, until the channel closes.
 Role: TypeAlias = "Callable[[Channel, Row], None]"
 
@@ -191,24 +188,29 @@ class Team:
         self,
         credit_parts: int = sys.maxsize,
         credit_examples: int = sys.maxsize,
-        most_workers: int | None = None,
+        most_workers: int = sys.maxsize,
     ) -> Worker | None:
         """Return the worker to give the next part to, or None if all have enough at hand.
 
         Args:
             credit_parts: Parts that a worker may have at hand.
             credit_examples: Examples from which on it is given no further part.
-            most_workers: Workers that may have work at the same time; None for all.
+            most_workers: Workers that may have work at the same time.
         """
-        running = itertools.islice((worker for worker in self.workers if worker.pid), most_workers)
-        free = [
-            worker
-            for worker in running
-            if len(worker.parts) < credit_parts
-            and worker.n_examples < credit_examples
-            and not self._is_retiring(worker)
-        ]
-        return min(free, key=_n_examples, default=None)
+        best, n_left = None, most_workers
+        for worker in self.workers:
+            if not n_left:
+                break
+            n_left -= worker.pid > 0
+            if (
+                worker.pid
+                and len(worker.parts) < credit_parts
+                and worker.n_examples < credit_examples
+                and not self._is_retiring(worker)
+                and (best is None or worker.n_examples < best.n_examples)
+            ):
+                best = worker
+        return best
 
     def is_due(self, worker: Worker) -> bool:
         """Return whether a worker's process has done its share and is idle."""
