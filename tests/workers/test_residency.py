@@ -38,7 +38,7 @@ class Run:
     def __init__(self, capacity_bytes: int | None = 10 * FILE_BYTES, n_sharers: int = 1) -> None:
         self.residency = Residency(N_EXAMPLES, 1, capacity_bytes, n_sharers)
         self.schedule = schedule_of_parts(2)
-        self.n_tasks = 0
+        self.victims: list[Victim] | None = None
         orders = {0: None, 1: np.random.default_rng(1).permutation(N_EXAMPLES)}
         self.residency.learn(orders, {})
         for batch_id in range(N_EXAMPLES // 4):
@@ -53,19 +53,22 @@ class Run:
 
     def offer(self, part: Part) -> list[Victim] | None:
         """Choose victims for a part, as a task of its own."""
-        self.n_tasks += 1
-        return self.residency.choose_victims(self.n_tasks, part.indices)
+        self.victims = self.residency.choose_victims(part.indices)
+        return self.victims
 
     def hear(self, part: Part, *, is_staged: bool = True, was_refused: bool = False) -> bool:
         """Have the last task done; return whether the part is to be tried again."""
-        had_victims = self.residency.had_victims(self.n_tasks)
+        victims, self.victims = self.victims, None
+        self.residency.take_back(victims, {})
         findings = [
             finding_of(index, is_staged=is_staged, was_refused=was_refused)
             for index in part.indices
         ]
-        refused = self.residency.hear(self.n_tasks, findings, {})
+        refused = self.residency.hear(findings)
         assert refused == (set(part.indices) if was_refused else set())
-        return bool(refused) and self.residency.is_to_be_tried_again(part, had_victims=had_victims)
+        return bool(refused) and self.residency.is_to_be_tried_again(
+            part, had_victims=victims != []
+        )
 
     def refuse(self) -> tuple[Part, list[Victim]]:
         """Have a part refused that comes after others which are settled, and offer it victims."""
@@ -153,7 +156,7 @@ def test_an_example_of_several_files_or_none_is_known_as_others_are():
     part = schedule.next_to_stage()
     several = [extent_of(5), extent_of(6)]
     findings = [Finding(0, packed(several), True, False, ()), Finding(1, b"", True, False, ())]
-    residency.hear(1, findings, {})
+    residency.hear(findings)
     assert residency.look_up(part)[0] == []
     assert list(unpacked(residency.look_up(part)[1]).values()) == several
 
@@ -236,25 +239,21 @@ def test_without_a_victim_a_part_is_not_tried_again():
 def test_victims_of_a_prefetcher_that_died_are_victims_again():
     run = Run()
     part, victims = run.refuse()
-    task = run.n_tasks
-    assert [v for v in run.offer(part) or () if v in victims] == []
-    run.residency.lose(run.n_tasks)
-    run.residency.lose(task)
+    others = run.offer(part)
+    assert [v for v in others or () if v in victims] == []
+    run.residency.take_back(others, {})
+    run.residency.take_back(victims, {})
     again = run.offer(part) or []
     assert {victim.example for victim in victims} <= {victim.example for victim in again}
 
 
-@pytest.mark.parametrize("is_done", [True, False], ids=["done", "died"])
-def test_a_part_with_a_victim_is_known_until_the_prefetcher_that_has_it_is_done_or_dies(is_done):
+def test_a_part_with_a_victim_is_known_until_the_prefetcher_that_has_it_is_done_or_dies():
     run, schedule = Run(), schedule_of_parts(1)
     _, victims = run.refuse()
     schedule.admit(0, [victims[0].example - N_EXAMPLES], None, 0)
     part = schedule.next_to_stage()
     assert run.residency.is_on_offer(part)
-    if is_done:
-        run.residency.hear(run.n_tasks, [], {})
-    else:
-        run.residency.lose(run.n_tasks)
+    run.residency.take_back(victims, {})
     assert not run.residency.is_on_offer(part)
 
 
@@ -263,7 +262,7 @@ def test_victims_that_went_are_not_staged_any_more(moved):
     run = Run()
     part, victims = run.refuse()
     gone = victims[0].example
-    run.residency.hear(run.n_tasks, [], {gone: moved})
+    run.residency.take_back(victims, {gone: moved})
     left = run.offer(part) or []
     assert gone not in [victim.example for victim in left]
     assert {victim.example for victim in victims[1:]} <= {victim.example for victim in left}
@@ -275,7 +274,7 @@ def test_indices_that_count_from_the_end_name_the_same_examples():
     schedule.admit(0, [-1, 3], None, 0)
     part = schedule.next_to_stage()
     residency.hand_out(part)
-    assert not residency.hear(1, [finding_of(3)], {})
+    assert not residency.hear([finding_of(3)])
     assert residency.look_up(part)[0] == []
     residency.settle(2)
     assert not residency.is_short_of_room

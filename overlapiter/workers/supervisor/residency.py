@@ -6,6 +6,7 @@ stage or evict meanwhile become known when they are looked at.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
@@ -68,8 +69,8 @@ class Residency:
         self._holders: Sharing | None = None
         self._are_nodes_asked = True
         self._do_others_evict = n_sharers > 1
-        self._offers: dict[int, list[Victim] | None] = {}  # by task
-        self._on_offer: set[int] = set()
+        # More than once where the trainer has started anew in between.
+        self._on_offer: collections.Counter[int] = collections.Counter()
         self._n_refusals: dict[int, int] = {}  # of parts
         self._handed_out_id = self._settled_position = -1
         self.is_full = False  # whether files are evicted, or soon will be
@@ -198,25 +199,8 @@ class Residency:
     def _ahead_bytes(self) -> float:
         return self._eviction.n_in_window * self._eviction.mean_bytes
 
-    def choose_victims(self, task_id: int, indices: list[int]) -> list[Victim] | None:
-        """Return what may be evicted for a task until it is heard or lost; None without need."""
-        victims = self._victims_for(indices)
-        self._offers[task_id] = victims
-        self._on_offer.update(victim.example for victim in victims or ())
-        return victims
-
-    def _take_offer(self, task_id: int) -> list[Victim]:
-        victims = self._offers.pop(task_id, None) or []
-        # An example may be in two offers: the trainer may have started anew in between.
-        offers = [offer for offer in self._offers.values() if offer]
-        self._on_offer = {victim.example for offer in offers for victim in offer}
-        return victims
-
-    def is_on_offer(self, part: Part) -> bool:
-        """Return whether an example of a part may be evicted, or moved, at this moment."""
-        return bool(self._on_offer) and not self._on_offer.isdisjoint(self._plain(part.indices))
-
-    def _victims_for(self, indices: list[int]) -> list[Victim] | None:
+    def choose_victims(self, indices: list[int]) -> list[Victim] | None:
+        """Return what may be evicted for examples until it is taken back; None without need."""
         if not self.is_full and not self._is_nearly_full():
             return None
         eviction = self._eviction
@@ -225,7 +209,15 @@ class Residency:
             return None
         wanted_bytes = int(_GENEROSITY * n_missing * eviction.mean_bytes + eviction.largest_bytes)
         tiers = range(self._n_tiers)
-        return [victim for tier in tiers for victim in eviction.offer(tier, max(wanted_bytes, 1))]
+        victims = [v for tier in tiers for v in eviction.offer(tier, max(wanted_bytes, 1))]
+        self._on_offer.update(victim.example for victim in victims)
+        return victims
+
+    def is_on_offer(self, part: Part) -> bool:
+        """Return whether an example of a part may be evicted, or moved, at this moment."""
+        return bool(self._on_offer) and not self._on_offer.keys().isdisjoint(
+            self._plain(part.indices)
+        )
 
     def _is_nearly_full(self) -> bool:
         """Foresee that there will be no room: to be refused costs a read of the slow store."""
@@ -242,10 +234,8 @@ class Residency:
             self._n_parts += 1
             self._eviction.hand_out(part.position, self._plain(part.indices))
 
-    def hear(self, task_id: int, findings: Iterable[Finding], moved: Moved | None) -> set[int]:
-        """Take note of what became of a task; return the examples refused for lack of room."""
-        if moved is not None:
-            self._hear_victims(self._take_offer(task_id), moved)
+    def hear(self, findings: Iterable[Finding]) -> set[int]:
+        """Take note of what became of examples; return those refused for lack of room."""
         refused = set()
         usual: dict[int, bytes] = {}
         for finding in findings:
@@ -279,7 +269,11 @@ class Residency:
         if finding.is_complete:
             self._known.put(index, finding.extents)
 
-    def _hear_victims(self, victims: Iterable[Victim], moved: Moved) -> None:
+    def take_back(self, victims: list[Victim] | None, moved: Moved) -> None:
+        """Take note of what became of the victims of a task; those not in ``moved`` stay."""
+        if not victims:
+            return
+        self._on_offer -= collections.Counter(victim.example for victim in victims)
         unused = []
         for victim in victims:
             if victim.example not in moved:
@@ -305,14 +299,6 @@ class Residency:
             self._n_refusals[part.part_id] = n_refusals + 1
         self._n_unstaged += not may_try_again
         return may_try_again
-
-    def had_victims(self, task_id: int) -> bool:
-        """Return whether a task could evict something, or was not known to need to."""
-        return self._offers.get(task_id) != []
-
-    def lose(self, task_id: int) -> None:
-        """Take note that the prefetcher that had a task has died."""
-        self._eviction.give_back(self._take_offer(task_id))
 
     def _plain(self, indices: list[int]) -> list[int]:
         """Return indices that count from the start, as others that name the same examples."""

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from overlapiter.errors import deaths_words
+from overlapiter.store.eviction import Victim
 from overlapiter.workers.ipc.channel import Message
 from overlapiter.workers.prefetcher.tasks import Finding, StageTask
 from overlapiter.workers.supervisor.deaths import Death, Deaths, GivenUp
@@ -25,7 +26,8 @@ _TASK_SHARE = 1 / 256
 class _Task:
     """A task that a prefetcher has."""
 
-    def __init__(self, parts: list[Part], indices: list[int]) -> None:
+    def __init__(self, parts: list[Part], indices: list[int], victims: list[Victim] | None) -> None:
+        self.victims = victims  # what may be evicted for it; None if nothing needs to be
         self.parts = parts  # those of its parts that it is not done with
         self.left = set(indices)  # the examples of which nothing was reported
         self.found: dict[int, bytes] = {}  # the extents of the others, packed
@@ -163,15 +165,14 @@ class StagingStage:
     def _give(self, worker: Worker, parts: list[Part], indices: list[int]) -> bool:
         """Give parts to a prefetcher as one task; False if there is no room for them yet."""
         residency = self._residency
-        task_id = self._next_task_id
-        victims = residency.choose_victims(task_id, indices)
+        victims = residency.choose_victims(indices)
         if victims == [] and self.has_work:  # one of them may free room soon
-            residency.lose(task_id)
             for part in parts:
                 self._schedule.redo(part, PartState.TO_STAGE)
             return False
+        task_id = self._next_task_id
         self._next_task_id += 1
-        self._tasks[task_id] = _Task(parts, indices)
+        self._tasks[task_id] = _Task(parts, indices, victims)
         for part in parts:
             worker.give(part)
         avoid = [index for index in indices if index in self._avoided]
@@ -195,15 +196,15 @@ class StagingStage:
             return True
         if moved is not None:
             del self._tasks[task_id]
+            self._residency.take_back(task.victims, moved)
         findings = [Finding(*plain) for plain in plain_findings]
-        had_victims = self._residency.had_victims(task_id)
-        task.refused |= self._residency.hear(task_id, findings, moved)
+        task.refused |= self._residency.hear(findings)
         task.found.update((finding.example, finding.extents) for finding in findings)
         task.left.difference_update(task.found)
         for part in task.take_settled():
             worker.take_back(part.part_id)
             if not task.refused.isdisjoint(part.indices) and self._residency.is_to_be_tried_again(
-                part, had_victims=had_victims
+                part, had_victims=task.victims != []
             ):
                 self._schedule.redo(part, PartState.TO_STAGE)
                 continue
@@ -235,8 +236,7 @@ class StagingStage:
             self._avoid(given_up, death)
         lost = {part.part_id for part in parts}
         for task_id in [t for t, own in self._tasks.items() if own.parts[0].part_id in lost]:
-            del self._tasks[task_id]
-            self._residency.lose(task_id)
+            self._residency.take_back(self._tasks.pop(task_id).victims, {})
         for part in parts:
             self._schedule.redo(part, PartState.TO_STAGE)
 
