@@ -7,9 +7,7 @@ imported; the replacement asks the hook that this process has, if any (:mod:`.op
 
 from __future__ import annotations
 
-import contextlib
 import functools
-import importlib.machinery
 import inspect
 import os
 import re
@@ -20,6 +18,7 @@ from typing import Any, NamedTuple
 
 from . import openhook
 from .errors import OptionError
+from .importhook import is_loaded, when_imported
 
 Function = Callable[..., Any]
 
@@ -65,6 +64,7 @@ _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
 _WRITING_MODE = re.compile(r"[wax][a-z+\-]{0,3}|r[bts]*\+[bts]*")
 _READING_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NOCTTY | os.O_NOATIME | os.O_NONBLOCK
 _MARK = "__overlapiter_redirected__"
+_is_installed = False
 
 
 def redirect(
@@ -92,9 +92,12 @@ def redirect(
     for option, value in (("module", module), ("name", name)):
         if not isinstance(value, str) or not _NAME.fullmatch(value):
             raise OptionError(option, f'{value!r} is no name; write redirect("cv2", "imread")')
-    _table[module, name] = Reader(module, name, keyword, by_content, is_on)
-    if _is_installed():
-        _apply_if_imported(module)
+    reader = Reader(module, name, keyword, by_content, is_on)
+    if isinstance(imported := sys.modules.get(module), ModuleType):
+        _owner_of(reader, imported, is_loaded(imported))
+    _table[module, name] = reader
+    if _is_installed:
+        when_imported(module, _apply)
 
 
 def added_readers() -> tuple[Reader, ...]:
@@ -110,88 +113,46 @@ def install(readers: Iterable[Reader]) -> None:
     Args:
         readers: Those that the program has added.
     """
-    for each in readers:
-        _table[each.module, each.name] = each
-    if not _is_installed():
-        finder: Any = _Finder()
-        sys.meta_path.insert(0, finder)
+    global _is_installed  # for this process
+    _is_installed = True
+    _table.update({(each.module, each.name): each for each in readers})
     for module in {each.module for each in _table.values()}:
-        _apply_if_imported(module)
+        when_imported(module, _apply)
 
 
-def _is_installed() -> bool:
-    return any(isinstance(finder, _Finder) for finder in sys.meta_path)
+def _apply(module: ModuleType, is_complete: bool) -> None:
+    """Replace the readers of a module that is imported; as :func:`_owner_of` has it."""
+    for reader in [each for each in _table.values() if each.module == module.__name__]:
+        owner = _owner_of(reader, module, is_complete)
+        if owner is not None:
+            name = reader.name.rpartition(".")[2]
+            _replace(owner, name, getattr(owner, name), reader)
 
 
-# --- when a module is imported ------------------------------------------------------------------
+def _owner_of(reader: Reader, module: ModuleType, is_complete: bool) -> Any:
+    """Return the module or the class in it that has a reader; None if it does not have it (yet).
 
-
-class _Finder:
-    """Finds the modules of the table as the other finders do, and adds to their loading."""
-
-    def find_spec(
-        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        if not any(module == fullname for module, _ in _table):
-            return None
-        for finder in sys.meta_path:
-            find: Function | None = getattr(finder, "find_spec", None)
-            if finder is self or find is None:
-                continue
-            spec: importlib.machinery.ModuleSpec | None = find(fullname, path, target)
-            if spec is not None:
-                # The loader itself stays: libraries ask it for their data.
-                with contextlib.suppress(AttributeError):  # one without a dictionary
-                    _apply_after(spec.loader)
-                return spec
-        return None
-
-
-def _apply_after(loader: Any) -> None:
-    """Have a loader redirect the readers of the module that it loads next."""
-    if isinstance(loader, type) or loader is None:  # shared by all modules of its kind
-        return
-    execute = loader.exec_module
-
-    def exec_module(module: ModuleType) -> None:
-        vars(loader).pop("exec_module", None)
-        execute(module)
-        _apply(module, is_complete=True)
-
-    loader.exec_module = exec_module
-
-
-def _apply_if_imported(name: str) -> None:
-    module = sys.modules.get(name)
-    if isinstance(module, ModuleType):
-        _apply(module, is_complete=False)
-
-
-def _apply(module: ModuleType, *, is_complete: bool) -> None:
-    """Replace the readers of a module that is imported.
-
-    Args:
-        module: The module.
-        is_complete: Whether its names are there by now.
+    A module that is to be loaded later has no names yet: to ask for one would load it.
 
     Raises:
         OptionError: The user has named a reader that it does not have.
     """
-    for reader in [each for each in _table.values() if each.module == module.__name__]:
-        owner: Any = module
-        *path, name = reader.name.split(".")
-        for part in path:
-            owner = vars(owner).get(part, type)
-        # A module that is to be loaded later has no names yet: to ask for one would load it.
-        is_there = name in vars(owner) if owner is module else hasattr(owner, name)
-        if is_there:
-            _replace(owner, name, getattr(owner, name), reader)
-        elif is_complete and reader not in _KNOWN:
-            raise OptionError(
-                "name",
-                f"{reader.module} has no {reader.name}; correct "
-                f'overlapiter.redirect("{reader.module}", "{reader.name}")',
-            )
+
+    def find(thing: Any, name: str) -> Any:
+        is_partial = thing is module and not is_complete
+        return vars(thing).get(name) if is_partial else getattr(thing, name, None)
+
+    *path, name = reader.name.split(".")
+    owner = functools.reduce(find, path, module)
+    if find(owner, name) is not None:
+        return owner
+    if is_complete and reader not in _KNOWN:
+        raise OptionError(
+            "name",
+            f"{reader.module} has no {reader.name}; correct "
+            f'overlapiter.redirect("{reader.module}", "{reader.name}")',
+        )
+    return None
 
 
 def _replace(owner: Any, name: str, found: Any, reader: Reader) -> None:

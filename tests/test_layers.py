@@ -19,7 +19,7 @@ LAYERS = (
     ("order",),
     ("nextuse", "scatter"),
     ("agreement",),
-    ("sources", "stagedfile", "openhook", "redirection"),
+    ("importhook", "sources", "stagedfile", "openhook", "redirection"),
     ("tracelines",),
     ("board", "tracing"),
     ("stats",),

@@ -13,7 +13,7 @@ from types import ModuleType
 
 import pytest
 
-from overlapiter import redirect, redirection
+from overlapiter import importhook, redirect, redirection
 from overlapiter.errors import OptionError
 from overlapiter.openhook import OpenHook, replace_imported
 from overlapiter.redirection import Reader, install
@@ -84,24 +84,22 @@ def copies(source: Path):
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch) -> Path:
     """A folder of modules; what is redirected is as before after the test."""
-    before = dict(redirection._table)
+    monkeypatch.setattr(redirection, "_table", dict(redirection._table))
+    monkeypatch.setattr(redirection, "_is_installed", False)
+    monkeypatch.setattr(importhook, "_acts", {})
     real = {"open": os.open, "Connection": sqlite3.Connection}
     folder = tmp_path / "modules"
     folder.mkdir()
     (folder / "library_in_c.py").write_text(LIBRARY)
     (folder / "user_of_it.py").write_text("from library_in_c import read\n")
+    (folder / "late_names.py").write_text("def __getattr__(name):\n    return max\n")
     monkeypatch.syspath_prepend(folder)
     yield folder
-    redirection._table.clear()
-    redirection._table.update(before)
-    for finder in [*sys.meta_path]:
-        if isinstance(finder, redirection._Finder):
-            sys.meta_path.remove(finder)
     os.supports_dir_fd.discard(os.open)
     replace_imported(["open"], os.open, real["open"])
     replace_imported(["Connection"], sqlite3.Connection, real["Connection"])
     os.supports_dir_fd.add(os.open)
-    for name in ("library_in_c", "user_of_it"):
+    for name in ("library_in_c", "user_of_it", "late_names"):
         sys.modules.pop(name, None)
 
 
@@ -264,6 +262,22 @@ def test_a_name_that_a_module_does_not_have_is_an_error():
     install([Reader("library_in_c", "raed")])
     with pytest.raises(OptionError, match="library_in_c has no raed; correct"):
         importlib.import_module("library_in_c")
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_name_that_an_imported_module_does_not_have_is_an_error_at_once():
+    importlib.import_module("library_in_c")
+    for name in ("raed", "Volume.opne", "Volum.open"):
+        with pytest.raises(OptionError, match=f"library_in_c has no {name}; correct"):
+            redirect("library_in_c", name)
+    assert redirection.added_readers() == ()
+
+
+@pytest.mark.usefixtures("folder")
+def test_a_module_may_make_its_names_when_they_are_asked_for():
+    install([Reader("late_names", "largest")])
+    late = importlib.import_module("late_names")
+    assert late.largest.__wrapped__ is max
 
 
 @pytest.mark.parametrize("names", [("cv2", ""), ("", "imread"), ("cv2", "imread()"), (None, "a")])
