@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -22,25 +21,11 @@ class CupyLocker:
 
     def __init__(self, device: Any) -> None:
         self._device = device
-        self._is_refused = False
 
-    def lock(self, address: int, length_bytes: int) -> bool:
-        """Lock a range of pages. Blocks for some milliseconds; the first refusal is the last."""
-        if self._is_refused:
-            return False
-        try:
-            with self._device:
-                cuda.cupy.cuda.runtime.hostRegister(address, length_bytes, _CURRENT)
-        except cuda.cupy.cuda.runtime.CUDARuntimeError as error:
-            self._is_refused = True
-            warnings.warn(
-                f"CUDA cannot lock the memory of mini-batches ({error}), so the processor copies "
-                "them on their way to the GPU; `ulimit -l unlimited` may help",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-            return False
-        return True
+    def lock(self, address: int, length_bytes: int) -> None:
+        """Lock a range of pages; CuPy's error of CUDA is a RuntimeError."""
+        with self._device:
+            cuda.cupy.cuda.runtime.hostRegister(address, length_bytes, _CURRENT)
 
     def unlock(self, address: int) -> None:
         """Wait for the device, and unlock the pages."""

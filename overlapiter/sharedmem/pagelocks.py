@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import mmap
+import warnings
 from collections.abc import Callable
 from typing import Protocol
 
@@ -18,8 +19,12 @@ from .segments import Slot
 class PageLocker(Protocol):
     """The driver of a device, in the trainer process."""
 
-    def lock(self, address: int, length_bytes: int) -> bool:
-        """Lock the pages of a range of memory; return whether it could."""
+    def lock(self, address: int, length_bytes: int) -> None:
+        """Lock the pages of a range of memory. Blocks for some milliseconds.
+
+        Raises:
+            RuntimeError: It cannot.
+        """
 
     def unlock(self, address: int) -> None:
         """Unlock the range that begins at this address, after the device has done with it."""
@@ -33,19 +38,32 @@ class PageLocks:
 
     def __init__(self, locker: PageLocker) -> None:
         self._locker = locker
+        self._is_refused = False
         self._addresses: dict[Slot, int] = {}
         self._draining: collections.deque[tuple[Callable[[], bool], list[Slot]]] = (
             collections.deque()
         )
 
     def lock(self, slot: Slot, memory: Array) -> None:
-        """Lock the pages of a slot, which are ``memory`` here, if they are not locked yet."""
-        if slot in self._addresses:
+        """Lock the pages of a slot, which are ``memory`` here, if they are not locked yet.
+
+        The first refusal is the last, and the user is told.
+        """
+        if slot in self._addresses or self._is_refused:
             return
         address = memory.__array_interface__["data"][0]
         length_bytes = -(-memory.nbytes // mmap.PAGESIZE) * mmap.PAGESIZE
-        if self._locker.lock(address, length_bytes):
+        try:
+            self._locker.lock(address, length_bytes)
             self._addresses[slot] = address
+        except RuntimeError as error:
+            self._is_refused = True
+            warnings.warn(
+                f"CUDA cannot lock the memory of mini-batches ({error}), so the processor copies "
+                "them on their way to the GPU; `ulimit -l unlimited` may help",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
     def drained(self, slots: list[Slot]) -> list[Slot]:
         """Return the slots that the device has done with, of these without views and of earlier."""

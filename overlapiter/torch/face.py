@@ -5,7 +5,6 @@ It does not import PyTorch: where the dataset does not either, a file reader sta
 
 from __future__ import annotations
 
-import functools
 import io
 import pickle
 import random
@@ -16,9 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from overlapiter.errors import described
+from overlapiter.importhook import when_imported
 from overlapiter.sharedmem.layout import Structure
 from overlapiter.sources import Dataset, Key
-from overlapiter.torch.presence import is_tensor, when_imported
 from overlapiter.workers.reader.face import Face
 
 #: Types of elements that NumPy has and PyTorch, too, so that an array becomes a tensor as it is.
@@ -110,7 +109,7 @@ class TorchFace(Face):
         random.seed(base_seed + number)
         words = [number, base_seed & 0xFFFFFFFF, base_seed >> 32, 0]  # as PyTorch takes them
         np.random.seed(np.random.SeedSequence(words).generate_state(4))
-        when_imported(functools.partial(self._begin_torch, n_readers))
+        when_imported("torch", lambda _module, _is_complete: self._begin_torch(n_readers))
         if self.worker_init_fn is not None:
             self.worker_init_fn(number)
 
@@ -173,6 +172,12 @@ def seed_torch(words: bytes) -> None:
     import torch
 
     torch.default_generator.manual_seed(int.from_bytes(words[:8], "little") >> 1)
+
+
+def is_tensor(thing: object) -> bool:
+    """Return whether something is a plain tensor: there is none where PyTorch is not imported."""
+    torch = sys.modules.get("torch")
+    return torch is not None and type(thing) is torch.Tensor
 
 
 def fetches_whole(dataset: object) -> bool:

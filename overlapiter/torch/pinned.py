@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
 import torch
@@ -17,23 +16,13 @@ class TorchLocker:
     """Locks pages by cudaHostRegister; those that it cannot lock PyTorch copies, as ever."""
 
     def __init__(self) -> None:
-        self._is_refused = False
         self._streams_of: dict[int, list[torch.cuda.Stream]] = {}
 
-    def lock(self, address: int, length_bytes: int) -> bool:
-        """Lock a range of pages. Blocks for some milliseconds; the first refusal is the last."""
-        if self._is_refused:
-            return False
+    def lock(self, address: int, length_bytes: int) -> None:
+        """Lock a range of pages."""
         code = int(torch.cuda.cudart().cudaHostRegister(address, length_bytes, _PORTABLE))
         if code:
-            self._is_refused = True
-            warnings.warn(
-                f"CUDA cannot lock the memory of mini-batches (error {code}), so each is copied "
-                "to memory that it can; `ulimit -l unlimited` may help",
-                RuntimeWarning,
-                stacklevel=2,
-            )
-        return not code
+            raise RuntimeError(f"error {code}")
 
     def unlock(self, address: int) -> None:
         """Wait for the devices, and unlock the pages."""

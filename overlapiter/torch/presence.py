@@ -1,58 +1,16 @@
-"""Whether PyTorch is imported: in the workers that takes a second, and not every dataset needs it.
-
-This module does not import it.
-"""
+"""Whether a dataset needs PyTorch: its import takes a second. This module does not import it."""
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from types import FunctionType, ModuleType
-from typing import Any
 
 #: Packages that do not import PyTorch, or only when they are asked to.
 _WITHOUT = {"numpy", "PIL", "cv2", "overlapiter", *sys.stdlib_module_names}
 #: How many things in a dataset are looked at.
 _MOST_THINGS = 200
-
-
-def is_tensor(thing: object) -> bool:
-    """Return whether something is a plain tensor: there is none where PyTorch is not imported."""
-    torch = sys.modules.get("torch")
-    return torch is not None and type(thing) is torch.Tensor
-
-
-def when_imported(act: Callable[[], None]) -> None:
-    """Call a function when this process has imported PyTorch: now, later, or never."""
-    if "torch" in sys.modules:
-        act()
-    else:
-        finder: Any = _Finder(act)
-        sys.meta_path.insert(0, finder)
-
-
-class _Finder:
-    """Finds PyTorch as the other finders do, and adds to its loading."""
-
-    def __init__(self, act: Callable[[], None]) -> None:
-        self._act = act
-
-    def find_spec(self, fullname: str, *_: object) -> Any:
-        if fullname != "torch":
-            return None
-        sys.meta_path.remove(self)
-        spec: Any = importlib.util.find_spec(fullname)
-        if spec is not None:
-            execute = spec.loader.exec_module
-
-            def exec_module(module: ModuleType) -> None:
-                execute(module)
-                self._act()
-
-            spec.loader.exec_module = exec_module
-        return spec
 
 
 def is_needed(things: Iterable[object]) -> bool:
@@ -64,15 +22,13 @@ def is_needed(things: Iterable[object]) -> bool:
     seen: set[str] = set()
     while names:
         name = names.pop()
-        top = name.split(".")[0]
+        top = name.partition(".")[0]
         if top.startswith("torch"):
             return True
-        if name in seen or top in _WITHOUT:
-            continue
-        seen.add(name)
-        module = sys.modules.get(name)
-        for value in [] if module is None else list(vars(module).values()):
-            names.update(_modules_of(value))
+        if name not in seen and top not in _WITHOUT:
+            seen.add(name)
+            for value in [*getattr(sys.modules.get(name), "__dict__", {}).values()]:
+                names |= _modules_of(value)
     return False
 
 
@@ -95,19 +51,15 @@ def _modules_of(thing: object) -> set[str]:
     if isinstance(thing, FunctionType):
         return {thing.__module__ or ""}
     # A class in C may have something else there than a name.
-    names = [base.__module__ for base in _class_of(thing).__mro__]
-    return {name for name in names if isinstance(name, str)}
+    return {kind.__module__ for kind in _classes_of(thing) if isinstance(kind.__module__, str)}
 
 
 def _named_by(thing: object) -> set[str]:
     """Return what the code of a function, or of a class, names: what it imports is among that."""
-    functions = [
-        thing,
-        *(value for base in _class_of(thing).__mro__ for value in vars(base).values()),
-    ]
-    codes = [each.__code__ for each in functions if isinstance(each, FunctionType)]
+    methods = [each for kind in _classes_of(thing) for each in vars(kind).values()]
+    codes = [each.__code__ for each in (thing, *methods) if isinstance(each, FunctionType)]
     return {name for code in codes for name in code.co_names}
 
 
-def _class_of(thing: object) -> type:
-    return thing if isinstance(thing, type) else type(thing)
+def _classes_of(thing: object) -> tuple[type, ...]:
+    return (thing if isinstance(thing, type) else type(thing)).__mro__

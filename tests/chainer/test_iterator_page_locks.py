@@ -39,11 +39,11 @@ class Device:
         self.n_marks = 0
         self.n_done = 10**9
 
-    def lock(self, address: int, length_bytes: int) -> bool:
-        if not self.refuses:
-            assert address not in self.locked
-            self.locked[address] = length_bytes
-        return not self.refuses
+    def lock(self, address: int, length_bytes: int) -> None:
+        if self.refuses:
+            raise RuntimeError("error 2")
+        assert address not in self.locked
+        self.locked[address] = length_bytes
 
     def unlock(self, address: int) -> None:
         del self.locked[address]
@@ -133,10 +133,12 @@ def test_slots_are_unlocked_when_the_supervisor_dies_and_locked_again(iterator):
     assert len(device.locked) < 12
 
 
-def test_a_device_that_cannot_lock_changes_nothing(iterator):
-    lock_all(iterator, Device(refuses=True))
-    for k in range(1, 30):
-        assert (next(iterator)[0] == k * BATCH_SIZE).all()
+def test_a_device_that_cannot_lock_changes_nothing_and_the_user_is_told_once(iterator):
+    with pytest.warns(RuntimeWarning, match=r"cannot lock .*\(error 2\)") as warned:
+        lock_all(iterator, Device(refuses=True))
+        for k in range(1, 30):
+            assert (next(iterator)[0] == k * BATCH_SIZE).all()
+    assert len(warned) == 1
 
 
 def test_a_mini_batch_outlives_the_iterator_that_could_lock_it():
