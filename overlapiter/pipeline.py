@@ -18,7 +18,7 @@ import socket
 import time
 import warnings
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from overlapiter.board import Counter, StatsBoard
@@ -82,7 +82,6 @@ class Pipeline:
     Args:
         parcel: The pickled dataset; the pipeline takes it over.
         plan: What the supervisor needs to know.
-        preload: Modules for the forkserver to import, if it is started here.
         created_ns: ``time.monotonic_ns()`` when the user's constructor began.
         trace: Where all processes record what they do; by default in the trace of the
             ``with overlapiter.trace(...)`` block around this call, if there is one.
@@ -94,7 +93,6 @@ class Pipeline:
         self,
         parcel: Parcel,
         plan: SupervisorPlan,
-        preload: Sequence[str],
         created_ns: int,
         *,
         trace: Tracing = OFF,
@@ -112,7 +110,7 @@ class Pipeline:
         self._asked_ns = 0  # since when it waits for a mini-batch; 0 while it trains
         self._taken_ns = 0  # when the trainer got its last mini-batch
         self._first: Stats | None = None  # when it got its first one
-        self._service = Service(parcel, plan, board_fd, preload, listener)
+        self._service = Service(parcel, plan, board_fd, listener)
         self._finalizer = weakref.finalize(self, Service.close, self._service)
         self._waiting: collections.OrderedDict[int, IndexList] = collections.OrderedDict()
         self._next_id = 0  # of the next index list

@@ -22,7 +22,7 @@ from overlapiter.store.generation import old_store, prepare
 from overlapiter.store.segments import aligned
 from overlapiter.store.site import Site
 from overlapiter.urls import is_url
-from overlapiter.workers.plan import StagingPlan
+from overlapiter.workers.plan import StagingPlan, SupervisorPlan
 from overlapiter.workers.start.launch import start_forkserver
 from overlapiter.workers.start.parcel import Parcel
 
@@ -68,8 +68,8 @@ def names_source(parcel: Parcel, source: str) -> bool:
 
 
 def staging_plan(
-    staging: Staging | None, dataset: Any, first_indices: list[int], *, is_training: bool = True
-) -> StagingPlan | None:
+    staging: Staging, dataset: Any, first_indices: list[int], *, is_training: bool = True
+) -> StagingPlan:
     """Check the options against the disk and the dataset, and make the staging directory.
 
     The first mini-batch must fit. A training goes on if only the disk is the matter: its
@@ -79,8 +79,6 @@ def staging_plan(
         OptionError: A value cannot work here.
         StagingError: The staging directory cannot be made or written.
     """
-    if staging is None:
-        return None
     check_size(len(dataset))
     source = _find_source(staging, dataset)
     imports = _check_access(staging, source)
@@ -121,19 +119,45 @@ def check_size(dataset_size: int) -> None:
         )
 
 
-def join_peers(
-    staging: Staging | None, plan: StagingPlan | None, sampler: object, dataset_size: int
-) -> tuple[StagingPlan | None, socket.socket | None, NodeShare | None]:
-    """Have the nodes of the job find each other, if they are to. Collective then.
+def with_staging(
+    plan: SupervisorPlan,
+    parcel: Parcel,
+    staging: Staging | None,
+    dataset: Any,
+    first_indices: list[int],
+    *,
+    sampler: object = None,
+) -> tuple[SupervisorPlan, socket.socket | None, NodeShare | None]:
+    """Add to a plan how files are staged; collective where there are to be peers.
+
+    A parcel is closed where something is raised.
 
     Returns:
-        The plan with the peers in it; where other nodes come, which is the caller's; and what this
-        node holds. If there is nothing to fetch from other nodes, the plan as it was.
+        The plan; where other nodes come, which is the caller's; and what this node holds. None for
+        these if there is nothing to fetch from other nodes.
 
     Raises:
-        OptionError: The order of other ranks is not known, or they cannot be reached.
+        OptionError: A value cannot work here, the order of other ranks is not known, or they
+            cannot be reached.
+        StagingError: The staging directory cannot be made or written.
     """
-    if staging is None or plan is None or staging.peers is None:
+    if staging is None:
+        return plan, None, None
+    try:
+        staged = staging_plan(staging, dataset, first_indices)
+        staged, listener, share = _join_peers(staging, staged, sampler, plan.dataset_size)
+        names = names_source(parcel, staged.source)
+    except BaseException:
+        parcel.close()
+        raise
+    return dataclasses.replace(plan, staging=staged, names_source=names), listener, share
+
+
+def _join_peers(
+    staging: Staging, plan: StagingPlan, sampler: object, dataset_size: int
+) -> tuple[StagingPlan, socket.socket | None, NodeShare | None]:
+    """Have the nodes of the job find each other, if they are to; as :func:`with_staging`."""
+    if staging.peers is None:
         return plan, None, None
     if not isinstance(sampler, ScatteredOrder):
         raise OptionError(
@@ -194,7 +218,7 @@ def _warn_of_old_store(directory: str) -> None:
             f"that this one does not read: they are left alone; `overlapiter evict {directory} "
             f"--old` removes them",
             StagingWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
 
 
@@ -250,7 +274,7 @@ def _check_source(source: str, dataset: Any, first_indices: list[int]) -> None:
             f"the source {source} and are not staged, {shown} for example; name a directory "
             f"above all of them as Staging.source",
             StagingWarning,
-            stacklevel=5,
+            stacklevel=6,
         )
 
 

@@ -36,7 +36,7 @@ from overlapiter.options import (
 )
 from overlapiter.order import EpochSampler, IterationState, RunAhead, Step
 from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
-from overlapiter.planning import join_peers, names_source, pickled, staging_plan
+from overlapiter.planning import pickled, with_staging
 from overlapiter.sharedmem.slots import MiniBatch
 from overlapiter.snapshot import exchange, is_same
 from overlapiter.tracing import Trace, chosen_trace
@@ -272,17 +272,8 @@ class OverlapIterator(ProgressAttributes):
     def _start(self, created_ns: int) -> None:
         warn_if_failure_hangs()
         self._trace, self._owns_trace = chosen_trace(self.trace)
-        parcel, preload = pickled(self.dataset, DatasetPickler)
+        parcel, imports = pickled(self.dataset, DatasetPickler)
         order = self._state.order
-        indices = range(len(self.dataset)) if order is None else order
-        first_indices = [int(index) for index in indices[: self.batch_size]]
-        try:
-            staging = staging_plan(self.staging, self.dataset, first_indices)
-            joined = join_peers(self.staging, staging, self.order_sampler, self._dataset_size)
-            staging, listener, self._share = joined
-        except BaseException:
-            parcel.close()
-            raise
         plan = SupervisorPlan(
             n_readers=self.n_processes,
             n_build_ahead=self.n_prefetch + 1,
@@ -293,14 +284,15 @@ class OverlapIterator(ProgressAttributes):
             seed=self.seed,
             is_skipping=self.bad_examples != "raise",
             max_parts_per_reader=self._maxtasksperchild,
-            staging=staging,
-            imports=preload,
-            names_source=staging is not None and names_source(parcel, staging.source),
+            imports=imports,
+        )
+        indices = range(len(self.dataset)) if order is None else order
+        first = [int(index) for index in indices[: self.batch_size]]
+        plan, listener, self._share = with_staging(
+            plan, parcel, self.staging, self.dataset, first, sampler=self.order_sampler
         )
         self._plan_share()
-        self._pipeline = Pipeline(
-            parcel, plan, preload, created_ns, trace=self._trace, listener=listener
-        )
+        self._pipeline = Pipeline(parcel, plan, created_ns, trace=self._trace, listener=listener)
         self._owner_pid = os.getpid()
         self._submit_first()
 

@@ -118,7 +118,6 @@ def run(arguments: argparse.Namespace) -> int:
     files = _listed(arguments)
     with spoken_warnings():
         plan = staging_plan(options, (), [], is_training=False)
-    assert plan is not None
     staging = {"source": plan.source, "tiers": [site._asdict() for site in plan.sites]}
     warned: dict[str, None] = {}
     (store,) = plan.stores(run_of("stage", staging), warned.setdefault)

@@ -14,7 +14,7 @@ from torch.utils.data import default_collate
 
 from overlapiter.peers.holders import NodeShare
 from overlapiter.pipeline import Pipeline
-from overlapiter.planning import join_peers, names_source, staging_plan
+from overlapiter.planning import with_staging
 from overlapiter.torch.batches import TensorViews, WholeViews
 from overlapiter.torch.collation import Collation
 from overlapiter.torch.face import Renewal, TorchFace, fetches_whole, is_dense
@@ -73,14 +73,12 @@ class Feed(NamedTuple):
 
     Attributes:
         pipeline: The pipeline.
-        options: What it depends on besides the dataset.
-        digest: Of the pickled dataset.
+        purpose: What it depends on: the loader's options, and a digest of the pickled dataset.
         share: What this node holds for others; None without peers.
     """
 
     pipeline: Pipeline
-    options: tuple[Any, ...]
-    digest: bytes
+    purpose: tuple[Any, ...]
     share: NodeShare | None
 
 
@@ -100,14 +98,15 @@ class Shelf:
             feed.pipeline.close()
 
     def take(self) -> Feed | None:
-        """Return the feed; the shelf is then empty."""
+        """Return the feed; the shelf is then empty, and open."""
+        self.is_closed = False
         feed, self._feed = self._feed, None
         return feed
 
     def close(self) -> None:
         """End the feed, if there is one, and those that iterators bring back until the next."""
-        self.is_closed = True
         feed = self.take()
+        self.is_closed = True
         if feed is not None:
             feed.pipeline.close()
 
@@ -130,18 +129,29 @@ def begin(
         OptionError: A value cannot work here.
         StagingError: The staging directory cannot be used.
     """
-    face = _face_of(loader)
-    options = _options_of(loader)
-    loader._shelf.is_closed = False
+    face = TorchFace(
+        loader.dataset,
+        _collate_fn_of(loader),
+        loader.worker_init_fn,
+        is_batched=loader._auto_collation,
+        deals_in_turn=loader.seed is None,
+    )
+    is_pinned = bool(loader.pin_memory) and torch.cuda.is_available()
+    options = (
+        *(loader.num_workers, loader.prefetch_factor, loader.batch_size, loader.seed),
+        *(loader.bad_examples, loader.staging, is_pinned),
+        os.getpid(),  # in a forked process it is dead
+    )
     old: Feed | None = loader._shelf.take()
     if old is not None:
         with contextlib.suppress(Exception):  # explained below
-            digest = digest_of(pickled_pieces(face, FacePickler))
-            if old.options == options and old.digest == digest:
+            if old.purpose == (options, digest_of(pickled_pieces(face, FacePickler))):
                 old.pipeline.reset(renewal)
                 return old, False
         old.pipeline.close()
     feed = _new_feed(loader, face, options, renewal, first_indices)
+    if is_pinned:
+        feed.pipeline.lock_pages(TorchLocker())
     loader._shelf.latest = feed.pipeline
     return feed, True
 
@@ -154,32 +164,6 @@ def _collate_fn_of(loader: data.DataLoader[Any]) -> Any:
     return None if collation.is_pytorchs else collation  # what a program registers runs in workers
 
 
-def _face_of(loader: data.DataLoader[Any]) -> TorchFace:
-    return TorchFace(
-        loader.dataset,
-        _collate_fn_of(loader),
-        loader.worker_init_fn,
-        is_batched=loader._auto_collation,
-        deals_in_turn=loader.seed is None,
-    )
-
-
-def _options_of(loader: data.DataLoader[Any]) -> tuple[Any, ...]:
-    """Return what a pipeline depends on besides the dataset."""
-    skipping = loader.bad_examples != "raise"
-    is_pinned = bool(loader.pin_memory) and torch.cuda.is_available()
-    return (
-        loader.num_workers,
-        loader.prefetch_factor,
-        loader.batch_size or 1,
-        loader.seed,
-        skipping,
-        loader.staging,
-        is_pinned,
-        os.getpid(),  # in a forked process it is dead
-    )
-
-
 def _new_feed(
     loader: data.DataLoader[Any],
     face: TorchFace,
@@ -188,34 +172,25 @@ def _new_feed(
     first_indices: list[int],
 ) -> Feed:
     created_ns = time.monotonic_ns()
-    n_workers, prefetch_factor, batch_size, seed, is_skipping, staging, is_pinned, _ = options
-    preload = preload_of(loader)
-    start_forkserver(preload)
+    imports = preload_of(loader)
+    start_forkserver(imports)
     parcel = Parcel(face, FacePickler, name="")
-    digest = parcel.digest
-    try:
-        staged = staging_plan(staging, loader.dataset, first_indices)
-        size = max(0, size_of(loader.dataset))
-        staged, listener, share = join_peers(staging, staged, loader._order, size)
-    except BaseException:
-        parcel.close()
-        raise
+    purpose = options, parcel.digest
     plan = SupervisorPlan(
-        n_readers=n_workers,
-        n_build_ahead=prefetch_factor * n_workers,
-        batch_size=batch_size,
-        dataset_size=size,
+        n_readers=loader.num_workers,
+        n_build_ahead=loader.prefetch_factor * loader.num_workers,
+        batch_size=loader.batch_size or 1,
+        dataset_size=max(0, size_of(loader.dataset)),
         index_type="O",  # as they come
-        seed=seed,
-        is_skipping=is_skipping,
+        seed=loader.seed,
+        is_skipping=loader.bad_examples != "raise",
         max_parts_per_reader=None,
-        staging=staged,
-        imports=preload,
-        names_source=staged is not None and names_source(parcel, staged.source),
+        imports=imports,
         renewal=renewal,
     )
+    plan, listener, share = with_staging(
+        plan, parcel, loader.staging, loader.dataset, first_indices, sampler=loader._order
+    )
     views = WholeViews() if face.collates else TensorViews()
-    pipeline = Pipeline(parcel, plan, preload, created_ns, views=views, listener=listener)
-    if is_pinned:
-        pipeline.lock_pages(TorchLocker())
-    return Feed(pipeline, options, digest, share)
+    pipeline = Pipeline(parcel, plan, created_ns, views=views, listener=listener)
+    return Feed(pipeline, purpose, share)

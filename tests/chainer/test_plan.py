@@ -39,10 +39,6 @@ def directory(tmp_path: Path) -> Path:
     return tmp_path / "staging"
 
 
-def test_without_staging_there_is_nothing_to_plan(dataset):
-    assert staging_plan(None, dataset, BATCH) is None
-
-
 def test_the_plan_is_in_absolute_paths_bytes_and_counts(dataset, source, monkeypatch):
     monkeypatch.chdir(source.parent)
     staging = Staging("staging", source="source", capacity="20KB", n_prefetchers=3)

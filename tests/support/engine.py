@@ -15,7 +15,7 @@ from bench.claims.explained import Job
 from overlapiter.options import Staging
 from overlapiter.order import IterationState, RunAhead, seeded_order
 from overlapiter.pipeline import FailedBatch, Pipeline
-from overlapiter.planning import names_source, pickled, staging_plan
+from overlapiter.planning import pickled, with_staging
 from overlapiter.stats import Stats
 from overlapiter.workers.plan import SupervisorPlan
 
@@ -67,7 +67,6 @@ class Engine(contextlib.AbstractContextManager["Engine"], Iterator[list[Any]]):
         self._n_ahead = 3 if staging is None else max(3, staging.look_ahead)
         first = np.arange(size) if order is None else order
         parcel, imports = pickled(dataset, pickle.Pickler)
-        staged = staging_plan(staging, dataset, [int(i) for i in first[:batch_size]])
         plan = SupervisorPlan(
             n_readers=n_readers,
             n_build_ahead=2,
@@ -77,11 +76,11 @@ class Engine(contextlib.AbstractContextManager["Engine"], Iterator[list[Any]]):
             seed=seed,
             is_skipping=is_skipping,
             max_parts_per_reader=None,
-            staging=staged,
             imports=imports,
-            names_source=staged is not None and names_source(parcel, staged.source),
         )
-        self.pipeline = Pipeline(parcel, plan, imports, created_ns)
+        indices = [int(i) for i in first[:batch_size]]
+        plan = with_staging(plan, parcel, staging, dataset, indices)[0]
+        self.pipeline = Pipeline(parcel, plan, created_ns)
 
     def __next__(self) -> Any:
         """Return the next mini-batch; raise what the dataset raised.

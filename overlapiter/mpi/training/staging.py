@@ -37,7 +37,6 @@ class StagedFiles:
 
     def __init__(self, directory: str, source: str, warn: Callable[[str], None]) -> None:
         plan = staging_plan(Staging(directory, source=source), (), [], is_training=False)
-        assert plan is not None
         facts = {"command": "overlapiter train", "trainer_pid": os.getpid(), "staging": {}}
         self._stores = plan.stores(Run(secrets.randbits(62), facts), warn)
         self._stager = Stager(self._stores, plan.origin(), plan.validate, lambda job: job(), warn)

@@ -7,7 +7,6 @@ import dataclasses
 import os
 import secrets
 import socket
-from collections.abc import Sequence
 from typing import Any
 
 from overlapiter.errors import PipelineError
@@ -36,13 +35,11 @@ class Service:
         parcel: Parcel,
         plan: SupervisorPlan,
         board_fd: int,
-        preload: Sequence[str],
         listener: socket.socket | None = None,
     ) -> None:
         self.owner_pid = os.getpid()  # the process that made it
         self._parcel = parcel
         self._plan = dataclasses.replace(plan, run_number=secrets.randbits(62))
-        self._preload = preload
         self._board_fd = board_fd
         self._listener = listener
         self._child: Child | None = None
@@ -77,7 +74,7 @@ class Service:
             self._child = launch(
                 (dataclasses.replace(self._plan, trainer_pid=os.getpid()), parcel.size_bytes),
                 [theirs.fileno(), parcel.fd, self._board_fd, *listener_fds],
-                preload=self._preload,
+                preload=self._plan.imports,
                 prepared=self._prepared,
                 needs_main_module=parcel.mentions("__main__"),
             )
