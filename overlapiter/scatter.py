@@ -11,7 +11,7 @@ Pure: no communication, clock or I/O.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -106,9 +106,6 @@ class ScatteredOrder:
         # Of Chainer's own iterator: its dataset, 0 before it asks, and the epoch it asked for last.
         self._dataset_size = self._epoch = 0
 
-    #: Gives the global order of (seed, epoch, size of the dataset).
-    _shuffled = staticmethod(seeded_order)
-
     def __getstate__(self) -> dict[str, object]:
         """Leave out what is computed again."""
         return {**vars(self), "_latest": None}
@@ -137,11 +134,11 @@ class ScatteredOrder:
         rows: Indices = self._global_order(epoch, dataset_size)[entries % dataset_size]
         return rows
 
-    def of_neighbours(self, epoch: int, dataset_size: int) -> Indices | None:
-        """Return :meth:`of_ranks` of the other ranks of this node; None if there are none."""
+    def of_neighbours(self, epochs: Iterable[int], dataset_size: int) -> dict[int, Indices]:
+        """Return by epoch :meth:`of_ranks` of the other ranks of this node, if there are any."""
         if not self._neighbours or not dataset_size:
-            return None
-        return self.of_ranks(epoch, dataset_size, self._neighbours)
+            return {}
+        return {epoch: self.of_ranks(epoch, dataset_size, self._neighbours) for epoch in epochs}
 
     def length(self, n_entries: int) -> int:
         """Return how many of the last ``n_entries`` of the global order this rank reads.
@@ -185,8 +182,11 @@ class ScatteredOrder:
             return np.arange(dataset_size)
         key = self.seed, epoch, dataset_size
         if self._latest is None or self._latest[0] != key:
-            self._latest = key, self._shuffled(*key)
+            self._latest = key, self._shuffled(epoch, dataset_size)
         return self._latest[1]
+
+    def _shuffled(self, epoch: int, dataset_size: int) -> Indices:
+        return seeded_order(self.seed, epoch, dataset_size)
 
     def _part_from(
         self, epoch: int, global_position: int, dataset_size: int

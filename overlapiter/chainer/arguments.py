@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
 import chainer
@@ -19,7 +19,6 @@ from overlapiter.order import (
     checked_order,
     seeded_order,
 )
-from overlapiter.scatter import ScatteredOrder
 
 OrderSampler = Callable[[Any, int], Any]
 
@@ -44,12 +43,7 @@ class SeededShuffle:
 
 
 def order_source(sampler: OrderSampler | None, size: int) -> NextOrder | None:
-    """Return the function that gives the order of an epoch; None for ascending order.
-
-    Args:
-        sampler: The order sampler; None for ascending order.
-        size: Examples in the dataset.
-    """
+    """Return the function that gives the order of an epoch; None for ascending order."""
     if sampler is None:
         return None
     if isinstance(sampler, EpochSampler):
@@ -62,30 +56,12 @@ def order_source(sampler: OrderSampler | None, size: int) -> NextOrder | None:
 def first_state(next_order: NextOrder | None, size: int, dataset_size: int) -> IterationState:
     """Return the state before the first mini-batch; asks the sampler for an order.
 
-    Args:
-        next_order: What :func:`order_source` has returned.
-        size: Examples in the dataset now.
-        dataset_size: Examples in the dataset when the workers got it.
+    The dataset has ``size`` examples now, and had ``dataset_size`` when the workers got it.
     """
     order = None
     if next_order is not None:
         order = checked_order(next_order(np.arange(size), 0, 0), dataset_size)
     return IterationState(0, 0, False, order)
-
-
-def is_shared(sampler: OrderSampler | None) -> bool:
-    """Return whether other ranks read other parts of the order, mini-batch by mini-batch."""
-    return isinstance(sampler, ScatteredOrder) and sampler.size > 1
-
-
-def neighbour_orders(
-    sampler: OrderSampler | None, epochs: Iterable[int], dataset_size: int
-) -> dict[int, Indices]:
-    """Return by epoch what the other ranks of this node read, where the sampler knows it."""
-    if not isinstance(sampler, ScatteredOrder):
-        return {}
-    found = {epoch: sampler.of_neighbours(epoch, dataset_size) for epoch in epochs}
-    return {epoch: others for epoch, others in found.items() if others is not None}
 
 
 def count_readers(n_processes: int | None) -> int:

@@ -18,8 +18,6 @@ from overlapiter.chainer.arguments import (
     choose_sampler,
     count_readers,
     first_state,
-    is_shared,
-    neighbour_orders,
     order_source,
 )
 from overlapiter.chainer.datasets import DatasetPickler
@@ -34,9 +32,10 @@ from overlapiter.options import (
     count_or_none,
     skip_limit,
 )
-from overlapiter.order import EpochSampler, IterationState, RunAhead, Step
+from overlapiter.order import EpochSampler, Indices, IterationState, RunAhead, Step
 from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
 from overlapiter.planning import pickled, with_staging
+from overlapiter.scatter import ScatteredOrder
 from overlapiter.sharedmem.slots import MiniBatch
 from overlapiter.snapshot import exchange, is_same
 from overlapiter.tracing import Trace, chosen_trace
@@ -137,7 +136,7 @@ class OverlapIterator(ProgressAttributes):
         self.seed = count_or_none("seed", seed, minimum=0)
         self.bad_examples = bad_examples
         limit = skip_limit(bad_examples, len(dataset))
-        in_step = repeat and is_shared(order_sampler)
+        in_step = repeat and isinstance(order_sampler, ScatteredOrder) and order_sampler.size > 1
         self._skipped = SkippedExamples(limit, dataset, keeps_step=in_step)
         self.order_sampler = choose_sampler(shuffle, order_sampler, seed)
         # As in the original, later changes of these attributes do not reach the workers.
@@ -259,7 +258,9 @@ class OverlapIterator(ProgressAttributes):
         """Send the pipeline the orders of epochs that have become known, for staging."""
         if self.staging is not None:
             orders = self._progress.ahead.take_orders(includes_known=includes_known)
-            others = neighbour_orders(self.order_sampler, orders, self._dataset_size)
+            others: dict[int, Indices] = {}
+            if isinstance(self.order_sampler, ScatteredOrder):
+                others = self.order_sampler.of_neighbours(orders, self._dataset_size)
             sharing = self._share.sharing(orders) if self._share is not None and orders else None
             self._pipeline.announce(orders, others, sharing)
 

@@ -29,11 +29,6 @@ def _(dataset: Any, index: int) -> list[str] | None:
     return declared_paths(dataset.datasets[number], index - before)
 
 
-@source_roots.register(data.TensorDataset)
-def _(_dataset: Any) -> set[str]:
-    return set()
-
-
 @source_roots.register(data.Subset)
 def _(dataset: Any) -> set[str]:
     return source_roots(dataset.dataset)
@@ -48,13 +43,5 @@ def register_known() -> None:
     """Register torchvision's folders of images, if the program has imported it."""
     folder = getattr(sys.modules.get("torchvision.datasets.folder"), "DatasetFolder", None)
     if folder is not None and folder not in known_paths.registry:
-        known_paths.register(folder, _folder_paths)
-        source_roots.register(folder, _folder_roots)
-
-
-def _folder_paths(dataset: Any, index: int) -> list[str]:
-    return [dataset.samples[index][0]]
-
-
-def _folder_roots(dataset: Any) -> set[str]:
-    return {source_root(str(dataset.root))}
+        known_paths.register(folder, lambda dataset, index: [dataset.samples[index][0]])
+        source_roots.register(folder, lambda dataset: {source_root(str(dataset.root))})

@@ -23,13 +23,7 @@ from overlapiter.sources import Key
 from overlapiter.torch.batches import Collated
 from overlapiter.torch.face import RemoteError, Renewal, fetches_whole
 from overlapiter.torch.feed import Feed, begin
-from overlapiter.torch.orders import (
-    Foresight,
-    Keys,
-    as_indices,
-    foresee,
-    put_draws,
-)
+from overlapiter.torch.orders import Keys, as_indices, foresee, put_draws
 from overlapiter.torch.states import Progress
 
 #: Without a timeout of the user's, how long a mini-batch may take before a warning.
@@ -53,6 +47,7 @@ class Epoch(_BaseDataLoaderIter):
 
     _feed: Feed | None = None
     _progress: Progress
+    #: Whether a call has begun that has not ended: an interruption may have sent half of a message.
     _is_unfinished: bool
 
     def __init__(self, loader: data.DataLoader[Any], state: dict[str, Any] | None) -> None:
@@ -104,12 +99,12 @@ class Epoch(_BaseDataLoaderIter):
         staging = loader.staging
         n_wanted = n_ahead = loader.prefetch_factor * loader.num_workers
         foresight = None
+        number = self._progress.number
         if staging is not None:
             n_wanted = max(n_ahead, staging.look_ahead)
-            foresight = foresee(
-                loader, self._progress.number, draws_base_seed=not loader.persistent_workers
-            )
+            foresight = foresee(loader, number, draws_base_seed=not loader.persistent_workers)
             n_ahead = n_ahead if foresight is not None else n_wanted
+        orders = {} if foresight is None else foresight.orders
         for keys in itertools.islice(self._keys(), n_to_skip):
             self._progress.count(keys)
             self._position += len(keys) if _is_sent(keys) else 0
@@ -117,10 +112,12 @@ class Epoch(_BaseDataLoaderIter):
         if self._progress.scattered is not None:  # an epoch holds what precedes a resumption, too
             self._position = self._progress.scattered[1]
         first = list(itertools.islice(self._keys(), n_ahead))
-        orders = {} if foresight is None else foresight.orders
-        self._feed = self._feed_of(loader, first, orders.get(self._progress.number))
-        if foresight is not None:
-            self._announce(foresight)
+        self._feed = self._feed_of(loader, first, orders.get(number))
+        if foresight is not None and orders:
+            self._order_size = len(orders[number])
+            share = self._feed.share
+            sharing = None if share is None else share.sharing(orders)
+            self._pipeline.announce({**orders}, foresight.others, sharing)
         self._first_position = self._position  # of the next mini-batch to be taken
         for keys in first:
             self._submit(keys)
@@ -144,22 +141,12 @@ class Epoch(_BaseDataLoaderIter):
             feed.share.begin(self._progress.number, self._position, order)
         return feed
 
-    def _announce(self, foresight: Foresight) -> None:
-        """Tell the pipeline the orders, by which it chooses which staged files to keep."""
-        if not foresight.orders or self._feed is None:
-            return
-        self._order_size = len(foresight.orders[self._progress.number])
-        share = self._feed.share
-        sharing = None if share is None else share.sharing(foresight.orders)
-        orders: dict[int, Indices | None] = {**foresight.orders}
-        self._pipeline.announce(orders, foresight.others, sharing)
-
-    # --- index lists --------------------------------------------------------------------------
-
     @property
     def _pipeline(self) -> Pipeline:
         assert self._feed is not None
         return self._feed.pipeline
+
+    # --- index lists --------------------------------------------------------------------------
 
     def _keys(self) -> Iterator[Keys]:
         """Take from the sampler until its end."""
@@ -186,9 +173,9 @@ class Epoch(_BaseDataLoaderIter):
             self._submit_again()
 
     def _flat(self, keys: Keys) -> Keys:
-        """Return the list of the keys of a mini-batch; as it is what is none, which may be a key.
+        """Return the keys of a mini-batch as a list, or what is none as it is.
 
-        What ``__getitems__`` is to get as it is, is one key.
+        What ``__getitems__`` is to get as the batch sampler gave it, is one key.
         """
         if not self._auto_collation:
             return [keys]
@@ -240,7 +227,10 @@ class Epoch(_BaseDataLoaderIter):
                 self._submit_again()
             self._pull()
             if not self._pending:
-                self._finish()
+                self._progress.is_over = True
+                if not self._persistent_workers:
+                    self._release()
+                raise StopIteration
             self._is_unfinished = True  # until the index list is taken off, too
             is_sent = _is_sent(self._pending[0])
             batch = self._wait() if is_sent else self._make_here(self._pending[0])
@@ -257,7 +247,9 @@ class Epoch(_BaseDataLoaderIter):
             if error is not None:
                 raise error
             if not is_passed_over and isinstance(batch, Collated):
-                return self._pinned(batch.data)
+                if not self._pin_memory:
+                    return batch.data
+                return _utils.pin_memory.pin_memory(batch.data, self._pin_memory_device)
 
     def _make_here(self, keys: Keys) -> Collated | FailedBatch:
         """Make a mini-batch of no keys, or fail to, as PyTorch does."""
@@ -266,21 +258,14 @@ class Epoch(_BaseDataLoaderIter):
         except Exception as error:
             return FailedBatch(RemoteError(type(error), described(error)[1], ""), None)
 
-    def _pinned(self, batch: Any) -> Any:
-        if not self._pin_memory:
-            return batch
-        return _utils.pin_memory.pin_memory(batch, self._pin_memory_device)
-
     def _wait(self) -> Collated | FailedBatch:
         while True:
             try:
                 batch: Collated | FailedBatch = self._pipeline.take(self._timeout or STALL_SECONDS)
                 return batch
             except WaitTimeoutError as stall:
-                seconds = self._timeout or STALL_SECONDS
-                text = explain_stall(stall, self._dataset, seconds).replace(
-                    "dataset_timeout", "timeout"
-                )
+                text = explain_stall(stall, self._dataset, self._timeout or STALL_SECONDS)
+                text = text.replace("dataset_timeout", "timeout")
                 self._is_unfinished = False  # nothing is lost
                 if self._timeout > 0:
                     message = f"DataLoader timed out after {self._timeout} seconds"
@@ -289,12 +274,6 @@ class Epoch(_BaseDataLoaderIter):
                 self._is_unfinished = True
 
     # --- the end ------------------------------------------------------------------------------
-
-    def _finish(self) -> NoReturn:
-        self._progress.is_over = True
-        if not self._persistent_workers:
-            self._release()
-        raise StopIteration
 
     def _release(self) -> None:
         """Give the workers back to the loader."""

@@ -19,12 +19,7 @@ from overlapiter.torch.datasets import register_known
 from overlapiter.torch.epoch import Epoch, TimeoutWarning
 from overlapiter.torch.feed import Shelf, preload_of
 from overlapiter.torch.local import LocalEpoch
-from overlapiter.torch.orders import (
-    DistributedOrder,
-    OrderedSampler,
-    order_of_ranks,
-    samplers_of,
-)
+from overlapiter.torch.orders import DistributedOrder, OrderedSampler, order_of_ranks, samplers_of
 from overlapiter.torch.states import Progress, State, check_state, resumed, state_of
 from overlapiter.workers.start.launch import start_forkserver
 
@@ -126,7 +121,7 @@ class DataLoader(torch.utils.data.DataLoader[T]):
         self._order = order_of_ranks(samplers_of(self)[-1])
         self._check_workers()
         limit = None if bad_examples == "raise" else skip_limit(bad_examples, len(dataset))
-        self._skipped = SkippedExamples(limit, dataset, keeps_step=_is_in_step(self))
+        self._skipped = SkippedExamples(limit, dataset, keeps_step=self._is_in_step())
         self._shelf = Shelf()
         self._n_begun = 0  # epochs
         self._progress: Progress | None = None  # of the latest iteration
@@ -153,26 +148,28 @@ class DataLoader(torch.utils.data.DataLoader[T]):
             seed: See there.
             bad_examples: See there.
         """
-        batching: dict[str, Any] = {"batch_sampler": other.batch_sampler}
-        if other.batch_size is not None or other.batch_sampler is None:
-            batching = {name: getattr(other, name) for name in ("batch_size", "drop_last")}
-            batching["sampler"] = other.sampler
+        is_batching_itself = other.batch_size is None and other.batch_sampler is not None
         names = (
+            *(("batch_sampler",) if is_batching_itself else ("batch_size", "drop_last", "sampler")),
             *("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn"),
             *("multiprocessing_context", "generator", "prefetch_factor", "persistent_workers"),
             *("pin_memory_device", "in_order"),
         )
         same: dict[str, Any] = {name: getattr(other, name) for name in names}
-        same["staging"], same["seed"], same["bad_examples"] = staging, seed, bad_examples
-        return cls(other.dataset, **batching, **same)
+        return cls(other.dataset, staging=staging, seed=seed, bad_examples=bad_examples, **same)
 
     def _check_workers(self) -> None:
-        for option, given in (
-            ("staging", self.staging is not None),
-            ("bad_examples", self.bad_examples != "raise"),
-        ):
-            if given and not self.num_workers:
-                raise OptionError(option, "needs worker processes; give num_workers, 2 for example")
+        """Refuse what needs worker processes where there are none; attributes may have changed."""
+        wants = {"staging": self.staging is not None, "bad_examples": self.bad_examples != "raise"}
+        for option in [each for each in wants if wants[each] and not self.num_workers]:
+            raise OptionError(option, "needs worker processes; give num_workers, 2 for example")
+
+    def _is_in_step(self) -> bool:
+        """Return whether other ranks take a mini-batch for each one of this loader."""
+        n_ranks = getattr(samplers_of(self)[-1], "num_replicas", 1)
+        if isinstance(n_ranks, int) and n_ranks > 1:  # it may be a user's own, of any meaning
+            return True
+        return self._order is not None and self._order.size > 1
 
     # --- iteration ----------------------------------------------------------------------------
 
@@ -228,7 +225,8 @@ class DataLoader(torch.utils.data.DataLoader[T]):
 
     def stats(self) -> Stats | None:
         """Return the counters of the workers; None before the first iteration with workers."""
-        return None if self._shelf.latest is None else self._shelf.latest.stats()
+        latest = self._shelf.latest
+        return None if latest is None else latest.stats()
 
     def explain(self, since: Stats | None = None) -> Explanation | None:
         """Say in plain words what the trainer waits for; None before the first iteration.
@@ -266,11 +264,3 @@ def _refuse_iterable(dataset: Any) -> None:
             f"mini-batches read is not known before it reads them, so nothing can be staged ahead; "
             f"give it __len__ and __getitem__, or keep torch.utils.data.DataLoader for it",
         )
-
-
-def _is_in_step(loader: DataLoader[Any]) -> bool:
-    """Return whether other ranks take a mini-batch for each one of this loader."""
-    n_ranks = getattr(samplers_of(loader)[-1], "num_replicas", 1)
-    if isinstance(n_ranks, int) and n_ranks > 1:  # it may be a user's own, of any meaning
-        return True
-    return loader._order is not None and loader._order.size > 1

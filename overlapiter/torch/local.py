@@ -21,17 +21,11 @@ from overlapiter.workers.reader.face import Face
 class Seeded:
     """A dataset whose examples each see a random state of their own, in this process.
 
-    Args:
-        dataset: The dataset.
-        seed: From which these states follow.
-        epoch: The epoch.
+    These states follow from the seed, the epoch and the index.
     """
 
     def __init__(self, dataset: Any, seed: int, epoch: int) -> None:
-        self._face = Face(dataset)
-        self._dataset = dataset
-        self._seed = seed
-        self._epoch = epoch
+        self._dataset, self._seed, self._epoch = dataset, seed, epoch
         if fetches_whole(dataset):
             self.__getitems__ = self._whole  # PyTorch calls it where it finds it
 
@@ -47,7 +41,7 @@ class Seeded:
 
     def _put_seed(self, index: Any) -> None:
         (number,) = as_indices([index], "seed")
-        seed_torch(self._face.seed_example(self._seed, self._epoch, int(number)))
+        seed_torch(Face(self._dataset).seed_example(self._seed, self._epoch, int(number)))
 
 
 @contextlib.contextmanager

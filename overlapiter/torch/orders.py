@@ -64,16 +64,21 @@ class OrderedSampler(data.Sampler[int]):
             return self.resumed[1]
         return self.order.of_epoch(self.epoch, self._dataset_size)
 
+    @property
+    def start(self) -> int:
+        """Where in the order of the epoch the next iteration begins."""
+        return 0 if self.resumed is None else self.resumed[0]
+
     def __iter__(self) -> Iterator[int]:
         """Give the indices of the epoch."""
-        epoch, start = self.epoch, self.resumed[0] if self.resumed else 0
-        yield from self.whole()[start:].tolist()
+        epoch = self.epoch
+        yield from self.whole()[self.start :].tolist()
         if self.epoch == epoch:  # the program has not chosen another one meanwhile
             self.set_epoch(epoch + 1)
 
     def __len__(self) -> int:
         """Return the number of indices that an iteration gives."""
-        return len(self.whole()) - (self.resumed[0] if self.resumed else 0)
+        return len(self.whole()) - self.start
 
 
 class Draws(NamedTuple):
@@ -107,12 +112,8 @@ def generators_of(loader: Any) -> list[torch.Generator]:
 def size_of(dataset: Any, option: str = "") -> int:
     """Return the examples in a dataset; -1 where it does not say.
 
-    Args:
-        dataset: The dataset.
-        option: For which it must say.
-
     Raises:
-        OptionError: It does not.
+        OptionError: It does not, and there is an ``option`` for which it must.
     """
     try:
         return len(dataset)
@@ -140,22 +141,6 @@ def put_draws(loader: Any, draws: Draws) -> None:
         generator.set_state(state)
 
 
-@contextlib.contextmanager
-def undrawn(loader: Any) -> Iterator[None]:
-    """Leave the generators as they are, whatever is drawn inside."""
-    before = draws_of(loader)
-    try:
-        yield
-    finally:
-        put_draws(loader, before)
-
-
-def _permutation(seed: int, epoch: int, size: int) -> Indices:
-    generator = torch.Generator().manual_seed(seed + epoch)
-    order: Indices = torch.randperm(size, generator=generator).numpy()
-    return order
-
-
 class DistributedOrder(ScatteredOrder):
     """What PyTorch's ``DistributedSampler`` gives all ranks: ours, but for how it shuffles.
 
@@ -165,8 +150,6 @@ class DistributedOrder(ScatteredOrder):
     Attributes:
         epoch_0: The epoch of the sampler at which the loader counts 0.
     """
-
-    _shuffled = staticmethod(_permutation)
 
     def __init__(self, sampler: DistributedSampler[Any]) -> None:
         node = this_node()
@@ -183,6 +166,11 @@ class DistributedOrder(ScatteredOrder):
 
     def _global_order(self, epoch: int, dataset_size: int) -> Indices:
         return super()._global_order(self.epoch_0 + epoch, dataset_size)
+
+    def _shuffled(self, epoch: int, dataset_size: int) -> Indices:
+        generator = torch.Generator().manual_seed(self.seed + epoch)
+        order: Indices = torch.randperm(dataset_size, generator=generator).numpy()
+        return order
 
 
 def order_of_ranks(sampler: Any) -> ScatteredOrder | None:
@@ -223,10 +211,7 @@ class Foresight(NamedTuple):
 def foresee(loader: Any, number: int, *, draws_base_seed: bool) -> Foresight | None:
     """Find out what the samplers of a loader are about to give; None where that is not known.
 
-    Args:
-        loader: The loader, before anything was drawn for the epoch but the base seed.
-        number: Of the epoch.
-        draws_base_seed: Whether the following epoch draws a base seed, too.
+    Nothing was drawn for epoch ``number`` but the base seed; the next may draw one, too.
 
     Raises:
         OptionError: The dataset has no length, or one that is too large to be staged.
@@ -243,7 +228,8 @@ def foresee(loader: Any, number: int, *, draws_base_seed: bool) -> Foresight | N
         keys = list(sampler)
         return keys[: len(keys) // size * size] if size and batching[0].drop_last else keys
 
-    with undrawn(loader):
+    before = draws_of(loader)
+    try:
         keys = keys_of_epoch()
         order = as_indices(keys, "staging")
         if not len(order):
@@ -252,20 +238,17 @@ def foresee(loader: Any, number: int, *, draws_base_seed: bool) -> Foresight | N
         if shared is not None:
             return Foresight(keys, size, *shared)
         orders = {number: order}
-        if _knows_next(innermost):
+        # Else it depends on what else is drawn meanwhile.
+        has_own_draws = getattr(innermost, "generator", None) is not None
+        if has_own_draws or isinstance(innermost, data.SequentialSampler):
             if draws_base_seed:
                 torch.empty((), dtype=torch.int64).random_(generator=loader.generator)
             next_order = as_indices(keys_of_epoch(), "staging")
             if len(next_order) == len(order):
                 orders[number + 1] = next_order
-    return Foresight(keys, size, orders, {})
-
-
-def _knows_next(sampler: Any) -> bool:
-    """Return whether what a sampler gives next does not depend on what else is drawn meanwhile."""
-    return isinstance(sampler, data.SequentialSampler) or (
-        getattr(sampler, "generator", None) is not None
-    )
+        return Foresight(keys, size, orders, {})
+    finally:
+        put_draws(loader, before)
 
 
 def _foresee_ranks(
@@ -273,34 +256,27 @@ def _foresee_ranks(
 ) -> tuple[dict[int, Indices], dict[int, Indices]] | None:
     """Return the orders of this epoch and the next, and those of the node's other ranks.
 
-    Args:
-        loader: The loader.
-        number: Of the epoch.
-        order: What the loader gives in it; less than the sampler where it drops a last mini-batch.
+    Of this one the loader gives ``order``: less than the sampler where it drops a last mini-batch.
     """
     shared, sampler, size = loader._order, samplers_of(loader)[-1], len(loader.dataset)
     if shared is None:
         return None
     orders = {epoch: shared.of_epoch(epoch, size) for epoch in (number, number + 1)}
-    others = {epoch: shared.of_neighbours(epoch, size) for epoch in orders}
+    others = shared.of_neighbours(orders, size)
     start = 0
     if isinstance(sampler, OrderedSampler) and sampler.resumed is not None:
         start, orders[number] = sampler.resumed
-        others[number] = None
+        others.pop(number, None)
     if not np.array_equal(orders[number][start:][: len(order)], order):
         return None  # the sampler was changed since
-    return orders, {epoch: rows for epoch, rows in others.items() if rows is not None}
+    return orders, others
 
 
 def as_indices(keys: Sequence[Any], option: str = "") -> Any:
     """Return keys as an array: of integers, or of objects if some are none.
 
-    Args:
-        keys: The keys.
-        option: For which they must be whole numbers; those of other types become ints then.
-
     Raises:
-        OptionError: Some key is none.
+        OptionError: Some key is no whole number, and there is an ``option`` that needs such.
     """
     if option:
         with contextlib.suppress(TypeError):
@@ -319,8 +295,10 @@ def as_indices(keys: Sequence[Any], option: str = "") -> Any:
 
 def _comparable(key: Any) -> Any:
     """Return a key as it is, if the workers can look for it among others."""
+    if isinstance(key, torch.Tensor):  # each is only equal to itself
+        return Key.of(key)
     try:
         hash(key)
     except TypeError:
         return Key.of(key)
-    return Key.of(key) if isinstance(key, torch.Tensor) else key  # each is only equal to itself
+    return key

@@ -54,8 +54,7 @@ class Progress:
         self.scattered: tuple[ScatteredOrder, int, Indices] | None = None
         if isinstance(sampler, OrderedSampler):
             self.number = sampler.epoch
-            start = sampler.resumed[0] if sampler.resumed else 0
-            self.scattered = sampler.order, start, sampler.whole()
+            self.scattered = sampler.order, sampler.start, sampler.whole()
         self.n_taken = self.n_examples = 0
         self.is_over = False
 
@@ -80,7 +79,7 @@ def check_state(loader: data.DataLoader[Any], state: State) -> None:
     Raises:
         OptionError: It is of another dataset or order, or no state at all.
     """
-    if state.get("version") != _VERSION:
+    if not isinstance(state, dict) or state.get("version") != _VERSION:
         raise OptionError("state_dict", "is none of overlapiter.torch.DataLoader's; give one")
     size = size_of(loader.dataset)
     if state["dataset_size"] != size:
@@ -101,22 +100,20 @@ def check_state(loader: data.DataLoader[Any], state: State) -> None:
 
 def state_of(loader: data.DataLoader[Any], epoch: Progress) -> State:
     """Return the state amid an epoch, or before it."""
-    state: State = {
+    size, scattered = size_of(loader.dataset), None
+    if epoch.scattered is not None:
+        order, start, whole = epoch.scattered
+        scattered = tuple(order.state_of(epoch.number, start + epoch.n_examples, whole, size))
+    return {
         "version": _VERSION,
         "epoch": epoch.number,
         "n_taken": epoch.n_taken,
-        "draws": tuple(epoch.draws),
-        "dataset_size": size_of(loader.dataset),
+        "draws": None if scattered else tuple(epoch.draws),
+        "dataset_size": size,
         "sampler_epoch": epoch.sampler_epoch,
-        "scattered": None,
+        "scattered": scattered,
         "has_base_seed": epoch.has_base_seed,
     }
-    if epoch.scattered is not None:
-        order, start, whole = epoch.scattered
-        position = start + epoch.n_examples
-        found = order.state_of(epoch.number, position, whole, state["dataset_size"])
-        state["scattered"], state["draws"] = tuple(found), None
-    return state
 
 
 @contextlib.contextmanager
@@ -125,29 +122,28 @@ def resumed(loader: data.DataLoader[Any]) -> Iterator[State | None]:
 
     What the epoch draws is drawn again inside; afterwards PyTorch's own generator is as before.
     """
-    state, loader._resume = loader._resume, None
+    state: State | None = loader._resume
     if state is None:
         yield None
         return
     loader._n_begun = state["epoch"]
     sampler = samplers_of(loader)[-1]
     if isinstance(sampler, OrderedSampler):
-        _resume_order(sampler, ScatterState(*state["scattered"]))
+        scattered = ScatterState(*state["scattered"])
+        sampler.set_epoch(scattered.epoch)
+        sampler.resumed = sampler.order.resume(scattered, size_of(loader.dataset))
     elif state["sampler_epoch"] is not None:
         sampler.set_epoch(state["sampler_epoch"])
     if state["draws"] is None:
         yield {**state, "n_taken": 0}
+        loader._resume = None  # an epoch that cannot begin is tried again from here
         return
     before = torch.get_rng_state()
     global_state, states = state["draws"]
     put_draws(loader, Draws(before if global_state is None else global_state, states))
     try:
         yield state
+        loader._resume = None
     finally:
         if global_state is not None:
             torch.set_rng_state(before)
-
-
-def _resume_order(sampler: OrderedSampler, state: ScatterState) -> None:
-    sampler.set_epoch(state.epoch)
-    sampler.resumed = sampler.order.resume(state, sampler._dataset_size)

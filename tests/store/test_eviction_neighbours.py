@@ -24,12 +24,8 @@ class Rank:
         self.window = room // 16 // N_RANKS
 
     def enter(self, epoch: int) -> None:
-        for known in (epoch, epoch + 1):
-            others = self.sampler.of_neighbours(known, N_EXAMPLES)
-            self.eviction.learn(
-                {known: self.sampler.of_epoch(known, N_EXAMPLES)},
-                {} if others is None else {known: others},
-            )
+        orders = {known: self.sampler.of_epoch(known, N_EXAMPLES) for known in (epoch, epoch + 1)}
+        self.eviction.learn(orders, self.sampler.of_neighbours(orders, N_EXAMPLES))
 
     def read(self, position: int) -> bool:
         """Stage an example, and return whether it was not staged before."""

@@ -12,7 +12,7 @@ torch = pytest.importorskip("torch")
 from torch.utils import data  # noqa: E402
 
 from overlapiter import scatter_order  # noqa: E402
-from overlapiter.errors import OptionError  # noqa: E402
+from overlapiter.errors import DatasetPicklingError, OptionError  # noqa: E402
 from overlapiter.scatter import ScatteredOrder  # noqa: E402
 from overlapiter.torch import Communicator, DataLoader  # noqa: E402
 from tests.torch import torch_datasets as D  # noqa: E402
@@ -147,8 +147,27 @@ def test_a_state_that_does_not_fit_is_refused(dataset: Any, options: Any, words:
     state = DataLoader(D.Made("int", 10)).state_dict()
     with pytest.raises(OptionError, match=words):
         DataLoader(dataset, **options).load_state_dict(state)
-    with pytest.raises(OptionError, match="is none of overlapiter"):
-        DataLoader(dataset).load_state_dict({})
+    for nothing in ({}, None):
+        with pytest.raises(OptionError, match="is none of overlapiter"):
+            DataLoader(dataset).load_state_dict(nothing)
+
+
+@pytest.mark.parametrize("options", [{}, {"sampler": ScatteredOrder(0, 1, 1)}])
+def test_an_epoch_that_cannot_begin_is_resumed_once_it_can(
+    plain_pair: Pair, options: dict[str, Any]
+) -> None:
+    one = plain_pair.ours(D.Made("int", 10), 2, **options)
+    iterator = iter(one)
+    next(iterator)
+    state, rest = saved(one.state_dict()), list(iterator)
+    other = plain_pair.ours(D.Made("int", 10), 2, **options)
+    other.load_state_dict(state)
+    other.worker_init_fn = lambda _: None
+    with pytest.raises(DatasetPicklingError):
+        iter(other)
+    other.worker_init_fn = None
+    assert_same(list(other), rest)
+    assert len(list(other)) == 5
 
 
 # --- seed -------------------------------------------------------------------------------------
