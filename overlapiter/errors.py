@@ -29,6 +29,7 @@ raises the :class:`ExampleError` alone for exceptions that would not be taken fo
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import traceback
 from collections.abc import Sequence
@@ -162,9 +163,14 @@ class WorkerDiedError(OverlapError):
         paths: tuple[str, ...] = (),
         worker_traceback: str = "",
     ) -> None:
+        cause = "a crash inside a C library is the usual cause"
+        if exit_code >= 0:
+            cause = "it called os._exit, or a C library in it called exit: look where"
+        elif exit_code == -signal.SIGKILL:
+            cause = "the kernel's out-of-memory killer is the usual cause: look at its log (dmesg)"
         text = (
             f"{deaths_words(deaths, exit_code)} while they read {example_words(index, paths)}. "
-            f"Try dataset[{index}] in a process of its own; {_usual_causes(exit_code)}."
+            f"Try dataset[{index}] in a process of its own; {cause}."
         )
         if worker_traceback:
             text += f"\n\nTraceback in the file reader:\n{worker_traceback}"
@@ -198,23 +204,13 @@ def described(error: BaseException) -> tuple[str, str]:
         return reason, "".join((*traceback.format_tb(error.__traceback__), f"{reason}\n"))
 
 
-def _usual_causes(exit_code: int) -> str:
-    """Return what mostly ends a process in this way."""
-    if exit_code >= 0:
-        return "it called os._exit, or a C library in it called exit: look where"
-    if exit_code == -signal.SIGKILL:
-        return "the kernel's out-of-memory killer is the usual cause: look at its log (dmesg)"
-    return "a crash inside a C library is the usual cause"
-
-
 def deaths_words(deaths: int, exit_code: int, kind: str = "file readers") -> str:
     """Return how workers ended; ``-N`` means killed by signal N."""
     if exit_code >= 0:
         return f"{deaths} {kind} died (exit status {exit_code})"
-    try:
+    name = ""
+    with contextlib.suppress(ValueError):  # a real-time signal has no name
         name = f" {signal.Signals(-exit_code).name}"
-    except ValueError:  # a real-time signal has no name
-        name = ""
     return f"{deaths} {kind} died (signal {-exit_code}{name})"
 
 

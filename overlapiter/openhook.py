@@ -24,6 +24,8 @@ from .stagedfile import READ_MODES
 from .urls import is_url, url_below
 
 OpenFunction = Callable[..., IO[Any]]
+#: What names a file, and is no descriptor.
+PATHS = (str, bytes, os.PathLike)
 
 
 class Handler(Protocol):
@@ -98,7 +100,7 @@ class OpenHook:
         def open_below_source(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> IO[Any]:
             # A number is a file descriptor; a writing mode is never redirected.
             if (
-                not isinstance(file, (str, bytes, os.PathLike))
+                not isinstance(file, PATHS)
                 or mode not in READ_MODES
                 or any(args[5:])
                 or kwargs.get("opener")
@@ -117,18 +119,22 @@ class OpenHook:
 
         self._wrapper = open_below_source
         _replace_open(underlying, open_below_source)
-        _set_current_hook(self)
+        global _current_hook  # as builtins.open, it is one for the process
+        _current_hook = self
 
     def uninstall(self) -> None:
         """Put back the ``open`` that was found, unless it has been replaced since."""
+        global _current_hook
         if self._underlying is not None and builtins.open is self._wrapper:
             _replace_open(self._wrapper, self._underlying)
         self._underlying = None
         if _current_hook is self:
-            _set_current_hook(None)
+            _current_hook = None
 
     def _below(self, file: Any) -> str | None:
-        """Return what the handler is to know of ``file``; None if it lies elsewhere."""
+        """Return what the handler is to know of ``file``; None if it lies elsewhere, or is none."""
+        if not isinstance(file, PATHS):
+            return None
         path = file if type(file) is str else os.fsdecode(os.fspath(file))
         if self._is_url:
             return url_below(self._prefix, path)
@@ -139,11 +145,9 @@ class OpenHook:
 
         Anything but a path comes back as it is.
         """
-        if not isinstance(file, (str, bytes, os.PathLike)):
-            return file
         found = self._below(file)
         if found is None:
-            if self._elsewhere is not None:
+            if self._elsewhere is not None and isinstance(file, PATHS):
                 self._elsewhere(os.fsdecode(file))
             return file
         path = self._handler.local_path(found)
@@ -160,8 +164,7 @@ class OpenHook:
 
         That is the path of a descriptor, whose name tells nothing.
         """
-        is_path = isinstance(file, (str, bytes, os.PathLike))
-        if not (by_content and is_path and self._below(file) is not None):
+        if not by_content or self._below(file) is None:
             yield self.instead_of(file)
             return
         fd = self.descriptor(file)
@@ -183,7 +186,7 @@ class OpenHook:
         Raises:
             OSError: There are no more descriptors, or the file is a URL and cannot be read.
         """
-        found = self._below(file) if isinstance(file, (str, bytes, os.PathLike)) else None
+        found = self._below(file)
         if found is None:
             return None
         opened = self._handler.open(found, "rb", (0,), {})
@@ -230,11 +233,6 @@ def replace_imported(names: Iterable[str], before: object, after: object) -> Non
 
 
 _current_hook: OpenHook | None = None
-
-
-def _set_current_hook(hook: OpenHook | None) -> None:
-    global _current_hook  # as builtins.open, it is one for the process
-    _current_hook = hook
 
 
 def current_hook() -> OpenHook | None:

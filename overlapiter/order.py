@@ -107,7 +107,10 @@ def advance(
         take(size)
         wanted -= size - position
         if order is not None and next_order is not None:
-            order = _checked_successor(order, next_order(order, position, epoch + 1), dataset_size)
+            order = next_order(order, position, epoch + 1)
+            if len(order) != size:
+                raise ValueError("The size of order does not match the size of the previous order.")
+            order = checked_order(order, dataset_size)
         epoch, position, is_new_epoch = epoch + 1, 0, True
         if not repeat:
             wanted = 0
@@ -118,12 +121,6 @@ def advance(
     indices = np.concatenate(pieces).astype(np.intp, copy=False)
     first_position = state.epoch * size + state.current_position
     return new_state, IndexList(indices, np.concatenate(epochs), first_position)
-
-
-def _checked_successor(order: Indices, successor: Indices, dataset_size: int) -> Indices:
-    if len(successor) != len(order):
-        raise ValueError("The size of order does not match the size of the previous order.")
-    return checked_order(successor, dataset_size)
 
 
 def checked_order(order: Indices, dataset_size: int) -> Indices:
@@ -217,7 +214,9 @@ class RunAhead:
             may_cross_epoch: Whether an order sampler may be called at all.
         """
         new = []
-        while len(self.steps) < n_wanted and not self._is_at_end():
+        while len(self.steps) < n_wanted:
+            if self.steps and self.steps[-1].index_list is None:  # the end
+                break
             head = self.steps[-1].state if self.steps else self._taken
             if crosses_epoch(head, self._batch_size, self._dataset_size):
                 is_far = len(self.steps) >= n_needed and head.epoch > self._taken.epoch
@@ -254,9 +253,6 @@ class RunAhead:
                 order = self._next_order(order, len(order), epoch)
             self._orders[epoch] = order
         return dict(self._orders)
-
-    def _is_at_end(self) -> bool:
-        return bool(self.steps) and self.steps[-1].index_list is None
 
 
 def seeded_order(seed: int, epoch: int, size: int) -> Indices:

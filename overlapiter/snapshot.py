@@ -58,7 +58,7 @@ def exchange(
     try:
         previous = float(_exchange(serializer, "previous_epoch_detail", previous_epoch_detail))
     except KeyError:  # a snapshot of an older Chainer
-        size = epoch_size(new_state, dataset_size)
+        size = max(epoch_size(new_state, dataset_size), 1)
         if epoch + position / size <= 0:
             return new_state, -1.0
         return new_state, max(epoch + (position - batch_size) / size, 0.0)
@@ -89,12 +89,7 @@ def _exchange_scattered(
 ) -> IterationState:
     """Save or load an order that all ranks share, of which each resumes its own part.
 
-    Args:
-        serializer: As above.
-        sampler: The order sampler.
-        state: The current state.
-        loaded: The same with the position and the epoch that the serializer has returned.
-        dataset_size: Examples in the dataset.
+    ``loaded`` is ``state`` with the position and the epoch that the serializer has returned.
     """
     own = sampler.state_of(state.epoch, state.current_position, state.order, dataset_size)
     try:
@@ -110,18 +105,14 @@ def _exchange_scattered(
             return loaded
         position, order = sampler.resume(saved, dataset_size)
         return loaded._replace(current_position=position, order=order)
-    order = checked_order(_order_of_any_length(serializer, state.order), dataset_size)
-    loaded = loaded._replace(order=order)
+    try:
+        order = _exchange_order(serializer, state.order)
+    except ValueError:  # the snapshot is of another number of ranks
+        order = np.asarray(serializer("order", None))
+    loaded = loaded._replace(order=checked_order(order, dataset_size))
     if not is_same(loaded, state):
         sampler.check_order(loaded.epoch, order, dataset_size)
     return loaded
-
-
-def _order_of_any_length(serializer: Any, order: Any) -> Any:
-    try:
-        return _exchange_order(serializer, order)
-    except ValueError:  # the snapshot is of another number of ranks
-        return np.asarray(serializer("order", None))
 
 
 def is_same(one: IterationState, other: IterationState) -> bool:

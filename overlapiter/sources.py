@@ -25,15 +25,12 @@ from .urls import checked_root, has_plain_name, is_url, url_below
 def index_maker(index_type: str) -> Callable[[Any], Any]:
     """Return what makes an index of the type in which the dataset wants it.
 
-    Args:
-        index_type: A character of NumPy's; ``O`` for indices that are given as they come.
+    That is a character of NumPy's; ``O`` for indices that are given as they come.
     """
+    if index_type != "O":
+        return np.dtype(index_type).type
     # NumPy would make an array of a tuple, and a number of a tensor.
-    return _as_it_came if index_type == "O" else np.dtype(index_type).type
-
-
-def _as_it_came(index: Any) -> Any:
-    return index.value() if isinstance(index, Key) else index
+    return lambda index: index.value() if isinstance(index, Key) else index
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -96,43 +93,30 @@ def known_paths(_dataset: object, _index: int) -> list[str] | None:
     return None
 
 
-@known_paths.register(np.ndarray)
-@known_paths.register(list)
-@known_paths.register(tuple)
-@known_paths.register(range)
-def _(_dataset: object, _index: int) -> list[str]:
-    return []  # held in memory
-
-
 @functools.singledispatch
 def source_roots(dataset: object) -> set[str]:
     """Return the root directories below which the files of ``dataset`` are known to lie.
 
     A dataset of an unregistered class is searched for wrapped datasets among its attributes.
     """
-    roots: set[str] = set()
     if id(dataset) in _being_searched:  # it refers to itself
-        return roots
+        return set()
     _being_searched.add(id(dataset))
     try:
-        for value in getattr(dataset, "__dict__", {}).values():
-            is_opaque = isinstance(value, (str, bytes, np.ndarray))
-            if hasattr(type(value), "__getitem__") and not is_opaque:
-                roots |= source_roots(value)
+        parts = getattr(dataset, "__dict__", {}).values()
+        return set().union(*(source_roots(p) for p in parts if hasattr(type(p), "__getitem__")))
     finally:
         _being_searched.discard(id(dataset))
-    return roots
 
 
 _being_searched: set[int] = set()
 
 
-@source_roots.register(list)
-@source_roots.register(tuple)
-@source_roots.register(dict)
-@source_roots.register(range)
-def _(_dataset: object) -> set[str]:
-    return set()
+for _held in (np.ndarray, list, tuple, range):  # held in memory
+    known_paths.register(_held, lambda _dataset, _index: [])
+    source_roots.register(_held, lambda _dataset: set())
+for _other in (str, bytes, dict):
+    source_roots.register(_other, lambda _dataset: set())
 
 
 # --- names ---------------------------------------------------------------------------------------

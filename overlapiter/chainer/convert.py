@@ -103,9 +103,7 @@ def _lock_pages(batch: MiniBatch, device: Any) -> None:
 
 
 def _sent(arrays: Any, device: Any) -> Any:
-    if device is None:
-        return arrays
-    send = chainer.dataset.to_device
+    send = chainer.dataset.to_device  # gives them back as they are for None
     if isinstance(arrays, tuple):
         return tuple(send(device, array) for array in arrays)
     if isinstance(arrays, dict):

@@ -68,24 +68,20 @@ def _(dataset: Any, index: int) -> list[str] | None:
 
 
 @known_paths.register(chainer_datasets.TupleDataset)
-def _(dataset: Any, index: int) -> list[str] | None:
-    return _joined(dataset._datasets, index)
-
-
 @known_paths.register(chainer_datasets.DictDataset)
 def _(dataset: Any, index: int) -> list[str] | None:
-    return _joined(dataset._datasets.values(), index)
-
-
-def _joined(parts: collections.abc.Iterable[object], index: int) -> list[str] | None:
-    """Return the files of all parts, or None if those of one are not declared."""
     paths: list[str] = []
-    for part in parts:
+    for part in _parts(dataset):
         some = declared_paths(part, index)
-        if some is None:
+        if some is None:  # those of one are not declared, so those of all are not known
             return None
         paths += some
     return paths
+
+
+def _parts(dataset: Any) -> collections.abc.Iterable[object]:
+    parts = dataset._datasets
+    return parts.values() if isinstance(parts, dict) else parts
 
 
 # --- roots ------------------------------------------------------------------------------------
@@ -110,13 +106,9 @@ def _(dataset: Any) -> set[str]:
 
 @source_roots.register(chainer_datasets.ConcatenatedDataset)
 @source_roots.register(chainer_datasets.TupleDataset)
-def _(dataset: Any) -> set[str]:
-    return set().union(*map(source_roots, dataset._datasets))
-
-
 @source_roots.register(chainer_datasets.DictDataset)
 def _(dataset: Any) -> set[str]:
-    return set().union(*map(source_roots, dataset._datasets.values()))
+    return set().union(*map(source_roots, _parts(dataset)))
 
 
 # --- pickling ---------------------------------------------------------------------------------
@@ -125,11 +117,24 @@ def _(dataset: Any) -> set[str]:
 _PACK_FROM = 1000
 
 
-class PackedPaths(collections.abc.Sequence):  # type: ignore[type-arg]  # of str
-    """A list of strings in two arrays, so that forked processes share its memory for good.
+class _Packed(collections.abc.Sequence):  # type: ignore[type-arg]  # of str or pairs
+    """A list in a few arrays, so that forked processes share its memory for good.
 
     The pages of a million Python objects would be copied, since their reference counts change.
     """
+
+    def __getitem__(self, index: Any) -> Any:
+        """Return one element, or a list of them."""
+        if isinstance(index, slice):
+            return [self._element(i) for i in range(*index.indices(len(self)))]
+        return self._element(range(len(self))[index])
+
+    def _element(self, position: int) -> Any:
+        raise NotImplementedError
+
+
+class PackedPaths(_Packed):
+    """A list of strings: their bytes, one after another, and where each ends."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         text = "".join(paths)
@@ -144,17 +149,13 @@ class PackedPaths(collections.abc.Sequence):  # type: ignore[type-arg]  # of str
         """Return the number of paths."""
         return len(self._ends)
 
-    def __getitem__(self, index: Any) -> Any:
-        """Return one path, or a list of them."""
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        position = range(len(self))[index]
+    def _element(self, position: int) -> Any:
         start = self._ends[position - 1] if position else 0
         return self._data[start : self._ends[position]].tobytes().decode("utf-8", "surrogatepass")
 
 
-class PackedPairs(collections.abc.Sequence):  # type: ignore[type-arg]  # of (str, int)
-    """A list of (path, label) pairs in three arrays; see :class:`PackedPaths`."""
+class PackedPairs(_Packed):
+    """A list of (path, label) pairs."""
 
     def __init__(self, pairs: Sequence[tuple[str, int]]) -> None:
         self._paths = PackedPaths([path for path, _ in pairs])
@@ -164,11 +165,8 @@ class PackedPairs(collections.abc.Sequence):  # type: ignore[type-arg]  # of (st
         """Return the number of pairs."""
         return len(self._paths)
 
-    def __getitem__(self, index: Any) -> Any:
-        """Return one pair, or a list of them."""
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        return self._paths[index], int(self._labels[index])
+    def _element(self, position: int) -> Any:
+        return self._paths[position], int(self._labels[position])
 
 
 class ZippedImages(chainer_datasets.ZippedImageDataset):

@@ -20,6 +20,11 @@ class Communicator(Protocol):
         """Return the objects of all ranks at the root, None elsewhere."""
 
 
+def gathered(comm: Communicator | None, thing: Any) -> Sequence[Any] | None:
+    """Return what each rank has given, on rank 0, or without a communicator; else None."""
+    return [thing] if comm is None else comm.gather_obj(thing)
+
+
 @dataclasses.dataclass
 class Interval:
     """What one rank counted since the last report.
@@ -113,7 +118,7 @@ class LoadingReport(training.Extension):
         self._name = iterator
         self._iterator: Any = None
         self._interval = Interval()
-        self._opens_before = (0, 0)
+        self._counted: Stats | None = None  # when its opens were added last
         self._began_seconds: float | None = None
 
     def initialize(self, trainer: training.Trainer) -> None:
@@ -122,7 +127,7 @@ class LoadingReport(training.Extension):
         self._next = self._iterator.next
         # Not by setattr: ChainerMN's iterators set attributes of the iterator that they wrap.
         vars(self._iterator)["next"] = self._timed_next
-        self._opens_before = self._opens()
+        self._counted = stats_of(self._iterator)
 
     def finalize(self) -> None:
         """Unwrap the iterator's ``next()``."""
@@ -150,28 +155,21 @@ class LoadingReport(training.Extension):
         if self._began_seconds is not None:
             self._interval.update_seconds += time.perf_counter() - self._began_seconds
             self._began_seconds = None
-        if is_end:
-            self._report()
-
-    def _report(self) -> None:
+        if not is_end:
+            return
         self._count_opens()
         interval, self._interval = self._interval, Interval()
-        gathered: Sequence[Interval] | None = [interval]
-        if self._comm is not None:
-            gathered = self._comm.gather_obj(interval)
-        if gathered is not None:
-            chainer.report(summarize(gathered))
+        intervals = gathered(self._comm, interval)
+        if intervals is not None:
+            chainer.report(summarize(intervals))
 
     def _count_opens(self) -> None:
-        opens_staged, opens_source = now = self._opens()
-        self._interval.opens_staged += opens_staged - self._opens_before[0]
-        self._interval.opens_source += opens_source - self._opens_before[1]
-        self._opens_before = now
-
-    def _opens(self) -> tuple[int, int]:
-        """Return how many opens went to staged copies so far, and how many to the source."""
-        counted = stats_of(self._iterator)
-        return (0, 0) if counted is None else (counted.opens_staged, counted.opens_source)
+        """Add the opens since the last call, of which there is none where the counting begins."""
+        before, self._counted = self._counted, stats_of(self._iterator)
+        if before is not None and self._counted is not None:
+            since = self._counted.since(before)
+            self._interval.opens_staged += since.opens_staged
+            self._interval.opens_source += since.opens_source
 
     def serialize(self, serializer: Any) -> None:
         """Save or load the counts of the interval that has not ended."""

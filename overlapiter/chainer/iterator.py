@@ -168,9 +168,11 @@ class OverlapIterator(ProgressAttributes):
             before = now.previous_epoch_detail if now.is_passed_over else self.epoch_detail
             step, batch = self._next_step()
             error, is_passed_over = self._skipped.judge(batch)
-            is_new_epoch = now.is_passed_over and now.state.is_new_epoch
-            state = step.state._replace(is_new_epoch=step.state.is_new_epoch or is_new_epoch)
-            # If an interruption comes before this, the step is done again; after it, it is done.
+            state = step.state
+            if now.is_passed_over and now.state.is_new_epoch:
+                state = state._replace(is_new_epoch=True)
+            # If an interruption comes before this, the step is done again; after it, it is done,
+            # so as little as can be comes before the return.
             self._progress = Progress(state, before, self._progress.ahead, step, is_passed_over)
             if error is None and not is_passed_over:
                 return batch  # type: ignore[no-any-return]  # a FailedBatch has an error
@@ -225,8 +227,10 @@ class OverlapIterator(ProgressAttributes):
 
     # --- running ahead ------------------------------------------------------------------------
 
-    def _begin(self, state: IterationState | None = None) -> None:
-        """Set the state, by default the first one, and forget the steps after the old one."""
+    def _begin(
+        self, state: IterationState | None = None, previous_epoch_detail: float = -1.0
+    ) -> None:
+        """Set the state, by default the first one, before the workers are told."""
         sampler, size = self.order_sampler, len(self.dataset)
         next_order = order_source(sampler, size)
         if state is None:
@@ -239,7 +243,8 @@ class OverlapIterator(ProgressAttributes):
             self._dataset_size,
             knows_any_epoch=sampler is None or isinstance(sampler, EpochSampler),
         )
-        self._unfinished_at = now = Progress(state, -1.0, ahead)  # until the steps are submitted
+        now = Progress(state, previous_epoch_detail, ahead)
+        self._unfinished_at = now  # until the steps are submitted
         self._skipped.begin()
         self._progress = now
 
@@ -292,19 +297,15 @@ class OverlapIterator(ProgressAttributes):
         plan, listener, self._share = with_staging(
             plan, parcel, self.staging, self.dataset, first, sampler=self.order_sampler
         )
-        self._plan_share()
         self._pipeline = Pipeline(parcel, plan, created_ns, trace=self._trace, listener=listener)
         self._owner_pid = os.getpid()
         self._submit_first()
 
-    def _plan_share(self) -> None:
-        """Plan which node holds what, from where the run begins or goes on."""
-        if self._share is not None:
-            state = self._state
-            self._share.begin(state.epoch, state.current_position, state.order)
-
     def _submit_first(self) -> None:
-        """Send the workers their first index lists."""
+        """Send the workers their first index lists, from where the run begins or goes on."""
+        state = self._state
+        if self._share is not None:
+            self._share.begin(state.epoch, state.current_position, state.order)
         self._run_ahead(may_cross_epoch=False)
         self._pipeline.flush()
         self._announce_orders()
@@ -323,13 +324,8 @@ class OverlapIterator(ProgressAttributes):
                 "it in the process that uses it"
             )
         self.trace = None  # that is the other one's
-        self._go_on_from(self._state, self._progress.previous_epoch_detail)
+        self._begin(self._state, self._progress.previous_epoch_detail)
         self._start(time.monotonic_ns())
-
-    def _go_on_from(self, state: IterationState, previous_epoch_detail: float) -> None:
-        """Set the state, before the workers are told."""
-        self._begin(state)
-        self._progress = self._progress._replace(previous_epoch_detail=previous_epoch_detail)
 
     # --- starting over, saving, ending -------------------------------------------------------
 
@@ -341,7 +337,6 @@ class OverlapIterator(ProgressAttributes):
         self._restart()
 
     def _restart(self) -> None:
-        self._plan_share()
         self._pipeline.reset()
         self._submit_first()
 
@@ -362,8 +357,9 @@ class OverlapIterator(ProgressAttributes):
         )
         if not is_same(state, self._state):
             self._own()
-            self._begin(state)
+            self._begin(state, previous)
             self._restart()
+            return
         now = self._progress._replace(previous_epoch_detail=previous)
         self._unfinished_at = now if self._unfinished_at is self._progress else None
         self._progress = now
@@ -411,8 +407,7 @@ class OverlapIterator(ProgressAttributes):
 
     def __copy__(self) -> OverlapIterator:
         """Return an independent iterator over the same dataset, in the same state."""
-        _, ingredients = self.__reduce__()
-        return _revived(*ingredients)
+        return _revived(*self.__reduce__()[1])
 
     def __reduce__(self) -> Any:
         """Pickle the arguments, the state and attributes of the user; the workers stay here."""
@@ -433,7 +428,7 @@ def _revived(
     iterator.__dict__.update(added)
     iterator._starts_later = is_importing_main()  # handed to a process that is being started
     OverlapIterator.__init__(iterator, **arguments)
-    iterator._go_on_from(IterationState(*state), previous_epoch_detail)
+    iterator._begin(IterationState(*state), previous_epoch_detail)
     if iterator._owner_pid:
         iterator._restart()
     return iterator

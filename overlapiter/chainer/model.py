@@ -40,27 +40,21 @@ class ChainerModel:
             with chainer.using_config("train", False), chainer.no_backprop_mode():
                 self._measures(objective.example)
         link.to_device(self._device)
-        self._params = [param for _, param in sorted(link.namedparams()) if param.array is not None]
-        self._names = [name for name, p in sorted(link.namedparams()) if p.array is not None]
-        self._flat = self._flattened()
+        named = [
+            (name, each) for name, each in sorted(link.namedparams()) if each.array is not None
+        ]
+        self._names, self._params = [name for name, _ in named], [param for _, param in named]
         self._persistent = _persistent(link)
-        self.n_state = sum(np.size(getattr(of, key)) for _, of, key in self._persistent)
-        self.layout = json.dumps(
-            [[name, list(p.shape)] for name, p in zip(self._names, self._params, strict=True)]
-            + [[name, list(np.shape(getattr(of, key)))] for name, of, key in self._persistent]
-        )
-
-    def _flattened(self) -> Any:
-        """Make all parameters views of one array, so that loading weights is one copy."""
-        xp = self._device.xp
-        flat = xp.empty(sum(param.size for param in self._params), np.float32)
-        begin = 0
-        for param in self._params:
-            view = flat[begin : begin + param.size].reshape(param.shape)
-            view[...] = param.array
-            param.array = view
-            begin += param.size
-        return flat
+        values = [(name, getattr(of, key)) for name, of, key in self._persistent]
+        self.n_state = sum(np.size(value) for _, value in values)
+        self.layout = json.dumps([[name, list(np.shape(each))] for name, each in [*named, *values]])
+        # All parameters become views of one array, so that loading weights is one copy.
+        self._ends = np.cumsum([param.size for param in self._params]).tolist()
+        self._flat = self._device.xp.empty(sum(self._ends[-1:]), np.float32)
+        views = self._device.xp.split(self._flat, self._ends)
+        for param, view in zip(self._params, views, strict=False):
+            view[...] = param.array.ravel()
+            param.array = view.reshape(param.shape)
 
     def weights(self) -> Vector:
         """Return a copy of parameters and persistent values."""
@@ -86,11 +80,9 @@ class ChainerModel:
                 setattr(of, key, type(value)(part[0]))
 
     def _write_state(self, vector: Vector) -> None:
-        begin = self._flat.size
-        for _, of, key in self._persistent:
-            value = np.ravel(_on_host(getattr(of, key)))
-            vector[begin : begin + value.size] = value
-            begin += value.size
+        values = [np.ravel(_on_host(getattr(of, key))) for _, of, key in self._persistent]
+        if values:
+            np.concatenate(values, out=vector[self._flat.size :], casting="unsafe")
 
     def gradient(self, batch: tuple[Any, ...], gradient: Vector, seed: int) -> Sequence[float]:
         """Compute the gradient of the mean loss, and the measures, of a mini-batch."""
@@ -99,14 +91,9 @@ class ChainerModel:
         with chainer.using_config("train", True):
             loss, measures = self._measures(batch)
             loss.backward()
-        begin = 0
-        for param in self._params:
-            part = gradient[begin : begin + param.size].reshape(param.shape)
-            if param.grad is None:  # it has no part in the loss
-                part[...] = 0
-            else:
-                part[...] = _on_host(param.grad)
-            begin += param.size
+        for param, part in zip(self._params, np.split(gradient, self._ends), strict=False):
+            # One without a gradient has no part in the loss.
+            part[:] = 0 if param.grad is None else _on_host(param.grad).ravel()
         self._write_state(gradient)
         return [float(each) for each in measures]
 
@@ -146,9 +133,8 @@ class ChainerModel:
 
     def names_of_bad(self) -> list[str]:
         """Return the names of the parameters that are not finite."""
-        xp = self._device.xp
-        pairs = zip(self._names, self._params, strict=True)
-        return [name for name, param in pairs if not xp.isfinite(param.array).all()]
+        finite, pairs = self._device.xp.isfinite, zip(self._names, self._params, strict=True)
+        return [name for name, param in pairs if not finite(param.array).all()]
 
     def save(self, path: str) -> None:
         """Write the link for :func:`chainer.serializers.load_npz`."""

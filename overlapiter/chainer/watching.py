@@ -8,7 +8,7 @@ from typing import Any
 from chainer import training
 from chainer.training import extensions
 
-from overlapiter.chainer.extensions import Communicator, stats_of
+from overlapiter.chainer.extensions import Communicator, gathered, stats_of
 from overlapiter.stats import Stats
 
 
@@ -48,14 +48,11 @@ class PrintExplanation(training.Extension):
         text = iterator.explain(before).text
         waited = (now.since(before) if before else now).wait_share
         self._before = now
-        told = [(waited, 0, text)]
-        if self._comm is not None:
-            rank = getattr(self._comm, "rank", 0)
-            gathered = self._comm.gather_obj((waited, rank, f"Rank {rank}: {text}"))
-            if gathered is None:
-                return
-            told = [*gathered]
-        print(max(told)[2], file=self._out, flush=True)
+        rank = getattr(self._comm, "rank", 0)
+        text = text if self._comm is None else f"Rank {rank}: {text}"
+        told = gathered(self._comm, (waited, rank, text))
+        if told is not None:
+            print(max(told)[2], file=self._out, flush=True)
 
 
 class ProgressBar(extensions.ProgressBar):

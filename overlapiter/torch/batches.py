@@ -58,14 +58,12 @@ class TensorViews(Views):
 
     def view(self, filled: FilledSlot) -> Collated | FailedBatch:
         """Return the collated mini-batch; copies nothing where all examples are alike."""
-        layout, reports = filled.layout, filled.reports
+        structure, reports = filled.layout.structure, filled.reports
         root, columns = filled.columns(reports[-1][1])
         if columns and all(report is None for _, _, report in reports):
-            kinds = leaf_kinds(layout.structure)
-            tensors = [_tensor(kind, array) for kind, array in zip(kinds, columns, strict=True)]
-            data = _collated(layout.structure, iter(tensors), list)
-            return Collated(data, (), reports[-1][1])
-        return _view_mixed(layout, root, columns, reports)
+            tensors = map(_tensor, leaf_kinds(structure), columns)
+            return Collated(_collated(structure, tensors, list), (), reports[-1][1])
+        return _view_mixed(filled.layout, root, columns, reports)
 
     def view_empty(self, reports: Sequence[tuple[int, int, Report]]) -> Collated:
         """Return the mini-batch all of whose examples were left out."""
@@ -83,25 +81,12 @@ class WholeViews(TensorViews):
         written = [entry for entry in report or [None] if not isinstance(entry, ExampleError)]
         if not written:
             return Collated(None, skipped, 0)
-        structure, leaves, _ = row_leaves(layout, root, columns, 0, written[0])
-        values = [
-            _turned_back(kind, leaf)
-            for kind, leaf in zip(leaf_kinds(structure), leaves, strict=True)
-        ]
-        data = _Filling(structure[0], values).load()
-        return Collated(data, skipped, n_indices - len(skipped))
-
-
-class _Filling(pickle.Unpickler):
-    """Unpickles a skeleton with its tensors and arrays."""
-
-    def __init__(self, skeleton: Any, values: list[Any]) -> None:
-        super().__init__(io.BytesIO(skeleton))
-        self._values = values
-
-    def persistent_load(self, pid: int) -> Any:
-        """Return a leaf."""
-        return self._values[pid]
+        whole: Any = row_leaves(layout, root, columns, 0, written[0])
+        (pickled, _, kinds), leaves, _ = whole
+        values = [*map(_turned_back, kinds, leaves)]
+        skeleton: Any = pickle.Unpickler(io.BytesIO(pickled))
+        skeleton.persistent_load = values.__getitem__
+        return Collated(skeleton.load(), skipped, n_indices - len(skipped))
 
 
 def _tensor(kind: str, column: Array) -> torch.Tensor:
@@ -132,10 +117,8 @@ def _turned_back(kind: str, leaf: Any) -> Any:
 def _collated(structure: Structure, values: Iterator[Any], sequence: type) -> Any:
     """Return what PyTorch collates examples to that have this structure.
 
-    Args:
-        structure: The structure.
-        values: For each leaf a tensor, or a list of what is to be collated by PyTorch.
-        sequence: As which PyTorch's collation would see the examples, list or tuple.
+    For each leaf there is a tensor, or a list of what PyTorch is to collate: as a ``sequence``,
+    list or tuple.
     """
     if isinstance(structure, str):
         value = next(values)
@@ -179,10 +162,8 @@ def _is_regular(layout: Layout, entry: Any) -> bool:
     if entry is None:
         return True
     kinds = leaf_kinds(layout.structure)
-    return entry[0] is None and all(
-        leaf[0] == (LOOSE if kind == "loose" else IN_COLUMN)
-        for kind, leaf in zip(kinds, entry[1], strict=True)
-    )
+    ordinary = [LOOSE if kind == "loose" else IN_COLUMN for kind in kinds]
+    return entry[0] is None and [leaf[0] for leaf in entry[1]] == ordinary
 
 
 def _collate_columns(
@@ -204,6 +185,4 @@ def _collate_columns(
 def _rebuilt(layout: Layout, root: Array | None, columns: list[Array], row: int, entry: Any) -> Any:
     """Return an example as the dataset gave it."""
     structure, leaves, _ = row_leaves(layout, root, columns, row, entry)
-    kinds = leaf_kinds(structure)
-    originals = (_original(kind, leaf) for kind, leaf in zip(kinds, leaves, strict=True))
-    return unflatten(structure, originals)
+    return unflatten(structure, map(_original, leaf_kinds(structure), leaves))

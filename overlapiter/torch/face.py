@@ -135,10 +135,9 @@ class TorchFace(Face):
         return more
 
     def fetch_whole(self, indices: list[Any]) -> Any:
-        """Return what the dataset's own way gives for a mini-batch: any type that is collated.
+        """Return what ``__getitems__`` gives: any type that is collated.
 
-        Args:
-            indices: What it gets; or one key, which is that as a batch sampler gave it.
+        It gets the indices; or, of one key that is there for all of them, what that stands for.
         """
         dataset: Any = self.dataset
         whole = indices[0]
@@ -147,9 +146,7 @@ class TorchFace(Face):
     def take_apart(self, example: object) -> tuple[Structure, list[Any]]:
         """Return an example's structure and leaves, or those of a collated mini-batch."""
         leaves: list[Any] = []
-        if self.collates:
-            return _skeleton(example, leaves), leaves
-        return _walk(example, leaves), leaves
+        return (_skeleton if self.collates else _walk)(example, leaves), leaves
 
     def collate(self, examples: Any) -> object:
         """Call ``collate_fn`` as PyTorch does."""
@@ -287,9 +284,8 @@ class _SkeletonPickler(pickle.Pickler):
 def _made_contiguous(leaves: list[Any]) -> str:
     """Turn the last leaf so that its elements lie in order, as a slot has them.
 
-    Returns:
-        What to add to its kind, from which the trainer knows how to turn it back: a user chose
-        ``channels_last``, for example, for the sake of speed.
+    Return what to add to its kind, by which the trainer turns it back: a user chose
+    ``channels_last``, for example, for the sake of speed.
     """
     leaf = leaves[-1]
     axes = sorted(range(leaf.ndim), key=leaf.strides.__getitem__, reverse=True)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F  # PyTorch's own way to write it
 from numpy.typing import NDArray
 
 from overlapiter.objective import Objective
@@ -15,22 +16,17 @@ from overlapiter.objective import Objective
 Vector = NDArray[np.float32]
 
 
-def _sigmoid_loss(outputs: Any, labels: Any) -> Any:
-    labels = labels.reshape(outputs.shape).to(outputs.dtype)
-    return torch.nn.functional.binary_cross_entropy_with_logits(outputs, labels)
-
-
-def _squared_loss(outputs: Any, labels: Any) -> Any:
-    return torch.nn.functional.mse_loss(outputs, labels.reshape(outputs.shape).to(outputs.dtype))
-
-
+#: Of the losses of regressions; their labels have the shape and the type of the outputs.
 _LOSSES = {
-    "softmax_cross_entropy": lambda outputs, labels: torch.nn.functional.cross_entropy(
-        outputs, labels.long()
-    ),
-    "mean_squared_error": _squared_loss,
-    "sigmoid_cross_entropy": _sigmoid_loss,
+    "mean_squared_error": F.mse_loss,
+    "sigmoid_cross_entropy": F.binary_cross_entropy_with_logits,
 }
+
+
+def _loss(name: str, outputs: Any, labels: Any) -> Any:
+    if name == "softmax_cross_entropy":
+        return F.cross_entropy(outputs, labels.long())
+    return _LOSSES[name](outputs, labels.reshape(outputs.shape).to(outputs.dtype))
 
 
 def _on_host(tensor: Any) -> Any:
@@ -58,34 +54,26 @@ class TorchModel:
         self._buffers = dict(self._module.named_buffers())
         self._parts = [*self._parameters.values(), *self._buffers.values()]
         self.n_state = sum(each.numel() for each in self._buffers.values())
-        names = [*self._parameters, *self._buffers]
-        self.layout = json.dumps(
-            [[name, list(each.shape)] for name, each in zip(names, self._parts, strict=True)]
-        )
+        self._ends = np.cumsum([each.numel() for each in self._parts]).tolist()
+        named = {**self._parameters, **self._buffers}
+        self.layout = json.dumps([[name, list(each.shape)] for name, each in named.items()])
 
     def _fill(self, vector: Vector, tensors: Sequence[Any]) -> None:
         """Write tensors of the shapes of all parts into a vector; None stands for zeros."""
-        begin = 0
-        for part, tensor in zip(self._parts, tensors, strict=True):
-            end = begin + part.numel()
-            vector[begin:end] = 0 if tensor is None else _on_host(tensor)
-            begin = end
+        for values, tensor in zip(np.split(vector, self._ends), tensors, strict=False):
+            values[:] = 0 if tensor is None else _on_host(tensor)
 
     def weights(self) -> Vector:
         """Return a copy of parameters and buffers."""
-        vector = np.empty(sum(part.numel() for part in self._parts), np.float32)
+        vector = np.empty(sum(self._ends[-1:]), np.float32)
         self._fill(vector, self._parts)
         return vector
 
     def load(self, weights: Vector) -> None:
         """Copy values into parameters and buffers."""
-        begin = 0
         with torch.no_grad():
-            for part in self._parts:
-                end = begin + part.numel()
-                values = torch.from_numpy(np.array(weights[begin:end])).reshape(part.shape)
-                part.copy_(values)
-                begin = end
+            for part, values in zip(self._parts, np.split(weights, self._ends), strict=False):
+                part.copy_(torch.from_numpy(values.copy()).reshape(part.shape))
 
     def gradient(self, batch: tuple[Any, ...], gradient: Vector, seed: int) -> Sequence[float]:
         """Compute the gradient of the mean loss, and the measures, of a mini-batch."""
@@ -114,7 +102,7 @@ class TorchModel:
                 raise objective.missing(objective.metrics[0], "return (loss, accuracy)")
             return loss, [float(loss.detach()), *(float(each) for each in metrics)]
         outputs = self._module(*features)
-        loss = _LOSSES[objective.loss](outputs, labels)
+        loss = _loss(objective.loss, outputs, labels)
         accuracies = [self._accuracy(outputs, labels) for _ in objective.metrics]
         return loss, [float(loss.detach()), *accuracies]
 
