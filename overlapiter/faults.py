@@ -37,16 +37,17 @@ def likely_paths(dataset: Any, index: int) -> tuple[str, ...]:
 
 def explain_stall(stall: WaitTimeoutError, dataset: Any, timeout_seconds: float | None) -> str:
     """Return the text of the warning that no mini-batch has come in time."""
-    text = f"Stalled dataset is detected: no mini-batch for {timeout_seconds} seconds"
+    total = ""
     if timeout_seconds and stall.waited_seconds > 1.5 * timeout_seconds:
-        text += f", {stall.waited_seconds:.0f} in all"  # Python shows the same text only once
-    text += "."
+        total = f", {stall.waited_seconds:.0f} in all"  # Python shows the same text only once
+    place = f"It waits for {stall.stage}"
     if stall.index != -1:
         example = example_words(stall.index, likely_paths(dataset, stall.index))
-        text += f" {stall.stage} is at {example}."
-    else:
-        text += f" It waits for {stall.stage}."
-    return text + " Check that the file can be read, or raise dataset_timeout."
+        place = f"{stall.stage} is at {example}"
+    return (
+        f"Stalled dataset is detected: no mini-batch for {timeout_seconds} seconds{total}. {place}."
+        " Check that the file can be read, or raise dataset_timeout."
+    )
 
 
 def warn_if_failure_hangs() -> None:
@@ -78,16 +79,6 @@ def _main_source() -> str:
         return inspect.getsource(sys.modules["__main__"])
     except (OSError, TypeError):  # it has none: an interactive session
         return ""
-
-
-def with_paths(error: BaseException, dataset: Any) -> BaseException:
-    """Return an error that names the files of its example."""
-    if not isinstance(error, WorkerDiedError) or error.paths:
-        return error
-    paths = likely_paths(dataset, error.index)
-    return WorkerDiedError(
-        error.index, error.deaths, error.exit_code, paths, error.worker_traceback
-    )
 
 
 class Batch(Protocol):
@@ -125,7 +116,11 @@ class SkippedExamples:
     def judge(self, batch: Batch | FailedBatch) -> tuple[BaseException | None, bool]:
         """Return the error to raise instead of a mini-batch, and whether to pass it over."""
         if isinstance(batch, FailedBatch):
-            error = with_paths(batch.error, self._dataset)
+            error = batch.error
+            if isinstance(error, WorkerDiedError) and not error.paths:
+                paths = likely_paths(self._dataset, error.index)
+                facts = error.deaths, error.exit_code, paths, error.worker_traceback
+                error = WorkerDiedError(error.index, *facts)
             error.__cause__ = batch.context
             return error, False
         too_many = self.note(batch)
@@ -150,7 +145,9 @@ class SkippedExamples:
             return None
         n_before = len(self.errors)
         for error in batch.skipped:
-            self.errors.setdefault(error.index, self._with_paths(error))
+            paths = error.paths or likely_paths(self._dataset, error.index)
+            facts = paths, error.reason, error.worker_traceback
+            self.errors.setdefault(error.index, ExampleError(error.index, *facts))
         self._n_in_a_row = 0 if batch else self._n_in_a_row + len(batch.skipped)
         is_beyond = len(self.errors) > max(self._limit, n_before)
         # One epoch of them in a row may be the end of an epoch and the start of the next.
@@ -168,9 +165,3 @@ class SkippedExamples:
                 stacklevel=4,
             )
         return None
-
-    def _with_paths(self, error: ExampleError) -> ExampleError:
-        if error.paths:
-            return error
-        paths = likely_paths(self._dataset, error.index)
-        return ExampleError(error.index, paths, error.reason, error.worker_traceback)

@@ -197,30 +197,23 @@ def _replace_constructor(owner: Any, name: str, found: Any, reader: Reader) -> N
 
 
 def _opening_copies(function: Function, reader: Reader, n_before: int) -> Function:
-    """Return a function in the place of a reader, or of the constructor of one.
-
-    Args:
-        function: The reader.
-        reader: Its line.
-        n_before: Arguments before the path.
-    """
+    """Return what takes the place of a reader with ``n_before`` arguments before the path."""
     if reader[:2] == ("os", "open"):
         return _opening_descriptors(function)
     key, keyword = reader[:2], reader.keyword or _name_of_argument(function, n_before)
 
     @functools.wraps(function)
     def read(*args: Any, **kwargs: Any) -> Any:
-        hook = openhook.current_hook()
-        if hook is None or not _table[key].is_on or _may_write(args[n_before + 1 :], kwargs):
+        hook, line = openhook.current_hook(), _table[key]
+        is_by_name = len(args) <= n_before
+        is_left_alone = not line.is_on or (is_by_name and keyword not in kwargs)
+        if hook is None or is_left_alone or _may_write(args[n_before + 1 :], kwargs):
             return function(*args, **kwargs)
-        if len(args) > n_before:
-            before, path, after = args[:n_before], args[n_before], args[n_before + 1 :]
-            with hook.giving(path, by_content=_table[key].by_content) as copy:
-                return function(*before, copy, *after, **kwargs)
-        if keyword not in kwargs:
-            return function(*args, **kwargs)
-        with hook.giving(kwargs.pop(keyword), by_content=_table[key].by_content) as copy:
-            return function(*args, **kwargs, **{keyword: copy})
+        path = kwargs.pop(keyword) if is_by_name else args[n_before]
+        with hook.giving(path, by_content=line.by_content) as copy:
+            if is_by_name:
+                return function(*args, **kwargs, **{keyword: copy})
+            return function(*args[:n_before], copy, *args[n_before + 1 :], **kwargs)
 
     setattr(read, _MARK, True)
     return read

@@ -177,13 +177,12 @@ def is_tensor(thing: object) -> bool:
     return torch is not None and type(thing) is torch.Tensor
 
 
-def fetches_whole(dataset: object) -> bool:
+def fetches_whole(dataset: Any) -> bool:
     """Return whether a dataset has a way of its own to give several examples at once."""
     import torch
 
-    if type(dataset) is torch.utils.data.Subset:  # it passes that on
-        inner: Any = dataset
-        return fetches_whole(inner.dataset)
+    while type(dataset) is torch.utils.data.Subset:  # it passes that on
+        dataset = dataset.dataset
     return bool(getattr(dataset, "__getitems__", None))
 
 
@@ -234,17 +233,14 @@ def is_dense(tensor: Any) -> bool:
 
 def _plain_leaf(node: Any, kind: type, leaves: list[Any]) -> str:
     name = "loose"
-    if kind is np.ndarray:
-        name = "array" if node.dtype in SHARED_DTYPES else "loose"
-    elif kind is float:
+    if kind is float:
         name, node = "float", np.float64(node)
     elif kind is bool:
         name, node = "bool", np.bool_(node)
-    elif kind is int:
-        if -(2**63) <= node < 2**63:
-            name, node = "int", np.int64(node)
-    elif isinstance(node, np.generic) and node.dtype in SHARED_DTYPES:
-        name = "number"
+    elif kind is int and -(2**63) <= node < 2**63:
+        name, node = "int", np.int64(node)
+    elif (kind is np.ndarray or isinstance(node, np.generic)) and node.dtype in SHARED_DTYPES:
+        name = "array" if kind is np.ndarray else "number"
     leaves.append(node)
     return name
 

@@ -38,21 +38,13 @@ class DataLoader(torch.utils.data.DataLoader[T]):
     Args:
         dataset: A map-style dataset. It is pickled at each iteration, or once for
             ``persistent_workers``.
-        batch_size: As in PyTorch, and so are all further arguments that are not described here.
-        shuffle: See there.
+        batch_size: As in PyTorch, as are all arguments that are not described here.
         sampler: Besides PyTorch's, what ``overlapiter.scatter_order`` returns.
-        batch_sampler: See there.
         num_workers: File readers. With 0 the dataset is asked in this process.
         collate_fn: Called in a file reader, with all examples of a mini-batch.
         pin_memory: Has CUDA lock the memory that the tensors are views of, so nothing is copied.
-        drop_last: See there.
-        timeout: See there. With 0, a :class:`TimeoutWarning` after 30 s says what is waited for.
-        worker_init_fn: See there.
+        timeout: With 0, a :class:`TimeoutWarning` after 30 s says what is waited for.
         multiprocessing_context: Checked, and not used.
-        generator: See there.
-        prefetch_factor: See there.
-        persistent_workers: See there.
-        pin_memory_device: See there.
         in_order: Accepted: mini-batches always come in order.
         staging: Where to stage files; None reads them where they are.
         seed: With it, the state of ``random``, ``numpy.random`` and ``torch.random`` that each
