@@ -17,9 +17,9 @@ if TYPE_CHECKING:
     from .agreement import scatter_order as scatter_order
     from .chainer.convert import concat_examples as concat_examples
     from .chainer.extensions import LoadingReport as LoadingReport
+    from .chainer.extensions import PrintExplanation as PrintExplanation
+    from .chainer.extensions import ProgressBar as ProgressBar
     from .chainer.iterator import OverlapIterator as OverlapIterator
-    from .chainer.watching import PrintExplanation as PrintExplanation
-    from .chainer.watching import ProgressBar as ProgressBar
     from .openhook import local_path as local_path
     from .options import Skip as Skip
     from .options import Staging as Staging
@@ -54,8 +54,8 @@ __all__ = [
 _HOMES = {
     "LoadingReport": ".chainer.extensions",
     "OverlapIterator": ".chainer.iterator",
-    "PrintExplanation": ".chainer.watching",
-    "ProgressBar": ".chainer.watching",
+    "PrintExplanation": ".chainer.extensions",
+    "ProgressBar": ".chainer.extensions",
     "Rendezvous": ".peers.meeting",
     "Skip": ".options",
     "Staging": ".options",

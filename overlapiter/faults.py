@@ -135,10 +135,8 @@ class SkippedExamples:
     def note(self, batch: Batch) -> TooManyBadExamplesError | None:
         """Count the examples that are left out of a mini-batch, and warn of the very first.
 
-        After an interruption a mini-batch may be noted again.
-
-        Returns:
-            The error to raise if more are left out than may be, or if no others are left.
+        After an interruption a mini-batch may be noted again. Return the error to raise if more are
+        left out than may be, or if no others are left.
         """
         if not batch.skipped:
             self._n_in_a_row = 0

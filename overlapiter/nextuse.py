@@ -77,12 +77,10 @@ class NextUse:
         others: Indices | None = None,
         served: Served | None = None,
     ) -> bool:
-        """Note the order of an epoch, None for ascending; epochs come in ascending order.
+        """Note the order of an epoch, None for ascending; return whether it was unknown.
 
-        Beside it goes what others read meanwhile, as :class:`_Epoch` has it.
-
-        Returns:
-            Whether it was unknown; a known epoch keeps its order.
+        Epochs come in ascending order, each with what others read meanwhile, as :class:`_Epoch` has
+        it; one that is known keeps its order.
         """
         if epoch in self._epochs:
             return False
@@ -143,8 +141,7 @@ class NextUse:
     def hand_out(self, position: int, indices: list[int]) -> bool:
         """Note that the examples from ``position`` on are being staged or read.
 
-        Returns:
-            Whether it skipped positions, which changes the next uses of many examples.
+        Return whether it skipped positions, which changes the next uses of many examples.
         """
         has_skipped = position > self._reached
         if has_skipped:
@@ -156,9 +153,8 @@ class NextUse:
     def pass_by(self, position: int) -> tuple[Indices, Indices]:
         """Note that the other ranks have read what they read before ``position``.
 
-        Returns:
-            The examples whose next use has changed: those that ranks of this node have read, and
-            those that other nodes have read from it.
+        Return the examples whose next use has changed: those that ranks of this node have read, and
+        those that other nodes have read from it.
         """
         by_others, served = [_NONE], [_NONE]
         for epoch, uses in self._epochs.items() if position > self._passed else ():

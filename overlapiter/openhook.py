@@ -29,26 +29,21 @@ PATHS = (str, bytes, os.PathLike)
 
 
 class Handler(Protocol):
-    """Knows the staged copies of source files.
+    """Knows the staged copies of source files, by the path as the caller wrote it, or the URL.
 
-    Both methods are called in the thread that opens, and get the path as the caller wrote it, or
-    the URL. What they raise reaches the caller.
+    It is called in the thread that opens; what it raises reaches the caller.
     """
 
     def open(
         self, path: str, mode: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> IO[Any] | None:
-        """Return the staged copy, opened; None where the source has to be read.
-
-        The arguments are those of a call of ``open`` that only reads and has no opener.
-        """
+        """Return the staged copy, opened as ``open`` would for reading; None to read the source."""
 
     def local_path(self, path: str) -> str | None:
-        """Return the path of a staged copy, for a library that opens files itself; or None.
+        """Return the path of a staged copy, which lives as long as the current example; or None.
 
-        The file exists under this path until the current example has been read, and its name ends
-        as that of the source file does: libraries choose a format by it. A path below ``/proc``
-        will not do: HDF5 resolves links.
+        Its name ends as that of the source file does: libraries choose a format by it. A path below
+        ``/proc`` will not do: HDF5 resolves links.
         """
 
 
@@ -160,10 +155,7 @@ class OpenHook:
 
     @contextlib.contextmanager
     def giving(self, file: Any, *, by_content: bool) -> Iterator[Any]:
-        """Give what :meth:`instead_of` returns; with ``by_content``, for the block alone.
-
-        That is the path of a descriptor, whose name tells nothing.
-        """
+        """Give what :meth:`instead_of` returns; or, by content, the path of a descriptor."""
         if not by_content or self._below(file) is None:
             yield self.instead_of(file)
             return

@@ -160,15 +160,10 @@ class Step(NamedTuple):
 
 
 class RunAhead:
-    """Generates steps ahead of the trainer.
+    """Generates steps ahead of the trainer, who is at ``state``; see :func:`advance`.
 
-    Args:
-        state: The state of the trainer.
-        batch_size: Examples in a full mini-batch.
-        repeat: Whether a mini-batch goes on with the next epoch at the end of one.
-        next_order: Returns the order of an epoch; called when a step into it is generated.
-        dataset_size: Examples in the dataset.
-        knows_any_epoch: Whether ``next_order`` may be called for an epoch earlier, and twice.
+    It calls ``next_order`` when a step into an epoch is generated; earlier, and twice, where it
+    ``knows_any_epoch``.
     """
 
     def __init__(
@@ -205,13 +200,8 @@ class RunAhead:
     def extend(self, n_needed: int, n_wanted: int, *, may_cross_epoch: bool) -> list[Step]:
         """Generate steps until ``n_wanted`` are ahead, and return the new ones.
 
-        Beyond ``n_needed`` steps it goes no further than the epoch after the trainer's, so that an
-        order sampler is not called long before its epoch.
-
-        Args:
-            n_needed: Steps that are needed now.
-            n_wanted: Steps that staging can use, at least ``n_needed``.
-            may_cross_epoch: Whether an order sampler may be called at all.
+        Beyond the ``n_needed`` now it goes no further than the epoch after the trainer's, so that
+        an order sampler is not called long before its epoch, if it ``may_cross_epoch`` at all.
         """
         new = []
         while len(self.steps) < n_wanted:
@@ -235,13 +225,9 @@ class RunAhead:
         return new
 
     def take_orders(self, *, includes_known: bool = False) -> dict[int, Indices | None]:
-        """Return the known orders, if one has become known since the last call; else none.
+        """Return the known orders, if one has become known since the last call, or in any case.
 
-        Args:
-            includes_known: Whether to return them in any case.
-
-        Returns:
-            By epoch, from the trainer's on; None for ascending order.
+        They are by epoch, from the trainer's on; None for ascending order.
         """
         if not self._has_new_orders and not includes_known:
             return {}

@@ -106,12 +106,10 @@ def added_readers() -> tuple[Reader, ...]:
 
 
 def install(readers: Iterable[Reader]) -> None:
-    """Redirect the readers in this process, and in those forked from it, when they have a hook.
+    """Redirect readers in this process, and in those forked from it, when they have a hook.
 
-    Called before the dataset is unpickled: what it imports finds the replacements.
-
-    Args:
-        readers: Those that the program has added.
+    It gets those that the program has added, before the dataset is unpickled: what that imports
+    finds the replacements.
     """
     global _is_installed  # for this process
     _is_installed = True

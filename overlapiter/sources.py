@@ -63,11 +63,9 @@ class Key:
 class Dataset(Protocol):
     """What overlapiter needs of a dataset: a length, and an example for each index."""
 
-    def __len__(self) -> int:
-        """Return the number of examples."""
+    def __len__(self) -> int: ...
 
-    def __getitem__(self, index: SupportsIndex) -> object:
-        """Return one example."""
+    def __getitem__(self, index: SupportsIndex) -> object: ...
 
 
 # --- the protocol -----------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import chainer
@@ -9,7 +10,8 @@ import numpy as np
 
 from overlapiter.sharedmem.slots import MiniBatch
 
-from .cupylocks import CupyLocker
+_cuda = chainer.backends.cuda  # CuPy, where it is installed
+_CURRENT = 0  # flag of cudaHostRegister: nothing special
 
 
 @chainer.dataset.converter()  # type: ignore[untyped-decorator]  # Chainer has no types
@@ -109,3 +111,28 @@ def _sent(arrays: Any, device: Any) -> Any:
     if isinstance(arrays, dict):
         return {key: send(device, array) for key, array in arrays.items()}
     return send(device, arrays)
+
+
+class CupyLocker:
+    """Locks pages by cudaHostRegister, for a ``cupy.cuda.Device`` and its current stream."""
+
+    def __init__(self, device: Any) -> None:
+        self._device = device
+
+    def lock(self, address: int, length_bytes: int) -> None:
+        """Lock a range of pages; CuPy's error of CUDA is a RuntimeError."""
+        with self._device:
+            _cuda.cupy.cuda.runtime.hostRegister(address, length_bytes, _CURRENT)
+
+    def unlock(self, address: int) -> None:
+        """Wait for the device, and unlock the pages."""
+        with self._device:
+            self._device.synchronize()
+            _cuda.cupy.cuda.runtime.hostUnregister(address)
+
+    def mark(self) -> Callable[[], bool]:
+        """Record an event on the current stream."""
+        with self._device:
+            event = _cuda.cupy.cuda.Event(block=False, disable_timing=True)
+            event.record()
+        return lambda: bool(event.done)

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from overlapiter.errors import ExampleError, described
+from overlapiter.errors import ExampleError
 from overlapiter.pipeline import FailedBatch
 from overlapiter.sharedmem.layout import Array, Layout, Structure, leaf_kinds, unflatten
 from overlapiter.sharedmem.slots import (
@@ -152,8 +152,7 @@ def _view_mixed(
             examples = [_rebuilt(layout, root, columns, row, entry) for row, entry in rows]
             data = Collation()(examples)
     except Exception as error:  # these examples do not go together
-        remote = RemoteError(type(error), described(error)[1], "")
-        return FailedBatch(remote, None)
+        return FailedBatch(RemoteError.of(error), None)
     return Collated(data, skipped, len(rows))
 
 

@@ -15,7 +15,7 @@ from torch.utils import data
 from torch.utils.data import _utils
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from overlapiter.errors import ExampleError, described
+from overlapiter.errors import ExampleError
 from overlapiter.faults import SkippedExamples, explain_stall
 from overlapiter.order import IndexList, Indices
 from overlapiter.pipeline import FailedBatch, Pipeline, WaitTimeoutError
@@ -40,9 +40,7 @@ class Epoch(_BaseDataLoaderIter):
     It takes index lists from the sampler exactly as early as PyTorch does. Where staging needs them
     earlier, they are foreseen; what cannot be foreseen is taken early.
 
-    Args:
-        loader: The loader.
-        state: Where to go on; None for the start.
+    With a ``state`` it goes on from there.
     """
 
     _feed: Feed | None = None
@@ -256,7 +254,7 @@ class Epoch(_BaseDataLoaderIter):
         try:
             return Collated(self._collate_fn([self._dataset[key] for key in keys]), (), 0)
         except Exception as error:
-            return FailedBatch(RemoteError(type(error), described(error)[1], ""), None)
+            return FailedBatch(RemoteError.of(error), None)
 
     def _wait(self) -> Collated | FailedBatch:
         while True:

@@ -54,7 +54,7 @@ class RemoteError(Exception):
     Attributes:
         kind: Its class.
         text: Its traceback.
-        where: In which worker it was raised.
+        where: In which worker it was raised; empty for the one that was to make the mini-batch.
     """
 
     def __init__(self, kind: type[BaseException], text: str, where: str) -> None:
@@ -62,6 +62,11 @@ class RemoteError(Exception):
         self.kind = kind
         self.text = text
         self.where = where
+
+    @classmethod
+    def of(cls, error: BaseException, where: str = "") -> RemoteError:
+        """Return what travels of an exception."""
+        return cls(type(error), described(error)[1], where)
 
 
 class TorchFace(Face):
@@ -160,8 +165,7 @@ class TorchFace(Face):
         """Wrap what the trainer is to raise as PyTorch does; the rest keeps its own way."""
         if not isinstance(error, Exception) or isinstance(error, StopIteration):
             return error
-        where = f"in DataLoader worker process {self._number}"
-        return RemoteError(type(error), described(error)[1], where)
+        return RemoteError.of(error, f"in DataLoader worker process {self._number}")
 
 
 def seed_torch(words: bytes) -> None:

@@ -119,10 +119,7 @@ def begin(
     Its file readers are fresh processes in either case, with the dataset as it is now. Making a new
     one with peers is collective.
 
-    Args:
-        loader: The loader.
-        renewal: What they are told.
-        first_indices: The first mini-batch, which must fit into the staging directory.
+    They are told the renewal. The first mini-batch must fit into the staging directory.
 
     Raises:
         DatasetPicklingError: The dataset, or a function of the loader, cannot be pickled.

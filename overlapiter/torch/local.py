@@ -47,22 +47,17 @@ class Seeded:
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """Leave the random states of this process as they are, whatever is drawn inside."""
-    states = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    states = random.getstate(), np.random.get_state()
     try:
-        yield
+        with torch.random.fork_rng(devices=[]):
+            yield
     finally:
         random.setstate(states[0])
         np.random.set_state(states[1])
-        torch.set_rng_state(states[2])
 
 
 class LocalEpoch(_SingleProcessDataLoaderIter):
-    """Asks the dataset in this process, as PyTorch does without workers.
-
-    Args:
-        loader: The loader.
-        state: Where to go on; None for the start.
-    """
+    """Asks the dataset in this process, as PyTorch does without workers."""
 
     _sampler_iter: Iterator[Any]
 

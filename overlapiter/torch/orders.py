@@ -36,21 +36,17 @@ _KNOWN = (
 class OrderedSampler(data.Sampler[int]):
     """The order of an :class:`~overlapiter.scatter.ScatteredOrder` as a sampler of PyTorch.
 
-    Args:
-        order: Gives the order of every epoch.
-        dataset_size: Examples in the dataset.
-
     Attributes:
-        order: The same.
+        order: Gives the order of every epoch.
         epoch: The epoch that the next iteration gives; each whole iteration leads to the next.
+        resumed: Of the epoch in which a snapshot was taken: where to go on, and in which order.
     """
 
     def __init__(self, order: ScatteredOrder, dataset_size: int) -> None:
         self.order = order
         self.epoch = 0
-        self._dataset_size = dataset_size
-        #: Of the epoch in which a snapshot was taken: where to go on, and in which order.
         self.resumed: tuple[int, Indices] | None = None
+        self._dataset_size = dataset_size
 
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch that the next iteration gives."""
@@ -118,9 +114,9 @@ def size_of(dataset: Any, option: str = "") -> int:
     try:
         return len(dataset)
     except Exception as error:  # it has no length, or the user's code fails
-        if option:
-            raise OptionError(option, "needs a dataset with a length; give it a __len__") from error
-        return -1
+        if not option:
+            return -1
+        raise OptionError(option, "needs a dataset with a length; give it a __len__") from error
 
 
 def epoch_of(sampler: Any) -> int | None:
@@ -143,9 +139,6 @@ def put_draws(loader: Any, draws: Draws) -> None:
 
 class DistributedOrder(ScatteredOrder):
     """What PyTorch's ``DistributedSampler`` gives all ranks: ours, but for how it shuffles.
-
-    Args:
-        sampler: The sampler of this rank.
 
     Attributes:
         epoch_0: The epoch of the sampler at which the loader counts 0.
@@ -222,11 +215,12 @@ def foresee(loader: Any, number: int, *, draws_base_seed: bool) -> Foresight | N
     if not is_known or type(innermost) not in (*_KNOWN, OrderedSampler):
         return None
     size = batching[0].batch_size if batching else None
+    whole = batching[0].batch_size if batching and batching[0].drop_last else 1
     sampler = copy.copy(innermost)
 
     def keys_of_epoch() -> list[Any]:
         keys = list(sampler)
-        return keys[: len(keys) // size * size] if size and batching[0].drop_last else keys
+        return keys[: len(keys) // whole * whole]
 
     before = draws_of(loader)
     try:

@@ -64,12 +64,8 @@ class Progress:
         self.n_examples += len(keys) if isinstance(keys, (list, tuple)) else 1
 
 
-#: What :meth:`DataLoader.state_dict` returns: plain numbers and tensors, in lists, tuples and a
-#: dict of no class of ours, so that ``torch.load`` takes them as they are.
-#:
-#: Keys: ``version``; ``epoch``; ``n_taken``, the mini-batches of it that were taken; ``draws``,
-#: the states of the generators before the epoch; ``has_base_seed``, whether it drew a base seed
-#: from them; ``dataset_size``, ``sampler_epoch`` and ``scattered`` where there are such.
+#: What :meth:`DataLoader.state_dict` returns: what is in a :class:`Progress` as plain numbers and
+#: tensors, in lists, tuples and a dict of no class of ours, which ``torch.load`` takes as they are.
 State = dict[str, Any]
 
 
@@ -91,11 +87,10 @@ def check_state(loader: data.DataLoader[Any], state: State) -> None:
     is_scattered = isinstance(samplers_of(loader)[-1], OrderedSampler)
     if is_scattered != (state["scattered"] is not None):
         raise OptionError("state_dict", "is of another kind of sampler; give the same one")
-    n_draws = None if state["draws"] is None else len(state["draws"][1])
-    if n_draws is not None and n_draws != len(generators_of(loader)):
-        raise OptionError(
-            "state_dict", f"is of {n_draws} generators; give the loader and sampler as many"
-        )
+    if state["draws"] is not None and len(state["draws"][1]) != len(generators_of(loader)):
+        n_draws = len(state["draws"][1])
+        words = f"is of {n_draws} generators; give the loader and sampler as many"
+        raise OptionError("state_dict", words)
 
 
 def state_of(loader: data.DataLoader[Any], epoch: Progress) -> State:
