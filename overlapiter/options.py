@@ -32,21 +32,16 @@ def directory_path(directory: str | os.PathLike[str]) -> str:
 
 
 def parse_size(option: str, size: int | str, whole_bytes: int) -> int:
-    """Return a size in bytes.
-
-    Args:
-        option: Name of the option, for the error.
-        size: Bytes, or a text such as ``"200GB"``, ``"1.5 GiB"`` or ``"50%"``.
-        whole_bytes: What 100% means.
+    """Return a size in bytes; it is given so, or as ``"200GB"``, ``"1.5 GiB"`` or ``"50%"``.
 
     Raises:
-        OptionError: The text is no size, or the size is negative.
+        OptionError: Of this option; it is no size, or negative, or more than the whole.
     """
     if isinstance(size, bool) or not isinstance(size, (int, str)):
         raise OptionError(option, f"{size!r} is no size; give bytes or a text such as '200GB'")
+    if isinstance(size, int) and size < 0:
+        raise OptionError(option, f"{size} bytes is negative; give a positive size")
     if isinstance(size, int):
-        if size < 0:
-            raise OptionError(option, f"{size} bytes is negative; give a positive size")
         return size
     match = _SIZE.fullmatch(size)
     number, unit = (match[1], match[2].upper()) if match else ("", "?")

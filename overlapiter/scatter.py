@@ -156,10 +156,7 @@ class ScatteredOrder:
     ) -> tuple[Indices, NDArray[np.int64]]:
         """Return who reads each example in an epoch, and when.
 
-        Args:
-            epoch: The epoch.
-            global_position: Entries of its order that were read before; see :meth:`resume`.
-            dataset_size: Examples in the dataset.
+        ``global_position`` entries of its order were read before; see :meth:`resume`.
 
         Returns:
             For each example the first rank that reads it, or -1, and the offset in that rank's

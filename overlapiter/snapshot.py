@@ -25,7 +25,7 @@ def exchange(
         serializer: Called with a key and the current value; returns the value of the snapshot, or
             None for the current one.
         state: The current state.
-        previous_epoch_detail: The current one; -1 for none. It is guessed where a snapshot lacks it.
+        previous_epoch_detail: The current one; -1 for none. A snapshot may lack it: a guess then.
         batch_size: Examples in a mini-batch.
         dataset_size: Examples in the dataset.
         sampler: The order sampler; with a ScatteredOrder any number of ranks can resume.

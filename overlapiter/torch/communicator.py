@@ -13,21 +13,17 @@ class Communicator:
     Args:
         group: The process group; None for that of all processes, or for this one alone where
             ``torch.distributed`` is not initialized.
+
+    Attributes:
+        rank: The rank of this process.
+        size: The number of ranks.
     """
 
     def __init__(self, group: Any = None) -> None:
         self._group = group
         self._is_alone = not torch.distributed.is_initialized()
-
-    @property
-    def rank(self) -> int:
-        """The rank of this process."""
-        return 0 if self._is_alone else torch.distributed.get_rank(self._group)
-
-    @property
-    def size(self) -> int:
-        """The number of ranks."""
-        return 1 if self._is_alone else torch.distributed.get_world_size(self._group)
+        self.rank = 0 if self._is_alone else torch.distributed.get_rank(group)
+        self.size = 1 if self._is_alone else torch.distributed.get_world_size(group)
 
     def allgather(self, thing: Any) -> list[Any]:
         """Return what each rank has given, by rank. Blocks until all have."""

@@ -28,10 +28,7 @@ _VERSION = 1
 
 
 class Progress:
-    """How far an iteration over a loader is. It outlives the iterator.
-
-    Args:
-        loader: The loader, before anything is drawn for the epoch.
+    """How far an iteration over a loader is, made before it draws. It outlives the iterator.
 
     Attributes:
         number: Of the epoch.
