@@ -23,7 +23,7 @@ from overlapiter.sources import Key
 from overlapiter.torch.batches import Collated
 from overlapiter.torch.face import RemoteError, Renewal, fetches_whole
 from overlapiter.torch.feed import Feed, begin
-from overlapiter.torch.orders import Keys, as_indices, foresee, put_draws
+from overlapiter.torch.orders import Foresight, Keys, as_indices, foresee, put_draws
 from overlapiter.torch.states import Progress
 
 #: Without a timeout of the user's, how long a mini-batch may take before a warning.
@@ -90,19 +90,17 @@ class Epoch(_BaseDataLoaderIter):
 
     def _begin(self, loader: data.DataLoader[Any], n_to_skip: int) -> None:
         self._pending: collections.deque[Keys] = collections.deque()  # taken from the sampler
-        self._foreseen: Iterator[Keys] | None = None
         self._submitted: collections.deque[Keys] = collections.deque()  # foreseen, not yet taken
+        self._foresight: Foresight | None = None
         self._is_exhausted = self._is_unfinished = False
         self._order_size = self._position = 0
-        staging = loader.staging
-        n_wanted = n_ahead = loader.prefetch_factor * loader.num_workers
-        foresight = None
-        number = self._progress.number
+        staging, number = loader.staging, self._progress.number
+        self._n_wanted = n_ahead = loader.prefetch_factor * loader.num_workers
         if staging is not None:
-            n_wanted = max(n_ahead, staging.look_ahead)
-            foresight = foresee(loader, number, draws_base_seed=not loader.persistent_workers)
-            n_ahead = n_ahead if foresight is not None else n_wanted
-        orders = {} if foresight is None else foresight.orders
+            self._n_wanted = max(n_ahead, staging.look_ahead)
+            self._foresight = foresee(loader, number, draws_base_seed=not loader.persistent_workers)
+            n_ahead = self._n_wanted if self._foresight is None else n_ahead
+        orders = {} if self._foresight is None else self._foresight.orders
         for keys in itertools.islice(self._keys(), n_to_skip):
             self._progress.count(keys)
             self._position += len(keys) if _is_sent(keys) else 0
@@ -111,18 +109,8 @@ class Epoch(_BaseDataLoaderIter):
             self._position = self._progress.scattered[1]
         first = list(itertools.islice(self._keys(), n_ahead))
         self._feed = self._feed_of(loader, first, orders.get(number))
-        if foresight is not None and orders:
-            self._order_size = len(orders[number])
-            share = self._feed.share
-            sharing = None if share is None else share.sharing(orders)
-            self._pipeline.announce({**orders}, foresight.others, sharing)
         self._first_position = self._position  # of the next mini-batch to be taken
-        for keys in first:
-            self._submit(keys)
-        if foresight is not None:
-            self._foreseen = batches = foresight.batches_from(n_to_skip + len(first))
-            for keys in itertools.islice(batches, n_wanted - len(first)):
-                self._submit_foreseen(keys)
+        self._submit_all()
         self._pipeline.flush()
 
     def _feed_of(
@@ -164,10 +152,10 @@ class Epoch(_BaseDataLoaderIter):
                 self._submit(keys)
                 continue
             if self._submitted.popleft() == keys:
-                for ahead in itertools.islice(self._foreseen or (), 1):
+                for ahead in itertools.islice(self._foreseen, 1):
                     self._submit_foreseen(ahead)
                 continue
-            self._foreseen = None  # the sampler has changed its mind
+            self._foresight = None  # the sampler has changed its mind
             self._submit_again()
 
     def _flat(self, keys: Keys) -> Keys:
@@ -198,15 +186,30 @@ class Epoch(_BaseDataLoaderIter):
         self._pipeline.submit(IndexList(indices, epochs, position))
         self._position += len(indices)
 
-    def _submit_again(self) -> None:
-        """Drop all that was sent, half of a message perhaps, and submit again what is pending."""
-        self._pipeline.reset()
+    def _submit_all(self) -> None:
+        """Submit what was taken from the sampler, and what is foreseen to follow it."""
         self._submitted.clear()
-        self._foreseen = None
+        self._foreseen: Iterator[Keys] = iter(())
         self._position = self._first_position
+        foresight = self._foresight
+        if foresight is not None and foresight.orders:
+            self._order_size = len(foresight.orders[self._progress.number])
+            share = None if self._feed is None else self._feed.share
+            sharing = None if share is None else share.sharing(foresight.orders)
+            self._pipeline.announce({**foresight.orders}, foresight.others, sharing)
         for keys in self._pending:
             self._submit(keys)
-        self._is_unfinished = False
+        if foresight is not None:
+            n_pending = len(self._pending)
+            self._foreseen = foresight.batches_from(self._progress.n_taken + n_pending)
+            for keys in itertools.islice(self._foreseen, self._n_wanted - n_pending):
+                self._submit_foreseen(keys)
+
+    def _submit_again(self) -> None:
+        """Drop all that was sent, half of a message perhaps, and submit it again."""
+        if self._feed is not None:  # else nothing is left to submit
+            self._pipeline.reset()
+            self._submit_all()
 
     # --- mini-batches -------------------------------------------------------------------------
 
@@ -223,13 +226,14 @@ class Epoch(_BaseDataLoaderIter):
         while True:
             if self._is_unfinished:
                 self._submit_again()
+            self._is_unfinished = True  # until the index list is taken off, too
             self._pull()
             if not self._pending:
+                self._is_unfinished = False
                 self._progress.is_over = True
                 if not self._persistent_workers:
                     self._release()
                 raise StopIteration
-            self._is_unfinished = True  # until the index list is taken off, too
             is_sent = _is_sent(self._pending[0])
             batch = self._wait() if is_sent else self._make_here(self._pending[0])
             worker = self._progress.n_taken % self._num_workers
