@@ -148,7 +148,9 @@ class SupervisorPlan:
     seed: int | None  # seeds the random streams of each example; None leaves them alone
     is_skipping: bool  # whether examples that cannot be read are left out
     max_parts_per_reader: int | None  # parts after which a file reader is replaced; None for never
-    imports: tuple[str, ...]  # modules to import before the dataset is unpickled
+    #: Modules to import before the dataset is unpickled; the forkserver imports them, if it is
+    #: started for this.
+    imports: tuple[str, ...]
     staging: StagingPlan | None = None  # None to read files where they are
     names_source: bool = False  # whether the dataset has paths below the source in it
     trace: TraceFile | None = None  # where the processes record what they do; None for nowhere
