@@ -19,10 +19,356 @@ An empty vector as message asks for the centre, and as reply says that the messa
 
 from __future__ import annotations
 
-from .optimizers import ServerOptimizer
-from .serverside import DownpourServer, EasgdServer, GemServer, ServerSide, SynchronousServer
+import copy
+import math
+
+import numpy as np
+
+from .optimizers import ServerOptimizer, State, Vector
 from .settings import Settings
-from .workerside import DownpourWorker, EasgdWorker, GemWorker, WorkerSide
+
+EMPTY: Vector = np.empty(0, np.float32)
+EMPTY.flags.writeable = False
+_TINY = np.finfo(np.float32).tiny
+#: The momentum of GEM, and what keeps its divisor from being 0, as published.
+_MU, _EPSILON = np.float32(0.9), np.float32(1e-12)
+
+
+class _Half:
+    """What the halves on both sides have: weights and an optimizer, which some do not need.
+
+    Args:
+        settings: The numbers of the algorithm.
+        n_workers: The number of all workers at the start.
+        n_state: The number of values of persistent state at the end of all vectors.
+    """
+
+    #: The attributes that a checkpoint has beside the optimizer.
+    _kept: tuple[str, ...] = ("weights",)
+
+    def __init__(self, settings: Settings, n_workers: int, n_state: int) -> None:
+        name, rate = settings.optimizer, settings.learning_rate
+        self._optimizer = ServerOptimizer(name, rate, momentum=settings.momentum)
+        self._settings = settings
+        self._n_workers = n_workers
+        self._n_state = n_state
+        self.weights: Vector = EMPTY
+
+    @property
+    def learning_rate(self) -> float:
+        """The learning rate of the optimizer; a schedule sets it."""
+        return self._optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self._optimizer.learning_rate = value
+
+    def begin(self, weights: Vector) -> None:
+        """Start from weights; copies them."""
+        self.weights = np.array(weights, np.float32)
+
+    def _split(self, vector: Vector) -> tuple[Vector, Vector]:
+        """Return the weights and the persistent state in a vector."""
+        n = len(vector) - self._n_state
+        return vector[:n], vector[n:]
+
+    def state(self) -> State:
+        """Return a copy of what :meth:`load_state` needs to go on exactly."""
+        state: State = {f"optimizer.{k}": v for k, v in self._optimizer.state().items()}
+        return state | {name: copy.copy(getattr(self, name)) for name in self._kept}
+
+    def load_state(self, state: State) -> None:
+        """Go on from what :meth:`state` returned."""
+        prefix = "optimizer."
+        of_optimizer = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        self._optimizer.load_state(of_optimizer)
+        for name in self._kept:
+            setattr(self, name, copy.copy(state[name]))
+
+
+class WorkerSide(_Half):
+    """A worker's half. The messages that it returns are valid until its next call.
+
+    Attributes:
+        weights: Where the next gradient is to be taken; valid until ``step`` or ``receive``.
+        n_steps: Since the last message.
+    """
+
+    _kept: tuple[str, ...] = ("weights", "n_steps")
+
+    def begin(self, weights: Vector) -> None:
+        """Start from the server's weights, at first and after being away; copies them."""
+        super().begin(weights)
+        self.n_steps = 0
+
+    def step(self, gradient: Vector) -> Vector | None:
+        """Take one local step; return the message that is due, or None.
+
+        Args:
+            gradient: Of the mean loss of one mini-batch, at :attr:`weights`; its last ``n_state``
+                values are the persistent state as it is after that mini-batch.
+        """
+        weights, state = self._split(self.weights)
+        change, state_after = self._split(gradient)
+        self._optimizer.update(weights, change)
+        state[:] = state_after
+        self.n_steps += 1
+        return self.flush() if self.n_steps == self._settings.sync_every else None
+
+    def flush(self) -> Vector | None:
+        """Return a message of the steps since the last one, or None if there are none."""
+        if not self.n_steps:
+            return None
+        self.n_steps = 0
+        return self._message()
+
+    def _message(self) -> Vector:
+        raise NotImplementedError
+
+    def receive(self, reply: Vector) -> Vector | None:
+        """Take the reply to the last message; return a further message, or None."""
+        raise NotImplementedError
+
+    def refresh(self, centre: Vector) -> None:
+        """Go on from the worker's own weights after a pause."""
+
+
+class ServerSide(_Half):
+    """The server's half: the weights, which workers may ask for at any time.
+
+    Attributes:
+        weights: The centre, changed in place.
+        n_updates: How often the centre was changed.
+    """
+
+    _kept = ("weights", "n_updates")
+    n_updates = 0
+
+    def apply(self, message: Vector, rank: int) -> dict[int, Vector]:
+        """Apply a message.
+
+        Returns:
+            The replies that are due now, by rank; views of :attr:`weights` or of a buffer that the
+            next call changes, so copy or send them before. In synchronous mode there is none until
+            the quorum is there, and then one for each worker that waits.
+        """
+        return self._apply(message, rank) if len(message) else {rank: self.weights}
+
+    def _apply(self, message: Vector, rank: int) -> dict[int, Vector]:
+        raise NotImplementedError
+
+    def set_workers(self, _n: int) -> dict[int, Vector]:
+        """Say how many workers take part now; return the replies that are due."""
+        return {}
+
+    def forget(self, rank: int) -> None:
+        """Drop the waiting message of a worker that is gone, if there is one."""
+
+    def _pull_state(self, message: Vector) -> None:
+        """Move the persistent state towards that of one of the workers."""
+        centre, there = self._split(self.weights)[1], self._split(message)[1]
+        centre += (there - centre) / np.float32(self._n_workers)
+
+
+# --- Downpour -----------------------------------------------------------------------------------
+
+
+class DownpourWorker(WorkerSide):
+    """Sends gradients, and goes on from the weights that come back.
+
+    Source: Dean et al., "Large scale distributed deep networks", NIPS 2012, algorithm 7.1: the
+    worker takes local steps and accumulates their gradients; the message is the sum.
+    """
+
+    _kept = (*WorkerSide._kept, "sum")
+
+    def begin(self, weights: Vector) -> None:
+        """Start from the server's weights; copies them."""
+        super().begin(weights)
+        self.sum = np.zeros_like(self.weights)
+
+    def step(self, gradient: Vector) -> Vector | None:
+        """Take one local step; return the message that is due, or None."""
+        if self._settings.sync_every == 1:  # the weights come back before they are needed
+            return gradient
+        if not self.n_steps:
+            self.sum.fill(0)
+        total, state = self._split(self.sum)
+        change, state_after = self._split(gradient)
+        total += change
+        state[:] = state_after
+        return super().step(gradient)
+
+    def _message(self) -> Vector:
+        return self.sum
+
+    def receive(self, reply: Vector) -> None:
+        """Take the server's weights."""
+        self.weights[:] = reply
+
+    def refresh(self, centre: Vector) -> None:
+        """Take the server's weights after a pause, unless steps from here are still to be sent."""
+        if not self.n_steps:
+            self.weights[:] = centre
+
+
+class DownpourServer(ServerSide):
+    """Applies each gradient by its optimizer as it comes, and replies with the new weights."""
+
+    def _apply(self, message: Vector, rank: int) -> dict[int, Vector]:
+        self._update(message)
+        self._pull_state(message)
+        return {rank: self.weights}
+
+    def _update(self, message: Vector) -> None:
+        self._optimizer.update(self._split(self.weights)[0], self._split(message)[0])
+        self.n_updates += 1
+
+
+class SynchronousServer(DownpourServer):
+    """Waits for a quorum of the workers and applies the mean of their gradients.
+
+    A message that comes after its quorum belongs to the next mean, so no gradient is lost. The mean
+    is taken in the order of the ranks, whatever the order of arrival. Messages that still wait are
+    not part of :meth:`state`: what they were computed on is trained on again.
+    """
+
+    def __init__(self, settings: Settings, n_workers: int, n_state: int) -> None:
+        super().__init__(settings, n_workers, n_state)
+        self._n_present = n_workers
+        self._waiting: dict[int, Vector] = {}
+
+    def _apply(self, message: Vector, rank: int) -> dict[int, Vector]:
+        self._waiting[rank] = message.copy()
+        return self._due()
+
+    def set_workers(self, n: int) -> dict[int, Vector]:
+        """Say how many workers take part now; return the replies that are due."""
+        self._n_present = n
+        return self._due()
+
+    def forget(self, rank: int) -> None:
+        """Drop the waiting message of a worker that is gone, if there is one."""
+        self._waiting.pop(rank, None)
+
+    def _due(self) -> dict[int, Vector]:
+        """Apply the mean if the quorum is there."""
+        # Less than 1e-6 of a worker is the rounding of the share.
+        needed = max(1, math.ceil(self._settings.quorum * self._n_present - 1e-6))
+        if len(self._waiting) < needed:
+            return {}
+        ranks = sorted(self._waiting)
+        mean = mean_of([self._waiting[rank] for rank in ranks])
+        self._update(mean)
+        self._split(self.weights)[1][:] = self._split(mean)[1]
+        self._waiting.clear()
+        return dict.fromkeys(ranks, self.weights)
+
+
+def mean_of(vectors: list[Vector]) -> Vector:
+    """Return the mean of vectors, the first of which is changed to it."""
+    mean, *others = vectors
+    for other in others:
+        mean += other
+    mean /= np.float32(len(vectors))
+    return mean
+
+
+# --- EASGD --------------------------------------------------------------------------------------
+
+
+class EasgdWorker(WorkerSide):
+    """Explores on its own, tied to the centre by an elastic force.
+
+    The reply is alpha (x - c), which the server has added to its centre, so both updates are made
+    with the same old x and c. Source: Zhang, Choromanska and LeCun, arXiv 1412.6651, algorithm 1.
+    """
+
+    def _message(self) -> Vector:
+        return self.weights
+
+    def receive(self, reply: Vector) -> None:
+        """Give way by as much as the centre has moved towards here."""
+        self.weights -= reply
+
+
+class EasgdServer(ServerSide):
+    """Moves the centre towards each worker that reports, and replies by how much.
+
+    alpha stays what it was at the start when workers leave: both halves must use the same.
+    """
+
+    def _apply(self, message: Vector, rank: int) -> dict[int, Vector]:
+        alpha = np.float32(self._settings.beta / self._n_workers)
+        force = alpha * (message - self.weights)
+        self.weights += force
+        self.n_updates += 1
+        return {rank: force}
+
+
+# --- GEM ----------------------------------------------------------------------------------------
+
+
+class GemWorker(WorkerSide):
+    """Sends how far its steps led, scaled by how the centre moves beside the expected momentum.
+
+    A message is due in two parts: it asks for the centre c, and with the reply it finds what to
+    send. Source: Hermans and Louppe, arXiv 1805.08469, in the form of Magalhães's report, CERN
+    openlab 2018.
+    """
+
+    _kept = (*WorkerSide._kept, "centre", "before", "momentum")
+    _is_asking = False
+
+    def begin(self, weights: Vector) -> None:
+        """Start from the server's weights; copies them."""
+        super().begin(weights)
+        self._is_asking = False
+        self.centre = self._split(self.weights)[0].copy()
+        self.before = self.centre.copy()
+        self.momentum = np.zeros_like(self.centre)
+
+    def _message(self) -> Vector:
+        self._is_asking = True
+        return EMPTY
+
+    def receive(self, reply: Vector) -> Vector | None:
+        """Take the centre and return what to add to it; take its acknowledgement after that."""
+        if not self._is_asking:
+            return None
+        self._is_asking = False
+        weights, state = self._split(self.weights)
+        centre, state_there = self._split(reply)
+        message = np.empty_like(self.weights)
+        step, message_state = self._split(message)
+        moved = np.float32(self._settings.gem_eta) * (weights - self.before)
+        self.momentum = _MU * self.momentum + moved
+        kappa = np.float32(self._settings.gem_kappa)
+        room = kappa * np.abs(self.momentum) - np.abs(centre - self.centre)
+        with np.errstate(over="ignore"):
+            # The smallest number instead of 0, for which the equation is not defined.
+            factor = room / np.maximum(np.abs(moved + _EPSILON), _TINY)
+        step[:] = np.clip(factor, 0, 5) * moved
+        message_state[:] = state
+        self.centre[:] = centre
+        weights[:] = centre + step
+        state[:] = state_there + (message_state - state_there) / np.float32(self._n_workers)
+        self.before[:] = weights
+        return message
+
+
+class GemServer(ServerSide):
+    """Adds what the workers send, since they have scaled it for the centre that they asked for."""
+
+    def _apply(self, message: Vector, rank: int) -> dict[int, Vector]:
+        centre, there = self._split(self.weights)[0], self._split(message)[0]
+        centre += there
+        self._pull_state(message)
+        self.n_updates += 1
+        return {rank: EMPTY}
+
+
+# --- which one ----------------------------------------------------------------------------------
 
 
 def make_worker_side(settings: Settings, n_workers: int, n_state: int = 0) -> WorkerSide:
@@ -34,13 +380,8 @@ def make_worker_side(settings: Settings, n_workers: int, n_state: int = 0) -> Wo
         n_workers: The number of all workers at the start.
         n_state: The number of values of persistent state.
     """
-    optimizer, sync_every = _optimizer(settings), settings.sync_every
-    if settings.algorithm == "downpour":
-        return DownpourWorker(optimizer, sync_every, n_state)
-    if settings.algorithm == "easgd":
-        return EasgdWorker(optimizer, sync_every, n_state)
-    eta, kappa = settings.gem_eta, settings.gem_kappa
-    return GemWorker(optimizer, sync_every, n_state, n_workers=n_workers, eta=eta, kappa=kappa)
+    kinds = {"downpour": DownpourWorker, "easgd": EasgdWorker, "gem": GemWorker}
+    return kinds[settings.algorithm](settings, n_workers, n_state)
 
 
 def make_server_side(settings: Settings, n_workers: int, n_state: int = 0) -> ServerSide:
@@ -48,16 +389,6 @@ def make_server_side(settings: Settings, n_workers: int, n_state: int = 0) -> Se
 
     The optimizer applies the gradients of Downpour; the others need none.
     """
-    if settings.algorithm == "easgd":
-        return EasgdServer(settings.beta / n_workers, n_workers, n_state)
-    if settings.algorithm == "gem":
-        return GemServer(n_workers, n_state)
-    optimizer = _optimizer(settings)
-    if settings.synchronous:
-        return SynchronousServer(optimizer, n_workers, n_state, settings.quorum)
-    return DownpourServer(optimizer, n_workers, n_state)
-
-
-def _optimizer(settings: Settings) -> ServerOptimizer:
-    name, rate = settings.optimizer, settings.learning_rate
-    return ServerOptimizer(name, rate, momentum=settings.momentum)
+    downpour = SynchronousServer if settings.synchronous else DownpourServer
+    kinds = {"downpour": downpour, "easgd": EasgdServer, "gem": GemServer}
+    return kinds[settings.algorithm](settings, n_workers, n_state)

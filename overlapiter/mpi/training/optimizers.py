@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -80,28 +80,13 @@ class ServerOptimizer:
         found: State = {name: _on_host(slot) for name, slot in slots}
         return {**found, "n_updates": self.n_updates, "learning_rate": self.learning_rate}
 
-    def load_state(self, state: Mapping[str, NDArray[Any] | int | float]) -> None:
+    def load_state(self, state: State) -> None:
         """Go on from what :meth:`state` returned, of an optimizer of the same rule."""
         self.n_updates = int(state["n_updates"])
         self.learning_rate = float(state["learning_rate"])
         self._slots = None
         if self.n_updates:
             self._slots = tuple(np.array(state[name], np.float32) for name in self._rule.slots)
-
-
-class Optimizing:
-    """What has an optimizer, and its learning rate, which a schedule sets."""
-
-    _optimizer: ServerOptimizer
-
-    @property
-    def learning_rate(self) -> float:
-        """The learning rate of the optimizer."""
-        return self._optimizer.learning_rate
-
-    @learning_rate.setter
-    def learning_rate(self, value: float) -> None:
-        self._optimizer.learning_rate = value
 
 
 def _on_host(array: Vector) -> Vector:

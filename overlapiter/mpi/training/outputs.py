@@ -10,13 +10,13 @@ from typing import Any
 from overlapiter.errors import OptionError, TrainingError
 
 from . import checkpoint
+from .algorithms import ServerSide
 from .epochs import Epochs
 from .history import History, Record, summary, write_atomically
 from .job import Job, Preparation
 from .leases import LeaseQueue
 from .messages import Vector
 from .model import Model
-from .serverside import ServerSide
 from .validation import Validation
 
 #: Settings that may change when a run is resumed.

@@ -10,13 +10,13 @@ import time
 
 import numpy as np
 
+from .algorithms import ServerSide
 from .attendance import Attendance
 from .epochs import Epochs
 from .job import Job
 from .leases import LeaseQueue
 from .messages import Kind, Message, Vector, reports_in
 from .model import Model, digest_of
-from .serverside import ServerSide
 from .validation import Evaluator, Validation
 
 #: Leases that a worker holds: the one it trains on, and the one that is read meanwhile.
