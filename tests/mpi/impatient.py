@@ -7,9 +7,9 @@ import sys
 from mpi4py import MPI  # it starts MPI, which no rank can do without the others
 
 from overlapiter.__main__ import main
-from overlapiter.mpi.training import ending, watch
+from overlapiter.mpi.training import ending, silence
 
-watch._LEAST_SECONDS = 3.0
+silence._LEAST_SECONDS = 3.0
 ending._LEAVE_SECONDS = 4.0
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from overlapiter.mpi.training.watch import PATIENCE
+from overlapiter.mpi.training.silence import PATIENCE
 
 from .space import Values
 

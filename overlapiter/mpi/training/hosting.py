@@ -12,11 +12,8 @@ from .leases import LeaseQueue
 from .messages import Kind, Message
 from .outputs import Outputs
 from .server import Server
+from .silence import PATIENCE, AwakeClock
 from .validation import SERVER, Evaluator, Validation, ValidationThread
-from .watch import PATIENCE
-
-#: The main thread goes on more often, unless this process was stopped, and with it the validation.
-_LATE_SECONDS = 1.0
 
 
 class Host:
@@ -36,15 +33,20 @@ class Host:
         settings, plan = job.settings, job.plan
         self._job = job
         self._outputs = outputs
-        self._alive_at = self._validated_at = time.monotonic()
+        self._alive_at, self._clock = time.monotonic(), AwakeClock()
+        self._validated_at = 0.0
+        self._limit_seconds = PATIENCE * settings.worker_timeout
         self.model = job.model()
+        weights = self.model.weights()
+        if not weights.size:
+            raise TrainingError("the model has no parameters; see what build_model() returns")
         bad = self.model.names_of_bad()
         if bad:
             words = ", ".join(bad[:3])
             raise TrainingError(f"these parameters of the new model are not finite: {words}")
         n_workers = settings.masters or plan.n_workers
         self._side = make_server_side(settings, n_workers, self.model.n_state)
-        self._side.begin(self.model.weights())
+        self._side.begin(weights)
         self._queue = LeaseQueue(
             plan.train_pieces, settings.epochs, settings.seed, shuffle=settings.shuffle
         )
@@ -65,27 +67,23 @@ class Host:
 
     def _evaluator(self) -> Evaluator:
         self._job.trace.name_row("validation")
-        return Evaluator(self._job, self._job.model(), self._validate)
+        return Evaluator(self._job, self._job.model(), self._note_validation)
 
-    def _validate(self) -> None:
+    def _note_validation(self) -> None:
         """Note that the thread of the validation goes on."""
-        self._validated_at = time.monotonic()
+        self._validated_at = self._clock.seconds
 
     def alive(self) -> None:
         """Note that the main thread goes on."""
-        now = time.monotonic()
-        late_seconds = max(0.0, now - self._alive_at - _LATE_SECONDS)
-        is_validating = self._validation.is_taken(SERVER)
-        self._validated_at = self._validated_at + late_seconds if is_validating else now
-        self._alive_at = now
+        self._alive_at = time.monotonic()
+        self._clock.look(self._alive_at)
+        if not self._validation.is_taken(SERVER):
+            self._note_validation()
         self._outputs.alive()
 
     def is_alive(self) -> bool:
         """Return whether the main thread has gone on lately; a callback, say, may hang."""
-        return not self._is_long_ago(self._alive_at)
-
-    def _is_long_ago(self, at: float) -> bool:
-        return time.monotonic() > at + PATIENCE * self._job.settings.worker_timeout
+        return time.monotonic() < self._alive_at + self._limit_seconds
 
     def receive(self, message: Message) -> None:
         """Give a message to the server, and write a checkpoint if it is time.
@@ -113,7 +111,7 @@ class Host:
         if self._thread is not None and self._thread.error is not None:
             error = self._thread.error
             self.server.fail(f"validation has failed ({type(error).__name__}: {error})")
-        if self._is_long_ago(self._validated_at):
+        if self._clock.seconds > self._validated_at + self._limit_seconds:
             self.server.fail("validation hangs; see whether its files can be read")
             self._thread = None  # which is not waited for
         self.server.tick()

@@ -134,10 +134,6 @@ class LeaseQueue:
             order = order_of(len(numbers), self._seed, self._begun).tolist()
             self._waiting += [Lease(self._begun, i) for i in (order if self._shuffle else numbers)]
 
-    def holds(self, worker: int, epoch: int, piece: int) -> bool:
-        """Return whether a worker still has a lease; one that was taken for dead has none."""
-        return any(each[:2] == (epoch, piece) for each in self.held.get(worker, ()))
-
     def advance(self, worker: int, epoch: int, piece: int, position: int) -> None:
         """Note that the gradients of a lease up to a position have reached the server."""
         leases = self.held[worker]

@@ -23,7 +23,7 @@ _NO_DOUBLES = np.empty(0, np.float64)
 #: Room for a text in a message of a small model.
 _LEAST_BYTES = 16384
 #: Numbers of a worker's report in the message of its group, beside the measures.
-_N_FACTS = 5
+_N_FACTS = 7
 
 
 class Kind(enum.IntEnum):
@@ -32,20 +32,19 @@ class Kind(enum.IntEnum):
     # from a worker
     JOIN = 1  # it has built its model, and asks for the weights
     EXCHANGE = 2  # the vector is for the algorithm; reports training
-    REPORT = 3  # reports training
-    ASK = 4  # it has nothing to do
-    VALIDATED = 5  # reports validation
-    FAILED = 6  # it cannot go on; the text says why
-    LOST = 7  # from a sub-server: a worker of its group is gone
-    GROUP = 8  # from a sub-server: mean of a group, and the reports of its workers
-    PING = 9  # it waits for long, and asks for a sign of life
-    INTERRUPTED = 10  # by Ctrl-C or SIGTERM, also from a sub-server; it waits for no reply
+    ASK = 3  # it has nothing to do
+    VALIDATED = 4  # reports validation
+    FAILED = 5  # it cannot go on; the text says why
+    LOST = 6  # from a sub-server: a worker of its group is gone
+    GROUP = 7  # from a sub-server: mean of a group, and the reports of its workers
+    PING = 8  # it waits for long, and asks for a sign of life
+    INTERRUPTED = 9  # by Ctrl-C or SIGTERM, also from a sub-server; it waits for no reply
     # from the server
-    BEGIN = 11  # the weights to begin with
-    GO = 12  # reply to a report, with the reply of the algorithm
-    VALIDATE = 13  # evaluate a piece of the validation files with these weights
-    STOP = 14  # end; a text says why if that is a failure
-    ALIVE = 15  # reply to a ping
+    BEGIN = 10  # the weights to begin with
+    GO = 11  # reply to a report, with the reply of the algorithm
+    VALIDATE = 12  # evaluate a piece of the validation files with these weights
+    STOP = 13  # end; a text says why if that is a failure
+    ALIVE = 14  # reply to a ping
 
 
 class Message(NamedTuple):
@@ -135,7 +134,10 @@ def unpack(buffer: Buffer) -> Message:
 
 def rows_of(reports: list[Message]) -> Doubles:
     """Return reports as the numbers of one message."""
-    rows = [[r.origin, r.epoch, r.piece, r.position, r.n_examples, *r.doubles] for r in reports]
+    rows = [
+        [r.origin, r.epoch, r.piece, r.position, r.n_examples, r.memory_bytes, r.cpu_ms, *r.doubles]
+        for r in reports
+    ]
     return np.array(rows, np.float64).ravel()
 
 
@@ -143,10 +145,9 @@ def reports_in(message: Message, n_measures: int) -> list[Message]:
     """Return the reports that :func:`rows_of` has put into a message."""
     found = []
     for row in message.doubles.reshape(-1, _N_FACTS + n_measures):
-        origin, epoch, piece, position, n_examples = (int(value) for value in row[:_N_FACTS])
-        found.append(
-            Message(Kind.REPORT, origin, epoch, piece, position, n_examples, doubles=row[_N_FACTS:])
-        )
+        *facts, memory_bytes, cpu_ms = map(int, row[:_N_FACTS])
+        report = Message(Kind.EXCHANGE, *facts, doubles=row[_N_FACTS:])
+        found.append(report._replace(memory_bytes=memory_bytes, cpu_ms=cpu_ms))
     return found
 
 

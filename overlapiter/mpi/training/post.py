@@ -23,7 +23,7 @@ from overlapiter.tracing import OFF, Tracing
 
 from .ending import die_if_tolerant
 from .messages import Buffer, Kind, Message, buffer_bytes, pack, unpack
-from .watch import Watch
+from .silence import Watch
 from .worker import ServerLostError
 
 _TAG = 17

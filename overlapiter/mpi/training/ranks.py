@@ -22,9 +22,9 @@ from .messages import Kind, Message
 from .outputs import Outputs
 from .plan import Plan, groups_of
 from .post import Mail, Post, ServerConnection, server_lost, words_of
+from .silence import PATIENCE
 from .site import Site, end_server, signs_of_server
 from .submaster import SubServer
-from .watch import PATIENCE
 from .worker import DesertedError, RefusedError, ServerLostError, StoppedError, Worker
 
 #: How often the server looks around when no message comes, or besides.

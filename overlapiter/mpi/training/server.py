@@ -11,12 +11,12 @@ import time
 import numpy as np
 
 from .algorithms import ServerSide
-from .attendance import Attendance
 from .epochs import Epochs
 from .job import Job
 from .leases import LeaseQueue
 from .messages import Kind, Message, Vector, reports_in
 from .model import Model, digest_of
+from .silence import Attendance
 from .validation import Evaluator, Validation
 
 #: Leases that a worker holds: the one it trains on, and the one that is read meanwhile.
@@ -67,7 +67,7 @@ class Server:
         self._say = job.say
         # Sub-servers look after their workers themselves; only their own silence is left.
         timeout_seconds = job.settings.worker_timeout * (2 if job.settings.masters else 1)
-        self._attendance = Attendance(workers, timeout_seconds, time.monotonic())
+        self._attendance = Attendance(workers, timeout_seconds)
         # Those that wait until there is something to do, and whether their weights are old by now.
         self._parked: dict[int, bool] = {}
         self._exchanging: dict[int, Message] = {}  # their reports, which count when applied
@@ -87,7 +87,7 @@ class Server:
     def receive(self, message: Message) -> None:
         """Work on a message of a worker."""
         worker = message.origin
-        self._attendance.hear(worker, time.monotonic())
+        self._attendance.hear(worker)
         if message.kind is Kind.JOIN:
             self._join(message)
         elif message.kind is Kind.FAILED:
@@ -102,9 +102,6 @@ class Server:
             self._exchange(message)
         elif message.kind is Kind.GROUP:
             self._exchange_of_group(message)
-        elif message.kind is Kind.REPORT:
-            self._note(message)
-            self._go(worker)
         else:
             if message.kind is Kind.VALIDATED:
                 sums = message.doubles.copy()
@@ -184,9 +181,9 @@ class Server:
             self._send(worker, Message(Kind.STOP, text=self.failure))
             self._told_to_stop.add(worker)
             return
-        if not self._attendance.has_begun:
+        if not self._attendance.joined:
             self._epochs.begin()
-        self._attendance.join(worker)
+        self._attendance.joined.add(worker)
         self._begin(worker)
 
     def _begin(self, worker: int) -> None:
@@ -200,9 +197,6 @@ class Server:
 
     def _exchange(self, message: Message) -> None:
         worker = message.origin
-        if message.n_examples and not self._queue.holds(worker, message.epoch, message.piece):
-            self._begin(worker)
-            return
         self._exchanging[worker] = message._replace(doubles=message.doubles.copy(), vector=_NONE)
         with self._trace.span("apply", "training", None, rank=worker):
             due = self._side.apply(message.vector, worker)
@@ -212,7 +206,7 @@ class Server:
         """Apply the mean of a group; its workers go on, or begin anew if one of them was lost."""
         reports = reports_in(message, len(self._model.measure_names))
         for report in reports:
-            self._attendance.hear(report.origin, time.monotonic())
+            self._attendance.hear(report.origin)
         if any(report.origin in self.lost for report in reports):
             for report in reports:
                 self._begin(report.origin)
@@ -225,7 +219,7 @@ class Server:
 
     def _note(self, message: Message) -> None:
         """Note what a worker has trained on, if anything."""
-        if self._queue.holds(message.origin, message.epoch, message.piece):
+        if message.n_examples:
             self._queue.advance(message.origin, message.epoch, message.piece, message.position)
             self._epochs.note(message)
 

@@ -17,7 +17,7 @@ from .ending import die_if_tolerant
 from .job import Job
 from .messages import Kind, Message, Vector, n_doubles_of, rows_of
 from .post import Mail, Post, server_lost
-from .watch import Watch
+from .silence import AwakeClock, Watch
 from .worker import ServerLostError, stopped_by
 
 _LOOK_SECONDS = 0.02
@@ -42,7 +42,8 @@ class SubServer:
         n_doubles, n_values = n_doubles_of(group, len(model.measure_names)), model.weights().size
         self._post = Post(comm, [0, *group], n_doubles, n_values, Watch(self._timeout_seconds))
         self._centre: Vector = np.zeros(n_values, np.float32)
-        self._heard = dict.fromkeys(group, time.monotonic())
+        self._clock = AwakeClock()
+        self._heard = dict.fromkeys(group, 0.0)
         self._training: set[int] = set()
         self._waiting: dict[int, tuple[Vector, Message]] = {}
         self._awaiting: set[int] = set()  # the server's reply to the message of the group
@@ -60,6 +61,7 @@ class SubServer:
         try:
             while set(self._group) - self._stopped:
                 arrival = mail.next(_LOOK_SECONDS)
+                self._clock.look(time.monotonic())
                 if arrival is None:
                     self._look_for_silent()
                 elif arrival.message is None:
@@ -92,7 +94,7 @@ class SubServer:
 
     def _from_worker(self, message: Message) -> None:
         worker = message.origin
-        self._heard[worker] = time.monotonic()
+        self._heard[worker] = self._clock.seconds
         self._training.discard(worker)
         if worker in self._lost:  # the server has it begin anew
             self._lost.discard(worker)
@@ -112,7 +114,7 @@ class SubServer:
         self._awaiting.discard(worker)
         if message.kind in (Kind.BEGIN, Kind.GO):
             self._training.add(worker)
-            self._heard[worker] = time.monotonic()
+            self._heard[worker] = self._clock.seconds
         elif message.kind is Kind.STOP:
             self._stopped.add(worker)
             self._last = message
@@ -132,7 +134,7 @@ class SubServer:
         self._waiting.clear()
 
     def _look_for_silent(self) -> None:
-        latest = time.monotonic() - self._timeout_seconds
+        latest = self._clock.seconds - self._timeout_seconds
         for worker in sorted(self._training):
             if self._heard[worker] < latest:
                 self._lose(worker, f"silent for {self._timeout_seconds:g} s")

@@ -136,10 +136,9 @@ class Worker:
         for end, batch in cut(arrays, lease.position, self._settings.batch):
             self._compute(lease, end, batch, gradient)
             message = self._side.step(gradient)
-            is_last = end == len(arrays[-1])
-            if message is None and is_last:
+            if message is None and end == len(arrays[-1]):
                 message = self._side.flush()
-            if message is not None or is_last:
+            if message is not None:
                 self._report(lease, end, message)
         self._leases.popleft()
 
@@ -159,26 +158,20 @@ class Worker:
         self._sums += np.array(measures) * len(batch[-1])
         self._n_examples += len(batch[-1])
 
-    def _report(self, lease: Lease, position: int, message: Vector | None) -> None:
+    def _report(self, lease: Lease, position: int, vector: Vector | None) -> None:
         """Exchange what the algorithm has, and report what was trained on since the last time."""
         report = Message(
-            Kind.REPORT,
+            Kind.EXCHANGE,
             epoch=lease.epoch,
             piece=lease.piece,
             position=position,
             n_examples=self._n_examples,
-            doubles=self._sums.copy(),
+            doubles=self._sums,
         )
-        while message is not None:
-            if message.size and report.n_examples:
-                exchange = report._replace(kind=Kind.EXCHANGE, vector=message)
-                report = report._replace(n_examples=0)
-            else:
-                exchange = Message(Kind.EXCHANGE, vector=message)
-            reply = self._exchange(exchange)
-            message = self._side.receive(reply.vector)
-        if report.n_examples:
-            self._exchange(report)
+        while vector is not None:
+            # The report goes with the one that is to be applied; an empty one only asks.
+            message = report if vector.size else Message(Kind.EXCHANGE)
+            vector = self._side.receive(self._exchange(message._replace(vector=vector)).vector)
         self._sums[:] = self._n_examples = 0
         if self._mark and self._states is not None:
             self._states.write(self._mark, self._side.state())

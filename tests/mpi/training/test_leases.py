@@ -100,10 +100,16 @@ def test_a_message_is_the_same_when_it_was_a_flat_buffer() -> None:
 
 
 def test_reports_of_a_group_travel_together() -> None:
-    reports = [Message(Kind.REPORT, i, 1, 2, 3, 4, doubles=np.array([0.5, i])) for i in (4, 6)]
+    reports = [
+        Message(
+            Kind.EXCHANGE, i, 1, 2, 3, 4, (), np.array([0.5, i]), memory_bytes=1 << 40, cpu_ms=5
+        )
+        for i in (4, 6)
+    ]
     found = reports_in(Message(Kind.GROUP, doubles=rows_of(reports)), 2)
     assert [each[:6] for each in found] == [each[:6] for each in reports]
     assert [each.doubles.tolist() for each in found] == [[0.5, 4.0], [0.5, 6.0]]
+    assert {(each.memory_bytes, each.cpu_ms) for each in found} == {(1 << 40, 5)}
 
 
 def test_every_worker_belongs_to_one_group() -> None:

@@ -165,6 +165,8 @@ def test_sub_servers_leave_no_file_out(tmp_path: Path) -> None:
     assert sorted(used.values()) == TWICE
     assert {each.name for each in (tmp_path / "log").iterdir()} == {"3", "4", "5"}
     assert [record["examples"] for record in epochs(tmp_path / "result")] == [100, 100]
+    assert all(record["memory_bytes"] > 1e7 for record in epochs(tmp_path / "result"))
+    assert epochs(tmp_path / "result")[0]["cpu_seconds"] > 0
 
 
 @pytest.mark.slow
