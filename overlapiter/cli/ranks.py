@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from overlapiter.errors import OptionError, OverlapError, TrainingError
-from overlapiter.mpi.training.ending import leave_together, set_status
+from overlapiter.mpi.training.ending import leave_together, own
 from overlapiter.mpi.training.worker import RefusedError, ServerLostError
 from overlapiter.node import launched_rank
 
@@ -19,7 +19,7 @@ def run_as_rank(work: Callable[[], int]) -> int:
     dead.
     """
     leave_together(say)
-    set_status(1)  # unless it comes to its end
+    own.status = 1  # unless it comes to its end
     try:
         status = work()
     except ServerLostError as error:
@@ -29,10 +29,10 @@ def run_as_rank(work: Callable[[], int]) -> int:
         status = 0  # the server says how it ends
     except (OverlapError, SystemExit) as error:
         status = 2 if isinstance(error, (OptionError, RefusedError)) else 1
-        set_status(status)
+        own.status = status
         if not launched_rank():
             if isinstance(error, SystemExit):
                 raise TrainingError(f"the model has called sys.exit({error.code!r})") from error
             raise
-    set_status(status)
+    own.status = status
     return status

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -18,9 +17,7 @@ from typing import Any
 
 from mpi4py import MPI
 
-from overlapiter.mpi.training.ending import note_processes
 from overlapiter.mpi.training.meeting import dead_in, has_come
-from overlapiter.node import this_host
 
 _TAG, _END_TAG = 19, 21
 _PAUSE_SECONDS = 0.005
@@ -52,7 +49,6 @@ class Group:
         self._world = world
         self._limit_seconds = max(timeout_seconds, _LEAST_SECONDS)
         self._say = say
-        note_processes(world.allgather((this_host().key, os.getpid())))
         self.comm = world.Split(world.rank // size, world.rank)
         self.number = world.rank // size
         self.is_leader = self.comm.rank == 0

@@ -11,17 +11,22 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import dataclasses
 import faulthandler
+import functools
 import math
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from overlapiter.errors import TrainingError
 from overlapiter.node import this_host
+
+#: A rank's host, and the number of its process there.
+Process = tuple[object, int]
 
 #: How Open MPI tells its ranks that it was started with ``--with-ft ulfm``.
 _TOLERANT = "OMPI_MCA_mpi_ft_enable"
@@ -36,42 +41,33 @@ _PASS_ON_SECONDS = 0.5
 _TURN_SECONDS = 2.0
 
 
-class _State:
+@dataclasses.dataclass
+class _Ending:
     """How this process ends, as far as it is known.
 
     Attributes:
         status: The exit status; None as long as only Python knows.
-        is_registered: Whether something is done at exit.
-        say: Shows a line; None unless this process runs a command.
+        say: Shows a line; None unless this process runs a command, and nothing beside the run.
         patience_seconds: For how long rank 0 may go on when this one has ended.
         sign: While its value changes, the others go on; None if they end with this one.
         processes: Host and process of each rank of the job.
-        silent: Ranks that are not waited for at the end.
+        silent: Ranks that have not answered for long: they are ended with the others, at once.
     """
 
     status: int | None = None
-    is_registered = False
     say: Callable[[str], object] | None = None
-    patience_seconds = math.inf
+    patience_seconds: float = math.inf
     sign: Callable[[], object] | None = None
-    processes: Sequence[tuple[object, int]] = ()
+    processes: Mapping[int, Process] = dataclasses.field(default_factory=dict)
     silent: Collection[int] = ()
+
+
+own = _Ending()
 
 
 def is_tolerant() -> bool:
     """Return whether the ranks of this job go on when one has died."""
     return os.environ.get(_TOLERANT, "0") not in ("0", "false")
-
-
-def is_command() -> bool:
-    """Return whether this process does nothing beside the run."""
-    return _State.say is not None
-
-
-def leave_without_finalize() -> None:
-    """Have this process end without MPI_Finalize, if the job is tolerant of faults."""
-    if is_tolerant():
-        _register()
 
 
 def leave_together(say: Callable[[str], object]) -> None:
@@ -80,7 +76,7 @@ def leave_together(say: Callable[[str], object]) -> None:
     Args:
         say: Shows which of them do not come.
     """
-    _State.say = say
+    own.say = say
     _register()
 
 
@@ -90,20 +86,15 @@ def die_if_tolerant() -> None:
     The others go on at once: they notice neither an exit without MPI_Finalize nor a rank that
     waits for them.
     """
-    if is_tolerant() and is_command():
+    if is_tolerant() and own.say is not None:
         _flush()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
+@functools.cache
 def _register() -> None:
-    if not _State.is_registered:
-        _State.is_registered = True
-        atexit.register(_leave)
-
-
-def set_status(status: int) -> None:
-    """Say with which exit status this process is about to end."""
-    _State.status = status
+    """Have this process leave in order; once."""
+    atexit.register(_leave)
 
 
 def expect_end(timeout_seconds: float, sign: Callable[[], object] | None = None) -> None:
@@ -113,52 +104,58 @@ def expect_end(timeout_seconds: float, sign: Callable[[], object] | None = None)
         timeout_seconds: How long a silent worker is waited for, as rank 0 may do yet.
         sign: While its value changes, the others go on; None if they end, too.
     """
-    _State.patience_seconds = 2 * (timeout_seconds + _LEAVE_SECONDS)  # rank 0 writes, and waits
-    _State.sign = None if sign is None else staticmethod(sign)
+    own.patience_seconds = 2 * (timeout_seconds + _LEAVE_SECONDS)  # rank 0 writes, and waits
+    own.sign = sign
 
 
-def expect_silent(ranks: Collection[int]) -> None:
-    """Note ranks that have not answered for long: they are ended with the others, at once."""
-    _State.silent = ranks
+def start_together(comm: Any, timeout_seconds: float) -> Mapping[int, Process]:
+    """Wait for all ranks, in a command for a bounded time; return host and process of each.
 
-
-def start_together(comm: Any, timeout_seconds: float) -> None:
-    """Have this rank leave without MPI_Finalize if it must; in a command, wait for all ranks.
-
-    What comes then would wait for them for ever.
+    What comes then would wait for them for ever. If the job is tolerant of faults, this rank leaves
+    without MPI_Finalize.
 
     Args:
         comm: The communicator.
         timeout_seconds: How long to wait, but a minute at least.
 
     Raises:
-        TrainingError: Some have not come.
+        TrainingError: Some have not come; or, as a ServerLostError, rank 0 is dead.
     """
-    leave_without_finalize()
-    if is_command():
-        from .meeting import meet, words_of
-        from .worker import StoppedError
+    from .meeting import meet, words_of
+    from .post import server_lost
+    from .worker import StoppedError
 
+    if is_tolerant():
+        _register()
+    limit_seconds = math.inf
+    if own.say is not None:
         limit_seconds = max(timeout_seconds, _START_SECONDS)
         expect_end(min(timeout_seconds, _START_SECONDS))
-        if missing := meet(comm, _START_TAG, limit_seconds):
-            error = StoppedError if comm.rank else TrainingError
-            raise error(f"{words_of(missing)} did not start in {limit_seconds:g} s; start again")
+    me: Process = this_host().key, os.getpid()
+    missing, processes = meet(comm, _START_TAG, limit_seconds, word=me)
+    if missing:
+        error = StoppedError if comm.rank else TrainingError
+        raise error(f"{words_of(missing)} did not start in {limit_seconds:g} s; start again")
+    if not processes:
+        raise server_lost(0, "its process has ended")
+    if is_world(comm):
+        own.processes = processes
+    return processes
 
 
-def note_processes(processes: Sequence[tuple[object, int]]) -> None:
-    """Note host and process of each rank of the job."""
-    _State.processes = processes
+def is_world(comm: Any) -> bool:
+    """Return whether a communicator has all ranks of the job."""
+    return bool(comm.size == sys.modules["mpi4py.MPI"].COMM_WORLD.size)
 
 
 def _leave() -> None:
-    status = _State.status
+    status = own.status
     if status is None:
         status = int(getattr(sys, "last_value", None) is not None)
     mpi = sys.modules.get("mpi4py.MPI")  # importing it would start MPI
     is_joined = mpi is not None and mpi.Is_initialized() and not mpi.Is_finalized()
-    if _State.say is not None and mpi is not None and is_joined and mpi.COMM_WORLD.size > 1:
-        status = _meet_others(mpi.COMM_WORLD, _State.say, status)
+    if own.say is not None and mpi is not None and is_joined and mpi.COMM_WORLD.size > 1:
+        status = _meet_others(mpi.COMM_WORLD, own.say, status)
         if not is_tolerant():
             with open(os.devnull, "w", encoding="ascii") as null:  # no traceback
                 faulthandler.dump_traceback_later(_LEAVE_SECONDS, exit=True, file=null)
@@ -175,11 +172,11 @@ def _meet_others(world: Any, say: Callable[[str], object], status: int) -> int:
 
     rank = world.rank
     # Later for each rank: if rank 0 does not come, one of the others says so, and ends the job.
-    limit_seconds = _State.patience_seconds + _TURN_SECONDS * (rank - 1)
-    if not rank and _State.sign is None:
+    limit_seconds = own.patience_seconds + _TURN_SECONDS * (rank - 1)
+    if not rank and own.sign is None:
         limit_seconds = _LEAVE_SECONDS
-    sign = _State.sign or (lambda: None)
-    missing = meet(world, _TAG, limit_seconds, sign, _State.silent)
+    sign = own.sign or (lambda: None)
+    missing, _ = meet(world, _TAG, limit_seconds, sign, own.silent)
     if missing == [0]:
         status = status or 1
         if not (is_tolerant() and 0 in dead_in(world)):  # else who has ended it has said so
@@ -194,12 +191,12 @@ def _meet_others(world: Any, say: Callable[[str], object], status: int) -> int:
     if not is_tolerant():
         world.Abort(status)
     # With fault tolerance MPI_Abort would wait for what is stopped.
-    for each in missing if _State.processes else ():
-        signal_process(_State.processes[each], signal.SIGKILL)
+    for each in own.processes.keys() & {*missing}:
+        signal_process(own.processes[each], signal.SIGKILL)
     return status
 
 
-def signal_process(process: tuple[object, int], number: signal.Signals) -> None:
+def signal_process(process: Process, number: signal.Signals) -> None:
     """Send a signal to a rank's process, if it is on this node and lives."""
     host, pid = process
     if host == this_host().key:

@@ -77,6 +77,6 @@ def summary(record: Mapping[str, Any], n_epochs: int) -> str:
 def write_atomically(path: str, text: str) -> None:
     """Write a file such that a reader sees all of it, or what was there before."""
     new = f"{path}.new"
-    with open(new, "w", encoding="utf-8") as file:
+    with open(new, "w", encoding="utf-8", errors="backslashreplace") as file:
         file.write(text)
     os.replace(new, path)

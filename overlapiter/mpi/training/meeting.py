@@ -19,7 +19,8 @@ def meet(
     limit_seconds: float,
     sign: Callable[[], object] = lambda: None,
     silent: Collection[int] = (),
-) -> list[int]:
+    word: Any = None,
+) -> tuple[list[int], dict[int, Any]]:
     """Wait until all ranks of a communicator have come here; rank 0 waits for each, they for it.
 
     Ranks that are known to be dead are not waited for.
@@ -30,44 +31,43 @@ def meet(
         limit_seconds: How long to wait for ranks that do not come.
         sign: While its value changes, the time begins anew.
         silent: Ranks that rank 0 does not wait for, as they have not answered for long.
+        word: What this rank tells the others.
 
     Returns:
         The ranks that have not come in time: on rank 0 all of them, on the others what rank 0 has
-        found, or rank 0.
+        found, or rank 0. And the words of those that have come, unless rank 0 has not.
     """
-    if comm.rank == 0:
-        missing = _gather(comm, tag, limit_seconds, sign, {*silent})
-        here = set(range(1, comm.size)) - {*missing} - dead_in(comm)
-        _sent.extend(comm.isend(missing, rank, tag) for rank in here)
-        return missing
-    _sent.append(comm.isend(None, 0, tag))
-    seen, until = sign(), time.monotonic() + limit_seconds
-    while not has_come(comm, 0, tag):
-        if 0 in dead_in(comm):
-            return []
-        if time.monotonic() > until:
-            return [0]
-        if sign() != seen:
-            seen, until = sign(), time.monotonic() + limit_seconds
-        time.sleep(_PAUSE_SECONDS)
-    return comm.recv(source=0, tag=tag)  # type: ignore[no-any-return]  # as rank 0 has sent it
+    if comm.rank:
+        _sent.append(comm.isend(word, 0, tag))
+        missing, said = _wait(comm, {0}, tag, limit_seconds, sign, ())
+        return said[0] if said else (missing, {})
+    missing, words = _wait(comm, {*range(1, comm.size)}, tag, limit_seconds, sign, silent)
+    words[0] = word
+    here = words.keys() - {0} - dead_in(comm)
+    _sent.extend(comm.isend((missing, words), rank, tag) for rank in here)
+    return missing, words
 
 
-def _gather(
-    comm: Any, tag: int, limit_seconds: float, sign: Callable[[], object], silent: set[int]
-) -> list[int]:
-    missing = {*range(1, comm.size)}
+def _wait(
+    comm: Any,
+    ranks: set[int],
+    tag: int,
+    limit_seconds: float,
+    sign: Callable[[], object],
+    silent: Collection[int],
+) -> tuple[list[int], dict[int, Any]]:
+    """Wait for the words of some ranks; return those that have not come, and the words."""
+    words: dict[int, Any] = {}
     seen, until = sign(), time.monotonic() + limit_seconds
     while True:
-        for rank in [*missing]:
+        for rank in ranks - words.keys():
             if has_come(comm, rank, tag):
-                comm.recv(source=rank, tag=tag)
-                missing.discard(rank)
-        missing -= dead_in(comm)
+                words[rank] = comm.recv(source=rank, tag=tag)
+        missing = ranks - words.keys() - dead_in(comm)
         if sign() != seen:
             seen, until = sign(), time.monotonic() + limit_seconds
-        if missing <= silent or time.monotonic() > until:
-            return sorted(missing)
+        if missing <= {*silent} or time.monotonic() > until:
+            return sorted(missing), words
         time.sleep(_PAUSE_SECONDS)
 
 

@@ -145,9 +145,11 @@ def reports_in(message: Message, n_measures: int) -> list[Message]:
     """Return the reports that :func:`rows_of` has put into a message."""
     found = []
     for row in message.doubles.reshape(-1, _N_FACTS + n_measures):
-        *facts, memory_bytes, cpu_ms = map(int, row[:_N_FACTS])
-        report = Message(Kind.EXCHANGE, *facts, doubles=row[_N_FACTS:])
-        found.append(report._replace(memory_bytes=memory_bytes, cpu_ms=cpu_ms))
+        origin, epoch, piece, position, n_examples, memory_bytes, cpu_ms = map(int, row[:_N_FACTS])
+        report = Message(Kind.EXCHANGE, origin, epoch, piece, position, n_examples)
+        found.append(
+            report._replace(doubles=row[_N_FACTS:], memory_bytes=memory_bytes, cpu_ms=cpu_ms)
+        )
     return found
 
 

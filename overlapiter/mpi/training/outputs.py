@@ -55,7 +55,6 @@ class Outputs:
         self._writer = checkpoint.Writer(self._out)
         self._written_at = time.monotonic()
         self._history = History(job.settings)
-        self._number = 0
 
     @property
     def records(self) -> list[Record]:
@@ -145,8 +144,7 @@ class Outputs:
             self._listener.say(f"the run in {self._out} has ended before, after epoch {n_done}")
         else:
             self._listener.say(f"going on from the checkpoint in {self._out}, epoch {n_done + 1}")
-        self._number = int(facts["number"])
-        return self._number
+        return int(facts["number"])
 
     def is_checkpoint_due(self) -> bool:
         """Return whether the last checkpoint is old."""
@@ -156,15 +154,15 @@ class Outputs:
         self, side: ServerSide, queue: LeaseQueue, validation: Validation, epochs: Epochs
     ) -> int:
         """Write a checkpoint; the disk is not waited for. Returns its number."""
-        self._number += 1
+        number = time.time_ns()  # no other run has had it, so no worker takes the state of one
         self._written_at = time.monotonic()
         with validation.changed:
             snapshots = {str(epoch): each for epoch, each in validation.snapshots.items()}
         facts = self._facts() | {"queue": queue.state(), "epochs": epochs.state()}
         facts["piece_examples"] = max(map(len, self._job.plan.train_pieces))
         arrays = checkpoint.flat("side", side.state()) | checkpoint.flat("snapshot", snapshots)
-        self._writer.write(facts | {"number": self._number}, arrays)
-        return self._number
+        self._writer.write(facts | {"number": number}, arrays)
+        return number
 
     # --- the end ------------------------------------------------------------------------------
 

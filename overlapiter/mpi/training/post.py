@@ -253,6 +253,11 @@ class Mail:
         self._thread.join()
 
 
+def reason_of(error: BaseException) -> str:
+    """Return why a rank cannot go on."""
+    return str(error) if isinstance(error, OverlapError) else f"{type(error).__name__}: {error}"
+
+
 def server_lost(rank: int, reason: str) -> ServerLostError:
     """Return what is raised where a server, or sub-server, is dead."""
     if rank:
@@ -317,8 +322,7 @@ class ServerConnection:
             die_if_tolerant()
             self._post.send(self._server, Message(Kind.INTERRUPTED, origin=rank))
             return
-        text = str(error) if isinstance(error, OverlapError) else f"{type(error).__name__}: {error}"
-        self.exchange(Message(Kind.FAILED, origin=rank, text=text))
+        self.exchange(Message(Kind.FAILED, origin=rank, text=reason_of(error)))
 
     def close(self) -> None:
         """Wait until the last message has left, unless the server has ended the run."""

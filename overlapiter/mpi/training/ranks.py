@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from mpi4py import MPI
 
 from overlapiter.errors import OptionError, TrainingError
-from overlapiter.node import this_host
 from overlapiter.tracing import Tracing
 
-from .ending import expect_end, note_processes, start_together
+from .ending import Process, expect_end, is_world, start_together
 from .history import Record
 from .hosting import Host
 from .job import Preparation, begin_tracing
 from .messages import Kind, Message
 from .outputs import Outputs
 from .plan import Plan, groups_of
-from .post import Mail, Post, ServerConnection, server_lost, words_of
+from .post import Mail, Post, ServerConnection, reason_of, server_lost, words_of
 from .silence import PATIENCE
 from .site import Site, end_server, signs_of_server
 from .submaster import SubServer
@@ -31,23 +29,21 @@ from .worker import DesertedError, RefusedError, ServerLostError, StoppedError, 
 _LOOK_SECONDS = 0.02
 #: Round trips by which the clocks of two ranks are compared.
 _N_PINGS = 8
-_CLOCK_TAG = 18
+#: MPI may read a message after it was sent.
+_sent: list[Any] = []
+_PLAN_TAG, _CLOCK_TAG = 15, 18
 
 
 def train_as_rank(comm: Any, preparation: Preparation) -> list[Record] | None:
     """Train as one rank of a communicator; see :func:`.run.train`."""
     timeout_seconds = preparation.settings.worker_timeout
-    start_together(comm, timeout_seconds)
+    processes = start_together(comm, timeout_seconds)
     own = comm.Dup()  # so that no message of the caller's is taken for ours
-    processes = own.allgather((this_host().key, os.getpid()))
-    is_world = comm.size == MPI.COMM_WORLD.size
-    if is_world:
-        note_processes(processes)
     sign = None
     try:
-        return _train(own, processes, preparation, is_world=is_world)
+        return _train(own, processes, preparation)
     except ServerLostError as error:
-        if is_world:
+        if is_world(comm):
             end_server(own, error.rank, processes[error.rank])
         if error.rank:  # the other groups go on
             timeout_seconds, sign = timeout_seconds * PATIENCE / 2, signs_of_server(own)
@@ -57,7 +53,7 @@ def train_as_rank(comm: Any, preparation: Preparation) -> list[Record] | None:
 
 
 def _train(
-    comm: Any, processes: list[Any], preparation: Preparation, *, is_world: bool
+    comm: Any, processes: Mapping[int, Process], preparation: Preparation
 ) -> list[Record] | None:
     settings = preparation.settings
     plan = _shared_plan(comm, preparation)
@@ -69,10 +65,10 @@ def _train(
         settings, "sub-server" if is_master else name, comm.rank, offset_ns
     ) as trace:
         if not comm.rank:
-            site = Site(comm, groups, processes, is_world=is_world)
+            site = Site(comm, groups, processes)
             return _serve(site, preparation, plan, trace)
         if is_master:
-            SubServer(comm, groups[comm.rank], preparation.job(plan, trace)).run()
+            _serve_group(comm, groups[comm.rank], preparation, plan, trace)
         else:
             masters = [master for master, group in groups.items() if comm.rank in group]
             _work(comm, masters[0] if masters else 0, preparation, plan, trace)
@@ -80,7 +76,7 @@ def _train(
 
 
 def _shared_plan(comm: Any, preparation: Preparation) -> Plan:
-    """Return the plan that rank 0 makes. Collective.
+    """Return the plan that rank 0 makes. Each rank waits for rank 0 alone, and rank 0 for none.
 
     Raises:
         OptionError: On rank 0: a file, or the number of ranks, cannot work.
@@ -92,12 +88,13 @@ def _shared_plan(comm: Any, preparation: Preparation) -> Plan:
             # No ASK: if it came late, the server of the run would take it for one of its own.
             connection.exchange(Message(Kind.PING, comm.rank))
             connection.close()
-            plan, failure = comm.bcast(None)
+            plan, failure = comm.recv(source=0, tag=_PLAN_TAG)
         except MPI.Exception as error:
             raise server_lost(0, words_of(error)) from error
         if plan is None:
             raise failure
         return plan  # type: ignore[no-any-return]  # as it was sent
+    plan = failure = None
     try:
         n_masters = preparation.settings.masters
         n_workers = comm.size - 1 - n_masters
@@ -107,10 +104,10 @@ def _shared_plan(comm: Any, preparation: Preparation) -> Plan:
                 raise OptionError("masters", words)
             plan = preparation.plan(n_workers)
     except Exception as error:
-        refused = RefusedError if isinstance(error, OptionError) else StoppedError
-        comm.bcast((None, refused(str(error))))
+        failure = (RefusedError if isinstance(error, OptionError) else StoppedError)(str(error))
         raise
-    comm.bcast((plan, None))
+    finally:
+        _sent.extend(comm.isend((plan, failure), rank, _PLAN_TAG) for rank in range(1, comm.size))
     return plan
 
 
@@ -201,6 +198,22 @@ def _run_server(site: Site, host: Host, trace: Tracing) -> None:
         mail.close()
         post.close(server.lost)
         site.end_silent(server)
+
+
+def _serve_group(
+    comm: Any, group: list[int], preparation: Preparation, plan: Plan, trace: Tracing
+) -> None:
+    try:
+        server = SubServer(comm, group, preparation.job(plan, trace))
+    except BaseException as error:
+        reason = f"its sub-server, rank {comm.rank}, cannot go on: {reason_of(error)}"
+        post = Post(comm, [], 0, 0)
+        for worker in group:  # for each in its place, which then waits for nothing more
+            post.send(0, Message(Kind.FAILED, worker, text=reason))
+            post.send(worker, Message(Kind.STOP, worker, text=reason))
+        post.close()
+        raise
+    server.run()
 
 
 # --- a worker ---------------------------------------------------------------------------------

@@ -129,7 +129,8 @@ class Settings:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             value = list(value) if isinstance(value, tuple) else value
-            lines.append(f"{field.name} = {json.dumps(value)}  # {field.metadata['help']}")
+            text = json.dumps(value, ensure_ascii=False)
+            lines.append(f"{field.name} = {text}  # {field.metadata['help']}")
         return "\n".join(lines) + "\n"
 
     def rate_in(self, epoch: int) -> float:

@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mpi4py import MPI
@@ -16,7 +16,7 @@ from mpi4py import MPI
 from overlapiter.errors import OptionError
 from overlapiter.node import this_host
 
-from .ending import expect_silent, is_command, is_tolerant, signal_process
+from .ending import Process, is_tolerant, is_world, own, signal_process
 from .meeting import has_come
 from .messages import Kind, Message, n_doubles_of
 from .post import Post
@@ -36,17 +36,15 @@ class Site:
         comm: The communicator.
         groups: The workers of each sub-server; empty if there are none.
         processes: Host and process of each rank.
-        is_world: Whether these are all ranks of the job.
     """
 
     def __init__(
-        self, comm: Any, groups: dict[int, list[int]], processes: list[Any], *, is_world: bool
+        self, comm: Any, groups: dict[int, list[int]], processes: Mapping[int, Process]
     ) -> None:
         self._comm = comm
         self._groups = groups
         self._ways = {worker: master for master, group in groups.items() for worker in group}
         self._processes = processes
-        self._is_world = is_world
         self._hope_until = self._reassured_at = 0.0
         self._sent: deque[Any] = deque(maxlen=1000)  # MPI may read a message after it was sent
         self.workers = [rank for rank in range(1, comm.size) if rank not in groups]
@@ -121,9 +119,9 @@ class Site:
             return
         if is_tolerant():
             self._signal(silent, signal.SIGKILL)
-        elif is_command() and self._is_world:  # that ends with another status, maybe
-            expect_silent(silent)
-        elif self._is_world:
+        elif own.say is not None and is_world(self._comm):  # it ends with another status, maybe
+            own.silent = silent
+        elif is_world(self._comm):
             status = 1 if server.failure or sys.exc_info()[0] is not None else 0
             atexit.register(lambda: self._comm.Abort(status))
 
@@ -140,7 +138,7 @@ def signs_of_server(comm: Any) -> Callable[[], int]:
     return count
 
 
-def end_server(comm: Any, server: int, process: tuple[object, int]) -> None:
+def end_server(comm: Any, server: int, process: Process) -> None:
     """End a server that does not answer: MPI's end, and so the launcher, would wait for it.
 
     With fault tolerance it is killed, if this is its node; else the whole job is ended when this

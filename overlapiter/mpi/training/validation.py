@@ -153,6 +153,8 @@ class Validation:
 
 #: Who takes pieces in the server's process: no rank.
 SERVER = -1
+#: How long a piece may take yet when the run ends.
+_JOIN_SECONDS = 5.0
 
 
 class ValidationThread:
@@ -179,6 +181,6 @@ class ValidationThread:
             self.error = error
 
     def close(self) -> None:
-        """End the thread, after the piece that it evaluates."""
+        """End the thread, after the piece that it evaluates; it is not waited for if that lasts."""
         self._validation.close()
-        self._thread.join()
+        self._thread.join(_JOIN_SECONDS)

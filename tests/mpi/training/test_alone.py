@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,16 @@ import pytest
 import overlapiter.mpi
 from overlapiter.errors import OptionError, TrainingError
 from overlapiter.mpi.training.curves import draw
+from tests.mpi.waiting import wait_until
 
 from .counting import Counting
 from .digits import build_model
 from .jobs import (
     COUNTING,
     DIGITS,
+    begin_training,
     counts,
+    end_job,
     epochs,
     run_training,
     same_weights,
@@ -81,12 +85,12 @@ def test_a_link_that_returns_its_loss_reports_its_accuracy(
 
 
 def test_the_settings_that_a_run_writes_repeat_it(tmp_path: Path, lists: tuple[Path, Path]) -> None:
-    overlapiter.mpi.train(DIGITS, *lists, epochs=1, seed=5, features="features", out=tmp_path / "1")
-    ended = run_training(
-        tmp_path, 0, DIGITS, *lists, "--settings", tmp_path / "1/settings.toml", "--out", "2"
-    )
+    first = tmp_path / "1 \N{PARTY POPPER}"
+    overlapiter.mpi.train(DIGITS, *lists, epochs=1, seed=5, features="features", out=first)
+    words = ("--settings", first / "settings.toml", "--out", "2")
+    ended = run_training(tmp_path, 0, DIGITS, *lists, *words)
     assert ended.exit_status == 0, ended.output
-    assert same_weights(tmp_path / "1", tmp_path / "2")
+    assert same_weights(first, tmp_path / "2")
     assert ended.output.startswith("epoch 1/1   loss ")
     head = (tmp_path / "2" / "settings.toml").read_text().splitlines()[0]
     assert head.endswith(f"{lists[1]} --settings 2/settings.toml --out other")
@@ -179,6 +183,49 @@ def test_a_run_that_was_ended_goes_on_exactly(
     for one, other in zip(epochs(tmp_path / "whole"), epochs(tmp_path / "ended"), strict=True):
         assert (one["loss"], one["val_loss"]) == (other["loss"], other["val_loss"])
     assert epochs(tmp_path / "whole")[2]["learning_rate"] == pytest.approx(1e-4)
+
+
+def test_a_worker_does_not_take_its_state_of_another_run(
+    tmp_path: Path, lists: tuple[Path, Path]
+) -> None:
+    class Ended(Exception):
+        pass
+
+    def end(record: dict[str, Any]) -> None:
+        if record["epoch"] == 2:
+            raise Ended
+
+    words: dict[str, Any] = {"epochs": 3, "algorithm": "easgd", "sync_every": 3}
+    words["validation"] = "inline"
+    kept = []
+    for seed in (0, 1):
+        with pytest.raises(Ended):
+            overlapiter.mpi.train(
+                DIGITS, *lists, **words, seed=seed, restart=True, on_epoch=end, out=tmp_path / "1"
+            )
+        kept.append((tmp_path / "1" / "checkpoint-rank1.npz").read_bytes())
+    shutil.copytree(tmp_path / "1", tmp_path / "2")
+    for out, state in (("1", kept[0]), ("2", b"")):
+        (tmp_path / out / "checkpoint-rank1.npz").write_bytes(state)
+        overlapiter.mpi.train(DIGITS, *lists, **words, seed=1, out=tmp_path / out)
+    assert same_weights(tmp_path / "1", tmp_path / "2")
+
+
+def test_a_run_that_is_interrupted_does_not_wait_for_a_validation_that_hangs(
+    tmp_path: Path,
+) -> None:
+    write_file(tmp_path / "v.h5", [0, 1], [0, 0])
+    (tmp_path / "val.txt").write_text("v.h5\n")
+    words = (COUNTING, write_numbers(tmp_path), "val.txt", "--batch", 2, "--epochs", 4000)
+    fault = {"TRAINING_FAULT": "hung-validating:0:0", "TRAINING_WAIT_SECONDS": "0.01"}
+    job = begin_training(tmp_path, 0, *words, environment=fault)
+    try:
+        wait_until((tmp_path / "result" / "checkpoint.npz").exists)
+        job.terminate()
+        assert job.wait(60) == 143
+    finally:
+        end_job(job)
+    assert "the same command goes on from here" in (tmp_path / "output.txt").read_text()
 
 
 def test_a_run_that_was_ended_amid_an_epoch_uses_no_example_twice(tmp_path: Path) -> None:

@@ -435,3 +435,47 @@ def test_a_rank_that_is_stopped_at_the_start_is_named_and_does_not_keep_the_job_
     assert ended.exit_status == 1, ended.output
     named = "rank 1 did not start in 8 s" if stopped else "rank 0 has not ended"
     assert named in ended.output
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_while_the_server_looks_at_the_files_holds_up_no_other_worker(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "data.py").write_text(
+        "import os, pathlib, time\n"
+        "from overlapiter.mpi.training.data import Hdf5File\n"
+        "class Data(Hdf5File):\n"
+        "    def __init__(self, path):\n"
+        "        super().__init__(path, ('features', 'labels'))\n"
+        "        if os.environ['OMPI_COMM_WORLD_RANK'] == '0':\n"
+        "            pathlib.Path('looking').touch()\n"
+        "            while not pathlib.Path('stopped').exists():\n"
+        "                time.sleep(0.01)\n"
+    )
+    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 2, "--data", "data.py:Data")
+    job = begin_training(tmp_path, 6, *words, "--worker-timeout", 1)
+    try:
+        wait_until((tmp_path / "looking").exists)
+        rank_of(job, 2).suspend()
+        (tmp_path / "stopped").touch()
+        ended = end_of(tmp_path, job)
+    finally:
+        end_job(job)
+    assert ended.exit_status == 0, ended.output
+    assert counts(tmp_path / "result") == TWICE
+
+
+def test_a_sub_server_that_cannot_start_ends_the_run_with_its_reason(tmp_path: Path) -> None:
+    (tmp_path / "model.py").write_text(
+        "import os\n"
+        "from tests.mpi.training import counting\n"
+        "def build_model():\n"
+        "    if os.environ['OMPI_COMM_WORLD_RANK'] == '1':\n"
+        "        raise RuntimeError('there is no GPU')\n"
+        "    return counting.build_model()\n"
+    )
+    words = ("model.py", write_numbers(tmp_path), *COUNTED, "--masters", 2)
+    ended = run_training(tmp_path, 5, *words)
+    assert ended.exit_status == 1
+    assert "its sub-server, rank 1, cannot go on" in ended.output
+    assert "there is no GPU" in ended.output
