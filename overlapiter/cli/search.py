@@ -29,6 +29,7 @@ from typing import Any
 
 from overlapiter.mpi.searching.run import search
 from overlapiter.mpi.searching.study import Study, Trial
+from overlapiter.mpi.training.checkpoint import write_text
 from overlapiter.words import duration_words
 
 from .console import CommandError, say, table, tell
@@ -117,10 +118,8 @@ def _result(study: Study) -> dict[str, Any]:
 
 
 def _write(study: Study, result: dict[str, Any], arguments: argparse.Namespace) -> None:
-    from overlapiter.mpi.training.history import write_atomically
-
     out = arguments.out
-    write_atomically(os.path.join(out, "search.json"), json.dumps(result, indent=1) + "\n")
+    write_text(os.path.join(out, "search.json"), json.dumps(result, indent=1) + "\n")
     best = study.best()
     if best is None:
         return
@@ -129,7 +128,7 @@ def _write(study: Study, result: dict[str, Any], arguments: argparse.Namespace) 
     path = os.path.join(out, "best.toml")
     words = ("train", arguments.model, arguments.train_files, arguments.val_files)
     head = f"# overlapiter {shlex.join(words)} --settings {shlex.quote(path)}\n"
-    write_atomically(path, head + "".join(lines))
+    write_text(path, head + "".join(lines))
     if find_spec("matplotlib"):
         draw_search(study, os.path.join(out, "search.png"))
     else:

@@ -1,4 +1,4 @@
-"""Checkpoints: all that a run needs to go on as if it had not ended."""
+"""The files that a run writes: each is whole at any time, or not there; its checkpoints."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import json
 import os
 import threading
 import zipfile
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping
+from typing import IO, Any
 
 import numpy as np
 
@@ -24,12 +24,23 @@ def path_in(out: str) -> str:
     return os.path.join(out, _NAME)
 
 
-class Writer:
-    """Writes checkpoints in a thread, so that training goes on; the last one written counts.
+@contextlib.contextmanager
+def replacing(path: str, mode: str, **more: Any) -> Iterator[IO[Any]]:
+    """Open a file to be written such that a reader sees all of it, or what was there before."""
+    with open(f"{path}.new", mode, **more) as file:
+        yield file
+    os.replace(f"{path}.new", path)
 
-    Args:
-        out: Directory of the run.
-    """
+
+def write_text(path: str, text: str) -> None:
+    """Write a file in the way of :func:`replacing`."""
+    # A path may have bytes that are no text.
+    with replacing(path, "w", encoding="utf-8", errors="backslashreplace") as file:
+        file.write(text)
+
+
+class Writer:
+    """Writes checkpoints of a directory in a thread, so that training goes on."""
 
     def __init__(self, out: str) -> None:
         self._path = path_in(out)
@@ -53,13 +64,11 @@ class Writer:
         self._thread.start()
 
     def _write(self, arrays: Mapping[str, Any]) -> None:
-        new = f"{self._path}.new"
         try:
-            with open(new, "wb") as file:
+            with replacing(self._path, "wb") as file:
                 np.savez(file, **arrays)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(new, self._path)
         except OSError as error:
             self._error = error
 
@@ -104,21 +113,15 @@ def _arrays_in(path: str) -> dict[str, Any]:
 
 
 class WorkerStates:
-    """What a worker keeps of its own, beside each checkpoint of the server: EASGD and GEM need it.
-
-    Args:
-        out: Directory of the run.
-        rank: Of the worker.
-    """
+    """What a worker keeps of its own beside each checkpoint of the server, as EASGD and GEM need."""
 
     def __init__(self, out: str, rank: int) -> None:
         self._path = os.path.join(out, f"checkpoint-rank{rank}.npz")
 
     def write(self, number: int, state: Mapping[str, Any]) -> None:
         """Write the state that belongs to a checkpoint, in place of that of an earlier one."""
-        with open(f"{self._path}.new", "wb") as file:
+        with replacing(self._path, "wb") as file:
             np.savez(file, **flat("side", state), number=np.array(number))
-        os.replace(f"{self._path}.new", self._path)
 
     def read(self, number: int) -> dict[str, Any] | None:
         """Return the state that belongs to a checkpoint; None if there is none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from .history import Record
+from .epochs import Record
 
 _LEFT_OUT = {
     "epoch", "examples", "seconds", "learning_rate", "updates", "workers", "memory_bytes",

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from .history import History, Record
 from .messages import Doubles, Message
-from .settings import Settings
+from .settings import Settings, check_target, is_better
+
+#: The record of an epoch, with the keys of ``history.json``.
+Record = dict[str, Any]
 
 
 class Epochs:
-    """Counts what the workers report, and makes records of it.
+    """Counts what the workers report, makes records of it, and says when the run is to stop.
 
     Args:
         settings: Of the run.
-        history: Takes the records.
         measure_names: Of what models report.
         is_validating: Whether there are validation files.
         on_record: Called with each record that is complete; a true answer stops the run.
         on_progress: Called with how many more examples are trained on.
 
     Attributes:
+        records: One for each epoch that is trained and validated.
         current: The earliest epoch that is not trained; one beyond the last when all are.
         reason_to_stop: Why the run ends before its last epoch; empty if it does not.
     """
@@ -32,19 +35,18 @@ class Epochs:
     def __init__(
         self,
         settings: Settings,
-        history: History,
         measure_names: Sequence[str],
         *,
         is_validating: bool,
-        on_record: Callable[[Record], object] = lambda _record: None,
-        on_progress: Callable[[int], None] = lambda _n: None,
+        on_record: Callable[[Record], object],
+        on_progress: Callable[[int], None],
     ) -> None:
         self._settings = settings
-        self._history = history
         self._names = measure_names
         self.is_validating = is_validating
         self._on_record = on_record
         self._on_progress = on_progress
+        self.records: list[Record] = []
         self.current = 1
         self.reason_to_stop = ""
         self._sums: dict[int, Doubles] = {}
@@ -108,9 +110,30 @@ class Epochs:
     def _complete(self, record: Record) -> None:
         if self.reason_to_stop:  # epochs that were being validated when an earlier one stopped it
             return
-        self.reason_to_stop = self._history.add(record)
+        self.records.append(record)
+        self.reason_to_stop = self._reason_by_records()
         if self._on_record(record) and not self.reason_to_stop:
             self.reason_to_stop = "the caller has stopped it"
+
+    def _reason_by_records(self) -> str:
+        if not self.records:
+            return ""
+        target = check_target(self._settings.target, self._settings.monitored)
+        if target is not None:
+            name, goal = target
+            value = self.records[-1].get(name, math.nan)
+            if value == goal or is_better(name, value, goal):
+                return f"{name} has reached {value:.4g}, the target being {goal:.4g}"
+        name = self._settings.early_stopping
+        values = [record[name] for record in self.records if name in record]
+        best = 0
+        for i, value in enumerate(values):
+            if is_better(name, value, values[best]):
+                best = i
+        n_since = len(values) - 1 - best
+        if n_since >= self._settings.patience:
+            return f"{name} has not improved for {n_since} epochs"
+        return ""
 
     # --- checkpoints --------------------------------------------------------------------------
 
@@ -121,7 +144,7 @@ class Epochs:
             "sums": {epoch: sums.tolist() for epoch, sums in self._sums.items()},
             "examples": self._n_examples,
             "open": self._open,
-            "records": self._history.records,
+            "records": self.records,
             "seconds": time.monotonic() - self._began,
             "reason_to_stop": self.reason_to_stop,
         }
@@ -132,6 +155,19 @@ class Epochs:
         self._sums = {int(epoch): np.array(sums) for epoch, sums in state["sums"].items()}
         self._n_examples = {int(epoch): n for epoch, n in state["examples"].items()}
         self._open = {int(epoch): record for epoch, record in state["open"].items()}
-        self._history.records[:] = state["records"]
+        self.records[:] = state["records"]
         self._spent_seconds = state["seconds"]
-        self.reason_to_stop = self._history.reason_to_stop()
+        self.reason_to_stop = self._reason_by_records()
+
+
+def summary(record: Mapping[str, Any], n_epochs: int) -> str:
+    """Return the record of an epoch in one line."""
+    words = [f"epoch {record['epoch']:>{len(str(n_epochs))}}/{n_epochs}"]
+    plain = ("epoch", "examples", "seconds", "workers", "learning_rate", "updates")
+    for name, value in record.items():
+        if name not in plain and isinstance(value, float) and not name.endswith("_seconds"):
+            words.append(f"{name} {value:.4f}")
+    n_each = record["examples"] / max(record["seconds"], 1e-9)
+    words.append(f"{record['examples']:,} examples in {record['seconds']:.1f} s ({n_each:,.0f}/s)")
+    words.append(f"{record['workers']} worker{'s' * (record['workers'] != 1)}")
+    return "   ".join(words)

@@ -7,6 +7,7 @@ import time
 from overlapiter.errors import TrainingError
 
 from .algorithms import make_server_side
+from .epochs import Record
 from .job import Job
 from .leases import LeaseQueue
 from .messages import Kind, Message
@@ -52,7 +53,7 @@ class Host:
         )
         self._validation = Validation(len(plan.val_pieces))
         self._epochs = outputs.epochs(self.model)
-        number = outputs.restore(self._side, self._queue, self._validation, self._epochs)
+        number = outputs.restore(self._side, self._queue, self._validation)
         self._inline: Evaluator | None = None
         if settings.validation == "inline":
             self._inline = Evaluator(job, job.model(), self.alive)
@@ -132,15 +133,13 @@ class Host:
 
     def checkpoint(self) -> None:
         """Begin to write a checkpoint."""
-        number = self._outputs.write_checkpoint(
-            self._side, self._queue, self._validation, self._epochs
-        )
-        self.server.mark(number)
+        parts = self._side, self._queue, self._validation
+        self.server.mark(self._outputs.write_checkpoint(*parts))
 
-    def finish(self) -> None:
-        """Write what a run that came to its end leaves behind."""
+    def finish(self) -> list[Record]:
+        """Write what a run that came to its end leaves behind; return the records of its epochs."""
         self.checkpoint()
-        self._outputs.finish(self.model, self._side.weights, self._epochs)
+        return self._outputs.finish(self.model, self._side.weights)
 
     def __enter__(self) -> Host:
         return self

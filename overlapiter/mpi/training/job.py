@@ -37,8 +37,8 @@ class Job:
     build: Builder
     source: Source
     plan: Plan
-    say: Callable[[str], None] = lambda _text: None
-    trace: Tracing = OFF
+    say: Callable[[str], None]
+    trace: Tracing
 
     def model(self) -> Model:
         """Return a new model, the same on every rank.
@@ -76,10 +76,11 @@ class NoListener:
         """Take the record of an epoch, and its summary; a true answer stops the run."""
 
 
+@dataclasses.dataclass(frozen=True)
 class Preparation:
     """The arguments of a training, as all ranks have them, and what each makes of them.
 
-    Args:
+    Attributes:
         model: As for :func:`.run.train`, as are the files.
         train_files: The training files.
         val_files: The validation files.
@@ -89,28 +90,18 @@ class Preparation:
         on_epoch: Called with the record of each epoch; a true answer stops the run.
     """
 
-    def __init__(
-        self,
-        model: str | os.PathLike[str] | Builder,
-        train_files: Any,
-        val_files: Any,
-        settings: Settings,
-        listener: NoListener,
-        *,
-        restart: bool,
-        on_epoch: Callable[[dict[str, Any]], object],
-    ) -> None:
-        self._model = model
-        self._files = train_files, val_files
-        self.settings = settings
-        self.listener = listener
-        self.restart = restart
-        self.on_epoch = on_epoch
+    model: str | os.PathLike[str] | Builder
+    train_files: Any
+    val_files: Any
+    settings: Settings
+    listener: NoListener
+    restart: bool
+    on_epoch: Callable[[dict[str, Any]], object]
 
     @property
     def command(self) -> str:
         """The command that repeats the run; a comment where there is none."""
-        words = [self._model, *(files for files in self._files if files != ())]
+        words = [self.model, self.train_files, *([] if self.val_files == () else [self.val_files])]
         if not all(isinstance(word, (str, os.PathLike)) for word in words):
             return "made by overlapiter.mpi.train()"
         path = os.path.join(self.settings.out, "settings.toml")
@@ -119,20 +110,17 @@ class Preparation:
 
     def plan(self, n_workers: int) -> Plan:
         """Look at the files. Raises OptionError and TrainingError."""
-        train_files, val_files = self._files
-        train_paths = listed(train_files, "train_files")
-        has_val = isinstance(val_files, (str, os.PathLike)) or len(val_files)
-        val_paths = listed(val_files, "val_files") if has_val else []
+        train_paths = listed(self.train_files, "train_files")
+        has_val = isinstance(self.val_files, (str, os.PathLike)) or len(self.val_files)
+        val_paths = listed(self.val_files, "val_files") if has_val else []
         for name in () if val_paths else ("early_stopping", "target"):
             if getattr(self.settings, name).startswith("val_"):
                 raise OptionError(name, "needs validation files, and there are none; list some")
-        source = Source(self.settings)
-        return make_plan(self.settings, source, train_paths, val_paths, n_workers)
+        return make_plan(self.settings, Source(self.settings), train_paths, val_paths, n_workers)
 
     def job(self, plan: Plan, trace: Tracing) -> Job:
         """Return what server and workers are made of."""
-        source = Source(self.settings)
-        build = builder_from(self._model)
+        source, build = Source(self.settings), builder_from(self.model)
         return Job(self.settings, build, source, plan, self.listener.say, trace)
 
 

@@ -8,7 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from overlapiter.tracing import Tracing
 
@@ -59,32 +59,27 @@ class Monitor:
         self._thread.join()
         self._look()
         if self._gpu is not None:
-            self._gpu.close()
+            self._gpu.nvml.nvmlShutdown()
 
 
-class Gpu:
+class Gpu(NamedTuple):
     """A GPU, as NVIDIA's management library sees it, whatever framework uses it.
 
-    Args:
+    Attributes:
         nvml: The module ``pynvml``, begun.
         handle: Its device.
     """
 
-    def __init__(self, nvml: Any, handle: Any) -> None:
-        self._nvml = nvml
-        self._handle = handle
+    nvml: Any
+    handle: Any
 
     def look(self) -> dict[str, float]:
         """Return its memory, and the share of time in which it computed, as far as it tells."""
         found: dict[str, float] = {}
-        with contextlib.suppress(self._nvml.NVMLError):  # a part of a GPU has no such share
-            found["MB"] = round(self._nvml.nvmlDeviceGetMemoryInfo(self._handle).used / _MB, 1)
-            found["%"] = self._nvml.nvmlDeviceGetUtilizationRates(self._handle).gpu
+        with contextlib.suppress(self.nvml.NVMLError):  # a part of a GPU has no such share
+            found["MB"] = round(self.nvml.nvmlDeviceGetMemoryInfo(self.handle).used / _MB, 1)
+            found["%"] = self.nvml.nvmlDeviceGetUtilizationRates(self.handle).gpu
         return found
-
-    def close(self) -> None:
-        """End the use of the library."""
-        self._nvml.nvmlShutdown()
 
 
 def gpu_of(device: str, environment: Mapping[str, str]) -> Gpu | None:

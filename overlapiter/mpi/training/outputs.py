@@ -11,8 +11,8 @@ from overlapiter.errors import OptionError, TrainingError
 
 from . import checkpoint
 from .algorithms import ServerSide
-from .epochs import Epochs
-from .history import History, Record, summary, write_atomically
+from .curves import draw
+from .epochs import Epochs, Record, summary
 from .job import Job, Preparation
 from .leases import LeaseQueue
 from .messages import Vector
@@ -49,43 +49,37 @@ class Outputs:
             self._found = None if preparation.restart else checkpoint.read(self._out)
             self._check_found()
             text = f"# {preparation.command}\n{job.settings.to_toml()}"
-            write_atomically(os.path.join(self._out, "settings.toml"), text)
+            checkpoint.write_text(os.path.join(self._out, "settings.toml"), text)
         except OSError as error:
             raise OptionError("out", f"{self._out} cannot be written ({error})") from error
         self._writer = checkpoint.Writer(self._out)
         self._written_at = time.monotonic()
-        self._history = History(job.settings)
-
-    @property
-    def records(self) -> list[Record]:
-        """The records of all epochs."""
-        return self._history.records
 
     def epochs(self, model: Model) -> Epochs:
-        """Return what counts the examples of this run."""
+        """Return what counts the examples of this run, to be called once."""
         total = self._job.plan.n_examples
-        return Epochs(
+        self._epochs = Epochs(
             self._job.settings,
-            self._history,
             model.measure_names,
             is_validating=bool(self._job.plan.val_pieces),
             on_record=self._record,
             on_progress=lambda n: self._listener.progress(n, total),
         )
+        return self._epochs
 
     def alive(self) -> None:
         """Tell the listener that the server works."""
         self._listener.alive()
 
     def _record(self, record: Record) -> object:
-        self.write_history()
+        self._write_history()
         is_last = self._listener.epoch(record, summary(record, self._job.settings.epochs))
         return self._on_epoch(record) or is_last
 
-    def write_history(self, stopped_because: str = "") -> None:
-        """Write ``history.json``."""
-        more = {"stopped_because": stopped_because} if stopped_because else {}
-        write_atomically(os.path.join(self._out, "history.json"), self._history.to_json(more))
+    def _write_history(self, **more: str) -> None:
+        facts = {"epochs": self._epochs.records, **more}
+        text = json.dumps(facts, indent=1) + "\n"
+        checkpoint.write_text(os.path.join(self._out, "history.json"), text)
 
     # --- checkpoints --------------------------------------------------------------------------
 
@@ -115,9 +109,7 @@ class Outputs:
         facts = {"settings": kept, "plan": self._job.plan.facts()}
         return json.loads(json.dumps(facts))  # type: ignore[no-any-return]  # as it is when read
 
-    def restore(
-        self, side: ServerSide, queue: LeaseQueue, validation: Validation, epochs: Epochs
-    ) -> int:
+    def restore(self, side: ServerSide, queue: LeaseQueue, validation: Validation) -> int:
         """Go on from the checkpoint, if there is one; return its number, 0 if there is none."""
         if self._found is None:
             return 0
@@ -136,11 +128,11 @@ class Outputs:
                 f"before, or give --piece-examples {facts['piece_examples']}",
             )
         queue.restore(facts["queue"])
-        epochs.restore(facts["epochs"])
+        self._epochs.restore(facts["epochs"])
         for name, snapshot in checkpoint.part("snapshot", arrays).items():
             validation.begin(int(name), snapshot)
-        n_done = len(self._history.records)
-        if epochs.is_over and not validation.snapshots:
+        n_done = len(self._epochs.records)
+        if self._epochs.is_over and not validation.snapshots:
             self._listener.say(f"the run in {self._out} has ended before, after epoch {n_done}")
         else:
             self._listener.say(f"going on from the checkpoint in {self._out}, epoch {n_done + 1}")
@@ -150,15 +142,13 @@ class Outputs:
         """Return whether the last checkpoint is old."""
         return time.monotonic() - self._written_at > self._job.settings.checkpoint_seconds
 
-    def write_checkpoint(
-        self, side: ServerSide, queue: LeaseQueue, validation: Validation, epochs: Epochs
-    ) -> int:
+    def write_checkpoint(self, side: ServerSide, queue: LeaseQueue, validation: Validation) -> int:
         """Write a checkpoint; the disk is not waited for. Returns its number."""
         number = time.time_ns()  # no other run has had it, so no worker takes the state of one
         self._written_at = time.monotonic()
         with validation.changed:
             snapshots = {str(epoch): each for epoch, each in validation.snapshots.items()}
-        facts = self._facts() | {"queue": queue.state(), "epochs": epochs.state()}
+        facts = self._facts() | {"queue": queue.state(), "epochs": self._epochs.state()}
         facts["piece_examples"] = max(map(len, self._job.plan.train_pieces))
         arrays = checkpoint.flat("side", side.state()) | checkpoint.flat("snapshot", snapshots)
         self._writer.write(facts | {"number": number}, arrays)
@@ -166,17 +156,18 @@ class Outputs:
 
     # --- the end ------------------------------------------------------------------------------
 
-    def finish(self, model: Model, weights: Vector, epochs: Epochs) -> None:
-        """Write what a run that came to its end leaves behind."""
+    def finish(self, model: Model, weights: Vector) -> list[Record]:
+        """Write what a run that came to its end leaves behind; return the records of its epochs."""
         self._writer.wait()
         model.load(weights)
         model.save(os.path.join(self._out, "weights.npz"))
-        self.write_history(epochs.reason_to_stop)
-        if epochs.reason_to_stop:
-            self._listener.say(f"stopped early: {epochs.reason_to_stop}")
-        from .curves import draw
-
-        draw(self._history.records, os.path.join(self._out, "curves.png"), self._listener.say)
+        if reason := self._epochs.reason_to_stop:
+            self._write_history(stopped_because=reason)
+            self._listener.say(f"stopped early: {reason}")
+        else:
+            self._write_history()
+        draw(self._epochs.records, os.path.join(self._out, "curves.png"), self._listener.say)
+        return self._epochs.records
 
     def close(self) -> None:
         """Wait until the last checkpoint is written."""

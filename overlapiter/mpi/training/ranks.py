@@ -13,7 +13,7 @@ from overlapiter.errors import OptionError, TrainingError
 from overlapiter.tracing import Tracing
 
 from .ending import Process, expect_end, is_world, start_together
-from .history import Record
+from .epochs import Record
 from .hosting import Host
 from .job import Preparation, begin_tracing
 from .messages import Kind, Message
@@ -160,8 +160,7 @@ def _serve(site: Site, preparation: Preparation, plan: Plan, trace: Tracing) -> 
         _run_server(site, host, trace)
         if host.server.failure:
             raise (DesertedError if host.server.is_deserted else TrainingError)(host.server.failure)
-        host.finish()
-    return outputs.records
+        return host.finish()
 
 
 def _run_server(site: Site, host: Host, trace: Tracing) -> None:

@@ -1,19 +1,24 @@
-"""Reads pieces of files, off the training thread, and cuts them into mini-batches."""
+"""Stages and reads pieces of files, off the training thread, and cuts them into mini-batches."""
 
 from __future__ import annotations
 
-import contextlib
+import os
 import queue
+import secrets
 import threading
 from collections.abc import Iterator, Sequence
+
+from overlapiter.options import Staging
+from overlapiter.planning import staging_plan
+from overlapiter.store.outcome import Staged
+from overlapiter.store.site import Run
+from overlapiter.store.stager import Stager
+from overlapiter.store.store import Wanted
+from overlapiter.workers.copies import StagedCopies
 
 from .job import Job
 from .leases import Lease, Piece, order_of
 from .model import Batch
-from .staging import StagedFiles
-
-#: Pieces that are read and wait for the training thread, beyond the one that it uses.
-_PIECES_AHEAD = 1
 
 
 def cut(arrays: Batch, position: int, size: int) -> Iterator[tuple[int, Batch]]:
@@ -31,53 +36,77 @@ def cut(arrays: Batch, position: int, size: int) -> Iterator[tuple[int, Batch]]:
 
 
 class Pieces:
-    """The pieces of some files, staged before they are read. For one thread, which waits for them.
+    """The pieces of some files, read where they are or staged. For one thread, which waits for them.
 
-    Args:
-        job: The run.
-        paths: Of the files.
-        pieces: Of all of them.
+    Each worker stages the files of its own leases; where several workers of a node have ranges of
+    one file, the store has one of them copy it, and the others wait for that. A rank that stages
+    must not fork afterwards: its index is open.
     """
 
     def __init__(self, job: Job, paths: Sequence[str], pieces: Sequence[Piece]) -> None:
         self._job = job
         self._paths = paths
         self._pieces = pieces
-        self._staged: StagedFiles | None = None
+        self._stager: Stager | None = None
 
     def read(self, number: int) -> Batch:
         """Return the arrays of a piece. Blocks. Raises TrainingError if it cannot be read."""
         file, start, stop = self._pieces[number]
         path = local_path = self._paths[file]
-        job, settings = self._job, self._job.settings
-        if settings.staging:
-            if self._staged is None:  # in this thread, which is to use it
-                self._staged = StagedFiles(settings.staging, settings.source, job.say)
-            with job.trace.span("stage", "staging", None, path=path):
-                local_path = self._staged.staged(path)
-        with job.trace.span("read", "reading", None, path=path, start=start, stop=stop):
-            return job.source.read(path, start, stop, local_path)
+        if self._job.settings.staging:
+            with self._job.trace.span("stage", "staging", None, path=path):
+                local_path = self._staged(path)
+        with self._job.trace.span("read", "reading", None, path=path, start=start, stop=stop):
+            return self._job.source.read(path, start, stop, local_path)
+
+    def _staged(self, path: str) -> str:
+        """Stage a file, or wait until another worker of the node has; return where to read it.
+
+        The path lasts until the next call; without a copy it is that of the source.
+        """
+        if self._stager is None:
+            self._begin_staging()
+            assert self._stager is not None
+        key = self._store.key_of(path)
+        answers: dict[int, Staged] = {}
+        self._stager.stage([Wanted(key, path)], answers.update)
+        extent = answers[key].extent
+        self._copies.begin_part({} if extent is None else {key: extent})
+        self._copies.begin_example()
+        return self._copies.local_path(path) or path
+
+    def _begin_staging(self) -> None:
+        """Open the staging directory that OverlapIterator uses, too, in the thread that reads."""
+        settings, warn = self._job.settings, self._job.say
+        staging = Staging(settings.staging, source=settings.source)
+        plan = staging_plan(staging, (), [], is_training=False)
+        assert plan is not None
+        facts = {"command": "overlapiter train", "trainer_pid": os.getpid(), "staging": {}}
+        stores = plan.stores(Run(secrets.randbits(62), facts), warn)
+        self._store = stores[0]
+        self._stager = Stager(stores, plan.origin(), plan.validate, lambda job: job(), warn)
+        self._copies = StagedCopies(plan)
 
     def close(self) -> None:
-        """End the staging, in the thread that has read."""
-        if self._staged is not None:
-            self._staged.close()
-            self._staged = None
+        """End the staging, in the thread that has read; what is staged stays for the next run."""
+        if self._stager is not None:
+            self._copies.close()
+            self._stager.close()
+            self._stager = None
 
 
 class Reader:
     """A thread that reads training pieces in the order in which their leases were given.
 
-    Args:
-        job: The run; the order of the examples of a piece follows from its seed, the epoch and the
-            piece.
+    The order of the examples of a piece follows from the seed, the epoch and the piece. No more is
+    read ahead than a worker holds leases.
     """
 
     def __init__(self, job: Job) -> None:
         self._pieces = Pieces(job, job.plan.train_paths, job.plan.train_pieces)
         self._settings, self._trace = job.settings, job.trace
         self._leases: queue.SimpleQueue[Lease | None] = queue.SimpleQueue()
-        self._ready: queue.Queue[Batch | Exception] = queue.Queue(_PIECES_AHEAD)
+        self._ready: queue.SimpleQueue[Batch | Exception] = queue.SimpleQueue()
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="reading", daemon=True)
         self._thread.start()
@@ -102,17 +131,11 @@ class Reader:
         try:
             while (lease := self._leases.get()) is not None and not self._is_closed.is_set():
                 try:
-                    self._put(self._read(lease))
+                    self._ready.put(self._read(lease))
                 except Exception as error:  # the training thread raises it
-                    self._put(error)
+                    self._ready.put(error)
         finally:
             self._pieces.close()
-
-    def _put(self, got: Batch | Exception) -> None:
-        while not self._is_closed.is_set():
-            with contextlib.suppress(queue.Full):
-                self._ready.put(got, timeout=0.1)
-                return
 
     def _read(self, lease: Lease) -> Batch:
         arrays = self._pieces.read(lease.piece)

@@ -9,7 +9,7 @@ from typing import Any
 from overlapiter.errors import OptionError, TrainingError
 from overlapiter.workers.start.no_mpi import world_of_this_process
 
-from .history import Record
+from .epochs import Record
 from .hosting import Host
 from .job import Job, NoListener, Preparation, begin_tracing
 from .messages import Message
@@ -60,8 +60,8 @@ def train(
     """
     chosen = settings_of(settings)
     preparation = Preparation(
-        model, train_files, val_files, chosen, listener or NoListener(), restart=restart,
-        on_epoch=on_epoch or (lambda _record: False),
+        model, train_files, val_files, chosen, listener or NoListener(), restart,
+        on_epoch or (lambda _record: False),
     )  # fmt: skip
     comm = ranks_of(comm)
     if comm is not None:
@@ -81,8 +81,7 @@ def _train_alone(job: Job, outputs: Outputs) -> list[Record]:
         Worker(job, _RANK, job.model(), _Call(host)).run()
         if host.server.failure:
             raise TrainingError(host.server.failure)
-        host.finish()
-    return outputs.records
+        return host.finish()
 
 
 class _Call:
