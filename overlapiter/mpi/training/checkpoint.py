@@ -113,7 +113,7 @@ def _arrays_in(path: str) -> dict[str, Any]:
 
 
 class WorkerStates:
-    """What a worker keeps of its own beside each checkpoint of the server, as EASGD and GEM need."""
+    """What a worker keeps of its own beside each checkpoint: EASGD and GEM need it."""
 
     def __init__(self, out: str, rank: int) -> None:
         self._path = os.path.join(out, f"checkpoint-rank{rank}.npz")

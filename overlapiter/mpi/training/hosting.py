@@ -20,11 +20,6 @@ from .validation import SERVER, Evaluator, Validation, ValidationThread
 class Host:
     """A server, its validation and its checkpoints; a context manager that ends them.
 
-    Args:
-        job: The run.
-        outputs: Its directory.
-        workers: Ranks of the workers.
-
     Attributes:
         server: The server.
         model: A model to load weights into.

@@ -7,6 +7,7 @@ message in flight; a message without a vector sends only its beginning.
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -132,7 +133,7 @@ def unpack(buffer: Buffer) -> Message:
 # --- the one message of a group of workers that share a sub-server -------------------------------
 
 
-def rows_of(reports: list[Message]) -> Doubles:
+def rows_of(reports: Sequence[Message]) -> Doubles:
     """Return reports as the numbers of one message."""
     rows = [
         [r.origin, r.epoch, r.piece, r.position, r.n_examples, r.memory_bytes, r.cpu_ms, *r.doubles]

@@ -71,6 +71,7 @@ class Post:
         self._comm = comm
         self._server = peers[0] if watch else None
         self._watch = watch
+        self._pause_seconds = _FIRST_PAUSE_SECONDS
         comm.Set_errhandler(MPI.ERRORS_RETURN)
         self._n_bytes = buffer_bytes(n_doubles, n_values)
         self._lock = threading.Lock()
@@ -90,20 +91,22 @@ class Post:
 
     def send(self, peer: int, message: Message) -> None:
         """Send a message; its arrays may change when this returns. Blocks for no peer."""
+        if peer in self._dead:
+            return
         with self._lock:
-            if peer in self._dead:
-                return
             buffer = self._buffer()
-            part = pack(message, buffer)
             try:
-                request = self._comm.Isend([part, MPI.BYTE], peer, _TAG)
+                request = self._comm.Isend([pack(message, buffer), MPI.BYTE], peer, _TAG)
             except MPI.Exception as error:
                 self._dead.setdefault(peer, words_of(error))
             else:
                 self._sending.append((peer, request, buffer))
 
     def look(self, *, is_alive: bool = True) -> list[Arrival]:
-        """Return what has come since the last look; answer pings, if this rank is alive."""
+        """Return what has come; answer pings, if this rank is alive. If nothing has come, sleep.
+
+        The pause is the longer, the longer nothing comes.
+        """
         self._look_after_server()
         arrivals = []
         for arrival in self._arrivals():
@@ -116,6 +119,11 @@ class Post:
                 self.release(arrival)
             else:
                 arrivals.append(arrival)
+        if arrivals:
+            self._pause_seconds = _FIRST_PAUSE_SECONDS
+        else:
+            time.sleep(self._pause_seconds)
+            self._pause_seconds = min(2 * self._pause_seconds, _LAST_PAUSE_SECONDS)
         return arrivals
 
     def _look_after_server(self) -> None:
@@ -193,26 +201,10 @@ def words_of(error: Exception) -> str:
     return "its process has ended" if is_death else f"MPI reports {error}"
 
 
-class _Pauses:
-    """How long to sleep between looks: longer, the longer nothing comes."""
-
-    def __init__(self) -> None:
-        self._seconds = _FIRST_PAUSE_SECONDS
-
-    def sleep(self) -> None:
-        time.sleep(self._seconds)
-        self._seconds = min(2 * self._seconds, _LAST_PAUSE_SECONDS)
-
-    def reset(self) -> None:
-        self._seconds = _FIRST_PAUSE_SECONDS
-
-
 class Mail:
     """A thread that looks for messages, so that the next ones arrive while one is worked on.
 
-    Args:
-        post: Where it looks.
-        is_alive: Whether to answer pings.
+    It answers pings while ``is_alive`` returns True.
     """
 
     def __init__(self, post: Post, is_alive: Callable[[], bool] = lambda: True) -> None:
@@ -224,16 +216,10 @@ class Mail:
         self._thread.start()
 
     def _run(self) -> None:
-        pauses = _Pauses()
         try:
             while not self._is_closed.is_set():
-                arrivals = self._post.look(is_alive=self._is_alive())
-                for arrival in arrivals:
+                for arrival in self._post.look(is_alive=self._is_alive()):
                     self._arrivals.put(arrival)
-                if arrivals:
-                    pauses.reset()
-                else:
-                    pauses.sleep()
         except Exception as error:  # the thread that reads raises it
             self._arrivals.put(error)
 
@@ -269,15 +255,9 @@ def server_lost(rank: int, reason: str) -> ServerLostError:
 
 
 class ServerConnection:
-    """A worker's way to its server.
+    """A worker's way to its server or sub-server, which may be silent for ``timeout_seconds``.
 
-    Args:
-        comm: The communicator.
-        server: Rank of the server, or of the sub-server.
-        n_doubles: Most numbers of double precision in a message.
-        n_values: Length of the vectors.
-        timeout_seconds: After which silence the server is taken for dead.
-        trace: Where spans go.
+    ``n_doubles`` and ``n_values`` are as for :class:`Post`.
     """
 
     def __init__(
@@ -304,10 +284,9 @@ class ServerConnection:
             self._post.send(self._server, message)
         if self._last is not None:  # only now: the message may have been a view of it
             self._post.release(self._last)
-        pauses = _Pauses()
         with self._trace.span("receive", "mpi", None):
             while not (arrivals := self._post.look()):
-                pauses.sleep()
+                pass
         (self._last,) = arrivals
         if self._last.message is None:
             raise server_lost(self._server, self._last.reason)

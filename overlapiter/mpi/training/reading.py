@@ -36,7 +36,7 @@ def cut(arrays: Batch, position: int, size: int) -> Iterator[tuple[int, Batch]]:
 
 
 class Pieces:
-    """The pieces of some files, read where they are or staged. For one thread, which waits for them.
+    """The pieces of some files, read where they are or staged. For one thread.
 
     Each worker stages the files of its own leases; where several workers of a node have ranges of
     one file, the store has one of them copy it, and the others wait for that. A rank that stages

@@ -27,15 +27,8 @@ _NONE = np.empty(0, np.float32)
 class Server:
     """What the server does with each message.
 
-    Args:
-        job: The run.
-        model: Says what parameters are not finite; it is not trained.
-        side: The algorithm's part.
-        queue: The leases.
-        validation: Snapshots to validate.
-        epochs: What is known of each epoch.
-        workers: The ranks of the workers.
-        inline: Evaluates in this process, while all wait; None unless that is wanted.
+    Its model is not trained, and says what parameters are not finite; ``inline``, unless that is
+    None, evaluates in this process, while all wait.
 
     Attributes:
         outbox: Replies, with the worker that each is for; to be sent, or copied, before the next

@@ -30,13 +30,7 @@ _LIFE_SECONDS = 1.0
 
 
 class Site:
-    """The ranks of a run, seen from rank 0.
-
-    Args:
-        comm: The communicator.
-        groups: The workers of each sub-server; empty if there are none.
-        processes: Host and process of each rank.
-    """
+    """The ranks of a run, seen from rank 0; ``groups`` has the workers of each sub-server."""
 
     def __init__(
         self, comm: Any, groups: dict[int, list[int]], processes: Mapping[int, Process]

@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from .algorithms import mean_of
 from .ending import die_if_tolerant
 from .job import Job
 from .messages import Kind, Message, Vector, n_doubles_of, rows_of
@@ -24,13 +25,7 @@ _LOOK_SECONDS = 0.02
 
 
 class SubServer:
-    """One sub-server.
-
-    Args:
-        comm: The communicator.
-        group: Ranks of its workers.
-        job: The run.
-    """
+    """One sub-server; its group are the ranks of its workers."""
 
     def __init__(self, comm: Any, group: list[int], job: Job) -> None:
         self._rank = comm.rank
@@ -107,9 +102,9 @@ class SubServer:
 
     def _from_server(self, message: Message) -> None:
         worker = message.origin
-        if message.vector.size and message.kind is Kind.GO and worker in self._awaiting:
-            self._centre[:] = message.vector
         if message.kind is Kind.GO and worker in self._awaiting:
+            if message.vector.size:
+                self._centre[:] = message.vector
             message = message._replace(vector=self._centre)
         self._awaiting.discard(worker)
         if message.kind in (Kind.BEGIN, Kind.GO):
@@ -121,14 +116,10 @@ class SubServer:
         self._post.send(worker, message)
 
     def _pass_on_mean(self) -> None:
-        workers = sorted(self._waiting)
-        mean = self._waiting[workers[0]][0]
-        for worker in workers[1:]:
-            mean += self._waiting[worker][0]
-        mean /= np.float32(len(workers))
-        doubles = rows_of([self._waiting[worker][1] for worker in workers])
-        with self._trace.span("send", "mpi", None, workers=len(workers)):
-            message = Message(Kind.GROUP, self._rank, doubles=doubles, vector=mean)
+        vectors, reports = zip(*(each for _, each in sorted(self._waiting.items())), strict=True)
+        doubles, mean = rows_of(reports), mean_of([*vectors])
+        message = Message(Kind.GROUP, self._rank, doubles=doubles, vector=mean)
+        with self._trace.span("send", "mpi", None, workers=len(reports)):
             self._post.send(0, message)
         self._awaiting |= self._waiting.keys()
         self._waiting.clear()

@@ -20,13 +20,7 @@ from .reading import Pieces, cut
 
 
 class Evaluator:
-    """Evaluates pieces with snapshots.
-
-    Args:
-        job: The run.
-        model: That snapshots are loaded into.
-        alive: Called before each mini-batch.
-    """
+    """Evaluates pieces with snapshots, loaded into a model; calls ``alive`` before mini-batches."""
 
     def __init__(self, job: Job, model: Model, alive: Callable[[], None] = lambda: None) -> None:
         self._job = job
@@ -136,10 +130,7 @@ class Validation:
     def evaluate_next(self, evaluator: Evaluator, taker: int, *, is_waiting: bool) -> bool:
         """Evaluate one piece in this thread; return False if there is none.
 
-        Args:
-            evaluator: Does it.
-            taker: Who that is.
-            is_waiting: Whether to wait for a piece, until :meth:`close`.
+        With ``is_waiting`` it waits for one, until :meth:`close`.
         """
         with self.changed:
             while (taken := self.take(taker)) is None:
@@ -158,12 +149,7 @@ _JOIN_SECONDS = 5.0
 
 
 class ValidationThread:
-    """Evaluates in a thread of the server.
-
-    Args:
-        validation: Where the pieces are.
-        make_evaluator: Makes an evaluator with a model of its own, in the thread.
-    """
+    """Evaluates in a thread of the server, in which its evaluator is made."""
 
     def __init__(self, validation: Validation, make_evaluator: Callable[[], Evaluator]) -> None:
         self._validation = validation

@@ -64,14 +64,7 @@ class _BegunError(Exception):
 
 
 class Worker:
-    """Trains until the server ends the run.
-
-    Args:
-        job: The run.
-        rank: Its rank.
-        model: The model, which is its own; it is validated with, too.
-        connection: The way to the server.
-    """
+    """Trains until the server ends the run, with a model of its own, and validates with it."""
 
     def __init__(self, job: Job, rank: int, model: Model, connection: Connection) -> None:
         settings = self._settings = job.settings
