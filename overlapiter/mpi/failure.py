@@ -33,15 +33,10 @@ Hook = Callable[[type[BaseException], BaseException, TracebackType | None], obje
 
 
 class _State:
-    """The hooks of this process.
+    """The hooks of this process."""
 
-    Attributes:
-        pid: The process that has the hooks; a child that is forked from it does not use MPI.
-        hook: Prints an uncaught exception and ends the job.
-    """
-
-    pid = 0
-    hook: Hook | None = None
+    pid = 0  # which has the hooks; a child that is forked from it does not use MPI
+    hook: Hook | None = None  # prints an uncaught exception and ends the job
 
 
 def abort_on_failure() -> None:
@@ -121,7 +116,8 @@ class _Exit(SystemExit):
 
 def _exit(code: object = None) -> NoReturn:
     """Exit the interpreter by raising SystemExit(code)."""
-    raise (_Exit if _is_main_thread() else SystemExit)(code)  # in others it ends the thread alone
+    is_main = threading.current_thread() is threading.main_thread()
+    raise (_Exit if is_main else SystemExit)(code)  # in others it ends the thread alone
 
 
 def _watch_exits() -> None:
@@ -140,19 +136,13 @@ def _watch_exits() -> None:
             setattr(module, name, _exit)
 
 
-def _is_main_thread() -> bool:
-    return threading.current_thread() is threading.main_thread()
-
-
 # --- the end ----------------------------------------------------------------------------------
 
 
 def end_job_by(error: BaseException, code: object = None) -> None:
     """End the job by an exception that ends the program, after it was printed, if it is a failure.
 
-    Args:
-        error: The exception.
-        code: Its exit code if it is a SystemExit; 0 and None are no failure.
+    Of a SystemExit the exit codes 0 and None are none.
     """
     if isinstance(error, SystemExit):
         if isinstance(code, int):

@@ -19,13 +19,9 @@ _BEATS = 5
 
 
 class Asked:
-    """A trial that a group is to train.
+    """A trial of Optuna's that a group is to train.
 
-    Args:
-        trial: It, as Optuna has it.
-        values: Its settings.
-        metric: What is optimized.
-        timeout_seconds: After which silence another group does it again; infinite for never.
+    After ``timeout_seconds`` of silence another group does it again.
 
     Attributes:
         number: Of the trial.
@@ -36,9 +32,7 @@ class Asked:
         is_continued: Whether a group that was lost has begun it.
     """
 
-    def __init__(
-        self, trial: Any, values: Values, metric: str, timeout_seconds: float = math.inf
-    ) -> None:
+    def __init__(self, trial: Any, values: Values, metric: str, timeout_seconds: float) -> None:
         self.number: int = trial.number
         self.values = values
         self.value: float | None = None

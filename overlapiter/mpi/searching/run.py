@@ -88,10 +88,14 @@ def search(
     world = ranks_of(comm)
     seconds = chosen.fixed.get("worker_timeout", Settings.worker_timeout)
     name = uuid.uuid4().hex
+    ours: Group | _Alone = _Alone()
     if world is not None:
+        from .groups import Group  # and with it mpi4py
+
         start_together(world, seconds)
         name = world.bcast(name)
-    with _group_of(world, group_size, seconds, say) as group:
+        ours = Group(world, group_size, seconds, say)
+    with ours as group:
         try:
             if not group.is_leader:
                 _follow(group, run)
@@ -103,16 +107,6 @@ def search(
             expect_end(seconds, functools.partial(journal_bytes, out))
         expect_end(seconds)
         return study if group.is_first() else None
-
-
-def _group_of(
-    world: Any, size: int, timeout_seconds: float, say: Callable[[str], object]
-) -> Group | _Alone:
-    if world is None:
-        return _Alone()
-    from .groups import Group  # and with it mpi4py
-
-    return Group(world, size, timeout_seconds, say)
 
 
 class _Alone:

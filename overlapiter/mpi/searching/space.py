@@ -32,29 +32,17 @@ _OURS = ("out",)
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-    """Numbers between two, both included; whole ones if both are whole.
-
-    Attributes:
-        low: The smallest.
-        high: The largest.
-        step: The distance of whole numbers.
-        log: Whether their logarithms are equally likely.
-    """
+    """Numbers between two, both included; whole ones if both are whole."""
 
     low: float
     high: float
-    step: int = 1
-    log: bool = False
+    step: int = 1  # the distance of whole numbers
+    log: bool = False  # whether their logarithms are equally likely
 
 
 @dataclasses.dataclass(frozen=True)
 class Space:
-    """What is searched.
-
-    Attributes:
-        searched: The values by name: a range, or a list of choices.
-        fixed: The settings of all trials.
-    """
+    """What is searched, by name, and the settings that all trials share."""
 
     searched: dict[str, Range | list[Choice]]
     fixed: Values

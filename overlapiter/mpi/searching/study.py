@@ -30,39 +30,20 @@ _MOST_FAILURES = 5
 
 
 class Trial(NamedTuple):
-    """A trial, whatever became of it.
+    """A trial, whatever became of it."""
 
-    Attributes:
-        number: From 0, in the order of their starts.
-        state: ``"complete"``, ``"pruned"``, ``"failed"`` or ``"running"``.
-        value: Of the metric after the last epoch; None if there was none.
-        params: The searched settings.
-        n_epochs: How many epochs were trained.
-        seconds: From its start to its end.
-        reason: Why it failed.
-        out: Its directory.
-    """
-
-    number: int
-    state: str
-    value: float | None
-    params: Values
-    n_epochs: int
-    seconds: float
-    reason: str
-    out: str
+    number: int  # from 0, in the order of their starts
+    state: str  # "complete", "pruned", "failed" or "running"
+    value: float | None  # of the metric after the last epoch; None if there was none
+    params: Values  # the searched settings
+    n_epochs: int  # that were trained
+    seconds: float  # from its start to its end
+    reason: str  # why it failed
+    out: str  # its directory
 
 
 class Study:
-    """The trials of one search, seen by one group.
-
-    Args:
-        out: The directory of the search.
-        space: What is searched.
-        metric: The key of an epoch's record that is optimized.
-        n_trials: How many trials there are to be.
-        seed: What is proposed follows from it, and from the results so far.
-        is_pruning: Whether a trial is ended that is worse than the median of the others.
+    """The trials of one search, seen by one group; see :func:`.run.search` for the arguments.
 
     Attributes:
         timeout_seconds: After which silence of its group a trial is done again.
@@ -237,9 +218,7 @@ class Study:
     def put_back(self, asked: Asked, reason: str = "") -> None:
         """Have a trial done again, from its last checkpoint.
 
-        Args:
-            asked: The trial.
-            reason: Why ranks were lost that trained it; empty if they end in order.
+        The reason says why ranks were lost that trained it; empty if they end in order.
         """
         trial = next(each for each in self._trials() if each.number == asked.number)
         self._put_back(trial, reason)

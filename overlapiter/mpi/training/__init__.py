@@ -8,9 +8,10 @@
     server       what the server does with a message       hosting     its process: threads, files
     worker       the training loop of a worker             reading     its input, in a thread
     leases       which examples are whose                  epochs      what is known of an epoch
-    attendance   which workers are silent for too long     watch       whether the server is
     validation   beside training, by idle workers          submaster   makes one message of many
     post         messages between ranks                    messages    their flat form
-    monitor      curves of cores, memory and GPU           outputs     files of the run
-    algorithms, optimizers                                 the equations, pure
+    silence      which worker, or server, is given up      meeting     of ranks at start and end
+    ending       how the ranks of a job end                monitor     curves of cores, memory, GPU
+    outputs      the directory of the run                  checkpoint  its files
+    algorithms, optimizers, rules                          the equations, pure
 """

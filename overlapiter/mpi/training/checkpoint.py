@@ -48,11 +48,7 @@ class Writer:
         self._error: OSError | None = None
 
     def write(self, facts: Mapping[str, Any], arrays: Mapping[str, Any]) -> None:
-        """Begin to write a checkpoint, once the one before is written.
-
-        Args:
-            facts: What JSON can hold.
-            arrays: The rest, copied here.
+        """Begin to write a checkpoint: facts for JSON, and arrays, copied here.
 
         Raises:
             TrainingError: The one before could not be written.

@@ -13,13 +13,7 @@ _LEFT_OUT = {
 
 
 def draw(records: Sequence[Record], path: str, say: Callable[[str], None]) -> None:
-    """Draw each measure over the epochs, that of training and that of validation together.
-
-    Args:
-        records: Of the epochs.
-        path: The PNG file.
-        say: Told if matplotlib is missing.
-    """
+    """Draw each measure over the epochs as a PNG, that of training and of validation together."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure

@@ -43,22 +43,19 @@ _TURN_SECONDS = 2.0
 
 @dataclasses.dataclass
 class _Ending:
-    """How this process ends, as far as it is known.
+    """How this process ends, as far as it is known."""
 
-    Attributes:
-        status: The exit status; None as long as only Python knows.
-        say: Shows a line; None unless this process runs a command, and nothing beside the run.
-        patience_seconds: For how long rank 0 may go on when this one has ended.
-        sign: While its value changes, the others go on; None if they end with this one.
-        processes: Host and process of each rank of the job.
-        silent: Ranks that have not answered for long: they are ended with the others, at once.
-    """
-
+    #: The exit status; None as long as only Python knows.
     status: int | None = None
+    #: Shows a line; None unless this process runs a command, and nothing beside the run.
     say: Callable[[str], object] | None = None
+    #: For how long rank 0 may go on when this one has ended.
     patience_seconds: float = math.inf
+    #: While its value changes, the others go on; None if they end with this one.
     sign: Callable[[], object] | None = None
+    #: Host and process of each rank of the job.
     processes: Mapping[int, Process] = dataclasses.field(default_factory=dict)
+    #: Ranks that have not answered for long: they are ended with the others, at once.
     silent: Collection[int] = ()
 
 
@@ -73,8 +70,7 @@ def is_tolerant() -> bool:
 def leave_together(say: Callable[[str], object]) -> None:
     """Have this process, which runs a command, wait at its end for the other ranks, if there are.
 
-    Args:
-        say: Shows which of them do not come.
+    ``say`` shows which of them do not come.
     """
     own.say = say
     _register()
@@ -100,9 +96,7 @@ def _register() -> None:
 def expect_end(timeout_seconds: float, sign: Callable[[], object] | None = None) -> None:
     """Note that the run is over for this rank, and how soon it is for the others.
 
-    Args:
-        timeout_seconds: How long a silent worker is waited for, as rank 0 may do yet.
-        sign: While its value changes, the others go on; None if they end, too.
+    Rank 0 may wait yet for a worker that is silent for ``timeout_seconds``.
     """
     own.patience_seconds = 2 * (timeout_seconds + _LEAVE_SECONDS)  # rank 0 writes, and waits
     own.sign = sign
@@ -114,9 +108,7 @@ def start_together(comm: Any, timeout_seconds: float) -> Mapping[int, Process]:
     What comes then would wait for them for ever. If the job is tolerant of faults, this rank leaves
     without MPI_Finalize.
 
-    Args:
-        comm: The communicator.
-        timeout_seconds: How long to wait, but a minute at least.
+    ``timeout_seconds`` are a minute at least.
 
     Raises:
         TrainingError: Some have not come; or, as a ServerLostError, rank 0 is dead.

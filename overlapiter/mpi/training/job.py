@@ -22,16 +22,7 @@ from .settings import Settings
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """Settings, model and data of a run.
-
-    Attributes:
-        settings: The settings.
-        build: Returns the user's model.
-        source: Opens the files.
-        plan: What all ranks know.
-        say: Called with what the user should know.
-        trace: Where spans go.
-    """
+    """Settings, model and data of a run; ``say`` takes what the user should know."""
 
     settings: Settings
     build: Builder
@@ -80,14 +71,7 @@ class NoListener:
 class Preparation:
     """The arguments of a training, as all ranks have them, and what each makes of them.
 
-    Attributes:
-        model: As for :func:`.run.train`, as are the files.
-        train_files: The training files.
-        val_files: The validation files.
-        settings: All settings.
-        listener: Shows how it goes on.
-        restart: Whether to leave a checkpoint that is there alone.
-        on_epoch: Called with the record of each epoch; a true answer stops the run.
+    See :func:`.run.train` for what they mean.
     """
 
     model: str | os.PathLike[str] | Builder

@@ -17,13 +17,7 @@ from numpy.typing import NDArray
 
 
 class Piece(NamedTuple):
-    """A range of examples of one file.
-
-    Attributes:
-        file: Number of the file in its list.
-        start: First example.
-        stop: The one after the last.
-    """
+    """A range of examples of one file, given by its number in the list."""
 
     file: int
     start: int
@@ -35,26 +29,15 @@ class Piece(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """The right, and the duty, to train on what is left of a piece in an epoch.
+    """The right, and the duty, to train on what is left of a piece in an epoch."""
 
-    Attributes:
-        epoch: The epoch, from 1.
-        piece: Number of the piece.
-        position: Where to begin in the shuffled examples of the piece.
-    """
-
-    epoch: int
+    epoch: int  # from 1
     piece: int
-    position: int = 0
+    position: int = 0  # where to begin in the shuffled examples of the piece
 
 
 def pieces_of(lengths: Sequence[int], piece_examples: int) -> list[Piece]:
-    """Cut files into pieces.
-
-    Args:
-        lengths: How many examples each file has.
-        piece_examples: Most examples of a piece.
-    """
+    """Cut files of some lengths into pieces of at most so many examples."""
     pieces = []
     for file, length in enumerate(lengths):
         cuts = [*range(0, length, piece_examples), length]
@@ -67,10 +50,7 @@ def pieces_of(lengths: Sequence[int], piece_examples: int) -> list[Piece]:
 def default_piece_examples(n_examples: int, n_workers: int, step_examples: int) -> int:
     """Return a piece size that gives each worker some eight leases in an epoch.
 
-    Args:
-        n_examples: Of an epoch.
-        n_workers: Number of workers.
-        step_examples: Examples between two messages of a worker; the size is a multiple of it.
+    It is a multiple of the examples between two messages of a worker, ``step_examples``.
     """
     share = n_examples / max(1, n_workers * 8)
     return step_examples * max(1, math.ceil(share / step_examples))
@@ -84,11 +64,7 @@ def order_of(n: int, *seed: int) -> NDArray[np.intp]:
 class LeaseQueue:
     """Which examples of the current epochs are done, and whose the others are.
 
-    Args:
-        pieces: Of all files.
-        n_epochs: How many epochs there are.
-        seed: The order of the pieces follows from it and the epoch.
-        shuffle: Whether pieces are shuffled.
+    If pieces are shuffled, their order follows from the seed and the epoch.
 
     Attributes:
         held: The leases of each worker, with how far each is done.
@@ -109,9 +85,7 @@ class LeaseQueue:
     def take(self, worker: int, current: int) -> Lease | None:
         """Give a worker a lease of the current epoch or the next one; None if there is none.
 
-        Args:
-            worker: The worker.
-            current: The earliest epoch that is not done; no lease is more than one beyond it.
+        The current epoch is the earliest that is not done.
         """
         self._fill(1, current)
         if self._is_closed or not self._waiting:

@@ -49,37 +49,23 @@ class Kind(enum.IntEnum):
 
 
 class Message(NamedTuple):
-    """What ranks send each other.
-
-    Attributes:
-        kind: What it is about.
-        origin: The worker that it is from, or for; a sub-server passes it on.
-        epoch: Of the report, or of the validation.
-        piece: Of the report, or to validate.
-        position: Up to which of its examples; of a worker that joins, the digest of its model; of
-            the server, the number of the checkpoint that the worker's own state is to be kept with,
-            or to be taken from; of its last message, 1 if the run is refused.
-        n_examples: That the measures are about.
-        leases: Granted ones, at most :data:`MOST_LEASES`: epoch, piece and position.
-        doubles: Measures, as sums over examples.
-        vector: Gradients or weights; empty if the message needs none.
-        text: Of a failure.
-        memory_bytes: What the worker has of the memory.
-        cpu_ms: CPU time of the worker since its start.
-    """
+    """What ranks send each other; what a kind does not need is left out."""
 
     kind: Kind
-    origin: int = 0
-    epoch: int = 0
-    piece: int = -1
+    origin: int = 0  # the worker that it is from, or for; a sub-server passes it on
+    epoch: int = 0  # of the report, or of the validation
+    piece: int = -1  # of the report, or to validate
+    #: Up to which of its examples; of a worker that joins, the digest of its model; of the server,
+    #: the number of the checkpoint that the worker's own state is to be kept with, or to be taken
+    #: from; of its last message, 1 if the run is refused.
     position: int = 0
-    n_examples: int = 0
-    leases: tuple[tuple[int, int, int], ...] = ()
-    doubles: Doubles = _NO_DOUBLES
-    vector: Vector = _EMPTY
-    text: str = ""
-    memory_bytes: int = 0
-    cpu_ms: int = 0
+    n_examples: int = 0  # that the measures are about
+    leases: tuple[tuple[int, int, int], ...] = ()  # epoch, piece, position; at most MOST_LEASES
+    doubles: Doubles = _NO_DOUBLES  # measures, as sums over examples
+    vector: Vector = _EMPTY  # gradients or weights
+    text: str = ""  # of a failure
+    memory_bytes: int = 0  # what the worker has of the memory
+    cpu_ms: int = 0  # CPU time of the worker since its start
 
 
 #: Leases that fit into a message.

@@ -74,6 +74,9 @@ def digest_of(model: Model) -> int:
     return zlib.crc32(model.layout.encode())
 
 
+#: The class in ``overlapiter.FRAMEWORK.model`` for a model's base class.
+_ADAPTERS = {"chainer.Link": "ChainerModel", "torch.Module": "TorchModel"}
+
 #: Returns the user's model; called once for each Model that is needed.
 Builder = Callable[[], Any]
 
@@ -139,15 +142,10 @@ def wrapped(build: Builder, objective: Objective, seed: int) -> Model:
         sys.modules["torch"].manual_seed(seed)
     built = build()
     for kind in type(built).__mro__:
-        name = f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
-        if name == "chainer.Link":
-            home, adapter = "overlapiter.chainer.model", "ChainerModel"
-        elif name == "torch.Module":
-            home, adapter = "overlapiter.torch.model", "TorchModel"
-        else:
-            continue
-        make = getattr(importlib.import_module(home), adapter)
-        return make(built, objective)  # type: ignore[no-any-return]  # by name
+        framework = kind.__module__.partition(".")[0]
+        if adapter := _ADAPTERS.get(f"{framework}.{kind.__name__}"):
+            home = importlib.import_module(f"overlapiter.{framework}.model")
+            return getattr(home, adapter)(built, objective)  # type: ignore[no-any-return]  # by name
     if all(hasattr(built, name) for name in ("gradient", "evaluate", "weights", "load")):
         return built  # type: ignore[no-any-return]  # as far as can be seen
     raise OptionError(

@@ -23,12 +23,7 @@ def memory_bytes() -> int:
 
 
 class Monitor:
-    """A thread that looks at this process four times a second; a context manager that ends it.
-
-    Args:
-        trace: Where the curves go.
-        device: What the model computes on, as the settings have it.
-    """
+    """A thread that looks at this process four times a second; a context manager that ends it."""
 
     def __init__(self, trace: Tracing, device: str) -> None:
         self._trace = trace
@@ -63,14 +58,9 @@ class Monitor:
 
 
 class Gpu(NamedTuple):
-    """A GPU, as NVIDIA's management library sees it, whatever framework uses it.
+    """A GPU, as NVIDIA's management library sees it, whatever framework uses it."""
 
-    Attributes:
-        nvml: The module ``pynvml``, begun.
-        handle: Its device.
-    """
-
-    nvml: Any
+    nvml: Any  # the module pynvml, begun
     handle: Any
 
     def look(self) -> dict[str, float]:
@@ -83,11 +73,10 @@ class Gpu(NamedTuple):
 
 
 def gpu_of(device: str, environment: Mapping[str, str]) -> Gpu | None:
-    """Return the GPU that a device names; None without one, nvidia-ml-py, or a driver.
+    """Return the GPU that a device of Chainer's or PyTorch's names, or None.
 
-    Args:
-        device: As Chainer or PyTorch name it: ``0``, ``@cupy:1``, ``cuda``, or a CPU.
-        environment: ``CUDA_VISIBLE_DEVICES`` says which GPU has which number.
+    There is none without nvidia-ml-py, or a driver. ``CUDA_VISIBLE_DEVICES`` in the environment
+    says which GPU has which number.
     """
     match = re.fullmatch(r"(?:@cupy|@chainerx|cuda|:)*(\d*)", device)
     if match is None or not device:

@@ -30,10 +30,6 @@ _FREE = {
 class Outputs:
     """The directory of a run.
 
-    Args:
-        job: The run.
-        preparation: What it was made of.
-
     Raises:
         OptionError: The directory cannot be made, or holds another run.
         TrainingError: Its checkpoint cannot be read.

@@ -20,22 +20,13 @@ _PIECE_BYTES = 64 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-    """What the server finds out at the start, and tells all ranks.
-
-    Attributes:
-        train_paths: The training files.
-        val_paths: The validation files; may be none.
-        train_pieces: Of the training files.
-        val_pieces: Of the validation files.
-        example: A mini-batch of one example.
-        n_workers: How many workers there are.
-    """
+    """What the server finds out at the start, and tells all ranks."""
 
     train_paths: Sequence[str]
-    val_paths: Sequence[str]
+    val_paths: Sequence[str]  # may be none
     train_pieces: Sequence[Piece]
     val_pieces: Sequence[Piece]
-    example: Batch
+    example: Batch  # a mini-batch of one example
     n_workers: int
 
     @property

@@ -34,19 +34,12 @@ _FLUSH_SECONDS = 10.0
 
 
 class Arrival(NamedTuple):
-    """Something has come from a peer.
-
-    Attributes:
-        rank: The peer.
-        message: What it sent; None if it is dead. Its arrays live until :meth:`Post.release`.
-        buffer: Where it lies.
-        reason: Why the peer is taken for dead.
-    """
+    """Something has come from a peer: a message, or that it is taken for dead."""
 
     rank: int
-    message: Message | None
+    message: Message | None  # its arrays live until Post.release
     buffer: Buffer
-    reason: str = ""
+    reason: str = ""  # why the peer is taken for dead
 
 
 class Post:

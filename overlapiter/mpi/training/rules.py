@@ -79,20 +79,14 @@ def _adam_constants(rate: float, n: int, _momentum: float) -> tuple[float, ...]:
 
 
 class Rule(NamedTuple):
-    """An optimizer's equation.
+    """An optimizer's equation."""
 
-    Attributes:
-        step: The elementwise function.
-        slots: The names of what it remembers for each weight; zero at first.
-        constants: Takes the learning rate, the number of the update, counted from 1, and the
-            momentum; returns the constants of the step. What is no argument is as in Chainer.
-        learning_rate: The default.
-    """
-
-    step: Callable[..., tuple[Value, ...]]
-    slots: tuple[str, ...]
+    step: Callable[..., tuple[Value, ...]]  # the elementwise function
+    slots: tuple[str, ...]  # the names of what it remembers for each weight; zero at first
+    #: Takes the learning rate, the number of the update, counted from 1, and the momentum; returns
+    #: the constants of the step. What is no argument is as in Chainer.
     constants: Callable[[float, int, float], tuple[float, ...]]
-    learning_rate: float
+    learning_rate: float  # the default
 
 
 #: Sources: Adam, Kingma and Ba, arXiv 1412.6980, section 2, last paragraph; AdaDelta, Zeiler, arXiv

@@ -137,11 +137,6 @@ def end_server(comm: Any, server: int, process: Process) -> None:
 
     With fault tolerance it is killed, if this is its node; else the whole job is ended when this
     process ends. A sub-server is left to rank 0.
-
-    Args:
-        comm: The communicator.
-        server: The rank of the server, or of a sub-server.
-        process: Its host and process.
     """
     if is_tolerant() and process[0] == this_host().key:
         signal_process(process, signal.SIGKILL)

@@ -47,9 +47,6 @@ class Evaluator:
 class Validation:
     """Which pieces of which snapshots are to be evaluated, and what came out. Safe for threads.
 
-    Args:
-        n_pieces: Of the validation files; 0 if there are none.
-
     Attributes:
         snapshots: What is not validated yet, by epoch.
         changed: Notified when a snapshot comes, a piece is done, or :meth:`close` is called.
@@ -58,8 +55,8 @@ class Validation:
     def __init__(self, n_pieces: int) -> None:
         self._n_pieces = n_pieces
         self.snapshots: dict[int, Vector] = {}
-        self._waiting: list[tuple[int, int]] = []
-        self._taken: dict[tuple[int, int], int] = {}
+        #: What is not evaluated, in its order, and who does it; None if it waits.
+        self._takers: dict[tuple[int, int], int | None] = {}
         self._sums: dict[int, dict[int, tuple[Doubles, int]]] = {}
         self._is_closed = False
         self.changed = threading.Condition(threading.RLock())
@@ -69,41 +66,34 @@ class Validation:
         with self.changed:
             self.snapshots[epoch] = snapshot
             self._sums[epoch] = {}
-            self._waiting += [(epoch, piece) for piece in range(self._n_pieces)]
+            self._takers |= {(epoch, piece): None for piece in range(self._n_pieces)}
             self.changed.notify_all()
 
     def take(self, taker: int) -> tuple[int, int] | None:
         """Return epoch and number of a piece to evaluate; None if none is left."""
         with self.changed:
-            if not self._waiting:
-                return None
-            self._taken[self._waiting[0]] = taker
-            return self._waiting.pop(0)
+            first = next((key for key, by in self._takers.items() if by is None), None)
+            if first is not None:
+                self._takers[first] = taker
+            return first
 
-    def is_taken(self, taker: int) -> bool:
-        """Return whether a taker has a piece that is not done."""
+    def is_taken(self, taker: int | None) -> bool:
+        """Return whether a taker has a piece that is not done; None: whether any piece waits."""
         with self.changed:
-            return taker in self._taken.values()
-
-    @property
-    def n_waiting(self) -> int:
-        """How many pieces no worker has taken."""
-        return len(self._waiting)
+            return taker in self._takers.values()
 
     def add(self, epoch: int, piece: int, sums: Doubles, n_examples: int) -> None:
         """Note what came of a piece."""
         with self.changed:
-            if self._taken.pop((epoch, piece), None) is not None:
+            if self._takers.get((epoch, piece)) is not None:
+                del self._takers[epoch, piece]
                 self._sums[epoch][piece] = sums, n_examples
             self.changed.notify_all()
 
     def give_back(self, taker: int) -> None:
         """Have the pieces of a worker that is gone evaluated by others."""
         with self.changed:
-            lost = sorted(key for key, by in self._taken.items() if by == taker)
-            for key in lost:
-                del self._taken[key]
-            self._waiting = lost + self._waiting
+            self._takers |= {key: None for key, by in self._takers.items() if by == taker}
             self.changed.notify_all()
 
     def done(self) -> list[tuple[int, Doubles]]:
@@ -123,7 +113,7 @@ class Validation:
         """Have nothing more evaluated."""
         with self.changed:
             self._is_closed = True
-            for each in (self._waiting, self._taken, self.snapshots, self._sums):
+            for each in (self._takers, self.snapshots, self._sums):
                 each.clear()
             self.changed.notify_all()
 
