@@ -114,8 +114,7 @@ def start_together(comm: Any, timeout_seconds: float) -> Mapping[int, Process]:
         TrainingError: Some have not come; or, as a ServerLostError, rank 0 is dead.
     """
     from .meeting import meet, words_of
-    from .post import server_lost
-    from .worker import StoppedError
+    from .worker import StoppedError, server_lost
 
     if is_tolerant():
         _register()

@@ -24,7 +24,7 @@ from overlapiter.tracing import OFF, Tracing
 from .ending import die_if_tolerant
 from .messages import Buffer, Kind, Message, buffer_bytes, pack, unpack
 from .silence import Watch
-from .worker import ServerLostError
+from .worker import server_lost
 
 _TAG = 17
 #: Pauses between looks: from the first, doubling, up to the second.
@@ -235,16 +235,6 @@ class Mail:
 def reason_of(error: BaseException) -> str:
     """Return why a rank cannot go on."""
     return str(error) if isinstance(error, OverlapError) else f"{type(error).__name__}: {error}"
-
-
-def server_lost(rank: int, reason: str) -> ServerLostError:
-    """Return what is raised where a server, or sub-server, is dead."""
-    if rank:
-        text = f"the sub-server, rank {rank}, is lost ({reason}); the other groups go on"
-    else:
-        words = "the same command goes on from its last checkpoint"
-        text = f"the server, rank 0, is lost ({reason}); {words}"
-    return ServerLostError(text, rank)
 
 
 class ServerConnection:

@@ -19,11 +19,11 @@ from .job import Preparation, begin_tracing
 from .messages import Kind, Message
 from .outputs import Outputs
 from .plan import Plan, groups_of
-from .post import Mail, Post, ServerConnection, reason_of, server_lost, words_of
+from .post import Mail, Post, ServerConnection, reason_of, words_of
 from .silence import PATIENCE
 from .site import Site, end_server, signs_of_server
 from .submaster import SubServer
-from .worker import DesertedError, RefusedError, ServerLostError, StoppedError, Worker
+from .worker import DesertedError, RefusedError, ServerLostError, StoppedError, Worker, server_lost
 
 #: How often the server looks around when no message comes, or besides.
 _LOOK_SECONDS = 0.02

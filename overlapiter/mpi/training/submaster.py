@@ -17,9 +17,9 @@ from .algorithms import mean_of
 from .ending import die_if_tolerant
 from .job import Job
 from .messages import Kind, Message, Vector, n_doubles_of, rows_of
-from .post import Mail, Post, server_lost
+from .post import Mail, Post
 from .silence import AwakeClock, Watch
-from .worker import ServerLostError, stopped_by
+from .worker import ServerLostError, server_lost, stopped_by
 
 _LOOK_SECONDS = 0.02
 

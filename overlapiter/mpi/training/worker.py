@@ -54,6 +54,16 @@ class ServerLostError(StoppedError):
         self.rank = rank
 
 
+def server_lost(rank: int, reason: str) -> ServerLostError:
+    """Return what is raised where a server, or sub-server, is dead."""
+    if rank:
+        text = f"the sub-server, rank {rank}, is lost ({reason}); the other groups go on"
+    else:
+        words = "the same command goes on from its last checkpoint"
+        text = f"the server, rank 0, is lost ({reason}); {words}"
+    return ServerLostError(text, rank)
+
+
 def stopped_by(message: Message) -> StoppedError:
     """Return what is raised on a message that ends the run."""
     return (RefusedError if message.position else StoppedError)(message.text)
