@@ -41,11 +41,7 @@ Opener = Callable[[str], DataFile]
 
 
 class Hdf5File:
-    """An HDF5 file with data sets of equal length.
-
-    Args:
-        path: The file.
-        names: Of the data sets of the features, and of the labels last.
+    """An HDF5 file with data sets of equal length: of the features, and of the labels last.
 
     Raises:
         TrainingError: It cannot be read, a data set is missing, or their lengths differ.
@@ -88,9 +84,6 @@ class Hdf5File:
 class Source:
     """Opens the files of a training, and gives their examples in the types that models take.
 
-    Args:
-        settings: What decides about the data.
-
     Raises:
         OptionError: The data class cannot be found, or h5py is missing.
     """
@@ -122,13 +115,7 @@ class Source:
             return len(file)
 
     def read(self, path: str, start: int, stop: int, local_path: str = "") -> Batch:
-        """Return the examples in a range of a file.
-
-        Args:
-            path: The file.
-            start: First example.
-            stop: The one after the last.
-            local_path: Where a copy of it lies; empty if there is none.
+        """Return the examples in a range of a file, of which a copy may lie at ``local_path``.
 
         Raises:
             TrainingError: They cannot be read, or are not as many.

@@ -19,12 +19,8 @@ Record = dict[str, Any]
 class Epochs:
     """Counts what the workers report, makes records of it, and says when the run is to stop.
 
-    Args:
-        settings: Of the run.
-        measure_names: Of what models report.
-        is_validating: Whether there are validation files.
-        on_record: Called with each record that is complete; a true answer stops the run.
-        on_progress: Called with how many more examples are trained on.
+    ``on_record`` is called with each record that is complete, and a true answer stops the run;
+    ``on_progress`` with how many more examples are trained on.
 
     Attributes:
         records: One for each epoch that is trained and validated.

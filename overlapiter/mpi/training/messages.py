@@ -72,9 +72,10 @@ class Message(NamedTuple):
 MOST_LEASES = 3
 
 
-def buffer_bytes(n_doubles: int, n_parameters: int) -> int:
-    """Return how large a buffer must be for the messages of a model."""
-    return max(_LEAST_BYTES, _HEADER_BYTES + 8 * n_doubles + 4 * n_parameters)
+def buffer_bytes(n_measures: int = 0, n_values: int = 0, group_size: int = 0) -> int:
+    """Return how large a buffer must be for the messages about a model, and of a group."""
+    n_doubles = max(n_measures, group_size * (_N_FACTS + n_measures))
+    return max(_LEAST_BYTES, _HEADER_BYTES + 8 * n_doubles + 4 * n_values)
 
 
 def pack(message: Message, buffer: Buffer) -> Buffer:
@@ -138,8 +139,3 @@ def reports_in(message: Message, n_measures: int) -> list[Message]:
             report._replace(doubles=row[_N_FACTS:], memory_bytes=memory_bytes, cpu_ms=cpu_ms)
         )
     return found
-
-
-def n_doubles_of(group: list[int], n_measures: int) -> int:
-    """Return how many numbers a message of a group has."""
-    return len(group) * (_N_FACTS + n_measures)

@@ -127,15 +127,10 @@ def builder_from(model: str | os.PathLike[str] | Builder) -> Builder:
 
 
 def wrapped(build: Builder, objective: Objective, seed: int) -> Model:
-    """Return what ``build_model()`` returns as a :class:`Model`.
-
-    Args:
-        build: Returns a ``chainer.Link``, a ``torch.nn.Module``, or a Model.
-        objective: What it is trained for.
-        seed: The first values of its parameters follow from it.
+    """Return what ``build_model()`` returns as a :class:`Model`, its first values by the seed.
 
     Raises:
-        OptionError: It is something else.
+        OptionError: It is no ``chainer.Link``, ``torch.nn.Module``, or Model.
     """
     np.random.seed(seed & 0xFFFFFFFF)  # Chainer's initializers use it
     if "torch" in sys.modules:

@@ -48,8 +48,7 @@ class Post:
     Args:
         comm: The communicator; errors are returned by it from now on.
         peers: The ranks to hear.
-        n_doubles: Most numbers of double precision in a message.
-        n_values: Length of the vectors.
+        n_bytes: Of the largest message.
         watch: How long the first peer may be silent, who is the server; None not to mind.
     """
 
@@ -57,8 +56,7 @@ class Post:
         self,
         comm: Any,
         peers: Sequence[int],
-        n_doubles: int,
-        n_values: int,
+        n_bytes: int = buffer_bytes(),
         watch: Watch | None = None,
     ) -> None:
         self._comm = comm
@@ -66,7 +64,7 @@ class Post:
         self._watch = watch
         self._pause_seconds = _FIRST_PAUSE_SECONDS
         comm.Set_errhandler(MPI.ERRORS_RETURN)
-        self._n_bytes = buffer_bytes(n_doubles, n_values)
+        self._n_bytes = n_bytes
         self._lock = threading.Lock()
         self._free: list[Buffer] = []
         self._receiving: dict[int, tuple[Any, Buffer]] = {}
@@ -91,7 +89,7 @@ class Post:
             try:
                 request = self._comm.Isend([pack(message, buffer), MPI.BYTE], peer, _TAG)
             except MPI.Exception as error:
-                self._dead.setdefault(peer, words_of(error))
+                self._dead.setdefault(peer, mpi_reason(error))
             else:
                 self._sending.append((peer, request, buffer))
 
@@ -138,7 +136,7 @@ class Post:
                 try:
                     has_come = peer not in self._dead and request.Test(status)
                 except MPI.Exception as error:
-                    self._dead[peer] = words_of(error)
+                    self._dead[peer] = mpi_reason(error)
                 if peer in self._dead:
                     del self._receiving[peer]
                     with contextlib.suppress(MPI.Exception):
@@ -158,7 +156,7 @@ class Post:
                     left.append((peer, request, buffer))
                     continue
             except MPI.Exception as error:
-                self._dead.setdefault(peer, words_of(error))
+                self._dead.setdefault(peer, mpi_reason(error))
             self._free.append(buffer)
         self._sending = left
 
@@ -188,7 +186,7 @@ class Post:
         self._receiving.clear()
 
 
-def words_of(error: Exception) -> str:
+def mpi_reason(error: Exception) -> str:
     """Return why a peer is taken for dead, by what MPI reports."""
     is_death = "PROC_FAILED" in str(error)
     return "its process has ended" if is_death else f"MPI reports {error}"
@@ -238,23 +236,19 @@ def reason_of(error: BaseException) -> str:
 
 
 class ServerConnection:
-    """A worker's way to its server or sub-server, which may be silent for ``timeout_seconds``.
-
-    ``n_doubles`` and ``n_values`` are as for :class:`Post`.
-    """
+    """A worker's way to its server or sub-server, which may be silent for ``timeout_seconds``."""
 
     def __init__(
         self,
         comm: Any,
         server: int,
-        n_doubles: int,
-        n_values: int,
         timeout_seconds: float,
+        n_bytes: int = buffer_bytes(),
         trace: Tracing = OFF,
     ) -> None:
         self._server = server
         self._trace = trace
-        self._post = Post(comm, [server], n_doubles, n_values, Watch(timeout_seconds))
+        self._post = Post(comm, [server], n_bytes, Watch(timeout_seconds))
         self._last: Arrival | None = None
 
     def exchange(self, message: Message) -> Message:

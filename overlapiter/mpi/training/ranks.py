@@ -16,10 +16,10 @@ from .ending import Process, expect_end, is_world, start_together
 from .epochs import Record
 from .hosting import Host
 from .job import Preparation, begin_tracing
-from .messages import Kind, Message
+from .messages import Kind, Message, buffer_bytes
 from .outputs import Outputs
 from .plan import Plan, groups_of
-from .post import Mail, Post, ServerConnection, reason_of, words_of
+from .post import Mail, Post, ServerConnection, mpi_reason, reason_of
 from .silence import PATIENCE
 from .site import Site, end_server, signs_of_server
 from .submaster import SubServer
@@ -84,13 +84,13 @@ def _shared_plan(comm: Any, preparation: Preparation) -> Plan:
     """
     if comm.rank:
         try:  # looking at many files takes a while, in which the server may die or hang
-            connection = ServerConnection(comm, 0, 0, 0, preparation.settings.worker_timeout)
+            connection = ServerConnection(comm, 0, preparation.settings.worker_timeout)
             # No ASK: if it came late, the server of the run would take it for one of its own.
             connection.exchange(Message(Kind.PING, comm.rank))
             connection.close()
             plan, failure = comm.recv(source=0, tag=_PLAN_TAG)
         except MPI.Exception as error:
-            raise server_lost(0, words_of(error)) from error
+            raise server_lost(0, mpi_reason(error)) from error
         if plan is None:
             raise failure
         return plan  # type: ignore[no-any-return]  # as it was sent
@@ -115,7 +115,7 @@ def _shared_plan(comm: Any, preparation: Preparation) -> Plan:
 def _answering(comm: Any) -> Iterator[None]:
     """Answer the pings of the others, which wait for the end of the block."""
     others = range(1, comm.size)
-    post = Post(comm, others, 0, 0)
+    post = Post(comm, others)
     mail = Mail(post)
     try:
         yield
@@ -206,7 +206,7 @@ def _serve_group(
         server = SubServer(comm, group, preparation.job(plan, trace))
     except BaseException as error:
         reason = f"its sub-server, rank {comm.rank}, cannot go on: {reason_of(error)}"
-        post = Post(comm, [], 0, 0)
+        post = Post(comm, [])
         for worker in group:  # for each in its place, which then waits for nothing more
             post.send(0, Message(Kind.FAILED, worker, text=reason))
             post.send(worker, Message(Kind.STOP, worker, text=reason))
@@ -224,13 +224,12 @@ def _work(comm: Any, server: int, preparation: Preparation, plan: Plan, trace: T
         job = preparation.job(plan, trace)
         model = job.model()
     except BaseException as error:
-        connection = ServerConnection(comm, server, 0, 0, timeout_seconds)
+        connection = ServerConnection(comm, server, timeout_seconds)
         connection.fail(comm.rank, error)
         connection.close()
         raise
-    n_measures = len(model.measure_names)
-    n_values = model.weights().size
-    connection = ServerConnection(comm, server, n_measures, n_values, timeout_seconds, trace)
+    n_bytes = buffer_bytes(len(model.measure_names), model.weights().size)
+    connection = ServerConnection(comm, server, timeout_seconds, n_bytes, trace)
     try:
         Worker(job, comm.rank, model, connection).run()
     except StoppedError:

@@ -18,7 +18,7 @@ from overlapiter.node import this_host
 
 from .ending import Process, is_tolerant, is_world, own, signal_process
 from .meeting import has_come
-from .messages import Kind, Message, n_doubles_of
+from .messages import Kind, Message, buffer_bytes
 from .post import Post
 from .server import Server
 
@@ -51,17 +51,17 @@ class Site:
         """Return the workers that are lost with a rank."""
         return self._groups.get(rank, [rank])
 
-    def post(self, n_measures: int, n_values: int) -> Post:
+    def post(self, n_measures: int = 0, n_values: int = 0) -> Post:
         """Return the server's post."""
-        n_doubles = max([n_measures, *(n_doubles_of(g, n_measures) for g in self._groups.values())])
-        peers = [*self._groups] or self.workers
-        return Post(self._comm, peers, n_doubles, n_values)
+        group_size = max(map(len, self._groups.values()), default=0)
+        n_bytes = buffer_bytes(n_measures, n_values, group_size)
+        return Post(self._comm, [*self._groups] or self.workers, n_bytes)
 
     def turn_away(self, error: Exception) -> None:
         """Tell all workers that the run does not begin."""
         reason = str(error) or "the server has failed"
         is_refused = isinstance(error, OptionError)
-        post = self.post(0, 0)
+        post = self.post()
         for worker in self.workers:
             message = Message(Kind.STOP, worker, position=is_refused, text=reason)
             post.send(self.way_to(worker), message)

@@ -16,7 +16,7 @@ import numpy as np
 from .algorithms import mean_of
 from .ending import die_if_tolerant
 from .job import Job
-from .messages import Kind, Message, Vector, n_doubles_of, rows_of
+from .messages import Kind, Message, Vector, buffer_bytes, rows_of
 from .post import Mail, Post
 from .silence import AwakeClock, Watch
 from .worker import ServerLostError, server_lost, stopped_by
@@ -34,8 +34,9 @@ class SubServer:
         # Of silence; then a worker is given up, and the server taken for dead.
         self._timeout_seconds = job.settings.worker_timeout
         model = job.model()
-        n_doubles, n_values = n_doubles_of(group, len(model.measure_names)), model.weights().size
-        self._post = Post(comm, [0, *group], n_doubles, n_values, Watch(self._timeout_seconds))
+        n_values = model.weights().size
+        n_bytes = buffer_bytes(len(model.measure_names), n_values, len(group))
+        self._post = Post(comm, [0, *group], n_bytes, Watch(self._timeout_seconds))
         self._centre: Vector = np.zeros(n_values, np.float32)
         self._clock = AwakeClock()
         self._heard = dict.fromkeys(group, 0.0)
