@@ -53,8 +53,7 @@ class Host:
         if settings.validation == "inline":
             self._inline = Evaluator(job, job.model(), self.alive)
         parts = self._side, self._queue, self._validation, self._epochs
-        self.server = Server(job, self.model, *parts, workers, self._inline)
-        self.server.resume_from(number)
+        self.server = Server(job, self.model, *parts, workers, number, self._inline)
         self._epoch = self._epochs.current
         self._is_busy = False
         self._thread: ValidationThread | None = None

@@ -43,7 +43,7 @@ class Arrival(NamedTuple):
 
 
 class Post:
-    """Messages from and to some ranks. For one thread beside that of :class:`Mail`.
+    """Messages from and to some ranks. One thread looks; another one may send and release.
 
     Args:
         comm: The communicator; errors are returned by it from now on.
@@ -100,7 +100,7 @@ class Post:
         """
         self._look_after_server()
         arrivals = []
-        for arrival in self._arrivals():
+        for arrival in self._look_at_receiving():
             kind = None if arrival.message is None else arrival.message.kind
             if arrival.rank == self._server and self._watch is not None:
                 self._watch.hear()
@@ -127,7 +127,7 @@ class Post:
         elif is_asking:
             self.send(self._server, Message(Kind.PING))
 
-    def _arrivals(self) -> list[Arrival]:
+    def _look_at_receiving(self) -> list[Arrival]:
         arrivals = []
         status = MPI.Status()
         with self._lock:
@@ -192,14 +192,21 @@ def mpi_reason(error: Exception) -> str:
     return "its process has ended" if is_death else f"MPI reports {error}"
 
 
-class Mail:
-    """A thread that looks for messages, so that the next ones arrive while one is worked on.
+class Mail(Post):
+    """A post with a thread that looks, so that the next messages arrive while one is worked on.
 
     It answers pings while ``is_alive`` returns True.
     """
 
-    def __init__(self, post: Post, is_alive: Callable[[], bool] = lambda: True) -> None:
-        self._post = post
+    def __init__(
+        self,
+        comm: Any,
+        peers: Sequence[int],
+        n_bytes: int = buffer_bytes(),
+        watch: Watch | None = None,
+        is_alive: Callable[[], bool] = lambda: True,
+    ) -> None:
+        super().__init__(comm, peers, n_bytes, watch)
         self._is_alive = is_alive
         self._arrivals: queue.SimpleQueue[Arrival | Exception] = queue.SimpleQueue()
         self._is_closed = threading.Event()
@@ -209,7 +216,7 @@ class Mail:
     def _run(self) -> None:
         try:
             while not self._is_closed.is_set():
-                for arrival in self._post.look(is_alive=self._is_alive()):
+                for arrival in self.look(is_alive=self._is_alive()):
                     self._arrivals.put(arrival)
         except Exception as error:  # the thread that reads raises it
             self._arrivals.put(error)
@@ -224,10 +231,11 @@ class Mail:
             raise arrival
         return arrival
 
-    def close(self) -> None:
-        """End the thread."""
+    def close(self, silent: Iterable[int] = ()) -> None:
+        """End the thread, then as :meth:`Post.close`."""
         self._is_closed.set()
         self._thread.join()
+        super().close(silent)
 
 
 def reason_of(error: BaseException) -> str:

@@ -115,15 +115,13 @@ def _shared_plan(comm: Any, preparation: Preparation) -> Plan:
 def _answering(comm: Any) -> Iterator[None]:
     """Answer the pings of the others, which wait for the end of the block."""
     others = range(1, comm.size)
-    post = Post(comm, others)
-    mail = Mail(post)
+    mail = Mail(comm, others)
     try:
         yield
     finally:
         for rank in others:
-            post.send(rank, Message(Kind.GO, rank))
+            mail.send(rank, Message(Kind.GO, rank))
         mail.close()
-        post.close()
 
 
 def _clock_offset_ns(comm: Any) -> int:
@@ -166,15 +164,15 @@ def _serve(site: Site, preparation: Preparation, plan: Plan, trace: Tracing) -> 
 def _run_server(site: Site, host: Host, trace: Tracing) -> None:
     """Serve until all workers know that the run is over."""
     server = host.server
-    post = site.post(len(host.model.measure_names), host.model.weights().size)
-    mail = Mail(post, host.is_alive)
+    n_measures, n_values = len(host.model.measure_names), host.model.weights().size
+    mail = site.mail(n_measures, n_values, host.is_alive)
     looked_at = time.monotonic()
     try:
         while not server.is_finished or site.has_hope(server):
             arrival = mail.next(_LOOK_SECONDS)
             if arrival is not None and arrival.message is not None:
                 host.receive(arrival.message)
-                post.release(arrival)
+                mail.release(arrival)
             elif arrival is not None:
                 for worker in site.behind(arrival.rank):
                     host.lose(worker, arrival.reason)
@@ -184,18 +182,17 @@ def _run_server(site: Site, host: Host, trace: Tracing) -> None:
                 looked_at = time.monotonic()
             for worker, message in server.outbox:
                 with trace.span("send", "mpi", None, to=worker):
-                    post.send(site.way_to(worker), message)
+                    mail.send(site.way_to(worker), message)
             server.outbox.clear()
         for worker in server.lost:  # one may come back yet, and its sub-server waits for this
-            post.send(site.way_to(worker), Message(Kind.STOP, worker, text=server.failure))
+            mail.send(site.way_to(worker), Message(Kind.STOP, worker, text=server.failure))
     except BaseException as error:
         for worker in site.workers:
             text = f"the server has failed: {error!r}"
-            post.send(site.way_to(worker), Message(Kind.STOP, worker, text=text))
+            mail.send(site.way_to(worker), Message(Kind.STOP, worker, text=text))
         raise
     finally:
-        mail.close()
-        post.close(server.lost)
+        mail.close(server.lost)
         site.end_silent(server)
 
 

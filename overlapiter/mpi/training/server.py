@@ -28,7 +28,8 @@ class Server:
     """What the server does with each message.
 
     Its model is not trained, and says what parameters are not finite; ``inline``, unless that is
-    None, evaluates in this process, while all wait.
+    None, evaluates in this process, while all wait. Workers begin with the state of their own that
+    they kept with the checkpoint of a number.
 
     Attributes:
         outbox: Replies, with the worker that each is for; to be sent, or copied, before the next
@@ -47,7 +48,8 @@ class Server:
         validation: Validation,
         epochs: Epochs,
         workers: list[int],
-        inline: Evaluator | None = None,
+        number: int,
+        inline: Evaluator | None,
     ) -> None:
         self._settings = job.settings
         self._model = model
@@ -67,7 +69,7 @@ class Server:
         self._told_to_stop: set[int] = set()
         self._knows_snapshot: dict[int, int] = {}
         self._marks: dict[int, int] = {}
-        self._resumes: dict[int, int] = {}
+        self._resumes = dict.fromkeys(workers, number)
         self.outbox: list[tuple[int, Message]] = []
         self.failure = ""
         self.is_deserted = False
@@ -143,10 +145,6 @@ class Server:
             if message.kind is Kind.GO:
                 marked = message._replace(position=self._marks.pop(worker, 0))
                 self.outbox[i] = worker, marked
-
-    def resume_from(self, number: int) -> None:
-        """Have each worker begin with the state that it kept with a checkpoint."""
-        self._resumes = dict.fromkeys(self._attendance.all, number)
 
     # --- how it stands ------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ from overlapiter.node import this_host
 from .ending import Process, is_tolerant, is_world, own, signal_process
 from .meeting import has_come
 from .messages import Kind, Message, buffer_bytes
-from .post import Post
+from .post import Mail, Post
 from .server import Server
 
 #: How long a stopped process may take to come back, once it is continued.
@@ -51,17 +51,17 @@ class Site:
         """Return the workers that are lost with a rank."""
         return self._groups.get(rank, [rank])
 
-    def post(self, n_measures: int = 0, n_values: int = 0) -> Post:
-        """Return the server's post."""
+    def mail(self, n_measures: int, n_values: int, is_alive: Callable[[], bool]) -> Mail:
+        """Return the server's mail."""
         group_size = max(map(len, self._groups.values()), default=0)
         n_bytes = buffer_bytes(n_measures, n_values, group_size)
-        return Post(self._comm, [*self._groups] or self.workers, n_bytes)
+        return Mail(self._comm, [*self._groups] or self.workers, n_bytes, is_alive=is_alive)
 
     def turn_away(self, error: Exception) -> None:
         """Tell all workers that the run does not begin."""
         reason = str(error) or "the server has failed"
         is_refused = isinstance(error, OptionError)
-        post = self.post()
+        post = Post(self._comm, [])
         for worker in self.workers:
             message = Message(Kind.STOP, worker, position=is_refused, text=reason)
             post.send(self.way_to(worker), message)

@@ -17,7 +17,7 @@ from .algorithms import mean_of
 from .ending import die_if_tolerant
 from .job import Job
 from .messages import Kind, Message, Vector, buffer_bytes, rows_of
-from .post import Mail, Post
+from .post import Mail
 from .silence import AwakeClock, Watch
 from .worker import ServerLostError, server_lost, stopped_by
 
@@ -36,7 +36,7 @@ class SubServer:
         model = job.model()
         n_values = model.weights().size
         n_bytes = buffer_bytes(len(model.measure_names), n_values, len(group))
-        self._post = Post(comm, [0, *group], n_bytes, Watch(self._timeout_seconds))
+        self._mail = Mail(comm, [0, *group], n_bytes, Watch(self._timeout_seconds))
         self._centre: Vector = np.zeros(n_values, np.float32)
         self._clock = AwakeClock()
         self._heard = dict.fromkeys(group, 0.0)
@@ -53,10 +53,9 @@ class SubServer:
         Raises:
             StoppedError: The run has failed, or the server is dead.
         """
-        mail = Mail(self._post)
         try:
             while set(self._group) - self._stopped:
-                arrival = mail.next(_LOOK_SECONDS)
+                arrival = self._mail.next(_LOOK_SECONDS)
                 self._clock.look(time.monotonic())
                 if arrival is None:
                     self._look_for_silent()
@@ -67,7 +66,7 @@ class SubServer:
                         self._from_worker(arrival.message)
                     else:
                         self._from_server(arrival.message)
-                    self._post.release(arrival)
+                    self._mail.release(arrival)
                 if self._waiting and not self._training:
                     self._pass_on_mean()
         except ServerLostError as error:
@@ -75,18 +74,17 @@ class SubServer:
             raise
         except KeyboardInterrupt:
             die_if_tolerant()
-            self._post.send(0, Message(Kind.INTERRUPTED, origin=self._rank))
+            self._mail.send(0, Message(Kind.INTERRUPTED, origin=self._rank))
             self._stop("the sub-server was interrupted")
             raise
         finally:
-            mail.close()
-            self._post.close(self._lost)
+            self._mail.close(self._lost)
         if self._last is not None and self._last.text:
             raise stopped_by(self._last)
 
     def _stop(self, text: str) -> None:
         for worker in set(self._group) - self._stopped:
-            self._post.send(worker, Message(Kind.STOP, worker, text=text))
+            self._mail.send(worker, Message(Kind.STOP, worker, text=text))
 
     def _from_worker(self, message: Message) -> None:
         worker = message.origin
@@ -94,12 +92,12 @@ class SubServer:
         self._training.discard(worker)
         if worker in self._lost:  # the server has it begin anew
             self._lost.discard(worker)
-            self._post.send(0, Message(Kind.ASK, origin=worker))
+            self._mail.send(0, Message(Kind.ASK, origin=worker))
         elif message.kind is Kind.EXCHANGE:
             report = message._replace(doubles=message.doubles.copy())
             self._waiting[worker] = message.vector.copy(), report
         else:
-            self._post.send(0, message)
+            self._mail.send(0, message)
 
     def _from_server(self, message: Message) -> None:
         worker = message.origin
@@ -114,14 +112,14 @@ class SubServer:
         elif message.kind is Kind.STOP:
             self._stopped.add(worker)
             self._last = message
-        self._post.send(worker, message)
+        self._mail.send(worker, message)
 
     def _pass_on_mean(self) -> None:
         vectors, reports = zip(*(each for _, each in sorted(self._waiting.items())), strict=True)
         doubles, mean = rows_of(reports), mean_of([*vectors])
         message = Message(Kind.GROUP, self._rank, doubles=doubles, vector=mean)
         with self._trace.span("send", "mpi", None, workers=len(reports)):
-            self._post.send(0, message)
+            self._mail.send(0, message)
         self._awaiting |= self._waiting.keys()
         self._waiting.clear()
 
@@ -137,4 +135,4 @@ class SubServer:
         self._lost.add(rank)
         self._training.discard(rank)
         self._waiting.pop(rank, None)
-        self._post.send(0, Message(Kind.LOST, origin=rank, text=reason))
+        self._mail.send(0, Message(Kind.LOST, origin=rank, text=reason))

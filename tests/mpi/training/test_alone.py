@@ -477,6 +477,11 @@ def test_an_empty_list_is_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_a_model_without_parameters_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="the model has no parameters"):
+        overlapiter.mpi.train(lambda: Counting(0), write_numbers(tmp_path), out=tmp_path / "run")
+
+
 def test_a_model_with_nan_is_refused(tmp_path: Path, lists: tuple[Path, Path]) -> None:
     def build() -> Any:
         link = build_model()
