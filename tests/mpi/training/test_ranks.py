@@ -453,7 +453,8 @@ def test_a_worker_that_is_stopped_while_the_server_looks_at_the_files_holds_up_n
         "                time.sleep(0.01)\n"
     )
     words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 2, "--data", "data.py:Data")
-    job = begin_training(tmp_path, 6, *words, "--worker-timeout", 1)
+    # One that has not started is waited for a minute, and the others must be patient for longer.
+    job = begin_training(tmp_path, 6, *words, "--worker-timeout", 40)
     try:
         wait_until((tmp_path / "looking").exists)
         rank_of(job, 2).suspend()
