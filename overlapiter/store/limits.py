@@ -73,7 +73,7 @@ class Limits:
     def charge(
         self, cursor: Cursor, segment: Segment, owner: int, size_bytes: int, least_bytes: int
     ) -> int:
-        """Charge a segment for more bytes, if there is less room for fewer, but ``least_bytes``.
+        """Charge a segment for more bytes; for fewer, but ``least_bytes``, if there is less room.
 
         Returns the bytes, 0 if there is no room. Raises StaleError if another process owns it now.
         """

@@ -80,7 +80,6 @@ class Pieces:
         settings, warn = self._job.settings, self._job.say
         staging = Staging(settings.staging, source=settings.source)
         plan = staging_plan(staging, (), [], is_training=False)
-        assert plan is not None
         facts = {"command": "overlapiter train", "trainer_pid": os.getpid(), "staging": {}}
         stores = plan.stores(Run(secrets.randbits(62), facts), warn)
         self._store = stores[0]
