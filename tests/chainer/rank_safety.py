@@ -42,7 +42,9 @@ def staging() -> Staging:
 def kill(name: str, iterator: Any) -> None:
     """Kill one of this rank's processes, which may just be about to come into being."""
     if name == SUPERVISOR:
-        iterator._pipeline._service._child.kill()
+        child = iterator._pipeline._service._child
+        child.is_forked(10.0)
+        child.kill()
     else:
         found: list[psutil.Process] = []
         wait_until(lambda: found.extend(workers().get(name, [])) or found)

@@ -91,9 +91,10 @@ class Child:
         return is_ready(self._status_fd, select.POLLIN, timeout_seconds)
 
     def kill(self) -> None:
-        """Kill a child that was forked, if it still lives."""
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, signal.SIGKILL)
+        """Kill the child, if :meth:`is_forked` has seen it and it still lives."""
+        if self.pid:  # 0 means this process and its group
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
 
     def close(self) -> None:
         """Drop the descriptors; closing twice is fine."""
