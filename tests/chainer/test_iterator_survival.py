@@ -16,6 +16,7 @@ from chainer.dataset import DatasetMixin
 from overlapiter import OverlapIterator, Staging
 from overlapiter.errors import ExampleError, OptionError, WorkerDiedError
 from tests.chainer.iterator_datasets import Pixels
+from tests.support.interruptions import interrupted_at
 from tests.support.staged import flip, staged_paths
 
 
@@ -300,7 +301,9 @@ def test_an_interruption_at_any_line_of_next_loses_and_doubles_no_mini_batch():
         while n_lines < 10_000:
             n_lines += 1
             before = iterator.current_position
-            is_interrupted, batch = _interrupted_at(n_lines, iterator)
+            is_interrupted, batch = interrupted_at(
+                n_lines, iterator, "chainer/iterator.py", "order.py"
+            )
             if not is_interrupted:  # there is no such line any more
                 break
             # It counts as taken just before the return, where no signal is handled.
@@ -311,26 +314,3 @@ def test_an_interruption_at_any_line_of_next_loses_and_doubles_no_mini_batch():
             assert iterator.current_position == (expected + 4) % len(Growing())
     assert 30 < n_lines < 10_000
     assert n_returns <= 2  # the test of the condition, and the return
-
-
-def _interrupted_at(n_lines, iterator):
-    """Take a mini-batch, interrupted before the n-th line of our iterator, if there is one."""
-    left = n_lines
-
-    def count(frame, event, _argument):
-        nonlocal left
-        if not frame.f_code.co_filename.endswith(("chainer/iterator.py", "order.py")):
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-        return count
-
-    batch = None
-    before = sys.gettrace()
-    sys.settrace(count)
-    with contextlib.suppress(KeyboardInterrupt):
-        batch = next(iterator)
-    sys.settrace(before)
-    return left <= 0, batch

@@ -10,7 +10,6 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -44,6 +43,7 @@ from tests.chainer.scripts import (  # noqa: E402
     workers,
 )
 from tests.conftest import make_images  # noqa: E402
+from tests.support.interruptions import interrupted_at  # noqa: E402
 from tests.support.leftovers import memory_files  # noqa: E402
 from tests.torch import torch_datasets as D  # noqa: E402
 from tests.torch.comparing import assert_same  # noqa: E402
@@ -302,29 +302,6 @@ def test_a_script_that_starts_its_training_when_imported_is_told_what_to_do(tmp_
 # --- ends -------------------------------------------------------------------------------------
 
 
-def interrupted_at(n_lines: int, iterator: Any) -> tuple[bool, list[int]]:
-    """Take a mini-batch, interrupted before the n-th line of our iterator, if there is one."""
-    left = n_lines
-    taken: list[int] = []
-
-    def count(frame: Any, event: str, _argument: Any) -> Any:
-        nonlocal left
-        if not frame.f_code.co_filename.endswith("torch/epoch.py"):
-            return None
-        if event == "line":
-            left -= 1
-            if left == 0:
-                raise KeyboardInterrupt
-        return count
-
-    before = sys.gettrace()
-    sys.settrace(count)
-    with contextlib.suppress(KeyboardInterrupt):
-        taken = next(iterator).tolist()
-    sys.settrace(before)
-    return left <= 0, taken
-
-
 @pytest.mark.slow
 def test_an_interruption_at_any_line_of_next_changes_no_order() -> None:
     loader = DataLoader(D.Made("int", 4000), 2, num_workers=1)
@@ -332,10 +309,10 @@ def test_an_interruption_at_any_line_of_next_changes_no_order() -> None:
     n_lines = n_lost = expected = 0
     while n_lines < 1000:
         n_lines += 1
-        is_interrupted, taken = interrupted_at(n_lines, iterator)
+        is_interrupted, taken = interrupted_at(n_lines, iterator, "torch/epoch.py")
         if not is_interrupted:  # there is no such line any more
             break
-        found = taken or next(iterator).tolist()
+        found = (next(iterator) if taken is None else taken).tolist()
         assert found[0] - expected in (0, 2)
         n_lost += found[0] != expected  # the sampler had given it, or it counted as taken
         expected = found[1] + 1

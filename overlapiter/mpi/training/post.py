@@ -50,6 +50,7 @@ class Post:
         peers: The ranks to hear.
         n_bytes: Of the largest message.
         watch: How long the first peer may be silent, who is the server; None not to mind.
+        is_alive: Whether pings are answered at this moment.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class Post:
         peers: Sequence[int],
         n_bytes: int = buffer_bytes(),
         watch: Watch | None = None,
+        is_alive: Callable[[], bool] = lambda: True,
     ) -> None:
         self._comm = comm
+        self._is_alive = is_alive
         self._server = peers[0] if watch else None
         self._watch = watch
         self._pause_seconds = _FIRST_PAUSE_SECONDS
@@ -93,7 +96,7 @@ class Post:
             else:
                 self._sending.append((peer, request, buffer))
 
-    def look(self, *, is_alive: bool = True) -> list[Arrival]:
+    def look(self) -> list[Arrival]:
         """Return what has come; answer pings, if this rank is alive. If nothing has come, sleep.
 
         The pause is the longer, the longer nothing comes.
@@ -104,7 +107,7 @@ class Post:
             kind = None if arrival.message is None else arrival.message.kind
             if arrival.rank == self._server and self._watch is not None:
                 self._watch.hear()
-            if kind is Kind.PING and is_alive:
+            if kind is Kind.PING and self._is_alive():
                 self.send(arrival.rank, Message(Kind.ALIVE))
             if kind in (Kind.PING, Kind.ALIVE):
                 self.release(arrival)
@@ -192,22 +195,12 @@ def mpi_reason(error: Exception) -> str:
     return "its process has ended" if is_death else f"MPI reports {error}"
 
 
-class Mail(Post):
-    """A post with a thread that looks, so that the next messages arrive while one is worked on.
+class Mail:
+    """A thread that looks at a post, so that the next messages arrive while one is worked on."""
 
-    It answers pings while ``is_alive`` returns True.
-    """
-
-    def __init__(
-        self,
-        comm: Any,
-        peers: Sequence[int],
-        n_bytes: int = buffer_bytes(),
-        watch: Watch | None = None,
-        is_alive: Callable[[], bool] = lambda: True,
-    ) -> None:
-        super().__init__(comm, peers, n_bytes, watch)
-        self._is_alive = is_alive
+    def __init__(self, post: Post) -> None:
+        self._post = post
+        self.send, self.release = post.send, post.release
         self._arrivals: queue.SimpleQueue[Arrival | Exception] = queue.SimpleQueue()
         self._is_closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="mail", daemon=True)
@@ -216,7 +209,7 @@ class Mail(Post):
     def _run(self) -> None:
         try:
             while not self._is_closed.is_set():
-                for arrival in self.look(is_alive=self._is_alive()):
+                for arrival in self._post.look():
                     self._arrivals.put(arrival)
         except Exception as error:  # the thread that reads raises it
             self._arrivals.put(error)
@@ -235,7 +228,7 @@ class Mail(Post):
         """End the thread, then as :meth:`Post.close`."""
         self._is_closed.set()
         self._thread.join()
-        super().close(silent)
+        self._post.close(silent)
 
 
 def reason_of(error: BaseException) -> str:

@@ -115,7 +115,7 @@ def _shared_plan(comm: Any, preparation: Preparation) -> Plan:
 def _answering(comm: Any) -> Iterator[None]:
     """Answer the pings of the others, which wait for the end of the block."""
     others = range(1, comm.size)
-    mail = Mail(comm, others)
+    mail = Mail(Post(comm, others))
     try:
         yield
     finally:

@@ -55,7 +55,8 @@ class Site:
         """Return the server's mail."""
         group_size = max(map(len, self._groups.values()), default=0)
         n_bytes = buffer_bytes(n_measures, n_values, group_size)
-        return Mail(self._comm, [*self._groups] or self.workers, n_bytes, is_alive=is_alive)
+        peers = [*self._groups] or self.workers
+        return Mail(Post(self._comm, peers, n_bytes, is_alive=is_alive))
 
     def turn_away(self, error: Exception) -> None:
         """Tell all workers that the run does not begin."""

@@ -17,7 +17,7 @@ from .algorithms import mean_of
 from .ending import die_if_tolerant
 from .job import Job
 from .messages import Kind, Message, Vector, buffer_bytes, rows_of
-from .post import Mail
+from .post import Mail, Post
 from .silence import AwakeClock, Watch
 from .worker import ServerLostError, server_lost, stopped_by
 
@@ -36,7 +36,8 @@ class SubServer:
         model = job.model()
         n_values = model.weights().size
         n_bytes = buffer_bytes(len(model.measure_names), n_values, len(group))
-        self._mail = Mail(comm, [0, *group], n_bytes, Watch(self._timeout_seconds))
+        post = Post(comm, [0, *group], n_bytes, Watch(self._timeout_seconds))
+        self._mail = Mail(post)
         self._centre: Vector = np.zeros(n_values, np.float32)
         self._clock = AwakeClock()
         self._heard = dict.fromkeys(group, 0.0)

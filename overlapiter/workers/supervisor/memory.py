@@ -1,4 +1,4 @@
-"""The slots of mini-batches, in the supervisor: layouts, pools, and who is told of them."""
+"""The slots of mini-batches, in the supervisor, which tells processes of layouts and segments."""
 
 from __future__ import annotations
 

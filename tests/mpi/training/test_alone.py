@@ -158,25 +158,29 @@ def test_all_ways_of_validating_give_the_same_numbers_and_weights(
     assert epochs(tmp_path / mode)[0]["val_loss"] != epochs(tmp_path / mode)[0]["loss"]
 
 
+class Ended(Exception):
+    pass
+
+
+def end_after_two_epochs(record: dict[str, Any]) -> None:
+    if record["epoch"] == 2:
+        raise Ended
+
+
 @pytest.mark.parametrize("algorithm", ["downpour", "easgd", "gem"])
 @pytest.mark.parametrize("optimizer", ["adam"])
 def test_a_run_that_was_ended_goes_on_exactly(
     tmp_path: Path, lists: tuple[Path, Path], algorithm: str, optimizer: str
 ) -> None:
-    class Ended(Exception):
-        pass
-
-    def end(record: dict[str, Any]) -> None:
-        if record["epoch"] == 2:
-            raise Ended
-
     chosen: dict[str, Any] = {
         "epochs": 4, "algorithm": algorithm, "optimizer": optimizer, "validation": "inline",
         "sync_every": 3, "schedule": "3:0.1",
     }  # fmt: skip
     overlapiter.mpi.train(DIGITS, *lists, **chosen, out=tmp_path / "whole")
     with pytest.raises(Ended):
-        overlapiter.mpi.train(DIGITS, *lists, **chosen, out=tmp_path / "ended", on_epoch=end)
+        overlapiter.mpi.train(
+            DIGITS, *lists, **chosen, out=tmp_path / "ended", on_epoch=end_after_two_epochs
+        )
     assert not (tmp_path / "ended" / "weights.npz").exists()
     overlapiter.mpi.train(DIGITS, *lists, **chosen, out=tmp_path / "ended")
     assert same_weights(tmp_path / "whole", tmp_path / "ended")
@@ -188,20 +192,19 @@ def test_a_run_that_was_ended_goes_on_exactly(
 def test_a_worker_does_not_take_its_state_of_another_run(
     tmp_path: Path, lists: tuple[Path, Path]
 ) -> None:
-    class Ended(Exception):
-        pass
-
-    def end(record: dict[str, Any]) -> None:
-        if record["epoch"] == 2:
-            raise Ended
-
     words: dict[str, Any] = {"epochs": 3, "algorithm": "easgd", "sync_every": 3}
     words["validation"] = "inline"
     kept = []
     for seed in (0, 1):
         with pytest.raises(Ended):
             overlapiter.mpi.train(
-                DIGITS, *lists, **words, seed=seed, restart=True, on_epoch=end, out=tmp_path / "1"
+                DIGITS,
+                *lists,
+                **words,
+                seed=seed,
+                restart=True,
+                on_epoch=end_after_two_epochs,
+                out=tmp_path / "1",
             )
         kept.append((tmp_path / "1" / "checkpoint-rank1.npz").read_bytes())
     shutil.copytree(tmp_path / "1", tmp_path / "2")
@@ -229,9 +232,6 @@ def test_a_run_that_is_interrupted_does_not_wait_for_a_validation_that_hangs(
 
 
 def test_a_run_that_was_ended_amid_an_epoch_uses_no_example_twice(tmp_path: Path) -> None:
-    class Ended(Exception):
-        pass
-
     class Ending:
         """Ends the run after some mini-batches, each of which is in a checkpoint."""
 
