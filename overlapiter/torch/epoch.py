@@ -202,7 +202,7 @@ class Epoch(_BaseDataLoaderIter):
         if foresight is not None:
             n_pending = len(self._pending)
             self._foreseen = foresight.batches_from(self._progress.n_taken + n_pending)
-            for keys in itertools.islice(self._foreseen, self._n_wanted - n_pending):
+            for keys in itertools.islice(self._foreseen, max(0, self._n_wanted - n_pending)):
                 self._submit_foreseen(keys)
 
     def _submit_again(self) -> None:

@@ -321,6 +321,22 @@ def test_an_interruption_at_any_line_of_next_changes_no_order() -> None:
     loader.close()
 
 
+def test_after_many_interruptions_the_next_mini_batch_comes(
+    image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    staging = Staging(tmp_path / "fast", source=image_folder, keep_free=0, look_ahead=1)
+    loader = DataLoader(D.Made("int", 100), 2, num_workers=1, staging=staging)
+    iterator: Any = iter(loader)
+    with monkeypatch.context() as patch:
+        interrupt = signal.default_int_handler
+        patch.setattr(iterator._pipeline, "take", lambda _: interrupt(signal.SIGINT, None))
+        for _ in range(5):
+            with pytest.raises(KeyboardInterrupt):
+                next(iterator)
+    assert [batch.tolist() for batch in itertools.islice(iterator, 2)] == [[0, 1], [2, 3]]
+    loader.close()
+
+
 def test_after_an_interruption_as_much_is_staged_ahead_by_the_same_orders(
     image_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
