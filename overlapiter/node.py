@@ -121,7 +121,7 @@ def launched_rank() -> int | None:
 
 
 def launched_world() -> str:
-    """Return ``rank/size`` by the launcher's variables: "" if the size is missing, 0/1 without."""
+    """Return ``rank/size`` by the launcher's variables: "" without a size, 0/1 without both."""
     found = {rank: os.environ.get(size) for rank, size in _WORLDS.items() if rank in os.environ}
     told = [f"{os.environ[rank]}/{size}" for rank, size in found.items() if size is not None]
     if told or found.keys() <= {"SLURM_PROCID"}:  # which a job script has, too, without being one

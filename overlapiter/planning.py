@@ -73,7 +73,7 @@ def staging_plan(
     """Check the options against the disk and the dataset, and make the staging directory.
 
     The first mini-batch must fit. A training goes on if only the disk is the matter: its
-    prefetchers report that, and try again.
+    prefetchers report that, and try again. Without training (``is_training``) that is an error.
 
     Raises:
         OptionError: A value cannot work here.
@@ -145,8 +145,8 @@ def with_staging(
         return plan, None, None
     try:
         staged = staging_plan(staging, dataset, first_indices)
-        staged, listener, share = _join_peers(staging, staged, sampler, plan.dataset_size)
         names = names_source(parcel, staged.source)
+        staged, listener, share = _join_peers(staging, staged, sampler, plan.dataset_size)
     except BaseException:
         parcel.close()
         raise

@@ -187,6 +187,7 @@ class _Lane:
         self._is_running = False
         self._mean_bytes = 0.0
         self._n_failures = 0
+        self._has_failed = False  # since it was heard last
         self._connection: Connection | None = None
         self._asked: collections.deque[collections.deque[_Want]] = collections.deque()
 
@@ -255,7 +256,7 @@ class _Lane:
         """
         plan, addresses = self._peers.plan, self._addresses
         address = addresses[(plan.rank + self._n_failures) % len(addresses)]
-        let_in_seconds = WAIT_SECONDS if self.breaker.is_closed else WAIT_AGAIN_SECONDS
+        let_in_seconds = WAIT_AGAIN_SECONDS if self._has_failed else WAIT_SECONDS
         return Connection(address, plan.secret, let_in_seconds=let_in_seconds)
 
     def _hear(self) -> None:
@@ -267,6 +268,7 @@ class _Lane:
             file = PeerFile(connection, record) if record.has_bytes else None
             is_right = file is not None and batch[0].take(file)
             want = batch.popleft()
+            self._has_failed = False
             self._note_wait(time.monotonic() - want.begun)
             if not want.is_first:
                 self._peers.note_copy(was_there=record.has_bytes)
@@ -313,6 +315,7 @@ class _Lane:
     def _fail(self) -> None:
         """Leave the node alone for a moment; what was asked of it is asked of others."""
         self._n_failures += 1
+        self._has_failed = True
         self.breaker.failed(time.monotonic())
         self._peers.count_fault()
         lost = self._drop()

@@ -80,18 +80,21 @@ def join(comm: Communicator, rank: int) -> Joined | None:
             address of its host, if no interface is common to all, or if one cannot listen.
     """
     host = this_host()
-    network = f"{host.machine} {os.stat('/proc/self/ns/net').st_ino}"  # has one loopback
-    found = _from_all(comm, lambda: (" ".join(host.key), network, own_addresses()))
-    nodes, networks, addresses = zip(*found, strict=True)
+
+    def look() -> tuple[str, str, dict[str, str]]:
+        network = f"{host.machine} {os.stat('/proc/self/ns/net').st_ino}"  # has one loopback
+        return " ".join(host.key), network, own_addresses()
+
+    nodes, networks, addresses = zip(*_from_all(comm, look), strict=True)
     names = list(dict.fromkeys(nodes))
     if len(names) == 1:
         return None
     node_of_rank = tuple(map(names.index, nodes))
-    address = address_among(addresses, rank, is_one_host=len({*networks}) == 1)
+    is_one_host = len({*networks}) == 1
     listeners: list[socket.socket] = []
 
     def listen() -> tuple[Address, str]:
-        listeners.append(_listener(address))
+        listeners.append(_listener(address_among(addresses, rank, is_one_host=is_one_host)))
         secret = secrets.token_hex(SECRET_BYTES) if rank == 0 else ""
         return listeners[0].getsockname()[:2], secret
 
@@ -118,6 +121,8 @@ def _from_all(comm: Communicator, make: Callable[[], tuple[Any, ...]]) -> list[t
         made = make()
     except OptionError as error:
         trouble = str(error).removeprefix(f"{INTERFACE_VARIABLE}: ")
+    except OSError as error:
+        trouble = f"{socket.gethostname()} cannot be looked at ({error})"
     found = allgather(comm, (made, trouble))
     for _, each in found:
         if each:

@@ -81,7 +81,8 @@ class _Segments:
             if len(self._mapped) > _MOST_SEGMENTS:
                 self._mapped.popitem(last=False)
         self._mapped.move_to_end(path)
-        return mapped[start : start + size] if 0 <= size <= len(mapped) - start else None
+        is_there = start >= 0 and 0 <= size <= len(mapped) - start  # a damaged row says anything
+        return mapped[start : start + size] if is_there else None
 
     def clear(self) -> None:
         """Keep none mapped."""
@@ -203,6 +204,8 @@ class Server:
 
     def _serve(self, connection: _Connection, events: int) -> None:
         """Go on with a connection as far as it does not block; close it if it is not in order."""
+        if connection not in self._connections:  # closed since its event was found
+            return
         try:
             with contextlib.suppress(BlockingIOError):
                 if events & selectors.EVENT_READ and not connection.pieces:

@@ -47,7 +47,7 @@ class PageLocks:
     def lock(self, slot: Slot, memory: Array) -> None:
         """Lock the pages of a slot, which are ``memory`` here, if they are not locked yet.
 
-        The first refusal is the last, and the user is told.
+        After the first refusal it asks no more, and warns of that.
         """
         if slot in self._addresses or self._is_refused:
             return

@@ -183,7 +183,7 @@ class ExtentReader:
                 if self._verified.get(place) != stamp:
                     if found.st_size != extent.size or not _is_right(fd, extent):
                         raise DamagedError(f"{path} is not the copy")
-                    if len(self._verified) >= _MOST_VERIFIED:  # most were evicted since
+                    if len(self._verified) >= _MOST_VERIFIED:  # to bound the memory
                         del self._verified[next(iter(self._verified))]
                     self._verified[place] = stamp
             finally:

@@ -21,7 +21,7 @@ _AT_ONCE = 8
 
 
 class Mover:
-    """Publishes copies, and reads files of a tier for another one. Safe for threads."""
+    """Publishes copies, and has files rise and sink between tiers. Safe for threads."""
 
     def __init__(self, stores: Sequence[Store], copier: Copier, health: Health) -> None:
         self._stores = stores
@@ -74,17 +74,20 @@ class Mover:
         Returns:
             The answers for those that lie there now, and the files that other processes copy.
         """
+        if not self._health.is_well(0):
+            return {}, []
         try:
             claim = self._stores[0].claim([*low], self._copier.expected_bytes(len(low)))
         except (OSError, IndexBusyError) as error:
             self._health.blame(0, error)
             return {}, []
-        mine = {file: extent for file, extent in low.items() if file.key in {*claim.mine}}
+        claimed = {*claim.mine}
+        mine = {file: extent for file, extent in low.items() if file.key in claimed}
         left, copies = [*mine.items()], []
         while left and self._health.is_well(0):
             copies += self._copied(left[:_AT_ONCE], range(1), None)
             del left[:_AT_ONCE]
-        failed = {*claim.mine} - {copy.wanted.key for copy in copies}
+        failed = claimed - {copy.wanted.key for copy in copies}
         answers = self.make_known(copies, 0, [*failed])
         risen = {key: answer for key, answer in answers.items() if answer.extent is not None}
         for tier, store in enumerate(self._stores):

@@ -133,7 +133,7 @@ def _punch(
 
 
 def _forget(cursor: Cursor, places: Iterable[Evicted], owner: int) -> list[int]:
-    """Delete those rows of ``going`` that are this process's; return the empty segments."""
+    """Delete this process's rows of ``going``, lower the charges; return the empty segments."""
     select = "SELECT segment, start FROM going WHERE owner=?"
     mine = set(cursor.execute(select, (owner,)))  # few: what is being given back at this moment
     gone = [place for place in places if place[:2] in mine]

@@ -159,7 +159,9 @@ class Stager:
             low, part.low = part.low, {}
             part.n_jobs += bool(low)
         if low:
-            self._lift(part, low)
+            lift = functools.partial(self._lift, part, low)
+            # Not here: this may be flush, in the thread that hears the supervisor.
+            lift() if part.partly is None else self._submit(lift)
         elif self._parts.pop(part, part) is None:  # else it has been done
             part.done(part.answers)
 

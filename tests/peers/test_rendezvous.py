@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from overlapiter.errors import OptionError
+from overlapiter.node import Host
 from overlapiter.peers import meeting, rendezvous
 from overlapiter.peers.interfaces import address_among
 from overlapiter.peers.meeting import Rendezvous, StoreCommunicator
@@ -204,3 +205,28 @@ def test_what_one_rank_cannot_do_is_told_on_all_and_none_waits_for_it(
     with ThreadPoolExecutor(2) as ranks:
         told = [*ranks.map(run, range(2))]
     assert told == ["OVERLAPITER_INTERFACE: 'ib0' is no interface of node-3"] * 2
+
+
+def test_an_address_that_one_rank_alone_names_leaves_none_waiting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def own_addresses() -> dict[str, str]:
+        is_first = threading.current_thread().name.endswith("_0")
+        return {"": "127.0.0.1"} if is_first else {"eth0": "10.0.0.1"}
+
+    def this_host() -> Host:
+        name = threading.current_thread().name
+        return Host(name, name, is_named=True, cores=())
+
+    def run(rank: int) -> str:
+        with pytest.raises(OptionError) as caught:
+            join(Rendezvous(tmp_path / "meet", rank, 2), rank)
+        return str(caught.value)
+
+    monkeypatch.setattr(meeting, "PATIENCE_SECONDS", 20.0)
+    monkeypatch.setattr(rendezvous, "own_addresses", own_addresses)
+    monkeypatch.setattr(rendezvous, "this_host", this_host)
+    with ThreadPoolExecutor(2) as ranks:
+        told = [*ranks.map(run, range(2))]
+    assert told[0] == told[1]
+    assert "no network interface in common" in told[0]

@@ -60,6 +60,9 @@ def test_it_says_that_mpi_is_not_running(mpi: Any) -> None:
         ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "16"}, "0/16"),
         ({"SLURM_PROCID": "0"}, "0/1"),  # a job script, not a rank
         ({"PMIX_RANK": "5"}, ""),
+        ({"MV2_COMM_WORLD_RANK": "2", "MV2_COMM_WORLD_SIZE": "4"}, "2/4"),
+        ({"PALS_RANKID": "1"}, ""),
+        ({"OMPI_COMM_WORLD_RANK": "1"}, ""),
     ],
 )
 def test_before_mpi_runs_the_launcher_tells_the_world(

@@ -175,11 +175,12 @@ class _Mpi(types.ModuleType):
     Intracomm = _Kind("Intracomm", (Comm,), {"__module__": _MODULE})
     Exception = type("Exception", (RuntimeError,), {"__module__": _MODULE})
 
+    # What returns nothing does nothing.
     Init = Finalize = Pcontrol = staticmethod(lambda *_: None)
     Init_thread = staticmethod(lambda required=THREAD_MULTIPLE: required)
-    Query_thread = staticmethod(lambda: 3)
+    Query_thread = staticmethod(lambda level=THREAD_MULTIPLE: level)
     Is_initialized = Is_finalized = staticmethod(lambda: False)
-    Get_version = staticmethod(lambda: (3, 1))
+    Get_version = staticmethod(lambda version=(VERSION, SUBVERSION): version)
     Get_library_version = staticmethod(lambda: "none: this is a worker process of overlapiter")
     Get_processor_name = staticmethod(lambda: os.uname().nodename)
     Wtime = staticmethod(time.monotonic)

@@ -84,6 +84,8 @@ class SlotKeeper:
             del self._layout_of_segment[segment_id]
             for contact in contacts:
                 contact.send(("forget", segment_id, layout_id))
+                contact.segments.discard(segment_id)
+                contact.layouts.discard(layout_id)
         del self._pools[layout_id], self._layouts[layout_id]
         pool.close()
 

@@ -413,7 +413,7 @@ class Supervisor:
         stage.redo(worker.take_all_back(), death)
 
     def _refill(self, stage: Stage, worker: Worker, death: Death | None = None) -> None:
-        """Start a process in a vacant place; without any prefetcher, training goes on unstaged."""
+        """Start a process in a vacant place; if there can be none, the stage is given up."""
         if stage.is_given_up:
             return
         try:

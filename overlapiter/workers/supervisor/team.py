@@ -29,7 +29,7 @@ class Worker(Contact):
 
     def __init__(self, kind: str, number: int, row: Row) -> None:
         super().__init__()
-        self.kind = kind  # "file reader" or "prefetcher"
+        self.kind = kind  # "file reader", "prefetcher" or "peer"
         self.number = number  # counts from 0 in the team
         self.row = row
         self.pid = 0  # the process; 0 while there is none
