@@ -51,8 +51,8 @@ class ChainerModel:
         # All parameters become views of one array, so that loading weights is one copy.
         self._ends = np.cumsum([param.size for param in self._params]).tolist()
         self._flat = self._device.xp.empty(sum(self._ends[-1:]), np.float32)
-        views = self._device.xp.split(self._flat, self._ends)
-        for param, view in zip(self._params, views, strict=False):
+        views = self._device.xp.split(self._flat, self._ends)[:-1]  # nothing is behind the last end
+        for param, view in zip(self._params, views, strict=True):
             view[...] = param.array.ravel()
             param.array = view.reshape(param.shape)
 
@@ -91,7 +91,7 @@ class ChainerModel:
         with chainer.using_config("train", True):
             loss, measures = self._measures(batch)
             loss.backward()
-        for param, part in zip(self._params, np.split(gradient, self._ends), strict=False):
+        for param, part in zip(self._params, np.split(gradient, self._ends)[:-1], strict=True):
             # One without a gradient has no part in the loss.
             part[:] = 0 if param.grad is None else _on_host(param.grad).ravel()
         self._write_state(gradient)

@@ -60,18 +60,26 @@ def at_least(least: int) -> Callable[[str], int]:
     """Return the type of an argument that is a count of at least so many."""
 
     def count(text: str) -> int:
-        if int(text) < least:
+        try:
+            number = int(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(f"{text!r} is no count") from error
+        if number < least:
             raise argparse.ArgumentTypeError(f"{text} is too small; give at least {least}")
-        return int(text)
+        return number
 
     return count
 
 
 def above_0(text: str, limit: float = 1e15) -> float:
     """Return a number that is more than 0, and less than a limit: the type of an argument."""
-    if not 0 < float(text) < limit:
+    try:
+        number = float(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is no number") from error
+    if not 0 < number < limit:
         raise argparse.ArgumentTypeError(f"give more than 0, and less than {limit:g}")
-    return float(text)
+    return number
 
 
 def seconds(text: str) -> float:

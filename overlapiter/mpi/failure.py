@@ -142,7 +142,7 @@ def _watch_exits() -> None:
 def end_job_by(error: BaseException, code: object = None) -> None:
     """End the job by an exception that ends the program, after it was printed, if it is a failure.
 
-    Of a SystemExit the exit codes 0 and None are none.
+    A SystemExit with code 0 or None is no failure.
     """
     if isinstance(error, SystemExit):
         if isinstance(code, int):

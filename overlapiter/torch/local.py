@@ -26,6 +26,7 @@ class Seeded:
 
     def __init__(self, dataset: Any, seed: int, epoch: int) -> None:
         self._dataset, self._seed, self._epoch = dataset, seed, epoch
+        self._face = Face(dataset)
         if fetches_whole(dataset):
             self.__getitems__ = self._whole  # PyTorch calls it where it finds it
 
@@ -41,7 +42,7 @@ class Seeded:
 
     def _put_seed(self, index: Any) -> None:
         (number,) = as_indices([index], "seed")
-        seed_torch(Face(self._dataset).seed_example(self._seed, self._epoch, int(number)))
+        seed_torch(self._face.seed_example(self._seed, self._epoch, int(number)))
 
 
 @contextlib.contextmanager

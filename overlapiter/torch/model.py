@@ -58,9 +58,13 @@ class TorchModel:
         named = {**self._parameters, **self._buffers}
         self.layout = json.dumps([[name, list(each.shape)] for name, each in named.items()])
 
+    def _split(self, vector: Vector) -> list[Vector]:
+        """Return views of the values of each part."""
+        return np.split(vector, self._ends)[:-1]  # nothing is behind the last end
+
     def _fill(self, vector: Vector, tensors: Sequence[Any]) -> None:
         """Write tensors of the shapes of all parts into a vector; None stands for zeros."""
-        for values, tensor in zip(np.split(vector, self._ends), tensors, strict=False):
+        for values, tensor in zip(self._split(vector), tensors, strict=True):
             values[:] = 0 if tensor is None else _on_host(tensor)
 
     def weights(self) -> Vector:
@@ -72,7 +76,7 @@ class TorchModel:
     def load(self, weights: Vector) -> None:
         """Copy values into parameters and buffers."""
         with torch.no_grad():
-            for part, values in zip(self._parts, np.split(weights, self._ends), strict=False):
+            for part, values in zip(self._parts, self._split(weights), strict=True):
                 part.copy_(torch.from_numpy(values.copy()).reshape(part.shape))
 
     def gradient(self, batch: tuple[Any, ...], gradient: Vector, seed: int) -> Sequence[float]:

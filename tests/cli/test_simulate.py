@@ -64,7 +64,7 @@ def test_more_examples_than_memory_holds_are_refused_in_a_line() -> None:
         (["--tiers", "100:0"], "write MB and MB/s"),
         (["--tiers", "nan:100"], "write MB and MB/s"),
         (["--tiers", "100:100:0"], "write MB and MB/s"),
-        (["--ranks", "many"], "--ranks: invalid count value: 'many'"),
+        (["--ranks", "many"], "--ranks: 'many' is no count"),
     ],
 )
 def test_what_makes_no_sense_is_explained(words, message) -> None:

@@ -198,7 +198,7 @@ def test_the_capacity_ends_it_cleanly(source, fast, listing) -> None:
     [
         (["--capacity", "much"], "'much' is no size"),
         (["--reads-in-flight", "0"], "give at least 1"),
-        (["--reads-in-flight", "x"], "invalid count value"),
+        (["--reads-in-flight", "x"], "'x' is no count"),
         (["--timeout", "0"], "give more than 0"),
         (["--timeout", "inf"], "--timeout: give more than 0, and less than 1e+09"),
         (["--source", "/nowhere"], "/nowhere is no directory"),

@@ -81,7 +81,8 @@ class _Half:
         """Go on from what :meth:`state` returned."""
         prefix = "optimizer."
         of_optimizer = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
-        self._optimizer.load_state(of_optimizer)
+        if of_optimizer:  # without one where an earlier version wrote this, which did not need it
+            self._optimizer.load_state(of_optimizer)
         for name in self._kept:
             setattr(self, name, copy.copy(state[name]))
 

@@ -76,13 +76,18 @@ def leave_together(say: Callable[[str], object]) -> None:
     _register()
 
 
+def is_command() -> bool:
+    """Return whether this process is a command of overlapiter's, whose ranks are all its own."""
+    return own.say is not None
+
+
 def die_if_tolerant() -> None:
     """Kill this process, if it runs a command and the job is tolerant of faults.
 
     The others go on at once: they notice neither an exit without MPI_Finalize nor a rank that
     waits for them.
     """
-    if is_tolerant() and own.say is not None:
+    if is_tolerant() and is_command():
         _flush()
         os.kill(os.getpid(), signal.SIGKILL)
 
@@ -105,10 +110,9 @@ def expect_end(timeout_seconds: float, sign: Callable[[], object] | None = None)
 def start_together(comm: Any, timeout_seconds: float) -> Mapping[int, Process]:
     """Wait for all ranks, in a command for a bounded time; return host and process of each.
 
-    What comes then would wait for them for ever. If the job is tolerant of faults, this rank leaves
-    without MPI_Finalize.
-
-    ``timeout_seconds`` are a minute at least.
+    Collective calls after this would wait for them for ever. If the job is tolerant of faults, this
+    rank leaves without MPI_Finalize. A command waits for ``timeout_seconds``, but for a minute at
+    least.
 
     Raises:
         TrainingError: Some have not come; or, as a ServerLostError, rank 0 is dead.
@@ -119,7 +123,7 @@ def start_together(comm: Any, timeout_seconds: float) -> Mapping[int, Process]:
     if is_tolerant():
         _register()
     limit_seconds = math.inf
-    if own.say is not None:
+    if is_command():
         limit_seconds = max(timeout_seconds, _START_SECONDS)
         expect_end(min(timeout_seconds, _START_SECONDS))
     me: Process = this_host().key, os.getpid()

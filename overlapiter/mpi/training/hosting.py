@@ -16,6 +16,9 @@ from .server import Server
 from .silence import PATIENCE, AwakeClock
 from .validation import SERVER, Evaluator, Validation, ValidationThread
 
+#: How long a piece may be validated yet when a run is cut short.
+_JOIN_SECONDS = 5.0
+
 
 class Host:
     """A server, its validation and its checkpoints; a context manager that ends them.
@@ -144,7 +147,7 @@ class Host:
             self._job.say("interrupted; the same command goes on from here")
         self._validation.close()
         if self._thread is not None:
-            self._thread.close()
+            self._thread.close(self._limit_seconds if kind is None else _JOIN_SECONDS)
         if self._inline is not None:
             self._inline.close()
         self._outputs.close()

@@ -9,8 +9,14 @@ from typing import Any
 from mpi4py import MPI
 
 _PAUSE_SECONDS = 0.005
-#: MPI may read a message after it was sent.
-_sent: list[Any] = []
+#: The messages that have not left: MPI may read one after it was sent.
+_leaving: list[Any] = []
+
+
+def send_later(comm: Any, thing: object, rank: int, tag: int) -> None:
+    """Send something that is pickled, without waiting for its receiver."""
+    _leaving[:] = [request for request in _leaving if not request.Test()]
+    _leaving.append(comm.isend(thing, rank, tag))
 
 
 def meet(
@@ -38,13 +44,14 @@ def meet(
         found, or rank 0. And the words of those that have come, unless rank 0 has not.
     """
     if comm.rank:
-        _sent.append(comm.isend(word, 0, tag))
+        send_later(comm, word, 0, tag)
         missing, said = _wait(comm, {0}, tag, limit_seconds, sign, ())
         return said[0] if said else (missing, {})
     missing, words = _wait(comm, {*range(1, comm.size)}, tag, limit_seconds, sign, silent)
     words[0] = word
     here = words.keys() - {0} - dead_in(comm)
-    _sent.extend(comm.isend((missing, words), rank, tag) for rank in here)
+    for rank in here:
+        send_later(comm, (missing, words), rank, tag)
     return missing, words
 
 

@@ -12,10 +12,18 @@ from mpi4py import MPI
 from overlapiter.errors import OptionError, TrainingError
 from overlapiter.tracing import Tracing
 
-from .ending import Process, expect_end, is_world, start_together
+from .ending import (
+    Process,
+    die_if_tolerant,
+    expect_end,
+    is_command,
+    is_world,
+    start_together,
+)
 from .epochs import Record
 from .hosting import Host
 from .job import Preparation, begin_tracing
+from .meeting import send_later
 from .messages import Kind, Message, buffer_bytes
 from .outputs import Outputs
 from .plan import Plan, groups_of
@@ -29,16 +37,18 @@ from .worker import DesertedError, RefusedError, ServerLostError, StoppedError, 
 _LOOK_SECONDS = 0.02
 #: Round trips by which the clocks of two ranks are compared.
 _N_PINGS = 8
-#: MPI may read a message after it was sent.
-_sent: list[Any] = []
 _PLAN_TAG, _CLOCK_TAG = 15, 18
 
 
 def train_as_rank(comm: Any, preparation: Preparation) -> list[Record] | None:
     """Train as one rank of a communicator; see :func:`.run.train`."""
     timeout_seconds = preparation.settings.worker_timeout
-    processes = start_together(comm, timeout_seconds)
-    own = comm.Dup()  # so that no message of the caller's is taken for ours
+    if is_command():  # rank by rank first: Dup waits for all for ever
+        processes = start_together(comm, timeout_seconds)
+        own = comm.Dup()
+    else:  # no message of the caller's is taken for ours
+        own = comm.Dup()
+        processes = start_together(own, timeout_seconds)
     sign = None
     try:
         return _train(own, processes, preparation)
@@ -88,13 +98,13 @@ def _shared_plan(comm: Any, preparation: Preparation) -> Plan:
             # No ASK: if it came late, the server of the run would take it for one of its own.
             connection.exchange(Message(Kind.PING, comm.rank))
             connection.close()
-            plan, failure = comm.recv(source=0, tag=_PLAN_TAG)
+            told: Plan | StoppedError = comm.recv(source=0, tag=_PLAN_TAG)
         except MPI.Exception as error:
             raise server_lost(0, mpi_reason(error)) from error
-        if plan is None:
-            raise failure
-        return plan  # type: ignore[no-any-return]  # as it was sent
-    plan = failure = None
+        if isinstance(told, StoppedError):
+            raise told
+        return told
+    told = StoppedError("the server was interrupted")
     try:
         n_masters = preparation.settings.masters
         n_workers = comm.size - 1 - n_masters
@@ -102,12 +112,13 @@ def _shared_plan(comm: Any, preparation: Preparation) -> Plan:
             if n_masters and n_workers < n_masters:
                 words = f"{n_masters} of {comm.size} ranks; each needs a worker: start more"
                 raise OptionError("masters", words)
-            plan = preparation.plan(n_workers)
+            told = plan = preparation.plan(n_workers)
     except Exception as error:
-        failure = (RefusedError if isinstance(error, OptionError) else StoppedError)(str(error))
+        told = (RefusedError if isinstance(error, OptionError) else StoppedError)(str(error))
         raise
     finally:
-        _sent.extend(comm.isend((plan, failure), rank, _PLAN_TAG) for rank in range(1, comm.size))
+        for rank in range(1, comm.size):
+            send_later(comm, told, rank, _PLAN_TAG)
     return plan
 
 
@@ -204,8 +215,12 @@ def _serve_group(
     except BaseException as error:
         reason = f"its sub-server, rank {comm.rank}, cannot go on: {reason_of(error)}"
         post = Post(comm, [])
+        if isinstance(error, KeyboardInterrupt):
+            die_if_tolerant()
+            post.send(0, Message(Kind.INTERRUPTED, origin=comm.rank))
         for worker in group:  # for each in its place, which then waits for nothing more
-            post.send(0, Message(Kind.FAILED, worker, text=reason))
+            if not isinstance(error, KeyboardInterrupt):
+                post.send(0, Message(Kind.FAILED, worker, text=reason))
             post.send(worker, Message(Kind.STOP, worker, text=reason))
         post.close()
         raise

@@ -237,7 +237,7 @@ class Server:
 
     def _grant(self, worker: int) -> tuple[tuple[int, int, int], ...]:
         """Give a worker leases; not a second one if others would have none."""
-        if self._settings.validation == "workers" and self._validation.is_taken(None):
+        if self._settings.validation == "workers" and self._validation.is_waiting():
             return ()  # it is to ask, and gets a piece to validate
         granted = []
         n_others = len(self._attendance.present) - 1

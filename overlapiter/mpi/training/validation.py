@@ -55,8 +55,8 @@ class Validation:
     def __init__(self, n_pieces: int) -> None:
         self._n_pieces = n_pieces
         self.snapshots: dict[int, Vector] = {}
-        #: What is not evaluated, in its order, and who does it; None if it waits.
-        self._takers: dict[tuple[int, int], int | None] = {}
+        self._waiting: dict[tuple[int, int], None] = {}  # pieces of epochs, in their order
+        self._takers: dict[tuple[int, int], int] = {}  # of those that are being evaluated
         self._sums: dict[int, dict[int, tuple[Doubles, int]]] = {}
         self._is_closed = False
         self.changed = threading.Condition(threading.RLock())
@@ -66,34 +66,41 @@ class Validation:
         with self.changed:
             self.snapshots[epoch] = snapshot
             self._sums[epoch] = {}
-            self._takers |= {(epoch, piece): None for piece in range(self._n_pieces)}
+            self._waiting |= {(epoch, piece): None for piece in range(self._n_pieces)}
             self.changed.notify_all()
 
     def take(self, taker: int) -> tuple[int, int] | None:
         """Return epoch and number of a piece to evaluate; None if none is left."""
         with self.changed:
-            first = next((key for key, by in self._takers.items() if by is None), None)
+            first = next(iter(self._waiting), None)
             if first is not None:
+                del self._waiting[first]
                 self._takers[first] = taker
             return first
 
-    def is_taken(self, taker: int | None) -> bool:
-        """Return whether a taker has a piece that is not done; None: whether any piece waits."""
+    def is_waiting(self) -> bool:
+        """Return whether a piece waits for a taker."""
+        return bool(self._waiting)
+
+    def is_taken(self, taker: int) -> bool:
+        """Return whether a taker has a piece that is not done."""
         with self.changed:
             return taker in self._takers.values()
 
     def add(self, epoch: int, piece: int, sums: Doubles, n_examples: int) -> None:
         """Note what came of a piece."""
         with self.changed:
-            if self._takers.get((epoch, piece)) is not None:
-                del self._takers[epoch, piece]
+            if self._takers.pop((epoch, piece), None) is not None:
                 self._sums[epoch][piece] = sums, n_examples
             self.changed.notify_all()
 
     def give_back(self, taker: int) -> None:
         """Have the pieces of a worker that is gone evaluated by others."""
         with self.changed:
-            self._takers |= {key: None for key, by in self._takers.items() if by == taker}
+            left = [key for key, by in self._takers.items() if by == taker]
+            for key in left:
+                del self._takers[key]
+            self._waiting = dict.fromkeys(sorted([*left, *self._waiting]))
             self.changed.notify_all()
 
     def done(self) -> list[tuple[int, Doubles]]:
@@ -113,7 +120,7 @@ class Validation:
         """Have nothing more evaluated."""
         with self.changed:
             self._is_closed = True
-            for each in (self._takers, self.snapshots, self._sums):
+            for each in (self._waiting, self._takers, self.snapshots, self._sums):
                 each.clear()
             self.changed.notify_all()
 
@@ -134,8 +141,6 @@ class Validation:
 
 #: Who takes pieces in the server's process: no rank.
 SERVER = -1
-#: How long a piece may take yet when the run ends.
-_JOIN_SECONDS = 5.0
 
 
 class ValidationThread:
@@ -156,7 +161,7 @@ class ValidationThread:
         except (Exception, SystemExit) as error:  # the server ends the run by it
             self.error = error
 
-    def close(self) -> None:
-        """End the thread, after the piece that it evaluates; it is not waited for if that lasts."""
+    def close(self, limit_seconds: float) -> None:
+        """End the thread, after the piece that it evaluates; wait for that as long as this."""
         self._validation.close()
-        self._thread.join(_JOIN_SECONDS)
+        self._thread.join(limit_seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -437,10 +438,8 @@ def test_a_rank_that_is_stopped_at_the_start_is_named_and_does_not_keep_the_job_
     assert named in ended.output
 
 
-@pytest.mark.slow
-def test_a_worker_that_is_stopped_while_the_server_looks_at_the_files_holds_up_no_other_worker(
-    tmp_path: Path,
-) -> None:
+def slow_to_look(tmp_path: Path) -> tuple[object, ...]:
+    """Return the words of a run whose server looks at its files until there is one "stopped"."""
     (tmp_path / "data.py").write_text(
         "import os, pathlib, time\n"
         "from overlapiter.mpi.training.data import Hdf5File\n"
@@ -452,7 +451,30 @@ def test_a_worker_that_is_stopped_while_the_server_looks_at_the_files_holds_up_n
         "            while not pathlib.Path('stopped').exists():\n"
         "                time.sleep(0.01)\n"
     )
-    words = (COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 2, "--data", "data.py:Data")
+    return COUNTING, write_numbers(tmp_path), *COUNTED, "--epochs", 2, "--data", "data.py:Data"
+
+
+def test_a_server_that_is_interrupted_while_it_looks_at_the_files_ends_the_others_in_order(
+    tmp_path: Path,
+) -> None:
+    job = begin_training(tmp_path, 3, *slow_to_look(tmp_path), "--worker-timeout", 40)
+    try:
+        wait_until((tmp_path / "looking").exists)
+        began = time.monotonic()
+        rank_of(job, 0).send_signal(signal.SIGINT)
+        ended = end_of(tmp_path, job)
+    finally:
+        end_job(job)
+    assert ended.exit_status in (1, 130), ended.output  # of the rank that mpiexec hears first
+    assert "Traceback" not in ended.output
+    assert time.monotonic() - began < 20
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_stopped_while_the_server_looks_at_the_files_holds_up_no_other_worker(
+    tmp_path: Path,
+) -> None:
+    words = slow_to_look(tmp_path)
     # One that has not started is waited for a minute, and the others must be patient for longer.
     job = begin_training(tmp_path, 6, *words, "--worker-timeout", 40)
     try:
