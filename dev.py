@@ -152,7 +152,11 @@ class Environment:
         config = configparser.ConfigParser(interpolation=None)
         config.read(str(ROOT / "setup.cfg"))
         options = [(name, config.items(name)) for name in config if name.startswith("options")]
-        paths = [ROOT / "setup.py", *sorted(ROOT.glob("requirements/*.txt"))]
+        paths = [
+            ROOT / "setup.py",
+            *sorted(ROOT.rglob("overlapiter/**/*.c")),
+            *sorted(ROOT.glob("requirements/*.txt")),
+        ]
         files = [path.read_text() for path in paths]
         parts = [version, str(ROOT), PIP, self.options, options, files]
         return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -66,9 +66,8 @@ class LocalOrigin:
 
     def open(self, path: str) -> LocalFile:
         """Open a file, for the length of a ``with`` block."""
-        if isinstance(open, BuiltinFunctionType):
+        if has_builtin_open():
             return LocalFile(path, _open_at_once(path, _FLAGS))
-        # Benchmarks and tests replace the builtin to make the store slow.
         with open(path, "rb", buffering=0, opener=_open_at_once) as file:
             return LocalFile(path, os.dup(file.fileno()))
 
@@ -104,6 +103,11 @@ class LocalFile:
                 raise
             os.set_blocking(self.fd, True)  # some file systems need it, to fetch a file from tape
             return os.read(self.fd, size_bytes)
+
+
+def has_builtin_open() -> bool:
+    """Return whether ``open`` is Python's: benchmarks and tests replace it to slow the store."""
+    return isinstance(open, BuiltinFunctionType)
 
 
 def _open_at_once(path: str, flags: int) -> int:

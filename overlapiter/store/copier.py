@@ -8,11 +8,13 @@ copied in pieces.
 from __future__ import annotations
 
 import errno
+import os
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from overlapiter.origins.origin import Origin, Original, OriginalFile
+from overlapiter.origins.bulk import BulkRead
+from overlapiter.origins.origin import LocalFile, Origin, Original, OriginalFile
 
 from .elsewhere import FetchedFile
 from .extents import WHOLE, Checksum, Extent, checksum_of
@@ -49,6 +51,13 @@ class Content(NamedTuple):
     outcome: Outcome
     read_ns: int = 0
     release: Callable[[], None] = _release_nothing
+
+
+class Opened(NamedTuple):
+    """A source file that was opened, and when that began."""
+
+    file: LocalFile
+    began_ns: int
 
 
 class Copy(NamedTuple):
@@ -89,16 +98,21 @@ class Copier:
 
     # --- reading ------------------------------------------------------------------------------
 
-    def fetch(self, file: Wanted, home: int, make_room: MakeRoom | None) -> Content | Copy | Staged:
-        """Read a small source file, copy a large one, or say why that cannot be."""
-        release = self._promise(home, make_room)
+    def fetch(
+        self, file: Wanted, home: int, make_room: MakeRoom | None, opened: Opened | None = None
+    ) -> Content | Copy | Staged:
+        """Read a small source file, copy a large one, or say why that cannot be.
+
+        If it is ``opened`` already, it is large.
+        """
+        release = _release_nothing if opened else self.promise(home, make_room)
         if release is None:
             return Staged(Outcome.REFUSED)
         got: Copy | Staged = Staged(Outcome.SOURCE_FAILED)
         data, read_bytes = b"", 0
-        began_ns = time.monotonic_ns()
+        began_ns = opened.began_ns if opened else time.monotonic_ns()
         try:
-            with self._origin.open(file.path) as source:
+            with opened.file if opened else self._origin.open(file.path) as source:
                 original = source.stat()
                 if original.size_bytes > CHUNK_BYTES:
                     release()  # what it takes is known now
@@ -117,9 +131,7 @@ class Copier:
         if isinstance(got, Copy):
             return got._replace(answer=got.answer._replace(read_ns=read_ns))
         if data and read_bytes:
-            mtime_ns = original.mtime_ns
-            checksum = checksum_of(data, file.key, mtime_ns)
-            return Content(file, data, mtime_ns, checksum, Outcome.COPIED, read_ns, release)
+            return _content_of(file, data, original.mtime_ns, read_ns, release)
         release()
         return got
 
@@ -143,7 +155,20 @@ class Copier:
             return None
         return Content(file, data, mtime_ns, source.checksum, Outcome.FETCHED)
 
-    def _promise(self, home: int, make_room: MakeRoom | None) -> Callable[[], None] | None:
+    def take(
+        self, read: BulkRead, file: Wanted, home: int, release: Callable[[], None]
+    ) -> Content | Staged:
+        """Take a small file that was read in bulk."""
+        read_ns, data = read.ended_ns - read.began_ns, read.data
+        self._note_answer("read slow store", file.path, read_ns, len(data or b""))
+        if data is not None:
+            return _content_of(file, data, read.mtime_ns, read_ns, release)
+        release()
+        if read.error:
+            return self._health.blame_source(home, OSError(read.error, os.strerror(read.error)))
+        return Staged(Outcome.SOURCE_FAILED)
+
+    def promise(self, home: int, make_room: MakeRoom | None) -> Callable[[], None] | None:
         """Keep room for an ordinary file, not to read it in vain; return what ends that."""
         if make_room is None:
             now_seconds = time.monotonic()
@@ -299,6 +324,14 @@ class _Reason(NamedTuple):
 
     answer: Staged
     is_of_file: bool = False  # it concerns the first file alone
+
+
+def _content_of(
+    file: Wanted, data: bytes, mtime_ns: int, read_ns: int, release: Callable[[], None]
+) -> Content:
+    """Return a small file that the source gave."""
+    checksum = checksum_of(data, file.key, mtime_ns)
+    return Content(file, data, mtime_ns, checksum, Outcome.COPIED, read_ns, release)
 
 
 def _copy_of(content: Content, tier: int, place: Place) -> Copy:

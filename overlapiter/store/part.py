@@ -63,6 +63,19 @@ class Part:
     n_copying: int = 0
     n_jobs: int = 1  # until everything is claimed
 
+    def batch_with(self, copied: Mapping[Wanted, Content | Copy | Staged]) -> Batch | None:
+        """End the jobs of claimed files; return what is to be published, whose job goes on."""
+        for file, got in copied.items():
+            self.batch.add(file.key, got)
+            if isinstance(got, Staged):
+                self.answers[file.key] = got
+        self.n_copying -= len(copied)
+        self.n_jobs -= len(copied)
+        if self.n_copying and not self.batch.is_large:
+            return None  # another one ends it
+        self.n_jobs += 1
+        return self.take_batch()
+
     def take_batch(self) -> Batch:
         """Return what is to be published, and begin anew."""
         batch, self.batch = self.batch, Batch()

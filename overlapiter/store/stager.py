@@ -17,9 +17,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Literal
 
+from overlapiter.origins.bulk import Bulk, BulkRead
 from overlapiter.origins.origin import Origin, Original
 
-from .copier import Content, Copier, Copy
+from .copier import Content, Copier, Copy, Opened
 from .elsewhere import FetchedFile, Fetches, Holders, fetch_at_once
 from .extents import Extent
 from .health import Health
@@ -34,6 +35,8 @@ from .waiting import Wait
 Validation = Literal["mtime", "checksum", "never"]
 
 _REMEMBERED = 4096
+#: So many files are read in bulk together: 8 MiB at most.
+_BULK_FILES = 32
 #: Of a name that another node is asked for.
 _MOST_NAME_BYTES = 60_000
 
@@ -51,6 +54,8 @@ class Stager:
         warn: Called with what the user should know. The text does not depend on the file.
         note_answer: Called with each answer of the source.
         peers: Fetches files from other nodes; None if there are none.
+        bulk: Reads small files without jobs; what it has read is to be brought to
+            :meth:`take_read`. None if each file is to be a job.
     """
 
     def __init__(
@@ -62,6 +67,7 @@ class Stager:
         warn: Callable[[str], None],
         note_answer: NoteAnswer = lambda _what, _path, _took_ns, _n_bytes: None,
         peers: Fetches | None = None,
+        bulk: Bulk | None = None,
     ) -> None:
         self.stores = stores
         self._origin = origin
@@ -73,6 +79,7 @@ class Stager:
         self._copier = Copier(stores, origin, self._health, note_answer)
         self._mover = Mover(stores, self._copier, self._health)
         self._peers = peers
+        self._bulk = bulk
         self._root = os.path.join(stores[0].source, "")
         self._compared: collections.OrderedDict[int, Extent] = collections.OrderedDict()
         self._stuck: set[Wanted] = set()  # files whose owners write nothing: not waited for again
@@ -269,13 +276,11 @@ class Stager:
             part.n_jobs += len(mine) + bool(claimed.others)
         for file, extent in meanwhile.items():
             self._end_copy(part, file, Staged.at(extent))
-        self._do(
-            [
-                functools.partial(self._copy, part, file)
-                for file in mine
-                if file not in meanwhile and not self._is_fetched(part, file)
-            ]
-        )
+        left = [file for file in mine if file not in meanwhile and not self._is_fetched(part, file)]
+        if self._bulk is not None and self._bulk.has_threads and part.partly is not None:
+            self._read_in_bulk(self._bulk, part, left)
+        else:
+            self._do([functools.partial(self._copy, part, file) for file in left])
         return {by_key[key]: owner for key, owner in claimed.others.items()}
 
     def _claimed(
@@ -343,26 +348,60 @@ class Stager:
 
     # --- copies -------------------------------------------------------------------------------
 
-    def _copy(self, part: Part, file: Wanted) -> None:
+    def _copy(self, part: Part, file: Wanted, opened: Opened | None = None) -> None:
         """Copy a claimed file from the source."""
         self._reading[file.key] = None
         try:
-            got = self._copier.fetch(file, part.home, part.make_room)
+            got = self._copier.fetch(file, part.home, part.make_room, opened)
         finally:
             self._reading.pop(file.key, None)
         self._end_copy(part, file, got)
 
+    def _read_in_bulk(self, bulk: Bulk, part: Part, files: Sequence[Wanted]) -> None:
+        """Have claimed files read, as far as there is room for them."""
+        for start in range(0, len(files), _BULK_FILES):
+            reads = []
+            for file in files[start : start + _BULK_FILES]:
+                release = self._copier.promise(part.home, part.make_room)
+                if release is None:
+                    self._end_copy(part, file, Staged(Outcome.REFUSED))
+                else:
+                    self._reading[file.key] = None
+                    reads.append(((part, file, release), file.path))
+            bulk.submit(reads)
+
+    def take_read(self, reads: Iterable[BulkRead]) -> None:
+        """Take files that were read in bulk."""
+        taken: dict[Part, dict[Wanted, Content | Copy | Staged]] = {}
+        for read in reads:
+            part, file, release = read.token
+            if read.fd < 0:
+                self._reading.pop(file.key, None)
+                got = self._copier.take(read, file, part.home, release)
+                taken.setdefault(part, {})[file] = got
+            elif self._bulk is not None:
+                release()  # what it takes is known now
+                opened = Opened(self._bulk.lent(read, file.path), read.began_ns)
+                self._submit(functools.partial(self._copy, part, file, opened))
+        for part, copied in taken.items():
+            self._end_copies(part, copied, self._submit)
+
     def _end_copy(self, part: Part, file: Wanted, got: Content | Copy | Staged) -> None:
-        """Take what has become of a claimed file; the last one of a part has all published."""
+        self._end_copies(part, {file: got}, lambda job: job())
+
+    def _end_copies(
+        self,
+        part: Part,
+        copied: Mapping[Wanted, Content | Copy | Staged],
+        do: Callable[[Callable[[], None]], None],
+    ) -> None:
+        """Take what has become of claimed files; after the last one of a part, publish all."""
         with self._lock:
-            part.batch.add(file.key, got)
-            if isinstance(got, Staged):
-                part.answers[file.key] = got
-            part.n_copying -= 1
-            if part.n_copying and not part.batch.is_large:
-                part.n_jobs -= 1  # another one ends it
-                return
-            batch = part.take_batch()
+            batch = part.batch_with(copied)
+        if batch is not None:
+            do(functools.partial(self._end_batch, part, batch))
+
+    def _end_batch(self, part: Part, batch: Batch) -> None:
         self._publish(part, batch)
         self._end_job(part)
 

@@ -13,11 +13,14 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NoReturn
 
 from overlapiter.board import Counter, Row
 from overlapiter.errors import described
+from overlapiter.origins.bulk import bulk_of
 from overlapiter.sources import Dataset, declared_paths, paths_below
+from overlapiter.store.copier import CHUNK_BYTES
 from overlapiter.store.elsewhere import Holders
 from overlapiter.store.extents import Extent, unpacked
 from overlapiter.store.index import IndexBusyError
@@ -72,20 +75,18 @@ class Prefetcher:
         self._threads = Threads(self._work)
         self._stores = self._plan.stores(run, self._warn, self._note_gone)
         self._key_of = self._stores[0].key_of
-        self._peers: Peers | None = None
-        if self._plan.peers is not None:
-            from overlapiter.peers.client import Peers  # sockets, for these alone
-
-            count_fault = functools.partial(self._count, Counter.PEER_FAULTS, 1)
-            self._peers = Peers(self._plan.peers, count_fault, self._crash)
+        self._peers = self._peers_of_job()
+        origin = self._plan.origin()
+        self._bulk = bulk_of(origin, CHUNK_BYTES)
         self._stager = Stager(
             self._stores,
-            self._plan.origin(),
+            origin,
             self._plan.validate,
             self._threads.put,
             self._warn,
             self._note_answer,
             self._peers,
+            self._bulk,
         )
         count_evicted = functools.partial(self._count, Counter.FILES_EVICTED)
         self._evictor = Evictor(dataset, self._stager, count_evicted)
@@ -101,11 +102,20 @@ class Prefetcher:
         self._warned: set[str] = set()
         self._is_at_rest = True
 
+    def _peers_of_job(self) -> Peers | None:
+        if self._plan.peers is None:
+            return None
+        from overlapiter.peers.client import Peers  # sockets, for these alone
+
+        count_fault = functools.partial(self._count, Counter.PEER_FAULTS, 1)
+        return Peers(self._plan.peers, count_fault, self._crash)
+
     def run(self) -> None:
         """Serve until the supervisor closes the channel."""
         keep_freed_memory()
         sys.setswitchinterval(_SWITCH_SECONDS)
         self._resize(self._plan.reads_per_prefetcher)
+        self._begin_bulk()
         if not self._number:  # one prefetcher of an iterator does
             self._threads.put(self._mend)
         try:
@@ -152,12 +162,37 @@ class Prefetcher:
 
     def _resize(self, n_reads: int) -> None:
         self._threads.resize(n_reads)
+        if self._bulk is not None and len(self._threads) == n_reads:  # else threads are scarce
+            self._bulk.resize(n_reads)
         self._row.put(Counter.READS_IN_FLIGHT, max(1, len(self._threads)))
 
+    def _begin_bulk(self) -> None:
+        """Have a thread take what is read in bulk; where threads are scarce, do without."""
+        if self._bulk is None:
+            return
+        if self._bulk.has_threads:
+            try:
+                threading.Thread(target=self._guarded, args=[self._take_read], daemon=True).start()
+                return
+            except RuntimeError:  # at the limit of threads
+                self._bulk.resize(0)
+        self._bulk = None
+
     def _work(self) -> None:
+        self._guarded(self._do_jobs)
+
+    def _do_jobs(self) -> None:
+        while self._threads.do_next():
+            pass
+
+    def _take_read(self) -> None:
+        assert self._bulk is not None
+        while True:
+            self._stager.take_read(self._bulk.wait())
+
+    def _guarded(self, work: Callable[[], None]) -> None:
         try:
-            while self._threads.do_next():
-                pass
+            work()
         except ChannelClosedError:  # the end of this process
             return
         except BaseException:  # so that the supervisor gives the tasks to another process
@@ -306,6 +341,8 @@ class Prefetcher:
 
     def _report_settled(self) -> None:
         """Send back the settled examples of tasks that a file holds up."""
+        if self._bulk is not None:
+            self._stager.take_read(self._bulk.take())
         self._stager.flush()
         news = []
         with self._lock:
