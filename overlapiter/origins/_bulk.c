@@ -1,6 +1,6 @@
 /* Reads small files in many threads, none of which ever takes the interpreter's lock.
 
-A file costs open, fstat, read, fstat and close. In Python each of these calls hands the lock to
+A file costs open, fstat, read, fstat and close, or a stat alone. In Python each of these calls hands the lock to
 another thread, which costs more than the call. Here Python is entered once for many files: when all
 those that were asked for together have been read, or when it asks for what there is.
 
@@ -33,6 +33,7 @@ typedef struct Read {
     PyObject *token;
     char *path; /* NULL if no file can have it */
     char *data; /* NULL unless all of the file was read, unchanged */
+    int only_look;
     int error;
     int fd; /* of a file that is too large, else -1 */
     int64_t size, mtime_ns, began_ns, ended_ns;
@@ -98,6 +99,13 @@ static ssize_t read_some(int fd, char *data, size_t size)
     return read(fd, data, size);
 }
 
+static void note(const struct stat *found, int64_t *size, int64_t *mtime_ns)
+{
+    *size = found->st_size;
+    /* As origin.original_of has it: the last 64 bits count. */
+    *mtime_ns = (int64_t)((uint64_t)found->st_mtim.tv_sec * 1000000000u + found->st_mtim.tv_nsec);
+}
+
 static int look(int fd, int64_t *size, int64_t *mtime_ns)
 {
     struct stat found;
@@ -105,9 +113,7 @@ static int look(int fd, int64_t *size, int64_t *mtime_ns)
         return errno;
     if (!S_ISREG(found.st_mode))
         return S_ISDIR(found.st_mode) ? EISDIR : EINVAL;
-    *size = found.st_size;
-    /* As origin.original_of has it: the last 64 bits count. */
-    *mtime_ns = (int64_t)((uint64_t)found.st_mtim.tv_sec * 1000000000u + found.st_mtim.tv_nsec);
+    note(&found, size, mtime_ns);
     return 0;
 }
 
@@ -134,10 +140,16 @@ static int fill(Read *read, int fd)
 
 static void read_file(Read *read, int64_t most_bytes)
 {
+    struct stat found;
     int fd;
     read->began_ns = now_ns();
     if (!read->path) {
         read->error = EINVAL;
+    } else if (read->only_look) {
+        if (stat(read->path, &found) < 0)
+            read->error = errno;
+        else
+            note(&found, &read->size, &read->mtime_ns);
     } else if ((fd = open_at_once(read->path)) < 0) {
         read->error = errno;
     } else {
@@ -260,7 +272,7 @@ static PyObject *pool_resize(Pool *pool, PyObject *argument)
     return PyLong_FromLong(n_threads);
 }
 
-static Read *read_of(PyObject *item, Group *group)
+static Read *read_of(PyObject *item, Group *group, int only_look)
 {
     PyObject *token, *name, *path = NULL;
     Read *read;
@@ -281,17 +293,20 @@ static Read *read_of(PyObject *item, Group *group)
     Py_INCREF(token);
     read->token = token;
     read->group = group;
+    read->only_look = only_look;
     read->fd = -1;
     return read;
 }
 
-static PyObject *pool_submit(Pool *pool, PyObject *items)
+static PyObject *pool_submit(Pool *pool, PyObject *arguments)
 {
+    PyObject *items;
     List reads;
     Read *read;
     Group *group;
-    Py_ssize_t i, n = PyList_Size(items);
-    if (n < 0)
+    Py_ssize_t i, n;
+    int only_look;
+    if (!PyArg_ParseTuple(arguments, "Op", &items, &only_look) || (n = PyList_Size(items)) < 0)
         return NULL;
     if (n == 0)
         Py_RETURN_NONE;
@@ -300,7 +315,7 @@ static PyObject *pool_submit(Pool *pool, PyObject *items)
     group->n_left = (int)n;
     take_all(&reads);
     for (i = 0; i < n; i++) {
-        if (!(read = read_of(PyList_GetItem(items, i), group))) {
+        if (!(read = read_of(PyList_GetItem(items, i), group, only_look))) {
             while ((read = reads.first)) {
                 reads.first = read->next;
                 Py_DECREF(read->token);
@@ -376,7 +391,7 @@ static PyObject *pool_collect(Pool *pool, PyObject *argument)
 
 static PyMethodDef pool_methods[] = {
     {"resize", (PyCFunction)pool_resize, METH_O, NULL},
-    {"submit", (PyCFunction)pool_submit, METH_O, NULL},
+    {"submit", (PyCFunction)pool_submit, METH_VARARGS, NULL},
     {"give_back", (PyCFunction)pool_give_back, METH_NOARGS, NULL},
     {"collect", (PyCFunction)pool_collect, METH_O, NULL},
     {NULL, NULL, 0, NULL},

@@ -21,7 +21,7 @@ class BulkRead(NamedTuple):
     """What became of a file.
 
     If it was read there are ``data``; if it is too large, a descriptor. Else it cannot be read, and
-    there is an error; or it is empty, or was changed meanwhile.
+    there is an error; or it is empty, or was changed meanwhile, or was only to be looked at.
 
     Attributes:
         token: What came with the path.
@@ -65,9 +65,9 @@ class Bulk:
         """Start threads, or have some end; if not all can be started, as many remain as before."""
         self.has_threads = self._pool.resize(n_threads) > 0
 
-    def submit(self, files: Sequence[tuple[Any, str]]) -> None:
-        """Have files read: a token, and a path, for each."""
-        self._pool.submit([*files])
+    def submit(self, files: Sequence[tuple[Any, str]], *, only_look: bool = False) -> None:
+        """Have files read, or looked at as by ``stat``: a token, and a path, for each."""
+        self._pool.submit([*files], only_look)
 
     def lent(self, read: BulkRead, path: str) -> LocalFile:
         """Return a large file, which counts as a read until it is closed."""

@@ -8,18 +8,18 @@ is read from the source, and the user is told why, once.
 
 from __future__ import annotations
 
-import collections
 import functools
 import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Literal
+from typing import NamedTuple
 
 from overlapiter.origins.bulk import Bulk, BulkRead
 from overlapiter.origins.origin import Origin, Original
 
+from .comparer import Comparer, Validation
 from .copier import Content, Copier, Copy, Opened
 from .elsewhere import FetchedFile, Fetches, Holders, fetch_at_once
 from .extents import Extent
@@ -31,14 +31,27 @@ from .part import Batch, Part
 from .store import Claim, Found, Store, Wanted
 from .waiting import Wait
 
-#: How a staged file is compared with its source before a run first uses it.
-Validation = Literal["mtime", "checksum", "never"]
-
-_REMEMBERED = 4096
 #: So many files are read in bulk together: 8 MiB at most.
 _BULK_FILES = 32
 #: Of a name that another node is asked for.
 _MOST_NAME_BYTES = 60_000
+
+
+class _Comparison(NamedTuple):
+    """A copy that is to be compared with its source."""
+
+    part: Part
+    file: Wanted
+    found: Found
+    is_suspect: bool
+
+
+class _Reading(NamedTuple):
+    """A file that is read in bulk; ``release`` ends that room is kept for it."""
+
+    part: Part
+    file: Wanted
+    release: Callable[[], None]
 
 
 class Stager:
@@ -70,18 +83,16 @@ class Stager:
         bulk: Bulk | None = None,
     ) -> None:
         self.stores = stores
-        self._origin = origin
-        self._validate = validate
         self._submit = submit
         self._note_answer = note_answer
         self._lock = threading.Lock()
         self._health = Health(stores, warn)
         self._copier = Copier(stores, origin, self._health, note_answer)
         self._mover = Mover(stores, self._copier, self._health)
+        self._comparer = Comparer(stores, origin, validate, self._health, self._mover, note_answer)
         self._peers = peers
         self._bulk = bulk
         self._root = os.path.join(stores[0].source, "")
-        self._compared: collections.OrderedDict[int, Extent] = collections.OrderedDict()
         self._stuck: set[Wanted] = set()  # files whose owners write nothing: not waited for again
         self._parts: dict[Part, None] = {}  # that are not done
         self._reading: dict[int, None] = {}  # keys, in the order in which the source was asked
@@ -117,21 +128,28 @@ class Stager:
         part = Part(done, make_room, partly, trusted, holders)
         self._parts[part] = None
         suspects = set(suspects)
-        jobs: list[Callable[[], None]] = []
+        comparisons: list[_Comparison] = []
         found = self._look(part, wanted)
         for file in wanted:
             known = found.get(file.key)
             if known is None:
                 part.missing.append(file)
-            elif file.key not in suspects and self._needs_no_comparing(known, trusted):
+            elif file.key not in suspects and self._comparer.has_compared(known, trusted):
                 self._accept(part, file, known.extent)
             else:
-                is_suspect = file.key in suspects
-                jobs.append(functools.partial(self._compare, part, file, known, is_suspect))
-        part.n_comparing = len(jobs)
-        if not jobs:
+                comparisons.append(_Comparison(part, file, known, file.key in suspects))
+        part.n_comparing = len(comparisons)
+        if not comparisons:
             self._claim(part, part.missing)
-        self._do(jobs)
+        elif self._comparer.asks and (bulk := self._bulk_for(part)):
+            self._look_in_bulk(bulk, comparisons)
+        else:
+            self._do([functools.partial(self._compare, comparison) for comparison in comparisons])
+
+    def _bulk_for(self, part: Part) -> Bulk | None:
+        """Return what reads in bulk; None if the caller waits for a part, and no job may."""
+        bulk = self._bulk
+        return bulk if bulk and bulk.has_threads and part.partly is not None else None
 
     def _do(self, jobs: Sequence[Callable[[], None]]) -> None:
         for job in jobs[1:]:
@@ -189,65 +207,61 @@ class Stager:
                 part.unseen[tier] = self._health.blame(tier, error)
         return found
 
-    def _needs_no_comparing(self, found: Found, trusted: Mapping[int, Extent]) -> bool:
-        key = found.extent.key
-        if found.extent in (trusted.get(key), self._compared.get(key)):
-            return True
-        return self._validate == "never" and found.is_verified
+    def _look_in_bulk(self, bulk: Bulk, comparisons: Sequence[_Comparison]) -> None:
+        """Have sources looked at."""
+        for start in range(0, len(comparisons), _BULK_FILES):
+            looks = comparisons[start : start + _BULK_FILES]
+            self._reading.update(dict.fromkeys(comparison.file.key for comparison in looks))
+            bulk.submit([(look, look.file.path) for look in looks], only_look=True)
 
-    def _compare(self, part: Part, file: Wanted, found: Found, is_suspect: bool) -> None:
-        """Compare a copy with its source; the last comparison of a part goes on to claim."""
-        extent = found.extent
-        copied = Original(extent.size, extent.mtime)
-        original: Original | Staged = copied
-        if self._validate != "never":
-            original = self._look_at_source(file, extent.tier)
-        is_valid = original == copied
-        needs_reading = self._validate == "checksum" or not found.is_verified or is_suspect
-        if is_valid and needs_reading:
-            is_valid = self._mover.is_right(extent, is_suspect=is_suspect)
-            if is_valid and not found.is_verified:
-                try:
-                    self.stores[extent.tier].note_verified([extent.key])
-                except (OSError, IndexBusyError) as error:  # it is verified again
-                    self._health.blame(extent.tier, error)
+    def _take_look(self, read: BulkRead, comparison: _Comparison) -> None:
+        part, file, found, is_suspect = comparison
+        original = self._comparer.take_look(read, file, found.extent.tier)
+        if self._comparer.has_to_read(found, is_suspect):
+            self._submit(functools.partial(self._end_look, comparison, original))
+        elif self._settle(comparison, original):
+            self._submit(functools.partial(self._claim, part, part.missing))
+
+    def _compare(self, comparison: _Comparison) -> None:
+        """Compare a copy with its source."""
+        _part, file, found, _is_suspect = comparison
+        original = self._look_at(file, found.extent.tier) if self._comparer.asks else None
+        self._end_look(comparison, original)
+
+    def _end_look(self, comparison: _Comparison, original: Original | Staged | None) -> None:
+        if self._settle(comparison, original):
+            self._claim(comparison.part, comparison.part.missing)
+
+    def _settle(self, comparison: _Comparison, original: Original | Staged | None) -> bool:
+        """Take what a source is now; return whether this was the last comparison of a part."""
+        part, file, found, is_suspect = comparison
+        is_right = not isinstance(original, Staged) and self._comparer.is_right(
+            found, original, is_suspect
+        )
         with self._lock:
             if isinstance(original, Staged):
                 part.answers[file.key] = original
-            elif is_valid:
-                self._accept(part, file, extent)
+            elif is_right:
+                self._accept(part, file, found.extent)
             else:
-                part.outdated.append(extent)
+                part.outdated.append(found.extent)
                 part.missing.append(file)
             part.n_comparing -= 1
-            is_last = not part.n_comparing
-        if is_last:
-            self._claim(part, part.missing)
+            return not part.n_comparing
 
-    def _look_at_source(self, file: Wanted, tier: int) -> Original | Staged:
-        """Return what a source file is now; the answer for it if it cannot be looked at."""
+    def _look_at(self, file: Wanted, tier: int) -> Original | Staged:
         self._reading[file.key] = None
-        began_ns = time.monotonic_ns()
         try:
-            return self._origin.stat(file.path)
-        except OSError as error:
-            return self._health.blame_source(tier, error)
+            return self._comparer.look(file, tier)
         finally:
             self._reading.pop(file.key, None)  # another part may have the same file
-            self._note_answer("stat", file.path, time.monotonic_ns() - began_ns, 0)
 
     def _accept(self, part: Part, file: Wanted, extent: Extent) -> None:
         """Take a valid copy; one in a slower tier is to rise if the fastest one may have room."""
         part.answers[file.key] = answer = Staged.at(extent)
-        self._remember(answer)
+        self._comparer.remember(answer)
         if extent.tier and 0 not in part.unseen and self._health.is_well(0):
             part.low[file] = extent
-
-    def _remember(self, answer: Staged) -> None:
-        if answer.is_settled and answer.extent is not None:
-            self._compared[answer.extent.key] = answer.extent
-            if len(self._compared) > _REMEMBERED:
-                self._compared.popitem(last=False)
 
     # --- claims -------------------------------------------------------------------------------
 
@@ -277,8 +291,8 @@ class Stager:
         for file, extent in meanwhile.items():
             self._end_copy(part, file, Staged.at(extent))
         left = [file for file in mine if file not in meanwhile and not self._is_fetched(part, file)]
-        if self._bulk is not None and self._bulk.has_threads and part.partly is not None:
-            self._read_in_bulk(self._bulk, part, left)
+        if bulk := self._bulk_for(part):
+            self._read_in_bulk(bulk, part, left)
         else:
             self._do([functools.partial(self._copy, part, file) for file in left])
         return {by_key[key]: owner for key, owner in claimed.others.items()}
@@ -367,16 +381,20 @@ class Stager:
                     self._end_copy(part, file, Staged(Outcome.REFUSED))
                 else:
                     self._reading[file.key] = None
-                    reads.append(((part, file, release), file.path))
+                    reads.append((_Reading(part, file, release), file.path))
             bulk.submit(reads)
 
     def take_read(self, reads: Iterable[BulkRead]) -> None:
-        """Take files that were read in bulk."""
+        """Take files that were read, and sources that were looked at, in bulk."""
         taken: dict[Part, dict[Wanted, Content | Copy | Staged]] = {}
         for read in reads:
+            if read.fd < 0:
+                self._reading.pop(read.token.file.key, None)
+            if isinstance(read.token, _Comparison):
+                self._take_look(read, read.token)
+                continue
             part, file, release = read.token
             if read.fd < 0:
-                self._reading.pop(file.key, None)
                 got = self._copier.take(read, file, part.home, release)
                 taken.setdefault(part, {})[file] = got
             elif self._bulk is not None:
@@ -434,7 +452,7 @@ class Stager:
         got = self._copier.receive(file, source, part.home, part.make_room)
         if got is None:
             return False
-        is_compared = known is not None or source.is_fresh or self._validate == "never"
+        is_compared = known is not None or source.is_fresh or not self._comparer.asks
         if is_compared or isinstance(got, Staged):  # there was no room for it
             self._end_copy(part, file, got)
         elif part.partly is None:
@@ -447,7 +465,7 @@ class Stager:
         self, part: Part, file: Wanted, got: Content | Copy, original: Original
     ) -> None:
         """Use a file that this job has not compared with its source yet only if it is the same."""
-        if self._look_at_source(file, part.home) == original:
+        if self._look_at(file, part.home) == original:
             self._end_copy(part, file, got)
             return
         if isinstance(got, Copy):
@@ -466,7 +484,7 @@ class Stager:
     def _note(self, part: Part, answers: Mapping[int, Staged]) -> None:
         with self._lock:
             for answer in answers.values():
-                self._remember(answer)
+                self._comparer.remember(answer)
             part.answers |= answers
 
     # --- between tiers ------------------------------------------------------------------------
@@ -492,7 +510,7 @@ class Stager:
         moved = self._mover.evict(files, tier, make_room)
         with self._lock:
             for answer in filter(None, moved.values()):
-                self._remember(answer)
+                self._comparer.remember(answer)
         return {key: answer and answer.extent for key, answer in moved.items()}
 
     def close_segments(self) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:  # the trainer loads no database, and only what stages from UR
     from overlapiter.origins.direct import Direct
     from overlapiter.origins.remote import RemoteOrigin
     from overlapiter.peers.client import PeersPlan
-    from overlapiter.store.stager import Validation
+    from overlapiter.store.comparer import Validation
     from overlapiter.store.store import Store
     from overlapiter.workers.reader.face import Face
 

@@ -160,3 +160,16 @@ def test_only_mounted_directories_are_read_in_bulk(monkeypatch: pytest.MonkeyPat
     assert bulk_of(MemoryOrigin({}), MOST_BYTES) is None
     monkeypatch.setenv("OVERLAPITER_NO_BULK", "1")
     assert bulk_of(LocalOrigin(), MOST_BYTES) is None
+
+
+def test_a_look_is_what_stat_tells(bulk: Bulk, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "file").write_bytes(b"abc")
+    (tmp_path / "link").symlink_to("file")
+    names = ["fifo", "file", "link", "missing"]
+    bulk.submit([(name, str(tmp_path / name)) for name in names], only_look=True)
+    reads = collected(bulk, len(names))
+    assert reads.pop("missing").error == errno.ENOENT
+    for name, read in reads.items():
+        assert (read.size_bytes, read.mtime_ns) == LocalOrigin().stat(str(tmp_path / name))
+        assert (read.data, read.fd, read.error) == (None, -1, 0)

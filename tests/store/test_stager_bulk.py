@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from overlapiter.origins.bulk import bulk_of
-from overlapiter.origins.origin import LocalFile, LocalOrigin
+from overlapiter.origins.origin import LocalFile, LocalOrigin, Original
+from overlapiter.store.comparer import Validation
 from overlapiter.store.copier import CHUNK_BYTES
 from overlapiter.store.outcome import MakeRoom, Outcome, Staged
 from overlapiter.store.site import Run, Site
@@ -25,9 +26,16 @@ class NeverAsked(LocalOrigin):
     def open(self, path: str) -> LocalFile:
         raise AssertionError(f"{path} is opened one by one")
 
+    def stat(self, path: str) -> Original:
+        raise AssertionError(f"{path} is looked at one by one")
+
 
 def stage_in_bulk(
-    folder: Path, paths: list[Path], n_blocks: int | None = None, make_room: MakeRoom | None = None
+    folder: Path,
+    paths: list[Path],
+    n_blocks: int | None = None,
+    make_room: MakeRoom | None = None,
+    validate: Validation = "mtime",
 ) -> dict[str, Staged]:
     """Return what becomes of files, by their names; each copy is what its source is."""
     origin = NeverAsked()
@@ -38,7 +46,7 @@ def stage_in_bulk(
     site = Site(str(folder / "staging"), n_blocks and n_blocks * BLOCK_BYTES)
     store = Store(site, str(paths[0].parent), Run(1, {}), warn=pytest.fail)
     jobs: collections.deque[Callable[[], None]] = collections.deque()
-    stager = Stager([store], origin, "mtime", jobs.append, pytest.fail, bulk=bulk)
+    stager = Stager([store], origin, validate, jobs.append, pytest.fail, bulk=bulk)
     wanted = {path: Wanted(store.key_of(str(path)), str(path)) for path in paths}
     answers: dict[int, Staged] = {}
     stager.stage([*wanted.values()], answers.update, make_room, partly=lambda _answers: None)
@@ -95,3 +103,22 @@ def test_files_for_which_there_is_no_room_are_refused_and_the_capacity_holds(
     assert {answer.outcome for answer in answers.values()} == {Outcome.COPIED, Outcome.REFUSED}
     assert asked
     assert staged.charged_bytes(tmp_path / "staging") <= 20 * BLOCK_BYTES
+
+
+@pytest.mark.parametrize("validate", ["mtime", "checksum"])
+def test_copies_are_compared_with_their_sources(tmp_path: Path, validate: Validation) -> None:
+    paths = made(tmp_path, [20_000] * 70)
+    stage_in_bulk(tmp_path, paths, validate=validate)
+    changed, touched, gone = paths[3], paths[40], paths[69]
+    changed.write_bytes(os.urandom(20_001))
+    os.utime(changed, (1e9, 1e9))
+    os.utime(touched, (2e9, 2e9))
+    gone.unlink()
+    new = paths[0].parent / "new"
+    new.write_bytes(b"new")
+    answers = stage_in_bulk(tmp_path, [*paths, new], validate=validate)
+    outcomes = {name: answer.outcome for name, answer in answers.items()}
+    assert outcomes.pop(gone.name) is Outcome.SOURCE_FAILED
+    copied = {changed.name, touched.name, new.name}
+    assert {name for name, found in outcomes.items() if found is Outcome.COPIED} == copied
+    assert {outcomes[name] for name in outcomes.keys() - copied} == {Outcome.FOUND}
