@@ -116,6 +116,17 @@ class BusyClock:
         return time.monotonic_ns() - int(delay_ns), int(cpu_ns)
 
 
+def let_others_finish() -> None:
+    """Have this process, woken by each answer of the store, not take the core from a file reader.
+
+    A scheduling policy that the user has chosen stays. Only the speed depends on it, so a sandbox
+    may forbid it.
+    """
+    with contextlib.suppress(OSError):
+        if os.sched_getscheduler(0) == os.SCHED_OTHER:
+            os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
 def keep_freed_memory() -> None:
     """Have this process reuse the memory of one example for the next.
 
