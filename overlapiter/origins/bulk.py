@@ -43,6 +43,10 @@ class BulkRead(NamedTuple):
     ended_ns: int
     data: bytes | None
 
+    def failure(self) -> OSError:
+        """Return the error as the calls of ``os`` raise it."""
+        return OSError(self.error, os.strerror(self.error))
+
 
 class Bulk:
     """Reads files, the oldest first. Safe for threads.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Literal
@@ -80,7 +79,7 @@ class Comparer:
         """Return the same of a source file that was looked at in bulk."""
         self._note_answer("stat", file.path, read.ended_ns - read.began_ns, 0)
         if read.error:
-            return self._health.blame_source(tier, OSError(read.error, os.strerror(read.error)))
+            return self._health.blame_source(tier, read.failure())
         return Original(read.size_bytes, read.mtime_ns)
 
     def has_to_read(self, found: Found, is_suspect: bool) -> bool:

@@ -8,7 +8,6 @@ copied in pieces.
 from __future__ import annotations
 
 import errno
-import os
 import time
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -165,7 +164,7 @@ class Copier:
             return _content_of(file, data, read.mtime_ns, read_ns, release)
         release()
         if read.error:
-            return self._health.blame_source(home, OSError(read.error, os.strerror(read.error)))
+            return self._health.blame_source(home, read.failure())
         return Staged(Outcome.SOURCE_FAILED)
 
     def promise(self, home: int, make_room: MakeRoom | None) -> Callable[[], None] | None:

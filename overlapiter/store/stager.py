@@ -37,6 +37,14 @@ _BULK_FILES = 32
 _MOST_NAME_BYTES = 60_000
 
 
+#: What a thread is to do.
+Job = Callable[[], None]
+
+
+def _at_once(job: Job) -> None:
+    job()
+
+
 class _Comparison(NamedTuple):
     """A copy that is to be compared with its source."""
 
@@ -76,7 +84,7 @@ class Stager:
         stores: Sequence[Store],
         origin: Origin,
         validate: Validation,
-        submit: Callable[[Callable[[], None]], None],
+        submit: Callable[[Job], None],
         warn: Callable[[str], None],
         note_answer: NoteAnswer = lambda _what, _path, _took_ns, _n_bytes: None,
         peers: Fetches | None = None,
@@ -151,7 +159,7 @@ class Stager:
         bulk = self._bulk
         return bulk if bulk and bulk.has_threads and part.partly is not None else None
 
-    def _do(self, jobs: Sequence[Callable[[], None]]) -> None:
+    def _do(self, jobs: Sequence[Job]) -> None:
         for job in jobs[1:]:
             self._submit(job)
         if jobs:
@@ -209,31 +217,27 @@ class Stager:
 
     def _look_in_bulk(self, bulk: Bulk, comparisons: Sequence[_Comparison]) -> None:
         """Have sources looked at."""
-        for start in range(0, len(comparisons), _BULK_FILES):
-            looks = comparisons[start : start + _BULK_FILES]
-            self._reading.update(dict.fromkeys(comparison.file.key for comparison in looks))
-            bulk.submit([(look, look.file.path) for look in looks], only_look=True)
+        self._reading.update(dict.fromkeys(each.file.key for each in comparisons))
+        bulk.submit([(each, each.file.path) for each in comparisons], only_look=True)
 
     def _take_look(self, read: BulkRead, comparison: _Comparison) -> None:
-        part, file, found, is_suspect = comparison
+        _part, file, found, is_suspect = comparison
         original = self._comparer.take_look(read, file, found.extent.tier)
         if self._comparer.has_to_read(found, is_suspect):
-            self._submit(functools.partial(self._end_look, comparison, original))
-        elif self._settle(comparison, original):
-            self._submit(functools.partial(self._claim, part, part.missing))
+            self._submit(functools.partial(self._settle, comparison, original, _at_once))
+        else:
+            self._settle(comparison, original, self._submit)
 
     def _compare(self, comparison: _Comparison) -> None:
         """Compare a copy with its source."""
         _part, file, found, _is_suspect = comparison
         original = self._look_at(file, found.extent.tier) if self._comparer.asks else None
-        self._end_look(comparison, original)
+        self._settle(comparison, original, _at_once)
 
-    def _end_look(self, comparison: _Comparison, original: Original | Staged | None) -> None:
-        if self._settle(comparison, original):
-            self._claim(comparison.part, comparison.part.missing)
-
-    def _settle(self, comparison: _Comparison, original: Original | Staged | None) -> bool:
-        """Take what a source is now; return whether this was the last comparison of a part."""
+    def _settle(
+        self, comparison: _Comparison, original: Original | Staged | None, do: Callable[[Job], None]
+    ) -> None:
+        """Take what a source is now; the last comparison of a part goes on to claim."""
         part, file, found, is_suspect = comparison
         is_right = not isinstance(original, Staged) and self._comparer.is_right(
             found, original, is_suspect
@@ -247,7 +251,9 @@ class Stager:
                 part.outdated.append(found.extent)
                 part.missing.append(file)
             part.n_comparing -= 1
-            return not part.n_comparing
+            is_last = not part.n_comparing
+        if is_last:
+            do(functools.partial(self._claim, part, part.missing))
 
     def _look_at(self, file: Wanted, tier: int) -> Original | Staged:
         self._reading[file.key] = None
@@ -405,13 +411,13 @@ class Stager:
             self._end_copies(part, copied, self._submit)
 
     def _end_copy(self, part: Part, file: Wanted, got: Content | Copy | Staged) -> None:
-        self._end_copies(part, {file: got}, lambda job: job())
+        self._end_copies(part, {file: got}, _at_once)
 
     def _end_copies(
         self,
         part: Part,
         copied: Mapping[Wanted, Content | Copy | Staged],
-        do: Callable[[Callable[[], None]], None],
+        do: Callable[[Job], None],
     ) -> None:
         """Take what has become of claimed files; after the last one of a part, publish all."""
         with self._lock:
