@@ -4,25 +4,28 @@ Chainer builds and runs only with a setuptools before 74, beside which PyTorch c
 So it is required where such a one builds this package: ``pip install --build-constraint
 requirements/build.txt .`` brings Chainer, and ``pip install .[torch]`` does not.
 
-Where there is no compiler, the one module in C is left out: see docs/decisions.md.
+Where there is no compiler, the modules in C are left out: see docs/decisions.md.
 """
 
 import configparser
 
 import setuptools
 
-BULK = setuptools.Extension(
-    "overlapiter.origins._bulk",
-    ["overlapiter/origins/_bulk.c"],
-    define_macros=[("Py_LIMITED_API", "0x030A0000")],
-    py_limited_api=True,
-    optional=True,
-)
+MODULES = [
+    setuptools.Extension(
+        f"overlapiter.{package}.{name}",
+        [f"overlapiter/{package}/{name}.c"],
+        define_macros=[("Py_LIMITED_API", "0x030A0000")],
+        py_limited_api=True,
+        optional=True,
+    )
+    for package, name in [("origins", "_bulk"), ("sharedmem", "_planes")]
+]
 
 if int(setuptools.__version__.split(".")[0]) < 74:
     config = configparser.ConfigParser(interpolation=None)
     config.read("setup.cfg")
     plain, chainer = config["options"], config["options.extras_require"]["chainer"]
-    setuptools.setup(install_requires=plain["install_requires"] + chainer, ext_modules=[BULK])
+    setuptools.setup(install_requires=plain["install_requires"] + chainer, ext_modules=MODULES)
 else:
-    setuptools.setup(ext_modules=[BULK])
+    setuptools.setup(ext_modules=MODULES)

@@ -28,6 +28,7 @@ from overlapiter.workers.start.parcel import Parcel
 
 if TYPE_CHECKING:  # nothing that the first mini-batch would have to wait for
     from overlapiter.peers.holders import NodeShare
+    from overlapiter.workers.reader.face import Face
 
 #: What a file takes of a disk is a multiple of this, and more where the blocks are larger.
 _BLOCK_BYTES = 4096
@@ -40,8 +41,12 @@ _has_chainer = find_spec("chainer") is not None
 PRELOAD = ("overlapiter.workers.supervisor.main", *["overlapiter.chainer.preload"] * _has_chainer)
 
 
-def pickled(dataset: Any, kind: type[pickle.Pickler]) -> tuple[Parcel, tuple[str, ...]]:
+def pickled(
+    dataset: Any, kind: type[pickle.Pickler], face: Face | None = None
+) -> tuple[Parcel, tuple[str, ...]]:
     """Pickle a dataset, and start the forkserver meanwhile: it imports what the workers need.
+
+    If there is a face, that is pickled, with the dataset in it.
 
     Returns:
         The pickled dataset, and the modules that its workers import: Chainer's only if the dataset
@@ -55,7 +60,7 @@ def pickled(dataset: Any, kind: type[pickle.Pickler]) -> tuple[Parcel, tuple[str
     is_chainers = any(kind.__module__.split(".")[0] == "chainer" for kind in type(dataset).__mro__)
     if is_chainers:
         start_forkserver(PRELOAD)
-    parcel = Parcel(dataset, kind)
+    parcel = Parcel(face or dataset, kind, name="dataset" if face is None else "")
     return parcel, PRELOAD if is_chainers or parcel.mentions("chainer") else PRELOAD[:1]
 
 

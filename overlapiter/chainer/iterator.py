@@ -21,6 +21,7 @@ from overlapiter.chainer.arguments import (
     order_source,
 )
 from overlapiter.chainer.datasets import DatasetPickler
+from overlapiter.chainer.images import ImageFace, gives_plain_images
 from overlapiter.chainer.progress import Progress, ProgressAttributes
 from overlapiter.errors import ExampleError, PipelineError
 from overlapiter.faults import SkippedExamples, explain_stall, warn_if_failure_hangs
@@ -278,7 +279,8 @@ class OverlapIterator(ProgressAttributes):
     def _start(self, created_ns: int) -> None:
         warn_if_failure_hangs()
         self._trace, self._owns_trace = chosen_trace(self.trace)
-        parcel, imports = pickled(self.dataset, DatasetPickler)
+        face = ImageFace(self.dataset) if gives_plain_images(self.dataset) else None
+        parcel, imports = pickled(self.dataset, DatasetPickler, face)
         order = self._state.order
         plan = SupervisorPlan(
             n_readers=self.n_processes,

@@ -14,7 +14,7 @@ except ImportError:  # there was no compiler, or another system is to run what w
     _bulk = None  # type: ignore[assignment]
 
 #: Has all files read one by one, as where the module in C is missing.
-_SWITCH = "OVERLAPITER_NO_BULK"
+_SWITCH = "OVERLAPITER_NO_C"
 
 
 class BulkRead(NamedTuple):

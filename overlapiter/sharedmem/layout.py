@@ -24,6 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .images import DecodedImage
+
 Array = NDArray[Any]
 
 #: The kind of a leaf, or ``(kind, keys, children)`` of a container, with keys for a dict.
@@ -140,6 +142,8 @@ def _flatten(node: Any, leaves: list[Any]) -> Structure:
     leaves.append(node)
     if kind is np.ndarray:
         return "loose" if node.dtype.hasobject else "array"
+    if kind is DecodedImage:
+        return "array"
     if isinstance(node, np.generic) and node.dtype.kind in "biufc":
         return "number"
     return "loose"

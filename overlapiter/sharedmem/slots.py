@@ -17,6 +17,7 @@ import numpy as np
 
 from overlapiter.errors import ExampleError
 
+from .images import write_image
 from .layout import (
     Array,
     Column,
@@ -76,7 +77,10 @@ class SlotWriter:
             if not column.holds(leaf):
                 return False
         for view, leaf in zip(views, leaves, strict=True):
-            view[row] = leaf
+            if view.ndim == 4:
+                write_image(view[row], leaf)
+            else:
+                view[row] = leaf
         return True
 
     def _write_any(
@@ -95,7 +99,11 @@ class SlotWriter:
             if not column.fits(leaf):
                 entries.append((LOOSE, leaf))
                 continue
-            _row_array(segment.memory, slot, column, row, leaf.dtype, leaf.shape)[...] = leaf
+            written = _row_array(segment.memory, slot, column, row, leaf.dtype, leaf.shape)
+            if written.ndim == 3:
+                write_image(written, leaf)
+            else:
+                written[...] = leaf
             ordinary = column.holds(leaf)
             entries.append((IN_COLUMN,) if ordinary else (IN_ROW, leaf.dtype, leaf.shape))
         return entries

@@ -155,10 +155,10 @@ def test_threads_end_and_begin(bulk: Bulk, tmp_path: Path) -> None:
 
 
 def test_only_mounted_directories_are_read_in_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OVERLAPITER_NO_BULK", raising=False)
+    monkeypatch.delenv("OVERLAPITER_NO_C", raising=False)
     assert bulk_of(LocalOrigin(), MOST_BYTES) is not None
     assert bulk_of(MemoryOrigin({}), MOST_BYTES) is None
-    monkeypatch.setenv("OVERLAPITER_NO_BULK", "1")
+    monkeypatch.setenv("OVERLAPITER_NO_C", "1")
     assert bulk_of(LocalOrigin(), MOST_BYTES) is None
 
 

@@ -1,0 +1,133 @@
+/* Splits images whose three channels lie side by side in each pixel into one plane for each.
+
+That is what a slot has, and what NumPy's general copy of such a view takes twice as long for.
+overlapiter/sharedmem/images.py says what the functions do. */
+
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+
+#include <stdint.h>
+#include <string.h>
+
+/* The distance of two pixels is a constant where it may be, so that the compiler uses vectors. */
+#define SPLIT_ROWS(type, distance)                                              \
+    for (y = 0; y < height; y++) {                                              \
+        const type *row = (const type *)(from + y * row_bytes);                 \
+        type *restrict a = (type *)to + y * width;                              \
+        type *restrict b = a + height * width, *restrict c = b + height * width; \
+        for (x = 0; x < width; x++) {                                           \
+            a[x] = row[x * (distance)];                                         \
+            b[x] = row[x * (distance) + 1];                                     \
+            c[x] = row[x * (distance) + 2];                                     \
+        }                                                                       \
+    }
+
+#define DEFINE_SPLIT(type)                                                                 \
+    static void split_##type(char *to, const char *from, Py_ssize_t height, Py_ssize_t width, \
+                             Py_ssize_t row_bytes, Py_ssize_t pixel_bytes)                 \
+    {                                                                                      \
+        const Py_ssize_t distance = pixel_bytes / (Py_ssize_t)sizeof(type);                \
+        Py_ssize_t x, y;                                                                   \
+        if (distance == 3)                                                                 \
+            SPLIT_ROWS(type, 3)                                                            \
+        else                                                                               \
+            SPLIT_ROWS(type, distance)                                                     \
+    }
+
+DEFINE_SPLIT(uint8_t)
+DEFINE_SPLIT(uint16_t)
+DEFINE_SPLIT(uint32_t)
+DEFINE_SPLIT(uint64_t)
+
+static PyObject *split(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    void (*function)(char *, const char *, Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t);
+    Py_ssize_t to, from, height, width, row_bytes, pixel_bytes, item_bytes;
+    if (!PyArg_ParseTuple(arguments, "nnnnnnn", &to, &from, &height, &width, &row_bytes,
+                          &pixel_bytes, &item_bytes))
+        return NULL;
+    switch (item_bytes) {
+    case 1: function = split_uint8_t; break;
+    case 2: function = split_uint16_t; break;
+    case 4: function = split_uint32_t; break;
+    case 8: function = split_uint64_t; break;
+    default: return PyErr_Format(PyExc_ValueError, "items of %zd bytes", item_bytes);
+    }
+    Py_BEGIN_ALLOW_THREADS
+    function((char *)to, (const char *)from, height, width, row_bytes, pixel_bytes);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+static PyObject *convert(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    Py_ssize_t to, from, n_pixels, i;
+    if (!PyArg_ParseTuple(arguments, "nnn", &to, &from, &n_pixels))
+        return NULL;
+    Py_BEGIN_ALLOW_THREADS
+    const uint32_t *pixels = (const uint32_t *)from; /* its lowest byte is the first channel */
+    float *restrict a = (float *)to, *restrict b = a + n_pixels, *restrict c = b + n_pixels;
+    for (i = 0; i < n_pixels; i++) {
+        a[i] = (float)(int32_t)(pixels[i] & 255);
+        b[i] = (float)(int32_t)(pixels[i] >> 8 & 255);
+        c[i] = (float)(int32_t)(pixels[i] >> 16 & 255);
+    }
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+/* --- as Arrow's C data interface has them -------------------------------------------------------*/
+
+typedef struct Schema {
+    const char *format, *name, *metadata;
+    int64_t flags, n_children;
+    struct Schema **children, *dictionary;
+    void (*release)(struct Schema *);
+    void *private_data;
+} Schema;
+
+typedef struct Array {
+    int64_t length, null_count, offset, n_buffers, n_children;
+    const void **buffers;
+    struct Array **children, *dictionary;
+    void (*release)(struct Array *);
+    void *private_data;
+} Array;
+
+static PyObject *pixels_of(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    PyObject *schema_capsule, *array_capsule;
+    const Schema *schema;
+    const Array *array, *bytes;
+    const uint16_t is_little_endian = 1;
+    if (!PyArg_ParseTuple(arguments, "OO", &schema_capsule, &array_capsule) ||
+        !(schema = PyCapsule_GetPointer(schema_capsule, "arrow_schema")) ||
+        !(array = PyCapsule_GetPointer(array_capsule, "arrow_array")))
+        return NULL;
+    if (!*(const char *)&is_little_endian || strcmp(schema->format, "+w:4") ||
+        schema->n_children != 1 || strcmp(schema->children[0]->format, "C") ||
+        array->n_children != 1 || array->offset || array->null_count)
+        Py_RETURN_NONE;
+    bytes = array->children[0];
+    if (bytes->n_buffers != 2 || bytes->offset || bytes->null_count || !bytes->buffers[1])
+        Py_RETURN_NONE;
+    return Py_BuildValue("nn", (Py_ssize_t)bytes->buffers[1], (Py_ssize_t)array->length);
+}
+
+static PyMethodDef functions[] = {
+    {"split", split, METH_VARARGS, NULL},
+    {"convert", convert, METH_VARARGS, NULL},
+    {"pixels_of", pixels_of, METH_VARARGS, NULL},
+    {NULL, NULL, 0, NULL},
+};
+
+static PyModuleDef_Slot module_slots[] = {{0, NULL}};
+
+static PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_planes", NULL, 0, functions, module_slots, NULL, NULL, NULL,
+};
+
+PyMODINIT_FUNC PyInit__planes(void)
+{
+    return PyModuleDef_Init(&module);
+}

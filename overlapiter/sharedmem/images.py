@@ -1,0 +1,113 @@
+"""Images on their way into a slot: channels that lie side by side in a pixel become planes.
+
+A decoder gives pixels, frameworks want planes, and the copy into the slot is where one becomes the
+other. NumPy does it, too; a module in C takes half the time.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+try:
+    from overlapiter.sharedmem import _planes
+except ImportError:  # there was no compiler, or another system is to run what was built
+    _planes = None  # type: ignore[assignment]
+
+#: Has NumPy copy all images, as where the module in C is missing.
+_SWITCH = "OVERLAPITER_NO_C"
+#: Of smaller images NumPy's own copy costs less than finding out how they lie.
+_LEAST_BYTES = 4096
+_FLOAT32 = np.dtype(np.float32)
+
+Array = NDArray[Any]
+
+
+class DecodedImage:
+    """An image as Pillow has decoded it, which stands for a float32 array of its planes.
+
+    It becomes that, of shape ``(3, height, width)``, where it is written to a slot, pickled or
+    converted by ``numpy.asarray``: each pixel is then read once, from where it was decoded to.
+
+    Args:
+        owner: Keeps the pixels alive.
+        address: Where they lie: 4 bytes each, of which the fourth does not count.
+        height: In pixels.
+        width: In pixels.
+    """
+
+    dtype = _FLOAT32
+
+    def __init__(self, owner: object, address: int, height: int, width: int) -> None:
+        self._owner = owner
+        self._address = address
+        self.shape = (3, height, width)
+        self.nbytes = 3 * height * width * _FLOAT32.itemsize
+
+    @classmethod
+    def of(cls, image: Any) -> DecodedImage | None:
+        """Return a loaded image of Pillow's; None where its pixels cannot be had, or are others."""
+        if image.mode != "RGB" or not has_planes() or not hasattr(image, "__arrow_c_array__"):
+            return None
+        try:
+            capsules = image.__arrow_c_array__()
+        except ValueError:  # a large image, whose rows lie in several pieces
+            return None
+        found = _planes.pixels_of(*capsules)
+        width, height = image.size
+        if found is None or found[1] != height * width:
+            return None
+        return cls(capsules, found[0], height, width)
+
+    def write_to(self, row: Array) -> None:
+        """Write the planes to a contiguous array of this shape and dtype."""
+        _planes.convert(_address_of(row), self._address, self.shape[1] * self.shape[2])
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
+        """Return a new array of the planes."""
+        array: Array = np.empty(self.shape, self.dtype)
+        self.write_to(array)
+        return array if dtype is None else array.astype(dtype, copy=False)
+
+    def __reduce__(self) -> Any:
+        """Pickle as the array that it stands for."""
+        return self.__array__().__reduce__()
+
+
+def has_planes() -> bool:
+    """Return whether the module in C is there, and wanted."""
+    return _planes is not None and not os.environ.get(_SWITCH)
+
+
+def write_image(row: Array, image: Array | DecodedImage) -> None:
+    """Copy an image, of three axes, to a contiguous array of its shape and dtype."""
+    if isinstance(image, DecodedImage):
+        image.write_to(row)
+    elif _lies_by_pixels(image):
+        _, height, width = image.shape
+        item_bytes, row_bytes, pixel_bytes = image.strides
+        _planes.split(
+            _address_of(row), _address_of(image), height, width, row_bytes, pixel_bytes, item_bytes
+        )
+    else:
+        row[...] = image
+
+
+def _lies_by_pixels(image: Array) -> bool:
+    """Return whether the three channels of each pixel lie side by side."""
+    return (
+        len(image) == 3
+        and image.strides[0] == image.itemsize
+        and image.nbytes >= _LEAST_BYTES
+        and image.itemsize in (1, 2, 4, 8)
+        and image.flags.aligned
+        and has_planes()
+    )
+
+
+def _address_of(array: Array) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address

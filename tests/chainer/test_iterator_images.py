@@ -1,0 +1,164 @@
+"""What Chainer's image datasets give is the same, byte for byte, however images become arrays."""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import chainer
+import numpy as np
+import pytest
+from chainer import datasets as d
+from PIL import Image
+
+from overlapiter import OverlapIterator, Staging
+from overlapiter.chainer.images import gives_plain_images
+
+N_IMAGES = 12
+MODES = ["RGB", "RGB", "L", "RGB", "RGBA", "CMYK"]
+
+
+def save_images(root: Path, modes: list[str], sizes: list[tuple[int, int]]) -> list[str]:
+    """Save images of these modes and sizes, in turn, in two formats; return their names."""
+    random = np.random.default_rng(0)
+    names = []
+    for number in range(N_IMAGES):
+        mode, (width, height) = modes[number % len(modes)], sizes[number % len(sizes)]
+        pixels = random.integers(0, 256, (height, width, 3), np.uint8)
+        name = f"{number}.tif" if number % 3 == 2 else f"{number}.jpg"
+        if mode == "RGBA":
+            name = f"{number}.png"
+        Image.fromarray(pixels).convert(mode).save(root / name)
+        names.append(name)
+    return names
+
+
+def zipped(root: Path, names: list[str]) -> Any:
+    with zipfile.ZipFile(root / "all.zip", "w") as file:
+        for name in names:
+            file.write(root / name, name)
+    return d.ZippedImageDataset(str(root / "all.zip"))
+
+
+def labeled(root: Path, names: list[str], **options: Any) -> Any:
+    pairs = [(name, number) for number, name in enumerate(names)]
+    return d.LabeledImageDataset(pairs, str(root), **options)
+
+
+PLAIN: dict[str, Callable[[Path, list[str]], Any]] = {
+    "images": lambda root, names: d.ImageDataset(names, str(root)),
+    "labeled": labeled,
+    "labeled, uint8": lambda root, names: labeled(root, names, dtype=np.uint8),
+    "labeled, float16": lambda root, names: labeled(root, names, dtype=np.float16),
+    "zipped": zipped,
+    "part": lambda root, names: d.SubDataset(labeled(root, names), 1, 9, [*range(11, -1, -1)]),
+    "joined": lambda root, names: d.ConcatenatedDataset(labeled(root, names), labeled(root, names)),
+    "tuple": lambda root, names: d.TupleDataset(
+        d.ImageDataset(names, str(root)), np.arange(N_IMAGES), [*map(str, range(N_IMAGES))]
+    ),
+}
+
+
+def assert_same(found: Any, wanted: Any) -> None:
+    assert type(found) is type(wanted)
+    if isinstance(wanted, tuple):
+        for one, other in zip(found, wanted, strict=True):
+            assert_same(one, other)
+    elif isinstance(wanted, np.ndarray):
+        assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
+        assert np.ascontiguousarray(found).tobytes() == np.ascontiguousarray(wanted).tobytes()
+    else:
+        assert found == wanted
+
+
+def assert_same_batches(dataset: Any, **options: Any) -> None:
+    overlap = OverlapIterator(dataset, 4, repeat=False, shuffle=False, n_processes=2, **options)
+    found = [example for batch in overlap for example in batch]
+    overlap.finalize()
+    for example, index in zip(found, range(len(dataset)), strict=True):
+        assert_same(example, dataset[index])
+
+
+@pytest.mark.parametrize("name", PLAIN)
+@pytest.mark.parametrize("sizes", [[(40, 30)], [(40, 30), (50, 60)]], ids=["even", "uneven"])
+@pytest.mark.parametrize("modes", [["RGB"], MODES], ids=["rgb", "mixed"])
+def test_examples_are_those_of_the_dataset(
+    tmp_path: Path, name: str, sizes: list[tuple[int, int]], modes: list[str]
+) -> None:
+    dataset = PLAIN[name](tmp_path, save_images(tmp_path, modes, sizes))
+    assert gives_plain_images(dataset)
+    assert_same_batches(dataset)
+
+
+def test_staged_images_are_the_same_and_so_are_those_without_the_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    dataset = labeled(source, save_images(source, ["RGB"], [(40, 30)]))
+    staging = Staging(tmp_path / "staging", source=source, keep_free=0)
+    assert_same_batches(dataset, staging=staging)
+    monkeypatch.setenv("OVERLAPITER_NO_C", "1")
+    assert_same_batches(dataset, staging=staging)
+
+
+def failure_of(function: Callable[[], object]) -> OSError:
+    try:
+        function()
+    except OSError as error:
+        return error
+    raise AssertionError("it did not fail")
+
+
+def skipping_to(iterator: OverlapIterator, index: int) -> OverlapIterator:
+    while iterator.current_position < index:
+        next(iterator)
+    return iterator
+
+
+def test_what_fails_fails_as_in_chainer(tmp_path: Path) -> None:
+    names = save_images(tmp_path, ["RGB"], [(400, 300)])
+    whole = (tmp_path / names[0]).read_bytes()
+    (tmp_path / names[0]).write_bytes(whole[: len(whole) // 2])
+    (tmp_path / names[1]).write_bytes(b"no image")
+    (tmp_path / names[3]).unlink()
+    dataset = labeled(tmp_path, names)
+    iterator = OverlapIterator(dataset, 1, repeat=False, shuffle=False, n_processes=1)
+    for index in (0, 1, 3):
+        wanted = failure_of(lambda index=index: dataset[index])
+        found = failure_of(lambda index=index: next(skipping_to(iterator, index)))
+        assert (type(found), str(found)) == (type(wanted), str(wanted))
+        assert names[index] in str(found.__cause__)
+    iterator.finalize()
+
+
+class Brightened(d.LabeledImageDataset):
+    """A user's own subclass, whose code needs an array."""
+
+    def get_example(self, i: int) -> Any:
+        image, label = super().get_example(i)
+        image += 1
+        return image[:, ::-1], label
+
+
+def cropped(example: Any) -> Any:
+    image, label = example
+    return image[:, 3:20, 4:30][:, :, ::-1], label
+
+
+@pytest.mark.parametrize("kind", ["subclass", "transformed", "part of a subclass", "dictionary"])
+def test_code_of_others_gets_arrays(tmp_path: Path, kind: str) -> None:
+    names = save_images(tmp_path, ["RGB"], [(40, 30)])
+    pairs = [(name, number) for number, name in enumerate(names)]
+    own = Brightened(pairs, str(tmp_path))
+    dataset = {
+        "subclass": own,
+        "transformed": d.TransformDataset(labeled(tmp_path, names), cropped),
+        "part of a subclass": d.SubDataset(own, 0, 8),
+        "dictionary": chainer.datasets.DictDataset(image=d.ImageDataset(names, str(tmp_path))),
+    }[kind]
+    assert not gives_plain_images(dataset)
+    if kind != "dictionary":
+        assert_same_batches(dataset)
