@@ -39,40 +39,78 @@ DEFINE_SPLIT(uint16_t)
 DEFINE_SPLIT(uint32_t)
 DEFINE_SPLIT(uint64_t)
 
-static PyObject *split(PyObject *Py_UNUSED(module), PyObject *arguments)
+/* --- as NumPy has arrays ------------------------------------------------------------------------*/
+
+typedef struct {
+    int two, n_axes;
+    char kind;
+    int item_bytes, flags;
+    Py_intptr_t *shape, *strides;
+    void *data;
+} ArrayStruct;
+
+#define IS_ALIGNED 0x100
+
+static const ArrayStruct *struct_of(PyObject *array, PyObject **capsule)
+{
+    *capsule = PyObject_GetAttrString(array, "__array_struct__");
+    return *capsule ? PyCapsule_GetPointer(*capsule, NULL) : NULL;
+}
+
+static int split_to(char *to, const ArrayStruct *image)
 {
     void (*function)(char *, const char *, Py_ssize_t, Py_ssize_t, Py_ssize_t, Py_ssize_t);
-    Py_ssize_t to, from, height, width, row_bytes, pixel_bytes, item_bytes;
-    if (!PyArg_ParseTuple(arguments, "nnnnnnn", &to, &from, &height, &width, &row_bytes,
-                          &pixel_bytes, &item_bytes))
-        return NULL;
-    switch (item_bytes) {
+    switch (image->item_bytes) {
     case 1: function = split_uint8_t; break;
     case 2: function = split_uint16_t; break;
     case 4: function = split_uint32_t; break;
     case 8: function = split_uint64_t; break;
-    default: return PyErr_Format(PyExc_ValueError, "items of %zd bytes", item_bytes);
+    default: return 0;
     }
+    if (image->n_axes != 3 || image->shape[0] != 3 || image->strides[0] != image->item_bytes ||
+        !(image->flags & IS_ALIGNED))
+        return 0;
     Py_BEGIN_ALLOW_THREADS
-    function((char *)to, (const char *)from, height, width, row_bytes, pixel_bytes);
+    function(to, image->data, image->shape[1], image->shape[2], image->strides[1],
+             image->strides[2]);
     Py_END_ALLOW_THREADS
-    Py_RETURN_NONE;
+    return 1;
+}
+
+static PyObject *split(PyObject *Py_UNUSED(module), PyObject *arguments)
+{
+    PyObject *row, *image, *row_capsule, *image_capsule = NULL, *answer = NULL;
+    const ArrayStruct *to, *from;
+    if (!PyArg_ParseTuple(arguments, "OO", &row, &image))
+        return NULL;
+    if ((to = struct_of(row, &row_capsule)) && (from = struct_of(image, &image_capsule)))
+        answer = PyBool_FromLong(split_to(to->data, from));
+    Py_XDECREF(row_capsule);
+    Py_XDECREF(image_capsule);
+    return answer;
 }
 
 static PyObject *convert(PyObject *Py_UNUSED(module), PyObject *arguments)
 {
-    Py_ssize_t to, from, n_pixels, i;
-    if (!PyArg_ParseTuple(arguments, "nnn", &to, &from, &n_pixels))
+    PyObject *row, *capsule;
+    const ArrayStruct *to;
+    Py_ssize_t from, n_pixels, i;
+    if (!PyArg_ParseTuple(arguments, "Onn", &row, &from, &n_pixels))
         return NULL;
+    if (!(to = struct_of(row, &capsule))) {
+        Py_XDECREF(capsule);
+        return NULL;
+    }
     Py_BEGIN_ALLOW_THREADS
     const uint32_t *pixels = (const uint32_t *)from; /* its lowest byte is the first channel */
-    float *restrict a = (float *)to, *restrict b = a + n_pixels, *restrict c = b + n_pixels;
+    float *restrict a = to->data, *restrict b = a + n_pixels, *restrict c = b + n_pixels;
     for (i = 0; i < n_pixels; i++) {
         a[i] = (float)(int32_t)(pixels[i] & 255);
         b[i] = (float)(int32_t)(pixels[i] >> 8 & 255);
         c[i] = (float)(int32_t)(pixels[i] >> 16 & 255);
     }
     Py_END_ALLOW_THREADS
+    Py_DECREF(capsule);
     Py_RETURN_NONE;
 }
 

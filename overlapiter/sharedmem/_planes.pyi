@@ -1,14 +1,9 @@
 """See images.py; built from _planes.c where there is a compiler."""
 
-def split(
-    to: int,
-    source: int,
-    height: int,
-    width: int,
-    row_bytes: int,
-    pixel_bytes: int,
-    item_bytes: int,
-    /,
-) -> None: ...
-def convert(to: int, source: int, n_pixels: int, /) -> None: ...
+from typing import Any
+
+from numpy.typing import NDArray
+
+def split(row: NDArray[Any], image: NDArray[Any], /) -> bool: ...
+def convert(row: NDArray[Any], pixels: int, n_pixels: int, /) -> None: ...
 def pixels_of(schema: object, array: object, /) -> tuple[int, int] | None: ...

@@ -13,14 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 try:
+    if os.environ.get("OVERLAPITER_NO_C"):
+        raise ImportError
     from overlapiter.sharedmem import _planes
 except ImportError:  # there was no compiler, or another system is to run what was built
     _planes = None  # type: ignore[assignment]
 
-#: Has NumPy copy all images, as where the module in C is missing.
-_SWITCH = "OVERLAPITER_NO_C"
-#: Of smaller images NumPy's own copy costs less than finding out how they lie.
-_LEAST_BYTES = 4096
 _FLOAT32 = np.dtype(np.float32)
 
 Array = NDArray[Any]
@@ -50,7 +48,7 @@ class DecodedImage:
     @classmethod
     def of(cls, image: Any) -> DecodedImage | None:
         """Return a loaded image of Pillow's; None where its pixels cannot be had, or are others."""
-        if image.mode != "RGB" or not has_planes() or not hasattr(image, "__arrow_c_array__"):
+        if _planes is None or image.mode != "RGB" or not hasattr(image, "__arrow_c_array__"):
             return None
         try:
             capsules = image.__arrow_c_array__()
@@ -64,7 +62,7 @@ class DecodedImage:
 
     def write_to(self, row: Array) -> None:
         """Write the planes to a contiguous array of this shape and dtype."""
-        _planes.convert(_address_of(row), self._address, self.shape[1] * self.shape[2])
+        _planes.convert(row, self._address, self.shape[1] * self.shape[2])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
         """Return a new array of the planes."""
@@ -77,37 +75,12 @@ class DecodedImage:
         return self.__array__().__reduce__()
 
 
-def has_planes() -> bool:
-    """Return whether the module in C is there, and wanted."""
-    return _planes is not None and not os.environ.get(_SWITCH)
-
-
 def write_image(row: Array, image: Array | DecodedImage) -> None:
-    """Copy an image, of three axes, to a contiguous array of its shape and dtype."""
+    """Copy an image, of three axes, to a contiguous array of its shape and dtype.
+
+    The module in C takes those of three channels that lie side by side in each pixel.
+    """
     if isinstance(image, DecodedImage):
         image.write_to(row)
-    elif _lies_by_pixels(image):
-        _, height, width = image.shape
-        item_bytes, row_bytes, pixel_bytes = image.strides
-        _planes.split(
-            _address_of(row), _address_of(image), height, width, row_bytes, pixel_bytes, item_bytes
-        )
-    else:
+    elif _planes is None or not _planes.split(row, image):
         row[...] = image
-
-
-def _lies_by_pixels(image: Array) -> bool:
-    """Return whether the three channels of each pixel lie side by side."""
-    return (
-        len(image) == 3
-        and image.strides[0] == image.itemsize
-        and image.nbytes >= _LEAST_BYTES
-        and image.itemsize in (1, 2, 4, 8)
-        and image.flags.aligned
-        and has_planes()
-    )
-
-
-def _address_of(array: Array) -> int:
-    address: int = array.__array_interface__["data"][0]
-    return address

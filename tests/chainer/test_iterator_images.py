@@ -92,16 +92,13 @@ def test_examples_are_those_of_the_dataset(
     assert_same_batches(dataset)
 
 
-def test_staged_images_are_the_same_and_so_are_those_without_the_module(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_staged_images_are_the_same(tmp_path: Path) -> None:
     source = tmp_path / "source"
     source.mkdir()
     dataset = labeled(source, save_images(source, ["RGB"], [(40, 30)]))
     staging = Staging(tmp_path / "staging", source=source, keep_free=0)
     assert_same_batches(dataset, staging=staging)
-    monkeypatch.setenv("OVERLAPITER_NO_C", "1")
-    assert_same_batches(dataset, staging=staging)
+    assert_same_batches(dataset, staging=staging)  # of which all is staged now
 
 
 def failure_of(function: Callable[[], object]) -> OSError:

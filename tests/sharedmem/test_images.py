@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from overlapiter.sharedmem import images
-from overlapiter.sharedmem.images import DecodedImage, has_planes, write_image
+from overlapiter.sharedmem.images import DecodedImage, write_image
 
-needs_planes = pytest.mark.skipif(not has_planes(), reason="no compiler, or OVERLAPITER_NO_C")
+needs_planes = pytest.mark.skipif(images._planes is None, reason="no compiler, or OVERLAPITER_NO_C")
 GUARD = 64
 
 
@@ -23,8 +23,8 @@ GUARD = 64
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Have images copied by the module in C, and without it."""
     if request.param == "numpy":
-        monkeypatch.setenv("OVERLAPITER_NO_C", "1")
-    elif not has_planes():
+        monkeypatch.setattr(images, "_planes", None)
+    elif images._planes is None:
         pytest.skip("no compiler, or OVERLAPITER_NO_C")
 
 
