@@ -54,7 +54,7 @@ class Threads:
         self._learn(_SLOW_NS)
 
     def __len__(self) -> int:
-        """Return how many threads there are to be, once those that are too many have ended."""
+        """Return how many threads there may be, once those that are too many have ended."""
         return self._n_wanted
 
     def put(self, job: Callable[[], None]) -> None:
@@ -87,7 +87,10 @@ class Threads:
             self._n_begun_before = self._n_begun
 
     def _wake_for_job(self) -> None:
-        if self._jobs and self._n_awake < self._n_threads and self._n_awake < self._most_awake():
+        n_coming = self._n_awake - len(self._since)  # awake, and on their way to a job
+        if len(self._jobs) <= n_coming or self._n_awake >= self._most_awake():
+            return
+        if self._n_awake < self._n_threads or self._start():
             self._wake()
 
     def _most_awake(self) -> int:
@@ -98,27 +101,36 @@ class Threads:
         self._n_awake += 1
         self._wakings.put(None)
 
-    def resize(self, n_threads: int) -> None:
-        """Start threads, or let some end after the job they are at.
+    def _start(self) -> bool:
+        """Start a thread, which sleeps; return False if there are as many as there may be."""
+        if self._n_threads >= self._n_wanted:
+            return False
+        try:
+            threading.Thread(target=self._begin, daemon=True).start()
+        except RuntimeError:  # at the limit of threads, of which others need some
+            self._limit = self._n_wanted = self._n_threads - self._n_threads // 2
+            self._end_surplus()
+            return False
+        self._n_threads += 1
+        return True
 
-        The limits of the process may allow fewer than asked for; if they allow none, the caller
-        has to do the jobs.
+    def _end_surplus(self) -> None:
+        """Have threads end that are too many, now if they sleep, or after the job they are at."""
+        n_asleep = self._n_threads - self._n_awake
+        for _ in range(min(n_asleep, self._n_threads - self._n_wanted)):
+            self._wake()
+
+    def resize(self, n_threads: int) -> None:
+        """Have so many threads at most; those that are too many end after the job they are at.
+
+        Each is started when there is a job for it, but for the first one. The limits of the process
+        may allow fewer than asked for; if they allow none, the caller has to do the jobs.
         """
         with self._lock:
-            n_before, wanted = self._n_threads, min(n_threads, self._limit)
-            self._n_threads = max(n_before, wanted)
-            self._n_wanted = wanted
-        for number in range(n_before, wanted):
-            try:
-                threading.Thread(target=self._begin, daemon=True).start()
-            except RuntimeError:  # at the limit of threads, of which others need some
-                with self._lock:
-                    self._n_threads = number
-                    self._limit = self._n_wanted = number - (number - n_before) // 2
-                break
-        with self._lock:
-            for _ in range(self._n_threads - self._n_wanted):
-                self._wake()  # so that idle threads end
+            self._n_wanted = min(n_threads, self._limit)
+            if not self._n_threads:
+                self._start()
+            self._end_surplus()
             for _ in range(len(self._jobs)):
                 self._wake_for_job()
 
