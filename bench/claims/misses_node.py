@@ -39,7 +39,8 @@ def measure(options: Options, scratch: Path) -> dict:
     job = partial(launch, n_ranks=options.ranks)
 
     def run(point: dict) -> list[float]:
-        reads = run_epochs(options, sources, point, job, options.examples)["reads"]
+        asked = point["fraction"], options.examples
+        reads = run_epochs(options, sources, job, *asked, order=point["order"])["reads"]
         return [round(n / options.examples, 6) for n in reads]
 
     take_turns(asked, 1, run)

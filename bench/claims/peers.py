@@ -35,9 +35,6 @@ from statistics import mean
 import numpy as np
 import psutil
 
-from bench.claims.data_parallel import run_ranks
-from bench.claims.data_parallel.rank import train_epochs
-from bench.claims.data_parallel.summary import seconds_of
 from bench.claims.peers_serving import measure_serving, serving_rows
 from bench.harness.family import cpu_seconds
 from bench.harness.launching import launch
@@ -45,6 +42,7 @@ from bench.harness.machine import is_installed
 from bench.harness.options import option
 from bench.harness.tables import median_of, spread, table
 from bench.harness.turns import take_turns
+from bench.loaders.ranks import run_rank, run_ranks
 from bench.loaders.sources import EpochOptions, Sources, facts_of, prepare
 
 #: Nodes, the share of the data that each has room for, and what is done.
@@ -91,10 +89,10 @@ def take(request: dict) -> dict | None:
     import overlapiter.mpi
 
     comm = overlapiter.mpi.create_communicator("naive")
-    fault, numbers = request["fault"], itertools.count(1)
-    n_batches = request["n_examples"] // comm.size // request["batch_size"]
+    spec, fault, numbers = request["spec"], request["fault"], itertools.count(1)
+    n_batches = spec["n_examples"] // comm.size // spec["batch_size"]
 
-    def step(_arrays: tuple) -> float:
+    def step(_loader: object, _batch: list) -> float:
         epoch, place = divmod(next(numbers), n_batches)
         if fault and comm.rank == 1 and epoch and place == n_batches // 2:
             for server in _servers():
@@ -103,37 +101,33 @@ def take(request: dict) -> dict | None:
         return 0.0
 
     def idle() -> dict:
-        is_idle = request["has_peers"] and not fault  # a server that was hit says nothing
+        is_idle = spec["has_peers"] and not fault  # a server that was hit says nothing
         return {"idle_cpu_seconds": _idle_cpu_seconds() if is_idle else 0.0}
 
-    ranks = train_epochs(request, comm, step, more=idle)
-    return {"ranks": ranks} if comm.rank == 0 else None
+    return run_rank(request, comm, step, idle)
 
 
 def run_epochs(
-    options: EpochOptions, sources: Sources, point: dict, job: Callable, n_examples: int
-) -> dict:
-    """Do one run of ranks in lockstep.
-
-    A point says what is asked beside what is usual, and the ``fraction`` that fits.
+    options: EpochOptions, sources: Sources, launcher: Callable, fraction: float, n_examples: int,
+    fault: int = 0, **asked: object,
+) -> dict:  # fmt: skip
+    """Do one run of ranks in lockstep, with room for a fraction of the data.
 
     Returns:
         ``seconds`` and ``reads`` of each epoch; ``first_seconds`` to the first mini-batch and
         ``idle_cpu_share`` of the servers, means over the ranks.
     """
-    asked = {
-        "loader": "overlap", "model": "", "order": "global", "has_peers": False, "fault": 0,
-        "seed": options.seed, "batch_size": options.batch_size, "n_epochs": options.epochs,
-        "n_readers": options.readers, "n_examples": n_examples,
-        "capacity": sources.capacity_of(point["fraction"], n_examples), **point, "runs": None,
+    usual = {
+        "loader": "overlap", "is_decoding": False, "order": "global", "n_examples": n_examples,
+        "n_epochs": options.epochs, "n_readers": options.readers,
+        "capacity": sources.capacity_of(fraction, n_examples),
     }  # fmt: skip
     token = {_RUN_VARIABLE: f"{os.getpid()}-{time.monotonic_ns()}"}
-    ranks, _opens = run_ranks(options, sources, take, asked, job, **token)
-    # A store of the user's own counts nothing.
-    opens = [epoch.get("store_opens", 0) for epoch in ranks[0]["epochs"]]
+    asked = {**usual, **asked}
+    ranks, _opens = run_ranks(options, sources, take, launcher, {"fault": fault}, token, **asked)
     return {
-        "seconds": [seconds_of(epoch) for epoch in ranks[0]["epochs"]],
-        "reads": np.diff(opens, prepend=0).tolist(),
+        "seconds": [epoch["seconds"] for epoch in ranks[0]["epochs"]],
+        "reads": [epoch["opens"] for epoch in ranks[0]["epochs"]],
         "first_seconds": mean(rank["start_seconds"] for rank in ranks),
         "idle_cpu_share": mean(rank["idle_cpu_seconds"] for rank in ranks) / _IDLE_SECONDS,
     }
@@ -169,8 +163,8 @@ def measure_epochs(options: Options, scratch: Path) -> dict:
 
     def run(point: dict) -> dict:
         job = partial(launch, n_ranks=_N_RANKS // point["nodes"], n_nodes=point["nodes"])
-        asked = {**KINDS[point["kind"]][1], "fraction": point["fraction"]}
-        return run_epochs(options, sources, asked, job, point["examples"])
+        size = point["fraction"], point["examples"]
+        return run_epochs(options, sources, job, *size, **KINDS[point["kind"]][1])
 
     take_turns(points, options.repeats, run)
     return {**facts_of(options, sources), "points": points}

@@ -70,7 +70,7 @@ def cpu_by_kind(unnamed: str = OTHER) -> dict[str, dict[str, float]]:
     """
     found: dict[str, Counter[str]] = {}
     for process, kind in _kinds(unnamed).items():
-        with contextlib.suppress(psutil.NoSuchProcess, OSError):  # ended just now
+        with contextlib.suppress(psutil.NoSuchProcess):  # ended just now
             times = process.cpu_times()
             own = {"n_processes": 1, "seconds": cpu_seconds(process.pid)}
             own |= {"user_seconds": times.user, "system_seconds": times.system}
@@ -79,9 +79,14 @@ def cpu_by_kind(unnamed: str = OTHER) -> dict[str, dict[str, float]]:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return what one process has used, in all its threads, those that have ended included."""
-    # The clock of another process: clock_getcpuclockid(3), which Python does not have.
-    return time.clock_gettime((~pid << 3) | 2)
+    """Return what one process has used, in all its threads, those that have ended included.
+
+    It is 0 for a process that is not there.
+    """
+    with contextlib.suppress(OSError):
+        # The clock of another process: clock_getcpuclockid(3), which Python does not have.
+        return time.clock_gettime((~pid << 3) | 2)
+    return 0.0
 
 
 def private_bytes_by_kind(unnamed: str = OTHER) -> dict[str, list[int]]:

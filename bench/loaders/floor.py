@@ -33,12 +33,12 @@ def run_floor(spec: RunSpec) -> dict:
     if spec.loader == "floor":
         start = time.monotonic()
         return _result(spec, start, _run_loops(spec))
-    with slow_store(replace(spec, root=spec.slow_root), spec.mount) as store:
+    with slow_store(replace(spec, root=spec.slow_root)) as store:
         # Installed in that process alone: the loops read local files.
-        with closing(BareReader(store.root if store else spec.slow_root, store)) as reader:
-            paths = spec.paths()
+        root = store.root if store else spec.slow_root
+        with closing(BareReader(root, store, spec.paths())) as reader:
             start = time.monotonic()
-            reader.start(paths)
+            reader.start(reader.paths)
             reports = _run_loops(spec)
             read = reader.wait()
             cpu = cpu_by_kind()

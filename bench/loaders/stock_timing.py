@@ -21,19 +21,19 @@ from bench.loaders.spec import PARTS
 # Columns of the shared table: one row per worker, seconds of the monotonic clock.
 _FIRST_WAIT, _DEQUEUE, _FETCH, _WAITING_SINCE = range(4)
 _ROW_BYTES = 4 * 8
+_plain_worker = multiprocessing.pool.worker
 
 
 class StockTiming:
     """A table in shared memory into which each pool worker writes its own row.
 
-    All pools that are started from then on in this process are observed.
+    All pools that are started from then on in this process are observed, by the last one made.
     """
 
     def __init__(self, n_readers: int) -> None:
         shared = mmap.mmap(-1, n_readers * _ROW_BYTES)
         self._rows = np.frombuffer(shared, np.float64).reshape(n_readers, 4)
         self._next_row = multiprocessing.Value("i", 0)
-        self._plain = multiprocessing.pool.worker
         multiprocessing.pool.worker = self._work
 
     def _work(self, inqueue: object, outqueue: object, initializer: object, *args: object) -> None:
@@ -48,7 +48,7 @@ class StockTiming:
 
         if initializer is setup:  # of a pool of the iterator, in a fork of the trainer
             initializer = observed_setup
-        self._plain(_TimedQueue(inqueue, row), outqueue, initializer, *args)
+        _plain_worker(_TimedQueue(inqueue, row), outqueue, initializer, *args)
 
     def parts(self, start: float, end: float) -> dict[str, float]:
         """Return the means over all workers, for a run of these seconds of the monotonic clock."""

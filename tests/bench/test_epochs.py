@@ -50,7 +50,8 @@ def test_a_run_tells_what_each_epoch_read_from_the_store(
     others = {"loader": loader, "capacity": capacity, "is_decoding": loader == "slow"}
     found = epochs_of(image_folder, tmp_path, **others)
     assert found["cpu"]["prefetcher" if loader == "overlap" else "reader"]["seconds"] > 0
-    seconds, opens, sizes = zip(*(epoch.values() for epoch in found["epochs"]), strict=True)
+    names = ("seconds", "opens", "bytes")
+    seconds, opens, sizes = ([epoch[name] for epoch in found["epochs"]] for name in names)
     assert len(seconds) == 2
     assert min(seconds) > 0
     assert n_fewest <= sum(opens) <= n_most
