@@ -28,6 +28,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -43,7 +44,8 @@ from bench.harness.options import option
 from bench.harness.tables import median_of, spread, table
 from bench.harness.turns import take_turns
 from bench.loaders.ranks import run_rank, run_ranks
-from bench.loaders.sources import EpochOptions, Sources, facts_of, prepare
+from bench.loaders.sources import EpochOptions, capacity_of, prepare
+from bench.loaders.spec import RunSpec
 
 #: Nodes, the share of the data that each has room for, and what is done.
 RUNS = (
@@ -108,23 +110,18 @@ def take(request: dict) -> dict | None:
 
 
 def run_epochs(
-    options: EpochOptions, sources: Sources, launcher: Callable, fraction: float, n_examples: int,
-    fault: int = 0, **asked: object,
-) -> dict:  # fmt: skip
+    spec: RunSpec, launcher: Callable, fraction: float, fault: int = 0, **asked: object
+) -> dict:
     """Do one run of ranks in lockstep, with room for a fraction of the data.
 
     Returns:
         ``seconds`` and ``reads`` of each epoch; ``first_seconds`` to the first mini-batch and
         ``idle_cpu_share`` of the servers, means over the ranks.
     """
-    usual = {
-        "loader": "overlap", "is_decoding": False, "order": "global", "n_examples": n_examples,
-        "n_epochs": options.epochs, "n_readers": options.readers,
-        "capacity": sources.capacity_of(fraction, n_examples),
-    }  # fmt: skip
+    usual = {"order": "global", "is_decoding": False, "capacity": capacity_of(spec, fraction)}
+    spec = replace(spec, **{**usual, **asked})
     token = {_RUN_VARIABLE: f"{os.getpid()}-{time.monotonic_ns()}"}
-    asked = {**usual, **asked}
-    ranks, _opens = run_ranks(options, sources, take, launcher, {"fault": fault}, token, **asked)
+    ranks, _opens = run_ranks(spec, take, launcher, {"fault": fault}, token)
     return {
         "seconds": [epoch["seconds"] for epoch in ranks[0]["epochs"]],
         "reads": [epoch["opens"] for epoch in ranks[0]["epochs"]],
@@ -154,7 +151,8 @@ def _idle_cpu_seconds() -> float:
 
 def measure_epochs(options: Options, scratch: Path) -> dict:
     """Do the runs of the first experiment."""
-    sources = prepare(options, scratch, options.examples * max(_TIMES.values()))
+    base, facts = prepare(options, scratch, options.examples * max(_TIMES.values()))
+    base = replace(base, **options.usual)
     kinds = [kind for kind in options.kinds if kind != "torch" or is_installed("torch")]
     points = [
         {"nodes": n, "fraction": f, "kind": kind, "examples": options.examples * _TIMES.get(f, 1)}
@@ -163,11 +161,11 @@ def measure_epochs(options: Options, scratch: Path) -> dict:
 
     def run(point: dict) -> dict:
         job = partial(launch, n_ranks=_N_RANKS // point["nodes"], n_nodes=point["nodes"])
-        size = point["fraction"], point["examples"]
-        return run_epochs(options, sources, job, *size, **KINDS[point["kind"]][1])
+        spec = replace(base, n_examples=point["examples"])
+        return run_epochs(spec, job, point["fraction"], **KINDS[point["kind"]][1])
 
     take_turns(points, options.repeats, run)
-    return {**facts_of(options, sources), "points": points}
+    return {**facts, "points": points}
 
 
 def epoch_rows(result: dict) -> list[list[str]]:

@@ -25,10 +25,9 @@ from bench.harness.files import copy_files
 from bench.harness.launching import YIELDS
 from bench.loaders.adapters import ADAPTERS, Part, Synthetic
 from bench.loaders.run import data_of, drive
-from bench.loaders.sources import MountOptions, Sources, spec_of
-from bench.loaders.spec import OF_LOCAL_DISK, RunSpec
+from bench.loaders.spec import RunSpec
 from bench.slow import SlowStore, slow_store
-from bench.slow.ledger import OpenRecord
+from bench.slow.store import OpenRecord
 from overlapiter.node import this_node
 from overlapiter.scatter import ScatteredOrder
 
@@ -36,41 +35,35 @@ _numbers = itertools.count()
 
 
 def run_ranks(
-    options: MountOptions,
-    sources: Sources,
+    spec: RunSpec,
     function: Callable[..., dict | None],
     launcher: Callable[[list[str]], list[str]] | None,
     request: dict,
     environment: dict[str, str],
-    **asked: Any,
 ) -> tuple[list[dict], list[OpenRecord]]:
     """Run the ranks of a job over a slow store of its own.
 
     Args:
-        options: Of the benchmark.
-        sources: Where the files are.
+        spec: What to run.
         function: What each rank calls with its request, see :func:`run_rank`.
         launcher: What makes the command that starts them; None if this process is a rank.
         request: What the function is told besides.
         environment: Variables of the ranks.
-        asked: Of what is to be run, by the names of ``RunSpec``.
 
     Returns:
         What each rank reports, which only the first one of a job of the user's gets, and each open
         of the store if it is emulated.
     """
-    staging = sources.scratch / f"staging-{next(_numbers)}"
-    spec = spec_of(options, sources, **asked, staging=str(staging))
+    staging = Path(spec.staging).with_name(f"staging-{next(_numbers)}")
+    spec = replace(spec, staging=str(staging))
     with slow_store(spec) as store:
-        spec = replace(spec, root=store.root if store else spec.root)
         told = {**request, "spec": asdict(spec), "store": pickle.dumps(store).hex()}
-        told["source"] = sources.slow
         if launcher:
             found = isolated.call(function, told, launcher, **YIELDS, **environment)
         else:
             found = function(told) or {"ranks": []}
         records = store.records() if isinstance(store, SlowStore) else []
-    if options.source:  # a data set is large, and there may be room for one copy alone
+    if spec.local_root:  # a data set is large, and there may be room for one copy alone
         shutil.rmtree(staging, ignore_errors=True)
     return found["ranks"], records
 
@@ -102,9 +95,9 @@ def run_rank(
     spec = RunSpec(**request["spec"])
     spec = replace(spec, staging=os.path.join(spec.staging, node.name))
     os.makedirs(spec.staging, exist_ok=True)
-    if spec.loader in OF_LOCAL_DISK and node.local_rank == 0:
-        missing = [path for path in spec.paths() if not Path(spec.root, path).exists()]
-        copy_files(missing, request["source"], spec.root, n_streams=16)
+    if spec.is_local and node.local_rank == 0:
+        missing = [path for path in spec.paths() if not Path(spec.local, path).exists()]
+        copy_files(missing, spec.root, spec.local, n_streams=16)
     comm.mpi_comm.Barrier()
     spec, dataset, emulated = data_of(spec, store)
     dataset, sampler = _scattered(spec, dataset, comm)

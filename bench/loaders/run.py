@@ -61,11 +61,12 @@ def run(request: dict) -> dict:
 
 
 def data_of(spec: RunSpec, store: Store) -> tuple[RunSpec, Any, SlowStore | None]:
-    """Return what is asked with the root of the store, the data set, and the store if emulated.
+    """Return what is asked with the root to read from, the data set, and the store if emulated.
 
     An emulated store slows this process down from then on.
     """
-    spec = replace(spec, root=store.root if store else spec.root)
+    root = spec.local if spec.is_local else spec.root
+    spec = replace(spec, root=store.root if store else root)
     make = LabeledImageDataset if spec.is_decoding else Heads
     dataset, emulated = make(spec.examples(), spec.root), None
     if isinstance(store, SlowStore):  # the list of files may lie in it, too
@@ -80,7 +81,8 @@ class _Epochs:
     def __init__(self, store: Store) -> None:
         self.found: list[dict] = []
         self._store = store
-        self._counts = {"trainer_cpu_seconds": time.process_time()}
+        used = sum(cpu_seconds(process.pid) for process in descendants(os.getpid()))
+        self._counts = {"workers_cpu_seconds": used, "trainer_cpu_seconds": time.process_time()}
         self._start = time.monotonic()
 
     def end(self, loader: Any, taken: list[tuple], losses: list[float]) -> None:

@@ -44,7 +44,7 @@ class RunSpec:
     loader: str  # one of LOADERS
     pairs: str  # path of the file of ``path label`` lines
     n_examples: int  # how many of these lines are the data set; if more, they are repeated
-    root: str  # what the paths are relative to, for this loader: the slow or the local directory
+    root: str  # what the paths are relative to, in the slow store
     staging: str  # for staged files or copies; empty at the start, but for overlap-staged
     is_decoding: bool = True  # whether examples are images, else the beginnings of files
     # Of the examples: by the seed, the loader's "own", "ascending"; of ranks see ``loaders.ranks``.
@@ -58,7 +58,7 @@ class RunSpec:
     reads_in_flight: int | None = None
     capacity: int | None = None  # bytes that may be staged; None for no limit
     mount: str = "emulated"  # makes root slow in open; a "fuse" mount, or "given" as it is
-    slow_root: str = ""  # of the ceiling: the root of the store; root is local
+    local_root: str = ""  # the same on the local disk; empty if the root is there and made slow
     open_seconds: float = 0.010
     stat_seconds: float = 0.0  # what a stat or a look-up of a name waits in a mount
     bytes_per_second: float = 100e6
@@ -69,6 +69,16 @@ class RunSpec:
     compute_seconds: float = 0.0  # sleep after each mini-batch, in place of training
     seed: int = 0
     measures_memory: bool = False  # whether private_bytes are reported
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the examples are read from the local disk."""
+        return self.loader in (*OF_LOCAL_DISK, "ceiling")
+
+    @property
+    def local(self) -> str:
+        """The root on the local disk."""
+        return self.local_root or self.root
 
     @property
     def kind_of_store(self) -> str:

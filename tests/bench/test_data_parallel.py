@@ -14,7 +14,7 @@ from bench.claims.data_parallel import summary as training
 from bench.harness.isolated import CHECKOUT
 from bench.harness.launching import launch
 from bench.harness.turns import take_turns
-from bench.slow.ledger import OpenRecord
+from bench.slow.store import OpenRecord
 from tests.chainer.mpi_jobs import NEEDS_MPIEXEC
 
 N_IMAGES = 48

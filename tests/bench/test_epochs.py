@@ -10,7 +10,7 @@ import pytest
 from bench.claims import epoch_times, misses_measured
 from bench.harness import claim
 from bench.loaders.run import run_in_new_process
-from bench.loaders.sources import Sources
+from bench.loaders.sources import capacity_of
 from bench.loaders.spec import RunSpec
 from tests.bench.mounts import needs_fuse
 
@@ -44,9 +44,8 @@ def test_a_run_tells_what_each_epoch_read_from_the_store(
     n_fewest: float,
     n_most: float,
 ) -> None:
-    place = str(image_folder)
-    sources = Sources(place, place, str(image_folder / "list.txt"), tmp_path, "")
-    capacity = sources.capacity_of(fraction, N_FILES)
+    spec = RunSpec("overlap", str(image_folder / "list.txt"), N_FILES, str(image_folder), "")
+    capacity = fraction and capacity_of(spec, fraction)
     others = {"loader": loader, "capacity": capacity, "is_decoding": loader == "slow"}
     found = epochs_of(image_folder, tmp_path, **others)
     assert found["cpu"]["prefetcher" if loader == "overlap" else "reader"]["seconds"] > 0

@@ -27,16 +27,17 @@ from __future__ import annotations
 
 import os
 import warnings
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from bench.claims.data_parallel import summary
-from bench.harness.files import read_files, read_pairs
+from bench.harness.files import read_files
 from bench.harness.launching import launch
 from bench.harness.options import OptionsError, option, picked
 from bench.harness.turns import take_turns
 from bench.loaders.ranks import run_rank, run_ranks
-from bench.loaders.sources import EpochOptions, facts_of, prepare
+from bench.loaders.sources import EpochOptions, prepare
 
 MODELS = ("data", "waits", "resnet50")
 
@@ -94,20 +95,20 @@ def measure(options: Options, scratch: Path) -> dict | None:
         for n_nodes in options.nodes for n_ranks in options.ranks for loader in options.loaders
     ]  # fmt: skip
     n_most = options.examples_of(max(options.nodes) * max(options.ranks))
-    sources = prepare(options, scratch, n_most)
-    paths = [path for path, _ in read_pairs(sources.pairs, n_most)]
+    base, facts = prepare(options, scratch, n_most)
 
     def run(point: dict) -> dict:
         n_nodes, n_ranks = point["n_nodes"], point["n_ranks"]
         launcher = None if options.in_job else partial(launch, n_ranks=n_ranks, n_nodes=n_nodes)
-        if not options.source:
-            read_files(paths, sources.slow)
-        ranks, opens = run_ranks(
-            options, sources, train_rank, launcher, picked(options, ("model", "communicator")),
-            {"OMP_NUM_THREADS": str(max(1, n_cores // (n_nodes * n_ranks)))},
-            loader=point["loader"], n_readers=point["n_readers"], order=options.order,
-            n_examples=options.examples_of(n_nodes * n_ranks), n_epochs=options.epochs,
+        spec = replace(
+            base, n_examples=options.examples_of(n_nodes * n_ranks), n_epochs=options.epochs,
+            order=options.order, loader=point["loader"], n_readers=point["n_readers"],
         )  # fmt: skip
+        if not options.source:
+            read_files(spec.paths(), spec.root)
+        asked = picked(options, ("model", "communicator"))
+        threads = {"OMP_NUM_THREADS": str(max(1, n_cores // (n_nodes * n_ranks)))}
+        ranks, opens = run_ranks(spec, train_rank, launcher, asked, threads)
         return {"ranks": ranks, "reads": summary.reads_by_node(ranks, opens)}
 
     take_turns(points, options.repeats, run)
@@ -115,7 +116,7 @@ def measure(options: Options, scratch: Path) -> dict | None:
         return None
     for point in points:
         point["summary"] = summary.summarize(point["runs"])
-    return {**facts_of(options, sources), "points": points}
+    return {**facts, "points": points}
 
 
 def _join(options: Options, scratch: Path) -> tuple[int, Path]:

@@ -10,7 +10,7 @@ from statistics import mean, median
 import numpy as np
 
 from bench.harness.tables import interval, spread, table
-from bench.slow.ledger import OpenRecord
+from bench.slow.store import OpenRecord
 
 #: What each name of a loader means, for tables and figures.
 LOADERS = {
