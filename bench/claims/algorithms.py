@@ -23,7 +23,7 @@ from statistics import median
 from bench.harness.isolated import CHECKOUT
 from bench.harness.launching import launch
 from bench.harness.options import CommonOptions, option
-from bench.harness.tables import missed_unless_quick, table, target_of, target_rows
+from bench.harness.tables import missed, table, target_of, target_rows
 from bench.harness.turns import take_turns
 
 EXAMPLE = CHECKOUT / "examples/digits"
@@ -119,4 +119,4 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
 
 
 TABLES = {"algorithms": rows, "targets": target_rows}
-faults = missed_unless_quick
+faults = missed

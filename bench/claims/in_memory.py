@@ -19,7 +19,6 @@ from pathlib import Path
 import numpy as np
 
 from bench.harness.options import CommonOptions, option, picked
-from bench.harness.tables import median_of, spread_of, table
 from bench.harness.turns import call_in_turns
 
 MEANINGS = {
@@ -108,22 +107,17 @@ def measure(options: Options, _scratch: Path) -> dict:
     return {"points": points}
 
 
-def rows(result: dict) -> list[list[str]]:
-    """Return a row for each loader, flat out and beside a step."""
-    columns = {
-        "": lambda point: MEANINGS[point["loader"]],
-        "step, ms": lambda point: f"{point['compute_ms']:g}",
-        "ms of a mini-batch, beyond the step": lambda point: f"{median_of(point, 'batch_ms'):.2f}",
-        "min to max": lambda p: "{min:.2f} to {max:.2f}".format_map(spread_of(p, "batch_ms")),
-        "trainer's CPU, ms": lambda point: f"{median_of(point, 'trainer_cpu_ms'):.2f}",
-    }
-    return table(result["points"], columns)
-
-
 def faults(result: dict) -> list[str]:
     """Return which loaders gave other arrays than those in memory."""
     runs = [(point["loader"], run) for point in result["points"] for run in point["runs"]]
     return [f"{loader}: the arrays are wrong" for loader, run in runs if not run["is_same"]]
 
 
-TABLES = {"in-memory": rows}
+_COLUMNS = {
+    "": lambda point: MEANINGS[point["loader"]],
+    "step, ms": "{compute_ms:g}",
+    "ms of a mini-batch, beyond the step": "{batch_ms:.2f}",
+    "min to max": "{batch_ms.min:.2f} to {batch_ms.max:.2f}",
+    "trainer's CPU, ms": "{trainer_cpu_ms:.2f}",
+}
+TABLES = {"in-memory": _COLUMNS}

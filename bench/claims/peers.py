@@ -149,6 +149,14 @@ def _idle_cpu_seconds() -> float:
     return sum(map(cpu_seconds, servers)) - before
 
 
+def measure(options: Options, scratch: Path) -> dict:
+    """Do both experiments."""
+    found = measure_epochs(options, scratch) if "epochs" in options.parts else {}
+    if "serving" in options.parts:
+        found["serving"] = measure_serving(options.quick, scratch)
+    return found
+
+
 def measure_epochs(options: Options, scratch: Path) -> dict:
     """Do the runs of the first experiment."""
     base, facts = prepare(options, scratch, options.examples * max(_TIMES.values()))
@@ -191,14 +199,6 @@ def epoch_rows(result: dict) -> list[list[str]]:
         "CPU of an idle server, %": idle_of,
     }
     return table(result.get("points", []), columns)
-
-
-def measure(options: Options, scratch: Path) -> dict:
-    """Do both experiments."""
-    found = measure_epochs(options, scratch) if "epochs" in options.parts else {}
-    if "serving" in options.parts:
-        found["serving"] = measure_serving(options.quick, scratch)
-    return found
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:

@@ -114,14 +114,19 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     readers, or a bar for each.
     """
     points, options = result["points"], result["options"]
-    over_prefetchers, over_readers = split(points)
-    figures = {"loaders": _draw_bars(points)}
-    if len(over_prefetchers) > 1 or len(over_readers) > 1:
+    if options["sweep"]:
+        overlap = sorted(_of(points, "overlap"), key=lambda point: point["n_prefetchers"])
+        over_prefetchers = [p for p in overlap if p["n_readers"] == _SWEEP_READERS]
+        over_readers = [
+            p for p in _of(points, "overlap") if p["n_prefetchers"] == _SWEEP_PREFETCHERS
+        ]
         figures = {
             "prefetchers": _draw_parts(over_prefetchers, "n_prefetchers"),
             "readers": _draw_parts(over_readers, "n_readers"),
             "loaders": _draw_lines(points, over_readers),
         }
+    else:
+        figures = {"loaders": _draw_bars(points)}
     lines = [
         f"{result['store']}; {result['data']}; batch size {options['batch_size']}",
         f"median of {options['repeats']} runs; page cache of the source warm before each run",
@@ -130,20 +135,6 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
         save(figure, stem.with_name(f"{stem.name}-{name}.png"), result, *lines, space_inches=0.5)
         for name, figure in figures.items()
     ]
-
-
-def split(points: list[dict]) -> tuple[list[dict], list[dict]]:
-    """Return the points of overlap over which prefetchers vary, and those over which readers do.
-
-    The number that is constant in the one group is the one that occurs most often.
-    """
-    overlap, groups = _of(points, "overlap"), []
-    for varies, fixed in (("n_prefetchers", "n_readers"), ("n_readers", "n_prefetchers")):
-        values = [point[fixed] for point in overlap]
-        usual = max(values, key=values.count, default=None)
-        group = [point for point in overlap if point[fixed] == usual]
-        groups.append(sorted(group, key=lambda point, by=varies: point[by]))
-    return groups[0], groups[1]
 
 
 def _draw_parts(points: list[dict], varies: str) -> Figure:

@@ -27,7 +27,7 @@ import numpy as np
 from bench.harness import isolated
 from bench.harness.launching import launch
 from bench.harness.options import CommonOptions, option
-from bench.harness.tables import median_of, missed_unless_quick, table, target_of, target_rows
+from bench.harness.tables import median_of, missed, table, target_of, target_rows
 from bench.harness.turns import take_turns
 
 _BATCH = 10
@@ -253,7 +253,7 @@ def rows(result: dict) -> list[list[str]]:
 
 def faults(result: dict) -> list[str]:
     """Return what falls short."""
-    texts = missed_unless_quick(result)
+    texts = missed(result)
     for point in result["points"]:
         wanted = [point["steps"] * _BATCH] * point["epochs"]
         if any(each["examples"] != wanted for each in point["runs"]):

@@ -58,11 +58,3 @@ def _git(*words: str) -> str:
         return subprocess.run(command, capture_output=True, text=True, check=False).stdout
     except FileNotFoundError:
         return ""
-
-
-def filesystem_of(path: str | os.PathLike[str]) -> str:
-    """Return the kind of file system that ``path`` is on, e.g. ``ext4``, or ``unknown``."""
-    name, parts = Path(path).resolve(), psutil.disk_partitions(all=True)
-    above = [(len(p.mountpoint), p.fstype) for p in parts if name.is_relative_to(p.mountpoint)]
-    # Of several that were mounted at one place, the last one is seen.
-    return max(above[::-1], key=lambda found: found[0], default=(0, "unknown"))[1]

@@ -31,7 +31,24 @@ class Part(NamedTuple):
     sampler: Any
 
 
-class Iterating:
+class Loader:
+    """What an adapter tells; a loader that cannot be observed tells nothing."""
+
+    is_new_epoch: bool = False  # whether the last mini-batch ended an epoch
+
+    def parts(self, _start: float, _end: float, /) -> dict[str, float] | None:
+        """Return the parts of the mean reader's time within these seconds of the clock."""
+        return None
+
+    def statistics(self) -> dict[str, float]:
+        """Return what the loader itself counts."""
+        return {}
+
+    def close(self) -> None:
+        """End all processes."""
+
+
+class Iterating(Loader):
     """What the adapters of Chainer's iterators have in common."""
 
     def __init__(
@@ -51,10 +68,6 @@ class Iterating:
     def is_new_epoch(self) -> bool:
         """Whether the last mini-batch ended an epoch."""
         return self._iterator.is_new_epoch
-
-    def statistics(self) -> dict[str, float]:
-        """Return nothing: it counts nothing."""
-        return {}
 
     def close(self) -> None:
         """End all processes."""
@@ -120,10 +133,8 @@ class CopyFirst(Stock):
         super().__init__(spec, LabeledImageDataset(pairs, spec.staging), store)
 
 
-class Synthetic:
+class Synthetic(Loader):
     """A few mini-batches, which are made before the clock starts, again and again."""
-
-    statistics = Iterating.statistics
 
     def __init__(self, spec: RunSpec, dataset: object, part: Part, device: int) -> None:
         from chainer.dataset import concat_examples
@@ -149,17 +160,9 @@ class Synthetic:
         """Return arrays that have not been used for a while."""
         return self._arrays[self._n_taken % _N_PREPARED]
 
-    def parts(self, _start: float, _end: float, /) -> None:
-        """Return None: there is no reader."""
 
-    def close(self) -> None:
-        """Hold no process."""
-
-
-class Torch:
+class Torch(Loader):
     """``torch.utils.data.DataLoader``, in a rank with its ``DistributedSampler``."""
-
-    is_new_epoch = False
 
     def __init__(
         self, spec: RunSpec, dataset: object, _store: object, part: Part | None = None
@@ -194,11 +197,6 @@ class Torch:
         images, labels = next(self._batches)
         return list(zip(images.numpy(), labels.numpy(), strict=True))
 
-    def parts(self, _start: float, _end: float, /) -> None:
-        """Return None: these workers cannot be observed."""
-
-    statistics = Iterating.statistics
-
     def close(self) -> None:
         """End the workers."""
         del self._batches
@@ -230,7 +228,7 @@ class OverlapTorch(Torch):
 # --- other loaders of C++ and of threads ----------------------------------------------------------
 
 
-class Dali(Torch):
+class Dali(Loader):
     """DALI, whose own worker processes read the files; its threads decode, one for each core."""
 
     def __init__(self, spec: RunSpec, dataset: object, _store: None) -> None:
@@ -292,7 +290,7 @@ class _Read:
         return np.fromfile(self._paths[sample.idx_in_epoch % len(self._paths)], np.uint8)
 
 
-class Spdl(Torch):
+class Spdl(Loader):
     """SPDL, whose threads each call ``dataset[i]``."""
 
     def __init__(self, spec: RunSpec, dataset: object, _store: None) -> None:

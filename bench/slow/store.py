@@ -75,7 +75,8 @@ class _SlowOpen:
     """What stands in ``builtins.open`` while a store is installed.
 
     An instance rather than a function, so that it does not become a method where a class keeps
-    ``open`` as an attribute, just as the built-in does not.
+    ``open`` as an attribute, just as the built-in does not. A redirection to staged copies is
+    installed above it, and opens these without it.
     """
 
     def __init__(self, store: SlowStore, below: Callable[..., IO]) -> None:
@@ -95,23 +96,11 @@ class _SlowOpen:
             time.sleep(self.store.open_seconds)
             raise
         try:
-            if self._is_from_store(opened, file):
-                self.store.wait_for(relative, os.fstat(opened.fileno()).st_size)
+            self.store.wait_for(relative, os.fstat(opened.fileno()).st_size)
         except BaseException:
             opened.close()
             raise
         return opened
-
-    def _is_from_store(self, opened: IO, asked: object) -> bool:
-        """Tell whether the opened file is the one asked for.
-
-        A redirection to a staged copy may be installed above this object or below it. In the
-        second case what came back is another file, on a fast disk, and costs nothing.
-        """
-        if opened.name == asked:
-            return True
-        actual = os.readlink(f"/proc/self/fd/{opened.fileno()}")
-        return self.store.relative_path(actual) is not None
 
 
 class SlowStore(contextlib.AbstractContextManager):
