@@ -37,7 +37,6 @@ class Options(CommonOptions):
     batch_size: int = option(32, "examples in a mini-batch", quick=4)
     batches: int = option(200, "mini-batches of a run", quick=5)
     readers: int = option(2, "file reader processes")
-    n_prefetch: int = option(1, "this argument of both")
     compute_ms: float = option(40.0, "step in the second half")
     repeats: int = 5
 
@@ -80,7 +79,7 @@ def take(request: dict) -> dict:
 
 def _open(request: dict, dataset: object) -> tuple:
     """Return the iterator and the converter that belongs to it."""
-    options = {"n_processes": request["readers"], "n_prefetch": request["n_prefetch"]}
+    options = {"n_processes": request["readers"], "n_prefetch": 1}
     if request["loader"] == "overlap":
         import overlapiter
 
@@ -102,7 +101,7 @@ def measure(options: Options, _scratch: Path) -> dict:
         for compute_ms in (0.0, options.compute_ms)
         for loader in MEANINGS
     ]
-    common = picked(options, ("examples", "batch_size", "readers", "n_prefetch", "batches"))
+    common = picked(options, ("examples", "batch_size", "readers", "batches"))
     call_in_turns(points, options.repeats, take, **common)
     return {"points": points}
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from bench.harness import isolated
 from bench.harness.options import CommonOptions, option
 from bench.harness.tables import by_repeat, target_of, target_rows
-from bench.harness.turns import progress_bar, take_turns
+from bench.harness.turns import take_turns
 from bench.loaders.run import run_in_new_process
 from bench.loaders.sources import fresh
 from bench.loaders.spec import RunSpec
@@ -52,11 +52,9 @@ def fill(request: dict) -> dict:
     from bench.harness.store_access import stage_bytes, store_in
 
     store, n_files = store_in(request["staging"], request["root"]), request["n_files"]
-    with progress_bar(n_files, "file") as progress:
-        for first in range(0, n_files, _PART_FILES):
-            part = range(first, min(first + _PART_FILES, n_files))
-            stage_bytes(store, [name_of(number) for number in part], b"")
-            progress.update(len(part))
+    for first in range(0, n_files, _PART_FILES):
+        part = range(first, min(first + _PART_FILES, n_files))
+        stage_bytes(store, [name_of(number) for number in part], b"")
     store.close()
     return {}
 

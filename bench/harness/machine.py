@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import importlib.util
 import os
@@ -21,17 +20,14 @@ def machine_facts() -> dict[str, object]:
     """Return cores, memory in bytes, processor, kernel and versions."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    packages = {}
-    for package in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            packages[package] = importlib.metadata.version(package)
+    installed = {found.name.lower(): found.version for found in importlib.metadata.distributions()}
     return {
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
         "processor": [*names, platform.machine()][0],
         "system": f"{platform.system()} {platform.release()}",
         "python": platform.python_version(),
-        "packages": packages,
+        "packages": {name: installed[name] for name in _PACKAGES if name in installed},
     }
 
 

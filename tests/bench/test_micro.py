@@ -16,7 +16,7 @@ from bench.photographs import make_photographs
 @pytest.mark.parametrize("loader", ["overlap", "multiprocess", "control"])
 def test_the_cost_of_a_loader_is_measured_and_its_examples_are_right(loader):
     request = {"loader": loader, "examples": 8, "batch_size": 4, "readers": 2}
-    request |= {"n_prefetch": 1, "batches": 5, "compute_ms": 0.0}
+    request |= {"batches": 5, "compute_ms": 0.0}
     answer = isolated.call(in_memory.take, request)
     assert answer["is_same"]
     assert answer["batch_ms"] > 0
