@@ -55,15 +55,15 @@ RUNS = (
 )  # fmt: skip
 #: So many times the files, where a node has room for a part.
 _TIMES = {0.15: 2}
-#: By name: words for it, and what of a run is not usual.
-KINDS: dict[str, tuple[str, dict]] = {
-    "peers": ("OverlapIterator, peers", {"has_peers": True}),
-    "alone": ("OverlapIterator, each node for itself", {}),
-    "kill": ("peers, a server killed", {"has_peers": True, "fault": int(signal.SIGKILL)}),
-    "stop": ("peers, a server stopped", {"has_peers": True, "fault": int(signal.SIGSTOP)}),
-    "multiprocess": ("MultiprocessIterator", {"loader": "slow"}),
-    "torch": ("DataLoader, DistributedSampler", {"loader": "torch"}),
-    "shards": ("OverlapIterator, fixed shards", {"order": "shards"}),
+#: By name, what of a run is not usual: a job of OverlapIterator, each node for itself.
+KINDS: dict[str, dict] = {
+    "peers": {"has_peers": True},
+    "alone": {},
+    "kill": {"has_peers": True, "fault": int(signal.SIGKILL)},  # a server is killed
+    "stop": {"has_peers": True, "fault": int(signal.SIGSTOP)},
+    "multiprocess": {"loader": "slow"},
+    "torch": {"loader": "torch"},  # with DistributedSampler
+    "shards": {"order": "shards"},
 }
 _N_RANKS = 4
 _IDLE_SECONDS = 2.0
@@ -170,7 +170,7 @@ def measure_epochs(options: Options, scratch: Path) -> dict:
     def run(point: dict) -> dict:
         job = partial(launch, n_ranks=_N_RANKS // point["nodes"], n_nodes=point["nodes"])
         spec = replace(base, n_examples=point["examples"])
-        return run_epochs(spec, job, point["fraction"], **KINDS[point["kind"]][1])
+        return run_epochs(spec, job, point["fraction"], **KINDS[point["kind"]])
 
     take_turns(points, options.repeats, run)
     return {**facts, "points": points}
@@ -184,7 +184,7 @@ def epoch_rows(result: dict) -> list[list[str]]:
         return f"{np.mean([run[key][epochs] for run in point['runs']]) / n_files:.2f}"
 
     def idle_of(point: dict) -> str:
-        has_server = {*KINDS[point["kind"]][1]} == {"has_peers"}  # and none that was hit
+        has_server = {*KINDS[point["kind"]]} == {"has_peers"}  # and none that was hit
         return f"{100 * median_of(point, 'idle_cpu_share'):.1f}" if has_server else "-"
 
     later, first = slice(1, None), slice(1)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from bench.harness.isolated import CHECKOUT
+from bench.harness.isolated import CHECKOUT, call
 from bench.harness.machine import commit_facts, machine_facts
 from bench.harness.options import OptionsError, add_arguments
 from bench.harness.tables import rows_in
@@ -113,16 +113,23 @@ def head(result: dict) -> str:
     return "\n".join(filter(None, lines))
 
 
-def draw(paths: Sequence[Path], *, is_together: bool = False) -> list[Path]:
+def draw(paths: Sequence[Path], *, is_together: bool = False) -> list[str]:
     """Draw the figures of JSON files beside them; return their paths.
 
-    Together, the points of all come into the figures of the first one.
+    In a process of its own: matplotlib keeps fonts open. Together, the points of all come into the
+    figures of the first one.
     """
-    results, written = [json.loads(path.read_text()) for path in paths], []
-    if is_together:
+    request = {"paths": [str(path) for path in paths], "is_together": is_together}
+    return call(_draw, request)["written"]
+
+
+def _draw(request: dict) -> dict:
+    paths, written = [Path(path) for path in request["paths"]], []
+    results = [json.loads(path.read_text()) for path in paths]
+    if request["is_together"]:
         points = [point for result in results for point in result["points"]]
         results = [{**results[0], "points": points}]
     for path, result in zip(paths, results, strict=False):
-        draw_all = getattr(claim_of(result["benchmark"]), "draw_all", None)
-        written += draw_all(result, path.with_suffix("")) if draw_all else []
-    return written
+        if draw_all := getattr(claim_of(result["benchmark"]), "draw_all", None):
+            written += draw_all(result, path.with_suffix(""))
+    return {"written": [str(path) for path in written]}

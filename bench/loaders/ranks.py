@@ -118,7 +118,8 @@ def run_rank(
 
     found = drive(spec, open_loader, store, train=train, at_end=facts)
     told = {"rank": comm.rank, "node": node.name, "start_seconds": found["first_batch_seconds"]}
-    ranks = comm.mpi_comm.gather({**told, "epochs": found["epochs"], **found["more"]})
+    # All: no rank goes on, and removes what is staged, before the others have ended theirs.
+    ranks = comm.mpi_comm.allgather({**told, "epochs": found["epochs"], **found["more"]})
     return {"ranks": ranks} if comm.rank == 0 else None
 
 

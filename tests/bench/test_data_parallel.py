@@ -59,7 +59,7 @@ def test_ranks_of_a_node_read_each_file_once_and_train_on_the_same(result: dict)
             assert epoch["loss"] == pytest.approx(stock_epoch["loss"], rel=1e-4)
             assert epoch["opens_source"] == 0 < epoch["opens_staged"]
             assert 0 < epoch["wait_seconds"] < epoch["end"] - epoch["start"]
-    for summary in overlap["summary"] + slow["summary"]:
+    for summary in [*training.summarize(overlap["runs"]), *training.summarize(slow["runs"])]:
         assert summary["wait_share"] <= summary["worst_wait_share"] < 1
 
 

@@ -77,8 +77,7 @@ def test_epochs_are_summed_up_one_by_one_and_drawn(tmp_path: Path) -> None:
         {"epochs": [epoch(7.0, 10, 2e6), epoch(3.0, 2, 4e5)]},
         {"epochs": [epoch(8.0, 11, 2e6), epoch(2.0, 1, 2e5)]},
     ]
-    summary = epoch_times.summarize(runs)
-    points = [{"loader": loader, "summary": summary} for loader in epoch_times.MEANINGS]
+    points = [{"loader": loader, "runs": runs} for loader in epoch_times.MEANINGS]
     assert epoch_times.rows({"points": points})[1:3] == [
         ["capacity", "1", "8.00", "[7.00, 9.00]", "10", "2.0"],
         ["capacity", "2", "2.00", "[1.00, 3.00]", "1", "0.2"],
@@ -88,7 +87,7 @@ def test_epochs_are_summed_up_one_by_one_and_drawn(tmp_path: Path) -> None:
     result = {"benchmark": "epoch-times", "store": "a store", "options": options, "points": points}
     result["machine"] = {"cores": 2, "processor": "any"}
     (tmp_path / "epochs.json").write_text(json.dumps(result))
-    assert claim.draw([tmp_path / "epochs.json"]) == [tmp_path / "epochs.png"]
+    assert claim.draw([tmp_path / "epochs.json"]) == [str(tmp_path / "epochs.png")]
     assert (tmp_path / "epochs.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -112,11 +112,7 @@ def measure(options: Options, scratch: Path) -> dict | None:
         return {"ranks": ranks, "reads": summary.reads_by_node(ranks, opens)}
 
     take_turns(points, options.repeats, run)
-    if rank > 0:
-        return None
-    for point in points:
-        point["summary"] = summary.summarize(point["runs"])
-    return {**facts, "points": points}
+    return {**facts, "points": points} if rank == 0 else None
 
 
 def _join(options: Options, scratch: Path) -> tuple[int, Path]:

@@ -134,14 +134,14 @@ def cost_rows(result: dict) -> list[list[str]]:
 def _by_size(result: dict) -> tuple[list[tuple[int, int]], dict[tuple[str, int, int], list]]:
     """Return all sizes, and the epochs of each loader and size."""
     points = result["points"]
-    found = {(p["loader"], p["n_nodes"], p["n_ranks"]): p["summary"] for p in points}
+    found = {(p["loader"], p["n_nodes"], p["n_ranks"]): summarize(p["runs"]) for p in points}
     return sorted({key[1:] for key in found}), found
 
 
 def training_rows(result: dict) -> list[list[str]]:
     """Return a row for each loader, with seconds and share of waiting of each epoch and size."""
     sizes, found = _by_size(result)
-    numbers = range(len(result["points"][0]["summary"]))
+    numbers = range(len(result["points"][0]["runs"][0]["ranks"][0]["epochs"]))
     rows = [["seconds of an epoch (waiting)"]]
     rows[0] += [f"{words_of(*size)}, epoch {number + 1}" for size in sizes for number in numbers]
     for loader in [name for name in LOADERS if any(key[0] == name for key in found)]:
@@ -187,7 +187,7 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
             ]
             for loader in loaders
         }
-        for number in range(len(result["points"][0]["summary"]))
+        for number in range(len(result["points"][0]["runs"][0]["ranks"][0]["epochs"]))
     }
     readers = " or ".join(map(str, sorted({point["n_readers"] for point in result["points"]})))
     lines = [
