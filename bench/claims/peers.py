@@ -41,7 +41,7 @@ from bench.harness.family import cpu_seconds
 from bench.harness.launching import launch
 from bench.harness.machine import is_installed
 from bench.harness.options import option
-from bench.harness.tables import median_of, spread, table
+from bench.harness.tables import median_of, spread
 from bench.harness.turns import take_turns
 from bench.loaders.ranks import run_rank, run_ranks
 from bench.loaders.sources import EpochOptions, capacity_of, prepare
@@ -176,29 +176,28 @@ def measure_epochs(options: Options, scratch: Path) -> dict:
     return {**facts, "points": points}
 
 
-def epoch_rows(result: dict) -> list[list[str]]:
-    """Return a row for each run: reads of the slow store as shares of the data, and seconds."""
+def _mean(key: str, epochs: slice, point: dict) -> str:
+    """Return the mean over some epochs: of reads as a share of the files, or of seconds."""
+    n_files = point["examples"] if key == "reads" else 1
+    return f"{np.mean([run[key][epochs] for run in point['runs']]) / n_files:.2f}"
 
-    def mean_of(point: dict, key: str, epochs: slice) -> str:
-        n_files = point.get("examples", result["options"]["examples"]) if key == "reads" else 1
-        return f"{np.mean([run[key][epochs] for run in point['runs']]) / n_files:.2f}"
 
-    def idle_of(point: dict) -> str:
-        has_server = {*KINDS[point["kind"]]} == {"has_peers"}  # and none that was hit
-        return f"{100 * median_of(point, 'idle_cpu_share'):.1f}" if has_server else "-"
+def _idle_percent(point: dict) -> str:
+    has_server = {*KINDS[point["kind"]]} == {"has_peers"}  # and none that was hit
+    return f"{100 * median_of(point, 'idle_cpu_share'):.1f}" if has_server else "-"
 
-    later, first = slice(1, None), slice(1)
-    columns = {
-        "nodes x room": lambda p: f"{p['nodes']} x {100 * p['fraction']:g} %",
-        "": lambda p: p["kind"],
-        "reads, epoch 1": lambda p: mean_of(p, "reads", first),
-        "reads, later ones": lambda p: mean_of(p, "reads", later),
-        "seconds, epoch 1": lambda p: mean_of(p, "seconds", first),
-        "seconds, later ones": lambda p: mean_of(p, "seconds", later),
-        "first mini-batch, s": lambda p: f"{median_of(p, 'first_seconds'):.2f}",
-        "CPU of an idle server, %": idle_of,
-    }
-    return table(result.get("points", []), columns)
+
+_FIRST, _LATER = slice(1), slice(1, None)
+_COLUMNS = {
+    "nodes x room": lambda point: f"{point['nodes']} x {100 * point['fraction']:g} %",
+    "": "{kind}",
+    "reads, epoch 1": partial(_mean, "reads", _FIRST),
+    "reads, later ones": partial(_mean, "reads", _LATER),
+    "seconds, epoch 1": partial(_mean, "seconds", _FIRST),
+    "seconds, later ones": partial(_mean, "seconds", _LATER),
+    "first mini-batch, s": "{first_seconds:.2f}",
+    "CPU of an idle server, %": _idle_percent,
+}
 
 
 def draw_all(result: dict, stem: Path) -> list[Path]:
@@ -211,14 +210,16 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     figure, (reads, seconds) = plt.subplots(1, 2, figsize=(9.0, 4.3))
     for point in points:
         nodes, fraction, kind = point["nodes"], point["fraction"], point["kind"]
-        n_files = point.get("examples", result["options"]["examples"])
         style = {
             "color": {(4, 0.3): BLUE, (4, 0.15): ORANGE, (2, 0.3): GREEN}[nodes, fraction],
             "linestyle": "-" if kind == "peers" else ":",
             "marker": "o",
             "label": f"{nodes} nodes, room for {100 * fraction:g} % each, {kind}",
         }
-        for axes, key, scale in ((reads, "reads", 100 / n_files), (seconds, "seconds", 1.0)):
+        for axes, key, scale in (
+            (reads, "reads", 100 / point["examples"]),
+            (seconds, "seconds", 1.0),
+        ):
             by_epoch = np.array([run[key] for run in point["runs"]]).T * scale
             line(axes, range(1, len(by_epoch) + 1), [*map(spread, by_epoch)], **style)
     reads.set_title("reads of the slow store, % of the files", loc="left")
@@ -231,4 +232,4 @@ def draw_all(result: dict, stem: Path) -> list[Path]:
     return [save(figure, stem.with_suffix(".png"), result, *words, space_inches=1.2)]
 
 
-TABLES = {"peers-epochs": epoch_rows, "peers-serving": serving_rows}
+TABLES = {"peers-epochs": _COLUMNS, "peers-serving": serving_rows}

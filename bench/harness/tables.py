@@ -99,7 +99,7 @@ def table(items: Iterable[ItemT], columns: Columns[ItemT]) -> Rows:
 
 def rows_in(result: dict, kind: Columns[dict] | Callable[[dict], Rows]) -> Rows:
     """Return a table of a result, of which a claim has the columns, or what makes the rows."""
-    return kind(result) if callable(kind) else table(result["points"], kind)
+    return kind(result) if callable(kind) else table(result.get("points", ()), kind)
 
 
 def markdown(rows: Rows) -> str:
