@@ -24,7 +24,7 @@ from bench.harness.figures import BLUE, DARK, GREEN, GREY, ORANGE, RED, SKY, err
 from bench.harness.options import OptionsError, option
 from bench.harness.tables import median_of, spread_of
 from bench.loaders import report
-from bench.loaders.sources import MountOptions
+from bench.loaders.sources import MountOptions, run_points
 from bench.loaders.spec import LOADERS, PARTS
 
 _SWEPT = [1, 2, 4, 8, 12, 16]
@@ -87,7 +87,7 @@ def measure(options: Options, scratch: Path) -> dict:
     """Do all runs."""
     points = points_of(options)
     n_examples = max(point["n_batches"] for point in points) * options.batch_size
-    return report.measure_points(options, scratch, points, n_examples)
+    return run_points(options, scratch, points, n_examples)
 
 
 # --- figures ------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from bench.harness.files import copy_files, read_files, read_pairs
 from bench.harness.isolated import RunFailedError
 from bench.harness.options import CommonOptions, OptionsError, option, picked
 from bench.harness.turns import name_of, take_turns
+from bench.loaders.checks import verified
 from bench.loaders.run import run_in_new_process
 from bench.loaders.spec import RunSpec
 from bench.photographs import PHOTOGRAPHS, make_photographs
@@ -156,6 +157,8 @@ def run_points(
 ) -> dict:
     """Do all runs in turns, each in a process of its own, and add them to their points.
 
+    What they delivered in a fixed order is compared.
+
     Args:
         options: Of the benchmark. The points of runs that fail, or take longer than its
             ``most_seconds``, are removed from ``points`` and named under ``failed``. With None, one
@@ -192,4 +195,4 @@ def run_points(
 
     take_turns(points, options.repeats, run)
     points[:] = [point for point in points if name_of(point) not in failed]
-    return {**facts, "failed": failed, "points": points}
+    return {**facts, "failed": failed, "points": points, **verified(points)}
