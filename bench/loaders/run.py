@@ -76,10 +76,16 @@ def data_of(spec: RunSpec, store: Store) -> tuple[RunSpec, Any, SlowStore | None
 
 
 class _Epochs:
-    """Notes what each epoch took, of which the first one begins when this is made."""
+    """Notes what each epoch took, of which the first one begins when this is made.
+
+    Attributes:
+        found: Each epoch.
+        waited_seconds: How long the trainer has waited in the epoch but for its mini-batches.
+    """
 
     def __init__(self, store: Store) -> None:
         self.found: list[dict] = []
+        self.waited_seconds = 0.0
         self._store = store
         used = sum(cpu_seconds(process.pid) for process in descendants(os.getpid()))
         self._counts = {"workers_cpu_seconds": used, "trainer_cpu_seconds": time.process_time()}
@@ -96,9 +102,10 @@ class _Epochs:
         before, self._counts = self._counts, counts
         waits, sizes = zip(*taken, strict=True)
         facts = {"start": self._start, "end": end, "seconds": end - self._start, "pids": pids}
-        facts |= {"wait_seconds": sum(waits), "n_images": sum(sizes)}
+        facts |= {"wait_seconds": self.waited_seconds + sum(waits), "n_images": sum(sizes)}
         facts |= {"loss": mean(losses)} if losses else {}
         self.found.append(facts | {k: n - before.get(k, 0) for k, n in counts.items()})
+        self.waited_seconds = 0.0
         self._start = time.monotonic()  # looking at the processes has taken milliseconds
 
 
@@ -125,7 +132,8 @@ def drive(
     random = np.random.RandomState(0)
     epochs, cpu_start, start = _Epochs(store), time.process_time(), time.monotonic()
     loader = open_loader()
-    constructor_seconds, first_delivered, first = time.monotonic() - start, 0.0, 0
+    epochs.waited_seconds = constructor_seconds = time.monotonic() - start
+    first_delivered, first = 0.0, 0
     for position in itertools.count(1):
         asked = time.monotonic()
         batch = loader.next_batch()

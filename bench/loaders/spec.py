@@ -137,11 +137,11 @@ def result_of_run(**measured: object) -> dict[str, object]:
             ``epochs``, each with what follows, the first one with the start: ``start`` and ``end``
             on the clock of the machine, ``seconds``; ``opens`` and ``bytes`` of the slow store by
             all processes, with what is read ahead of the trainer meanwhile; ``n_images``;
-            ``wait_seconds`` in ``next()``; the mean ``loss`` where something is trained;
-            ``trainer_cpu_seconds``, ``workers_cpu_seconds`` and ``pids`` of this process and all
-            below it; and, of a loader that counts them, ``opens_staged``, ``opens_source``,
-            ``files_staged`` and ``bytes_staged``. ``store_opens``, ``store_bytes`` of the whole
-            run, None where nothing counts them.
+            ``wait_seconds`` in ``next()``, and at first in the constructor; the mean ``loss`` where
+            something is trained; ``trainer_cpu_seconds``, ``workers_cpu_seconds`` and ``pids`` of
+            this process and all below it; and, of a loader that counts them, ``opens_staged``,
+            ``opens_source``, ``files_staged`` and ``bytes_staged``.
+            ``store_opens``, ``store_bytes`` of the whole run, None where nothing counts them.
             ``cpu`` by kind of process, what :func:`bench.harness.family.cpu_by_kind` finds before
             ``finalize``, and the ``seconds`` of the trainer, which are ``trainer_cpu_seconds``, all
             of its threads within the wall; ``private_bytes`` of each process, by kind.
