@@ -37,8 +37,7 @@ def measure(options: Options, scratch: Path) -> dict:
         for n_examples in options.lengths for n_readers in options.readers
         for loader in ("overlap", "slow")
     ]  # fmt: skip
-    usual = {"order": "own", "measures_memory": True}
-    return run_points(options, scratch, points, options.files, **usual)
+    return run_points(options, scratch, points, options.files, order="own")
 
 
 def _megabytes(kind: str, point: dict) -> str:

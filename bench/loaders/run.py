@@ -167,7 +167,7 @@ def drive(
     unnamed = OTHER if spec.loader.startswith("overlap") else "reader"
     cpu = cpu_by_kind(unnamed)
     cpu["trainer"] = {"n_processes": 1, "seconds": trainer_cpu_seconds}
-    private_bytes = private_bytes_by_kind(unnamed) if spec.measures_memory else {}
+    private_bytes = private_bytes_by_kind(unnamed)
     more, batch, closing = at_end(), None, time.monotonic()
     loader.close()
     waits, sizes = zip(*taken, strict=True)

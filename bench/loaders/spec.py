@@ -68,7 +68,6 @@ class RunSpec:
     has_peers: bool = False  # whether the nodes of a job give each other what they have staged
     compute_seconds: float = 0.0  # sleep after each mini-batch, in place of training
     seed: int = 0
-    measures_memory: bool = False  # whether private_bytes are reported
 
     @property
     def is_local(self) -> bool:
