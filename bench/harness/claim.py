@@ -9,6 +9,7 @@ import importlib
 import json
 import os
 import tempfile
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
@@ -23,6 +24,8 @@ from overlapiter.cli.probe import file_system_of
 
 #: What a result may say of its runs in words.
 _SAID = ("data", "store", "absent", "examples")
+#: In what is printed, of the first column.
+_NAME_WIDTH = 48
 RESULTS = CHECKOUT / "bench/results"
 #: Where a run of one's own writes; ignored by git.
 OWN_RESULTS = RESULTS / "own"
@@ -35,9 +38,13 @@ def claim_of(name: str) -> ModuleType:
 
 
 def text_of(result: dict) -> str:
-    """Return all tables of which a result has a row, as they are printed."""
-    tables = [rows_in(result, kind) for kind in claim_of(result["benchmark"]).TABLES.values()]
-    return "\n\n".join(console.table(head, rows) for head, *rows in tables if rows)
+    """Return all tables of which a result has a row, as they are printed; long names are folded."""
+    texts = []
+    for kind in claim_of(result["benchmark"]).TABLES.values():
+        head, *rows = rows_in(result, kind)
+        folded = [[textwrap.fill(name, _NAME_WIDTH), *cells] for name, *cells in rows]
+        texts += [console.table(head, folded)] if rows else []
+    return "\n\n".join(texts)
 
 
 def parse(name: str, arguments: Sequence[str]) -> Any:
