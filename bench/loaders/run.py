@@ -162,33 +162,25 @@ def drive(
         is_late = spec.seconds and delivered - first_delivered > spec.seconds
         if is_late or position == spec.n_batches:
             break
-    trainer_cpu_seconds = time.process_time() - cpu_start
-    parts, statistics = loader.parts(start, delivered), loader.statistics()
+    trainer = {"n_processes": 1, "seconds": time.process_time() - cpu_start}
     unnamed = OTHER if spec.loader.startswith("overlap") else "reader"
-    cpu = cpu_by_kind(unnamed)
-    cpu["trainer"] = {"n_processes": 1, "seconds": trainer_cpu_seconds}
-    private_bytes = private_bytes_by_kind(unnamed)
-    more, batch, closing = at_end(), None, time.monotonic()
-    loader.close()
     waits, sizes = zip(*taken, strict=True)
-    n_images, wall_seconds = sum(sizes), delivered - start
-    return result_of_run(
-        wall_seconds=wall_seconds,
+    result = result_of_run(
+        wall_seconds=delivered - start,
         first_batch_seconds=first_delivered - start,
-        n_images=n_images,
-        images_per_second=n_images / wall_seconds,
-        rate_after_first=(n_images - sizes[0]) / max(delivered - first_delivered, 1e-9),
-        parts=parts,
-        cpu=cpu,
+        n_images=sum(sizes),
+        images_per_second=sum(sizes) / (delivered - start),
+        rate_after_first=sum(sizes[1:]) / max(delivered - first_delivered, 1e-9),
+        parts=loader.parts(start, delivered),
+        statistics=loader.statistics(),
+        cpu={**cpu_by_kind(unnamed), "trainer": trainer},
+        private_bytes=private_bytes_by_kind(unnamed),
         fingerprints=fingerprints,
         constructor_seconds=constructor_seconds,
-        finalize_seconds=time.monotonic() - closing,
-        trainer_cpu_seconds=trainer_cpu_seconds,
         waits_seconds=waits,
         epochs=epochs.found,
         reads_in_flight=reads,
-        private_bytes=private_bytes,
-        statistics=statistics,
-        **crossed(store),
-        **more,
     )
+    more, batch, closing = at_end(), None, time.monotonic()
+    loader.close()
+    return {**result, **more, "finalize_seconds": time.monotonic() - closing, **crossed(store)}

@@ -37,7 +37,6 @@ class MountOptions(CommonOptions):
     mb_per_s: float = option(100.0, "bandwidth of the store, 0 for no limit")
     batch_size: int = option(32, "examples in a mini-batch", quick=4)
     mount: str = option("emulated", "slow store (emulated)", choices=("emulated", "fuse"))
-    stat_ms: float = option(0.0, "latency of a stat, with fuse")
 
     def check(self) -> None:
         """Refuse options that contradict each other, and build the mount if there is to be one."""
@@ -90,8 +89,7 @@ def prepare(
         kilobytes = f"{made.mean_bytes / 1e3:.1f} kB on average"
         data = f"{n_examples} different JPEG files of {kilobytes}"
     kind = "FUSE mount" if options.mount == "fuse" else "emulated store"
-    stat = f", {options.stat_ms:g} ms per stat" if options.stat_ms else ""
-    store = f"{kind}: {options.open_ms:g} ms per open, {options.mb_per_s:g} MB/s{stat}"
+    store = f"{kind}: {options.open_ms:g} ms per open, {options.mb_per_s:g} MB/s"
     spec = RunSpec(
         "overlap",
         str(pairs),
@@ -101,7 +99,6 @@ def prepare(
         staging=str(scratch / "staged"),
         mount="given" if options.source else options.mount,
         open_seconds=options.open_ms / 1e3,
-        stat_seconds=options.stat_ms / 1e3,
         bytes_per_second=options.mb_per_s * 1e6 or math.inf,
         batch_size=options.batch_size,
         seed=options.seed,

@@ -142,9 +142,8 @@ def result_of_run(**measured: object) -> dict[str, object]:
             ``opens_source``, ``files_staged`` and ``bytes_staged``.
             ``store_opens``, ``store_bytes`` of the whole run, None where nothing counts them.
             ``cpu`` by kind of process, what :func:`bench.harness.family.cpu_by_kind` finds before
-            ``finalize``, and the ``seconds`` of the trainer, which are ``trainer_cpu_seconds``, all
-            of its threads within the wall; ``private_bytes`` of each process, by kind.
+            ``finalize``, and the ``seconds`` of the trainer, all of its threads within the wall;
+            ``private_bytes`` of each process, by kind.
     """
-    nothing = {"constructor_seconds": 0.0, "finalize_seconds": 0.0, "trainer_cpu_seconds": 0.0}
-    nothing |= {"store_opens": None, "store_bytes": None, "private_bytes": {}, "statistics": {}}
+    nothing = {"store_opens": None, "store_bytes": None, "private_bytes": {}, "statistics": {}}
     return {**nothing, "waits_seconds": [], "epochs": [], "reads_in_flight": [], **measured}
