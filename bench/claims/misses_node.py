@@ -10,12 +10,10 @@ As ``misses_measured``, for 4 ranks under ``mpiexec`` whose order is scattered b
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from bench.claims import misses_measured
 from bench.claims.peers import run_epochs
-from bench.harness.launching import launch
 from bench.harness.options import option
 from bench.harness.turns import take_turns
 from bench.loaders.sources import prepare
@@ -38,10 +36,10 @@ def measure(options: Options, scratch: Path) -> dict:
     base, facts = prepare(options, scratch, options.examples)
     base = replace(base, **options.usual)
     asked = [{"order": kind, "fraction": f} for f in FRACTIONS for kind in KINDS]
-    job = partial(launch, n_ranks=options.ranks)
 
     def run(point: dict) -> list[float]:
-        reads = run_epochs(base, job, point["fraction"], order=point["order"])["reads"]
+        found = run_epochs(base, options.ranks, 1, point["fraction"], order=point["order"])
+        reads = found["reads"]
         return [round(n / options.examples, 6) for n in reads]
 
     take_turns(asked, 1, run)

@@ -27,7 +27,6 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -38,7 +37,6 @@ import psutil
 
 from bench.claims.peers_serving import measure_serving, serving_rows
 from bench.harness.family import cpu_seconds
-from bench.harness.launching import launch
 from bench.harness.machine import is_installed
 from bench.harness.options import option
 from bench.harness.tables import median_of, spread
@@ -110,7 +108,7 @@ def take(request: dict) -> dict | None:
 
 
 def run_epochs(
-    spec: RunSpec, launcher: Callable, fraction: float, fault: int = 0, **asked: object
+    spec: RunSpec, n_ranks: int, n_nodes: int, fraction: float, fault: int = 0, **asked: object
 ) -> dict:
     """Do one run of ranks in lockstep, with room for a fraction of the data.
 
@@ -121,7 +119,7 @@ def run_epochs(
     usual = {"order": "global", "is_decoding": False, "capacity": capacity_of(spec, fraction)}
     spec = replace(spec, **{**usual, **asked})
     token = {_RUN_VARIABLE: f"{os.getpid()}-{time.monotonic_ns()}"}
-    ranks, _opens = run_ranks(spec, take, launcher, {"fault": fault}, token)
+    ranks, _opens = run_ranks(spec, take, {"fault": fault}, n_ranks, n_nodes, **token)
     return {
         "seconds": [epoch["seconds"] for epoch in ranks[0]["epochs"]],
         "reads": [epoch["opens"] for epoch in ranks[0]["epochs"]],
@@ -168,9 +166,9 @@ def measure_epochs(options: Options, scratch: Path) -> dict:
     ]  # fmt: skip
 
     def run(point: dict) -> dict:
-        job = partial(launch, n_ranks=_N_RANKS // point["nodes"], n_nodes=point["nodes"])
-        spec = replace(base, n_examples=point["examples"])
-        return run_epochs(spec, job, point["fraction"], **KINDS[point["kind"]])
+        spec, n_nodes = replace(base, n_examples=point["examples"]), point["nodes"]
+        size = _N_RANKS // n_nodes, n_nodes, point["fraction"]
+        return run_epochs(spec, *size, **KINDS[point["kind"]])
 
     take_turns(points, options.repeats, run)
     return {**facts, "points": points}

@@ -14,6 +14,7 @@ import pickle
 import shutil
 from collections.abc import Callable
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ import numpy as np
 import overlapiter
 from bench.harness import isolated
 from bench.harness.files import copy_files
-from bench.harness.launching import YIELDS
+from bench.harness.launching import YIELDS, launch
 from bench.loaders.adapters import ADAPTERS, Part, Synthetic
 from bench.loaders.run import data_of, drive
 from bench.loaders.spec import RunSpec
@@ -37,17 +38,19 @@ _numbers = itertools.count()
 def run_ranks(
     spec: RunSpec,
     function: Callable[..., dict | None],
-    launcher: Callable[[list[str]], list[str]] | None,
     request: dict,
-    environment: dict[str, str],
+    n_ranks: int,
+    n_nodes: int = 1,
+    **environment: str,
 ) -> tuple[list[dict], list[OpenRecord]]:
     """Run the ranks of a job over a slow store of its own.
 
     Args:
         spec: What to run.
         function: What each rank calls with its request, see :func:`run_rank`.
-        launcher: What makes the command that starts them; None if this process is a rank.
         request: What the function is told besides.
+        n_ranks: On each node; 0 if this process is a rank of a job of the user's.
+        n_nodes: Nodes, which are groups of ranks.
         environment: Variables of the ranks.
 
     Returns:
@@ -58,7 +61,8 @@ def run_ranks(
     spec = replace(spec, staging=str(staging))
     with slow_store(spec) as store:
         told = {**request, "spec": asdict(spec), "store": pickle.dumps(store).hex()}
-        if launcher:
+        if n_ranks:
+            launcher = partial(launch, n_ranks=n_ranks, n_nodes=n_nodes)
             found = isolated.call(function, told, launcher, **YIELDS, **environment)
         else:
             found = function(told) or {"ranks": []}

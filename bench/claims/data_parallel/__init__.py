@@ -28,12 +28,10 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from bench.claims.data_parallel import summary
 from bench.harness.files import read_files
-from bench.harness.launching import launch
 from bench.harness.options import OptionsError, option, picked
 from bench.harness.turns import take_turns
 from bench.loaders.ranks import run_rank, run_ranks
@@ -99,7 +97,6 @@ def measure(options: Options, scratch: Path) -> dict | None:
 
     def run(point: dict) -> dict:
         n_nodes, n_ranks = point["n_nodes"], point["n_ranks"]
-        launcher = None if options.in_job else partial(launch, n_ranks=n_ranks, n_nodes=n_nodes)
         spec = replace(
             base, n_examples=options.examples_of(n_nodes * n_ranks), n_epochs=options.epochs,
             order=options.order, loader=point["loader"], n_readers=point["n_readers"],
@@ -107,8 +104,9 @@ def measure(options: Options, scratch: Path) -> dict | None:
         if not options.source:
             read_files(spec.paths(), spec.root)
         asked = picked(options, ("model", "communicator"))
-        threads = {"OMP_NUM_THREADS": str(max(1, n_cores // (n_nodes * n_ranks)))}
-        ranks, opens = run_ranks(spec, train_rank, launcher, asked, threads)
+        size, n_threads = (n_ranks * (not options.in_job), n_nodes), n_cores // (n_nodes * n_ranks)
+        threads = {"OMP_NUM_THREADS": str(max(1, n_threads))}
+        ranks, opens = run_ranks(spec, train_rank, asked, *size, **threads)
         return {"ranks": ranks, "reads": summary.reads_by_node(ranks, opens)}
 
     take_turns(points, options.repeats, run)
