@@ -50,9 +50,8 @@ class Options(MountOptions):
 
     def check(self) -> None:
         """Complete the options."""
-        for name, usual in (_WHOLE if self.whole else _FIRST_LOOK).items():
-            if getattr(self, name) is None:
-                setattr(self, name, usual)
+        usual = _WHOLE if self.whole else _FIRST_LOOK
+        vars(self).update({k: n for k, n in usual.items() if getattr(self, k) is None})
         self.prefetchers = self.prefetchers or (_SWEPT if self.sweep else [4])
         self.readers = self.readers or (_SWEPT if self.sweep else [2])
         if not self.sweep and max(len(self.prefetchers), len(self.readers)) > 1:
@@ -66,21 +65,19 @@ def points_of(options: Options) -> list[dict]:
     # The floor as many as ours: fewer would have a larger part of their time in the start.
     lengths = dict.fromkeys(("overlap", "overlap-staged", "floor"), options.batches)
     lengths |= dict.fromkeys(("slow", "torch"), options.slow_batches)
-    points = []
-    for loader in options.loaders:
-        n_batches = min(lengths.get(loader, options.steady_batches), options.batches)
-        pairs = [(options.prefetchers[0] if loader == "overlap-staged" else 0, fixed)]
-        if loader == "overlap":
-            pairs = [(n, fixed) for n in options.prefetchers]
-            pairs += [(_SWEEP_PREFETCHERS, n) for n in options.readers if options.sweep]
-        elif loader in ("floor", "ceiling"):
-            pairs = [(0, len(os.sched_getaffinity(0)))]
-        elif loader in ("slow", "fast"):
-            pairs = [(0, n) for n in options.readers]
-        for n_prefetchers, n_readers in dict.fromkeys(pairs):
-            processes = {"n_prefetchers": n_prefetchers, "n_readers": n_readers}
-            points.append({"loader": loader, **processes, "n_batches": n_batches})
-    return points
+    swept = [(_SWEEP_PREFETCHERS, n) for n in options.readers if options.sweep]
+    processes = {
+        "overlap": [(n, fixed) for n in options.prefetchers] + swept,
+        "overlap-staged": [(options.prefetchers[0], fixed)],
+        **dict.fromkeys(("slow", "fast"), [(0, n) for n in options.readers]),
+        **dict.fromkeys(("floor", "ceiling"), [(0, len(os.sched_getaffinity(0)))]),
+    }
+    return [
+        {"loader": loader, "n_prefetchers": n_prefetchers, "n_readers": n_readers,
+         "n_batches": min(lengths.get(loader, options.steady_batches), options.batches)}
+        for loader in options.loaders
+        for n_prefetchers, n_readers in dict.fromkeys(processes.get(loader, [(0, fixed)]))
+    ]  # fmt: skip
 
 
 def measure(options: Options, scratch: Path) -> dict:
