@@ -20,7 +20,8 @@ def machine_facts() -> dict[str, object]:
     """Return cores, memory in bytes, processor, kernel and versions."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    installed = {found.name.lower(): found.version for found in importlib.metadata.distributions()}
+    found = importlib.metadata.distributions()
+    installed = {each.name.lower(): each.version for each in found if each.name}
     return {
         "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
